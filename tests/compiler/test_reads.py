@@ -380,6 +380,7 @@ def test_collections_of_garbage_change_nothing_for_a_step():
     """Who is called at each is no part of the step that is tried meanwhile."""
 
     def step(x, h):
+        globals()["COLLECTIONS"]
         return x, globals()["torch"].tanh(x + h)
 
     def collected(phase, info):

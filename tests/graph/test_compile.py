@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import stepnet
 from covering import few
@@ -361,7 +362,12 @@ def _without_gradient(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     return most.sgn(), torch.tanh(most + h)  # a gradient of zeros that is no memory is added to another
 
 
-@pytest.mark.parametrize("step", [_negated, _conjugate, _without_gradient])
+def _conjugate_at_last(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    h = h + 0j
+    return (x * h.conj()).real, h.conj().real + (x * h).conj().imag
+
+
+@pytest.mark.parametrize("step", [_negated, _conjugate, _without_gradient, _conjugate_at_last])
 def test_first_run_in_a_graph_reads_what_tensors_stand_for(step: Callable[..., Any]) -> None:
     x, h = torch.randn(4, 2, 3, dtype=torch.complex128, requires_grad=True), torch.zeros(2, 3).double()
 
@@ -401,3 +407,29 @@ def test_a_step_reads_an_open_size_besides_its_weights() -> None:
     for t, n, words in ((3, 2, 5), (2, 3, 4)):
         x = torch.randn(t, n, words, 3, dtype=torch.float64, requires_grad=True)
         assert_alike(model, compiled, (x, state(n, 4)))
+
+
+def test_results_lie_as_a_graph_was_told() -> None:
+    """In one piece, whatever the inputs do; a gradient of zeros, too."""
+    rows = torch.randn(5, 3, 2).permute(1, 2, 0).requires_grad_()
+    h = torch.randn(5, 2).t().requires_grad_()
+    fakes = torch.compile(
+        lambda *of: recurrent(lambda x, h: (h.sgn(), x.sum(-1, keepdim=True).expand_as(h)), *of),
+        backend="aot_eager",
+    )
+    seen: list[Any] = []
+    backward = torch.ops.stepnet.run_backward.default
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            if func is backward:
+                seen.extend(found)
+            return found
+
+    for _ in range(3):
+        y, final = fakes(rows, h)
+        with Seen():
+            torch.autograd.grad(y.sum() + final.sum(), [rows, h])
+    assert seen
+    assert all(t.is_contiguous() for t in seen)

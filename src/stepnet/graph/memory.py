@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stepnet.data.as_imported import contiguous
 from stepnet.data.storage import memory_of
 
 
@@ -41,8 +42,11 @@ def places(kept: Sequence[Tensor], among: Sequence[Tensor]) -> list[Tensor | Pla
     held: list[Tensor | Place] = []
     for tensor in kept:
         number = numbers.get(memory_of(tensor))
-        if number is None or tensor.dtype is not among[number].dtype:
+        if number is None:
             held.append(tensor)
+            continue
+        if tensor.dtype is not among[number].dtype or tensor.is_conj() or tensor.is_neg():
+            held.append(tensor.clone())  # it reads that memory otherwise than as its numbers
             continue
         whole = among[number]
         offset = int(tensor.storage_offset() - whole.storage_offset())
@@ -53,6 +57,16 @@ def places(kept: Sequence[Tensor], among: Sequence[Tensor]) -> list[Tensor | Pla
 def taken(held: Sequence[Tensor | Place], memory: Sequence[Tensor]) -> list[Tensor]:
     """The tensors themselves. `memory`: what others they were placed among are by now."""
     return [entry.among(memory) if isinstance(entry, Place) else entry for entry in held]
+
+
+def laid_out(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor in one piece of memory, as what stands for it in a graph says.
+
+    >>> laid_out(torch.ones(2, 3, dtype=torch.complex64).t().conj()).is_conj()
+    False
+    """
+    plain = contiguous(tensor).resolve_conj().resolve_neg()
+    return plain.clone() if plain._is_zerotensor() else plain
 
 
 def apart(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:

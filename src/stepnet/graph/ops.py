@@ -23,7 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from stepnet.errors import StepError
 
 from .calls import find
-from .memory import apart, leave_alone, places, taken
+from .memory import apart, laid_out, leave_alone, places, taken
 from .planned import KINDS, Ran
 
 LIBRARY = torch.library.Library("stepnet", "FRAGMENT")
@@ -59,7 +59,7 @@ class _Record:
             results = call.run(own, sizes)
         self.inputs = [t for t, need in zip(own, needs, strict=True) if need]
         self.outputs = results
-        self.results = [t.detach() for t in results]
+        self.results = [laid_out(t.detach()) for t in results]
         whole = [*own, *self.results[: call.read_back]]
         held = places([entry[0] for entry in saved], whole)
         for entry, one in zip(saved, held, strict=True):
@@ -106,9 +106,11 @@ _AUTOGRAD: Any = _keys_between(_KEYS.ADInplaceOrView, _KEYS.AutocastCPU)
 
 
 def _from_the_top(kernel: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
-    """A kernel whose own torch ops are dispatched as a caller's are. Torch passes over whatever stands above
-    a kernel: autograd would not record, and tensors that are only marked as conjugate, negative or zero would
-    be read as their memory is, which a zero one does not have."""
+    """A kernel whose own torch ops are dispatched as a caller's are, and whose results lie as fakes say.
+
+    Torch passes over whatever stands above a kernel: autograd would not record, and tensors that are only
+    marked as conjugate, negative or zero would be read as their memory is, which a zero one does not have.
+    """
 
     @functools.wraps(kernel)
     def call(*args: Any) -> list[Tensor]:
@@ -117,18 +119,17 @@ def _from_the_top(kernel: Callable[..., list[Tensor]]) -> Callable[..., list[Ten
         if torch.is_inference_mode_enabled():
             kept = kept | (around & _AUTOGRAD)
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), kept):
-            return kernel(*args)
+            return [laid_out(t) for t in kernel(*args)]
 
     return call
 
 
+@_from_the_top
 def _run(tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
-    if torch.is_grad_enabled():
-        with torch.no_grad():
-            return _run(tensors, sizes, what)
     call, sizes = find(what), sizes or []  # what AOTInductor built gives None for an empty list
-    ran = call.by_plan(tensors, sizes, None)
-    return call.run(tensors, sizes) if ran is None else ran.results
+    with torch.no_grad():
+        ran = call.by_plan(tensors, sizes, None)
+        return call.run(tensors, sizes) if ran is None else ran.results
 
 
 def _kept(tensors: list[Tensor], sizes: list[int], needs: list[bool], what: str) -> _Record | Ran:
@@ -144,6 +145,7 @@ class _Ticket(bytearray):
     record: _Record | Ran
 
 
+@_from_the_top
 def _run_keeping(tensors: list[Tensor], sizes: list[int], needs: list[bool], what: str) -> list[Tensor]:
     record = _kept(tensors, sizes, needs, what)
     results = [*record.results]
@@ -155,6 +157,7 @@ def _run_keeping(tensors: list[Tensor], sizes: list[int], needs: list[bool], wha
     return [*results, torch.frombuffer(ticket, dtype=torch.int64)]
 
 
+@_from_the_top
 def _run_backward(
     gradients: list[Tensor], places: list[int], tensors: list[Tensor], results: list[Tensor], kept: Tensor,
     sizes: list[int], needs: list[bool], what: str,
@@ -273,7 +276,7 @@ for _name, _real, _fake in (
     ("run_keeping", _run_keeping, _fake_run_keeping),
     ("run_backward", _run_backward, _fake_run_backward),
 ):
-    LIBRARY.impl(_name, _from_the_top(_real), "CompositeExplicitAutograd")
+    LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"stepnet::{_name}", _fake, lib=LIBRARY)
 LIBRARY.impl("run", _differentiable, "Autograd", with_keyset=True)
 LIBRARY.impl("run_backward", _backward, "Autograd", with_keyset=True)
