@@ -373,18 +373,18 @@ def test_steps_tried_on_a_few_rows_show_callers_nothing():
     assert not any(t.shape[0] in (ROWS, 2 * ROWS) for t in seen)
 
 
-COLLECTIONS = []
+COLLECTIONS = 0
 
 
 def test_collections_of_garbage_change_nothing_for_a_step():
     """Who is called at each is no part of the step that is tried meanwhile."""
 
     def step(x, h):
-        globals()["COLLECTIONS"]
         return x, globals()["torch"].tanh(x + h)
 
     def collected(phase, info):
-        COLLECTIONS.append(phase)
+        global COLLECTIONS
+        COLLECTIONS += 1
 
     x, often = torch.randn(4, 2, D, dtype=DTYPE), gc.get_threshold()
     gc.callbacks.append(collected)
