@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import runpy
 import subprocess
 import sys
 import threading
@@ -14,7 +13,6 @@ from collections import namedtuple
 import pytest
 import torch
 
-from forks import in_a_fork
 from stepnet import recurrent
 from stepnet.cells import GRU
 from stepnet.compiler import portable
@@ -260,17 +258,18 @@ recurrent(lambda x, h: (h, torch.tanh(inner(x) + h)), x, torch.zeros(2, 4))
 def test_in_a_process_of_its_own(tmp_path):
     """Its first step may read its environment. A digest does not depend on the order of sets."""
     (tmp_path / "made_digests.py").write_text(DIGESTS)
-    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # not that of this process
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"{FIRST}\nimport made_digests\nprint(*made_digests.digests)"],
-        cwd=tmp_path, env=os.environ | {"PYTHONHASHSEED": seed},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    one, other = (
-        done.stdout.split(),
-        in_a_fork(lambda: runpy.run_path(str(tmp_path / "made_digests.py"))["digests"]),
-    )
+    digests_alone = "import made_digests\nprint(*made_digests.digests)"
+
+    def digests(seed, program):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program],
+            cwd=tmp_path, env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    one, other = digests("1", f"{FIRST}\n{digests_alone}"), digests("2", digests_alone)
     assert one == other
     assert len(one) >= 9
     assert "None" not in one
