@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import signal
 import types
@@ -10,18 +11,26 @@ from typing import Any
 
 def let_through(error: BaseException) -> None:
     """Raise an error again if it is a handler's, or was made of one: it says nothing of what it interrupted.
+    So does Ctrl-C, whose own handler has no frame.
 
     >>> let_through(ValueError("of the step"))
     """
     found: BaseException | None = error
     handlers = [_code_of(signal.getsignal(number)) for number in signal.valid_signals()]
     while found is not None:
-        trace = found.__traceback__
+        trace, last = found.__traceback__, None
         while trace is not None:
             if trace.tb_frame.f_code in handlers:
                 raise found
-            trace = trace.tb_next
+            trace, last = trace.tb_next, trace
+        if isinstance(found, KeyboardInterrupt) and last is not None and not _raises(last):
+            raise found
         found = found.__cause__ or found.__context__
+
+
+def _raises(at: types.TracebackType) -> bool:
+    """Whether a line that raises an exception left a frame, and nothing between two of its instructions."""
+    return dis.opname[at.tb_frame.f_code.co_code[at.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _code_of(handler: Any) -> types.CodeType | None:

@@ -57,11 +57,16 @@ def test_an_error_while_a_plan_is_made(place, late, monkeypatch):
     as_the_plain_loop(step, x, h, "c")
 
 
-def test_an_error_in_the_plain_loop(late):
+@pytest.mark.parametrize(
+    ("backend", "kind"), [("naive", RuntimeError), ("auto", SystemExit), ("auto", KeyboardInterrupt)]
+)
+def test_an_error_while_a_step_runs(backend, kind, late):
+    """By the plain loop; and on sample rows, where what a step raises to end the program does not."""
+
     def step(x, h):
         signal.raise_signal(signal.SIGUSR1)
         return x, h
 
-    late(RuntimeError)
-    with pytest.raises(RuntimeError, match="late"):
-        recurrent(step, torch.ones(3, 2, 4), torch.zeros(2, 4), backend="naive")
+    late(kind)
+    with pytest.raises(kind, match="late"):
+        recurrent(step, torch.ones(3, 2, 4), torch.zeros(2, 4), backend=backend)

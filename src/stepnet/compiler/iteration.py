@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from stepnet.data.tree import Spec, flatten
 from stepnet.errors import Unsupported
+from stepnet.interrupts import let_through
 from stepnet.ir.loop import Code, Loop
 
 from .row_count import Unusual
@@ -43,17 +43,8 @@ def iteration(
     except (Exception, Unusual):
         raise
     except BaseException as error:
-        if isinstance(error, KeyboardInterrupt) and not _is_raised(error):
-            raise
+        let_through(error)
         raise Unsupported(f"it raises {type(error).__name__} on rows that are not the caller's") from error
     named = dict(zip(loop.body.results, results, strict=True))
     leaves, spec = flatten({port.output: named[port.result] for port in loop.joined})
     return spec, leaves, [named[loop.carried[port.parameter]] for port in loop.merged]
-
-
-def _is_raised(error: BaseException) -> bool:
-    """Whether an exception was raised by a line of Python, and not, as by Ctrl-C, between two of them."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    return at is not None and dis.opname[at.tb_frame.f_code.co_code[at.tb_lasti]] == "RAISE_VARARGS"
