@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,5 +28,17 @@ def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
             tensor = tensor.clone(memory_format=torch.contiguous_format)
             place = memory_of(tensor)
         seen.add(place)
+        own.append(tensor)
+    return own
+
+
+def apart(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
+    """The same numbers, none in the memory of another tensor; laid out as they come."""
+    seen = {memory_of(t) for t in others}
+    own = []
+    for tensor in tensors:
+        if memory_of(tensor) in seen:
+            tensor = tensor.clone()
+        seen.add(memory_of(tensor))
         own.append(tensor)
     return own

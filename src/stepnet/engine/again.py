@@ -269,7 +269,7 @@ class _Like(NamedTuple):
         if self.direct and (recorded is None or not sees_saved_tensors()):
             inputs = rows, *states, *weights
             direct = self.lately.direct(self.call.ready, layout, inputs, self.call.steps)
-            out = None if direct is None else run_direct(direct, recorded or _no_call, inputs)
+            out = None if direct is None else run_direct(direct, recorded or _not_asked_for, inputs)
             if out is not None:
                 return _joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])
         run_by = self.call._replace(layout=layout) if recorded is None else recorded()
@@ -414,14 +414,10 @@ def _alone(entry: Entry, layout: Layout, steps: tuple[int, ...], as_it_is: bool)
     """A run of a plan that no backward follows."""
     assert entry.ready is not None
     assert entry.compiled is not None
-    return Call(entry.ready, layout, entry.compiled.constants, _no_plain_loop, steps=steps, as_it_is=as_it_is)
+    return Call(entry.ready, layout, entry.compiled.constants, _not_asked_for, steps=steps, as_it_is=as_it_is)
 
 
-def _no_call() -> Call:
-    raise AssertionError("gradients were off")
-
-
-def _no_plain_loop(*_: Any) -> Any:
+def _not_asked_for(*_: Any) -> Any:
     raise AssertionError("gradients were off")
 
 

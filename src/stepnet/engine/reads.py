@@ -230,6 +230,8 @@ def _record(
             ):
                 made = record(run, [*rows[0], *rows[1]])
             if loops.too_long:
+                if len(_long) > 10_000:
+                    _long.clear()
                 _long.add(found.key[0])
                 raise TOO_LONG.fresh()
         except Unsupported as refusal:

@@ -140,10 +140,8 @@ class Emit:
 
     def top(self, x: Value, count: int | Value, axis: int, mode: str) -> tuple[Value, ...]:
         """The largest (`max`) or smallest (`min`) entries along an axis, in order, and where they are."""
-        attributes, many = (
-            {"axis": axis, "mode": mode},
-            count if isinstance(count, Value) else self.scalar(count),
-        )
+        attributes = {"axis": axis, "mode": mode}
+        many = count if isinstance(count, Value) else self.scalar(count)
         return self.graph.node("topk", (x, many), (self.graph.dtype(x), I64), attributes)
 
     def cast(self, x: Value, dtype: torch.dtype) -> Value:

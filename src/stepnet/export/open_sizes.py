@@ -53,8 +53,8 @@ def plain(value: Any) -> Any:
 
 def settled(truth: torch.SymBool) -> bool:
     """A truth as it is for the example: the sizes that it follows from are no longer open."""
-    expression, env = truth.node.expr, truth.node.shape_env
-    assert env is not None
-    for symbol in expression.free_symbols:
-        int(env.create_symintnode(symbol, hint=int(env.var_to_val[symbol])))
-    return bool(truth)
+    environment: Any = truth.node.shape_env
+    for symbol in truth.node.expr.free_symbols:
+        if not environment.is_unbacked_symint(symbol):
+            environment.evaluate_expr(symbol)
+    return truth.node.bool_()

@@ -21,6 +21,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from stepnet.compiler.swapped import Swapped
 from stepnet.user_line import is_users
 
+from .open_sizes import settled
+
 _NEAR = 4  # instructions from a comparison to the jump by its truth value
 _MOST = 500  # instructions that make the text of an error
 _ALWAYS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD_NO_INTERRUPT")
@@ -37,13 +39,8 @@ def _asked(self: Any) -> bool:
         return self.node.bool_()
     known = statically_known_true(self) or statically_known_true(torch.sym_not(self))
     answer = self.node.bool_()
-    environment: Any = self.node.shape_env
     # of a size torch takes for granted that it is not one
-    if not known or expression.subs(dict.fromkeys(symbols, 1)) != answer:
-        for symbol in symbols:
-            if not environment.is_unbacked_symint(symbol):
-                environment.evaluate_expr(symbol)
-    return answer
+    return answer if known and expression.subs(dict.fromkeys(symbols, 1)) == answer else settled(self)
 
 
 def _only_raises(frame: FrameType) -> bool:

@@ -368,11 +368,9 @@ class Recorder(TorchFunctionMode):
         place in another call."""
         root, shape, strides, begin = view
         first = self._begins.get(root.number)
-        return (
-            (_view, (view, {}))
-            if first is None
-            else (Tensor.as_strided, ((root, shape, strides, begin + first), {}))
-        )
+        if first is None:
+            return _view, (view, {})
+        return Tensor.as_strided, ((root, shape, strides, begin + first), {})
 
     def handed(self, outputs: Sequence[Any]) -> tuple[Any, ...]:
         """Outputs that a caller may change: what is part of the function is not among them."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.as_imported import contiguous
-from stepnet.data.storage import memory_of
+from stepnet.data.storage import apart, memory_of
 
 
 class Place(NamedTuple):
@@ -67,18 +67,6 @@ def laid_out(tensor: Tensor) -> Tensor:
     """
     plain = contiguous(tensor).resolve_conj().resolve_neg()
     return plain.clone() if plain._is_zerotensor() else plain
-
-
-def apart(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
-    """The same numbers, none in the memory of another tensor."""
-    seen = {memory_of(t) for t in others}
-    own = []
-    for tensor in tensors:
-        if memory_of(tensor) in seen:
-            tensor = tensor.clone()
-        seen.add(memory_of(tensor))
-        own.append(tensor)
-    return own
 
 
 def leave_alone(results: list[Tensor], read_back: int, held: Sequence[Tensor | Place]) -> None:

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from stepnet.data.storage import apart
 from stepnet.errors import StepError
 
 from .calls import find
-from .memory import apart, laid_out, leave_alone, places, taken
+from .memory import laid_out, leave_alone, places, taken
 from .planned import KINDS, Ran
 
 LIBRARY = torch.library.Library("stepnet", "FRAGMENT")

@@ -11,7 +11,7 @@ from torch import Tensor
 from stepnet.compiler.inner_loops import inner
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import is_wrapped
-from stepnet.data.storage import memory_of
+from stepnet.data.storage import apart
 from stepnet.errors import StepError
 from stepnet.executors import naive
 from stepnet.front.examples import does_not_fit
@@ -77,14 +77,8 @@ def run_recorded(loop: WhileLoop) -> list[Tensor]:
 
 def _own(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """Results that share no memory with what was given, nor with each other."""
-    seen = {memory_of(value) for value in given if _has_memory(value)}
-    own = []
-    for value in results:
-        if _has_memory(value):
-            value = value.clone() if memory_of(value) in seen else value
-            seen.add(memory_of(value))
-        own.append(value)
-    return own
+    own = iter(apart([*filter(_has_memory, results)], filter(_has_memory, given)))
+    return [next(own) if _has_memory(value) else value for value in results]
 
 
 def _has_memory(value: Any) -> bool:
