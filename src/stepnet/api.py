@@ -34,10 +34,11 @@ from .data.values import unpacked
 from .engine import Asked, Steps, Way, asked, find_plan, read, run, run_again, run_warm
 from .errors import Unsupported
 from .executors import naive
-from .executors.autograd import Ready, plainly
+from .executors.autograd import plainly
 from .executors.base import Backend
 from .executors.layout import Layout
 from .executors.naive import PLAIN
+from .executors.ready import Ready
 from .executors.registry import AUTO
 from .executors.setting import check_backend, only_plain
 from .front.clock import clock

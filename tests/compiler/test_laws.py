@@ -21,10 +21,12 @@ from stepnet import cells
 from stepnet.api import recurrent
 from stepnet.compiler.fission import components, fission
 from stepnet.data.lod import LoDTensor
-from stepnet.executors.autograd import Call, Ready, run
+from stepnet.executors.autograd import run
 from stepnet.executors.c.scan import CScan
+from stepnet.executors.call import Call
 from stepnet.executors.layout import Layout
 from stepnet.executors.loop import PreparedLoop
+from stepnet.executors.ready import Ready
 from stepnet.executors.schedule.adopt import adopt
 from stepnet.executors.torch_ops.eager_scan import EagerScan
 from stepnet.executors.torch_ops.executor import TORCH_OPS

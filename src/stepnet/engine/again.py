@@ -24,9 +24,10 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, sees_saved_tensors, traced
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.errors import Unsupported
-from stepnet.executors.autograd import Call, run_direct, run_real
 from stepnet.executors.autograd import run as run_plan
+from stepnet.executors.autograd import run_direct, run_real
 from stepnet.executors.base import Executor
+from stepnet.executors.call import Call
 from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import tried

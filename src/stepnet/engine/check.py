@@ -17,9 +17,11 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors import naive
-from stepnet.executors.autograd import Call, Ready, run
+from stepnet.executors.autograd import run
+from stepnet.executors.call import Call
 from stepnet.executors.exactness import exact_products
 from stepnet.executors.layout import Layout
+from stepnet.executors.ready import Ready
 from stepnet.ir.loop import Loop
 
 from .reads import Reads, read

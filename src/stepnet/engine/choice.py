@@ -20,9 +20,11 @@ from torch import Tensor
 from stepnet.compiler.capture import Replaced
 from stepnet.errors import Unsupported
 from stepnet.executors import plan_files
-from stepnet.executors.autograd import Call, Ready, run
+from stepnet.executors.autograd import run
+from stepnet.executors.call import Call
 from stepnet.executors.layout import Layout
 from stepnet.executors.naive import PLAIN
+from stepnet.executors.ready import Ready
 from stepnet.executors.registry import AUTO, tried
 from stepnet.ir.loop import Loop
 

@@ -15,10 +15,11 @@ from stepnet.data.as_imported import contiguous
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.errors import Unsupported
-from stepnet.executors.autograd import Call, Ready
 from stepnet.executors.autograd import run as run_plan
+from stepnet.executors.call import Call
 from stepnet.executors.layout import Layout
 from stepnet.executors.pushed import pushed
+from stepnet.executors.ready import Ready
 from stepnet.executors.twice import Moves, by_along, by_plain_loop, leads_to, of_plain_loop, total
 from stepnet.ir.loop import Loop
 

@@ -30,10 +30,9 @@ from stepnet.data.modes import autocast_dtype, default_device, for_plans
 from stepnet.data.tree import Spec
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors import plan_files
-from stepnet.executors.autograd import Ready
 from stepnet.executors.base import Executor
 from stepnet.executors.naive import PLAIN
-from stepnet.executors.ready import make_ready
+from stepnet.executors.ready import Ready, make_ready
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.torch_ops.ops import bind
 from stepnet.interrupts import let_through

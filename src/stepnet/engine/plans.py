@@ -32,8 +32,8 @@ from stepnet.data.modes import (
 from stepnet.data.tree import LEAF, unflatten
 from stepnet.errors import NoCompiler, NotBuilt, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors import naive
-from stepnet.executors.autograd import Call
 from stepnet.executors.autograd import run as run_plan
+from stepnet.executors.call import Call
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import transforms_active

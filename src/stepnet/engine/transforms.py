@@ -17,7 +17,8 @@ from stepnet.compiler.reach import reach
 from stepnet.data.as_imported import contiguous
 from stepnet.data.modes import has_tangent, is_wrapped, outside_transforms, transforms
 from stepnet.errors import Unsupported
-from stepnet.executors.autograd import Call, Ready
+from stepnet.executors.call import Call
+from stepnet.executors.ready import Ready
 from stepnet.executors.transformed import Derivative, Run
 from stepnet.ir.loop import Code, Loop
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -21,160 +19,17 @@ from stepnet.data.storage import distinct
 from stepnet.ir.plan import Plan
 from stepnet.watchers import during
 
-from .base import Executor
+from .call import Call
 from .direct import Direct
 from .flow import carry_gradients
-from .gradients import Asked, Sources, gradients
+from .gradients import gradients
 from .layout import Layout
-from .loop import PreparedLoop
 from .noise import generator_of, noise_of
+from .ready import Ready
 from .tables import EARLIER, into
-from .twice import Along, again, asked_again, differentiable, is_plain, one_by_one, total
+from .twice import again, asked_again, differentiable, is_plain, one_by_one, total
 
 WORTH_ASKING = 1 << 21  # multiplications that take longer than to ask whether anybody wants what they make
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A plan whose loops can run."""
-
-    plan: Plan
-    forward: PreparedLoop
-    backward: PreparedLoop | None
-    executor: Executor
-    histories: dict[Any, tuple[bool, ...]] = field(default_factory=dict, compare=False)  # see `twice.Along`
-    along: dict[Any, Any] = field(default_factory=dict, compare=False)  # what runs its derivatives
-    members: dict[int, Any] = field(default_factory=dict, compare=False)  # and many calls, by their number
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """The inputs: x, states, weights."""
-        return *self.plan.x, *self.plan.states, *self.plan.weights
-
-    @cached_property
-    def rows_and_weights(self) -> tuple[str, ...]:
-        """The inputs without the states."""
-        return *self.plan.x, *self.plan.weights
-
-    @cached_property
-    def dims(self) -> list[int]:
-        """The dimensions of each y as rows."""
-        return [1 + len(self.plan.forward.body.values[name].shape) for name in self.plan.y]
-
-    @cached_property
-    def extra(self) -> list[str]:
-        """The kept values that a call saves beside its inputs and the rows of y."""
-        plan = self.plan
-        at_hand = {*plan.x, *plan.states, *plan.weights, *plan.y, *plan.shifted}
-        kinds = plan.forward.body.values
-        rows_of_states = [
-            n for n in plan.kept if n in plan.states and n not in plan.shifted and kinds[n].kind == "row"
-        ]
-        return [n for n in plan.kept if n not in at_hand] + rows_of_states
-
-    @cached_property
-    def by_sequence(self) -> bool:
-        """Whether something is computed once per sequence: of those without steps, too."""
-        return any(value.kind == "sequence" for value in self.plan.forward.body.values.values())
-
-    @cached_property
-    def owned(self) -> bool:
-        """Whether each result of the forward loop is a table made for it, so that none shares memory."""
-        plan = self.plan
-        changed = {c.parameter for c in plan.forward.carries if c.parameter != c.result}
-        names = (*plan.y, *plan.states)
-        return (
-            len(set(names)) == len(names)
-            and changed.issuperset(plan.states)
-            and self.forward.fresh >= {*names}
-        )
-
-    @cached_property
-    def own_gradients(self) -> frozenset[str]:
-        """The gradients that are tensors made for them."""
-        made = frozenset() if self.backward is None else self.backward.fresh
-        return made.intersection(name for name in self.plan.gradients if name is not None)
-
-    def is_few(self, layout: Layout) -> bool:
-        """Whether the scans of the backward loop make products over these rows, too."""
-        return self.backward is not None and 0 < layout.rows <= self.backward.few_rows
-
-    def takes_steps(self, layout: Layout) -> bool:
-        """Whether the backward loop takes y and its gradients with a dimension of steps."""
-        return self.is_few(layout) and self.backward is not None and self.backward.few_by_address
-
-    @cached_property
-    def asked(self) -> dict[Any, Asked]:
-        """For the calls at hand, which gradients there are, and which of the backward loop's that takes."""
-        return {}
-
-    def sources(self, inputs: int) -> Sources:
-        """Where the backward loop of a call with so many inputs finds what it reads."""
-        if inputs not in self._sources:
-            self._sources[inputs] = Sources.of(self, inputs)
-        return self._sources[inputs]
-
-    @cached_property
-    def _sources(self) -> dict[int, Sources]:
-        return {}
-
-    def leaves_out(self, given: Sequence[bool]) -> bool:
-        """Whether something is computed at a step that has no part in the results which something comes in
-        for: to autograd there is no gradient of it, to the backward loop there are zeros. A new state has a
-        part in the last step, and in others if it is read."""
-        known = self._left_out.get(tuple(given))
-        if known is None:
-            plan, body = self.plan, self.plan.forward.body
-            results, n_y, n_x = (*plan.y, *plan.new_states), len(plan.y), len(plan.x)
-            carry = {i for i, tangent in enumerate(plan.tangents) if tangent is not None}
-            last = more = {i for i, comes_in in enumerate(given) if comes_in}
-            before = {i for i in last if i < n_y}
-            while more:
-                read = {n_y + k - n_x for i in more for k in plan.flow[i] if k >= n_x}
-                more = {i for i in read if i < len(results)} - before
-                before |= more
-            whole, *used = (
-                len(body.needed(results[i] for i in part & carry)) for part in (carry, last, before)
-            )
-            known = self._left_out[tuple(given)] = whole > min(used)
-        return known
-
-    @cached_property
-    def _left_out(self) -> dict[tuple[bool, ...], bool]:
-        return {}
-
-    @cached_property
-    def carried(self) -> frozenset[str]:
-        """The gradients that the backward loop carries from step to step."""
-        loop = self.plan.backward
-        return frozenset() if loop is None else frozenset(carry.parameter for carry in loop.carries)
-
-    @cached_property
-    def carried_as(self) -> dict[str, torch.dtype]:
-        """The type that the loops carry each state in, and its gradient. Callers may have fewer bits."""
-        plan, found = self.plan, {}
-        names = (*plan.states, *(t for t in plan.tangents[len(plan.y) :] if t is not None))
-        for name in names:
-            body = plan.forward.body if name in plan.states or plan.backward is None else plan.backward.body
-            found[name] = dtype_of(body.values[name].dtype)
-        return found
-
-
-class Call(NamedTuple):
-    """One run: the plan, where the rows stand, constants, and the plain loop on the same inputs; perhaps what
-    runs the derivative of the same loop along directions of its inputs; its noise, if that is of another run,
-    or where the generator of its device stood before it drew any."""
-
-    ready: Ready
-    layout: Layout
-    constants: dict[str, Tensor]
-    plain: Callable[..., tuple[list[Tensor], list[Tensor]]]  # of x, states and weights
-    along: Along | None = None
-    guarded: bool = False  # gradients that are not finite are asked of the plain loop, whatever comes in
-    noise: Sequence[Tensor] | None = None
-    before: tuple[torch.device, Tensor] | None = None
-    steps: tuple[int, ...] = ()  # what the rows of y are to be: [steps, sequences, ...]; (): rows
-    as_it_is: bool = False  # inputs are known to stand in memory as they are, and no mode is around
 
 
 def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:

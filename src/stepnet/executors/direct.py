@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,12 +19,10 @@ from stepnet.data.modes import is_as_written
 from .flow import carry_gradients
 from .gradients import asked_of
 from .layout import Layout
+from .loop import PreparedLoop
+from .ready import Ready
 from .tables import as_table
 from .twice import is_plain
-
-if TYPE_CHECKING:
-    from .autograd import Ready
-    from .loop import PreparedLoop
 
 MOST = 1 << 18  # bytes of what is kept for backward, which lies in one piece
 _SURE = 3  # runs on the same sequences by names, for what is laid out takes as long as a few more of those
@@ -85,7 +83,7 @@ class Direct:
     and of the last states, or of what comes in and the gradients.
 
     Attributes:
-        steps: see `autograd.Call`.
+        steps: see `call.Call`.
         trains: whether a backward may follow.
         still: the results that need none.
     """

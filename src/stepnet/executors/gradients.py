@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,62 +10,14 @@ from torch import Tensor
 from stepnet.data.storage import distinct
 from stepnet.ir.plan import Plan
 
+from .call import Call
 from .flow import reached
 from .layout import Layout
 from .loop import last, shift
+from .ready import Asked, Ready
 from .tables import as_table, earlier
 
-if TYPE_CHECKING:
-    from .autograd import Call, Ready
-
-
 _MOST_KINDS = 64  # of calls, of which one plan remembers what they ask for
-
-
-class Asked(NamedTuple):
-    """Which inputs get a gradient; and which of the backward loop's values that takes, None: all."""
-
-    has: list[bool]
-    wanted: frozenset[str] | None
-
-
-class Sources(NamedTuple):
-    """Where a backward loop finds what it reads: places among the inputs, then the rows of y, then `extra`.
-
-    `held`: states that no step changes, with the type that the loop carries them in;
-    `shifted`: states that it reads one step earlier, with the place of the rows and of the boot value;
-    `tangents`: by the place of the result, with the place of a tensor like it, and the type that the loop
-    carries it in (None: rows).
-    """
-
-    values: tuple[tuple[str, int], ...]
-    held: tuple[tuple[str, torch.dtype], ...]
-    shifted: tuple[tuple[str, int, int], ...]
-    tangents: tuple[tuple[str, int, int, torch.dtype | None], ...]
-
-    @classmethod
-    def of(cls, ready: Ready, inputs: int) -> Sources:
-        """Those of a call with so many inputs; constants have no place."""
-        plan = ready.plan
-        at = {name: k for k, name in enumerate(ready.names[:inputs])}
-        result = {name: inputs + k for k, name in enumerate(plan.y)}
-        extra = {name: inputs + len(plan.y) + k for k, name in enumerate(ready.extra)}
-        shifted = {name for name in plan.kept if name in plan.shifted and name not in extra}
-        places = {name: at[name] for name in plan.weights if name in at}
-        known = at | result | extra
-        places |= {name: known[name] for name in plan.kept if name in known and name not in shifted}
-        new = dict(zip(plan.states, plan.new_states, strict=True))
-        likes = [*range(inputs, inputs + len(plan.y)), *range(len(plan.x), inputs)]
-        return cls(
-            tuple(places.items()),
-            tuple((name, ready.carried_as[name]) for name in plan.states if places.get(name) == at[name]),
-            tuple((name, result[new[name]], at[name]) for name in shifted),
-            tuple(
-                (name, k, like, ready.carried_as[name] if name in ready.carried else None)
-                for k, (name, like) in enumerate(zip(plan.tangents, likes, strict=False))
-                if name is not None
-            ),
-        )
 
 
 def gradients(

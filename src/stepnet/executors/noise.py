@@ -3,13 +3,12 @@ stood."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .autograd import Call
+from .call import Call
 
 
 def generator_of(device: torch.device) -> torch.Generator:

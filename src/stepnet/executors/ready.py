@@ -1,14 +1,193 @@
-"""A plan made ready for an executor."""
+"""A plan made ready for an executor, and what is known of all its calls."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
 
+import torch
+
+from stepnet.data.dtypes import dtype_of
 from stepnet.ir.plan import LoopPlan, Plan, Region
 
-from .autograd import Ready
 from .base import Executor
+from .layout import Layout
 from .loop import PreparedLoop, Scan
+
+
+class Asked(NamedTuple):
+    """Which inputs get a gradient; and which of the backward loop's values that takes, None: all."""
+
+    has: list[bool]
+    wanted: frozenset[str] | None
+
+
+class Sources(NamedTuple):
+    """Where a backward loop finds what it reads: places among the inputs, then the rows of y, then `extra`.
+
+    `held`: states that no step changes, with the type that the loop carries them in;
+    `shifted`: states that it reads one step earlier, with the place of the rows and of the boot value;
+    `tangents`: by the place of the result, with the place of a tensor like it, and the type that the loop
+    carries it in (None: rows).
+    """
+
+    values: tuple[tuple[str, int], ...]
+    held: tuple[tuple[str, torch.dtype], ...]
+    shifted: tuple[tuple[str, int, int], ...]
+    tangents: tuple[tuple[str, int, int, torch.dtype | None], ...]
+
+    @classmethod
+    def of(cls, ready: Ready, inputs: int) -> Sources:
+        """Those of a call with so many inputs; constants have no place."""
+        plan = ready.plan
+        at = {name: k for k, name in enumerate(ready.names[:inputs])}
+        result = {name: inputs + k for k, name in enumerate(plan.y)}
+        extra = {name: inputs + len(plan.y) + k for k, name in enumerate(ready.extra)}
+        shifted = {name for name in plan.kept if name in plan.shifted and name not in extra}
+        places = {name: at[name] for name in plan.weights if name in at}
+        known = at | result | extra
+        places |= {name: known[name] for name in plan.kept if name in known and name not in shifted}
+        new = dict(zip(plan.states, plan.new_states, strict=True))
+        likes = [*range(inputs, inputs + len(plan.y)), *range(len(plan.x), inputs)]
+        return cls(
+            tuple(places.items()),
+            tuple((name, ready.carried_as[name]) for name in plan.states if places.get(name) == at[name]),
+            tuple((name, result[new[name]], at[name]) for name in shifted),
+            tuple(
+                (name, k, like, ready.carried_as[name] if name in ready.carried else None)
+                for k, (name, like) in enumerate(zip(plan.tangents, likes, strict=False))
+                if name is not None
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A plan whose loops can run."""
+
+    plan: Plan
+    forward: PreparedLoop
+    backward: PreparedLoop | None
+    executor: Executor
+    histories: dict[Any, tuple[bool, ...]] = field(default_factory=dict, compare=False)  # see `call.Along`
+    along: dict[Any, Any] = field(default_factory=dict, compare=False)  # what runs its derivatives
+    members: dict[int, Any] = field(default_factory=dict, compare=False)  # and many calls, by their number
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The inputs: x, states, weights."""
+        return *self.plan.x, *self.plan.states, *self.plan.weights
+
+    @cached_property
+    def rows_and_weights(self) -> tuple[str, ...]:
+        """The inputs without the states."""
+        return *self.plan.x, *self.plan.weights
+
+    @cached_property
+    def dims(self) -> list[int]:
+        """The dimensions of each y as rows."""
+        return [1 + len(self.plan.forward.body.values[name].shape) for name in self.plan.y]
+
+    @cached_property
+    def extra(self) -> list[str]:
+        """The kept values that a call saves beside its inputs and the rows of y."""
+        plan = self.plan
+        at_hand = {*plan.x, *plan.states, *plan.weights, *plan.y, *plan.shifted}
+        kinds = plan.forward.body.values
+        rows_of_states = [
+            n for n in plan.kept if n in plan.states and n not in plan.shifted and kinds[n].kind == "row"
+        ]
+        return [n for n in plan.kept if n not in at_hand] + rows_of_states
+
+    @cached_property
+    def by_sequence(self) -> bool:
+        """Whether something is computed once per sequence: of those without steps, too."""
+        return any(value.kind == "sequence" for value in self.plan.forward.body.values.values())
+
+    @cached_property
+    def owned(self) -> bool:
+        """Whether each result of the forward loop is a table made for it, so that none shares memory."""
+        plan = self.plan
+        changed = {c.parameter for c in plan.forward.carries if c.parameter != c.result}
+        names = (*plan.y, *plan.states)
+        return (
+            len(set(names)) == len(names)
+            and changed.issuperset(plan.states)
+            and self.forward.fresh >= {*names}
+        )
+
+    @cached_property
+    def own_gradients(self) -> frozenset[str]:
+        """The gradients that are tensors made for them."""
+        made = frozenset() if self.backward is None else self.backward.fresh
+        return made.intersection(name for name in self.plan.gradients if name is not None)
+
+    def is_few(self, layout: Layout) -> bool:
+        """Whether the scans of the backward loop make products over these rows, too."""
+        return self.backward is not None and 0 < layout.rows <= self.backward.few_rows
+
+    def takes_steps(self, layout: Layout) -> bool:
+        """Whether the backward loop takes y and its gradients with a dimension of steps."""
+        return self.is_few(layout) and self.backward is not None and self.backward.few_by_address
+
+    @cached_property
+    def asked(self) -> dict[Any, Asked]:
+        """For the calls at hand, which gradients there are, and which of the backward loop's that takes."""
+        return {}
+
+    def sources(self, inputs: int) -> Sources:
+        """Where the backward loop of a call with so many inputs finds what it reads."""
+        if inputs not in self._sources:
+            self._sources[inputs] = Sources.of(self, inputs)
+        return self._sources[inputs]
+
+    @cached_property
+    def _sources(self) -> dict[int, Sources]:
+        return {}
+
+    def leaves_out(self, given: Sequence[bool]) -> bool:
+        """Whether something is computed at a step that has no part in the results which something comes in
+        for: to autograd there is no gradient of it, to the backward loop there are zeros. A new state has a
+        part in the last step, and in others if it is read."""
+        known = self._left_out.get(tuple(given))
+        if known is None:
+            plan, body = self.plan, self.plan.forward.body
+            results, n_y, n_x = (*plan.y, *plan.new_states), len(plan.y), len(plan.x)
+            carry = {i for i, tangent in enumerate(plan.tangents) if tangent is not None}
+            last = more = {i for i, comes_in in enumerate(given) if comes_in}
+            before = {i for i in last if i < n_y}
+            while more:
+                read = {n_y + k - n_x for i in more for k in plan.flow[i] if k >= n_x}
+                more = {i for i in read if i < len(results)} - before
+                before |= more
+            whole, *used = (
+                len(body.needed(results[i] for i in part & carry)) for part in (carry, last, before)
+            )
+            known = self._left_out[tuple(given)] = whole > min(used)
+        return known
+
+    @cached_property
+    def _left_out(self) -> dict[tuple[bool, ...], bool]:
+        return {}
+
+    @cached_property
+    def carried(self) -> frozenset[str]:
+        """The gradients that the backward loop carries from step to step."""
+        loop = self.plan.backward
+        return frozenset() if loop is None else frozenset(carry.parameter for carry in loop.carries)
+
+    @cached_property
+    def carried_as(self) -> dict[str, torch.dtype]:
+        """The type that the loops carry each state in, and its gradient. Callers may have fewer bits."""
+        plan, found = self.plan, {}
+        names = (*plan.states, *(t for t in plan.tangents[len(plan.y) :] if t is not None))
+        for name in names:
+            body = plan.forward.body if name in plan.states or plan.backward is None else plan.backward.body
+            found[name] = dtype_of(body.values[name].dtype)
+        return found
 
 
 def make_ready(executor: Executor, plan: Plan) -> Ready:

@@ -24,10 +24,12 @@ from stepnet.data.modes import as_one_node, outside_innermost, transforms
 from stepnet.errors import Unsupported
 
 from . import batched
-from .autograd import Call, Ready, forward
+from .autograd import forward
+from .call import Call
 from .flow import carry_gradients
 from .gradients import gradients, has_gradient
 from .pushed import pushed
+from .ready import Ready
 from .twice import again, asked_again, is_plain, second_by_plain_loop
 
 NEAR = 1 << 24  # bytes of weights, a copy for each call: with more, copies cost more than calls (measured)

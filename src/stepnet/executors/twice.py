@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,44 +15,11 @@ from torch.autograd import forward_ad
 from stepnet.data.modes import batches, outside_batches, transforms
 from stepnet.errors import StepError, Unsupported
 
+from .call import Call
 from .flow import moved
 from .noise import noise_of
 
-if TYPE_CHECKING:
-    from .autograd import Call
-
-
 NEAR = 1000  # nodes between a loop and a loss; further away nobody looks for it
-
-
-class Along(Protocol):
-    """What runs the derivative of a loop along directions of its inputs."""
-
-    def same_step(self, tensors: Sequence[Tensor]) -> Any:
-        """Raises StepError if the step reads something else than at the call."""
-        ...
-
-    def has_history(
-        self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
-    ) -> Sequence[bool]:
-        """For each of x, states and weights, whether its gradient can be differentiated again: whether it
-        depends on what does.
-
-        Args:
-            given: for each result, whether something comes in for it.
-            needed: of x, states and weights, which get a gradient.
-            live: of those, and of what comes in for each result, which are to be differentiated by.
-        """
-        ...
-
-    def __call__(
-        self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
-        noise: Sequence[Tensor] | None = None, whole: bool = False,
-    ) -> tuple[list[Tensor | None], list[Tensor]]:  # fmt: skip
-        """Of x, states and weights, a direction for each that moves, and the noise of the call: the
-        derivative of each result, y leaves, then last states; None for what has none. And, if `whole`, the
-        results. Raises Unsupported where no plan runs it."""
-        ...
 
 
 class Node(Protocol):

@@ -1,42 +1,21 @@
-"""Short ways to add nodes to a graph: constants made once, dtypes known, shapes by pattern."""
+"""Short ways to add nodes to a graph: shapes by pattern, parts by axis, ops that are made of others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .graph import Graph, Value
+from .graph import Value
 from .made_of import MADE_OF
+from .nodes import I64, Nodes
 
-I64 = torch.int64
 END = 2**63 - 1  # of an axis, whatever its size
-_TRUTH = frozenset(["eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor", "isnan"])
 
 
-class Emit:
-    """Adds nodes to one graph. A constant that is asked for twice is one node."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self._numbers: dict[object, Value] = {}
-        self._tensors: dict[int, tuple[Tensor, Value]] = {}
-
-    def call(self, op: str, *inputs: Value, **attributes: Any) -> Value:
-        """An op of one output."""
-        (out,) = self.graph.node(op, inputs, [self._dtype(op, inputs, attributes)], attributes)
-        return out
-
-    def _dtype(self, op: str, inputs: Sequence[Value], attributes: dict[str, Any]) -> torch.dtype:
-        if op in _TRUTH:
-            return torch.bool
-        if op in ("shape", "range", "nonzero"):
-            return I64
-        if op == "cast":
-            return attributes["dtype"]
-        return self.graph.dtype(inputs[op == "where"])
+class Emit(Nodes):
+    """Adds nodes to one graph, some of them at once."""
 
     def pointwise(self, op: str, *operands: Value) -> Value:
         """An op element by element, also one that is made of others."""
@@ -59,13 +38,6 @@ class Emit:
         if self.graph.dtype(x).is_floating_point:
             return self.pointwise("trunc", self.call("div", x, y))
         return self.call("floor_divide", self.call("sub", x, self.call("fmod", x, y)), y)
-
-    def number(self, value: float, dtype: torch.dtype) -> Value:
-        """A scalar constant."""
-        key = (repr(value), dtype)
-        if key not in self._numbers:
-            self._numbers[key] = self.graph.constant(torch.tensor(value, dtype=dtype))
-        return self._numbers[key]
 
     def ints(self, values: Sequence[int]) -> Value:
         """A list of whole numbers, as an int64 constant."""

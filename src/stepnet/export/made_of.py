@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from .graph import Value
-
-if TYPE_CHECKING:
-    from .emit import Emit
+from .nodes import Nodes
 
 MADE_OF: dict[str, Callable[..., Value]] = {}
 
@@ -23,27 +20,27 @@ def _made(fn: Callable[..., Value]) -> Callable[..., Value]:
     return fn
 
 
-def _number(emit: Emit, value: float, like: Value) -> Value:
+def _number(emit: Nodes, value: float, like: Value) -> Value:
     return emit.number(value, emit.graph.dtype(like))
 
 
 @_made
-def _reciprocal(emit: Emit, x: Value) -> Value:
+def _reciprocal(emit: Nodes, x: Value) -> Value:
     return emit.call("div", _number(emit, 1.0, x), x)
 
 
 @_made
-def _rsqrt(emit: Emit, x: Value) -> Value:
+def _rsqrt(emit: Nodes, x: Value) -> Value:
     return _reciprocal(emit, emit.call("sqrt", x))
 
 
 @_made
-def _trunc(emit: Emit, x: Value) -> Value:
+def _trunc(emit: Nodes, x: Value) -> Value:
     return emit.call("mul", emit.call("sign", x), emit.call("floor", emit.call("abs", x)))
 
 
 @_made
-def _sign(emit: Emit, x: Value) -> Value:
+def _sign(emit: Nodes, x: Value) -> Value:
     """Files have it that of what is no number, torch 0."""
     signs = emit.call("sign", x)
     if not emit.graph.dtype(x).is_floating_point:
@@ -52,35 +49,35 @@ def _sign(emit: Emit, x: Value) -> Value:
 
 
 @_made
-def _exp2(emit: Emit, x: Value) -> Value:
+def _exp2(emit: Nodes, x: Value) -> Value:
     return emit.call("pow", _number(emit, 2.0, x), x)
 
 
 @_made
-def _log2(emit: Emit, x: Value) -> Value:
+def _log2(emit: Nodes, x: Value) -> Value:
     return emit.call("div", emit.call("log", x), _number(emit, math.log(2), x))
 
 
 @_made
-def _log10(emit: Emit, x: Value) -> Value:
+def _log10(emit: Nodes, x: Value) -> Value:
     return emit.call("div", emit.call("log", x), _number(emit, math.log(10), x))
 
 
-def _near_zero(emit: Emit, x: Value) -> tuple[Value, Value]:
+def _near_zero(emit: Nodes, x: Value) -> tuple[Value, Value]:
     """Where x is small, and x there, else zero."""
     near = emit.call("lt", emit.call("abs", x), _number(emit, 0.5, x))
     return near, emit.call("where", near, x, _number(emit, 0.0, x))
 
 
 @_made
-def _expm1(emit: Emit, x: Value) -> Value:
+def _expm1(emit: Nodes, x: Value) -> Value:
     """By the tangent of half of x, of which nothing cancels."""
     half = emit.call("tanh", emit.call("mul", x, _number(emit, 0.5, x)))
     return emit.call("mul", half, emit.call("add", emit.call("exp", x), _number(emit, 1.0, x)))
 
 
 @_made
-def _log1p(emit: Emit, x: Value) -> Value:
+def _log1p(emit: Nodes, x: Value) -> Value:
     """By x / (x + 2), whose inverse tangent is half of it, where a sum would lose the digits of x."""
     near, small = _near_zero(emit, x)
     part = emit.call("div", small, emit.call("add", small, _number(emit, 2.0, x)))
@@ -90,7 +87,7 @@ def _log1p(emit: Emit, x: Value) -> Value:
 
 
 @_made
-def _signbit(emit: Emit, x: Value) -> Value:
+def _signbit(emit: Nodes, x: Value) -> Value:
     """Below zero, or the zero whose reciprocal is."""
     zero = emit.number(0, emit.graph.dtype(x))
     below = emit.call("lt", x, zero)
@@ -100,21 +97,21 @@ def _signbit(emit: Emit, x: Value) -> Value:
     return emit.call("or", below, emit.call("and", emit.call("eq", x, zero), turned))
 
 
-def _signed(emit: Emit, size: Value, like: Value) -> Value:
+def _signed(emit: Nodes, size: Value, like: Value) -> Value:
     return emit.call("where", _signbit(emit, like), emit.call("neg", size), size)
 
 
 @_made
-def _copysign(emit: Emit, x: Value, y: Value) -> Value:
+def _copysign(emit: Nodes, x: Value, y: Value) -> Value:
     return _signed(emit, emit.call("abs", x), y)
 
 
 @_made
-def _ldexp(emit: Emit, x: Value, y: Value) -> Value:
+def _ldexp(emit: Nodes, x: Value, y: Value) -> Value:
     return emit.call("mul", x, _exp2(emit, y))
 
 
-def _ratio(emit: Emit, x: Value, y: Value) -> tuple[Value, Value]:
+def _ratio(emit: Nodes, x: Value, y: Value) -> tuple[Value, Value]:
     """The larger of the sizes of two numbers, and the other one by it: 0 of zeros, 1 of infinities."""
     sizes = [emit.call("abs", v) for v in (x, y)]
     large, small = emit.call("maximum", *sizes), emit.call("minimum", *sizes)
@@ -125,14 +122,14 @@ def _ratio(emit: Emit, x: Value, y: Value) -> tuple[Value, Value]:
     return large, emit.call("where", both, one, ratio)
 
 
-def _or_nan(emit: Emit, made: Value, x: Value, y: Value) -> Value:
+def _or_nan(emit: Nodes, made: Value, x: Value, y: Value) -> Value:
     """What was made, of numbers: a runtime need not hand on that one of two is none."""
     known = emit.call("and", emit.call("eq", x, x), emit.call("eq", y, y))
     return emit.call("where", known, made, emit.call("add", x, y))
 
 
 @_made
-def _atan2(emit: Emit, y: Value, x: Value) -> Value:
+def _atan2(emit: Nodes, y: Value, x: Value) -> Value:
     angle = emit.call("atan", _ratio(emit, x, y)[1])
     steep = emit.call("gt", emit.call("abs", y), emit.call("abs", x))
     turned = emit.call("sub", _number(emit, math.pi / 2, x), angle)
@@ -143,7 +140,7 @@ def _atan2(emit: Emit, y: Value, x: Value) -> Value:
 
 
 @_made
-def _hypot(emit: Emit, x: Value, y: Value) -> Value:
+def _hypot(emit: Nodes, x: Value, y: Value) -> Value:
     large, ratio = _ratio(emit, x, y)
     one, inf = _number(emit, 1.0, x), _number(emit, math.inf, x)
     root = emit.call("sqrt", emit.call("add", one, emit.call("mul", ratio, ratio)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +19,9 @@ from .aten import AtenNet, join_lead, split_lead
 from .body_trace import BodyTrace, inside
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
+from .recurrence_call import RecurrenceCall
 from .scans import Steps, mask_of, per_sequence
 from .trace import sizes_of
-
-if TYPE_CHECKING:
-    from .recurrences import RecurrenceCall
 
 
 class _OpenSize:

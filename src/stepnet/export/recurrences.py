@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,12 +16,11 @@ from stepnet.checks import checked
 from stepnet.compiler.capture import Replaced
 from stepnet.compiler.inner_loops import is_guarded
 from stepnet.compiler.iteration import code_of, iteration
-from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.sequence import INSTEAD as SEQUENCES
-from stepnet.data.tree import LEAF, Spec, flatten, unflatten
+from stepnet.data.tree import flatten
 from stepnet.engine import find_plan, run
 from stepnet.errors import IRError, Unsupported
 from stepnet.executors import naive
@@ -31,7 +29,7 @@ from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.step import as_loop
 from stepnet.front.template import literals
-from stepnet.ir.loop import Loop, Sweep
+from stepnet.ir.loop import Loop
 from stepnet.user_line import user_line
 from stepnet.watchers import Instead, during, replaced
 
@@ -40,7 +38,6 @@ from .body_trace import no_lengths, nothing_inside
 from .calls import (
     KINDS,
     AsLoop,
-    Calls,
     Kind,
     Lengths,
     Recorder,
@@ -55,89 +52,13 @@ from .calls import (
 from .graph import Target, Value
 from .ragged_step import write_ragged_step
 from .reads import tensors_read
-from .referred_sizes import Path, as_tensors, with_sizes
+from .recurrence_call import RecurrenceCall
+from .referred_sizes import as_tensors
 from .rows import unwritable
 from .scans import Steps, write_plan
 from .whole_step import write_step
 
 _NO_GRAPH = "its Python asks tensors for values, or it draws random numbers"
-
-
-@dataclass
-class RecurrenceCall:
-    """A recurrence, as it ran for real: its loop, what it was given, what it gave, and its plan."""
-
-    loop: Loop
-    x: list[Any]
-    state: list[Tensor]
-    places: list[int]  # of the tensors the body uses, among those it reaches
-    weights: list[Tensor]
-    compiled: Compiled | None
-    refusal: Unsupported | None
-    line: str
-    alone: str  # why its one row is all there ever is, if it is
-    y: list[Any] = field(default_factory=list)
-    y_spec: Spec = LEAF  # how what is joined is nested, by output
-    inner: Calls | None = None  # those that one step makes
-    known: list[Any] = field(default_factory=list)  # sizes of time and batch, in its trace
-    sizes: list[Path] = field(default_factory=list)  # where its body refers to sizes that are left open
-
-    @property
-    def ragged(self) -> bool:
-        """Whether it runs over sequences of different lengths."""
-        return isinstance(self.x[0], LoDTensor)
-
-    @property
-    def above(self) -> bool:
-        """Whether its steps are whole sequences."""
-        first, level = self.x[0], self.sweep.level
-        if not isinstance(first, LoDTensor) or level is None:
-            return False
-        return level % first.lod_level != first.lod_level - 1
-
-    @property
-    def sweep(self) -> Sweep:
-        """How it goes over its rows."""
-        assert self.loop.sweep is not None
-        return self.loop.sweep
-
-    @property
-    def axis(self) -> int:
-        """The axis of time of what is not ragged."""
-        return self.sweep.axis if self.ragged else self.sweep.axis % self.x[0].dim()
-
-    @property
-    def where(self) -> str:
-        """What it is called in errors."""
-        return f"step '{self.loop.body.name}' ({self.line})"
-
-    @property
-    def parts(self) -> list[Any]:
-        """What one step is given of x: the first of each, or of sequences a short one for each."""
-        if not self.ragged:
-            return [leaf.select(self.axis, 0) for leaf in self.x]
-        batch = len(self.state[0]) if self.state else 0
-        offsets, some = LoD.from_lengths([[2] * batch]).levels, torch.arange(2 * batch)
-        parts = []
-        for leaf in self.x:
-            rows = leaf.values
-            rows = rows[some % len(rows)] if len(rows) else rows.new_zeros(2 * batch, *rows.shape[1:])
-            parts.append(LoDTensor._make(rows, LoD.trusted(offsets, 2 * batch)))
-        return parts
-
-    def loop_with(self, sizes: Sequence[Tensor]) -> Loop:
-        """The loop with tensors in place of the sizes that its body refers to."""
-        if not self.sizes:
-            return self.loop
-        body: Any = self.loop.body
-        function = with_sizes(body.function, dict(zip(self.sizes, sizes, strict=True)))
-        return replace(self.loop, body=body.over(function))
-
-    def outputs(self, leaves: Sequence[Any]) -> dict[str, Any]:
-        """The outputs of the loop from the leaves of what is joined and what is carried last."""
-        n = len(self.y)
-        joined = unflatten(self.y_spec, list(leaves[:n]))
-        return joined | {output: leaves[n + place] for output, place in self.loop.finals}
 
 
 @traced_op(

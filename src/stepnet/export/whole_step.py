@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,10 +15,8 @@ from .aten import AtenNet
 from .body_trace import BodyTrace, inside
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
+from .recurrence_call import RecurrenceCall
 from .scans import Steps
-
-if TYPE_CHECKING:
-    from .recurrences import RecurrenceCall
 
 
 def write_step(

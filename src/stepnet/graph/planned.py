@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.data.as_imported import contiguous
-from stepnet.executors.autograd import Call, Ready, forward
+from stepnet.executors.autograd import forward
+from stepnet.executors.call import Call
 from stepnet.executors.gradients import gradients
 from stepnet.executors.layout import Layout
+from stepnet.executors.ready import Ready
 from stepnet.watchers import instead, is_kept, watching
 
 from .memory import Place, leave_alone, places, taken

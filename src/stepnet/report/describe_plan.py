@@ -10,8 +10,8 @@ from torch import Tensor
 from stepnet.compiler.fission import linear_states
 from stepnet.compiler.iteration import code_of
 from stepnet.data.tree import Spec, names
-from stepnet.executors.autograd import Ready
 from stepnet.executors.loop import Scan
+from stepnet.executors.ready import Ready
 from stepnet.ir import plan as ir
 from stepnet.ir.graph import Node, Value
 from stepnet.ir.loop import Loop

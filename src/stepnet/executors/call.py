@@ -1,0 +1,59 @@
+"""One run of a plan, as a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from .layout import Layout
+from .ready import Ready
+
+
+class Along(Protocol):
+    """What runs the derivative of a loop along directions of its inputs."""
+
+    def same_step(self, tensors: Sequence[Tensor]) -> Any:
+        """Raises StepError if the step reads something else than at the call."""
+        ...
+
+    def has_history(
+        self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
+    ) -> Sequence[bool]:
+        """For each of x, states and weights, whether its gradient can be differentiated again: whether it
+        depends on what does.
+
+        Args:
+            given: for each result, whether something comes in for it.
+            needed: of x, states and weights, which get a gradient.
+            live: of those, and of what comes in for each result, which are to be differentiated by.
+        """
+        ...
+
+    def __call__(
+        self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
+        noise: Sequence[Tensor] | None = None, whole: bool = False,
+    ) -> tuple[list[Tensor | None], list[Tensor]]:  # fmt: skip
+        """Of x, states and weights, a direction for each that moves, and the noise of the call: the
+        derivative of each result, y leaves, then last states; None for what has none. And, if `whole`, the
+        results. Raises Unsupported where no plan runs it."""
+        ...
+
+
+class Call(NamedTuple):
+    """One run: the plan, where the rows stand, constants, and the plain loop on the same inputs; perhaps what
+    runs the derivative of the same loop along directions of its inputs; its noise, if that is of another run,
+    or where the generator of its device stood before it drew any."""
+
+    ready: Ready
+    layout: Layout
+    constants: dict[str, Tensor]
+    plain: Callable[..., tuple[list[Tensor], list[Tensor]]]  # of x, states and weights
+    along: Along | None = None
+    guarded: bool = False  # gradients that are not finite are asked of the plain loop, whatever comes in
+    noise: Sequence[Tensor] | None = None
+    before: tuple[torch.device, Tensor] | None = None
+    steps: tuple[int, ...] = ()  # what the rows of y are to be: [steps, sequences, ...]; (): rows
+    as_it_is: bool = False  # inputs are known to stand in memory as they are, and no mode is around
