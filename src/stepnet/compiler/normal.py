@@ -28,7 +28,6 @@ from . import (  # noqa: F401  (they fill RULES)
     rules_reduce,
     rules_shape,
 )
-from .assertions import drop_proved
 from .builder import BATCH, ROW_NUMBERS, RULES, Builder, Ref
 from .capture import WRITTEN, Captured
 from .complex import Pair, complex_call, half, is_complex
@@ -80,7 +79,6 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
     env: dict[FxNode, Any] = {}
     parameters: list[str] = []
     results: list[Any] = []
-    drop_proved(captured.graph)
     checked = {n.args[0].args[0] for n in captured.graph.nodes if "linalg_check_errors" in str(n.target)}
     inputs = iter([*names, *(f"d_{i}" for i in captured.tangent_of)])
     for node in captured.graph.nodes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from stepnet.errors import Unsupported
@@ -43,99 +43,51 @@ def split(
         tangent_of: which result (y leaves, then states) each tangent belongs to.
         wanted: for each input (x, states, weights), whether its gradient is wanted outside the loop.
     """
-    graph = joint.graph
-    n_out = n_y + len(states)
-    results = joint.results[:n_out]
-    for name in results:
-        if name is None or graph.values[name].kind not in ("row", "sequence"):
-            raise Unsupported(
-                "y or the new state is the same for every row, not one row per sequence",
-                remedy="expand it to [rows, ...]; backend='naive' says that it is meant so, and is silent",
-            )
-    y, new = tuple(n for n in results[:n_y] if n), tuple(n for n in results[n_y:] if n)
-    parameters = (*x, *states, *weights, *joint.constants)
-    values = {**graph.values}
-    forward_nodes = graph.needed([*y, *new])  # pyright: ignore[reportArgumentType]
-    carries = tuple(Carry(p, r) for p, r in zip(states, new, strict=True) if r is not None)
-    forward = Graph("forward", parameters, tuple(forward_nodes), (*y, *new), values)  # pyright: ignore
+    graph, inputs, n_out = joint.graph, (*x, *states, *weights), n_y + len(states)
+    results = _rows(graph, joint.results[:n_out])
+    y, new = results[:n_y], results[n_y:]
+    carries = tuple(map(Carry, states, new))
+    nodes = tuple(graph.needed(results))
+    forward = Graph("forward", (*inputs, *joint.constants), nodes, results, graph.values)
     if not tangent_of:
-        none = (None,) * (len(x) + len(states) + len(weights))
-        return Halves(forward, None, carries, (), (), (), (None,) * n_out, none, ())
+        return Halves(forward, None, carries, (), (), (), (None,) * n_out, (None,) * len(inputs), ())
 
-    tangents: list[str | None] = [None] * n_out
-    for k, result in enumerate(tangent_of):
-        tangents[result] = f"d_{result}"
-        assert graph.parameters[len(x) + len(states) + len(weights) + k] == f"d_{result}"
-    inputs = (*x, *states, *weights)
-    for i, state in enumerate(states):
-        if values[state].kind == "sequence":  # the loop hands nothing on: the caller adds what comes in
-            tangents[n_y + i] = None
     gradients = list(joint.results[n_out:])
     if len(gradients) != len(inputs):
         raise Unsupported("the trace has gradients that could not be told apart")
-
-    every_carry, extra = [], []
+    tangents: list[str | None] = [f"d_{k}" if k in tangent_of else None for k in range(n_out)]
     for i, state in enumerate(states):
-        tangent, gradient = tangents[n_y + i], gradients[len(x) + i]
-        if tangent is None:
-            continue
-        if gradient is None:  # nothing flows to the step before
-            like = values[state]
-            gradient = f"zero_{i}"
-            values[gradient] = Value(gradient, "row", like.shape, like.dtype)
-            extra.append(Node("full", (), (gradient,), (("value", 0.0),)))
-            gradients[len(x) + i] = gradient
-        every_carry.append(Carry(tangent, gradient))
+        if graph.values[state].kind == "sequence":  # the loop hands nothing on: the caller adds what comes in
+            tangents[n_y + i] = None
+    whole, carried = _carried_gradients(graph, states, tangents[n_y:], gradients, len(x))
+    values = whole.values
     shown = [g if w else None for g, w in zip(gradients, wanted, strict=True)]
-    whole = Graph("joint", graph.parameters, (*graph.nodes, *extra), (), values)
-    ends = [g for g in shown if g is not None]
-    back_carries = [c for c in every_carry if c.result in ends]
-    while True:  # a gradient is carried only if something wanted depends on it
-        ends += [c.result for c in back_carries if c.result not in ends]
-        needed = whole.needed(ends)
-        read = {n for node in needed for n in node.inputs} | set(ends)
-        more = [c for c in every_carry if c not in back_carries and c.parameter in read]
-        if not more:
-            break
-        back_carries += more
-    tangent_names = {t for t in tangents if t is not None}
-    tainted = set(tangent_names)
-    backward_nodes = []
-    for node in needed:
-        if tainted.intersection(node.inputs) or any(values[n].kind == "sum" for n in node.outputs if n):
-            tainted.update(node.outputs)
-            backward_nodes.append(node)
-        elif node in extra:
-            backward_nodes.append(node)
-    read = {n for node in backward_nodes for n in node.inputs} | set(ends)
-    read -= tainted | {n for node in backward_nodes for n in node.outputs}
-    rows = [n for n in values if n in read and values[n].kind == "row"]
-    result_rows = set(y)
-    late = set(map(id, backward_nodes))
-    before = [n for n in needed if id(n) not in late]
-    free: dict[str, float] = dict.fromkeys(x, 1e-3) | dict.fromkeys(result_rows, 1e-2)
-    shiftable = {c.parameter: c.result for c in carries if c.result in result_rows}
-    free |= dict.fromkeys(shiftable, 2e-2)
-    kept = choose(whole, before, rows, free)
+    needed, ends, back_carries = _wanted(whole, [g for g in shown if g is not None], carried)
+    late = _late(whole, needed, tangents, whole.values.keys() - graph.values.keys())
+    ids = set(map(id, late))
+    before = [node for node in needed if id(node) not in ids]
+
+    read = {n for node in late for n in node.inputs} | set(ends)
+    read -= {n for node in late for n in node.outputs} | {t for t in tangents if t is not None}
+    shiftable = {c.parameter for c in carries if c.result in y}
+    # What is there anyway costs next to nothing to keep; of that, inputs before results before what is moved.
+    free = dict.fromkeys(x, 1e-3) | dict.fromkeys(y, 1e-2) | dict.fromkeys(shiftable, 2e-2)
+    kept = choose(whole, before, [n for n in values if n in read and values[n].kind == "row"], free)
     kept |= _per_sequence(whole, before)
     again = _recomputed(before, [n for n in values if n in read], kept)
     read |= {n for node in again for n in node.inputs}
-    kept = {n for n in kept if n in read and n not in weights}
-    kept_order = tuple(n for n in values if n in kept)
-    forward = forward.with_nodes(graph.needed([*forward.results, *kept_order]))
-    back_values = {**values}
-    shared = (*weights, *joint.constants)
-    boots = range(len(x), len(x) + len(states))
-    carried = {i for i in boots if tangents[n_y + i - len(x)] is not None}
-    wanted_rows = tuple(dict.fromkeys(g for i, g in enumerate(shown) if g is not None and i not in carried))
-    dropped = {c.parameter for c in every_carry} - {c.parameter for c in back_carries}
+    kept_order = tuple(n for n in values if n in kept and n in read and n not in weights)
+    forward = forward.with_nodes(graph.needed([*results, *kept_order]))
+
+    dropped = {c.parameter for c in carried} - {c.parameter for c in back_carries}
+    looped = {len(x) + i for i, tangent in enumerate(tangents[n_y:]) if tangent is not None}
     tangents = [None if t in dropped else t for t in tangents]
     backward = Graph(
         "backward",
-        (*kept_order, *shared, *(t for t in tangents if t is not None)),
-        (*again, *backward_nodes),
+        (*kept_order, *weights, *joint.constants, *(t for t in tangents if t is not None)),
+        (*again, *late),
         tuple(dict.fromkeys(ends)),
-        back_values,
+        values,
     )
     return Halves(
         forward,
@@ -146,8 +98,68 @@ def split(
         tuple(n for n in kept_order if n in shiftable),
         tuple(tangents),
         tuple(shown),
-        wanted_rows,
+        wanted=tuple(dict.fromkeys(g for i, g in enumerate(shown) if g is not None and i not in looped)),
     )
+
+
+def _rows(graph: Graph, results: Sequence[str | None]) -> tuple[str, ...]:
+    """The results, which are all there, with a row for each sequence."""
+    rows = tuple(n for n in results if n is not None and graph.values[n].kind in ("row", "sequence"))
+    if len(rows) < len(results):
+        raise Unsupported(
+            "y or the new state is the same for every row, not one row per sequence",
+            remedy="expand it to [rows, ...]; backend='naive' says that it is meant so, and is silent",
+        )
+    return rows
+
+
+def _carried_gradients(
+    graph: Graph, states: Sequence[str], tangents: Sequence[str | None], gradients: list[str | None], at: int
+) -> tuple[Graph, list[Carry]]:
+    """From the tangent of each state to the gradient that is that of the step before, from place `at` of
+    `gradients` on; where nothing flows there, zeros are added to the graph."""
+    values, carried, zeros = {**graph.values}, list[Carry](), list[Node]()
+    for i, (state, tangent) in enumerate(zip(states, tangents, strict=True)):
+        if tangent is None:
+            continue
+        gradient = gradients[at + i]
+        if gradient is None:
+            gradient = gradients[at + i] = f"zero_{i}"
+            values[gradient] = Value(gradient, "row", values[state].shape, values[state].dtype)
+            zeros.append(Node("full", (), (gradient,), (("value", 0.0),)))
+        carried.append(Carry(tangent, gradient))
+    return Graph("joint", graph.parameters, (*graph.nodes, *zeros), (), values), carried
+
+
+def _wanted(
+    graph: Graph, ends: list[str], carried: Sequence[Carry]
+) -> tuple[list[Node], list[str], list[Carry]]:
+    """The nodes that the wanted gradients need; those and what is carried for them; and the carries. A
+    gradient is carried only if something wanted depends on it."""
+    carries = [c for c in carried if c.result in ends]
+    while True:
+        ends = [*ends, *(c.result for c in carries if c.result not in ends)]
+        needed = graph.needed(ends)
+        read = {n for node in needed for n in node.inputs} | set(ends)
+        more = [c for c in carried if c not in carries and c.parameter in read]
+        if not more:
+            return needed, ends, carries
+        carries += more
+
+
+def _late(
+    graph: Graph, needed: Sequence[Node], tangents: Sequence[str | None], zeros: Set[str]
+) -> list[Node]:
+    """The nodes that wait for what comes in for the results, or add up over rows; and those of `zeros`."""
+    known: set[str] = {t for t in tangents if t is not None}
+    late: list[Node] = []
+    for node in needed:
+        if known.intersection(node.inputs) or any(graph.values[n].kind == "sum" for n in node.outputs if n):
+            known.update(node.outputs)
+            late.append(node)
+        elif not zeros.isdisjoint(node.outputs):
+            late.append(node)
+    return late
 
 
 def _per_sequence(graph: Graph, before: list[Node]) -> set[str]:
