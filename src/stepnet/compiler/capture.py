@@ -273,16 +273,7 @@ def trace(
         raise
     except Exception as error:
         let_through(error)
-        remedy = "write the step with torch ops on whole rows; stepnet runs it by the plain loop"
-        if "torch.distributions" in (why := _why(error)):
-            remedy = "make the distribution with validate_args=False"
-        if why == _SIZED_BY_VALUES:
-            remedy = "h[mask] = f(h[mask]), which is compiled, or torch.where(mask, a, b) on whole rows"
-        if why == BY_VALUES:
-            remedy = "torch.where(condition, a, b), or a stepnet.while_loop with a condition for each row"
-        line = next((n for n in reversed(lines) if n), None)
-        kind = FailsOnAnyRows if isinstance(error, StepError) else Unsupported
-        raise kind(why, line=line, remedy=remedy) from error
+        raise _untraced(error, next((n for n in reversed(lines) if n), None)) from error
     _note_lines(graph)
     tangents = [i for i, grad in enumerate(seen["grad"]) if grad] if with_grad else []
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -303,6 +294,20 @@ def trace(
         batch=batch,
         paired=seen["paired"],
     )
+
+
+def _untraced(error: Exception, line: str | None) -> Unsupported:
+    """Why a step cannot be traced, by what it raised at a line of the user's."""
+    why = _why(error)
+    remedy = "write the step with torch ops on whole rows; stepnet runs it by the plain loop"
+    if "torch.distributions" in why:
+        remedy = "make the distribution with validate_args=False"
+    elif why == _SIZED_BY_VALUES:
+        remedy = "h[mask] = f(h[mask]), which is compiled, or torch.where(mask, a, b) on whole rows"
+    elif why == BY_VALUES:
+        remedy = "torch.where(condition, a, b), or a stepnet.while_loop with a condition for each row"
+    kind = FailsOnAnyRows if isinstance(error, StepError) else Unsupported
+    return kind(why, line=line, remedy=remedy)
 
 
 def _input(shape: Sequence[int], dtype: torch.dtype, grad: bool, *, rows: bool) -> Input:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .as_written import written_as
-from .code_facts import EFFECTS, PURE, REFLECTION, SEEDS, TENSOR_STATE, facts
+from .code_facts import EFFECTS, PURE, REFLECTION, SEEDS, TENSOR_STATE, Facts, facts
 from .kinds import MISSING, Names
 from .patched import CLASSES
 from .survey import Same, Survey, survey
@@ -148,9 +148,25 @@ class CodeWalk(abc.ABC):
             return
         known = facts(code)
         before, self.in_python = self.in_python, is_of_python(code.co_filename)
-        trail = self.trail
         self.key.append(known)
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        self._closure(function, known)
+        if function.__defaults__:
+            self.visit(function.__defaults__)
+        if function.__kwdefaults__:
+            self.visit(function.__kwdefaults__)
+        if known.trusted:
+            pass  # the library's globals are its own
+        elif goes_by_its_objects(code.co_filename):
+            self.named(OF_COPIES)
+            self.opened(f"{function.__name__} asks objects how they are copied")
+        else:
+            self._does(function, known)
+            self._globals(function, known)
+        self.in_python = before
+
+    def _closure(self, function: types.FunctionType, known: Facts) -> None:
+        trail = self.trail
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             try:
                 held = cell.cell_contents
             except ValueError:  # an empty cell: not assigned yet
@@ -164,18 +180,9 @@ class CodeWalk(abc.ABC):
                 self.trail = trail, function, name, held
                 self.visit(held)
         self.trail = trail
-        if function.__defaults__:
-            self.visit(function.__defaults__)
-        if function.__kwdefaults__:
-            self.visit(function.__kwdefaults__)
-        if known.trusted:
-            self.in_python = before
-            return  # the library's globals are its own
-        if goes_by_its_objects(code.co_filename):
-            self.named(OF_COPIES)
-            self.opened(f"{function.__name__} asks objects how they are copied")
-            self.in_python = before
-            return
+
+    def _does(self, function: types.FunctionType, known: Facts) -> None:
+        """What code of the user's does besides reading what it names, and its own attributes."""
         if function.__dict__:
             self.hold(function.__dict__)
             self._attributes(function.__dict__)
@@ -192,11 +199,13 @@ class CodeWalk(abc.ABC):
             self.opened(f"{function.__name__} may ask a tensor for more than its values")
         if function.__builtins__ is not vars(builtins):
             self.opened(f"{function.__name__} has builtins of its own")
+
+    def _globals(self, function: types.FunctionType, known: Facts) -> None:
         if not self.everything:
             self._surveyed(survey(Tensor, known.names))
         for name in known.imports:
             self._import(name, function)
-        space = function.__globals__
+        trail, space = self.trail, function.__globals__
         for name in known.globals:
             held = space.get(name, MISSING)
             if held is MISSING:
@@ -211,7 +220,6 @@ class CodeWalk(abc.ABC):
         self.trail = trail
         if known.stores:
             self.hold(Names(space, known.stores))
-        self.in_python = before
 
     def _logs(self, function: types.FunctionType) -> None:
         """A function of `logging`: which logger it asks is known of those that log."""

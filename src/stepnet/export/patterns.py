@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
@@ -27,67 +28,71 @@ def whole_splits(graph: Graph, nodes: Iterable[Node]) -> dict[tuple[str, int], l
 
 def norms(graph: Graph, makers: Mapping[str, Node]) -> dict[str, tuple[str, tuple[int, ...], float]]:
     """Results of (x - mean) * rsqrt(variance + eps): x, the dimensions, eps."""
-    found = {}
+    reader = _Norms(graph)
+    found = {node.output: reader.norm(node) for node in makers.values() if node.op == "mul"}
+    return {name: norm for name, norm in found.items() if norm is not None}
 
-    def number(name: str) -> float | None:
-        node = producers.get(name)
-        return node.attr("value") if node is not None and node.op == "full" else None
 
-    producers = graph.producers
+class _Norms:
+    """Reads normalisations backwards, from their results to x."""
 
-    def average_of(name: str) -> tuple[str, tuple[int, ...]] | None:
-        """sum(x) / n, or times 1 / n"""
-        node = producers.get(name)
-        if node is None or node.op not in ("mul", "div"):
+    def __init__(self, graph: Graph) -> None:
+        self.values, self.producers = graph.values, graph.producers
+
+    def _made(self, name: str, *ops: str) -> Node | None:
+        """The node that made a value by one of these ops."""
+        node = self.producers.get(name)
+        return node if node is not None and node.op in ops else None
+
+    def _number(self, name: str) -> float | None:
+        node = self._made(name, "full")
+        return None if node is None else node.attr("value")
+
+    def norm(self, node: Node) -> tuple[str, tuple[int, ...], float] | None:
+        for centred, scale in (node.inputs, node.inputs[::-1]):
+            minus, root = self._made(centred, "sub"), self._made(scale, "rsqrt")
+            mean = None if minus is None or root is None else self._mean(minus.inputs[1])
+            if minus is None or root is None or mean is None or mean[0] != minus.inputs[0]:
+                continue
+            shifted = self._made(root.inputs[0], "add")
+            for var, eps in () if shifted is None else (shifted.inputs, shifted.inputs[::-1]):
+                small, variance = self._number(eps), self._average(var)
+                if small is None or variance is None or variance[1] != mean[1]:
+                    continue
+                square = self._made(variance[0], "mul")
+                if square is not None and square.inputs == (centred, centred):
+                    return *mean, small
+        return None
+
+    def _average(self, name: str) -> tuple[str, tuple[int, ...]] | None:
+        """x and the dimensions of sum(x) / n, or of that times 1 / n"""
+        node = self._made(name, "mul", "div")
+        if node is None:
             return None
-        for total, scale in (node.inputs, node.inputs[::-1]) if node.op == "mul" else (node.inputs,):
-            made, factor = producers.get(total), number(scale)
-            if made is None or made.op != "sum" or factor is None:
+        for sum_of, scale in (node.inputs, node.inputs[::-1]) if node.op == "mul" else (node.inputs,):
+            made, factor = self._made(sum_of, "sum"), self._number(scale)
+            if made is None or factor is None:
                 continue
             x, dims = made.inputs[0], made.attr("dims")
-            count = 1
-            for d in dims:
-                count *= graph.values[x].shape[d]
-            if graph.values[x].kind == "row" and factor == (count if node.op == "div" else 1.0 / count):
+            count = math.prod(self.values[x].shape[d] for d in dims)
+            if self.values[x].kind == "row" and factor == (count if node.op == "div" else 1.0 / count):
                 return x, tuple(dims)
         return None
 
-    def mean_of(name: str) -> tuple[str, tuple[int, ...]] | None:
+    def _mean(self, name: str) -> tuple[str, tuple[int, ...]] | None:
         """The average of x, or a + the average of x - a for an a that has no such dimensions"""
-        node = producers.get(name)
-        if node is None or node.op != "add":
-            return average_of(name)
+        node = self._made(name, "add")
+        if node is None:
+            return self._average(name)
         for base, rest in (node.inputs, node.inputs[::-1]):
-            found = average_of(rest)
-            shifted = None if found is None else producers.get(found[0])
-            if found is None or shifted is None or shifted.op != "sub" or shifted.inputs[1] != base:
+            average = self._average(rest)
+            shifted = None if average is None else self._made(average[0], "sub")
+            if average is None or shifted is None or shifted.inputs[1] != base:
                 continue
-            (x, _), dims, shape = shifted.inputs, found[1], graph.values[base].shape
-            if len(shape) == len(graph.values[x].shape) and all(shape[d] == 1 for d in dims):
+            x, dims, shape = shifted.inputs[0], average[1], self.values[base].shape
+            if len(shape) == len(self.values[x].shape) and all(shape[d] == 1 for d in dims):
                 return x, dims
         return None
-
-    for node in makers.values():
-        if node.op != "mul":
-            continue
-        for centred, scale in (node.inputs, node.inputs[::-1]):
-            minus, root = producers.get(centred), producers.get(scale)
-            if minus is None or root is None or minus.op != "sub" or root.op != "rsqrt":
-                continue
-            mean = mean_of(minus.inputs[1])
-            if mean is None or mean[0] != minus.inputs[0]:
-                continue
-            sum_eps = producers.get(root.inputs[0])
-            if sum_eps is None or sum_eps.op != "add":
-                continue
-            for var, eps in (sum_eps.inputs, sum_eps.inputs[::-1]):
-                small, variance = number(eps), average_of(var)
-                if small is None or variance is None or variance[1] != mean[1]:
-                    continue
-                square = producers.get(variance[0])
-                if square is not None and square.op == "mul" and square.inputs == (centred, centred):
-                    found[node.output] = (mean[0], mean[1], small)
-    return found
 
 
 def softpluses(graph: Graph, makers: Mapping[str, Node]) -> dict[str, str]:

@@ -94,68 +94,25 @@ class _Raising:
     def form(self) -> ScanForm:
         program = self.program
         bound, beyond = self._count()
-        writes: dict[int, Write] = {}
-        for op in program.ops:
-            if isinstance(op, Write):
-                if self._offset(op.index) not in ((0,) if self.by > 0 else (0, -1)):
-                    raise rule("an array is written elsewhere than at the step", op)
-                if op.array in writes:
-                    raise rule("an array is written twice in a step", op)
-                writes[op.array] = op
-        bases = {self._offset(op.index) for op in writes.values()} or {0}
-        if len(bases) > 1:
-            raise rule("arrays are written at different places")
-        (base,) = bases
-        assert base is not None
-        calls: list[Call] = []
-        inputs: list[tuple[Read, int]] = []
-        carried = [i for i in range(program.variables) if i != self.counter]
-        states: list[Read] = []
-        rename: dict[int, Any] = self._sizes(writes)  # and what is read back in the step that wrote it
-        done: set[int] = set()
-        numbers = self._used_as_numbers()
-        for op in program.ops:
-            if isinstance(op, Read):
-                offset = self._offset(op.index)
-                write = writes.get(op.array)
-                if offset is None:
-                    raise rule("an array is read elsewhere than at the step and the step before", op)
-                if any(place not in program.constants for place in places(op.default)):
-                    raise rule("a default is computed in the loop", op)
-                if write is None:
-                    inputs.append((op, offset))
-                elif offset == base - self.by:
-                    states.append(op)
-                elif offset != base:
-                    raise rule("an array is read elsewhere than at the step and the step before", op)
-                elif id(write) in done:
-                    rename[op.out] = write.value
-                else:
-                    raise rule("an array is read at the step before it is written there", op)
-            elif isinstance(op, Write):
-                done.add(id(op))
-            elif isinstance(op, Call) and op.out not in rename:
-                if id(op) in self.control and op.out not in numbers:
-                    continue
-                if any(place < 0 for place in places((op.args, op.kwargs))):
-                    raise rule("a loop inside reads or writes arrays of this one", op)
-                calls.append(op)
+        writes, base = self._writes()
+        numbers, rename = self._used_as_numbers(), self._sizes(writes)
+        inputs, states, read_back = self._reads(writes, base)
+        rename |= read_back
+        calls = self._calls(rename, numbers)
         if not inputs:
             raise rule("no array is read at the step")
+        carried = [i for i in range(program.variables) if i != self.counter]
         new = [renamed(self.updates[i], rename) for i in carried]
         new += [renamed(writes[op.array].value, rename) for op in states]
         written = {op.array: renamed(op.value, rename) for op in writes.values()}
         y = list(dict.fromkeys(v for v in written.values() if v.place not in program.constants))
-        # Without lines: the same step written in two places is one step, compiled once.
-        calls = [
-            replace(c, args=renamed(c.args, rename), kwargs=renamed(c.kwargs, rename), line="") for c in calls
-        ]
         growing = {op.out for op in program.ops if isinstance(op, Count)}.difference(rename)
-        if any(not growing.isdisjoint(places((c.args, c.kwargs))) for c in calls):
+        used = [p for c in calls for p in places((c.args, c.kwargs))]
+        if not growing.isdisjoint(used):
             raise rule("the size of an array that is written is used as a number")
-        used = [p for c in calls for p in places((c.args, c.kwargs))] + [p for v in new for p in places(v)]
+        used += [p for v in new for p in places(v)]
         step = StepForm(
-            calls=tuple(calls),
+            calls=calls,
             x=(*(op.out for op, _ in inputs), *([self.counter] if numbers else [])),
             state=(*carried, *(op.out for op in states)),
             y=tuple(y),
@@ -167,6 +124,67 @@ class _Raising:
             interned(step), self.counter, self.by, bound, beyond, base, inputs, carried, states, outputs,
             bool(numbers),
         )  # fmt: skip
+
+    def _writes(self) -> tuple[dict[int, Write], int]:
+        """What is written to each array, once a step; and where: what that adds to the counter."""
+        writes: dict[int, Write] = {}
+        bases: set[int | None] = set()
+        for op in self.program.ops:
+            if isinstance(op, Write):
+                bases.add(self._offset(op.index))
+                if self._offset(op.index) not in ((0,) if self.by > 0 else (0, -1)):
+                    raise rule("an array is written elsewhere than at the step", op)
+                if op.array in writes:
+                    raise rule("an array is written twice in a step", op)
+                writes[op.array] = op
+        if len(bases) > 1:
+            raise rule("arrays are written at different places")
+        return writes, bases.pop() or 0 if bases else 0
+
+    def _reads(
+        self, writes: Mapping[int, Write], base: int
+    ) -> tuple[list[tuple[Read, int]], list[Read], dict[int, Any]]:
+        """Reads of arrays that the loop does not write, with what they add to the counter; reads of what was
+        written at the step before; and, by their places, the values of those that were written just now."""
+        inputs: list[tuple[Read, int]] = []
+        states: list[Read] = []
+        read_back: dict[int, Any] = {}
+        done: set[int] = set()  # the arrays that are written by now
+        for op in self.program.ops:
+            if isinstance(op, Write):
+                done.add(op.array)
+            elif isinstance(op, Read):
+                offset = self._offset(op.index)
+                if offset is None:
+                    raise rule("an array is read elsewhere than at the step and the step before", op)
+                if any(place not in self.program.constants for place in places(op.default)):
+                    raise rule("a default is computed in the loop", op)
+                if op.array not in writes:
+                    inputs.append((op, offset))
+                elif offset == base - self.by:
+                    states.append(op)
+                elif offset != base:
+                    raise rule("an array is read elsewhere than at the step and the step before", op)
+                elif op.array not in done:
+                    raise rule("an array is read at the step before it is written there", op)
+                else:
+                    read_back[op.out] = writes[op.array].value
+        return inputs, states, read_back
+
+    def _calls(self, rename: Mapping[int, Any], numbers: set[int]) -> tuple[Call, ...]:
+        """What the step computes, without lines: the same step written in two places is compiled once."""
+        calls: list[Call] = []
+        for op in self.program.ops:
+            if not isinstance(op, Call) or op.out in rename:
+                continue
+            if id(op) in self.control and op.out not in numbers:
+                continue
+            if any(place < 0 for place in places((op.args, op.kwargs))):
+                raise rule("a loop inside reads or writes arrays of this one", op)
+            calls.append(op)
+        return tuple(
+            replace(c, args=renamed(c.args, rename), kwargs=renamed(c.kwargs, rename), line="") for c in calls
+        )
 
     def _sizes(self, writes: Mapping[int, Write]) -> dict[int, Any]:
         """The numbers that follow from sizes: in a scan these are the same at every step."""

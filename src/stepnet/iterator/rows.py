@@ -26,7 +26,7 @@ from stepnet.engine import run
 from stepnet.errors import IRError, LoopError, StepError, Unsupported
 from stepnet.executors.naive import number_of
 from stepnet.executors.segment import iterations
-from stepnet.ir.loop import Concat, Iteration, Loop
+from stepnet.ir.loop import Concat, Iteration, Loop, Slice
 from stepnet.watchers import watched, watching
 
 from .replay import Noting, Replay, kind_of
@@ -247,20 +247,9 @@ class RowLoop:
         found: dict[str, Tensor] = {}
         counts: set[int] = set() if steps is None else {steps}
         for port in slices:
-            value, axis, part = feeds[port.source], axes[port.parameter], port.part_size or 1
-            try:
-                low, high, count = iterations(port, value.shape[axis])
-            except LoopError as error:  # the plain loop meets it too, and tells it
-                raise Unsupported("its slices lie outside an input") from error
-            if steps is not None and steps < count:
-                low, high = (low, low + steps * part) if port.stride > 0 else (high - steps * part, high)
-                count = steps
+            axis, part = axes[port.parameter], port.part_size or 1
+            value, count = _steps_of(port, feeds[port.source], axis, steps, blocks)
             counts.add(count)
-            value = value.narrow(axis, low, high - low)
-            if part != 1 or (blocks and axis == 0):
-                value = value.unflatten(axis, (count, part))
-            elif value.dim() < 2:
-                raise Unsupported("an input has no axis beside that of time")
             if (port.stride < 0) != reverse:
                 value = value.flip(axis)
             if value.dim() < 3 and part != 1 and axis == 0 and not blocks:
@@ -364,6 +353,25 @@ def show_declined(loop: Loop, feeds: Mapping[str, Any], steps: int | None, refus
             steps = iterations(port, first.shape[port.axis])[2]
         dtypes = [value.dtype for value in (first, *feeds.values()) if isinstance(value, Tensor)]
         watch(loop.body.name, steps=steps, dtype=dtypes[0], refusal=refusal)
+
+
+def _steps_of(port: Slice, value: Tensor, axis: int, steps: int | None, blocks: bool) -> tuple[Tensor, int]:
+    """What a port cuts, its axis of time split in steps and their elements if they have several; and how many
+    steps: no more than `steps`."""
+    part = port.part_size or 1
+    try:
+        low, high, count = iterations(port, value.shape[axis])
+    except LoopError as error:  # the plain loop meets it too, and tells it
+        raise Unsupported("its slices lie outside an input") from error
+    if steps is not None and steps < count:
+        low, high = (low, low + steps * part) if port.stride > 0 else (high - steps * part, high)
+        count = steps
+    value = value.narrow(axis, low, high - low)
+    if part != 1 or (blocks and axis == 0):
+        return value.unflatten(axis, (count, part)), count
+    if value.dim() < 2:
+        raise Unsupported("an input has no axis beside that of time")
+    return value, count
 
 
 def _batch_axis(axis: int, part: int, blocks: bool) -> int:

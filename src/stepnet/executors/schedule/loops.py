@@ -66,81 +66,110 @@ def reads_in_step(p: Program, node: Node, operand: str, made: dict[str, Node]) -
 
 def row_function(p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> RowFunction:
     """Arrange the nodes of a stage into loops."""
-    made = {name: node for node in nodes for name in node.outputs}
-    first: dict[int, int] = {}
-    free: set[int] = set()
+    return _Arranged(p, nodes, homes).row_function()
 
-    def bases(node: Node) -> list[tuple[str, str]]:
-        return [(n, p.base(n)) for n in node.inputs]
 
-    for node in nodes:
+class _Arranged:
+    """The nodes of a stage, each with the pass that it is made in.
+
+    Attributes:
+        made: the node of each value.
+        readers: the nodes that read what lies at a base, each by the operand that it reads it as.
+        passes: by id of a node, the number of its pass.
+        free: ids of the nodes that read memory alone, element by element, and so may wait.
+    """
+
+    def __init__(self, p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> None:
+        self.p, self.nodes, self.homes = p, nodes, homes
+        self.made = {name: node for node in nodes for name in node.outputs}
+        self.readers: dict[str, list[tuple[Node, str]]] = {}
+        for node in nodes:
+            for operand in node.inputs:
+                self.readers.setdefault(p.base(operand), []).append((node, operand))
+        self.passes: dict[int, int] = {}
+        self.free: set[int] = set()
+
+    def row_function(self) -> RowFunction:
+        for node in self.nodes:
+            self._as_early_as_it_can(node)
+        for node in reversed(self.nodes):
+            self._as_late_as_its_readers(node)
+        for node in self.nodes:
+            self._beside_its_source(node)
+        lines = [base for base, uses in self.readers.items() if self._needs_line(base, uses)]
+        lines += [node.output for node in self.nodes if not over_last(node, self.p.graph.values)]
+        return RowFunction([nest for at in range(self._count()) for nest in self._nests(at)], lines)
+
+    def _count(self) -> int:
+        return max(self.passes.values(), default=-1) + 1
+
+    def _in_step(self, node: Node, operand: str) -> bool:
+        return reads_in_step(self.p, node, operand, self.made)
+
+    def _as_early_as_it_can(self, node: Node) -> None:
         at, loose = 0, OPS[node.op].stage is Stage.POINTWISE
-        for operand, base in bases(node):
-            maker = made.get(base)
+        for operand in node.inputs:
+            base = self.p.base(operand)
+            maker = self.made.get(base)
             if maker is None:
                 continue
-            waits = node.op != "cat" and not reads_in_step(p, node, operand, made)
-            at = max(at, first[id(maker)] + waits)
-            loose &= id(maker) in free or is_size_one(p, base)
-        first[id(node)] = at
+            waits = node.op != "cat" and not self._in_step(node, operand)
+            at = max(at, self.passes[id(maker)] + waits)
+            loose &= id(maker) in self.free or is_size_one(self.p, base)
+        self.passes[id(node)] = at
         if loose:
-            free.add(id(node))
-    # what only reads memory can wait for its first reader, and then stays in a register
-    readers: dict[str, list[tuple[Node, str]]] = {}
-    for node in nodes:
-        for operand, base in bases(node):
-            readers.setdefault(base, []).append((node, operand))
-    for node in reversed(nodes):
-        if id(node) not in free or homes.get(node.output) or node.output not in readers:
-            continue
-        if any(reader.op == "cat" for reader, _ in readers[node.output]):
-            continue
+            self.free.add(id(node))
+
+    def _as_late_as_its_readers(self, node: Node) -> None:
+        """What only reads memory can wait for its first reader, and then stays in a register."""
+        if id(node) not in self.free or self.homes.get(node.output) or node.output not in self.readers:
+            return
+        uses = self.readers[node.output]
+        if any(reader.op == "cat" for reader, _ in uses):
+            return
         latest = min(
-            first[id(r)] - (not reads_in_step(p, r, operand, made)) for r, operand in readers[node.output]
+            self.passes[id(reader)] - (not self._in_step(reader, operand)) for reader, operand in uses
         )
-        first[id(node)] = max(first[id(node)], latest)
+        self.passes[id(node)] = max(self.passes[id(node)], latest)
 
-    for node in nodes:  # a copy that nobody reads is made in the pass that reads its source anyway
-        if node.op == "copy" and node.output not in readers and id(node) in free:
-            base, shape = p.base(node.inputs[0]), iteration_shape(p, node)
-            near = [
-                first[id(r)] for r, _ in readers[base] if iteration_shape(p, r) == shape and r is not node
-            ]
-            first[id(node)] = max([first[id(node)], *near[:1]])
+    def _beside_its_source(self, node: Node) -> None:
+        """A copy that nobody reads is made in the pass that reads its source anyway."""
+        if node.op != "copy" or node.output in self.readers or id(node) not in self.free:
+            return
+        shape = iteration_shape(self.p, node)
+        near = [
+            self.passes[id(reader)]
+            for reader, _ in self.readers[self.p.base(node.inputs[0])]
+            if iteration_shape(self.p, reader) == shape and reader is not node
+        ]
+        self.passes[id(node)] = max([self.passes[id(node)], *near[:1]])
 
-    lines = []
-    for base, uses in readers.items():
-        maker = made.get(base)
-        if (
-            maker is None
-            or maker.op == "cat"
-            or maker.op in TOTALS
-            or homes.get(base)
-            or is_size_one(p, base)
-        ):
-            continue
-        if not over_last(maker, p.graph.values):  # below
-            continue
-        for reader, operand in uses:
-            if reader.op == "cat":
-                continue
-            apart = first[id(reader)] != first[id(maker)]
-            if apart or not reads_in_step(p, reader, operand, made):
-                lines.append(base)
-                break
-    lines += [node.output for node in nodes if not over_last(node, p.graph.values)]
-    loops: list[LoopNest] = []
-    for at in range(max(first.values(), default=-1) + 1):
+    def _needs_line(self, base: str, uses: list[tuple[Node, str]]) -> bool:
+        """Whether a value passes from one loop to another, or is read in another order than it is made in.
+        Totals have a line of their own, what is summed over other dimensions than the last one always."""
+        maker = self.made.get(base)
+        if maker is None or maker.op == "cat" or maker.op in TOTALS:
+            return False
+        if self.homes.get(base) or is_size_one(self.p, base) or not over_last(maker, self.p.graph.values):
+            return False
+        at = self.passes[id(maker)]
+        return any(
+            self.passes[id(reader)] != at or not self._in_step(reader, operand)
+            for reader, operand in uses
+            if reader.op != "cat"
+        )
+
+    def _nests(self, at: int) -> list[LoopNest]:
+        """The loops of a pass, one for each shape: what is one number first, what takes whole rows last."""
         groups: dict[tuple[int, ...], LoopNest] = {}
         alone: list[LoopNest] = []
-        for node in nodes:
-            if first[id(node)] != at or node.op == "cat":
+        for node in self.nodes:
+            if self.passes[id(node)] != at or node.op == "cat":
                 continue
-            shape = iteration_shape(p, node)
+            shape = iteration_shape(self.p, node)
             if OPS[node.op].stage is Stage.WHOLE:
                 alone.append(LoopNest(shape, [node]))
                 continue
             key = () if all(n == 1 for n in shape) else shape
             groups.setdefault(key, LoopNest(key)).nodes.append(node)
-        loops += [*sorted(groups.values(), key=lambda loop: loop.shape != ()), *alone]
-    return RowFunction(loops, lines)
+        return [*sorted(groups.values(), key=lambda loop: loop.shape != ()), *alone]
