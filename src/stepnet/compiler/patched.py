@@ -48,7 +48,7 @@ _NN: Any = torch._C._nn  # pyright: ignore[reportAttributeAccessIssue]
 KERNEL: Any = object()
 
 
-class Replaced(NamedTuple):
+class Patch(NamedTuple):
     """`held` is there now, MISSING for nothing, KERNEL for an operator's; `names` may be looked up in it."""
 
     name: str
@@ -67,7 +67,7 @@ class _Space:
         self._first |= {key: MISSING if _is_foreign(item) else item for key, item in held.items()}
         self._empty = {key for key, item in held.items() if type(item) is dict and not item}
 
-    def replaced(self) -> Iterator[Replaced]:
+    def replaced(self) -> Iterator[Patch]:
         first, held, own = self._first, self.held, _OF_TORCH.get(self.name, frozenset())
         for key, item in list(held.items()):
             before = first.get(key, MISSING)
@@ -78,10 +78,10 @@ class _Space:
             if isinstance(item, types.FunctionType) and item.__code__.co_filename == _TRACES:
                 continue  # while it traces, and then it calls what it found when it was imported
             names = frozenset[str]() if isinstance(item, _TELLS_ALL) else self._read(key)
-            yield Replaced(f"{self.name}.{key}", item, names)
+            yield Patch(f"{self.name}.{key}", item, names)
         if not self._is_over:
             for key in first.keys() - held.keys() - own:
-                yield Replaced(f"{self.name}.{key}", MISSING, frozenset())
+                yield Patch(f"{self.name}.{key}", MISSING, frozenset())
 
     def _finds(self, key: str) -> bool:
         """Whether a name that was not there may be found, in the place of one beneath."""
@@ -186,18 +186,18 @@ def _counter() -> Callable[[], Any]:
     return lambda: memory.take(at).tobytes()
 
 
-def _kernels() -> Iterator[Replaced]:
+def _kernels() -> Iterator[Patch]:
     """Operators of torch that compute by what somebody registered, which no Python shows."""
     for name in sorted(_KERNELS - _KERNELS_FIRST):
         space, _, key = name.split("/")
         if space == "aten" and key not in _WHERE_NOT:
-            yield Replaced(name, KERNEL, frozenset())
+            yield Patch(name, KERNEL, frozenset())
 
 
-_known: tuple[Any, Sequence[Replaced]] = None, ()
+_known: tuple[Any, Sequence[Patch]] = None, ()
 
 
-def patched() -> Sequence[Replaced]:
+def patched() -> Sequence[Patch]:
     """What is there now, wherever it is another thing than when stepnet was imported.
 
     >>> import torch.nn.functional as F

@@ -39,7 +39,7 @@ from .kinds import (
     shows_attributes,
     slot_values,
 )
-from .patched import KERNEL, Replaced
+from .patched import KERNEL, Patch
 from .survey import Same
 from .trust import BY_VALUE, HEAP, is_module_of_python, is_stateful, is_trusted_class
 from .walk_code import END, CodeWalk
@@ -333,7 +333,7 @@ class Walk(CodeWalk):
         if not is_trusted_class(meta):
             self._class(meta)
 
-    def replaced(self, others: Sequence[Replaced]) -> None:
+    def replaced(self, others: Sequence[Patch]) -> None:
         """What stands where torch had something else."""
         for name, held, names in others:
             self.key.append(name)

@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stepnet.data import row_rules as rules
-from stepnet.data.row_rules import ALL, Call, Rule, batches, feature_dims, leading, pointwise
+from stepnet.data.row_rules import ALL, FunctionCall, Rule, batches, feature_dims, leading, pointwise
 from stepnet.errors import RowMixError
 
 POINTWISE = """
@@ -261,7 +261,9 @@ def call_by_rows(
     """
     if torch.compiler.is_dynamo_compiling() and isinstance(function, HigherOrderOperator):
         return _on_leaves(function, *args, **kwargs)
-    call = Call(function, args, kwargs, kind, _REMEDY.get(getattr(function, "__name__", ""), OTHERWISE))
+    call = FunctionCall(
+        function, args, kwargs, kind, _REMEDY.get(getattr(function, "__name__", ""), OTHERWISE)
+    )
     if function in _ABOUT:
         return call.on_values()
     if function in _COMPARE:
@@ -285,7 +287,7 @@ def _on_leaves(operator: Callable[..., Any], body: Callable[..., Any], *args: An
     return operator(lambda *given: body(*tree_unflatten(given, spec)), *leaves, **kwargs)
 
 
-def _wrap(call: Call, result: Any) -> Any:
+def _wrap(call: FunctionCall, result: Any) -> Any:
     if isinstance(result, Tensor):
         first = call.ragged[0]
         if result is first._values:

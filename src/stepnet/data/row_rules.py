@@ -22,7 +22,7 @@ ALL = 1 << 30  # operands with rows, where every operand has them
 JOINS = (torch.cat, torch.concat, torch.concatenate)  # who gives them other batches means to join batches
 
 
-class Call:
+class FunctionCall:
     """One call of a torch function with LoDTensors among its arguments."""
 
     def __init__(
@@ -102,10 +102,10 @@ class Call:
         )
 
 
-Rule = Callable[[Call], None]
+Rule = Callable[[FunctionCall], None]
 
 
-def check_same_lod(call: Call) -> None:
+def check_same_lod(call: FunctionCall) -> None:
     """All LoDTensors of a call must have one LoD, and as many rows as it says."""
     first = call.ragged[0]
     for other in call.ragged[1:]:
@@ -126,7 +126,7 @@ def check_same_lod(call: Call) -> None:
             )
 
 
-def pointwise(call: Call) -> None:
+def pointwise(call: FunctionCall) -> None:
     """Operands broadcast, but never along dimension 0.
 
     LoDTensors must have equally many dimensions. A plain tensor broadcasts over features when it has fewer
@@ -138,7 +138,7 @@ def pointwise(call: Call) -> None:
             _meets_features(call, plain)
 
 
-def _meets_features(call: Call, plain: Tensor) -> None:
+def _meets_features(call: FunctionCall, plain: Tensor) -> None:
     """A plain tensor broadcasts, but not along dimension 0 of the values."""
     if plain.ndim > call.ndim:
         call.refuse(
@@ -153,19 +153,19 @@ def _meets_features(call: Call, plain: Tensor) -> None:
         )
 
 
-def in_place(call: Call) -> None:
+def in_place(call: FunctionCall) -> None:
     """Pointwise, and what is written to is a LoDTensor."""
     pointwise(call)
     writes(call)
 
 
-def writes(call: Call) -> None:
+def writes(call: FunctionCall) -> None:
     """What is written to, the first operand, is a LoDTensor."""
     if not isinstance(next(call.operands()), call.kind):
         call.refuse("writes rows into a plain tensor", remedy="write to a LoDTensor, or use x.values")
 
 
-def by_first(call: Call) -> None:
+def by_first(call: FunctionCall) -> None:
     """The first operand, whose numbers the result has, is a LoDTensor."""
     if not isinstance(next(call.operands()), call.kind):
         call.refuse("the numbers are those of a plain tensor", remedy="give it x.values")
@@ -174,7 +174,7 @@ def by_first(call: Call) -> None:
 def all_of(*several: Rule) -> Rule:
     """Every one of these rules."""
 
-    def rule(call: Call) -> None:
+    def rule(call: FunctionCall) -> None:
         for one in several:
             one(call)
 
@@ -197,7 +197,7 @@ def feature_dims(
     ``shared``: see `_check_operands`. ``also``: the name of a second such argument, one place later.
     """
 
-    def rule(call: Call) -> None:
+    def rule(call: FunctionCall) -> None:
         _check_operands(call, by_rows, shared)
         for place, key, fallback in ((at, name, default), *(((at + 1, also, REQUIRED),) if also else ())):
             given = call.argument(place, key, call.kwargs.get("axis", fallback))
@@ -208,7 +208,7 @@ def feature_dims(
     return rule
 
 
-def reduces(call: Call) -> None:
+def reduces(call: FunctionCall) -> None:
     """``max`` and its like: pointwise with a second tensor, a reduction with a dim."""
     second = call.argument(1, "other")
     if isinstance(second, call.kind | Tensor):
@@ -223,7 +223,7 @@ def leading(least: int, exactly: bool = False, *, by_rows: int = 1) -> Rule:
     The first ``by_rows`` tensors of the call have rows; the others are shared by all rows (weights).
     """
 
-    def rule(call: Call) -> None:
+    def rule(call: FunctionCall) -> None:
         _check_operands(call, by_rows)
         main = next(call.operands())
         ndim = main.ndim
@@ -240,7 +240,7 @@ def alone(least: int) -> Rule:
     """Dimension 0 of the only tensor of the call is a batch, if it has ``least`` dimensions."""
     first = leading(least)
 
-    def rule(call: Call) -> None:
+    def rule(call: FunctionCall) -> None:
         first(call)
         if len(list(call.operands())) > 1:
             call.refuse("a second tensor", expected="one")
@@ -252,7 +252,7 @@ def batches(least: int, by_rows: int = ALL) -> Rule:
     """Dimension 0 of the first ``by_rows`` operands is one batch; they have ``least`` dimensions or more.
     Other plain tensors broadcast over features."""
 
-    def rule(call: Call) -> None:
+    def rule(call: FunctionCall) -> None:
         _check_operands(call, by_rows)
         for i, operand in enumerate(call.operands()):
             if i >= by_rows:
@@ -266,7 +266,7 @@ def batches(least: int, by_rows: int = ALL) -> Rule:
     return rule
 
 
-def einsum(call: Call) -> None:
+def einsum(call: FunctionCall) -> None:
     """Row-wise where one letter counts the rows of every LoDTensor and of the result, always as the first."""
     equation = call.argument(0, "equation")
     given = list(call.operands())
@@ -286,7 +286,7 @@ def einsum(call: Call) -> None:
             call.refuse(f"a plain tensor of shape {list(operand.shape)}", expected=f"{call.rows} rows")
 
 
-def matmul(call: Call) -> None:
+def matmul(call: FunctionCall) -> None:
     """Rows are the free dimension of the left operand, or a batch dimension of either."""
     a, b = call.operands()
     if call.function is Tensor.__rmatmul__:
@@ -311,7 +311,7 @@ def matmul(call: Call) -> None:
 def loss(rule: Rule) -> Rule:
     """A loss per row: ``reduction='none'``, and then another rule."""
 
-    def checked(call: Call) -> None:
+    def checked(call: FunctionCall) -> None:
         reduction = call.kwargs.get("reduction", "mean")
         if reduction != "none" or any(call.kwargs.get(k) is not None for k in ("reduce", "size_average")):
             call.refuse(f"reduction='{reduction}'")
@@ -324,7 +324,7 @@ def keeps_rows(name: str, how: str) -> Rule:
     """A list of sizes that leaves dimension 0 alone: ``reshape``, ``expand``, ``repeat``, ``tile``,
     ``permute``."""
 
-    def rule(call: Call) -> None:
+    def rule(call: FunctionCall) -> None:
         _check_operands(call, 1)
         sizes = call.sizes(1, name)
         rows, features = call.rows, call.shape[1:]
@@ -346,7 +346,7 @@ def keeps_rows(name: str, how: str) -> Rule:
 def last_dims(name: str, per_dim: int = 1) -> Rule:
     """An argument whose length says how many of the last dims are meant: layer_norm, pad."""
 
-    def rule(call: Call) -> None:
+    def rule(call: FunctionCall) -> None:
         _check_operands(call, 1)
         given = call.argument(1, name, ())
         if len(given) // per_dim >= call.ndim:
@@ -355,7 +355,7 @@ def last_dims(name: str, per_dim: int = 1) -> Rule:
     return rule
 
 
-def linear(call: Call) -> None:
+def linear(call: FunctionCall) -> None:
     """Row-wise with a weight and a bias that all rows share."""
     leading(2)(call)
     bias = call.argument(2, "bias")
@@ -363,21 +363,21 @@ def linear(call: Call) -> None:
         call.refuse(f"a bias of shape {list(bias.shape)}", remedy="add it to the result")
 
 
-def batch_norm(call: Call) -> None:
+def batch_norm(call: FunctionCall) -> None:
     """Row-wise in evaluation, where the statistics are fixed."""
     leading(2)(call)
     if call.argument(5, "training", False):
         call.refuse("training=True takes the statistics of all rows")
 
 
-def instance_norm(call: Call) -> None:
+def instance_norm(call: FunctionCall) -> None:
     """Row-wise, where it does not also keep statistics of all rows."""
     leading(3)(call)
     if call.argument(1, "running_mean") is not None and call.argument(5, "use_input_stats", True):
         call.refuse("running statistics are taken from all rows")
 
 
-def quantile(call: Call) -> None:
+def quantile(call: FunctionCall) -> None:
     """Row-wise for one quantile; several would be a dimension before the rows."""
     feature_dims(2)(call)
     q = call.argument(1, "q")
@@ -385,21 +385,21 @@ def quantile(call: Call) -> None:
         call.refuse(f"q of shape {list(q.shape)}", expected="one number")
 
 
-def one_hot(call: Call) -> None:
+def one_hot(call: FunctionCall) -> None:
     """Row-wise once the number of classes does not depend on the rows."""
     leading(1)(call)
     if call.argument(1, "num_classes", -1) < 0:
         call.refuse("num_classes=-1 is found from all rows", remedy="give num_classes")
 
 
-def where(call: Call) -> None:
+def where(call: FunctionCall) -> None:
     """Pointwise with three operands; with one it lists places."""
     if len(call.args) + len(call.kwargs) < 3:
         call.refuse("only a condition: the result has a row per place, not per row")
     pointwise(call)
 
 
-def _one_ndim(call: Call) -> None:
+def _one_ndim(call: FunctionCall) -> None:
     for x in call.ragged:
         if x._values.ndim != call.ndim:
             call.refuse(
@@ -409,7 +409,7 @@ def _one_ndim(call: Call) -> None:
             )
 
 
-def _check_operands(call: Call, by_rows: int, shared: int = 0) -> None:
+def _check_operands(call: FunctionCall, by_rows: int, shared: int = 0) -> None:
     """The first ``by_rows`` operands have rows, but for the one at ``shared``, if that is not 0; the others
     must not be LoDTensors."""
     for i, operand in enumerate(call.operands()):
@@ -424,7 +424,7 @@ def _check_operands(call: Call, by_rows: int, shared: int = 0) -> None:
             )
 
 
-def _dims(call: Call, given: Any, name: str) -> list[int]:
+def _dims(call: FunctionCall, given: Any, name: str) -> list[int]:
     if given is REQUIRED or given is None or isinstance(given, bool):
         call.refuse(
             f"no {name}: it acts on all dimensions, or on dimension 0", expected=_feature_range(call.ndim)
@@ -435,7 +435,7 @@ def _dims(call: Call, given: Any, name: str) -> list[int]:
     return [operator.index(dim) for dim in dims]
 
 
-def _feature_dim(call: Call, dim: int, name: str, ndim: int) -> None:
+def _feature_dim(call: FunctionCall, dim: int, name: str, ndim: int) -> None:
     if dim % ndim == 0 and -ndim <= dim < ndim:
         call.refuse(f"{name}={dim}", expected=_feature_range(ndim))
 

@@ -18,8 +18,8 @@ from stepnet.iterator.tensor_iterator import TensorIterator
 
 from .calls import call_of, calls_inside
 from .graph import Target
-from .iterators import LoopCall
-from .trace import Program, sizes_of
+from .iterators import IteratorCall
+from .trace import TracedFunction, sizes_of
 
 Dynamic = Mapping[str, Sequence[int]]
 
@@ -198,7 +198,7 @@ def dynamic_of(
 
 
 def without_features(
-    made: Program, chosen: Sequence[dict[int, bool]], examples: Sequence[Tensor]
+    made: TracedFunction, chosen: Sequence[dict[int, bool]], examples: Sequence[Tensor]
 ) -> list[dict[int, bool]]:
     """Of the dimensions that could be open: those that a recurrence knows as time or batch, and of the others
     the first two, but not the last, which holds features, nor those that a recurrence knows as features."""
@@ -229,7 +229,7 @@ def without_features(
     return kept
 
 
-def closed(made: Program) -> bool:
+def closed(made: TracedFunction) -> bool:
     """Whether a recurrence of dense sequences has a fixed number of steps or sequences."""
     sizes: list[Any] = []
     for node in made.nodes:
@@ -252,7 +252,7 @@ def _inner_sizes(call: Any) -> Iterator[str]:
 def _cut_sizes(node: Any) -> list[Any]:
     """The sizes of a TensorIterator's inputs along the axes that they are cut along."""
     number, inputs, _ = node.args
-    call: LoopCall = call_of(number)
+    call: IteratorCall = call_of(number)
     fed = dict(zip(call.sources, inputs, strict=True))
     return [sizes_of(fed[port.source].meta["val"])[port.axis] for port in call.loop.slices]
 

@@ -39,7 +39,7 @@ from .reads import tensors_read
 
 
 @dataclass
-class LoopCall:
+class IteratorCall:
     """A loop over slices as it was run for real. `parts` are what its body was given at one iteration."""
 
     loop: ir.Loop
@@ -76,7 +76,7 @@ def iterations(port: ir.Slice | ir.Concat, size: Any) -> Any:
 
 @traced_op("(int call, Tensor[] inputs, Tensor[] weights) -> Tensor[]")
 def iterator(call: int, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
-    made: LoopCall = call_of(call)
+    made: IteratorCall = call_of(call)
     feeds = dict(zip(made.sources, inputs, strict=True))
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
     body = made.loop.body
@@ -108,7 +108,7 @@ class LoopRecorder(Recorder):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 out = run()
-            made = LoopCall(loop, [], [], [], where)
+            made = IteratorCall(loop, [], [], [], where)
             made.parts = [part_of(port, feeds[port.source]).detach().clone() for port in made.ports]
             used = tensors_read(lambda: loop.body(*made.parts), made.parts)
             made.inner = inner_calls(self.target, lambda: loop.body(*made.parts))
@@ -142,7 +142,7 @@ KINDS.append(Kind(_answered, LoopRecorder, lambda calls, _: LoopTracer(calls)))
 def _written(
     b: AtenNet, number: int, inputs: Sequence[FxNode], weights: Sequence[FxNode]
 ) -> tuple[Value, ...]:
-    call: LoopCall = call_of(number)
+    call: IteratorCall = call_of(number)
     loop, body = call.loop, call.loop.body
     fed = dict(zip(call.sources, inputs, strict=True))
     shapes = [_part(b.shape(fed[port.source]), port) for port in call.ports]

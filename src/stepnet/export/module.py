@@ -34,8 +34,8 @@ from .inputs import (
     structures,
     without_features,
 )
-from .scans import Steps, mask_of
-from .trace import BATCH, AnyNumber, Numbers, Program, program, sizes_of
+from .scans import StepAxis, mask_of
+from .trace import BATCH, AnyNumber, Numbers, TracedFunction, program, sizes_of
 
 
 def module_graph(
@@ -96,7 +96,7 @@ class _Trace:
         self.levels = [level for lod in self.lods for level in range(len(lod.levels))]
         self.examples += [lod.lengths(level) for lod in self.lods for level in range(len(lod.levels))]
 
-    def program(self) -> Program:
+    def program(self) -> TracedFunction:
         """The module with as many sizes left open as was asked for, or else as make sense."""
         where, lods = self.where, len(self.levels)
         chosen = dynamic_of(self.tensors, lods, self.dynamic, where, declared=self.declared)
@@ -112,7 +112,7 @@ class _Trace:
                 made = self._traced(fewer)
         return made
 
-    def _traced(self, dynamic: list[dict[int, bool]]) -> Program:
+    def _traced(self, dynamic: list[dict[int, bool]]) -> TracedFunction:
         return program(self._run, self.module, self.examples, dynamic, self.where, is_known)
 
     def _run(self, *leaves: Tensor) -> Sequence[Tensor]:
@@ -163,7 +163,7 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
         inputs.append(lengths)
         if deep:
             grid = graph.parameter(f"{text}_1", torch.int64, (-1, -1))
-            inside = emit.squeeze(mask_of(emit, Steps(1, False, lengths), grid), 2)
+            inside = emit.squeeze(mask_of(emit, StepAxis(1, False, lengths), grid), 2)
             grid = emit.call("where", inside, grid, emit.scalar(0))
             aten.ragged[f"sequences_{k}"], aten.grids[f"sequences_{k}"] = lengths, grid
             lengths = emit.reshape(grid, [-1])
@@ -195,7 +195,7 @@ def _ended(aten: AtenNet, node: Any, out: Value) -> Value:
     if not aten.is_ragged(node):
         return out
     emit, dtype = aten.emit, node.meta["val"].dtype
-    steps = Steps(1, False, aten.ragged[str(aten.shape(node)[0])])
+    steps = StepAxis(1, False, aten.ragged[str(aten.shape(node)[0])])
     mask = mask_of(emit, steps, out, len(node.meta["val"].shape) - 1)
     return emit.call("where", mask, out, emit.number(0, dtype))
 

@@ -20,7 +20,7 @@ from .body_trace import BodyTrace, inside
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .recurrence_call import RecurrenceCall
-from .scans import Steps, mask_of, per_sequence
+from .scans import StepAxis, mask_of, per_sequence
 from .trace import sizes_of
 
 
@@ -69,7 +69,7 @@ def write_ragged_step(
     program = trace.traced(run, code_of(call.loop).function)
     name = call.loop.body.name
     body = emit.graph.body(f"{name} body")
-    steps, inner = Steps(1, call.sweep.reverse, outer), AtenNet(Emit(body), where)
+    steps, inner = StepAxis(1, call.sweep.reverse, outer), AtenNet(Emit(body), where)
     inner.numbers = b.numbers
     ins: list[LoopInput] = []
     arguments: list[Value] = []

@@ -23,7 +23,7 @@ _ACTIVATIONS = ("sigmoid", "tanh", "relu")
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownCell:
     """A recognised cell: `inputs` are the values that make up its x, side by side.
 
     `states` are carried parameters in the order that a `Cell` takes them, `weights` the rest of that.
@@ -222,7 +222,7 @@ def _scaled(value: Affine, number: float) -> Affine:
     return Affine({n: None if m is None else m * number for n, m in value.terms.items()}, value.bias * number)
 
 
-def recognise(plan: LoopPlan, constants: Mapping[str, Tensor]) -> Known | None:
+def recognise(plan: LoopPlan, constants: Mapping[str, Tensor]) -> KnownCell | None:
     """The cell that the only scan of a plan is, if it is one."""
     scans = [region for region in plan.regions if region.kind == "scan"]
     if len(scans) != 1 or any(c.parameter == c.result for c in scans[0].carries):
@@ -359,7 +359,7 @@ def _rnn(reader: _Reader, h: str, h_new: str) -> Found | None:
 
 def _cell(
     reader: _Reader, kind: str, gates: list[Affine], attributes: dict[str, Any], states: list[str]
-) -> Known | None:
+) -> KnownCell | None:
     """The cell's weights side by side."""
     h = states[0]
     size = reader.graph.values[h].size
@@ -389,7 +389,7 @@ def _cell(
     r = torch.cat([matrix(g, h) for g in recurrent], 1).t()
     b = torch.cat([g.bias for g in gates])
     w, r, b = (t.to(dtype).contiguous() for t in (w, r, b))
-    return Known(inputs, tuple(states), {"kind": kind, "w": w, "r": r, "b": b} | attributes)
+    return KnownCell(inputs, tuple(states), {"kind": kind, "w": w, "r": r, "b": b} | attributes)
 
 
 def _reads(reader: _Reader, name: str, states: list[str]) -> bool:

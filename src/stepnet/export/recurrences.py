@@ -55,7 +55,7 @@ from .reads import tensors_read
 from .recurrence_call import RecurrenceCall
 from .referred_sizes import as_tensors
 from .rows import unwritable
-from .scans import Steps, write_plan
+from .scans import StepAxis, write_plan
 from .whole_step import write_step
 
 _NO_GRAPH = "its Python asks tensors for values, or it draws random numbers"
@@ -285,7 +285,7 @@ def _lowered(
     lengths: Sequence[FxNode], sizes: Sequence[FxNode],
 ) -> tuple[list[Value], list[Value]]:  # fmt: skip
     where = f"the recurrence of {call.where}"
-    steps = Steps(1 if call.ragged or call.axis == 1 else 0, call.sweep.reverse, _lengths(b, call, x))
+    steps = StepAxis(1 if call.ragged or call.axis == 1 else 0, call.sweep.reverse, _lengths(b, call, x))
     _check_open(b, call, x, where)
     states = [b.flat(node) for node in state]
     given = [b.out(node) for node in x]

@@ -15,12 +15,12 @@ from stepnet.ir.plan import Carry, LoopPlan, Plan, Region
 
 from .emit import END, Emit
 from .graph import Cell, Graph, LoopInput, LoopOp, LoopOutput, Value
-from .recognise import Known, recognise
+from .recognise import KnownCell, recognise
 from .rows import LEAD, RowNet
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepAxis:
     """How the steps of a loop lie in its inputs: `time` is their axis, 0 or 1, and the batch the other.
 
     `lengths` [batch], of sequences that are padded at their end; then `time` is 1.
@@ -41,7 +41,7 @@ class Steps:
         return ((1, -1) if self.time == 0 else (-1, 1)) + tuple(shape)
 
 
-def mask_of(emit: Emit, steps: Steps, like: Value, rank: int = 1) -> Value:
+def mask_of(emit: Emit, steps: StepAxis, like: Value, rank: int = 1) -> Value:
     """[batch, time, 1 ...], true where a sequence still runs; `like` is [batch, time, ...], `rank` the number
     of dimensions behind these."""
     assert steps.lengths is not None
@@ -68,7 +68,7 @@ def per_sequence(emit: Emit, x: Value, rank: int) -> Value:
 
 def write_plan(
     emit: Emit, plan: Plan, constants: Mapping[str, Tensor], x: Sequence[Value], states: Sequence[Value],
-    weights: Sequence[Tensor | Value], steps: Steps,
+    weights: Sequence[Tensor | Value], steps: StepAxis,
 ) -> tuple[list[Value], list[Value]]:  # fmt: skip
     """The nodes of one recurrence.
 
@@ -93,7 +93,7 @@ def write_plan(
 class _Recurrence:
     def __init__(
         self, emit: Emit, plan: Plan, constants: Mapping[str, Tensor], x: Sequence[Value],
-        states: Sequence[Value], weights: Sequence[Tensor | Value], steps: Steps,
+        states: Sequence[Value], weights: Sequence[Tensor | Value], steps: StepAxis,
     ) -> None:  # fmt: skip
         self.emit, self.plan, self.steps = emit, plan, steps
         values = plan.forward.body.values
@@ -201,14 +201,14 @@ class _Recurrence:
         turning = [c.parameter for c in region.carries if c.parameter != c.result]
         return {n: self.emit.squeeze(out, self.steps.time) for n, out in zip(turning, carried, strict=True)}
 
-    def _known(self, region: Region, known: Known) -> Cell:
+    def _known(self, region: Region, known: KnownCell) -> Cell:
         """A recognised cell with the steps of this recurrence."""
         by_result = {c.result: c.parameter for c in region.carries}
         joined = tuple(known.states.index(by_result[name]) for name in self.loop.outputs(region))
         time, reverse, lengths = self.steps.time, self.steps.reverse, self.steps.lengths
         return Cell(time=time, reverse=reverse, joined=joined, ragged=lengths is not None, **known.weights)
 
-    def _cell(self, region: Region, known: Known, cell: Cell) -> dict[str, Value]:
+    def _cell(self, region: Region, known: KnownCell, cell: Cell) -> dict[str, Value]:
         """A loop around one cell."""
         x = self.emit.concat([self.outer.full(n) for n in known.inputs], LEAD)
         outputs = self.loop.outputs(region)

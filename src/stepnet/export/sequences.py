@@ -10,7 +10,7 @@ from torch import Tensor
 from .aten import AtenNet, rule
 from .calls import traced_op
 from .graph import Value
-from .scans import Steps, last_row, mask_of, per_sequence
+from .scans import StepAxis, last_row, mask_of, per_sequence
 
 
 @traced_op("(str kind, Tensor rows, Tensor x, Tensor lengths, float pad) -> Tensor")
@@ -35,7 +35,7 @@ def _written(b: AtenNet, kind: str, rows: Any, x: Any, lengths: Any, pad: float)
             "sub", emit.unsqueeze(counts, 1), emit.unsqueeze(emit.call("add", places, emit.scalar(1)), 0)
         )
         return emit.take(table, emit.call("maximum", back, emit.scalar(0)), 1, batch_dims=1)
-    mask = mask_of(emit, Steps(1, False, counts), table, rank)
+    mask = mask_of(emit, StepAxis(1, False, counts), table, rank)
     if kind in ("softmax", "max"):
         lowest = emit.number(float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min, dtype)
         kept = emit.call("where", mask, table, lowest)

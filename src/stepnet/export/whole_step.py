@@ -16,12 +16,12 @@ from .body_trace import BodyTrace, inside
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .recurrence_call import RecurrenceCall
-from .scans import Steps
+from .scans import StepAxis
 
 
 def write_step(
     b: AtenNet, call: RecurrenceCall, where: str, x: Sequence[Value], states: Sequence[Value],
-    nodes: tuple[Sequence[FxNode], ...], steps: Steps,
+    nodes: tuple[Sequence[FxNode], ...], steps: StepAxis,
 ) -> tuple[list[Value], list[Value]]:  # fmt: skip
     """A loop around the whole step; takes and gives what `write_plan` does. `nodes` are those of x, the
     states, the weights and the sizes that the step refers to, in the trace around.

@@ -39,7 +39,7 @@ from .examples import (
     on_meta,
 )
 from .modes import modes, under
-from .recorded import Break, Call, Count, Guard, Op, Read, Write
+from .recorded import Break, Count, Guard, Op, Read, RecordedCall, Write
 from .symbolic import OPEN, Symbolic, SymbolicSize, called, kind_of_unknown, outside, symbolic
 from .template import Ref, Shape, encode, places, ref, resolve
 
@@ -49,7 +49,7 @@ _NONE, _FIRST, _EVERY = range(3)  # of which steps an example tells the shape
 
 
 @dataclass(eq=False)
-class Known:
+class TrieNode:
     """A program recorded up to an operation: that operation, what it gives, and what may come next."""
 
     op: Op | None = None
@@ -57,11 +57,11 @@ class Known:
     spec: Spec | None = None  # how they are nested; None for one value
     told: tuple[bool, ...] = ()  # of each, whether Python gets it as it is, and each step checks it
     unknown: type[Symbolic] = Symbolic  # what stands for a value without example
-    next: dict[Any, Known] = field(default_factory=dict)
+    next: dict[Any, TrieNode] = field(default_factory=dict)
     found: Any = None  # at a program's end: what was found out about it
 
 
-_roots: dict[Any, Known] = {}
+_roots: dict[Any, TrieNode] = {}
 _MOST = 8192  # operations, before all are forgotten
 _count = 0
 
@@ -105,10 +105,10 @@ class Program:
         if _count > _MOST:
             _roots.clear()
             _count = 0
-        self.known: Known | None = None
+        self.known: TrieNode | None = None
         if None not in likes:
             with contextlib.suppress(TypeError):  # a size that is left open does not hash
-                self.known = _roots.setdefault(key, Known())
+                self.known = _roots.setdefault(key, TrieNode())
         examples = self.known.examples if self.known is not None else ()
         if not examples:
             examples = tuple(self._bare(v) for v in variables)
@@ -176,7 +176,7 @@ class Program:
             program = program.around
         return False
 
-    def _next(self, make: Callable[[], Known], *key: Any) -> Known:
+    def _next(self, make: Callable[[], TrieNode], *key: Any) -> TrieNode:
         """What comes next, as it is known from before, or as it is made."""
         global _count
         key = (*key, *self._fresh)
@@ -219,16 +219,18 @@ class Program:
         name = args[1] if function is getattr else name or getattr(function, "__name__", repr(function))
         fixed = name in _SIZES and self._fixed(args_template) and self._fixed(kwargs_template)
 
-        def make() -> Known:
+        def make() -> TrieNode:
             at = line or user_line().short
             given = (args, args_template), (kwargs, kwargs_template)
             known = self._new_call(function, *given, name, at, fixed)
-            known.op = Call(function, args_template, kwargs_template, len(self.examples), len(known.examples),
-                            known.spec is not None, at)  # fmt: skip
+            known.op = RecordedCall(
+                function, args_template, kwargs_template, len(self.examples), len(known.examples),
+                known.spec is not None, at,
+            )  # fmt: skip
             return known
 
-        known = self._next(make, Call, function, args_template, kwargs_template, fixed)
-        assert isinstance(known.op, Call)
+        known = self._next(make, RecordedCall, function, args_template, kwargs_template, fixed)
+        assert isinstance(known.op, RecordedCall)
         line = known.op.line
         values = [self._value(example, known.unknown) for example in known.examples]
         for i, told in enumerate(known.told):
@@ -248,7 +250,7 @@ class Program:
     def _new_call(
         self, function: Callable[..., Any], given_args: tuple[Any, Any], given_kwargs: tuple[Any, Any],
         name: str, line: str, fixed: bool,
-    ) -> Known:  # fmt: skip
+    ) -> TrieNode:  # fmt: skip
         (args, args_template), (kwargs, kwargs_template) = given_args, given_kwargs
         if name in _CONCRETE:
             raise no_number(name.strip("_"), line)
@@ -267,7 +269,7 @@ class Program:
             v._example if isinstance(v, Symbolic) else None
             for v in leaves((args, kwargs), (Symbolic, TensorArray))
         ]
-        unknown = Known(None, (None,), unknown=kind_of_unknown(name, args, kwargs))
+        unknown = TrieNode(None, (None,), unknown=kind_of_unknown(name, args, kwargs))
         like = getattr(function, "like", None)
         try:
             if like is not None:
@@ -289,7 +291,7 @@ class Program:
         bare = [bare_leaf(leaf) for leaf in bare]
         values = [isinstance(leaf, (Tensor, LoDTensor, TensorArray)) or leaf is None for leaf in bare]
         if any(isinstance(leaf, torch.SymInt) for leaf in bare):  # of a module that is traced
-            return Known(None, tuple(bare), spec if spec.kind is not None else None, (True,) * len(bare))
+            return TrieNode(None, tuple(bare), spec if spec.kind is not None else None, (True,) * len(bare))
         numbers = all(type(leaf) in (int, float, bool) for leaf in bare)
         told: tuple[bool, ...] = ()
         if not any(values):
@@ -297,7 +299,7 @@ class Program:
                 like is not None or name in _SIZES or any(type(v) in (int, float, bool) for v in given)
             )
             if not symbolic:
-                return Known(None, (example,), None, (True,))
+                return TrieNode(None, (example,), None, (True,))
             # Of what comes from a tape, sizes but the first may be the same whatever the tape is played with.
             closed = name in ("shape", "size") and self.stand_in is not None
             closed &= self._true_of((args_template, kwargs_template)) == _EVERY
@@ -308,7 +310,7 @@ class Program:
                     for d, n in zip(dims, bare, strict=False)
                 ]
             )
-        return Known(None, tuple(bare), spec if spec.kind is not None else None, told)
+        return TrieNode(None, tuple(bare), spec if spec.kind is not None else None, told)
 
     def _run_like(self, like: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What stands for the result of a function of our own, which runs functions of the user."""
@@ -353,7 +355,9 @@ class Program:
                 ):
                     known = self._true_of(op.default)
             elif (
-                isinstance(op, Call) and self.examples[place] is not None and not hasattr(op.function, "like")
+                isinstance(op, RecordedCall)
+                and self.examples[place] is not None
+                and not hasattr(op.function, "like")
             ):
                 known = self._true_of((op.args, op.kwargs))
             self._shapes_true_of[place] = known
@@ -362,8 +366,8 @@ class Program:
     def _maker(self, place: int) -> Op:
         """The operation that gives the value at a place."""
         for op in reversed(self.ops):
-            if isinstance(op, (Call, Read, Count)):
-                count = op.count if isinstance(op, Call) else 1
+            if isinstance(op, (RecordedCall, Read, Count)):
+                count = op.count if isinstance(op, RecordedCall) else 1
                 if op.out <= place < op.out + count:
                     return op
         raise AssertionError("no operation gives this value")
@@ -467,9 +471,9 @@ class Program:
         if known_example and like is None:
             self.known = None
 
-        def make() -> Known:
+        def make() -> TrieNode:
             op = Read(number, index, default, len(self.examples), line or user_line().short)
-            return Known(op, (self._bare(example) if known_example else None,))
+            return TrieNode(op, (self._bare(example) if known_example else None,))
 
         known = self._next(make, Read, number, index, default, like, array.deferred is None)
         return self._value(known.examples[0])
@@ -479,8 +483,8 @@ class Program:
         number = self._number(array)
         example = None if array.deferred is not None else array._size
 
-        def make() -> Known:
-            return Known(Count(number, len(self.examples), line or user_line().short), (example,))
+        def make() -> TrieNode:
+            return TrieNode(Count(number, len(self.examples), line or user_line().short), (example,))
 
         return self._value(self._next(make, Count, number, example).examples[0], SymbolicSize)
 
@@ -499,13 +503,13 @@ class Program:
 
     def _plain(self, kind: Callable[..., Op], line: str, *parts: Any) -> None:
         """Record an operation that gives nothing."""
-        self._next(lambda: Known(kind(*parts, line or user_line().short)), kind, *parts)
+        self._next(lambda: TrieNode(kind(*parts, line or user_line().short)), kind, *parts)
 
     def close(self, updates: dict[int, Any]) -> None:
         """The frame was left; `updates` has the template of each loop variable's next value."""
         self.open = False
         self.parameters = ()  # they refer to this program: what it holds is to go with the last reference
-        self._next(Known, "end", tuple(sorted(updates.items())))
+        self._next(TrieNode, "end", tuple(sorted(updates.items())))
 
 
 class _Unknown(Exception):

@@ -15,7 +15,7 @@ Values = dict[int, Any]
 
 
 @dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """`values[out:] = leaves of function(*args, **kwargs)`, templates; `line` is where the user wrote it."""
 
     function: Callable[..., Any]
@@ -106,4 +106,4 @@ class Break:
     line: str
 
 
-Op = Call | Read | Write | Count | Guard | Break
+Op = RecordedCall | Read | Write | Count | Guard | Break

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stepnet.data.recording import Interned
 
-from .recorded import Call
+from .recorded import RecordedCall
 from .step import check_joined, failure, next_state
 from .template import Ref, resolve
 
@@ -32,7 +32,7 @@ _BROADCAST = {
 class StepForm(Interned):
     """The calls of one step, and the places of what it is given and of what it gives."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[RecordedCall, ...]
     x: tuple[int, ...]
     state: tuple[int, ...]
     y: tuple[Ref, ...]
@@ -133,7 +133,7 @@ def _aligned(function: Callable[..., Any], rows: tuple[bool, ...], *args: Any, *
     )
 
 
-def _lifted(call: Call, varying: set[int]) -> Call:
+def _lifted(call: RecordedCall, varying: set[int]) -> RecordedCall:
     """A product of a constant with what varies, from the other side; a comparison with the calls follows."""
     name = getattr(call.function, "__name__", "")
     rows = tuple(isinstance(a, Ref) and a.place in varying for a in call.args)

@@ -17,7 +17,7 @@ COUNTER = "iteration"
 Run = Callable[..., Sequence[Tensor]]
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """How the values of a loop lie in rows.
 
     Attributes:
@@ -52,7 +52,7 @@ class RowBody:
         layout: how its values lie in rows.
     """
 
-    def __init__(self, loop: Loop, run: Run, layout: Layout) -> None:
+    def __init__(self, loop: Loop, run: Run, layout: RowLayout) -> None:
         self.loop, self.run, self.layout = loop, run, layout
         self.name = loop.body.name
         number = [port.parameter for port in loop.inputs if isinstance(port, Iteration)]

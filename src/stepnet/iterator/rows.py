@@ -30,7 +30,7 @@ from stepnet.ir.loop import Concat, Iteration, Loop, Slice
 from stepnet.watchers import watched, watching
 
 from .replay import Noting, Replay, kind_of
-from .row_body import COUNTER, Layout, RowBody, Run, new_name, state_name, x_name, y_name
+from .row_body import COUNTER, RowBody, RowLayout, Run, new_name, state_name, x_name, y_name
 
 _MOST = 64  # kinds of calls that one loop remembers
 
@@ -72,7 +72,7 @@ class RowLoop:
         self._numbered = next((port for port in loop.inputs if isinstance(port, Iteration)), None)
         self._checked: dict[Any, bool] = _Remembered()
         self._ran: dict[Any, int] = _Remembered()  # which of the sweeps ran, by the kind of a call
-        self._sweeps: dict[Layout, tuple[Loop, RowBody]] = _Remembered()
+        self._sweeps: dict[RowLayout, tuple[Loop, RowBody]] = _Remembered()
         self._replays: dict[Any, Replay] = _Remembered()  # by the kind of a call
 
     def run(
@@ -192,7 +192,7 @@ class RowLoop:
                 own = carried | {name: invariants[name] for name in rows}
                 most = max((value.dim() for value in own.values()), default=1)
                 for rank in range(most + 1, 0, -1) if free else (1,):
-                    layout = Layout(tuple(axes.values()), rows, tuple(lone), rank, blocks, time, reverse)
+                    layout = RowLayout(tuple(axes.values()), rows, tuple(lone), rank, blocks, time, reverse)
                     loop, body = self._sweep(layout, run)
                     sources = {x_name(name): value for name, value in x.items()}
                     sources |= {state_name(name): value for name, value in own.items()}
@@ -204,7 +204,7 @@ class RowLoop:
         if not found:
             raise Unsupported("the body does not treat the rows of the batch alike")
 
-    def _sweep(self, layout: Layout, run: Run) -> tuple[Loop, RowBody]:
+    def _sweep(self, layout: RowLayout, run: Run) -> tuple[Loop, RowBody]:
         """The loop over rows that lie so, and its body."""
         known = self._sweeps.get(layout)
         if known is None:

@@ -11,7 +11,7 @@ from stepnet.executors.naive import PLAIN
 from . import svg
 from .boxes import Box
 from .explanation import Explanation, ModelExplanation
-from .fold_ops import Folded, Node, fold, theme
+from .fold_ops import Drawn, Folded, fold, theme
 from .graph import Graph
 from .layers import spread
 from .records import LoopSummary
@@ -196,7 +196,7 @@ class _LoopPicture:
             label = f"kept, {short(it.saved_per_row, 'B')} a row"
             self.kept = len(self.nodes)
             box = Box(label, (), label, svg.Theme(svg.SAVED, "#ffffff"), round=True)
-            self.nodes.append(Node("input", box))
+            self.nodes.append(Drawn("input", box))
         drawn = {n for arrow in self.arrows for n in arrow} | {self.kept}
         inside = {n: part for part, panel in enumerate(self.panels) for n in panel.nodes}
         beside = [

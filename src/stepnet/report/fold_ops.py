@@ -29,7 +29,7 @@ Kind = Literal["op", "input", "state", "next state", "output"]
 
 
 @dataclass(frozen=True)
-class Node:
+class Drawn:
     """A box of the picture, in a region by its index, or outside of all."""
 
     kind: Kind
@@ -41,7 +41,7 @@ class Node:
 class Folded:
     """The boxes of a loop and the arrows between them, by number; next states in the order of the states."""
 
-    nodes: list[Node]
+    nodes: list[Drawn]
     arrows: list[tuple[int, int]]
 
 
@@ -64,26 +64,26 @@ def fold(
     shown |= {result for _, _, result in carries} if loop.direction == "backward" else set()
     outputs = [label for label, inner in loop.sources.items() if inner not in shown]
 
-    nodes = [Node("input", _value(f"{name} {shape(shapes[name])}", AROUND)) for name in inputs]
+    nodes = [Drawn("input", _value(f"{name} {shape(shapes[name])}", AROUND)) for name in inputs]
     producers = {name: [i] for i, name in enumerate(inputs)}
     for i, parameter, _ in carries:
         producers[parameter] = [len(nodes)]
-        nodes.append(Node("state", _value(parameter, STEP), i))
+        nodes.append(Drawn("state", _value(parameter, STEP), i))
     targets: list[tuple[str, int]] = []  # (value, the box that reads it)
     for i, parameter, result in carries:
         targets.append((result, len(nodes)))
         label = result if result.startswith("gradient") else f"next {parameter}"
-        nodes.append(Node("next state", _value(label, STEP), i))
+        nodes.append(Drawn("next state", _value(label, STEP), i))
     titles, blamed = Titles(loop), _blamed(loop, groups, declined)
     for group in groups:
         i, ops = group
         producers |= {name: [len(nodes)] for op in ops for name in op.outputs}
         targets = [*targets, *((name, len(nodes)) for op in ops for name in op.inputs)]
         box = replace(_op_box(loop.regions[i], ops, titles, known), declined=group in blamed)
-        nodes.append(Node("op", box, i))
+        nodes.append(Drawn("op", box, i))
     for label in outputs:
         targets.append((loop.sources[label], len(nodes)))
-        nodes.append(Node("output", _value(f"{label} {shape(shapes[label])}", AROUND)))
+        nodes.append(Drawn("output", _value(f"{label} {shape(shapes[label])}", AROUND)))
 
     sources = _followed(loop, producers)
     arrows = dict.fromkeys((a, b) for name, b in targets for a in sources(name) if a != b)

@@ -57,7 +57,7 @@ def _mapping(
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepCount:
     """The number of steps at the sizes that are counted, None if only a run determines it.
 
     `static`: it is the same at all sizes. `words`: what determines it.
@@ -68,10 +68,10 @@ class Steps:
     words: str
 
 
-def steps(node: Node, net: Net, at: Sizes) -> Steps:
+def steps(node: Node, net: Net, at: Sizes) -> StepCount:
     """The steps of a TensorIterator, Loop or sequence; `net` contains the layer."""
     counted, first, second = (_count(node, survey) for survey in (at.counted, *at.pair))
-    return Steps(counted, counted is not None and counted == first == second, _words(node.layer, net))
+    return StepCount(counted, counted is not None and counted == first == second, _words(node.layer, net))
 
 
 def _count(node: Node, survey: Survey) -> int | None:
