@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from stepnet.data.bounded import Bounded
+
 from .kinds import MISSING, Names, slot_values
 
 _KEPT_BY_COPY = "__slotnames__"  # on a class, at the first copy of one of its objects
@@ -30,7 +32,7 @@ _CLASS_ATTRIBUTES = (types.FunctionType, property, staticmethod, classmethod)
 
 _T = TypeVar("_T")
 _SHORTEST, _LONGEST = 0.02, 0.2  # seconds
-_in_a_row: dict[Any, int] = {}  # attempts that changed something, by their root
+_in_a_row = Bounded[Any, int](10_000)  # attempts that changed something, by their root
 _SURELY = 3
 
 
@@ -84,8 +86,6 @@ def _undone(holders: list[Any], root: Any, attempt: Callable[[Snapshot], _T]) ->
         if not taken[1].changed():
             return result, False
     _restore(taken)
-    if len(_in_a_row) > 10_000:
-        _in_a_row.clear()
     _in_a_row[root] = _in_a_row.get(root, 0) + 1
     return result, True
 

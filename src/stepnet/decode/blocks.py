@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stepnet.api import recurrent, run_as_before
 from stepnet.compiler.reach import reach
+from stepnet.data.bounded import Bounded
 from stepnet.data.tree import Spec, by_leaf, flatten, rows_at
 from stepnet.engine import Way
 from stepnet.errors import StepError
@@ -43,7 +44,7 @@ class Before(NamedTuple):
     same: tuple[bool, ...] = ()
 
 
-_before: WeakKeyDictionary[Any, dict[Any, Before]] = WeakKeyDictionary()
+_before: WeakKeyDictionary[Any, Bounded[Any, Before]] = WeakKeyDictionary()
 
 
 def before(step: WordStep, way: Any) -> Before | None:
@@ -53,10 +54,7 @@ def before(step: WordStep, way: Any) -> Before | None:
 
 def note(step: WordStep, way: Any, known: Before) -> None:
     """Keep what is known of a step."""
-    ways = _before.setdefault(_code(step), {})
-    if len(ways) >= _MOST_WAYS:
-        ways.clear()
-    ways[way] = known
+    _before.setdefault(_code(step), Bounded(_MOST_WAYS))[way] = known
 
 
 def _code(step: Any) -> Any:

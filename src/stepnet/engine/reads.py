@@ -26,6 +26,7 @@ from stepnet.compiler.reach import Reach, reach
 from stepnet.compiler.record import record
 from stepnet.compiler.undo import Snapshot, undone
 from stepnet.compiler.walk_code import END
+from stepnet.data.bounded import Bounded
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
@@ -103,7 +104,8 @@ class FailsOnSamples(Unsupported):
 
 
 _long: set[Any] = set()  # code of open steps with long recurrences inside, not recorded at each call
-_inner_steps: dict[Any, int] = {}  # of while loops with a condition for each row, by the code of the step
+# Of while loops with a condition for each row, by the code of the step.
+_inner_steps = Bounded[Any, int](10_000)
 
 
 def steps_of_inner_loops(reads: Reads, seen: int = 0) -> int:
@@ -111,8 +113,6 @@ def steps_of_inner_loops(reads: Reads, seen: int = 0) -> int:
     seen on sample rows; 0 if they are too many."""
     root = reads.root
     if root not in _inner_steps and seen:
-        if len(_inner_steps) > 10_000:
-            _inner_steps.clear()
         _inner_steps[root] = min(MOST, max(_FEW, 1 << (seen + 1).bit_length()))
     return _inner_steps.get(root, _FEW)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.as_imported import data_ptr, empty, empty_like, is_contiguous, stride, zeros_like
+from stepnet.data.bounded import Bounded
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import is_as_written
 
@@ -131,7 +132,7 @@ class Direct:
         self._made = [*self._y, *self._kept, *(_outline(t.shape, t.dtype) for t in states)]
         carry = carry_gradients(plan, layout, needs) if self.trains else ()
         self.still = [k for k, carries in enumerate(carry) if not carries]
-        self._backwards: dict[tuple[bool, ...], _Backward | None] = {}
+        self._backwards = Bounded[tuple[bool, ...], "_Backward | None"](_MOST_KINDS)
         if self.trains:  # backward by names takes longer of what is kept here
             given = (True,) * (len(self._y) + len(states))
             self._backwards[(*given, *needs)] = self._backward(given, tuple(needs))
@@ -155,8 +156,6 @@ class Direct:
             return None
         kind = *[grad is not None for grad in grads], *needed
         if kind not in self._backwards:
-            if len(self._backwards) >= _MOST_KINDS:
-                self._backwards.clear()
             try:
                 self._backwards[kind] = self._backward(kind[: len(grads)], needed)
             except LookupError:

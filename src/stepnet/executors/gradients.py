@@ -17,8 +17,6 @@ from .loop import last, shift
 from .ready import Asked, Ready
 from .tables import as_table, earlier
 
-_MOST_KINDS = 64  # of calls, of which one plan remembers what they ask for
-
 
 def gradients(
     call: Call, tensors: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor | None],
@@ -85,8 +83,6 @@ def asked_of(ready: Ready, layout: Layout, given: tuple[bool, ...], needed: tupl
     asked = ready.asked
     kind = layout.turns, layout.ends, given, needed
     if kind not in asked:
-        if len(asked) >= _MOST_KINDS:
-            asked.clear()
         has = _has_gradient(ready.plan, layout, given, needed)
         some = None if all(has) else {n for n, h in zip(ready.plan.gradients, has, strict=False) if h and n}
         asked[kind] = Asked(has, None if some is None else frozenset(some))

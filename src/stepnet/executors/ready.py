@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from stepnet.data.bounded import Bounded
 from stepnet.data.dtypes import dtype_of
 from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .base import Executor
 from .layout import Layout
 from .loop import PreparedLoop, Scan
+
+_MOST_KINDS = 64  # of calls, of which one plan remembers what they ask for
 
 
 class Asked(NamedTuple):
@@ -134,9 +137,9 @@ class Ready:
         return self.is_few(layout) and self.backward is not None and self.backward.few_by_address
 
     @cached_property
-    def asked(self) -> dict[Any, Asked]:
+    def asked(self) -> Bounded[Any, Asked]:
         """For the calls at hand, which gradients there are, and which of the backward loop's that takes."""
-        return {}
+        return Bounded(_MOST_KINDS)
 
     def sources(self, inputs: int) -> Sources:
         """Where the backward loop of a call with so many inputs finds what it reads."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from stepnet.data.bounded import Bounded
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors.setting import check_backend
 from stepnet.watchers import during
@@ -122,7 +123,8 @@ class OwnEndLoop:
         self.reports, self.joined, self.reason = reports, joined, reason
         self.name, self.body, self.captured = name, body, body.captured
         self._scans: dict[tuple[int, ...], ScanLoop] = {}  # by what is held
-        self._last: dict[Any, int | None] = {}  # steps of the last call of a kind; None: blocks do not run it
+        # Steps of the last call of a kind; None: blocks do not run it.
+        self._last = Bounded[Any, int | None](_MOST_KINDS)
 
     def begin(
         self, most: int | None, state: Sequence[Any], around: Mapping[Any, Any]
@@ -167,8 +169,6 @@ class OwnEndLoop:
         return begun, partial(self._note, kind)
 
     def _note(self, kind: Any, steps: int) -> None:
-        while len(self._last) >= _MOST_KINDS and kind not in self._last:
-            self._last.pop(next(iter(self._last)), None)
         self._last[kind] = steps
 
     def _block(self, steps: int, begun: Begun, captured: Sequence[Tensor]) -> Begun | None:

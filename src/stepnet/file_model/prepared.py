@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.data.alike import alike
+from stepnet.data.bounded import Bounded
 from stepnet.errors import StepnetError
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
@@ -75,7 +76,7 @@ class Prepared:
 
     def __init__(self) -> None:
         # by the kind of a call, one for each way through branches; None: it runs node by node
-        self._functions: dict[Any, list[Function] | None] = {}
+        self._functions = Bounded[Any, list[Function] | None](_MOST_KINDS)
         self._last: _Last | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
@@ -119,8 +120,6 @@ class Prepared:
         if functions is None or not plainly_fed(around[value] for value in graph.captured):
             return graph.plainly(arguments, around, None)
         if kind not in self._functions:
-            while len(self._functions) >= _MOST_KINDS:
-                self._functions.pop(next(iter(self._functions)), None)
             self._functions[kind] = []
             return graph.plainly(arguments, around, None)
         recorder = Recorder(arguments, {key: around[key] for key in graph.captured}, graph.constants)

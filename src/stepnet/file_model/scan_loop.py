@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from stepnet.data.bounded import Bounded
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
@@ -157,7 +158,7 @@ class ScanLoop:
         self._bodies = [self.body, self.body.flattened()] if counts else [self.body]
         self._rows = [RowLoop(self.loop, partial(_as_it_is, b.function, not counts)) for b in self._bodies]
         self.led: dict[Leads, tuple[ScanBody, RowLoop]] = {}
-        self._leads: dict[Any, list[Leads]] = {}  # by the shapes of the inputs
+        self._leads = Bounded[Any, list[Leads]](_MOST_SHAPES)  # by the shapes of the inputs
 
     def run(self, feeds: Mapping[str, Any], *, plainly: bool) -> dict[str, Any]:
         """The outputs by name; by the plain loop if it is not compiled, or `plainly`."""
@@ -253,8 +254,6 @@ class ScanLoop:
                 rows = [row.shape[1:] for row in self.body(*first)[self.states :]]
             shapes = [v.shape for v in states.values()], [v.shape[1:] for v in x.values()], rows
             found = [leads for leads in _leads(*shapes) if leads.cut or any((*leads.states, *leads.rows))]
-        while len(self._leads) >= _MOST_SHAPES:
-            del self._leads[next(iter(self._leads))]
         self._leads[key] = found
         return found
 

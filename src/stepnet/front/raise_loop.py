@@ -96,19 +96,8 @@ def raise_loop(loop: WhileLoop) -> Raised:
 
 def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
     """A form with the values of one loop."""
-    program = loop.program
-    boot = loop.loop_vars[form.counter]
-    sizes = {op.out: program.arrays[op.array].size() for op in program.ops if isinstance(op, Count)}
-    known = {place: n for place, n in enumerate(program.examples) if isinstance(n, (int, torch.SymInt))}
-    bound = resolve(form.bound, {**known, **program.constants, **sizes})
-    start, end = whole_number(boot), integer(bound, "bound") + form.beyond
-    if not isinstance(end, torch.SymInt) and not _holds(boot.dtype, end, end - form.beyond):
-        raise rule(f"a counter of {boot.dtype} does not count as far as the end")
-    steps = (end - start) * form.by
-    if steps <= 0:
-        raise rule("there are no steps")
-    if loop.max_steps is not None and steps > loop.max_steps:
-        raise rule("there are more steps than max_steps")
+    program, boot = loop.program, loop.loop_vars[form.counter]
+    start, steps = _range(loop, form)
     low = start if form.by > 0 else start - steps + 1
     x = [_column(loop, op, low + offset, steps) for op, offset in form.inputs]
     for (op, _), column in zip(form.inputs, x, strict=True):
@@ -117,24 +106,8 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
             raise rule("the values of an array differ in shape or dtype", op)
     if form.counted:
         x.append(torch.arange(low, low + steps, dtype=boot.dtype, device=boot.device))
-    state: list[Any] = [loop.loop_vars[place] for place in form.carried]
-    for op in form.states:
-        before = start + form.base - form.by
-        array, default = program.arrays[op.array], resolve(op.default, program.constants)
-        if isinstance(before, torch.SymInt) and default is not None and not array._values:
-            state.append(default)
-        else:
-            state.append(array.read(before, default))
+    state = _first_state(loop, form, start)
     body = RecordedStep(form.step, [program.constants[place] for place in form.step.constants])
-    for value, new in zip(state, form.step.new, strict=True):
-        like = form.example(program, new)
-        if like is None or not isinstance(value, Tensor):
-            raise rule("the shape of a state is not known before the loop runs")
-        if (like.shape, like.dtype) != (value.shape, value.dtype):
-            raise rule(
-                f"what is read at the step before the first is {describe_leaf(value)}, "
-                f"and what is written {describe_leaf(like)}"
-            )
 
     def finish(ys: list[Tensor], last: list[Tensor]) -> list[Tensor]:
         columns = [Steps(y, own=True) for y in ys]  # two arrays may be written the same
@@ -151,6 +124,47 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
         return results
 
     return Raised(form, body, x, state, finish)
+
+
+def _range(loop: WhileLoop, form: ScanForm) -> tuple[int, int]:
+    """Where the counter starts, and how many steps there are; of a module that is traced, open sizes."""
+    program, boot = loop.program, loop.loop_vars[form.counter]
+    sizes = {op.out: program.arrays[op.array].size() for op in program.ops if isinstance(op, Count)}
+    known = {place: n for place, n in enumerate(program.examples) if isinstance(n, (int, torch.SymInt))}
+    bound = resolve(form.bound, {**known, **program.constants, **sizes})
+    start, end = whole_number(boot), integer(bound, "bound") + form.beyond
+    if not isinstance(end, torch.SymInt) and not _holds(boot.dtype, end, end - form.beyond):
+        raise rule(f"a counter of {boot.dtype} does not count as far as the end")
+    steps = (end - start) * form.by
+    if steps <= 0:
+        raise rule("there are no steps")
+    if loop.max_steps is not None and steps > loop.max_steps:
+        raise rule("there are more steps than max_steps")
+    return start, steps
+
+
+def _first_state(loop: WhileLoop, form: ScanForm, start: int) -> list[Any]:
+    """The loop variables that are carried, and what is read at the step before the first; each must be like
+    what a step puts in its place."""
+    program = loop.program
+    state: list[Any] = [loop.loop_vars[place] for place in form.carried]
+    before = start + form.base - form.by
+    for op in form.states:
+        array, default = program.arrays[op.array], resolve(op.default, program.constants)
+        if isinstance(before, torch.SymInt) and default is not None and not array._values:
+            state.append(default)
+        else:
+            state.append(array.read(before, default))
+    for value, new in zip(state, form.step.new, strict=True):
+        like = form.example(program, new)
+        if like is None or not isinstance(value, Tensor):
+            raise rule("the shape of a state is not known before the loop runs")
+        if (like.shape, like.dtype) != (value.shape, value.dtype):
+            raise rule(
+                f"what is read at the step before the first is {describe_leaf(value)}, "
+                f"and what is written {describe_leaf(like)}"
+            )
+    return state
 
 
 def _holds(dtype: torch.dtype, *numbers: int) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from stepnet.data.bounded import Bounded
 from stepnet.data.recording import Interned
 
 from .recorded import RecordedCall
@@ -99,7 +100,7 @@ class RecordedStep:
         return [known[at.place] for at in step.y], [resolve(new, known) for new in step.new]
 
 
-_forms: dict[Any, StepForm] = {}
+_forms = Bounded[Any, StepForm](1024)
 
 
 def interned(form: StepForm) -> StepForm:
@@ -110,8 +111,6 @@ def interned(form: StepForm) -> StepForm:
     except TypeError:  # an argument that does not hash
         return form
     if known is None:
-        if len(_forms) > 1024:
-            _forms.clear()
         known = _forms[key] = form
     return known
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.bounded import Bounded
 from stepnet.engine import run
 from stepnet.errors import IRError, LoopError, StepError, Unsupported
 from stepnet.executors.naive import number_of
@@ -33,15 +34,6 @@ from .replay import Noting, Replay, kind_of
 from .row_body import COUNTER, RowBody, RowLayout, Run, new_name, state_name, x_name, y_name
 
 _MOST = 64  # kinds of calls that one loop remembers
-
-
-class _Remembered(dict[Any, Any]):
-    """What was found out last; the oldest goes first."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        if key not in self and len(self) >= _MOST:
-            del self[next(iter(self))]
-        super().__setitem__(key, value)
 
 
 @dataclass(frozen=True)
@@ -70,10 +62,10 @@ class RowLoop:
         self.loop = loop
         self.adapt = adapt
         self._numbered = next((port for port in loop.inputs if isinstance(port, Iteration)), None)
-        self._checked: dict[Any, bool] = _Remembered()
-        self._ran: dict[Any, int] = _Remembered()  # which of the sweeps ran, by the kind of a call
-        self._sweeps: dict[RowLayout, tuple[Loop, RowBody]] = _Remembered()
-        self._replays: dict[Any, Replay] = _Remembered()  # by the kind of a call
+        self._checked = Bounded[Any, bool](_MOST)
+        self._ran = Bounded[Any, int](_MOST)  # which of the sweeps ran, by the kind of a call
+        self._sweeps = Bounded[RowLayout, tuple[Loop, RowBody]](_MOST)
+        self._replays = Bounded[Any, Replay](_MOST)  # by the kind of a call
 
     def run(
         self, feeds: Mapping[str, Any], backend: str, *, steps: int | None = None,

@@ -23,6 +23,7 @@ from stepnet.data.as_imported import (
     zeros,
     zeros_like,
 )
+from stepnet.data.bounded import Bounded
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.heap import KEPT, new_table
 from stepnet.errors import BuildError, NoCompiler, NotBuilt, StepIndexError, describe
@@ -116,8 +117,8 @@ class CScan:
         self.hidden = {self._named.get(name, name) for name in made} - {*loop.wanted}
         self._may_fail = bool(p.faults)
         self._placed: Placed | None = None
-        self._paces: dict[tuple[int, int, int], Pace] = {}
-        self._tables: dict[tuple[int, int, int, int], tuple[Table, ...]] = {}
+        self._paces = Bounded[tuple[int, int, int], Pace](_MOST_KINDS)
+        self._tables = Bounded[tuple[int, int, int, int], tuple[Table, ...]](_MOST_KINDS)
         self._has_totals = bool(p.totals)
         constants = _constants(loop, p)
         self._matrices = _matrices(loop, p)
@@ -300,8 +301,6 @@ class CScan:
             return placed
         kind = threads, layout.sequences, layout.rows.bit_length()
         if kind not in self._paces:
-            while len(self._paces) >= _MOST_KINDS:
-                self._paces.pop(next(iter(self._paces)), None)
             self._paces[kind] = Pace()
         return placed._replace(pace=self._paces[kind])
 
@@ -378,8 +377,6 @@ class CScan:
         kind = layout.rows, layout.sequences if self._has_totals else 0, led_by, parts
         tables = self._tables.get(kind)
         if tables is None:
-            while len(self._tables) >= _MOST_KINDS:
-                self._tables.pop(next(iter(self._tables)), None)
             tables = self._tables[kind] = self._new_tables(*kind)
         return tables
 
