@@ -30,37 +30,35 @@ def reassociate(graph: Graph, carried: Sequence[str]) -> Graph:
         kept = alone and values[name].shape == shape and values[name].kind == "row"
         return node if kept else None
 
-    def terms(node: Node) -> list[str]:
+    def terms(node: Node) -> tuple[list[str], list[str]]:
+        """What a chain of adds adds up, and the sums on the way."""
         found: list[str] = []
+        sums: list[str] = []
         for name in node.inputs:
             deeper = inner(name, values[node.output].shape)
-            found += terms(deeper) if deeper is not None else [name]
-        return found
+            if deeper is None:
+                found.append(name)
+                continue
+            more, behind = terms(deeper)
+            found += more
+            sums += [name, *behind]
+        return found, sums
 
     absorbed: set[str] = set()
     made: dict[str, list[Node]] = {}
     for node in reversed(graph.nodes):
         if node.op != "add" or node.output in absorbed or values[node.output].kind != "row":
             continue
-        parts = terms(node)
+        parts, sums = terms(node)
         groups = (
             [n for n in parts if values[n].kind == "shared"],
             [n for n in parts if values[n].kind == "row" and n not in late],
             [n for n in parts if n in late],
         )
-        if (
-            len(parts) < 3
-            or sum(bool(g) for g in groups) < 2
-            or not all(_fits(values, n, node) for n in parts)
-        ):
-            continue
-        stack = list(node.inputs)
-        while stack:
-            deeper = inner(stack.pop(), values[node.output].shape)
-            if deeper is not None:
-                absorbed.add(deeper.output)
-                stack += deeper.inputs
-        made[node.output] = _chain(node, groups, values)
+        mixed = len(parts) > 2 and sum(map(bool, groups)) > 1
+        if mixed and all(_fits(values, n, node) for n in parts):
+            absorbed.update(sums)
+            made[node.output] = _chain(node, groups, values)
     nodes: list[Node] = []
     for node in graph.nodes:
         if node.outputs[0] in made:

@@ -209,17 +209,13 @@ class _Raising:
         (end,) = ends
         made_by = {op.out: op for op in program.ops if isinstance(op, RecordedCall)}
         unlike = rule("the loop does not end where a counted step reaches a fixed number", end)
-        test, opposite, tests = made_by.get(end.condition.place), False, list[RecordedCall]()
-        while test is not None and _name(test) in _NOT and len(test.args) == 1:
-            tests.append(test)
-            opposite = not opposite
-            test = made_by.get(test.args[0].place) if isinstance(test.args[0], Ref) else None
-        if test is None or len(test.args) != 2 or test.kwargs or _name(test) not in _SWAPPED:
+        tests = _tests(end, made_by)
+        if not tests:
             raise unlike
-        name, operands = _name(test), list(test.args)
+        name, (left, right) = _name(tests[-1]), tests[-1].args
         for self.counter in range(program.variables):
             self._find_offsets(made_by)
-            counted = [isinstance(v, Ref) and v.place in self.offsets for v in operands]
+            counted = [isinstance(v, Ref) and v.place in self.offsets for v in (left, right)]
             update = self.updates[self.counter]
             self.by = self.offsets.get(update.place, 0) if isinstance(update, Ref) else 0
             if counted.count(True) == 1:
@@ -227,35 +223,32 @@ class _Raising:
         else:
             raise unlike
         if counted[1]:
-            operands.reverse()
-            name = _SWAPPED[name]
-        if opposite:
+            left, right, name = right, left, _SWAPPED[name]
+        if len(tests) % 2 == 0:  # an odd number of negations before it
             name = _OPPOSITE[name]
-        known = {*program.constants, *(op.out for op in program.ops if isinstance(op, Count))}
-        known |= {
-            place for place, value in enumerate(program.examples) if isinstance(value, (int, torch.SymInt))
-        }
-        if isinstance(operands[1], Ref) and operands[1].place not in known:
+        if isinstance(right, Ref) and not self._is_fixed(right.place):
             raise unlike
         boot = program.examples[self.counter]
-        if (
-            not isinstance(boot, Tensor)
-            or boot.dim()
-            or not _whole(boot)
-            or not self._whole_bound(operands[1])
-        ):
+        one = isinstance(boot, Tensor) and not boot.dim() and _whole(boot)
+        if not (one and self._whole_bound(right)):
             raise rule("the counter or its bound is not one integer", end)
         if self.by not in _ENDS:
             raise rule("the counter is not updated by step + 1 or step - 1")
         if name not in _ENDS[self.by]:
             raise unlike
-        tests.append(test)
         self.control.update(id(op) for op in tests)
         self.numbers = {*self.offsets, *(op.out for op in tests)}
         for op in program.ops[: program.ops.index(end)]:
             if isinstance(op, (Read, Write)):
                 raise rule("an array is read or written before break_if", op)
-        return operands[1], _ENDS[self.by][name] - self.offsets[operands[0].place]
+        return right, _ENDS[self.by][name] - self.offsets[left.place]
+
+    def _is_fixed(self, place: int) -> bool:
+        """Whether a value is the same at every step: a constant, a size, or a number of Python's."""
+        sizes = (op.out for op in self.program.ops if isinstance(op, Count))
+        if place in self.program.constants or place in sizes:
+            return True
+        return place >= 0 and isinstance(self.program.examples[place], (int, torch.SymInt))
 
     def _whole_bound(self, bound: Any) -> bool:
         value = bound.value if isinstance(bound, Literal) else bound
@@ -295,6 +288,18 @@ class _Raising:
             if isinstance(op, RecordedCall) and op.out in used:
                 used |= self.numbers.intersection(places((op.args, op.kwargs)))
         return used
+
+
+def _tests(end: Break, made_by: Mapping[int, RecordedCall]) -> list[RecordedCall]:
+    """The comparison that ends a loop, after what negates it; none where it is no comparison of two."""
+    tests: list[RecordedCall] = []
+    test = made_by.get(end.condition.place)
+    while test is not None and _name(test) in _NOT and len(test.args) == 1:
+        tests.append(test)
+        test = made_by.get(test.args[0].place) if isinstance(test.args[0], Ref) else None
+    if test is None or len(test.args) != 2 or test.kwargs or _name(test) not in _SWAPPED:
+        return []
+    return [*tests, test]
 
 
 def _name(op: RecordedCall) -> str:

@@ -170,33 +170,19 @@ class _Writer:
     def _fields(self) -> list[Field]:
         """The members of the argument struct after the fixed ones."""
         p, w = self.p, self.w
-        fields: list[Field] = []
-
-        def member(role: str, value: str, text: str) -> None:
-            fields.append(Field(role, value, text))
-
-        for name in p.row_inputs:
-            member("row", name, f"const {w.ctype(name)} *{w.c(name)}")
-        for name in p.whole:
-            member("sequence", name, f"const {w.ctype(name)} *{w.c(name)}")
-        for name in p.shared:
-            member("shared", name, f"const {w.ctype(name)} *{w.shared(name)}")
-        for name in p.matrices:
-            member("matrix", name, f"SN_MATRIX({w.ctype(name)}, {w.c(name)})")
-        for carry in p.carries:
-            kind, c = w.ctype(carry.parameter), w.c(carry.parameter)
-            member("state", carry.parameter, f"SN_STATE({kind}, {c})")
-        for name in p.held:
-            member("held", name, f"const {w.ctype(name)} *{w.c(name)}_boot")
-        for name in p.outputs:
-            member("out", name, f"{w.ctype(name)} *{w.c(name)}")
-        for name in p.sums:
-            member("sum", name, f"{w.real} *{w.c(name)}")
-        for name in p.totals:
-            member("total", name, f"{w.real} *{w.c(name)}")
-        if p.faults:
-            member("wrong", "", "int64_t *wrong")
-        return fields
+        rows = (
+            ("row", p.row_inputs, lambda n: f"const {w.ctype(n)} *{w.c(n)}"),
+            ("sequence", p.whole, lambda n: f"const {w.ctype(n)} *{w.c(n)}"),
+            ("shared", p.shared, lambda n: f"const {w.ctype(n)} *{w.shared(n)}"),
+            ("matrix", p.matrices, lambda n: f"SN_MATRIX({w.ctype(n)}, {w.c(n)})"),
+            ("state", [c.parameter for c in p.carries], lambda n: f"SN_STATE({w.ctype(n)}, {w.c(n)})"),
+            ("held", p.held, lambda n: f"const {w.ctype(n)} *{w.c(n)}_boot"),
+            ("out", p.outputs, lambda n: f"{w.ctype(n)} *{w.c(n)}"),
+            ("sum", p.sums, lambda n: f"{w.real} *{w.c(n)}"),
+            ("total", p.totals, lambda n: f"{w.real} *{w.c(n)}"),
+            ("wrong", [""] if p.faults else [], lambda _: "int64_t *wrong"),
+        )
+        return [Field(role, name, text(name)) for role, names, text in rows for name in names]
 
     def _matrix(self, name: str) -> tuple[int, int, int]:
         """(heads, K, N) of a matmul's second operand."""
