@@ -15,7 +15,7 @@ from stepnet.errors import IRError
 
 from .emit import Emit
 from .graph import Value
-from .trace import AnyNumber, Numbers, TracedFunction, line_of, sizes_of
+from .trace import AnyNumber, Numbers, Program, line_of, sizes_of
 
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
@@ -79,7 +79,7 @@ class AtenNet:
 
     # running
 
-    def run(self, program: TracedFunction, inputs: Sequence[Value]) -> list[Value]:
+    def run(self, program: Program, inputs: Sequence[Value]) -> list[Value]:
         """The nodes of a program; its results."""
         for node, tensor in program.constants.items():
             self.give(node, tensor.detach())

@@ -16,7 +16,7 @@ from stepnet.watchers import Instead
 from .aten import AtenNet, is_known
 from .calls import KINDS, Calls, Kind, Lengths
 from .graph import Graph, LoopInput, Target, Value
-from .trace import TracedFunction, program, sizes_of
+from .trace import Program, program, sizes_of
 
 Body = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 
@@ -52,7 +52,7 @@ class BodyTrace:
         self.examples = [*examples, *self.loose, *size_examples]
         self.shapes = [*shapes, *map(b.shape, self.more)]
 
-    def traced(self, run: Body, owner: Any = None) -> TracedFunction:
+    def traced(self, run: Body, owner: Any = None) -> Program:
         """The function, of inputs and sizes, with tensors of the trace in place of the weights.
 
         Raises:

@@ -19,7 +19,7 @@ from stepnet.iterator.tensor_iterator import TensorIterator
 from .calls import call_of, calls_inside
 from .graph import Target
 from .iterators import IteratorCall
-from .trace import TracedFunction, sizes_of
+from .trace import Program, sizes_of
 
 Dynamic = Mapping[str, Sequence[int]]
 
@@ -198,7 +198,7 @@ def dynamic_of(
 
 
 def without_features(
-    made: TracedFunction, chosen: Sequence[dict[int, bool]], examples: Sequence[Tensor]
+    made: Program, chosen: Sequence[dict[int, bool]], examples: Sequence[Tensor]
 ) -> list[dict[int, bool]]:
     """Of the dimensions that could be open: those that a recurrence knows as time or batch, and of the others
     the first two, but not the last, which holds features, nor those that a recurrence knows as features."""
@@ -229,7 +229,7 @@ def without_features(
     return kept
 
 
-def closed(made: TracedFunction) -> bool:
+def closed(made: Program) -> bool:
     """Whether a recurrence of dense sequences has a fixed number of steps or sequences."""
     sizes: list[Any] = []
     for node in made.nodes:

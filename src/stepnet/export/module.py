@@ -35,7 +35,7 @@ from .inputs import (
     without_features,
 )
 from .scans import StepAxis, mask_of
-from .trace import BATCH, AnyNumber, Numbers, TracedFunction, program, sizes_of
+from .trace import BATCH, AnyNumber, Numbers, Program, program, sizes_of
 
 
 def module_graph(
@@ -96,7 +96,7 @@ class _Trace:
         self.levels = [level for lod in self.lods for level in range(len(lod.levels))]
         self.examples += [lod.lengths(level) for lod in self.lods for level in range(len(lod.levels))]
 
-    def program(self) -> TracedFunction:
+    def program(self) -> Program:
         """The module with as many sizes left open as was asked for, or else as make sense."""
         where, lods = self.where, len(self.levels)
         chosen = dynamic_of(self.tensors, lods, self.dynamic, where, declared=self.declared)
@@ -112,7 +112,7 @@ class _Trace:
                 made = self._traced(fewer)
         return made
 
-    def _traced(self, dynamic: list[dict[int, bool]]) -> TracedFunction:
+    def _traced(self, dynamic: list[dict[int, bool]]) -> Program:
         return program(self._run, self.module, self.examples, dynamic, self.where, is_known)
 
     def _run(self, *leaves: Tensor) -> Sequence[Tensor]:

@@ -15,7 +15,7 @@ from stepnet.compiler.reach import reach
 from stepnet.compiler.survey import Same
 from stepnet.compiler.walk import Walk
 from stepnet.errors import IRError
-from stepnet.front.recorded import RecordedCall
+from stepnet.front.recorded import Call
 from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.template import Literal, Packed
 
@@ -86,7 +86,7 @@ def _parts(value: Any) -> Sequence[Any]:
         return list(value.values())
     if isinstance(value, RecordedStep):
         return value.step.calls
-    if kind is RecordedCall:
+    if kind is Call:
         return [value.args, value.kwargs]
     return [value.items] if kind is Packed else []
 
@@ -108,7 +108,7 @@ def _rebuilt(value: Any, parts: list[Any]) -> Any:
         return dict(zip(value, parts, strict=True))
     if isinstance(value, RecordedStep):
         return kind(replace(value.step, calls=tuple(parts)), value.constants)
-    if kind is RecordedCall:
+    if kind is Call:
         return replace(value, args=parts[0], kwargs=parts[1])
     return Packed(value.kind, parts[0]) if kind is Packed else kind(parts)
 

@@ -30,7 +30,7 @@ Known = Callable[[FxNode], bool]
 
 
 @dataclass(frozen=True)
-class TracedFunction:
+class Program:
     """A traced function: its inputs and outputs as nodes, and the values of those that are constants."""
 
     inputs: tuple[FxNode, ...]
@@ -42,7 +42,7 @@ class TracedFunction:
 def program(
     run: Callable[..., Sequence[Tensor]], owner: Any, leaves: Sequence[Tensor],
     dynamic: Sequence[dict[int, bool]], where: str, known: Known,
-) -> TracedFunction:  # fmt: skip
+) -> Program:  # fmt: skip
     """Trace a function of tensors.
 
     Args:
@@ -82,7 +82,7 @@ def program(
     inputs = [by_name[str(name)] for name in signature.user_inputs]
     outputs = [by_name[str(name)] for name in signature.user_outputs]
     plain = tuple(n for n in nodes if n.op == "call_function")
-    return TracedFunction(tuple(inputs), constants, plain, tuple(outputs))
+    return Program(tuple(inputs), constants, plain, tuple(outputs))
 
 
 class AnyNumber:

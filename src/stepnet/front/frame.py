@@ -19,7 +19,7 @@ from stepnet.watchers import during
 
 from .examples import meets_symbolic, no_tensor
 from .program import Program
-from .recorded import Break, Count, Guard, Op, Read, RecordedCall, Write
+from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .recorded_mode import Recorded
 from .step import describe_leaf
 from .symbolic import OPEN, Symbolic, SymbolicNumber, called
@@ -311,7 +311,7 @@ class Recording:
         values: dict[int, Any] = {**constants, **dict(enumerate(program.parameters))}
         values |= {-1 - number: array for number, array in enumerate(arrays)}
         for op in self.ops:
-            if isinstance(op, RecordedCall):
+            if isinstance(op, Call):
                 kwargs = resolve(op.kwargs, values) if op.kwargs else {}
                 result = program.call(op.function, resolve(op.args, values), kwargs, line=op.line)
                 parts = tuple(result) if isinstance(result, Shape) else result

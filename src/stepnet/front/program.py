@@ -39,7 +39,7 @@ from .examples import (
     on_meta,
 )
 from .modes import modes, under
-from .recorded import Break, Count, Guard, Op, Read, RecordedCall, Write
+from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .symbolic import OPEN, Symbolic, SymbolicSize, called, kind_of_unknown, outside, symbolic
 from .template import Ref, Shape, encode, places, ref, resolve
 
@@ -223,14 +223,14 @@ class Program:
             at = line or user_line().short
             given = (args, args_template), (kwargs, kwargs_template)
             known = self._new_call(function, *given, name, at, fixed)
-            known.op = RecordedCall(
+            known.op = Call(
                 function, args_template, kwargs_template, len(self.examples), len(known.examples),
                 known.spec is not None, at,
             )  # fmt: skip
             return known
 
-        known = self._next(make, RecordedCall, function, args_template, kwargs_template, fixed)
-        assert isinstance(known.op, RecordedCall)
+        known = self._next(make, Call, function, args_template, kwargs_template, fixed)
+        assert isinstance(known.op, Call)
         line = known.op.line
         values = [self._value(example, known.unknown) for example in known.examples]
         for i, told in enumerate(known.told):
@@ -355,9 +355,7 @@ class Program:
                 ):
                     known = self._true_of(op.default)
             elif (
-                isinstance(op, RecordedCall)
-                and self.examples[place] is not None
-                and not hasattr(op.function, "like")
+                isinstance(op, Call) and self.examples[place] is not None and not hasattr(op.function, "like")
             ):
                 known = self._true_of((op.args, op.kwargs))
             self._shapes_true_of[place] = known
@@ -366,8 +364,8 @@ class Program:
     def _maker(self, place: int) -> Op:
         """The operation that gives the value at a place."""
         for op in reversed(self.ops):
-            if isinstance(op, (RecordedCall, Read, Count)):
-                count = op.count if isinstance(op, RecordedCall) else 1
+            if isinstance(op, (Call, Read, Count)):
+                count = op.count if isinstance(op, Call) else 1
                 if op.out <= place < op.out + count:
                     return op
         raise AssertionError("no operation gives this value")

@@ -22,7 +22,7 @@ from stepnet.ir.loop import Loop
 from stepnet.ir.sweep import over_rows
 
 from .frame import WhileLoop
-from .recorded import Count, Read, RecordedCall
+from .recorded import Call, Count, Read
 from .recorded_step import RecordedStep
 from .scan_form import ScanForm, rule, scan_form
 from .step import describe_leaf
@@ -78,7 +78,7 @@ def raise_loop(loop: WhileLoop) -> Raised:
         Unsupported: the rule that it breaks.
     """
     program = loop.program
-    unsafe = [op.line for op in program.ops if isinstance(op, RecordedCall) and op.name in _UNCHECKED]
+    unsafe = [op.line for op in program.ops if isinstance(op, Call) and op.name in _UNCHECKED]
     if unsafe:
         raise rule(f"torch does not check the batch of a whole recurrence, so it is not tried ({unsafe[0]})")
     found = program.known.found if program.known is not None else None

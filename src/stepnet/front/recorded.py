@@ -15,7 +15,7 @@ Values = dict[int, Any]
 
 
 @dataclass(frozen=True)
-class RecordedCall:
+class Call:
     """`values[out:] = leaves of function(*args, **kwargs)`, templates; `line` is where the user wrote it."""
 
     function: Callable[..., Any]
@@ -106,4 +106,4 @@ class Break:
     line: str
 
 
-Op = RecordedCall | Read | Write | Count | Guard | Break
+Op = Call | Read | Write | Count | Guard | Break

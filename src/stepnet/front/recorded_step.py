@@ -12,7 +12,7 @@ from torch import Tensor
 from stepnet.data.bounded import Bounded
 from stepnet.data.recording import Interned
 
-from .recorded import RecordedCall
+from .recorded import Call
 from .step import check_joined, failure, next_state
 from .template import Ref, resolve
 
@@ -33,7 +33,7 @@ _BROADCAST = {
 class StepForm(Interned):
     """The calls of one step, and the places of what it is given and of what it gives."""
 
-    calls: tuple[RecordedCall, ...]
+    calls: tuple[Call, ...]
     x: tuple[int, ...]
     state: tuple[int, ...]
     y: tuple[Ref, ...]
@@ -132,7 +132,7 @@ def _aligned(function: Callable[..., Any], rows: tuple[bool, ...], *args: Any, *
     )
 
 
-def _lifted(call: RecordedCall, varying: set[int]) -> RecordedCall:
+def _lifted(call: Call, varying: set[int]) -> Call:
     """A product of a constant with what varies, from the other side; a comparison with the calls follows."""
     name = getattr(call.function, "__name__", "")
     rows = tuple(isinstance(a, Ref) and a.place in varying for a in call.args)

@@ -14,7 +14,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.errors import Unsupported
 
 from .program import Program
-from .recorded import Break, Count, Op, Read, RecordedCall, Write
+from .recorded import Break, Call, Count, Op, Read, Write
 from .recorded_step import StepForm, interned
 from .template import Literal, Ref, places, renamed
 
@@ -171,11 +171,11 @@ class _Raising:
                     read_back[op.out] = writes[op.array].value
         return inputs, states, read_back
 
-    def _calls(self, rename: Mapping[int, Any], numbers: set[int]) -> tuple[RecordedCall, ...]:
+    def _calls(self, rename: Mapping[int, Any], numbers: set[int]) -> tuple[Call, ...]:
         """What the step computes, without lines: the same step written in two places is compiled once."""
-        calls: list[RecordedCall] = []
+        calls: list[Call] = []
         for op in self.program.ops:
-            if not isinstance(op, RecordedCall) or op.out in rename:
+            if not isinstance(op, Call) or op.out in rename:
                 continue
             if id(op) in self.control and op.out not in numbers:
                 continue
@@ -193,7 +193,7 @@ class _Raising:
             if isinstance(op, Count):
                 if op.array not in writes:
                     found[op.out] = self.program.examples[op.out]
-            elif isinstance(op, RecordedCall):
+            elif isinstance(op, Call):
                 outs = range(op.out, op.out + op.count)
                 examples = [self.program.examples[place] for place in outs]
                 if not any(value is None or isinstance(value, _VALUES) for value in examples):
@@ -207,7 +207,7 @@ class _Raising:
         if len(ends) > 1:
             raise rule("the loop ends in more than one place", ends[1])
         (end,) = ends
-        made_by = {op.out: op for op in program.ops if isinstance(op, RecordedCall)}
+        made_by = {op.out: op for op in program.ops if isinstance(op, Call)}
         unlike = rule("the loop does not end where a counted step reaches a fixed number", end)
         tests = _tests(end, made_by)
         if not tests:
@@ -258,7 +258,7 @@ class _Raising:
             return True
         return type(value) is int or (isinstance(value, Tensor) and value.numel() == 1 and _whole(value))
 
-    def _find_offsets(self, made_by: dict[int, RecordedCall]) -> None:
+    def _find_offsets(self, made_by: dict[int, Call]) -> None:
         self.offsets, self.control = {self.counter: 0}, set()
         for out, op in made_by.items():
             if op.kwargs or len(op.args) != 2:
@@ -281,18 +281,18 @@ class _Raising:
         for op in self.program.ops:
             if isinstance(op, Write):
                 read.append(op.value)
-            elif isinstance(op, RecordedCall) and id(op) not in self.control:
+            elif isinstance(op, Call) and id(op) not in self.control:
                 read.append((op.args, op.kwargs))
         used = self.numbers.intersection(places(tuple(read)))
         for op in reversed(self.program.ops):
-            if isinstance(op, RecordedCall) and op.out in used:
+            if isinstance(op, Call) and op.out in used:
                 used |= self.numbers.intersection(places((op.args, op.kwargs)))
         return used
 
 
-def _tests(end: Break, made_by: Mapping[int, RecordedCall]) -> list[RecordedCall]:
+def _tests(end: Break, made_by: Mapping[int, Call]) -> list[Call]:
     """The comparison that ends a loop, after what negates it; none where it is no comparison of two."""
-    tests: list[RecordedCall] = []
+    tests: list[Call] = []
     test = made_by.get(end.condition.place)
     while test is not None and _name(test) in _NOT and len(test.args) == 1:
         tests.append(test)
@@ -302,7 +302,7 @@ def _tests(end: Break, made_by: Mapping[int, RecordedCall]) -> list[RecordedCall
     return [*tests, test]
 
 
-def _name(op: RecordedCall) -> str:
+def _name(op: Call) -> str:
     """`add` for torch.add, Tensor.add and Tensor.__add__; `eq` and `ge` likewise."""
     name = getattr(op.function, "__name__", "")
     plain = name.strip("_")

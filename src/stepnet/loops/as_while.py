@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stepnet.errors import Unsupported
 from stepnet.front.frame import WhileLoop
-from stepnet.front.recorded import Break, Guard, Op, Read, RecordedCall, Write
+from stepnet.front.recorded import Break, Call, Guard, Op, Read, Write
 from stepnet.front.scan_form import rule
 from stepnet.front.step import describe_leaf
 from stepnet.front.template import Literal, Ref, changed, resolve
@@ -105,7 +105,7 @@ class _Whole:
 
 def _numbered(op: Op, numbers: list[Any]) -> Op:
     """The operation with its integers in `numbers`: a trace knows there which of them are sizes."""
-    if isinstance(op, RecordedCall):
+    if isinstance(op, Call):
         return replace(op, args=_lifted(op.args, numbers), kwargs=_lifted(op.kwargs, numbers))
     if isinstance(op, Read):
         return replace(op, index=_lifted(op.index, numbers), default=_lifted(op.default, numbers))

@@ -16,7 +16,7 @@ from stepnet.errors import StepError
 from stepnet.executors import naive
 from stepnet.front.examples import does_not_fit
 from stepnet.front.frame import Recording, WhileLoop, check_kind, is_one_boolean, not_one_boolean
-from stepnet.front.recorded import Break, RecordedCall
+from stepnet.front.recorded import Break, Call
 from stepnet.front.step import kept_dtypes
 from stepnet.front.template import places, resolve
 from stepnet.ir.loop import BackEdge, Iteration, Last, Loop, Merged
@@ -121,7 +121,7 @@ class FrameBody:
                 try:
                     op.do(values, program.arrays, at)
                 except (RuntimeError, IndexError) as error:
-                    if type(error) not in (RuntimeError, IndexError) or not isinstance(op, RecordedCall):
+                    if type(error) not in (RuntimeError, IndexError) or not isinstance(op, Call):
                         raise
                     taken = [values[place] for place in places((op.args, op.kwargs))]
                     raise does_not_fit(op.name, error, taken, op.line, at) from error
