@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.bounded import Bounded
 from stepnet.interrupts import let_through
 
 from .code_facts import Facts, facts
@@ -63,8 +62,8 @@ class Reach:
 
 
 # Steps whose Python asks for the numbers of captured tensors: their keys, as hashes, by their root.
-_ASKING = Bounded[Any, set[int]](10_000)
-_NAMES = Bounded[Any, Set[str]](10_000)  # the names that code mentions, by the code or class of the step
+_ASKING: dict[Any, set[int]] = {}
+_NAMES: dict[Any, Set[str]] = {}  # the names that code mentions, by the code or class of the step
 
 
 def reach(step: Callable[..., Any], *, everything: bool = False) -> Reach:
@@ -85,6 +84,8 @@ def reach(step: Callable[..., Any], *, everything: bool = False) -> Reach:
 
 
 def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
+    if len(_NAMES) > 10_000:
+        _NAMES.clear()
     names, others = _NAMES.get(root, IMPLICIT), patched()
     anew = names is IMPLICIT
     while True:
@@ -127,12 +128,12 @@ def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
 def note_asking(step: Callable[..., Any]) -> None:
     """From now on hold a step, and those that read what it reads, against what it does: no walk tells what
     its Python asks of tensors."""
-    root = _root(step)
-    asking = _ASKING.get(root) or set()
+    if len(_ASKING) > 10_000:
+        _ASKING.clear()
+    asking = _ASKING.setdefault(_root(step), set())
     if len(asking) > 1000:
         asking.clear()
     asking.add(hash(reach(step).key))
-    _ASKING[root] = asking
 
 
 def _root(step: Any) -> Any:

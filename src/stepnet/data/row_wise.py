@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -13,7 +13,8 @@ from stepnet.data.arguments import brief
 from stepnet.data.row_functions import ATTRIBUTES, call_by_rows
 from stepnet.errors import RowMixError
 
-_R = TypeVar("_R")
+if TYPE_CHECKING:
+    from stepnet.data.lod import LoDTensor
 
 # What modules ask of a tensor before they use it.
 ABOUT_ATTRIBUTES = frozenset(
@@ -22,10 +23,10 @@ ABOUT_ATTRIBUTES = frozenset(
 )
 
 
-def _operator(name: str) -> Callable[[_R, Any], _R]:
+def _operator(name: str) -> Callable[[Any, Any], LoDTensor]:
     method = getattr(Tensor, name)
 
-    def call(self: Any, other: Any) -> Any:
+    def call(self: RowWise, other: Any) -> Any:
         if isinstance(other, np.ndarray):
             raise RowMixError(
                 "a LoDTensor meets tensors, not numpy arrays",
@@ -38,10 +39,10 @@ def _operator(name: str) -> Callable[[_R, Any], _R]:
     return call
 
 
-def _unary(name: str) -> Callable[[_R], _R]:
+def _unary(name: str) -> Callable[[Any], LoDTensor]:
     method = getattr(Tensor, name)
 
-    def call(self: Any) -> Any:
+    def call(self: RowWise) -> Any:
         return call_by_rows(type(self), method, (self,), {})
 
     call.__name__ = name

@@ -209,7 +209,7 @@ class _Raising:
         (end,) = ends
         made_by = {op.out: op for op in program.ops if isinstance(op, Call)}
         unlike = rule("the loop does not end where a counted step reaches a fixed number", end)
-        tests = _tests(end, made_by)
+        tests = self._tests(end, made_by)
         if not tests:
             raise unlike
         name, (left, right) = _name(tests[-1]), tests[-1].args
@@ -242,6 +242,18 @@ class _Raising:
             if isinstance(op, (Read, Write)):
                 raise rule("an array is read or written before break_if", op)
         return right, _ENDS[self.by][name] - self.offsets[left.place]
+
+    @staticmethod
+    def _tests(end: Break, made_by: Mapping[int, Call]) -> list[Call]:
+        """The comparison that ends a loop, after what negates it; none where it is no comparison of two."""
+        tests: list[Call] = []
+        test = made_by.get(end.condition.place)
+        while test is not None and _name(test) in _NOT and len(test.args) == 1:
+            tests.append(test)
+            test = made_by.get(test.args[0].place) if isinstance(test.args[0], Ref) else None
+        if test is None or len(test.args) != 2 or test.kwargs or _name(test) not in _SWAPPED:
+            return []
+        return [*tests, test]
 
     def _is_fixed(self, place: int) -> bool:
         """Whether a value is the same at every step: a constant, a size, or a number of Python's."""
@@ -288,18 +300,6 @@ class _Raising:
             if isinstance(op, Call) and op.out in used:
                 used |= self.numbers.intersection(places((op.args, op.kwargs)))
         return used
-
-
-def _tests(end: Break, made_by: Mapping[int, Call]) -> list[Call]:
-    """The comparison that ends a loop, after what negates it; none where it is no comparison of two."""
-    tests: list[Call] = []
-    test = made_by.get(end.condition.place)
-    while test is not None and _name(test) in _NOT and len(test.args) == 1:
-        tests.append(test)
-        test = made_by.get(test.args[0].place) if isinstance(test.args[0], Ref) else None
-    if test is None or len(test.args) != 2 or test.kwargs or _name(test) not in _SWAPPED:
-        return []
-    return [*tests, test]
 
 
 def _name(op: Call) -> str:
