@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .as_written import written_as
-from .code_facts import EFFECTS, PURE, REFLECTION, SEEDS, TENSOR_STATE, Facts, facts
+from .code_facts import EFFECTS, PURE, REFLECTION, SEEDS, TENSOR_STATE, facts
 from .kinds import MISSING, Names
 from .patched import CLASSES
 from .survey import Same, Survey, survey
@@ -139,6 +139,7 @@ class CodeWalk(abc.ABC):
         self.opened(f"{getattr(value, '__qualname__', value.__name__)}, of which nothing is known")
 
     def _function(self, function: types.FunctionType) -> None:
+        # One function: a walk goes as deep as what it reads, from deep in a trace, and Python counts frames.
         if (written := written_as(function)) is not None:
             self.visit(written)
             return
@@ -148,25 +149,9 @@ class CodeWalk(abc.ABC):
             return
         known = facts(code)
         before, self.in_python = self.in_python, is_of_python(code.co_filename)
-        self.key.append(known)
-        self._closure(function, known)
-        if function.__defaults__:
-            self.visit(function.__defaults__)
-        if function.__kwdefaults__:
-            self.visit(function.__kwdefaults__)
-        if known.trusted:
-            pass  # the library's globals are its own
-        elif goes_by_its_objects(code.co_filename):
-            self.named(OF_COPIES)
-            self.opened(f"{function.__name__} asks objects how they are copied")
-        else:
-            self._does(function, known)
-            self._globals(function, known)
-        self.in_python = before
-
-    def _closure(self, function: types.FunctionType, known: Facts) -> None:
         trail = self.trail
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        self.key.append(known)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
                 held = cell.cell_contents
             except ValueError:  # an empty cell: not assigned yet
@@ -180,9 +165,18 @@ class CodeWalk(abc.ABC):
                 self.trail = trail, function, name, held
                 self.visit(held)
         self.trail = trail
-
-    def _does(self, function: types.FunctionType, known: Facts) -> None:
-        """What code of the user's does besides reading what it names, and its own attributes."""
+        if function.__defaults__:
+            self.visit(function.__defaults__)
+        if function.__kwdefaults__:
+            self.visit(function.__kwdefaults__)
+        if known.trusted:
+            self.in_python = before
+            return  # the library's globals are its own
+        if goes_by_its_objects(code.co_filename):
+            self.named(OF_COPIES)
+            self.opened(f"{function.__name__} asks objects how they are copied")
+            self.in_python = before
+            return
         if function.__dict__:
             self.hold(function.__dict__)
             self._attributes(function.__dict__)
@@ -199,13 +193,11 @@ class CodeWalk(abc.ABC):
             self.opened(f"{function.__name__} may ask a tensor for more than its values")
         if function.__builtins__ is not vars(builtins):
             self.opened(f"{function.__name__} has builtins of its own")
-
-    def _globals(self, function: types.FunctionType, known: Facts) -> None:
         if not self.everything:
             self._surveyed(survey(Tensor, known.names))
         for name in known.imports:
             self._import(name, function)
-        trail, space = self.trail, function.__globals__
+        space = function.__globals__
         for name in known.globals:
             held = space.get(name, MISSING)
             if held is MISSING:
@@ -220,6 +212,7 @@ class CodeWalk(abc.ABC):
         self.trail = trail
         if known.stores:
             self.hold(Names(space, known.stores))
+        self.in_python = before
 
     def _logs(self, function: types.FunctionType) -> None:
         """A function of `logging`: which logger it asks is known of those that log."""
