@@ -53,6 +53,20 @@ def test_a_delay_line_starts_and_ends_with_its_sequence(reverse, tmp_path):
     check_ragged(stepnet.Recurrent(step, reverse=reverse), make, tmp_path / "m.xml")
 
 
+class _ByHand(nn.Module):
+    """Means by lengths: those of the file, not of the example."""
+
+    def forward(self, x):
+        lengths = x.lengths()
+        return stepnet.sequence_pool(x, "sum") / lengths[:, None], x * stepnet.sequence_expand(lengths, x)[
+            :, None
+        ]
+
+
+def test_lengths_are_those_of_the_input(tmp_path):
+    check_ragged(_ByHand(), lambda n: (rows(n),), tmp_path / "m.xml")
+
+
 class _Tagger(nn.Module):
     def __init__(self):
         super().__init__()

@@ -269,6 +269,10 @@ def halved(x):
     return recurrent(lambda x, s: (x + s, x + s), half, torch.zeros(len(x), F, dtype=DTYPE))
 
 
+def later(x):
+    return stepnet.sequence_slice(x, [0] * len(x), (x.lengths() - 1).clamp(min=0))
+
+
 CELL = double(cells.GRU(F, H))
 REFUSED = {
     "bidirectional": (lambda: stepnet.nn.LSTM(F, H, bidirectional=True), "runs backwards"),
@@ -280,6 +284,12 @@ REFUSED = {
     "pooled": (Pooled, "takes 'mean' of the rows of a stream"),
     "softmax": (lambda: stepnet.sequence_softmax, "takes 'softmax' of the rows of a stream"),
     "turned": (lambda: stepnet.sequence_reverse, "takes 'reverse' of the rows of a stream"),
+    "concat": (lambda: lambda x: stepnet.sequence_concat([x, x]), "takes 'concat' of the rows"),
+    "one row later": (lambda: later, "takes 'slice' of the rows of a stream"),
+    "pieces": (
+        lambda: lambda x: recurrent(CELL, x.split_at(x.values[:, 0] > 0))[0],
+        "over pieces of a chunk",
+    ),
     "dense": (lambda: dense, "is not over the streams"),
     "last states": (lambda: ends, "must give a sequence of rows for each stream"),
     "other lengths": (lambda: halved, "is not over the streams"),

@@ -5,7 +5,8 @@ Computed by numpy: what is kept is the same whatever somebody made of torch's op
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from itertools import pairwise
 from typing import Any, final
 
@@ -18,6 +19,9 @@ from stepnet.data.arguments import brief
 from stepnet.data.as_imported import from_numpy
 from stepnet.data.modes import outside_modes, real
 from stepnet.errors import FrozenError, LoDError
+
+# What traces a module gives the lengths of offsets as tensors of what is traced.
+LENGTHS: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("what answers for lengths", default=None)
 
 
 @final

@@ -148,7 +148,7 @@ def _tensor_split(x: Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
 def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> Any:
     """`split`, of which it is the size that says how many parts there are."""
     size: Any = x.shape[dim]
-    if isinstance(split_size_or_sections, (int, torch.SymInt)) and isinstance(size, torch.SymInt):
+    if not isinstance(split_size_or_sections, (list, tuple)) and isinstance(size, torch.SymInt):
         settle(size.node)
     return torch.functional.split(x, split_size_or_sections, dim)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +78,11 @@ def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = Non
         leave_to_python("stepnet: a frame is written by Python")
     caller = sys._getframe(1)
     return WhileLoop(with_tensors(loop_vars), max_steps, _run, site=(caller.f_code, caller.f_lineno))
+
+
+def frame_of(body: Callable[..., Any], loop_vars: Sequence[Any], max_steps: int | None) -> WhileLoop:
+    """A loop whose frame is what a body does."""
+    return WhileLoop(loop_vars, max_steps, _run, site=body)
 
 
 def _run(loop: WhileLoop) -> Sequence[Any]:
