@@ -57,10 +57,8 @@ class _ByHand(nn.Module):
     """Means by lengths: those of the file, not of the example."""
 
     def forward(self, x):
-        lengths = x.lengths()
-        return stepnet.sequence_pool(x, "sum") / lengths[:, None], x * stepnet.sequence_expand(lengths, x)[
-            :, None
-        ]
+        lengths = x.lengths()[:, None].clamp(min=1)
+        return stepnet.sequence_pool(x, "sum") / lengths, x * stepnet.sequence_expand(lengths, x)
 
 
 def test_lengths_are_those_of_the_input(tmp_path):

@@ -148,9 +148,10 @@ def _tensor_split(x: Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
 def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> Any:
     """`split`, of which it is the size that says how many parts there are."""
     size: Any = x.shape[dim]
-    if not isinstance(split_size_or_sections, (list, tuple)) and isinstance(size, torch.SymInt):
+    if isinstance(size, torch.SymInt) and isinstance(split_size_or_sections, (int, torch.SymInt)):
         settle(size.node)
-    return torch.functional.split(x, split_size_or_sections, dim)
+    split: Any = torch.functional.split
+    return split(x, split_size_or_sections, dim)
 
 
 _KEEPING_SIZES: dict[Any, Callable[..., Any]] = {

@@ -44,7 +44,8 @@ def run_as_frame(
                     "which is not saved",
                     remedy="write to the array, and give it back",
                 )
-    return type(loop_vars)(unflatten(spec, _filled(values, arrays, loop.results)))
+    found = unflatten(spec, _filled(values, arrays, loop.results))
+    return list(found) if isinstance(loop_vars, list) else found
 
 
 def _filled(values: Sequence[Any], arrays: Sequence[bool], others: Sequence[Any]) -> list[Any]:

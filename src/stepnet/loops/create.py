@@ -165,14 +165,14 @@ def _saved(loop: WhileLoop, saving: Instead) -> list[Tensor]:
         written = saving.alone(lambda: _written(raised))
         if written:
             raised = one_row(raised, known=True) if written == ONE_ROW else alone(raised)
-    except Unsupported as no_scan:
+    except Unsupported:
         try:
-            return run_as_while(loop, no_scan)
+            return run_as_while(loop)
         except Unsupported as refusal:
             raise IRError(
                 f"the while loop at {line} cannot be written as a loop",
                 got=refusal.reason,
-                expected="a loop that counts a step, and reads and writes arrays there; or writes none",
+                expected="arrays that are read and written at a counted step, or written once in each turn",
             ) from refusal
     return raised.results(saving.loop(raised.loop, raised.feeds))
 
