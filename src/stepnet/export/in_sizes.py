@@ -37,7 +37,8 @@ def in_sizes(emit: Emit, expr: Any, value_of: Callable[[Any], Value]) -> Value |
     if kind in ("Pow", "PowByNatural") and args[1].is_Integer and args[1] > 0:
         return reduce(lambda a, b: emit.call("mul", a, b), [value_of(args[0])] * int(args[1]))
     if kind in ("FloorToInt", "TruncToInt", "CeilToInt") and type(args[0]).__name__ == "IntTrueDiv":
-        return _rounded(emit, kind, *args[0].args, value_of)
+        over, under = args[0].args
+        return _rounded(emit, kind, over, under, value_of)
     if kind == "Abs":
         return emit.call("abs", value_of(args[0]))
     if kind == "RoundToInt":

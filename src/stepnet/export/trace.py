@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.control import both_branches
 from stepnet.data.values import note_size, size_in
-from stepnet.errors import IRError, Unsupported
+from stepnet.errors import IRError, LoDError, Unsupported
 from stepnet.user_line import line_run_by
 
 from . import size_questions, small_matrices
@@ -225,6 +225,8 @@ def _traced(
         while cause is not None:  # torch wraps what the module raised
             if isinstance(cause, IRError):
                 raise cause from None
+            if isinstance(cause, LoDError):
+                raise IRError(f"{where} cannot be written: {cause}") from error
             cause = cause.__cause__ or cause.__context__
         text = str(error).strip().splitlines()
         raise IRError(
