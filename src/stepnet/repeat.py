@@ -233,7 +233,7 @@ class WhileBody:
                     if isinstance(leaf, StandIn)
                     else "let the body refer to it, if it stays the same",
                 )
-        return _own(leaves)
+        return own_of(leaves)
 
     def going(self, leaves: list[Any], step: int, rows: int | None = None) -> Any:
         """The condition at a step, checked; for each of `rows`."""
@@ -310,7 +310,7 @@ def _same(a: Any, b: Any) -> bool:
     return type(a) is type(b)
 
 
-def _own(leaves: Sequence[Any]) -> list[Any]:
+def own_of(leaves: Sequence[Any]) -> list[Any]:
     """The leaves with arrays that can be written without the caller's, or an earlier state's, changing."""
     return [copy.copy(leaf) if isinstance(leaf, TensorArray) else leaf for leaf in leaves]
 
@@ -319,7 +319,7 @@ def _checkpointed(run: PlainRun, state: State, most: int) -> State:
     """`most` steps of which only the first state is kept; backward computes the rest again."""
 
     def segment(*values: Any) -> State:
-        own = _own(values)
+        own = own_of(values)
         if state.rows is not None:
             state.rows.seen_by(own)
         return run.advance(replace(state, values=dict(zip(state.values, own, strict=True))), most)

@@ -449,14 +449,85 @@ def test_a_frame_on_a_tape(tmp_path):
             check(path, (x,), [topology(rows=x)[0]])
 
 
-def writes_where_the_data_ends(self: Any, x: Tensor) -> Any:
+def where_the_data_ends(self: Any, x: Tensor) -> Any:
     xs, h = TensorArray(unstack_from=x), TensorArray()
     loop = stepnet.create_whileloop([torch.tensor(0), x.new_zeros(3)])
     with loop.frame() as (s, total):
-        loop.break_if(total.sum() > 0.1)
-        h.write(s, total)
+        loop.break_if((total.sum() > 3) | (s >= x.shape[0]))
+        h.write(s, total + 1)
         loop.update(s, s + 1)
         loop.update(total, total + xs.read(s).abs().mean(0))
+    return {"h": h.stack(), "n": loop.results[0]}
+
+
+def before_from_the_array(self: Any, x: Tensor) -> Any:
+    h, first = TensorArray(), x[0]
+    loop = stepnet.create_whileloop([torch.tensor(0), torch.tensor(True)])
+    with loop.frame() as (s, goes_on):
+        loop.break_if(~goes_on)
+        v = torch.tanh(h.read(s - 1, first) @ self.W * 0.8)
+        h.write(s, v)
+        loop.update(s, s + 1)
+        loop.update(goes_on, v.abs().sum() > 0.5)
+    return h.stack()
+
+
+def appended(self: Any, x: Tensor) -> Any:
+    a, b = TensorArray(), TensorArray()
+    loop = stepnet.create_whileloop([x[0]])
+    with loop.frame() as (h,):
+        loop.break_if(h.abs().sum() < 0.5)
+        a.write(h * 0.6)
+        b.write((h * 0.6).sum(-1))
+        loop.update(h, h * 0.6)
+    return a.stack(), b.stack(), loop.results[0]
+
+
+def arrays_of_a_while_loop(self: Any, x: Tensor) -> Any:
+    def body(i: Any, h: Tensor, xs: TensorArray, out: TensorArray) -> Any:
+        h = self.cell(xs.read(i), h)
+        out.write(i, h)
+        return i + 1, h, xs, out
+
+    first = (0, x.new_zeros(x.shape[1:]), TensorArray(unstack_from=x), TensorArray(size=x.shape[0]))
+    _, h, _, out = stepnet.while_loop(lambda i, *_: i < x.shape[0], body, first)
+    return out.stack(), h
+
+
+def an_array_in_a_dict(self: Any, x: Tensor) -> Any:
+    def body(now: Any) -> Any:
+        h = torch.tanh(now["h"] @ self.W)
+        now["out"].write(h)
+        return ({"i": now["i"] + 1, "h": h, "out": now["out"]},)
+
+    first = {"i": torch.tensor(0), "h": x[0], "out": TensorArray()}
+    (last,) = stepnet.while_loop(lambda now: now["i"] < x.shape[0], body, (first,))
+    return last["out"].stack()
+
+
+@since
+@pytest.mark.parametrize(
+    "run",
+    [where_the_data_ends, before_from_the_array, appended, arrays_of_a_while_loop, an_array_in_a_dict],
+)
+def test_an_array_that_is_written_once_in_each_turn(run, tmp_path):
+    """Where the data ends the loop, what is written is joined."""
+    path = tmp_path / "model.xml"
+    check_at_other_sizes(run, path, ((7, 4), (2, 1)))
+    model, x = Model(run).eval(), torch.randn(4, 3, 3)
+    stepnet.onnx.save(model, path.with_suffix(".onnx"), torch.randn(5, 2, 3))
+    for want, found in zip(tensors(model(x)), run_onnx(path.with_suffix(".onnx"), [x.numpy()]), strict=True):
+        torch.testing.assert_close(torch.as_tensor(found), want, rtol=1e-4, atol=1e-5)
+
+
+def from_where_the_data_says(self: Any, x: Tensor) -> Any:
+    h = TensorArray()
+    loop = stepnet.create_whileloop([(x > 9).sum(), x[0]])
+    with loop.frame() as (s, v):
+        loop.break_if(v.abs().sum() < 0.5)
+        h.write(s, v)
+        loop.update(s, s + 1)
+        loop.update(v, v * 0.5)
     return h.stack()
 
 
@@ -495,7 +566,7 @@ def an_array_of_a_closure(self: Any, x: Tensor) -> Any:
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        (writes_where_the_data_ends, "fixed number"),
+        (from_where_the_data_says, "an array is written elsewhere than at the step"),
         (an_attribute_as_a_number, "it reads a size that is left open"),
         (grows, "what a loop in a file carries has one shape"),
         (rows_mixed, "a row is computed otherwise among others"),

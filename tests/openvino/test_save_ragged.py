@@ -53,6 +53,40 @@ def test_a_delay_line_starts_and_ends_with_its_sequence(reverse, tmp_path):
     check_ragged(stepnet.Recurrent(step, reverse=reverse), make, tmp_path / "m.xml")
 
 
+class _ByHand(nn.Module):
+    """Means by lengths: those of the file, not of the example."""
+
+    def forward(self, x):
+        lengths = x.lengths()[:, None].clamp(min=1)
+        return stepnet.sequence_pool(x, "sum") / lengths, x * stepnet.sequence_expand(lengths, x)
+
+
+def test_lengths_are_those_of_the_input(tmp_path):
+    check_ragged(_ByHand(), lambda n: (rows(n),), tmp_path / "m.xml")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x.to_padded()[0],
+        lambda x: x.map(torch.tanh)[0],
+        lambda x: stepnet.sequence_concat([x, x]),
+        lambda x: x.values * stepnet.TensorArray.unpack(x)[0].size(),
+        lambda x: stepnet.sequence_mask(x.lengths()),
+    ],
+    ids=["padded", "one sequence", "joined", "counted", "a mask"],
+)
+def test_what_takes_the_lengths_of_the_example_is_refused(run, tmp_path):
+    with pytest.raises(IRError, match=r"is saved is for any lengths|what is traced has no numbers"):
+        save(_Runs(run), tmp_path / "m.xml", rows([4, 2, 3]))
+
+
+class _Runs(nn.Module):
+    def __init__(self, run):
+        super().__init__()
+        self.forward = run
+
+
 class _Tagger(nn.Module):
     def __init__(self):
         super().__init__()

@@ -280,6 +280,11 @@ REFUSED = {
     "pooled": (Pooled, "takes 'mean' of the rows of a stream"),
     "softmax": (lambda: stepnet.sequence_softmax, "takes 'softmax' of the rows of a stream"),
     "turned": (lambda: stepnet.sequence_reverse, "takes 'reverse' of the rows of a stream"),
+    "a slice": (lambda: lambda x: stepnet.sequence_slice(x, [0], [1]), "takes 'slice' of the rows"),
+    "pieces": (
+        lambda: lambda x: recurrent(CELL, x.split_at(x.values[:, 0] > 0))[0],
+        "over pieces of a chunk",
+    ),
     "dense": (lambda: dense, "is not over the streams"),
     "last states": (lambda: ends, "must give a sequence of rows for each stream"),
     "other lengths": (lambda: halved, "is not over the streams"),
@@ -582,16 +587,14 @@ def test_a_step_that_writes_to_its_state_and_fails():
     assert live.push({0: torch.ones(1, 1)})[0].item() == 2
 
 
+@torch.no_grad()
 def test_a_compiled_module():
     net = stepnet.nn.GRU(F, H).eval()
     compiled = torch.compile(lambda x: net(x)[0], backend="eager")
     x = torch.randn(5, F)
-    lod = LoDTensor.from_sequences([x])
-    with torch.no_grad():
-        expected = compiled(lod).values
+    expected = compiled(LoDTensor.from_sequences([x])).values
     live = stream(compiled)
     live.open(0)
     got = torch.cat([live.push({0: x[:2]})[0], live.push({0: x[2:]})[0]])
     torch.testing.assert_close(got, expected)
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(lod).values, expected)
+    torch.testing.assert_close(compiled(LoDTensor.from_sequences([x])).values, expected)

@@ -154,6 +154,11 @@ class TensorArray:
         self._steps = steps if start == 0 and 0 < count >= self._size else None
         self._size = max(self._size, start + count)
 
+    def _hold(self, steps: Steps) -> None:
+        """Hold these and nothing else; how many there are may be open."""
+        self._clear()
+        self._joined, self._steps, self._size = (0, steps), steps, steps.whole().shape[0]
+
     @property
     def _whole(self) -> Tensor | None:
         """All values as one tensor, where they are that."""

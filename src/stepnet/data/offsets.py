@@ -5,7 +5,8 @@ Computed by numpy: what is kept is the same whatever somebody made of torch's op
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from itertools import pairwise
 from typing import Any, final
 
@@ -18,6 +19,9 @@ from stepnet.data.arguments import brief
 from stepnet.data.as_imported import from_numpy
 from stepnet.data.modes import outside_modes, real
 from stepnet.errors import FrozenError, LoDError
+
+# What traces a module gives the lengths of offsets as tensors of what is traced.
+LENGTHS: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("what answers for lengths", default=None)
 
 
 @final
@@ -108,11 +112,11 @@ class LoD:
     def lengths(self, level: int = -1) -> Tensor:
         """[n] lengths of the sequences of one level, counted in the elements of that level."""
         offsets = self.levels[level]
-        return offsets.diff() if in_program(offsets) else _lengths(offsets)
+        return offsets.diff() if in_program(offsets) else _lengths(told(offsets))
 
     def lists(self) -> list[list[int]]:
         """The lengths of every level as plain numbers."""
-        return [_lengths(known(offsets)).tolist() for offsets in self.levels]
+        return [_lengths(told(offsets)).tolist() for offsets in self.levels]
 
     def count(self, level: int) -> int:
         """How many sequences one level has."""
@@ -131,7 +135,7 @@ class LoD:
 
     def copies(self) -> tuple[Tensor, ...]:
         """The levels, to be given to somebody who may write to them."""
-        return tuple(level.clone() if in_program(level) else _copy(level) for level in self.levels)
+        return tuple(level.clone() if in_program(level) else _copy(told(level)) for level in self.levels)
 
     @outside_modes
     def missing(self, indices: Tensor) -> int | None:
@@ -148,6 +152,7 @@ class LoD:
     @outside_modes
     def _made_owner(self) -> Tensor:
         found = self._owner
+        told(self.levels[-1])
         if found is None:
             found = owners(self.lengths(), self.rows)
             object.__setattr__(self, "_owner", found)
@@ -178,7 +183,8 @@ class LoD:
 
     def show(self) -> str:
         """The lengths of every level, long levels cut short."""
-        return "[" + ", ".join(short(self.lengths(k)) for k in range(len(self.levels))) + "]"
+        lengths = [level.diff() if in_program(level) else _lengths(level) for level in self.levels]
+        return "[" + ", ".join(map(short, lengths)) + "]"
 
     @outside_modes
     def difference(self, other: LoD) -> str:
@@ -200,7 +206,7 @@ class LoD:
         """Top-level sequences start to stop: their offsets at every level, and their first and last row."""
         levels = []
         for offsets in self.levels:
-            part = known(offsets).numpy()[start : stop + 1]
+            part = told(offsets).numpy()[start : stop + 1]
             start, stop = int(part[0]), int(part[-1])
             levels.append(from_numpy(part - start))
         return tuple(levels), start, stop
@@ -208,7 +214,7 @@ class LoD:
     @outside_modes
     def row_lengths(self) -> Tensor:
         """[n] how many rows each top-level sequence has, over all levels below it."""
-        bounds = known(self.levels[0]).numpy()
+        bounds = told(self.levels[0]).numpy()
         for offsets in self.levels[1:]:
             bounds = offsets.numpy()[bounds]
         return from_numpy(np.diff(bounds))
@@ -217,7 +223,7 @@ class LoD:
     def take(self, indices: Tensor) -> tuple[LoD, Tensor]:
         """The top-level sequences at ``indices`` in that order: their LoD, and the rows they are made of."""
         levels, chosen = [], indices.numpy()
-        for offsets in (known(level).numpy() for level in self.levels):
+        for offsets in (told(level).numpy() for level in self.levels):
             starts = offsets[chosen]
             lengths = offsets[chosen + 1] - starts
             levels.append(from_numpy(_offsets(lengths)))
@@ -248,6 +254,17 @@ def known(offsets: Tensor) -> Tensor:
             remedy="x.lengths(), x.lod, x.to_padded() and sequence_pool(x, ...) are tensors of the program",
         )
     return offsets
+
+
+def told(offsets: Tensor) -> Tensor:
+    """Offsets whose numbers are those of every call."""
+    if LENGTHS.get() is not None:
+        raise LoDError(
+            "a module that is saved is for any lengths: it cannot count, index, pad or take apart the "
+            "sequences of a LoDTensor",
+            remedy="x.lengths(), sequence_pool(x, ...) and recurrences are written",
+        )
+    return known(offsets)
 
 
 @outside_modes
@@ -342,6 +359,8 @@ def integers(given: Any, what: str) -> Tensor:
             return from_numpy(tensor.cpu().numpy().astype(np.int64))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         cause = error
+    if LENGTHS.get() is not None and isinstance(given, Tensor) and real(given) is None:
+        raise LoDError(f"{what}: what is traced has no numbers", got=brief(given)) from cause
     raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=brief(given)) from cause
 
 

@@ -29,6 +29,9 @@ Pooling = Literal["sum", "mean", "sqrt", "max", "first", "last"]
 # What traces a module sees each of these as one thing: its name, who has the sequences, a tensor, a number.
 INSTEAD: ContextVar[Callable[..., Any] | None] = ContextVar("what answers for sequences", default=None)
 
+# What sees parts of sequences at a time is told of what takes them for whole ones: its name, the sequences.
+WHOLE: ContextVar[Callable[[str, LoDTensor], None] | None] = ContextVar("what sees parts", default=None)
+
 
 @recorded_in_frames()
 def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any:
@@ -173,6 +176,7 @@ def sequence_concat(xs: Sequence[LoDTensor]) -> LoDTensor:
     for i, x in enumerate(xs):
         _check_ragged(x, "sequence_concat", f"[{i}]")
     first = xs[0]
+    _ask_whole("concat", first)
     if in_graph.is_followed():
         values, last = in_graph.call("concat", [x._values for x in xs], [x._lod for x in xs])
         return LoDTensor._make(values, LoD.trusted((*first._lod.levels[:-1], last), values.shape[0]))
@@ -229,6 +233,7 @@ def sequence_slice(x: LoDTensor, offset: Any, length: Any) -> LoDTensor:
     tensor([2, 3, 4])
     """
     _check_ragged(x, "sequence_slice")
+    _ask_whole("slice", x)
     if in_graph.is_followed():
         values, last = in_graph.call("slice", [_numbers(offset), _numbers(length), x._values], [x._lod])
         return LoDTensor._make(values, LoD.trusted((*x._lod.levels[:-1], last), values.shape[0]))
@@ -294,6 +299,13 @@ def _numbers(given: Any) -> Tensor:
 
 def _instead() -> Callable[..., Any] | None:
     return None if torch.compiler.is_dynamo_compiling() else INSTEAD.get()  # which Dynamo cannot ask for
+
+
+def _ask_whole(name: str, x: LoDTensor) -> None:
+    """Let what sees parts of sequences refuse that these are taken for whole ones."""
+    ask = None if torch.compiler.is_dynamo_compiling() else WHOLE.get()
+    if ask is not None:
+        ask(name, x)
 
 
 def _check_ragged(x: Any, function: str, name: str = "x") -> None:

@@ -15,7 +15,7 @@ from stepnet.data.arguments import truth
 from stepnet.data.convert import rank_order
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside, outside_modes
-from stepnet.data.offsets import LoD, offsets_of, owners, ranges
+from stepnet.data.offsets import LoD, offsets_of, owners, ranges, told
 from stepnet.data.permute import invert, permute_rows
 from stepnet.data.values import Value, check_fit, describe, rows
 from stepnet.errors import ArrayError
@@ -39,7 +39,7 @@ def unpack(x: LoDTensor, level: int, sort_by_length: bool) -> tuple[list[Any], V
         )
     level %= x.lod_level
     sort_by_length = truth("TensorArray.unpack: 'sort_by_length'", sort_by_length, error=ArrayError)
-    elements, counts, indices_map = _cut(x._lod.levels[level], level, sort_by_length)
+    elements, counts, indices_map = _cut(told(x._lod.levels[level]), level, sort_by_length)
     joined = _take(x, level, elements)
     return split(joined, counts), joined, indices_map
 

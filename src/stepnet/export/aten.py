@@ -15,8 +15,10 @@ from stepnet.errors import IRError
 
 from .emit import Emit
 from .graph import Value
+from .in_sizes import in_sizes
 from .trace import AnyNumber, Numbers, Program, line_of, sizes_of
 
+_NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat)
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 
@@ -40,7 +42,7 @@ def find(node: FxNode) -> Rule | None:
 
 def is_size(node: Any) -> bool:
     """Whether a traced value is a size, not a tensor."""
-    return isinstance(node, FxNode) and isinstance(node.meta.get("val"), (int, float, torch.SymInt, bool))
+    return isinstance(node, FxNode) and isinstance(node.meta.get("val"), _NUMBERS)
 
 
 def is_known(node: FxNode) -> bool:
@@ -205,12 +207,16 @@ class AtenNet:
         if not isinstance(value, FxNode):
             return self.emit.number(value, dtype or self.dtype())
         if is_size(value):
-            found = self.emit.squeeze(self.size(value.meta["val"]), 0)
-            return found if dtype is None else self.emit.cast(found, dtype)
+            return self.number(value.meta["val"], dtype)
         made = self.env[value]
         if isinstance(made, Tensor):
             return self.emit.tensor(made if dtype is None or made.dtype == dtype else made.to(dtype))
         return made if dtype is None else self.emit.cast(made, dtype)
+
+    def number(self, size: Any, dtype: torch.dtype | None = None) -> Value:
+        """A number that follows from sizes as a scalar, in a dtype."""
+        found = self.emit.squeeze(self.size(size), 0)
+        return found if dtype is None else self.emit.cast(found, dtype)
 
     def flat(self, value: Any) -> Value:
         """What has an entry for each sequence: for all sequences of sequences in one batch."""
@@ -235,11 +241,13 @@ class AtenNet:
     # sizes
 
     def size(self, value: Any) -> Value:
-        """A size as an int64 list of one."""
+        """A size as an int64 list of one; what follows from sizes and is not whole, as a float64 one."""
         if isinstance(value, FxNode):
             value = value.meta["val"]
         if isinstance(value, int):
             return self.emit.ints([value])
+        if isinstance(value, float):
+            return self.emit.tensor(torch.tensor([value], dtype=torch.float64))
         return self._expression(value.node.expr)
 
     def count(self, size: Any) -> int | Value:
@@ -255,22 +263,17 @@ class AtenNet:
     def _computed(self, expr: Any) -> Value:
         if expr.is_Integer:
             return self.emit.ints([int(expr)])
+        if expr.is_number:
+            return self.emit.tensor(torch.tensor([float(expr)], dtype=torch.float64))
         if expr.is_Symbol:
             if str(expr) not in self.sources:
                 what = "the number of rows of ragged sequences" if self.ragged else "a size that numbers say"
                 raise self.refuse(f"it computes with {what}")
             return self.emit.size(*self.sources[str(expr)])
-        kinds = {"Add": "add", "Mul": "mul", "Max": "maximum", "Min": "minimum"}
-        kind = type(expr).__name__
-        parts = [self._expression(a) for a in expr.args]
-        if kind in kinds:
-            total = parts[0]
-            for part in parts[1:]:
-                total = self.emit.call(kinds[kind], total, part)
-            return total
-        if "FloorDiv" in kind:  # sizes are not negative
-            return self.emit.call("floor_divide", *parts)
-        raise self.refuse(f"it computes the size {expr}")
+        made = in_sizes(self.emit, expr, self._expression)
+        if made is None:
+            raise self.refuse(f"it computes the size {expr}")
+        return made
 
     def sizes(self, shape: Sequence[Any]) -> Value:
         """A shape as an int64 list."""

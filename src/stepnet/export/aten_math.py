@@ -226,6 +226,22 @@ def _reduce(b: AtenNet, x: Any, dims: Any = None, keepdim: bool = False, **_: An
     return b.emit.call(_REDUCE[b.name], value, b.emit.ints(axes), keepdim=keepdim) if axes else value
 
 
+@rule("var.correction", "var_mean.correction")
+def _variance(b: AtenNet, x: Any, dims: Any = None, *, correction: Any = 1, keepdim: bool = False) -> Any:
+    axes, value, dtype = _axes(b, x, dims), b.out(x), b.dtype(x)
+    over = b.emit.ints(axes)
+    mean = b.emit.call("mean", value, over, keepdim=True)
+    away = b.emit.call("sub", value, mean)
+    total = b.emit.call("sum", b.emit.call("mul", away, away), over, keepdim=keepdim)
+    count: Any = 1
+    for d in dims or range(len(b.shape(x))):
+        count = count * b.shape(x)[d]
+    variance = b.emit.call("div", total, b.number(torch.sym_max(count - (correction or 0), 0), dtype))
+    if b.name == "var":
+        return variance
+    return variance, mean if keepdim else b.emit.squeeze(mean, *axes)
+
+
 @rule("any.default", "any.dim", "any.dims", "all.default", "all.dim", "all.dims")
 def _truth(b: AtenNet, x: Any, dims: Any = None, keepdim: bool = False) -> Value:
     axes, value = _axes(b, x, dims), b.out(x, torch.bool)
@@ -429,13 +445,19 @@ def _attention(
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
     width = b.shape(q)[-1]
-    if dropout or causal or enable_gqa or not isinstance(width, int) or any(map(b.is_ragged, (q, k, v))):
+    if dropout or enable_gqa or not isinstance(width, int) or any(map(b.is_ragged, (q, k, v))):
         return NotImplemented
     factor = 1 / math.sqrt(width) if scale is None else scale
     query = b.emit.call("mul", b.out(q), b.out(factor, b.dtype()))
     scores = matmul(b, query, b.out(k), transposed=len(b.shape(k)))
-    if mask is not None:
-        if b.dtype(mask) == torch.bool:
-            return NotImplemented
+    seen = None
+    if causal:
+        rows, columns = (b.emit.range(b.emit.squeeze(b.size(b.shape(of)[-2]), 0)) for of in (q, k))
+        seen = b.emit.call("le", b.emit.unsqueeze(columns, 0), b.emit.unsqueeze(rows, 1))
+    elif mask is not None and b.dtype(mask) == torch.bool:
+        seen = b.out(mask)
+    elif mask is not None:
         scores = b.emit.call("add", scores, b.out(mask))
+    if seen is not None:
+        scores = b.emit.call("where", seen, scores, b.emit.number(-math.inf, b.dtype()))
     return matmul(b, b.emit.call("softmax", scores, axis=len(b.shape(q)) - 1), b.out(v))

@@ -165,8 +165,8 @@ def _median(b: AtenNet, x: Any, dim: int, keepdim: bool = False) -> Any:
     made = _sort(b, x, dim)
     if made is NotImplemented:
         return made
-    axis, middle = b.axis(x, dim), (b.shape(x)[dim] - 1) // 2
-    value, place = (b.emit.take(part, b.emit.ints([middle]), axis) for part in made)
+    axis, middle = b.axis(x, dim), b.size((b.shape(x)[dim] - 1) // 2)
+    value, place = (b.emit.take(part, middle, axis) for part in made)
     if b.dtype(x).is_floating_point:
         nans = b.emit.cast(b.emit.call("isnan", b.out(x)), b.dtype(x))
         some = b.emit.call(

@@ -57,6 +57,10 @@ def _expand(b: AtenNet, x: Any, *_: Any, **__: Any) -> Value:
     return b.broadcast(x, b.shape())
 
 
+def _number(value: Any) -> Any:
+    return value.meta["val"] if isinstance(value, FxNode) else value
+
+
 def _bound(b: AtenNet, value: Any) -> Any:
     return b.size(value) if isinstance(value, FxNode) else value
 
@@ -83,9 +87,8 @@ def _narrow(b: AtenNet, x: Any, dim: int, start: Any, length: Any) -> Any:
 
 @rule("select.int")
 def _select(b: AtenNet, x: Any, dim: int, index: Any) -> Any:
-    if isinstance(index, FxNode):
-        return NotImplemented
-    return b.emit.take(b.out(x), b.emit.scalar(index), b.axis(x, dim))
+    at = b.out(index) if isinstance(index, FxNode) else b.emit.scalar(index)
+    return b.emit.take(b.out(x), at, b.axis(x, dim))
 
 
 @rule("index_select")
@@ -125,10 +128,8 @@ def _stack(b: AtenNet, tensors: Sequence[Any], dim: int = 0) -> Value:
 
 @rule("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk", "unsafe_split")
 def _split(b: AtenNet, x: Any, parts: Any, dim: int = 0) -> Any:
-    sizes = [sizes_of(meta)[dim] for meta in b.meta]
-    if not all(isinstance(s, int) for s in sizes):
-        return NotImplemented
-    return b.emit.split(b.out(x), b.axis(x, dim), sizes)
+    sizes = b.sizes([sizes_of(meta)[dim] for meta in b.meta])
+    return b.emit.split(b.out(x), b.axis(x, dim), sizes, len(b.meta))
 
 
 @rule("unbind")
@@ -157,14 +158,14 @@ def _pad(b: AtenNet, x: Any, pad: Sequence[Any], *rest: Any) -> Any:
     mode, value = "constant", 0.0
     for item in rest:
         mode, value = (item, value) if isinstance(item, str) else (mode, item or 0.0)
-    if mode != "constant" or not all(isinstance(p, int) for p in pad):
+    if mode != "constant":
         return NotImplemented
     rank = len(b.shape(x)) + b.is_ragged(x)
-    begin, end = [0] * rank, [0] * rank
+    begin, end = list[Any]([0] * rank), list[Any]([0] * rank)
     for k in range(len(pad) // 2):
         axis = b.axis(x, len(b.shape(x)) - 1 - k)
         begin[axis], end[axis] = pad[2 * k], pad[2 * k + 1]
-    return b.emit.call("pad", b.out(x), b.emit.ints(begin), b.emit.ints(end), b.out(value, b.dtype()))
+    return b.emit.call("pad", b.out(x), b.sizes(begin), b.sizes(end), b.out(value, b.dtype()))
 
 
 # from nothing
@@ -177,11 +178,11 @@ def _zeros_or_ones(b: AtenNet, *_: Any, **__: Any) -> Value:
 
 @rule("full", "full_like", "new_full")
 def _full(b: AtenNet, _: Any, *numbers: Any, **__: Any) -> Any:
-    return NotImplemented if isinstance(numbers[-1], FxNode) else _filled_as(b, numbers[-1])
+    return _filled_as(b, numbers[-1])
 
 
 def _filled_as(b: AtenNet, number: Any) -> Value:
-    shape = b.shape()
+    shape, filling = b.shape(), b.out(number, b.dtype())
     symbol = str(shape[0]) if shape else None
     if symbol in b.ragged and symbol not in b.grids:
         # one number everywhere, as many rows as the tensor it is like
@@ -190,10 +191,10 @@ def _filled_as(b: AtenNet, number: Any) -> Value:
         if like is None:
             raise b.refuse("it makes rows of ragged sequences from nothing")
         target = b.emit.concat([b.emit.slice(b.emit.shape(b.out(like)), 0, 0, 2), b.sizes(shape[1:])], 0)
-        return b.emit.broadcast(b.emit.number(number, b.dtype()), target)
-    if all(isinstance(s, int) for s in shape):
+        return b.emit.broadcast(filling, target)
+    if all(isinstance(s, int) for s in shape) and not isinstance(number, FxNode):
         return b.emit.tensor(torch.full(list(shape), number, dtype=b.dtype()))
-    return b.emit.broadcast(b.emit.number(number, b.dtype()), b.sizes(shape))
+    return b.emit.broadcast(filling, b.sizes(shape))
 
 
 @rule("scalar_tensor")
@@ -208,7 +209,12 @@ def _arange(b: AtenNet, *ends: Any, **_: Any) -> Any:
     def scalar(value: Any) -> Value:
         return b.emit.squeeze(b.size(value), 0) if isinstance(value, FxNode) else b.emit.scalar(value)
 
-    if any(isinstance(v, float) for v in (start, end, step)):
+    if any(isinstance(_number(v), (float, torch.SymFloat)) for v in (start, end, step)):
         return NotImplemented
-    first, last, by = scalar(start), scalar(end), scalar(step)
-    return b.emit.cast(b.emit.range(last, first, by), b.dtype())
+    first, last = scalar(start), scalar(end)
+    if isinstance(step, int) and step < 0:  # ONNX Runtime makes a range that ends at -1 a slice that does
+        least = b.emit.call("add", b.emit.call("sub", first, last), scalar(-step - 1))
+        count = b.emit.call("maximum", b.emit.floored(least, scalar(-step)), scalar(0))
+        back = b.emit.range(b.emit.call("mul", count, scalar(step)), None, scalar(step))
+        return b.emit.cast(b.emit.call("add", back, first), b.dtype())
+    return b.emit.cast(b.emit.range(last, first, scalar(step)), b.dtype())

@@ -103,12 +103,12 @@ class Emit(Nodes):
         """Whole numbers up to `end`, from 0 on by 1."""
         return self.call("range", start or self.scalar(0), end, step or self.scalar(1))
 
-    def split(self, x: Value, axis: int, sizes: Sequence[int]) -> tuple[Value, ...]:
-        """Parts of an axis, one after the other."""
-        if len(sizes) == 1:
+    def split(self, x: Value, axis: int, sizes: Value, count: int) -> tuple[Value, ...]:
+        """Parts of an axis, one after the other; `sizes` is an int64 list."""
+        if count == 1:
             return (x,)
-        inputs = (x, self.scalar(axis), self.ints(sizes))
-        return self.graph.node("split", inputs, [self.graph.dtype(x)] * len(sizes))
+        inputs = (x, self.scalar(axis), sizes)
+        return self.graph.node("split", inputs, [self.graph.dtype(x)] * count)
 
     def top(self, x: Value, count: int | Value, axis: int, mode: str) -> tuple[Value, ...]:
         """The largest (`max`) or smallest (`min`) entries along an axis, in order, and where they are."""

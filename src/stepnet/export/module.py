@@ -11,11 +11,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.arguments import brief
 from stepnet.data.lod import LoDTensor
-from stepnet.data.offsets import LoD
+from stepnet.data.offsets import LENGTHS, LoD
 from stepnet.data.outputs import Outputs
 from stepnet.data.tree import flatten, names, unflatten
 from stepnet.data.values import unpacked
 from stepnet.errors import IRError
+from stepnet.watchers import during
 
 from . import aten_math, aten_pick, aten_shape, iterators, recurrences, sequences, while_loops  # noqa: F401  (they fill tables)
 from .aten import AtenNet, is_known, join_lead, split_lead
@@ -132,12 +133,12 @@ class _Trace:
             if id(offsets) not in by_offsets:
                 raise IRError(
                     f"{self.where} cannot be written: "
-                    "a recurrence runs over sequences that are not an input's"
+                    "a recurrence runs over sequences, or asks for lengths, that are not an input's"
                 )
             return by_offsets[id(offsets)]
 
         args, kwargs = unflatten(self.spec, rebuilt)
-        with self.calls.traced(lengths):
+        with self.calls.traced(lengths), during(LENGTHS, lengths):
             results, _ = flatten(_plain(self.module(*args, **kwargs)))
         return [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in results]
 

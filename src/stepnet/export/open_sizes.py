@@ -53,8 +53,13 @@ def plain(value: Any) -> Any:
 
 def settled(truth: torch.SymBool) -> bool:
     """A truth as it is for the example: the sizes that it follows from are no longer open."""
-    environment: Any = truth.node.shape_env
-    for symbol in truth.node.expr.free_symbols:
+    settle(truth.node)
+    return truth.node.bool_()
+
+
+def settle(number: Any) -> None:
+    """Let the sizes that a node of torch's follows from be those of the example."""
+    environment: Any = number.shape_env
+    for symbol in getattr(number.expr, "free_symbols", ()):
         if not environment.is_unbacked_symint(symbol):
             environment.evaluate_expr(symbol)
-    return truth.node.bool_()

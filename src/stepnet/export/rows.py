@@ -222,7 +222,9 @@ def _slice(b: RowNet, node: Node) -> Value:
     if parts:
         sizes = [n.attr("end") - n.attr("start") for n in parts]
         axis = dim - len(b.value(name).shape)
-        for part, out in zip(parts, b.emit.split(b.known[name], axis, sizes), strict=True):
+        for part, out in zip(
+            parts, b.emit.split(b.known[name], axis, b.emit.ints(sizes), len(sizes)), strict=True
+        ):
             b.known[part.output] = out
             if name in b.thin:
                 b.thin.add(part.output)

@@ -2,7 +2,8 @@
 
 torch notes the answer as a condition on what the program is given, which no file states: another size would
 go the way of the example, in silence. So a size whose answer could be another is fixed to that of the
-example. What decides only whether an error is raised leaves it open.
+example, and so is one of which Python wants the number. What decides only whether an error is raised leaves
+it open.
 """
 
 from __future__ import annotations
@@ -11,20 +12,27 @@ import bisect
 import contextlib
 import dis
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
 import torch
+from torch.fx.experimental import sym_node
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from stepnet.compiler.swapped import Swapped
 from stepnet.user_line import is_users
+from stepnet.watchers import during
 
-from .open_sizes import settled
+from .open_sizes import settle, settled
 
 _NEAR = 4  # instructions from a comparison to the jump by its truth value
 _MOST = 500  # instructions that make the text of an error
+_OF_SIZES = (torch.__file__, sym_node.__file__)
+# What follows from sizes and is an argument of the call at hand.
+_PASSED: ContextVar[tuple[Any, ...]] = ContextVar("numbers of sizes that torch is given", default=())
 _ALWAYS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD_NO_INTERRUPT")
 
 
@@ -70,11 +78,37 @@ def _raises(code: Mapping[int, dis.Instruction], offsets: Sequence[int], start: 
     return True
 
 
+def _guard_int(self: SymNode, file: str, line: int) -> int:
+    """What a number that follows from sizes is for the example, where Python wants one: `range(n // 2)`."""
+    _settle_for_user(self)
+    return _INT.original(self, file, line)
+
+
+def _guard_float(self: SymNode, file: str, line: int) -> float:
+    _settle_for_user(self)
+    return _FLOAT.original(self, file, line)
+
+
+def _settle_for_user(number: SymNode) -> None:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename in _OF_SIZES:
+        frame = frame.f_back
+    passed = any(number.expr == expression for expression in _PASSED.get())
+    if passed or (frame is not None and is_users(frame.f_code.co_filename)):
+        settle(number)
+
+
+def passing(args: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
+    """In here, torch is called with these arguments."""
+    return during(_PASSED, tuple(arg.node.expr for arg in args if isinstance(arg, torch.SymInt)))
+
+
 _BOOL = Swapped(torch.SymBool, "__bool__", _asked)
+_INT, _FLOAT = Swapped(SymNode, "guard_int", _guard_int), Swapped(SymNode, "guard_float", _guard_float)
 
 
 @contextlib.contextmanager
 def answered() -> Iterator[None]:
-    """Fix the sizes that the user's Python decides by in here."""
-    with _BOOL.inside():
+    """Fix the sizes that the user's Python decides or counts by in here."""
+    with _BOOL.inside(), _INT.inside(), _FLOAT.inside():
         yield

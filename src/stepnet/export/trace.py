@@ -21,10 +21,11 @@ from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.control import both_branches
 from stepnet.data.values import note_size, size_in
-from stepnet.errors import IRError, Unsupported
+from stepnet.errors import IRError, LoDError, Unsupported
 from stepnet.user_line import line_run_by
 
 from . import size_questions, small_matrices
+from .open_sizes import settle
 
 Known = Callable[[FxNode], bool]
 
@@ -115,7 +116,8 @@ class _Lines(TorchFunctionMode):
         line = line_run_by(__file__)
         fx_traceback.set_stack_trace([line.short] if line else [])
         number = _number(func, args, kwargs)  # before args may be changed in place
-        result = func(*args, **(kwargs or {}))
+        with size_questions.passing((*args, *(kwargs or {}).values())):
+            result = func(*args, **(kwargs or {}))
         if number is not None and isinstance(result, Tensor) and _is_one(result):
             note_size(result, number)  # else a number that the trace knows nothing of
         return result
@@ -135,7 +137,28 @@ def _max_pool(
     return F.max_pool2d(x.unsqueeze(-2), *more, ceil_mode=ceil_mode).squeeze(-2)
 
 
-_KEEPING_SIZES: dict[Any, Callable[..., Any]] = dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool)
+def _tensor_split(x: Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
+    """`tensor_split`, of which torch would ask how many parts are longer by one."""
+    size, count = x.shape[dim], indices_or_sections
+    if isinstance(size, int) or not isinstance(count, int) or count < 1:
+        return torch.tensor_split(x, count, dim)
+    return torch.split(x, [(size + count - 1 - i) // count for i in range(count)], dim)
+
+
+def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> Any:
+    """`split`, of which it is the size that says how many parts there are."""
+    size: Any = x.shape[dim]
+    if isinstance(size, torch.SymInt) and isinstance(split_size_or_sections, (int, torch.SymInt)):
+        settle(size.node)
+    split: Any = torch.functional.split
+    return split(x, split_size_or_sections, dim)
+
+
+_KEEPING_SIZES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool),
+    **dict.fromkeys((torch.tensor_split, Tensor.tensor_split), _tensor_split),
+    **dict.fromkeys((torch.split, Tensor.split), _split),
+}
 _SUMS = {
     operation: run
     for run, names in (
@@ -202,6 +225,8 @@ def _traced(
         while cause is not None:  # torch wraps what the module raised
             if isinstance(cause, IRError):
                 raise cause from None
+            if isinstance(cause, LoDError):
+                raise IRError(f"{where} cannot be written: {cause}") from error
             cause = cause.__cause__ or cause.__context__
         text = str(error).strip().splitlines()
         raise IRError(

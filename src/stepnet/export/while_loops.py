@@ -13,9 +13,11 @@ from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.capture import Replaced
 from stepnet.compiler.inner_loops import chosen, is_row
+from stepnet.data.array import TensorArray
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import IRError, StepnetError
 from stepnet.front.step import describe_leaf, step_name
+from stepnet.loops.as_frame import run_as_frame
 from stepnet.repeat import INSTEAD, while_joined, while_loop
 from stepnet.user_line import user_line
 from stepnet.watchers import during
@@ -98,14 +100,16 @@ class WhileRecorder(Recorder):
     def __call__(
         self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None, joined: int | None = None
     ) -> Any:
-        where = f"the while loop over '{step_name(body)}' ({user_line().short})"
         leaves, spec = flatten(tuple(loop_vars))
+        if joined is None and _are_filled(leaves):
+            return run_as_frame(cond, body, loop_vars, max_steps)
+        where = f"the while loop over '{step_name(body)}' ({user_line().short})"
         for leaf in leaves:
             if type(leaf) not in (int, float) and type(leaf) is not Tensor:
                 raise IRError(
                     f"{where} cannot be written: a loop variable is no tensor",
                     got=describe_leaf(leaf),
-                    remedy="create_whileloop writes loops over TensorArrays, recurrent those over LoDTensors",
+                    remedy="recurrent writes loops over LoDTensors",
                 )
         loop = cond, body, loop_vars
         with unanswered():
@@ -176,6 +180,8 @@ class WhileTracer(Tracer):
     def __call__(
         self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None, joined: int | None = None
     ) -> Any:
+        if joined is None and _are_filled(flatten(tuple(loop_vars))[0]):
+            return run_as_frame(cond, body, loop_vars, max_steps)
         number, call = self.next()
         kind = type(loop_vars)
         if call.by_row:
@@ -192,6 +198,11 @@ class WhileTracer(Tracer):
         if joined is not None:
             return tuple(out)
         return kind(unflatten(spec, list(out))[call.by_row :])
+
+
+def _are_filled(leaves: Sequence[Any]) -> bool:
+    """Whether loop variables are TensorArrays, which a frame tells how a loop uses."""
+    return any(isinstance(leaf, TensorArray) for leaf in leaves)
 
 
 def _answered(instead: Any) -> Any:

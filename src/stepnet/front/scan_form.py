@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -271,17 +271,8 @@ class _Raising:
         return type(value) is int or (isinstance(value, Tensor) and value.numel() == 1 and _whole(value))
 
     def _find_offsets(self, made_by: dict[int, Call]) -> None:
-        self.offsets, self.control = {self.counter: 0}, set()
-        for out, op in made_by.items():
-            if op.kwargs or len(op.args) != 2:
-                continue
-            a, b = op.args
-            sign = {"add": 1, "sub": -1}.get(_name(op))
-            if sign == 1 and isinstance(b, Ref):
-                a, b = b, a
-            if sign and isinstance(a, Ref) and a.place in self.offsets and type(b) is int:
-                self.offsets[out] = self.offsets[a.place] + sign * b
-                self.control.add(id(op))
+        self.offsets = _offsets(made_by.values(), self.counter)
+        self.control = {id(made_by[out]) for out in self.offsets if out != self.counter}
 
     def _offset(self, index: Any) -> int | None:
         """What an index adds to the counter; None for another."""
@@ -300,6 +291,25 @@ class _Raising:
             if isinstance(op, Call) and op.out in used:
                 used |= self.numbers.intersection(places((op.args, op.kwargs)))
         return used
+
+
+def offsets_from(program: Program, variable: int) -> dict[int, int]:
+    """What is a number more or less than a loop variable, by place."""
+    return _offsets([op for op in program.ops if isinstance(op, Call)], variable)
+
+
+def _offsets(calls: Iterable[Call], variable: int) -> dict[int, int]:
+    found = {variable: 0}
+    for op in calls:
+        if op.kwargs or len(op.args) != 2:
+            continue
+        a, b = op.args
+        sign = {"add": 1, "sub": -1}.get(_name(op))
+        if sign == 1 and isinstance(b, Ref):
+            a, b = b, a
+        if sign and isinstance(a, Ref) and a.place in found and type(b) is int:
+            found[op.out] = found[a.place] + sign * b
+    return found
 
 
 def _name(op: Call) -> str:

@@ -8,48 +8,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.errors import Unsupported
 from stepnet.front.frame import WhileLoop
-from stepnet.front.recorded import Break, Call, Guard, Op, Read, Write
+from stepnet.front.recorded import Break, Call, Guard, Op, Read
 from stepnet.front.scan_form import rule
 from stepnet.front.step import describe_leaf
 from stepnet.front.template import Literal, Ref, changed, resolve
-from stepnet.repeat import while_loop
+from stepnet.repeat import while_joined, while_loop
+
+from .joined_writes import JoinedWrites
 
 _NUMBERS = 1 << 40  # the places of numbers that stand in the program begin here
 
 
-def run_as_while(loop: WhileLoop, why: Unsupported) -> list[Tensor]:
+def run_as_while(loop: WhileLoop) -> list[Tensor]:
     """Run a loop by `while_loop`, which is saved as one that computes its condition.
 
     Raises:
-        Unsupported: it writes arrays, or it reads some that are not one tensor, or Python was told a size, or
-            a loop variable changes its sizes.
+        Unsupported: it writes arrays elsewhere than at the turn, or it reads some that are not one tensor, or
+            Python was told a size, or a loop variable changes its sizes.
     """
     program = loop.program
+    writes = JoinedWrites(loop, 2 * _NUMBERS)
     for op in program.ops:
-        if isinstance(op, Write):
-            raise why
         if (
             isinstance(op, Guard)
             and isinstance(op.told, (int, float, tuple, torch.SymInt))
             and not program.keeps_shape(op.of)
         ):
             raise rule("Python was told a size, which may be another for other inputs", op)
-    arrays = [_Whole(array._whole) for array in program.arrays if array._whole is not None]
-    if len(arrays) < len(program.arrays):
+    wholes = [None if k in writes.arrays else array._whole for k, array in enumerate(program.arrays)]
+    if any(whole is None and k not in writes.arrays for k, whole in enumerate(wholes)):
         raise rule("it is no scan, and it reads an array that is not one tensor")
-    inside = [_Whole(array.values, anywhere=True) for array in arrays]
+    arrays = [None if whole is None else _Whole(whole) for whole in wholes]
+    inside = [None if whole is None else _Whole(whole, anywhere=True) for whole in wholes]
     numbers: list[Any] = []
-    ops = [_numbered(op, numbers) for op in program.ops if not isinstance(op, Guard)]
-    updates = [_lifted(loop.updates[i], numbers) for i in range(len(loop.loop_vars))]
+    ops = [_numbered(op, numbers) for op in writes.ops if not isinstance(op, Guard)]
+    updates = [_lifted(loop.updates[i], numbers) for i in range(len(loop.loop_vars))] + writes.back
     places, constants = list(program.constants), list(program.constants.values())
+    variable_places, rows = (*range(program.variables), *writes.places()), writes.rows
 
     def start(variables: tuple[Any, ...]) -> dict[int, Any]:
         return {
             **dict(zip(places, constants, strict=True)),
             **{_NUMBERS + i: number for i, number in enumerate(numbers)},
-            **dict(enumerate(variables)),
+            **dict(zip(variable_places, variables, strict=True)),
         }
 
     def cond(*variables: Any) -> Any:
@@ -79,9 +81,14 @@ def run_as_while(loop: WhileLoop, why: Unsupported) -> list[Tensor]:
                     f"what a loop in a file carries has one shape, and loop variable {i} was "
                     f"{describe_leaf(old)} and became {describe_leaf(value)}"
                 )
-        return new
+        return (*new, *(torch.as_tensor(resolve(row, values)) for row in rows))
 
-    return list(while_loop(cond, body, tuple(loop.loop_vars), max_steps=loop.max_steps))
+    first = (*loop.loop_vars, *writes.more)
+    if not writes.arrays:
+        return list(while_loop(cond, body, first, max_steps=loop.max_steps))
+    out = while_joined(cond, body, first, len(writes.arrays))
+    writes.fill(out[len(first) :])
+    return list(out[: program.variables])
 
 
 class _Whole:

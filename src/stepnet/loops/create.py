@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -78,6 +78,11 @@ def create_whileloop(loop_vars: Sequence[Tensor], *, max_steps: int | None = Non
         leave_to_python("stepnet: a frame is written by Python")
     caller = sys._getframe(1)
     return WhileLoop(with_tensors(loop_vars), max_steps, _run, site=(caller.f_code, caller.f_lineno))
+
+
+def frame_of(body: Callable[..., Any], loop_vars: Sequence[Any], max_steps: int | None) -> WhileLoop:
+    """A loop whose frame is what a body does."""
+    return WhileLoop(loop_vars, max_steps, _run, site=body)
 
 
 def _run(loop: WhileLoop) -> Sequence[Any]:
@@ -160,14 +165,14 @@ def _saved(loop: WhileLoop, saving: Instead) -> list[Tensor]:
         written = saving.alone(lambda: _written(raised))
         if written:
             raised = one_row(raised, known=True) if written == ONE_ROW else alone(raised)
-    except Unsupported as no_scan:
+    except Unsupported:
         try:
-            return run_as_while(loop, no_scan)
+            return run_as_while(loop)
         except Unsupported as refusal:
             raise IRError(
                 f"the while loop at {line} cannot be written as a loop",
                 got=refusal.reason,
-                expected="a loop that counts a step, and reads and writes arrays there; or writes none",
+                expected="arrays that are read and written at a counted step, or written once in each turn",
             ) from refusal
     return raised.results(saving.loop(raised.loop, raised.feeds))
 

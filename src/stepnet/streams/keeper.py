@@ -63,14 +63,17 @@ class Keeper:
             out = recurrent(step, x, self._start(step, name, None), backend=module.backend)
             self._keep(name, *flatten(out[1]))
             return out[0] if type(out[0]) is LoDTensor else out
-        with during(sequence.INSTEAD, _of_whole_sequences), kept_by(self.run), watched(_refuse_loop):
+        with (
+            during(sequence.INSTEAD, _of_whole_sequences), during(sequence.WHOLE, _refuse_whole),
+            kept_by(self.run), watched(_refuse_loop),
+        ):  # fmt: skip
             return module(x)
 
     def run(
         self, step: Any, x: Any, state: Any, *, steps: Any, resets: Any, reverse: bool, level: int, **how: Any
     ) -> Any:
         """A call of `recurrent`: as it was made, but for the state that it starts from."""
-        with during(sequence.INSTEAD, None), watched(None):
+        with during(sequence.INSTEAD, None), during(sequence.WHOLE, None), watched(None):
             how |= {"steps": steps, "reverse": reverse, "level": level}
             if not self._goes_on(step, x, steps, level):
                 return recurrent(step, x, state, resets=resets, **how)
@@ -145,6 +148,13 @@ class Keeper:
                 remedy="a module that streams gets a LoDTensor, and hands LoDTensors from layer to layer",
             )
         own: Sequence[Tensor] = leaf._lod.levels
+        if len(own) > len(self.levels):
+            raise StreamError(
+                f"the recurrence over '{step_name(as_step(step))}' is over pieces of a chunk",
+                got=f"lengths {leaf._lod.show()}",
+                expected=f"{self.levels[0].diff().tolist()}, those of the chunks",
+                remedy="a piece may go on in the next chunk: recurrent(..., resets=marks) cuts streams, too",
+            )
         if level % len(own):
             return False
         if len(self.levels) > 1 and own[0] is not self.levels[0] and own[0] is self.levels[1]:
@@ -203,10 +213,16 @@ def _of_whole_sequences(name: Any, of: LoDTensor, x: Tensor, fill: float) -> Any
         if of.lod_level > 1:
             same = {"softmax": sequence.sequence_softmax, "reverse": sequence.sequence_reverse}.get(name)
             return sequence.sequence_pool(of, name, fill) if same is None else same(of).values
-    raise StreamError(
-        f"the module takes '{name}' of the rows of a stream, of which it sees a chunk at a time",
-        remedy="stream the part of the module before it, or carry the value as the state of a step",
-    )
+    return _refuse_whole(name, of)
+
+
+def _refuse_whole(name: str, of: LoDTensor) -> None:
+    """Refuse what takes the rows of a chunk for those of a whole stream."""
+    if of.lod_level == 1:
+        raise StreamError(
+            f"the module takes '{name}' of the rows of a stream, of which it sees a chunk at a time",
+            remedy="stream the part of the module before it, or carry the value as the state of a step",
+        )
 
 
 def _backwards(name: str) -> StreamError:

@@ -1,0 +1,88 @@
+"""What Python computes of sizes that stay open: written as computed, or for the size of the example alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from file_formats import FORMATS
+from stepnet.errors import StepnetError
+from torch_since import torch_since
+
+since = torch_since("2.13", "its export fixes sizes that are computed with")
+
+
+def of_sizes(x):
+    """x [n, m, 3], n at least 3."""
+    n, m = x.shape[:2]
+    q, ones = x.transpose(0, 1), torch.ones(n, n)
+    return {
+        "split": torch.cat(x.split([2, n - 2])[::-1]),
+        "chunk": torch.cat([part * k for k, part in enumerate(x.chunk(2))]),
+        "parts": torch.cat([part * k for k, part in enumerate(x.tensor_split(3))]),
+        "rounded up": x[: -(-n // 2)],
+        "below zero": x * ((3 - n) // 2) + abs(3 - n) - n % 3 * (-n % 4),
+        "powers": x.sum() * torch.ones(n**2, m),
+        "ratio": x * (n / m) + math.ceil(n / 4) - math.floor(n / 4) + round(n / 4),
+        "root": x / n**0.5 * (1 / n) ** 2,
+        "picked": x.sort(0).values[n // 2] + x.select(0, n - 1) + x.median(0).values,
+        "padded": F.pad(x, (0, 0, 0, 0, 0, -n % 4)) * 2,
+        "filled": x.new_full((m,), n),
+        "rolled": x.roll(n // 2, 0),
+        "backwards": x[torch.arange(n - 1, -1, -1)] + torch.arange(3 * n, 0, -3)[:, None, None],
+        "spread": torch.stack([x.var((0, 2)), x.std((0, 2)), *torch.var_mean(x, (0, 2))]),
+        "causal": F.scaled_dot_product_attention(q, q, q, is_causal=True),
+        "masked": F.scaled_dot_product_attention(q, q, q, attn_mask=ones.triu().bool()),
+    }  # fmt: skip
+
+
+class OfSizes(nn.Module):
+    def forward(self, x):
+        return tuple(of_sizes(x).values())
+
+
+@since
+@pytest.mark.parametrize("name", FORMATS)
+def test_computed_from_open_sizes(name, tmp_path):
+    form, runtime, file = FORMATS[name]
+    path = tmp_path / file
+    form.save(OfSizes(), path, torch.randn(6, 2, 3))
+    read = form.load(path)
+    for n, m in ((6, 2), (9, 3), (7, 1), (4, 2)):
+        x = torch.randn(n, m, 3)
+        run = [torch.as_tensor(np.asarray(t)) for t in runtime(path, [x.numpy()])]
+        for found in (run, read(x)):
+            found = list(found.values()) if isinstance(found, dict) else found
+            for (what, want), got in zip(of_sizes(x).items(), found, strict=True):
+                torch.testing.assert_close(
+                    got, want, rtol=1e-4, atol=1e-4, check_dtype=False, msg=lambda m, w=what: f"{w}: {m}"
+                )
+
+
+COUNTED = {
+    "int": lambda x: x * int(x.shape[0] / 2),
+    "range": lambda x: sum(x[i] for i in range(x.shape[0] // 2)),
+    "an element": lambda x: [x, x * 2][x.shape[0] % 2],
+    "parts": lambda x: torch.stack([part.sum(0) for part in x.split(2)]),
+    "an argument": lambda x: F.one_hot((x > 0).long(), x.shape[0] // 2 + 2),
+}
+
+
+@since
+@pytest.mark.parametrize("what", COUNTED)
+def test_what_python_counts_by_is_that_of_the_example(what, tmp_path):
+    class Counts(nn.Module):
+        def forward(self, x):
+            return COUNTED[what](x)
+
+    form, _, file = FORMATS["openvino"]
+    x = torch.randn(6, 2)
+    form.save(Counts(), tmp_path / file, x)
+    torch.testing.assert_close(form.load(tmp_path / file)(x)[0], Counts()(x))
+    with pytest.raises(StepnetError, match="does not fit"):
+        form.load(tmp_path / file)(torch.randn(9, 2))
