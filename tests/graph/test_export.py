@@ -195,6 +195,7 @@ class Writing(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")  # for the write to its state
 def test_what_writes_in_place_without_stepnet() -> None:
     model = Writing()
     batches = [(torch.randn(t, b, 3), torch.randn(b, 4)) for t, b in ((4, 2), (5, 3))]

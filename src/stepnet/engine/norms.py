@@ -1,8 +1,8 @@
 """Norms, torch's cells and embeddings written out in small steps.
 
 torch differentiates norms twice by formulas that take their mean and spread for constants, so what is made by
-differentiating those once more is wrong (layer_norm of torch 2.13 and before). Of cells `vmap` has no rule. Of
-embeddings under `vmap` it leaves out the gradient of the first one's padding alone.
+differentiating those once more is wrong (layer_norm of torch 2.13 and before). Of cells `vmap` has no rule.
+Of embeddings under `vmap` it leaves out the gradient of the first one's padding alone.
 """
 
 from __future__ import annotations
