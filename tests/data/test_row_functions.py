@@ -536,7 +536,7 @@ def test_questions_get_plain_answers() -> None:
 def test_unknown_attributes() -> None:
     x = ragged(7)
     assert not hasattr(x, "nonsense")
-    assert not hasattr(x, "__array__")
+    assert not hasattr(x, "__array_interface__")
     with pytest.raises(AttributeError, match=r"no attribute 'grad'; its rows are a tensor, x\.values"):
         x.grad  # noqa: B018
 

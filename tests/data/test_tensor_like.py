@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -239,3 +240,28 @@ def test_a_cosine_loss_per_row() -> None:
     got = F.cosine_embedding_loss(x, x * x, side, reduction="none")
     want = F.cosine_embedding_loss(x.values, x.values.square(), side.values, reduction="none")
     torch.testing.assert_close(got.values, want)
+
+
+NO_ARRAYS = {
+    "asarray": np.asarray,
+    "array": lambda x: np.array(x, np.float32),
+    "array_equal": lambda x: np.array_equal(x, x),
+    "stack": lambda x: np.stack([x, x]),
+    "isclose": lambda x: np.isclose(x, x),
+    "float64": np.float64,
+    "as_tensor": torch.as_tensor,
+    "tensor": torch.tensor,
+    "from_dlpack": torch.from_dlpack,
+    "float": float,
+    "int": int,
+    "complex": complex,
+}
+
+
+@pytest.mark.parametrize("name", NO_ARRAYS)
+def test_it_is_no_array_and_no_number(name: str) -> None:
+    """Sequences of one length neither, which numpy and torch would make a table of."""
+    of: Any = NO_ARRAYS[name]
+    for x in (ragged(3), LoDTensor(torch.ones(3), [[0, 1, 2, 3]])):
+        with pytest.raises(RowMixError, match=r"no array, and no number(.|\n)*remedy"):
+            of(x)

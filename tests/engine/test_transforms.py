@@ -255,6 +255,92 @@ def test_batches_of_gradients_of_what_a_transform_gave():
     torch.testing.assert_close(many("eager"), many("naive"), rtol=1e-9, atol=1e-10)
 
 
+def kept(x, h, w):
+    h = torch.tanh(x @ w + h)
+    return h, h
+
+
+def cut(x, h, w):
+    """What a call keeps for its gradient is not what one of all members keeps."""
+    with torch.no_grad():
+        gate = torch.tanh(x @ w + h)
+    return h * gate, h
+
+
+def detached(x, h, w):
+    h = torch.tanh(x @ w + h)
+    return h * (h > 0), h.detach()
+
+
+def of_step(backend, step, w, x=X, h=STATE):
+    return recurrent(lambda x, h: step(x, h, w), x, h, backend=backend)
+
+
+def summed(backend, step, w, x=X, h=STATE):
+    y, final = of_step(backend, step, w, x, h)
+    return y.sin().sum() + final.square().sum()
+
+
+def linearized(backend, step, w):
+    y, moved = linearize(lambda x: of_step(backend, step, w, x), X)
+    return sum(t.sin().sum() for t in (*y, *moved(X.cos())))
+
+
+NESTED = {
+    "rows of members": lambda f, w: vmap(lambda w: vmap(lambda x: f(w, x))(several(X)))(several(w)),
+    "jacobians of rows of members": lambda f, w: vmap(
+        lambda w: vmap(lambda x: jacrev(lambda h: f(w, x, h))(STATE))(several(X))
+    )(several(w)),
+    "jacobians of members": lambda f, w: vmap(lambda w: jacrev(lambda h: f(w, X, h))(STATE))(several(w)),
+    "gradients of rows of members": lambda f, w: vmap(
+        lambda w: vmap(grad(lambda w, x: f(w, x)[0].sin().sum(), (0, 1)), (None, 0))(w, several(X))
+    )(several(w)),
+    "curvature of rows of members": lambda f, w: vmap(
+        lambda w: vmap(lambda x: hessian(lambda s: f(w * s, x)[1].sin().sum())(SCALE))(several(X))
+    )(several(w)),
+}
+
+
+@pytest.mark.parametrize("step", [kept, cut, detached])
+@pytest.mark.parametrize("name", NESTED)
+def test_batches_in_batches(name, step):
+    found = [
+        NESTED[name](lambda w, x, h=STATE, b=b: of_step(b, step, w, x, h), MIX) for b in ("eager", "naive")
+    ]
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")  # torch's own
+@pytest.mark.parametrize("step", [kept, cut, detached])
+def test_gradients_through_what_is_linearized(step):
+    found = [grad(lambda w, b=b: linearized(b, step, w))(MIX) for b in ("eager", "naive")]
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("padding", [None, 0, -1])
+def test_members_that_look_rows_up(padding, monkeypatch):
+    """At once, by indices that their rows share or not; torch's rule leaves out one member's padding."""
+    table = torch.randn(3, H, dtype=DTYPE)
+
+    def step(x, h, table):
+        own = nn.functional.embedding(x.argmax(-1), table, padding)
+        h = torch.tanh(own + h)
+        return h, h
+
+    def of(table, x):
+        return summed("c", lambda x, h, _: step(x, h, table), None, x)
+
+    both = several(table)
+    expected = torch.stack(
+        [grad(lambda t: summed("naive", lambda x, h, _: step(x, h, t), None))(t) for t in both]
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(transformed.batched, "one_by_one", None)
+        for x, dim in ((X, None), (torch.stack([X] * 3), 0)):
+            found = vmap(grad(of), (0, dim))(both, x)
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
 LINEARIZED = {
     "x": (lambda b, x: run(b, x), X),
     "weights": (lambda b, w: loss(b, w), WEIGHTS),

@@ -16,6 +16,7 @@ from torch.export import Dim, export
 import stepnet
 from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_pool
 from stepnet import nn as snn
+from stepnet.data.modes import transforms
 from stepnet.errors import LoDError, StepError
 from stepnet.graph import decompositions
 from stepnet.graph.portable import load
@@ -173,6 +174,53 @@ def test_a_step_makes_rows_and_turns_its_state() -> None:
     for args in batches:
         torch.testing.assert_close(leaves_of(program.module()(*args)), leaves_of(Turned()(*args)))
     assert_same_without_stepnet(program, Turned(), batches)
+
+
+class Writing(nn.Module):
+    """A step that writes in place: to its state, into new tensors, through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor, h: Tensor) -> Any:
+        def step(x: Tensor, h: Tensor) -> Any:
+            h += self.layer(x)
+            h[:, :2].sin_()
+            y = torch.zeros_like(h)
+            y[:, 1:] = h[:, :3]
+            return y, h
+
+        return recurrent(step, x, h)
+
+
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")  # for the write to its state
+def test_what_writes_in_place_without_stepnet() -> None:
+    model = Writing()
+    batches = [(torch.randn(t, b, 3), torch.randn(b, 4)) for t, b in ((4, 2), (5, 3))]
+    program = export(model, batches[0], dynamic_shapes=({0: ANY, 1: ANY}, {0: ANY}))
+    assert_same_without_stepnet(program, model, batches)
+
+
+TRANSFORMED = {
+    "vmap": lambda h: torch.vmap(torch.sin)(h),
+    "grad": lambda h: torch.func.grad(lambda h: h.sin().sum())(h),
+    "jvp": lambda h: torch.func.jvp(torch.sin, (h,), (h,))[1],
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transforms_inside_of_a_step_are_refused(name: str) -> None:
+    """And none is left open for what the process does next."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return recurrent(lambda x, h: (h, TRANSFORMED[name](h) + x), x, x[0])
+
+    with pytest.raises(StepError, match=r"it calls transforms of torch\.func"):
+        export(Model(), (torch.randn(4, 2, 3),), dynamic_shapes=({0: ANY, 1: ANY},))
+    assert not transforms()
 
 
 @pytest.mark.exhaustive  # half a minute of C++

@@ -149,14 +149,15 @@ rules(_truths, {f"all.{dims}": "amin" for dims in ("default", "dim", "dims")})
 
 def _arg(op: str, b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False) -> Any:
     value = b.values[x.name]
-    if x.bdim not in (None, 0) or x.fold or (dim is None and x.bdim is not None) or not value.shape:
+    if x.fold or (dim is None and x.bdim is not None) or not value.shape:
         return NotImplemented
     if value.dtype == "bool":
         x = b.cast(x, "int64")
     own = None if dim is None else feature_dim(b, x, dim)
     shape = tuple(1 if own in (None, i) else size for i, size in enumerate(value.shape))
     name = b.emit(op, (x.name,), shape, b.meta_dtype(), dim=own)
-    return b.result(b.reshape(name, b.row_shape(b.meta.shape, x.bdim)), x.bdim)
+    at, _ = b.batch_at(b.meta.shape)
+    return b.result(b.reshape(name, b.row_shape(b.meta.shape, at)), at)
 
 
 rules(_arg, {"argmax": "argmax", "argmin": "argmin"})

@@ -362,7 +362,7 @@ def _flip(b: Builder, x: Ref, dims: Sequence[int]) -> Any:
 
 @rule("embedding")
 def _embedding(b: Builder, table: Ref, index: Ref, *_: Any, **__: Any) -> Any:
-    if table.bdim is not None or index.bdim not in (None, 0):
+    if table.bdim is not None:
         return NotImplemented
     rows, at = b.values[table.name], b.values[index.name]
     name = b.emit("embed", (table.name, index.name), (*at.shape, *rows.shape[1:]), rows.dtype)
@@ -371,7 +371,7 @@ def _embedding(b: Builder, table: Ref, index: Ref, *_: Any, **__: Any) -> Any:
 
 @rule("embedding_dense_backward")
 def _embedding_grad(b: Builder, grad: Ref, index: Ref, count: int, padding: int, scale: bool) -> Any:
-    if grad.bdim != 0 or index.bdim != 0 or scale or grad.fold or index.fold:
+    if grad.bdim is None or index.bdim != grad.bdim or scale or grad.fold or index.fold:
         return NotImplemented
     value = b.values[grad.name]
     shape = (count, value.shape[-1])

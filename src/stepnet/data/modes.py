@@ -163,7 +163,10 @@ def outside_innermost() -> Iterator[None]:
 
 def has_tangent(tensor: Tensor) -> bool:
     """Whether forward mode carries a direction along with a tensor, by a level of autograd's own."""
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
+    if forward_ad._current_level < 0:
+        return False
+    with forward_ad._set_fwd_grad_enabled(True):  # it is off inside of a Function
+        return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def sees_saved_tensors() -> bool:

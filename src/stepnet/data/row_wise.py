@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from torch import Tensor
@@ -47,6 +47,16 @@ def _unary(name: str) -> Callable[[Any], LoDTensor]:
 
     call.__name__ = name
     return call
+
+
+def _no_array(x: RowWise, *_: Any, **__: Any) -> NoReturn:
+    """What numpy, `torch.tensor` and Python's numbers ask for. Without it they go through the sequences one
+    by one, or answer for what could not be made an array (`numpy.array_equal`)."""
+    raise RowMixError(
+        "a LoDTensor is no array, and no number: its sequences have lengths of their own",
+        got=repr(x),
+        remedy="x.values.numpy() has the rows, list(x) the sequences, x.to_padded() a table of them",
+    )
 
 
 class RowWise:
@@ -94,10 +104,25 @@ class RowWise:
     __rshift__, __rrshift__ = _operator("__rshift__"), _operator("__rrshift__")
     __lt__, __le__ = _operator("__lt__"), _operator("__le__")
     __gt__, __ge__ = _operator("__gt__"), _operator("__ge__")
-    __eq__, __ne__ = _operator("__eq__"), _operator("__ne__")  # pyright: ignore[reportAssignmentType]
     __neg__, __pos__ = _unary("__neg__"), _unary("__pos__")
     __abs__, __invert__ = _unary("__abs__"), _unary("__invert__")
     __hash__ = object.__hash__
+
+    if TYPE_CHECKING:
+
+        def _rows(self, *args: Any, **kwargs: Any) -> LoDTensor: ...
+
+        clone = contiguous = requires_grad_ = cpu = cuda = double = float = half = bfloat16 = long = _rows
+        abs = exp = log = sqrt = square = sin = cos = tanh = relu = sigmoid = softmax = log_softmax = _rows
+        add = sub = mul = div = pow = matmul = clamp = masked_fill = sum = mean = amax = argmax = _rows
+        reshape = view = flatten = squeeze = unsqueeze = _rows
+
+        def __eq__(self, other: Any) -> LoDTensor: ...  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        def __ne__(self, other: Any) -> LoDTensor: ...  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+    else:  # whoever checks types refuses these, for there are none
+        __array__ = __array_function__ = __dlpack_device__ = __dlpack__ = _no_array
+        __float__ = __int__ = __complex__ = _no_array
+        __eq__, __ne__ = _operator("__eq__"), _operator("__ne__")
 
 
 def _method(method: Callable[..., Any], x: RowWise, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Norms and torch's cells written out in small steps.
+"""Norms, torch's cells and embeddings written out in small steps.
 
 torch differentiates norms twice by formulas that take their mean and spread for constants, so what is made by
 differentiating those once more is wrong (layer_norm of torch 2.13 and before). Of cells `vmap` has no rule.
+Of embeddings under `vmap` it leaves out the gradient of the first one's padding alone.
 """
 
 from __future__ import annotations
@@ -42,7 +43,17 @@ def _group_norm(
     return _scaled(y, *(None if t is None else t.reshape(each) for t in (weight, bias)))
 
 
+def _embedding(
+    index: Tensor, weight: Tensor, padding_idx: int | None = None, *rest: Any, **how: Any
+) -> Tensor:
+    rows = F.embedding(index, weight, None, *rest, **how)
+    if padding_idx is None:
+        return rows
+    return torch.where((index == padding_idx % weight.shape[0]).unsqueeze(-1), rows.detach(), rows)
+
+
 _WRITTEN_OUT: dict[Any, Any] = {
+    F.embedding: _embedding,
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
     F.group_norm: _group_norm,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,13 +53,11 @@ def of_none(
 
 
 def one_by_one(
-    function: Any, info: Any, in_dims: Sequence[int | None], fixed: tuple[Any, ...], tensors: Sequence[Tensor]
+    call: Callable[..., Any], k: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     rows = [
-        function.apply(
-            *fixed, *(t if d is None else t.select(d, k) for t, d in zip(tensors, in_dims, strict=True))
-        )
-        for k in range(info.batch_size)
+        call(*(t if d is None else t.select(d, i) for t, d in zip(tensors, in_dims, strict=True)))
+        for i in range(k)
     ]
     out = tuple(torch.stack(parts) for parts in zip(*rows, strict=True))
     return out, (0,) * len(out)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +21,7 @@ from torch.autograd import forward_ad
 
 from stepnet.data.as_imported import contiguous
 from stepnet.data.in_graph import not_followed
-from stepnet.data.modes import as_one_node, outside_innermost, transforms
+from stepnet.data.modes import as_one_node, has_tangent, outside_innermost, transforms
 from stepnet.errors import Unsupported
 
 from . import batched
@@ -184,7 +185,7 @@ class _PlanCall(torch.autograd.Function):
         run, *tensors = inputs
         call, plan = run.call, run.call.ready.plan
         results = output[: len(plan.y) + len(plan.states)]
-        ctx.run, ctx.count = run, len(tensors)
+        ctx.run, ctx.count, ctx.kept = run, len(tensors), len(output) - len(results)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *output[: len(plan.y)], *output[len(results) :])
         ctx.save_for_forward(*tensors)
@@ -228,7 +229,7 @@ class _PlanCall(torch.autograd.Function):
             moved = _along_by_plain_loop(run.call, tensors, tangents)
         else:
             moved = of.results(run_transformed(of.run, *_cut(of, inputs)))
-        return (*moved, *(None,) * len(run.call.ready.extra))
+        return (*moved, *(None,) * ctx.kept)
 
     @staticmethod
     @not_followed
@@ -240,7 +241,7 @@ class _PlanCall(torch.autograd.Function):
         if batched.of_members(kinds, in_dims[1:]):
             members = run.members(k)
             if members is None:
-                return batched.one_by_one(_PlanCall, info, in_dims[1:], (run,), tensors)
+                return batched.one_by_one(partial(_PlanCall.apply, run), k, in_dims[1:], tensors)
             wide = [
                 batched.beside(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[1:], kinds, strict=True)
             ]
@@ -249,7 +250,10 @@ class _PlanCall(torch.autograd.Function):
             return out, (*(1,) * n, *(None,) * (len(out) - n))
         wide = [batched.wide(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[1:], kinds, strict=True)]
         out = _PlanCall.apply(run.times(k), *wide)
-        return batched.narrow(out, k, ["row"] * len(plan.y) + ["row"] * len(plan.states) + _of_extra(ready))
+        n = len(plan.y) + len(plan.states)
+        if "Vmap" in transforms():  # what members of a batch around this one keep is no table of this run
+            out = out[:n]
+        return batched.narrow(out, k, (["row"] * n + _of_extra(ready))[: len(out)])
 
 
 class _Gradient(torch.autograd.Function):
@@ -261,11 +265,15 @@ class _Gradient(torch.autograd.Function):
         run: Run, count: int, needed: tuple[bool, ...], given: tuple[bool, ...], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         def compute(*tensors: Tensor) -> tuple[Tensor, ...]:
-            plain = _in_memory(tensors)
+            plain, ready = _in_memory(tensors), run.call.ready
             n = len(plain) - sum(given)
             grads = iter(plain[n:])
             of_results = [next(grads) if g else None for g in given]
-            found = gradients(run.call, plain[:count], plain[count:n], of_results, needed)
+            kept = plain[count:n]
+            if len(kept) < len(ready.plan.y) + len(ready.extra):  # a batch around others kept nothing
+                values = forward(run.call, plain[:count])[1]
+                kept += [values[name].detach() for name in ready.extra]
+            found = gradients(run.call, plain[:count], kept, of_results, needed)
             found = asked_again(run.call, found, plain[:count], of_results, needed)
             return tuple(g for g in found if g is not None)
 
@@ -364,26 +372,26 @@ class _Gradient(torch.autograd.Function):
         if k == 0:
             return batched.of_none(_Gradient, in_dims[4:], (run, count, needed, given), tensors)
         dims, inputs, n_y = in_dims[4:], _kinds(run, count), len(plan.y)
-        kinds = [*inputs, *["row"] * n_y, *_of_extra(ready), *["row"] * sum(given)]
         places = [i for i, one in enumerate(has_gradient(run.call, given, needed)) if one]
         own = [inputs[i] for i in places]
+        first, last = count + n_y, len(tensors) - sum(given)  # between them is what the run kept
         of_members = batched.of_members(inputs, dims[:count])
         if of_members or "shared" in own:
             near = of_members or k * _bytes(tensors[:count], inputs) <= NEAR
             members = run.members(k) if near else None
             if members is None:
-                return batched.one_by_one(_Gradient, info, dims, (run, count, needed, given), tensors)
+                alone = partial(_Gradient.apply, run, count, needed, given)
+                return batched.one_by_one(alone, k, dims, tensors)
             rows = zip(tensors[:count], dims, inputs, strict=False)
             wide = [batched.beside(t, d, k, kind) for t, d, kind in rows]
             taken = members.taken(wide)
-            first, last = count + n_y, len(tensors) - sum(given)  # between them is what the run kept
-            if of_members:
+            if of_members and last - first == len(members.run.call.ready.extra):
                 y = [
                     batched.beside(t, d, k, "row")
                     for t, d in zip(tensors[count:first], dims[count:], strict=False)
                 ]
                 kept = tensors[first:last]
-            else:  # what ran was a call with more sequences
+            else:  # what ran was a call with more sequences, or a batch around it kept nothing
                 out = _PlanCall.apply(members.run, *taken)
                 y, kept = out[:n_y], out[n_y + len(plan.states) :]
             grads = [batched.beside(t, d, k, "row") for t, d in zip(tensors[last:], dims[last:], strict=True)]
@@ -393,7 +401,11 @@ class _Gradient(torch.autograd.Function):
             found = {i: next(parts) for i, one in zip(members.inputs, has, strict=True) if one}
             out = tuple(found[i] if i in found else torch.zeros_like(wide[i]) for i in places)
             return out, tuple(0 if kind == "shared" else 1 for kind in own)
-        wide = [batched.wide(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[4:], kinds, strict=True)]
+        kinds = [*inputs, *["row"] * n_y, *_of_extra(ready), *["row"] * sum(given)]
+        if "Vmap" in transforms() or first == last:  # see `_PlanCall.vmap`
+            tensors, dims = (*tensors[:first], *tensors[last:]), (*dims[:first], *dims[last:])
+            kinds = [*kinds[:first], *["row"] * sum(given)]
+        wide = [batched.wide(t, d, k, kind) for t, d, kind in zip(tensors, dims, kinds, strict=True)]
         return batched.narrow(_Gradient.apply(run.times(k), count, needed, given, *wide), k, own)
 
 
@@ -409,9 +421,10 @@ def _of_no_transform(grads: Sequence[Tensor | None]) -> bool:
     return not transforms() and not all(map(is_plain, grads))
 
 
-def _in_forward_mode(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether directions of these are carried along, by a transform or by a level of autograd's own."""
-    return transforms()[-1:] == ["Jvp"] or _of_no_transform(tensors)
+def _in_forward_mode(tensors: Sequence[Tensor]) -> bool:
+    """Whether directions of these are carried along, by a transform or by a level of autograd's own, which
+    `torch.func.linearize` opens inside of transforms."""
+    return transforms()[-1:] == ["Jvp"] or _of_no_transform(tensors) or any(map(has_tangent, tensors))
 
 
 def _in_memory(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from stepnet.data.modes import batches, outside_batches, transforms
+from stepnet.data.modes import batches, has_tangent, outside_batches, transforms
 from stepnet.errors import StepError, Unsupported
 
 from .call import Call
@@ -176,10 +175,7 @@ def is_plain(grad: Tensor | None) -> bool:
         return True
     if type(grad) is not Tensor or not torch._C._has_storage(grad):
         return False
-    if forward_ad._current_level < 0:
-        return True
-    with forward_ad._set_fwd_grad_enabled(True):  # it is off inside of a Function
-        return forward_ad.unpack_dual(grad).tangent is None
+    return not has_tangent(grad)
 
 
 def one_by_one(

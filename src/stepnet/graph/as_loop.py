@@ -22,6 +22,7 @@ from .recurrence import Recurrence
 def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The leaves of y and of the final state, by a loop over the steps of all sequences."""
     from torch._higher_order_ops.while_loop import while_loop_op
+    from torch._subclasses.functional_tensor import dispatch_functionalize
 
     way, (n_x, n_state, n_static, _) = call.way, call.counts
     begin = n_x + n_state + n_static
@@ -53,7 +54,8 @@ def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
         return t < given[n_y + n_state]
 
     def body(t: Tensor, *given: Any) -> tuple[Tensor, ...]:
-        tables, state = given[:n_y], given[n_y : n_y + n_state]
+        tables = given[:n_y]
+        state = [old.clone() for old in given[n_y : n_y + n_state]]  # for steps that write to it
         _, starts, lengths, *rest = given[n_y + n_state :]
         rows, static, reads = rest[:n_x], rest[n_x : n_x + n_static], rest[n_x + n_static :]
         runs = t < lengths
@@ -75,7 +77,8 @@ def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
     begin_with = [t.clone(memory_format=torch.contiguous_format) for t in state]
     first: Any = (torch.zeros((), dtype=torch.int64, device=device), *tables, *begin_with)
     same = (longest, starts, lengths, *rows, *static, *reads)
-    _, *last = while_loop_op(goes_on, body, first, same)
+    # nothing in place, as the body of a loop has to be
+    _, *last = while_loop_op(goes_on, dispatch_functionalize(body), first, same)
     y = [table[:count].clone() for table in last[:n_y]]
     if not way.levels:
         y = [t.reshape(one, two, *t.shape[1:]).movedim(0, at).contiguous() for t in y]
@@ -83,7 +86,7 @@ def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _WithoutWrites(TorchFunctionMode):
-    """Writes out what writes in place, as no exported program may: torch's cells; a constant's making."""
+    """Writes out what `functionalize` leaves in place: torch's cells; a constant's making."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         aten = torch.ops.aten

@@ -34,7 +34,7 @@ from stepnet.front.step import TorchCell
 from . import calls
 from .guards import forget_ours
 from .ops import LIBRARY
-from .portable import text_of
+from .portable import refusal, text_of
 from .recurrence import Leaf, Recurrence, Way, autocast_now, row_shape
 from .sizes import open_size
 
@@ -357,6 +357,7 @@ class _Lowered:
         random = any(_NOISE.search(str(n.target)) for n in graph.nodes)
         held = {str(n.target): getattr(subgraph, str(n.target)) for n in graph.nodes if n.op == "get_attr"}
         self._recurrence = Recurrence(way, _function(code, held), counts, leaves, random)
+        self._transforms = _TRANSFORMS in code.src
         self._digest = hashlib.sha256(repr((code.src, way)).encode()).hexdigest()[:16]
         self._what = f"compiled {self._digest}#{next(_ordinals)}"  # two calls stay two, however alike
 
@@ -365,6 +366,8 @@ class _Lowered:
         tensors, sizes = self._arguments(operands)
         what = self._what
         if is_exporting():
+            if self._transforms:
+                raise refusal(self._recurrence, "it calls transforms of torch.func")
             what = text_of(self._recurrence, tensors, [operands[i] for i in self._reads])
         elif not calls.is_known(what):
             calls.add(what, self._recurrence)
@@ -395,7 +398,24 @@ def _function(code: Any, held: dict[str, Any]) -> Callable[..., Any]:
     space = {**code.globals, "self": SimpleNamespace(**held)}
     source = _PRIVATE.sub(_public, code.src).replace("def forward(self, ", "def forward(", 1)
     exec(compile(source, "<step in a graph>", "exec"), space)
-    return space["forward"]
+    step = space["forward"]
+    return _closing_transforms(step) if _TRANSFORMS in source else step
+
+
+def _closing_transforms(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A step of Dynamo's, which opens and closes transforms of torch.func by hand: an error in between would
+    leave them open for all that the process does next."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+
+    def closing(*rows: Any) -> Any:
+        depth = functorch.get_dynamic_layer_stack_depth()
+        try:
+            return step(*rows)
+        except BaseException:
+            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            raise
+
+    return closing
 
 
 def _is_to_stay(node: fx.Node) -> bool:
@@ -413,6 +433,7 @@ def _is_size_check(node: fx.Node) -> bool:
     return isinstance(holds, fx.Node) and holds.target is operator.ge and holds.args[1:] in ((0,), (1,))
 
 
+_TRANSFORMS = "_functorch"
 _PRIVATE = re.compile(r"torch\._C\._nn\.(\w+)")
 
 

@@ -98,7 +98,7 @@ def _traced(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[A
     fixed = [(tuple(t.shape), t.dtype, t.device) for t in reads if isinstance(t, Tensor)]
     sizes = [n for shape, _, _ in (*shapes, *fixed) for n in shape]
     if len(fixed) < len(reads) or not all(isinstance(size, int) for size in sizes):
-        raise _refusal(recurrence, "it reads a size that the program leaves open")
+        raise refusal(recurrence, "it reads a size that the program leaves open")
     env = ShapeEnv()
     fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)  # constants of the step
     fake.cache_enabled = False  # as in `compiler.by_torch`
@@ -120,7 +120,7 @@ def _traced(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[A
                 graph = make_fx(recurrence.step, pre_dispatch=True)(*inputs)
         except RuntimeError as error:  # what torch says of a size that is a number
             said = str(error).splitlines()[0]
-            raise _refusal(recurrence, f"it does not run on any number of rows: {said}") from error
+            raise refusal(recurrence, f"it does not run on any number of rows: {said}") from error
     graph.graph.eliminate_dead_code()
     return graph
 
@@ -140,7 +140,7 @@ def _call(recurrence: Recurrence, graph: fx.GraphModule, node: fx.Node, places: 
         for kind, cls in _NAMED.items():
             if isinstance(value, cls):
                 return {kind: _name(value)}
-        raise _refusal(recurrence, f"it passes {type(value).__name__} to {node.target}")
+        raise refusal(recurrence, f"it passes {type(value).__name__} to {node.target}")
 
     if node.op == "placeholder":
         return None
@@ -155,11 +155,12 @@ def _call(recurrence: Recurrence, graph: fx.GraphModule, node: fx.Node, places: 
     elif getattr(operator, getattr(target, "__name__", ""), None) is target and target.__name__ in _NUMBERS:
         name = f"operator.{target.__name__}"
     else:
-        raise _refusal(recurrence, f"it calls {target}")
+        raise refusal(recurrence, f"it calls {target}")
     return {"call": name, "args": plain(node.args), "named": {k: plain(v) for k, v in node.kwargs.items()}}
 
 
-def _refusal(recurrence: Recurrence, why: str) -> StepError:
+def refusal(recurrence: Recurrence, why: str) -> StepError:
+    """The error of a step that no text can hold."""
     return StepError(f"step '{recurrence.way.name}' cannot be part of an exported program: {why}")
 
 
