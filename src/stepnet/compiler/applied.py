@@ -38,7 +38,7 @@ def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
     seeing = _seeing.get()
     for see, _ in reversed(seeing):
         args, kwargs = see(args, kwargs)
-    result = _APPLY.original.__func__(function, *args, **kwargs)
+    result = _APPLY.original.__get__(None, function)(*args, **kwargs)
     for _, made in seeing:
         if made is not None:
             made(args, result)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx import _symbolic_trace
 
 from .code_facts import MAKES, facts
+from .dict_changes import changes_at, counts_changes
 from .kinds import MISSING, UNREAD
 from .trust import is_of_python, is_trusted_code, words
 
@@ -40,7 +41,6 @@ _OF_TORCH = {
 }
 _SWAPPED = {Tensor, torch.autograd.Function}  # the one has a place of its own, in the other we swap `apply`
 _TRACES = _symbolic_trace.__file__
-_VERSION = 24  # bytes from the start of a dict to the number of its changes: of CPython 3.10 to 3.12
 _VF: Any = torch._VF  # pyright: ignore[reportAttributeAccessIssue]
 _NN: Any = torch._C._nn  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -149,17 +149,6 @@ def _spaces() -> list[_Space]:
     return [*_TORCH, *_of_modules(_OURS)]
 
 
-def _has_versions() -> bool:
-    """Whether this Python counts the changes of a dict there, as one that is changed shows."""
-    if sys.implementation.name != "cpython" or sys.version_info >= (3, 13) or sys.maxsize < 1 << 32:
-        return False
-    trial = {"name": 0}
-    count = ctypes.c_int64.from_address(id(trial) + _VERSION)
-    before = count.value
-    trial["name"] = 1
-    return count.value != before
-
-
 _KERNELS: set[str] = torch.library._impls  # "aten/tanh/CPU", of whoever registered one
 _SIZE = 24  # bytes from the start of a set to the number of its items
 _WHERE_NOT = words("Meta Python Functionalize FuncTorchBatched MPS CUDA XPU HPU MTIA PrivateUse1")
@@ -169,9 +158,9 @@ _KERNELS_FIRST = frozenset(_KERNELS)
 @functools.cache
 def places() -> list[int]:
     """Words of memory one of which is another after something was replaced; none where Python has no such."""
-    if not _has_versions():
+    if not counts_changes():
         return []
-    return [*(id(space.held) + _VERSION for space in _spaces()), id(_KERNELS) + _SIZE]
+    return [*(changes_at(space.held) for space in _spaces()), id(_KERNELS) + _SIZE]
 
 
 @functools.cache

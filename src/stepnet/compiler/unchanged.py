@@ -1,9 +1,9 @@
 """Whether a step still reads what it read, told by a few words of memory in place of one more walk.
 
-Where CPython's objects keep what a walk looked at is known: a dict counts its changes in one word (PEP 509,
-up to Python 3.12), a cell and a list hold addresses. As long as each such word is what it was, the walk would
-be, too. Words are in the order of the walk: one is only read while those before it say that what it is part
-of is alive.
+Where CPython's objects keep what a walk looked at is known: the changes of a dict are counted in one word
+(`dict_changes.py`), a cell and a list hold addresses. As long as each such word is what it was, the walk
+would be, too. Words are in the order of the walk: one is only read while those before it say that what it is
+part of is alive.
 
 What is noted keeps no object of the user's alive: addresses of what may die are held by weak references,
 which are words themselves. A step that reads anything of another kind is walked at every call.
@@ -16,7 +16,6 @@ import builtins
 import ctypes
 import functools
 import gc
-import sys
 import types
 import weakref
 from array import array
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
 from .code_facts import facts
+from .dict_changes import changes_at, counts_changes
 from .kinds import MISSING, Names, has_slots, shows_attributes
 from .patched import places
 from .reach import Reach
@@ -35,8 +35,8 @@ from .trust import BY_VALUE, is_trusted_class
 from .walk import HOOKS, MODULE_HOOKS, PLAIN, has_attributes
 from .walk_code import OF_FUNCTIONS
 
-_CELL = _REFERENCE = _SIZE = 16  # bytes from the start of an object to what it holds: of CPython 3.10 to 3.12
-_TYPE, _VERSION, _ITEMS = 8, 24, 24
+_CELL = _REFERENCE = _SIZE = 16  # bytes from the start of an object to what it holds: of CPython 3.10 to 3.13
+_TYPE, _ITEMS = 8, 24
 _MANAGED = 1 << 4  # of a class's flags: the dict of an object stands before it
 _FIXED = frozenset({*PLAIN, *BY_VALUE})  # never change
 # Modules are looked into by name, methods and functions of C are what they are of.
@@ -76,7 +76,8 @@ def words(reach: Reach, key: Sequence[Any] = (), root: weakref.ref[Any] | None =
             writer.word(place)
         writer.dict(vars(_torch_module))
         for name in MODULE_HOOKS:
-            writer.dict(vars(_torch_module)[name])
+            if isinstance(hooks := vars(_torch_module)[name], dict):
+                writer.dict(hooks)
         for part in {*reach.key, *key}:
             if type(part) is Survey:
                 for space in part.spaces:
@@ -89,6 +90,11 @@ def words(reach: Reach, key: Sequence[Any] = (), root: weakref.ref[Any] | None =
         return Words(writer.checks, array("q", map(id, reach.tensors)), writer.kept)
     except _Untold:
         return None
+
+
+def tells() -> bool:
+    """Whether this Python is one whose words are known: 64-bit CPython 3.10 to 3.13, but for 3.13.0."""
+    return _offsets() is not None
 
 
 class _Untold(Exception):
@@ -145,7 +151,7 @@ class _Writer:
         if id(held) not in self._dicts:
             self._dicts.add(id(held))
             self.word(id(held) + _TYPE)
-            self.word(id(held) + _VERSION)
+            self.word(changes_at(held))
 
     def held(self, value: Any) -> None:
         """What was visited, or is looked up in."""
@@ -221,7 +227,7 @@ class _Writer:
         if issubclass(kind, nn.Module):
             for name in HOOKS:
                 if isinstance(own.get(name), dict):
-                    self.word(id(own[name]) + _VERSION)
+                    self.word(changes_at(own[name]))
 
 
 class _Offsets(NamedTuple):
@@ -244,11 +250,13 @@ def _behind(space: Any) -> dict[str, Any]:
 @functools.cache
 def _offsets() -> _Offsets | None:
     """What is known of this Python, looked up in objects made for it; None where it is another one."""
-    if sys.implementation.name != "cpython" or sys.version_info >= (3, 13) or sys.maxsize < 1 << 32:
+    if not counts_changes():
         return None
 
     class Plain:
         """Its objects have attributes, and nothing else."""
+
+        new: Any
 
     def function(x: Any = _FIXED, *, y: Any = _FIXED) -> Any:
         return x, y
@@ -260,14 +268,15 @@ def _offsets() -> _Offsets | None:
     mro = _place_of(Plain.__mro__, Plain, range(16, 600, 8))
     managed = _place_of(attributes, one, range(-32, 0, 8)) if Plain.__flags__ & _MANAGED else 0
     cell, items, pair, reference = types.CellType(one), [one, one], (one, one), weakref.ref(one)
-    version = _word(id(attributes) + _VERSION)
-    attributes["new"] = one
+    count = changes_at(attributes)
+    before = _word(count)
+    one.new = one  # which no watcher is told of in CPython 3.13.0
     as_known = (
         _word(id(cell) + _CELL) == _word(id(reference) + _REFERENCE) == id(one)
         and _word(_word(id(items) + _ITEMS)) == _word(id(pair) + _ITEMS) == id(one)
         and _word(id(items) + _SIZE) == len(items)
         and _word(id(one) + _TYPE) == id(Plain)
-        and _word(id(attributes) + _VERSION) != version
+        and _word(count) != before
     )
     if not as_known or None in places or mro is None or managed is None:
         return None

@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from stepnet.compiler.dict_changes import counts_by
 from stepnet.compiler.reach import Reach, reach
 from stepnet.compiler.unchanged import words
 from stepnet.executors.c.memory import unchanged
+from stepnet.executors.c.watched import watcher
 
+counts_by(watcher)
 _LIMIT = 512
 _SURE = 1  # walks that found what the one before did, until it is written down
 _RARELY = 256  # walks, at most, before it is written down anew what is to stay as it is
