@@ -352,8 +352,8 @@ int main(void) {
 
 
 def test_no_byte_outside_is_read_or_written(tmp_path: Path):
-    """Of floats, as they are or split, and of bfloat16, under the sanitizers, as compiled for AMX, each of those instructions
-    checked; else by their twin."""
+    """Of floats, as they are or split, and of bfloat16, under the sanitizers, as compiled for AMX, each of
+    its instructions checked; else by their twin."""
     if can_emulate_tiles():
         assert " products of tiles" in run_sanitized(tmp_path, text(1, True) + CHECK, has_tiles=True)
     else:

@@ -380,14 +380,14 @@ def test_first_run_in_a_graph_reads_what_tensors_stand_for(step: Callable[..., A
 
     expected = results(functools.partial(recurrent, step, backend="naive"))
 
-    @functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
-    def both(*of: Tensor) -> list[Any]:
-        return [recurrent(step, *of, backend=backend) for backend in ("naive", "auto")]
+    def both(x: Tensor, h: Tensor) -> list[Any]:
+        return [recurrent(step, x, h, backend=backend) for backend in ("naive", "auto")]
 
+    compiled = torch.compile(both, backend="aot_eager", fullgraph=True)
     for k in range(2):
-        torch.testing.assert_close(results(lambda *of, k=k: both(*of)[k]), expected)
+        torch.testing.assert_close(results(lambda x, h, k=k: compiled(x, h)[k]), expected)
     with torch.no_grad():
-        for found in both(x, h):
+        for found in compiled(x, h):
             torch.testing.assert_close([*found], expected[:2])
 
 
