@@ -198,11 +198,11 @@ def test_how_a_step_was_made_is_no_matter_of_what_was_replaced(held):
 
 @pytest.mark.parametrize("backend", ["auto", "c"])
 @pytest.mark.filterwarnings("ignore:Warning only once", "ignore:step")
-def test_a_kernel_of_an_operator(backend: str):
+def test_a_kernel_of_an_operator(backend: Any):
     """No Python shows it, and generated C would not compute by it."""
     layers, x, h = Layers(), torch.randn(3, 2, 3, dtype=D), torch.randn(2, 3, dtype=D)
 
-    def run(backend: str) -> Tensor:
+    def run(backend: Any) -> Tensor:
         return [recurrent(layers, x, h, backend=backend)[0] for _ in range(4)][-1]
 
     first, library = run(backend), torch.library.Library("aten", "IMPL")
