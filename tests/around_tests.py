@@ -18,6 +18,7 @@ TESTS = Path(__file__).parent
 MADE_ANEW = ("compiler", "fuzz", "test_modes.py")
 OPTIMISED = ("executors",)
 PLAIN = ("cells", "layers", "nn", "saving", "tape")
+EAGER = ("commands", "file_model", "onnx", "openvino")
 SETTINGS = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -44,14 +45,14 @@ def pytest_runtest_protocol(item, nextitem):
 @pytest.fixture(autouse=True)
 def _as_it_was(request):
     """Each test draws the same numbers. Settings of the process that it changes are put back. A file says as
-    `BACKEND` what runs its recurrences; those that test other things than that are run by the plain loop.
-    A mode of torch that outlives what entered it would see all calls."""
+    `BACKEND` what runs its recurrences; those that test other things than that are run by the plain loop, and
+    those of files by torch ops, which need no build, but in `make fuzz`. A mode of torch that outlives what
+    entered it would see all calls."""
     import stepnet
 
     torch.default_generator.manual_seed(0)  # torch.manual_seed keeps the stack of each call for other devices
     settings = [(get(), get, put) for get, put in (*SETTINGS, (stepnet.get_backend, stepnet.set_backend))]
-    unsaid = "naive" if _is_under(request.path, PLAIN) else "auto"
-    stepnet.set_backend(getattr(request.module, "BACKEND", unsaid))
+    stepnet.set_backend(getattr(request.module, "BACKEND", None) or _unsaid(request))
     with signal_stack.kept():
         yield
     for before, get, put in settings:
@@ -98,6 +99,13 @@ def _plans_are_made_anew(request, patched):
         kept = {}
         patched.setattr(plan_files, "read", kept.get if on_disk is None else lambda key: None)
         patched.setattr(plan_files, "write", kept.__setitem__)
+
+
+def _unsaid(request):
+    if _is_under(request.path, PLAIN):
+        return "naive"
+    exhaustive = request.config.getoption("exhaustive")
+    return "eager" if _is_under(request.path, EAGER) and not exhaustive else "auto"
 
 
 @functools.cache

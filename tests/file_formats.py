@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepnet import onnx, openvino
+from stepnet.export.module import _Trace
 
 
 def run_onnx(path, arrays):
@@ -21,3 +22,17 @@ def run_openvino(path, arrays):
 
 
 FORMATS = {"onnx": (onnx, run_onnx, "m.onnx"), "openvino": (openvino, run_openvino, "m.xml")}
+
+
+def share_traces(monkeypatch, programs):
+    """Of one module without recurrences, what is written does not depend on the format until it is written:
+    all formats share the trace, which is kept in `programs`."""
+    traced = _Trace._traced
+
+    def shared(self, dynamic):
+        key = str(dynamic)
+        if key not in programs:
+            programs[key] = traced(self, dynamic)
+        return programs[key]
+
+    monkeypatch.setattr(_Trace, "_traced", shared)

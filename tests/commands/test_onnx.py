@@ -12,6 +12,8 @@ from stepnet import Recurrent, cells
 
 pytest.importorskip("onnx_ir")
 
+BACKEND = "auto"
+
 
 @pytest.fixture
 def model(tmp_path):

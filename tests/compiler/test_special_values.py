@@ -168,6 +168,7 @@ def test_unary(half, dtype, backend):
     assert not side_by_side(HALVES[half], dtype, backend, numbers(dtype), None)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("backend", ["eager", "c"])
 def test_binary(dtype, backend):

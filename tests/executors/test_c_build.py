@@ -13,8 +13,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from forks import Fork, in_a_fork
+from stepnet import recurrent
 from stepnet.errors import BuildError
 from stepnet.executors import cache_folder
 from stepnet.executors.c import build as c_build
@@ -374,6 +376,25 @@ def test_a_compiler_whose_code_needs_more_libraries_gets_them(lacks, tmp_path, m
         answer = _source(salt).replace("{", "{ own();")
         assert _answer(c_build.build(own + answer)) == 42
     assert (tmp_path / "count").read_text() == "x\n" * 3  # the second build knows
+
+
+@needs_compiler
+@pytest.mark.skipif(sys.platform != "linux", reason="all libraries at once")
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("function", "libm"), [(torch.tanh, False), (torch.sin, True)])
+def test_what_calls_nothing_of_libm_is_not_linked_with_it(function, libm, monkeypatch):
+    commands, real = [], c_build._run
+    monkeypatch.setattr(c_build, "_run", lambda command: commands.append(command) or real(command))
+
+    def step(x, h):
+        h = function(x + h)
+        return h, h
+
+    x, h = torch.randn(2, 1, 3), torch.zeros(1, 3)
+    torch.testing.assert_close(recurrent(step, x, h, backend="c"), recurrent(step, x, h, backend="naive"))
+    scans = [command for command in commands if any("linked" in word for word in command)]
+    assert scans
+    assert {"-lm" in command for command in scans} == {libm}
 
 
 @needs_compiler

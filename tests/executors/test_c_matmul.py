@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from c_programs import run_sanitized
 from stepnet.executors.c import build as c_build
 
 pytestmark = pytest.mark.skipif(
@@ -233,54 +231,3 @@ def test_split_is_even_and_complete():
             assert len(sizes) == -(-rows // most)
             assert max(sizes) <= most
             assert max(sizes) - min(sizes) <= 1
-
-
-CHECK_TEMPLATE = """
-static int check_T(int64_t rows, int64_t K, int64_t N) {
-    REAL *A = malloc((size_t)(rows * K) * sizeof(REAL)), *B = malloc((size_t)(K * N) * sizeof(REAL));
-    REAL *C = malloc((size_t)(rows * N) * sizeof(REAL)), *D = malloc((size_t)(rows * N) * sizeof(REAL));
-    REAL *packed = malloc((size_t)sn_packed_T(K, N, 1) * sizeof(REAL));
-    int bad = 0;
-    for (int64_t i = 0; i < rows * K; ++i) A[i] = (REAL)((i * 7) % 11 - 5);
-    for (int64_t i = 0; i < K * N; ++i) B[i] = (REAL)((i * 5) % 13 - 6);
-    for (int64_t i = 0; i < rows * N; ++i) D[i] = (REAL)(i % 3);
-    sn_pack_T(packed, B, N, 1, K, N, 1, SN_WIDTH);
-    sn_matmul_T((sn_rows_T){C, N, 0}, (sn_rows_T){D, N, 0}, (sn_rows_T){A, K, 0}, packed, rows, K, N);
-    for (int64_t r = 0; r < rows; ++r)
-        for (int64_t n = 0; n < N; ++n) {
-            REAL want = D[r * N + n];
-            for (int64_t k = 0; k < K; ++k) want += A[r * K + k] * B[k * N + n];
-            bad += C[r * N + n] != want;
-        }
-    for (int turned = 0; turned < 2; ++turned) {
-        const int64_t stride_k = turned ? 1 : N, stride_n = turned ? K : 1;
-        sn_few_T((sn_rows_T){C, N, 0}, (sn_rows_T){A, K, 0}, B, stride_k, stride_n, rows, K, N);
-        for (int64_t r = 0; r < rows; ++r)
-            for (int64_t n = 0; n < N; ++n) {
-                REAL want = 0;
-                for (int64_t k = 0; k < K; ++k) want += A[r * K + k] * B[k * stride_k + n * stride_n];
-                bad += C[r * N + n] != want;
-            }
-    }
-    free(A), free(B), free(C), free(D), free(packed);
-    return bad;
-}
-"""
-
-MAIN = """
-int main(void) {
-    int64_t rows[] = {1, 2, 5, 6, 7, 12, 13, 100}, K[] = {1, 3, 16, 19}, N[] = {1, 7, 16, 33, 64, 65, 100};
-    int bad = 0;
-    for (int i = 0; i < 8; ++i)
-        for (int j = 0; j < 4; ++j)
-            for (int l = 0; l < 7; ++l)
-                bad += check_f32(rows[i], K[j], N[l]);
-    return bad != 0;
-}
-"""
-
-
-def test_no_byte_outside_is_read_or_written(tmp_path: Path):
-    """The same kernels under the address and undefined-behaviour sanitizers, on buffers of exact size."""
-    check = CHECK_TEMPLATE.replace("_T", "_f32").replace("REAL", "float")
-    run_sanitized(tmp_path, c_build.preamble("f32") + check + MAIN)

@@ -258,6 +258,30 @@ def test_where_results_are_compared_all_is_asked_for(machine):
 # --- memory
 
 CHECK = """
+static int check_floats(int64_t rows, int64_t K, int64_t N) {
+    float *A = malloc((size_t)(rows * K) * 4), *B = malloc((size_t)(K * N) * 4);
+    float *C = malloc((size_t)(rows * N) * 4), *D = malloc((size_t)(rows * N) * 4);
+    float *packed = malloc((size_t)sn_packed_f32(K, N, 1) * 4);
+    int bad = 0;
+    for (int64_t i = 0; i < rows * K; ++i) A[i] = (float)((i * 7) % 11 - 5);
+    for (int64_t i = 0; i < K * N; ++i) B[i] = (float)((i * 5) % 13 - 6);
+    for (int64_t i = 0; i < rows * N; ++i) D[i] = (float)(i % 3);
+    for (int turned = -1; turned < 2; ++turned) { /* a packed matrix, then as it lies */
+        const int64_t stride_k = turned > 0 ? 1 : N, stride_n = turned > 0 ? K : 1;
+        const sn_rows_f32 c = {C, N, 0}, a = {A, K, 0};
+        if (turned < 0) sn_pack_f32(packed, B, N, 1, K, N, 1, SN_WIDTH);
+        if (turned < 0) sn_matmul_f32(c, (sn_rows_f32){D, N, 0}, a, packed, rows, K, N);
+        else sn_few_f32(c, a, B, stride_k, stride_n, rows, K, N);
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t n = 0; n < N; ++n) {
+                float want = turned < 0 ? D[r * N + n] : 0;
+                for (int64_t k = 0; k < K; ++k) want += A[r * K + k] * B[k * stride_k + n * stride_n];
+                bad += C[r * N + n] != want;
+            }
+    }
+    free(A), free(B), free(C), free(D), free(packed);
+    return bad;
+}
 static int check_pairs(int64_t rows, int64_t K, int64_t N, int turned) {
     uint16_t *A = malloc((size_t)(rows * K) * 2), *B = malloc((size_t)(K * N) * 2);
     float *C = malloc((size_t)(rows * N) * 4), *D = malloc((size_t)(rows * N) * 4);
@@ -317,14 +341,19 @@ int main(void) {
         for (int j = 0; j < 4; ++j)
             for (int l = 0; l < 3; ++l)
                 bad += check_pairs(few_rows[i], short_K[j], some_N[l], (i + j + l) & 1);
+    int64_t any_rows[] = {1, 2, 5, 6, 7, 12, 13, 100}, any_K[] = {1, 3, 16, 19};
+    int64_t any_N[] = {1, 7, 16, 33, 64, 65, 100};
+    for (int i = 0; i < 8; ++i)
+        for (int j = 0; j < 4; ++j)
+            for (int l = 0; l < 7; ++l) bad += check_floats(any_rows[i], any_K[j], any_N[l]);
     return bad != 0;
 }
 """
 
 
 def test_no_byte_outside_is_read_or_written(tmp_path: Path):
-    """Of floats and of bfloat16, under the sanitizers, as compiled for AMX, each of those instructions
-    checked; else by their twin."""
+    """Of floats, as they are or split, and of bfloat16, under the sanitizers, as compiled for AMX, each of
+    its instructions checked; else by their twin."""
     if can_emulate_tiles():
         assert " products of tiles" in run_sanitized(tmp_path, text(1, True) + CHECK, has_tiles=True)
     else:

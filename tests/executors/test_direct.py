@@ -17,6 +17,7 @@ from stepnet.errors import StepError
 from stepnet.executors.direct import Direct, Lately
 
 BACKEND = "c"
+OPTIMISED = False  # both ways run the same code
 D = 4
 ROWS = {"dense": torch.randn(5, 3, D), "batch first": torch.randn(3, 5, D), "ragged": torch.randn(7, D)}
 

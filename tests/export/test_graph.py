@@ -49,6 +49,31 @@ def test_no_file_knows_a_format():
         assert not re.search(r"openvino|onnx", code, re.IGNORECASE), path.name
 
 
+def test_casts_and_operators_of_python_are_not_taken_apart(monkeypatch):
+    """What a cast asks of the example, and numbers asked for alone, is in no graph; what is not known is."""
+    apart = []
+    monkeypatch.setattr(
+        torch.export.ExportedProgram, "run_decompositions", lambda *_: apart.append(1) or 1 / 0
+    )
+
+    class Asks(nn.Module):
+        def forward(self, x):
+            torch._check(x.shape[0] >= 2)
+            y = x.double() * 2
+            return (((x > 0) & (y < 3)) | (x < -1)) ^ (y > 5), y.to(torch.int64) & 3, torch.where(x > 0, y, 0)
+
+    found = ops(graph_of(Asks(), torch.randn(5, 3)))
+    assert {"and", "or", "xor", "bitwise_and"} <= set(found)
+    assert not apart
+
+    class Unknown(nn.Module):
+        def forward(self, x):
+            return torch.linalg.det(x.double())
+
+    with pytest.raises(ZeroDivisionError):
+        graph_of(Unknown(), torch.randn(5, 3, 3))
+
+
 def test_a_known_cell_is_one_node():
     graph = graph_of(stepnet.Recurrent(cells.GRU(3, 4)), torch.randn(5, 2, 3))
     (cell,) = contents(graph, Cell)

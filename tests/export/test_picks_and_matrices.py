@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from file_formats import FORMATS
+from file_formats import FORMATS, share_traces
 from stepnet import recurrent
-from stepnet.export.module import _Trace
 
 N = 3
 TABLE = torch.arange(float(N * N)).reshape(N, N)
@@ -81,23 +80,9 @@ def programs():
     return {}
 
 
-@pytest.fixture
-def one_trace(programs, monkeypatch):
-    """What is written does not depend on the format until it is written: all formats share the trace."""
-    traced = _Trace._traced
-
-    def shared(self, dynamic):
-        key = str(dynamic)
-        if key not in programs:
-            programs[key] = traced(self, dynamic)
-        return programs[key]
-
-    monkeypatch.setattr(_Trace, "_traced", shared)
-
-
-@pytest.mark.usefixtures("one_trace")
 @pytest.mark.parametrize("name", FORMATS)
-def test_written_and_read_back(name, tmp_path):
+def test_written_and_read_back(name, tmp_path, programs, monkeypatch):
+    share_traces(monkeypatch, programs)
     form, runtime, file = FORMATS[name]
     path = tmp_path / file
     form.save(Picks(), path, inputs(3))

@@ -19,6 +19,8 @@ pytest.importorskip("onnx_ir")
 import stepnet.onnx
 import stepnet.openvino
 
+BACKEND = "auto"
+
 
 class Dense(nn.Module):
     """Each step runs a recurrence from the state of the outer one, a TensorIterator and a while loop."""

@@ -14,6 +14,7 @@ from saved_modules import plain_loops
 from stepnet import BackEdge, InputPort, LoDTensor, OutputPort, TensorIterator, cells
 from stepnet.data.tree import flatten
 
+BACKEND = "auto"
 CELLS = ["LSTM", "GRU", "RNN", "LayerNormLSTM", "PeepholeLSTM", "MinGRU", "SLSTM"]
 WRAPPED = {
     "Zoneout": lambda: cells.Zoneout(cells.LSTM(3, 4), 0.2),

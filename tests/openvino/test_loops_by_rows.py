@@ -13,6 +13,7 @@ from stepnet.executors.setting import set_backend
 from stepnet.openvino import load
 from stepnet.report import ModelExplanation
 
+BACKEND = "auto"
 W = np.linspace(-0.5, 0.5, 9, dtype=np.float32).reshape(3, 3)
 
 

@@ -13,6 +13,8 @@ from stepnet.executors.setting import set_backend
 from stepnet.iterator import rows
 from stepnet.openvino import load
 
+BACKEND = "auto"
+
 
 @pytest.fixture
 def replays(monkeypatch):

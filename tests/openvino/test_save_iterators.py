@@ -8,6 +8,8 @@ from torch import nn
 from saved_modules import check, loops
 from stepnet import BackEdge, InputPort, OutputPort, TensorIterator
 
+BACKEND = "auto"
+
 
 def _body(x_t, h):
     h = torch.tanh(0.5 * h + x_t.squeeze(1))

@@ -18,6 +18,7 @@ _MORE = [
     "acosh", "atanh", "exp2", "log2", "log10",
 ]  # fmt: skip
 _UNARY = UNARY | dict(zip(_MORE, _MORE, strict=True))
+_LOGIC = LOGIC | {f"__{op}__": op for op in ("and", "or", "xor")}  # operators of Python
 _BINARY = ("mul", "maximum", "minimum", "pow", "remainder", "fmod")
 
 
@@ -65,9 +66,9 @@ def _comparison(b: AtenNet, x: Any, y: Any) -> Value:
     return two(b, COMPARE[b.name], x, y, _promoted(x, y))
 
 
-@rule(*LOGIC)
+@rule(*_LOGIC)
 def _logical(b: AtenNet, x: Any, y: Any) -> Any:
-    return two(b, LOGIC[b.name] if b.dtype() == torch.bool else f"bitwise_{LOGIC[b.name]}", x, y)
+    return two(b, _LOGIC[b.name] if b.dtype() == torch.bool else f"bitwise_{_LOGIC[b.name]}", x, y)
 
 
 def _promoted(x: Any, y: Any) -> torch.dtype:

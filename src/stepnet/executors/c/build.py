@@ -47,11 +47,11 @@ _MACHINE_FLAGS = (
     (),
 )
 
-# What a library is linked with. The process that loads it has C's own library open, which a linker takes
-# longer to read than all else; nothing is to be done as it is loaded. Code of compilers that count or check
-# needs more, and does not load.
-_FEW = ("-nostdlib", "-lm", "-lgcc")
-_ALL = ("-lm",)
+# What a library is linked with, beside libm where it is asked for. The process that loads it has C's own
+# library open, which a linker takes longer to read than all else; nothing is to be done as it is loaded. Code
+# of compilers that count or check needs more, and does not load.
+_FEW = ("-nostdlib", "-lgcc")
+_LIBM = ("-lm",)
 
 _REMEDY = "install gcc or clang, or pip install 'stepnet[compiler]', or set CC to a C compiler"
 _PROBE = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n"
@@ -120,10 +120,11 @@ def compiler() -> Compiler:
     raise BuildError("no C compiler can be used", got=found, remedy=_REMEDY)
 
 
-def build(source: str, *linked: str) -> Library:
+def build(source: str, *linked: str, libm: bool = True) -> Library:
     """Compile C source to a shared library and load it; from memory or from the disk cache where possible.
 
-    `linked` are the types ("f32", "f64", "bf16") whose products the source declares only.
+    `linked` are the types ("f32", "f64", "bf16") whose products the source declares only. `libm`: it may call
+    functions of C's library of mathematics, which takes a linker a third of its time to read.
 
     Raises BuildError when there is no compiler, when it rejects the source, or when nothing can be written.
 
@@ -139,7 +140,7 @@ def build(source: str, *linked: str) -> Library:
         slot = _loaded.setdefault(key, _Slot())
     with slot.lock:
         if slot.library is None:
-            slot.library = _from_disk(key) or _built_once(cc, key, source, linked)
+            slot.library = _from_disk(key) or _built_once(cc, key, source, linked, libm)
         return slot.library
 
 
@@ -250,13 +251,13 @@ def _first_lines(text: str, count: int) -> str:
     return "\n".join([line for line in text.splitlines() if line.strip()][:count])
 
 
-def _built_once(cc: Compiler, key: str, source: str, linked: tuple[str, ...]) -> Library:
+def _built_once(cc: Compiler, key: str, source: str, linked: tuple[str, ...], libm: bool) -> Library:
     """Of processes that start together, as those of a training, one compiles and the others wait."""
     with cache_folder.alone(f"{key}.so", _MOST_WAIT):
-        return _from_disk(key) or _compile(cc, key, source, linked)
+        return _from_disk(key) or _compile(cc, key, source, linked, libm)
 
 
-def _compile(cc: Compiler, key: str, source: str, linked: tuple[str, ...]) -> Library:
+def _compile(cc: Compiler, key: str, source: str, linked: tuple[str, ...], libm: bool) -> Library:
     started = time.perf_counter()
     objects = [_object(cc, product) for product in with_needs(linked)]
 
@@ -271,12 +272,12 @@ def _compile(cc: Compiler, key: str, source: str, linked: tuple[str, ...]) -> Li
 
     if sys.platform == "linux" and cc not in _need_all:
         try:
-            return made(_FEW)
+            return made((*_FEW, *_LIBM) if libm else _FEW)
         except BuildError:
-            library = made(_ALL)
+            library = made(_LIBM)
             _need_all.add(cc)
             return library
-    return made(_ALL)
+    return made(_LIBM)
 
 
 def _object(cc: Compiler, product: Product) -> bytes:

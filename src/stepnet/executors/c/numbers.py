@@ -18,6 +18,7 @@ SPECIAL = frozenset(
      "erfc", "erfinv", "lgamma", "digamma", "trigamma", "atan2", "hypot", "fmod", "copysign", "floor_divide"}
 )  # fmt: skip
 CALLS = SPECIAL | _MATH
+OF_LIBM = SPECIAL | {"erf", "sin", "cos", "pow", "remainder"}  # which call C's own, in one type or both
 START = {
     "sum": "0", "amax": "-INFINITY", "amin": "INFINITY", **dict.fromkeys(("argmax", "argmin"), "INT32_MAX"),
 }  # fmt: skip

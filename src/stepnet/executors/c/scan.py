@@ -43,6 +43,7 @@ from . import threads as c_threads
 from .addressed import Addressed, Writer
 from .desk import Desks, Placed, Sharing, Table, padded
 from .memory import comparison
+from .numbers import OF_LIBM
 from .pace import SHORT, Pace
 from .products import BY_DTYPE, float_parts, has_tiles
 from .source import FIXED, Source, write
@@ -482,7 +483,8 @@ def _code(source: Source) -> _Code:
     products = {BY_DTYPE[p.value(name).dtype].suffix for name in p.matrices}
     suffixes = sorted(products | {BY_DTYPE[p.real].sums})
     before = c_build.preamble(*suffixes, linked=True) + headers(p)
-    library = c_build.build(before + without_comments(source.text), *suffixes)
+    libm = any(node.op in OF_LIBM for node in p.nodes)
+    library = c_build.build(before + without_comments(source.text), *suffixes, libm=libm)
     comparison()
     c_few.library()
     run = library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.c_void_p)
