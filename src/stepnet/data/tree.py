@@ -76,9 +76,10 @@ def _parts(tree: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
         return type(tree), tuple(tree._fields), tuple(tree)  # pyright: ignore[reportAttributeAccessIssue]
     if type(tree) in (tuple, list):
         return type(tree), tuple(range(len(tree))), tuple(tree)
-    if _is_record(type(tree)):
-        fields = tuple(type(tree).__dataclass_fields__)
-        return type(tree), fields, tuple(getattr(tree, name) for name in fields)
+    kind: Any = type(tree)
+    if _is_record(kind):
+        fields = tuple(kind.__dataclass_fields__)
+        return kind, fields, tuple(getattr(tree, name) for name in fields)
     return None
 
 

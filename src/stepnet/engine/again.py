@@ -180,7 +180,9 @@ def _table(x: Any, way: Way, pieces: Layout | None) -> tuple[Tensor, Layout] | N
     if torch._C._len_torch_function_stack() or forward_ad._current_level >= 0 or torch.is_anomaly_enabled():
         return None
     if type(x) is Tensor:
-        if way.axis not in (0, 1) or x.is_nested or x.dim() < 3 or only_plain([x]) is not None or not x.is_cpu:
+        if way.axis not in (0, 1) or x.is_nested or x.dim() < 3:
+            return None
+        if only_plain([x]) is not None or not x.is_cpu:
             return None
         one, two = x.shape[:2]
         first = way.axis == 0
