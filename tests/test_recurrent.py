@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import defaultdict, namedtuple
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -148,22 +149,38 @@ def test_a_dict_with_a_factory_is_a_dict():
 Point = namedtuple("Point", "left right")
 
 
+@dataclass(frozen=True)
+class Frozen:
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+@dataclass(slots=True)
+class Slots:
+    left: torch.Tensor
+    right: torch.Tensor
+    twice: torch.Tensor = field(init=False)
+
+    def __post_init__(self):
+        self.twice = 2 * self.left
+
+
 def mirrored(x, s):
     """x and the state as a named tuple, y as a dict: each leaf once, in its own place."""
-    point = Point(s.left + x["a"], s.right - x["b"][0])
+    point = type(s)(s.left + x["a"], s.right - x["b"][0])
     return {"sum": point.left + point.right, "both": [point.left, (point.right,)]}, point
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("ragged", [False, True], ids=["dense", "ragged"])
-def test_structures_go_through(backend, ragged):
+@pytest.mark.parametrize(("ragged", "kind"), [(False, Point), (True, Point), (False, Frozen), (True, Slots)])
+def test_structures_go_through(backend, ragged, kind):
     a, b = (torch.randn(6, I) for _ in range(2))
     if ragged:
         x = {"a": LoDTensor.from_lengths(a, [[4, 2]]), "b": (LoDTensor.from_lengths(b, [[4, 2]]),)}
     else:
         x = {"a": a.view(3, 2, I), "b": (b.view(3, 2, I),)}
-    y, final = recurrent(mirrored, x, Point(H, H), backend=backend)
-    assert type(final) is Point
+    y, final = recurrent(mirrored, x, kind(H, H), backend=backend)
+    assert type(final) is kind
     assert list(y) == ["sum", "both"]
     assert type(y["both"]) is list
     assert type(y["both"][1]) is tuple
@@ -291,3 +308,11 @@ def test_results_are_the_callers_to_write_to():
         assert torch.equal(first, H + 1), backend
         assert torch.equal(x, X), backend
         assert torch.equal(h, H), backend
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_nested_tensor_is_told_how_to_become_a_ragged_one(layout):
+    nested = torch.nested.nested_tensor([torch.ones(2, I), torch.ones(1, I)], layout=layout)
+    with pytest.raises(StepError, match=r"x is a NestedTensor(.|\n)*LoDTensor.from_nested"):
+        recurrent(lambda x, h: (h + x, h + x), nested, H)

@@ -141,7 +141,7 @@ def recurrent(
             one row per sequence still running. A function, an nn.Module, a cell of `stepnet.cells`, or a
             torch.nn cell (LSTMCell, GRUCell, RNNCell) as it is.
         x: LoDTensors (steps cut by LoD `level`), PackedSequences, or tensors of equal lengths (cut along
-            `axis`); one of them, or nested tuples, lists or dicts of them. y is of the same kind.
+            `axis`); or tuples, lists, dicts and dataclasses of these, nested. y is of the same kind.
         state: initial state, one row per sequence in the order of x; tensors or a nesting of them. None:
             the cell's `initial_state(n)`, zeros for a torch.nn cell. `()` for a step without a state.
         steps: in place of x, for a step without an input, which is called as `step(None, state)`: how many

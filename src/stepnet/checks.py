@@ -48,20 +48,25 @@ def _is_distributed(leaf: Any) -> bool:
     return type(leaf) is not Tensor and hasattr(leaf, "full_tensor")
 
 
+_TAKES = "tensors, LoDTensors or PackedSequences"
+
+
 def check_inputs(leaves: list[Any]) -> None:
     if not leaves:
         raise StepError(
             "x holds no tensor, so there are no steps", remedy="pass a tensor or a LoDTensor as x"
         )
     for leaf in leaves:
-        if isinstance(leaf, Tensor) and leaf.layout not in (torch.strided, torch.jagged):
+        if isinstance(leaf, Tensor) and leaf.is_nested:
+            raise StepError("x is a NestedTensor", expected=_TAKES, remedy="LoDTensor.from_nested(x)")
+        if isinstance(leaf, Tensor) and leaf.layout is not torch.strided:
             raise StepError(
                 "x must be dense or ragged", got=f"a tensor of layout {leaf.layout}", remedy="x.to_dense()"
             )
         if not isinstance(leaf, (Tensor, LoDTensor)):
             refuse_proxies(leaves)
             raise StepError(
-                "x must be tensors, LoDTensors or PackedSequences",
+                f"x must be {_TAKES}",
                 got=type(leaf).__name__,
                 remedy=AS_A_LAYER
                 if isinstance(leaf, StandIn)

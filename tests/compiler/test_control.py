@@ -368,6 +368,25 @@ def test_what_holds_of_each_row_is_taken_for_granted():
     same(asserted)
 
 
+def test_a_plan_whose_checks_do_not_hold_is_left_out_for_some_calls(monkeypatch):
+    runs, run_plan = [], plans.run_plan
+
+    def counted(*args, **how):
+        runs.append(1)
+        return run_plan(*args, **how)
+
+    monkeypatch.setattr(plans, "run_plan", counted)
+    x, h = inputs()
+    for _ in range(40):
+        recurrent(asserted, x * 60, h)
+    assert 1 <= len(runs) <= 6
+    for _ in range(80):
+        recurrent(asserted, x, h)
+    before = len(runs)
+    recurrent(asserted, x, h)
+    assert len(runs) == before + 1
+
+
 @torch_since("2.7", "its distributions ask for values that a trace does not have")
 def test_a_distribution_of_captured_parameters_is_checked(monkeypatch):
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)

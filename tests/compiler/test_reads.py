@@ -7,6 +7,7 @@ the step is run again, by a plan, and held against the plain loop.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import linecache
 import operator
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import types
 import warnings
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pytest
 import torch
@@ -266,6 +267,38 @@ def test_what_rows_tell_of_themselves_is_the_plain_loops(asked, axis):
     x, h = torch.randn(4, 4, D, dtype=DTYPE, requires_grad=True), torch.zeros(4, D, dtype=DTYPE)
     expected = recurrent(step, x, h, axis=axis, backend="naive")
     torch.testing.assert_close(recurrent(step, x, h, axis=axis), expected)
+
+
+class Named(NamedTuple):
+    h: torch.Tensor
+
+    def moved(self, x):
+        return Named(self.h + x)
+
+
+@dataclasses.dataclass
+class Record:
+    h: torch.Tensor
+
+    def moved(self, x):
+        return Record(self.h + x)
+
+
+@pytest.mark.parametrize("kind", [Named, Record])
+def test_methods_of_the_classes_of_states_are_read(kind, monkeypatch):
+    """No code of the step names the class; once calls are warm, too."""
+
+    def step(x, s):
+        s = s.moved(x)
+        return s.h, s
+
+    x, state = torch.ones(3, 2, D, dtype=DTYPE), kind(torch.zeros(2, D, dtype=DTYPE))
+    for _ in range(6):
+        assert recurrent(step, x, state)[1].h[0, 0] == 3
+    for times in (2, 5):
+        monkeypatch.setattr(kind, "moved", lambda self, x, times=times: kind(self.h + times * x))
+        for _ in range(6):
+            assert recurrent(step, x, state)[1].h[0, 0] == 3 * times
 
 
 def test_names_of_arguments_are_none_of_attributes():

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from forks import Fork, in_a_fork
-from stepnet import recurrent
-from stepnet.errors import BuildError
+from stepnet import explain, recurrent
+from stepnet.errors import BuildError, NotBuilt, TorchOpsWarning
 from stepnet.executors import cache_folder
 from stepnet.executors.c import build as c_build
 from threads import at_once
@@ -479,6 +479,50 @@ def test_a_full_disk_names_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("CC", str(_script(tmp_path / "full-cc", f"{probe}\n{fail}")))
     with pytest.raises(BuildError, match=r"No space left(.|\n)*STEPNET_CACHE_DIR"):
         c_build.build(_source())
+
+
+@needs_compiler
+def test_a_step_is_built_when_the_disk_has_space_again(monkeypatch):
+    """Torch ops run it until then; it is tried again after twice as many calls each time."""
+    compile_, tries = c_build._run, []
+
+    def full(command, stdin=""):
+        if "-dM" in command:
+            return compile_(command, stdin)
+        tries.append(command)
+        raise OSError(28, "No space left on device")
+
+    def step(x, h):
+        return h - x, h - x
+
+    def run(backend="auto"):
+        return recurrent(step, torch.ones(3, 1, 2), torch.zeros(1, 2), backend=backend)[1].tolist()
+
+    monkeypatch.setattr(c_build, "_run", full)
+    with pytest.warns(TorchOpsWarning, match="could not be kept"):
+        assert [run() for _ in range(30)] == [[[-3.0, -3.0]]] * 30
+    assert 4 <= len(tries) <= 12
+    for _ in range(2):
+        with pytest.raises(NotBuilt, match="No space left"):
+            run("c")
+    monkeypatch.setattr(c_build, "_run", compile_)
+    assert run("c") == [[-3.0, -3.0]]  # at once: no other executor was asked for
+    assert [run() for _ in range(35)] == [[[-3.0, -3.0]]] * 35
+    assert explain(step, torch.ones(3, 1, 2), torch.zeros(1, 2)).executor == "c"
+
+
+@needs_compiler
+def test_helpers_are_built_when_that_works_again(monkeypatch):
+    tried = []
+
+    def make():
+        tried.append(1)
+        return c_build.build(_source() if len(tried) > 3 else "no C")
+
+    helper = c_build.until_built(make)
+    found = [helper() for _ in range(20)]
+    assert [place for place, each in enumerate(found) if each is not None] == list(range(7, 20))
+    assert len(tried) == 4
 
 
 def test_a_compiler_that_hangs_is_given_up(tmp_path, monkeypatch):

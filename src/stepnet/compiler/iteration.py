@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,13 +13,33 @@ from stepnet.errors import Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Code, Loop
 
+from .reach import Reach, reach
 from .row_count import Unusual
+from .trust import is_trusted_class
 
 
 def code_of(loop: Loop) -> Code:
     """The body of a loop that is to be compiled."""
     body: Any = loop.body
     return body
+
+
+def reached(loop: Loop, *, everything: bool = False) -> Reach:
+    """What the body of a loop reads, see `reach`."""
+    code = code_of(loop)
+    return reach(code.function, own_classes(code.form), everything=everything)
+
+
+def own_classes(form: Any) -> list[type]:
+    """The classes of the user's among the nestings of what a body is given."""
+    specs = [part for part in form if isinstance(part, Spec)] if isinstance(form, tuple) else []
+    return [kind for spec in specs for kind in _own(spec)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _own(spec: Spec) -> tuple[type, ...]:
+    own = () if spec.kind is None or is_trusted_class(spec.kind) else (spec.kind,)
+    return (*own, *(kind for child in spec.children for kind in _own(child)))
 
 
 def iteration(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,8 +66,9 @@ _ASKING: dict[Any, set[int]] = {}
 _NAMES: dict[Any, Set[str]] = {}  # the names that code mentions, by the code or class of the step
 
 
-def reach(step: Callable[..., Any], *, everything: bool = False) -> Reach:
-    """Walk from a step. With `everything`, what is met is visited whole: for its tensors, not its key.
+def reach(step: Callable[..., Any], given: Sequence[type] = (), *, everything: bool = False) -> Reach:
+    """Walk from a step. `given`: classes of what it is called with, whose methods it may call. With
+    `everything`, what is met is visited whole: for its tensors, not its key.
 
     >>> import torch
     >>> w = torch.ones(2)
@@ -76,14 +77,14 @@ def reach(step: Callable[..., Any], *, everything: bool = False) -> Reach:
     """
     root = _root(step)
     try:
-        return _walked(step, root, everything)
+        return _walked(step, given, root, everything)
     except Exception as error:  # of a class's own attributes, which a walk cannot do without
         let_through(error)
         refused = f"what it reads cannot be looked into: {type(error).__name__}"
         return Reach((root,), [], False, None, refused, [])
 
 
-def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
+def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everything: bool) -> Reach:
     if len(_NAMES) > 10_000:
         _NAMES.clear()
     names, others = _NAMES.get(root, IMPLICIT), patched()
@@ -91,6 +92,8 @@ def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
     while True:
         walk = Walk(set(names))
         walk.visit(step)
+        for kind in given:
+            walk.visit(kind)
         walk.replaced(others)
         if len(walk.names) > len(names):  # an attribute of a new name may have been passed by: once more
             names = walk.names
@@ -110,7 +113,8 @@ def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
     if everything:
         whole = Walk(set(names), everything=True)
         try:
-            whole.visit(step)
+            for part in (step, *given):
+                whole.visit(part)
         except RecursionError:  # not what the step reads, but what may be found from there
             whole.complete = False
         whole.open, whole.refused = walk.open, walk.refused
@@ -125,7 +129,7 @@ def _walked(step: Callable[..., Any], root: Any, everything: bool) -> Reach:
     )  # fmt: skip
 
 
-def note_asking(step: Callable[..., Any]) -> None:
+def note_asking(step: Callable[..., Any], given: Sequence[type] = ()) -> None:
     """From now on hold a step, and those that read what it reads, against what it does: no walk tells what
     its Python asks of tensors."""
     if len(_ASKING) > 10_000:
@@ -133,7 +137,7 @@ def note_asking(step: Callable[..., Any]) -> None:
     asking = _ASKING.setdefault(_root(step), set())
     if len(asking) > 1000:
         asking.clear()
-    asking.add(hash(reach(step).key))
+    asking.add(hash(reach(step, given).key))
 
 
 def _root(step: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Nested tuples, lists and dicts of tensors, flattened to leaves with names a user would write.
+"""Nested tuples, lists, dicts and dataclasses of tensors, flattened to leaves with names a user would write.
 
 torch's own pytree looks inside a LoDTensor; here a LoDTensor is one leaf, and so is a
 PackedSequence.
@@ -55,7 +55,7 @@ class Spec:
             return "None"
         if issubclass(self.kind, dict):
             return "{" + ", ".join(f"{k!r}: {c}" for k, c in zip(self.keys, inner, strict=True)) + "}"
-        if hasattr(self.kind, "_fields"):
+        if _has_names(self.kind):
             fields = ", ".join(f"{k}={c}" for k, c in zip(self.keys, inner, strict=True))
             return f"{self.kind.__name__}({fields})"
         if self.kind is list:
@@ -76,7 +76,21 @@ def _parts(tree: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
         return type(tree), tuple(tree._fields), tuple(tree)  # pyright: ignore[reportAttributeAccessIssue]
     if type(tree) in (tuple, list):
         return type(tree), tuple(range(len(tree))), tuple(tree)
+    kind: Any = type(tree)
+    if _is_record(kind):
+        fields = tuple(kind.__dataclass_fields__)
+        return kind, fields, tuple(getattr(tree, name) for name in fields)
     return None
+
+
+def _is_record(kind: type) -> bool:
+    """Whether objects of a class are dataclasses of the user's: those that act as tensors are leaves."""
+    return hasattr(kind, "__dataclass_fields__") and not hasattr(kind, "__torch_function__")
+
+
+def _has_names(kind: type) -> bool:
+    """Whether parts are attributes."""
+    return hasattr(kind, "_fields") or hasattr(kind, "__dataclass_fields__")
 
 
 def flatten(tree: Any) -> tuple[list[Any], Spec]:
@@ -131,6 +145,11 @@ def _build(spec: Spec, leaves: Iterator[Any]) -> Any:
         return spec.kind(zip(spec.keys, children, strict=True))
     if hasattr(spec.kind, "_fields"):
         return spec.kind(*children)
+    if hasattr(spec.kind, "__dataclass_fields__"):
+        made = object.__new__(spec.kind)  # what its own code makes of its fields is in them already
+        for name, child in zip(spec.keys, children, strict=True):
+            object.__setattr__(made, name, child)
+        return made
     return spec.kind(children)
 
 
@@ -164,7 +183,7 @@ def names(spec: Spec, root: str) -> list[str]:
         return [root]
     out: list[str] = []
     for key, child in zip(spec.keys, spec.children, strict=True):
-        path = f"{root}.{key}" if hasattr(spec.kind, "_fields") else f"{root}[{key!r}]"
+        path = f"{root}.{key}" if _has_names(spec.kind) else f"{root}[{key!r}]"
         out += names(child, path)
     return out
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from stepnet.compiler.iteration import own_classes
 from stepnet.compiler.reach import Reach, reach
 from stepnet.data.alike import alike
 from stepnet.data.as_imported import contiguous
@@ -180,7 +181,9 @@ def _table(x: Any, way: Way, pieces: Layout | None) -> tuple[Tensor, Layout] | N
     if torch._C._len_torch_function_stack() or forward_ad._current_level >= 0 or torch.is_anomaly_enabled():
         return None
     if type(x) is Tensor:
-        if way.axis not in (0, 1) or x.dim() < 3 or only_plain([x]) is not None or not x.is_cpu:
+        if way.axis not in (0, 1) or x.is_nested or x.dim() < 3:
+            return None
+        if only_plain([x]) is not None or not x.is_cpu:
             return None
         one, two = x.shape[:2]
         first = way.axis == 0
@@ -224,11 +227,12 @@ def asked(
         key, tensors = unchanged[0].key, unchanged[1]
     else:
         function = of.wrap(step)
-        walked = reach(function)
+        given = own_classes((spec,))
+        walked = reach(function, given)
         closed = walked.refused is None and walked.open is None
         if not closed or walked.generators or not walked.complete:
             return state, None
-        note(step, function, walked)
+        note(step, function, given, walked)
         key, tensors = walked.key, walked.tensors
     like = (
         looks(tensors),
@@ -310,6 +314,7 @@ def warm(
         or torch._C._len_torch_dispatch_stack()
         or forward_ad._current_level >= 0
         or torch.is_anomaly_enabled()
+        or (type(x) is Tensor and x.is_nested)
     ):
         return state, None
     if pieces is not None and torch.is_grad_enabled() and sees_saved_tensors():

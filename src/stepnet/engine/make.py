@@ -19,16 +19,15 @@ from stepnet.compiler.answers import AsksCaptured
 from stepnet.compiler.capture import BY_VALUES, Example, without_hooks, without_modes
 from stepnet.compiler.draws import Draw, drawn_in_order, kept
 from stepnet.compiler.inner_loops import TOO_LONG, inner_loops, is_guarded
-from stepnet.compiler.iteration import code_of, iteration
+from stepnet.compiler.iteration import code_of, iteration, reached
 from stepnet.compiler.pipeline import Compiled, Signature, compile_loop
 from stepnet.compiler.portable import digest
 from stepnet.compiler.probe import ROWS
-from stepnet.compiler.reach import reach
 from stepnet.compiler.record import tried as tried_on
 from stepnet.compiler.undo import Snapshot, is_only_thread, undone
 from stepnet.data.modes import autocast_dtype, default_device, for_plans
 from stepnet.data.tree import Spec
-from stepnet.errors import StepnetError, Unsupported
+from stepnet.errors import NotBuilt, StepnetError, Unsupported
 from stepnet.executors import plan_files
 from stepnet.executors.base import Executor
 from stepnet.executors.naive import PLAIN
@@ -60,9 +59,11 @@ class Entry:
     changes: bool = False  # the step changed what it reads
     twice: bool | None = None  # of a derivative's plan: whether second derivatives by it are right
     forward_mode: bool | None = None  # and whether derivatives in forward mode are
-    unsure: bool = False  # other threads ran while it was made
+    unsure: bool = False  # other threads ran while it was made, or C could not be built
     times: int = 1  # that it was made, if it is not sure
     pause: int = 2  # calls until it is made again
+    failed: int = 0  # runs in a row of which a check did not hold
+    rest: int = 0  # calls until it is run again
     family: Any = None  # what entries of the same code, with other values, have in common
     accepted: Accepted | None = None  # of a plan that is timed for some numbers of sequences
     size: int = 0  # of its number of sequences
@@ -85,10 +86,10 @@ class Accepted(NamedTuple):
 
 def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
     """The entry of a run's signature."""
-    reached = reach(code_of(loop).function, everything=True)
-    if reached.refused is not None:
-        return _refused_for(Unsupported(reached.refused))
-    holders = reached.holders
+    found = reached(loop, everything=True)
+    if found.refused is not None:
+        return _refused_for(Unsupported(found.refused))
+    holders = found.holders
     if any(holder is os.environ for holder in holders):
         from stepnet.compiler.by_torch import warm  # a second of imports
 
@@ -111,7 +112,7 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
     failed = entry.ready is None or entry.wrong
     if others.changed(failed):
         return _refused_for(ReadsChanged())
-    entry.unsure = failed and not others.alone
+    entry.unsure = (failed and not others.alone) or _not_built(entry)
     if to_keep is not None:
         plan_files.write(*to_keep)
     return entry
@@ -119,9 +120,16 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
 
 def stands(entry: Entry) -> bool:
     """Whether an entry is to be used: a refusal found while other threads ran, which may be for what they
-    did, stands for some calls."""
+    did, stands for some calls; so does a build that failed, for a full disk may have space by then."""
     entry.pause -= entry.unsure
+    if _not_built(entry):
+        return entry.ready is not None and entry.pause > 0
     return entry.pause > 0 and not (entry.unsure and is_only_thread())
+
+
+def _not_built(entry: Entry) -> bool:
+    """Whether a compiler that is there did not build the C of a step."""
+    return any(type(refusal) is NotBuilt for _, refusal in entry.refusals)
 
 
 def refused_as(kind: type[Unsupported], entry: Entry) -> bool:

@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.capture import without_hooks
-from stepnet.compiler.iteration import code_of, iteration
+from stepnet.compiler.iteration import iteration, reached
 from stepnet.compiler.probe import ROWS
-from stepnet.compiler.reach import reach
 from stepnet.compiler.undo import Snapshot, is_only_thread
 from stepnet.ir.loop import Loop
 
@@ -39,13 +38,13 @@ class Meanwhile:
         """Begin an attempt: what tells in it whether the step reads something else by now."""
         if self.alone:
             return None
-        before, key = Snapshot(self._holders), reach(code_of(self._loop).function).key
+        before, key = Snapshot(self._holders), reached(self._loop).key
 
         def moved() -> bool:
             if not before.changed():
                 return False
             with torch._C.DisableTorchFunction():  # of the trace
-                return self._reads.open is not None or reach(code_of(self._loop).function).key != key
+                return self._reads.open is not None or reached(self._loop).key != key
 
         self._same = read_anew(self._reads, self._loop, self._sequences) is not None and not moved()
         return moved

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from stepnet.compiler.answers import AsksCaptured
 from stepnet.compiler.capture import FailsOnAnyRows
 from stepnet.compiler.inner_loops import ENDED, ENDED_AT_LIMIT, TooFewSteps, inner, is_guarded
-from stepnet.compiler.iteration import code_of
+from stepnet.compiler.iteration import code_of, own_classes
 from stepnet.compiler.reach import note_asking
 from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
@@ -69,6 +69,7 @@ _told: set[Any] = set()  # steps and reasons that were warned of
 _misses: dict[Any, dict[int, Callable[[], Any]]] = {}
 _LIMIT = 512
 _MOST_MISSES = 12
+_MOST_REST = 64  # calls that a plan is left out for after its checks did not hold
 _MOST_TRIES = 8  # to make a plan while other threads change what the step reads
 _lock = threading.RLock()
 
@@ -106,6 +107,9 @@ def run(
     if warn and backend == AUTO:
         _tell_of_torch_ops(entry, loop, reads, sequences)
     guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
+    if guarded and entry.rest and backend == AUTO:
+        entry.rest -= 1
+        raise _DOES_NOT_HOLD.fresh()
     if transformed and (guarded or random):
         what = "a while_loop in the step" if guarded else "a generator of the step"
         raise Unsupported(f"a torch.func transform is active around {what}")
@@ -143,6 +147,7 @@ def run(
     if not guarded:
         return outputs
     if bool(out[n_y - 1].all()):
+        entry.failed = 0
         return {name: value for name, value in outputs.items() if name not in (ENDED, ENDED_AT_LIMIT)}
     for generator, state in zip(noise.generators, before, strict=True):
         generator.set_state(state)
@@ -151,7 +156,9 @@ def run(
         return run(loop, feeds, backend=backend, warn=warn)
     if backend != AUTO:
         naive.run(loop, feeds)  # which tells it
-    raise Unsupported("a check in the step, or the max_steps of a while_loop in it, does not hold")
+    entry.failed += 1
+    entry.rest = min(2**entry.failed, _MOST_REST)
+    raise _DOES_NOT_HOLD.fresh()
 
 
 def _found(
@@ -263,7 +270,7 @@ def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[En
         raise _Moves("a forward-mode tangent is carried along")
     entry = lookup(loop, reads, sequences, backend)
     if refused_as(AsksCaptured, entry):
-        note_asking(code_of(loop).function)
+        note_asking(code_of(loop).function, own_classes(code_of(loop).form))
         forget_steps()
         reads = read(loop, sequences.x_rows, sequences.states, sequences.shared)
         entry = lookup(loop, reads, sequences, backend)
@@ -345,6 +352,7 @@ def _is_unsteady(family: Any, key: Any, step: Callable[..., Any]) -> bool:
     return sum(other is None or other is step for other in of) > _MOST_MISSES
 
 
+_DOES_NOT_HOLD = Unsupported("a check in the step, or the max_steps of a while_loop in it, does not hold")
 _ONE_PER_SEQUENCE = Unsupported(
     "the step reads a tensor that has one row for each sequence, so it runs on no other number of rows",
     remedy="recurrent(step, x, state, static=tensor) hands it to the step, as step(x_t, state, tensor)",

@@ -20,9 +20,9 @@ from stepnet.compiler.capture import without_hooks, without_modes
 from stepnet.compiler.code_facts import Facts
 from stepnet.compiler.draws import kept
 from stepnet.compiler.inner_loops import MOST, TOO_LONG, inner_loops
-from stepnet.compiler.iteration import code_of, iteration
+from stepnet.compiler.iteration import iteration, reached
 from stepnet.compiler.probe import ROWS
-from stepnet.compiler.reach import Reach, reach
+from stepnet.compiler.reach import Reach
 from stepnet.compiler.record import record
 from stepnet.compiler.undo import Snapshot, undone
 from stepnet.compiler.walk_code import END
@@ -165,7 +165,7 @@ def looks(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
 def read_anew(reads: Reads, loop: Loop, rows: Sequences) -> Reach | None:
     """What a walk finds now; None if a run depends on something else by now than the numbers of tensors."""
     if reads.open is None:
-        now = reach(code_of(loop).function)
+        now = reached(loop)
         same = now.key == reads.reach.key
     else:
         again = read(loop, rows.x_rows, rows.states, rows.shared)
@@ -189,7 +189,7 @@ def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequ
         x, states: tables of rows, or a few rows of them.
         shared: the values of its invariants.
     """
-    found = reach(code_of(loop).function)
+    found = reached(loop)
     tensors = [*found.tensors, *shared]
     if found.refused is not None:
         return Reads(found, (), tensors, refusal=Unsupported(found.refused))
@@ -210,7 +210,7 @@ def _record(
     """What an open step does on sample rows, which are undone."""
     if found.key[0] in _long:
         return Reads(found, (), tensors, found.open, TOO_LONG)
-    whole = reach(code_of(loop).function, everything=True)
+    whole = reached(loop, everything=True)
     if whole.refused is not None:
         return Reads(found, (), tensors, refusal=Unsupported(whole.refused))
 

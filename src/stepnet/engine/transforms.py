@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler.capture import Replaced
-from stepnet.compiler.iteration import code_of
-from stepnet.compiler.reach import reach
+from stepnet.compiler.iteration import code_of, reached
 from stepnet.data.as_imported import contiguous
 from stepnet.data.modes import has_tangent, is_wrapped, outside_transforms, transforms
 from stepnet.errors import Unsupported
@@ -156,7 +155,7 @@ def find_transformed(
     if any(name not in ("Grad", "Vmap", "Jvp") for name in around):
         raise Unsupported(f"a torch.func transform ({', '.join(around).lower()}) is active")
     sequences = as_rows(loop, feeds, transforms=True)
-    found = reach(code_of(loop).function)
+    found = reached(loop)
     if found.refused is not None or found.open is not None or not found.complete:
         raise Unsupported(found.refused or found.open or "the step reaches more than a key can hold")
     if found.generators:
@@ -172,13 +171,13 @@ def find_transformed(
             return [plain.get(id(t), t) for t in tensors]
 
         def reader(derived: Loop, x: Any, states: Any, shared: Sequence[Tensor]) -> Reads:
-            now = reach(code_of(loop).function).tensors
+            now = reached(loop).tensors
             if len(now) == len(found.tensors):  # under functional_call it reads others when that is over
                 for then, tensor in zip(found.tensors, now, strict=True):
                     if tensor is not then:
                         plain[id(tensor)] = plain.get(id(then), then)
                         held.append(tensor)
-            read_now = reach(code_of(derived).function)
+            read_now = reached(derived)
             return closed(read_now, replaced([*read_now.tensors, *shared]))
 
         body: Any = _Swapped(code_of(loop), plain)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -45,21 +45,25 @@ class _Step:
         self.boots = False
         self._alike, self._pause = 0, _SURE
 
-    def note(self, step: Callable[..., Any], function: Callable[..., Any], found: Reach) -> None:
+    def note(
+        self, step: Callable[..., Any], function: Callable[..., Any], given: Sequence[type], found: Reach
+    ) -> None:
         """Another walk found this."""
         self._alike = self._alike + 1 if found.key == self.key else 0
         self.key, self.boots = found.key, hasattr(function, "initial_state")
         if self._alike < self._pause:
             return
         self._alike, self._pause = 0, min(2 * self._pause, _RARELY)
-        own = found if step is function else reach(step)  # a cell of torch is wrapped anew at each call
+        own = (
+            found if step is function else reach(step, given)
+        )  # a cell of torch is wrapped anew at each call
         if not _same_tensors(own, found):
             return
         told = words(own, found.key, self.alive)
         ask = None if told is None else unchanged(told.checks, told.tensors)
         if ask is None:
             return
-        if _same(reach(function), found) and ask() is not None:  # another thread may have changed it
+        if _same(reach(function, given), found) and ask() is not None:  # another thread may have changed it
             self.found = Found(ask, found.key, {}, told)
 
 
@@ -97,8 +101,8 @@ def boots(step: Any) -> bool:
     return known is not None and known.found is not None and known.boots
 
 
-def note(step: Any, function: Callable[..., Any], found: Reach) -> None:
-    """A walk found this of a step; `function` is the form of it that runs."""
+def note(step: Any, function: Callable[..., Any], given: Sequence[type], found: Reach) -> None:
+    """A walk found this of a step; `function` is the form of it that runs, `given` as for `reach`."""
     place = _place(step)
     known = _steps.get(place)
     if known is None:
@@ -110,7 +114,7 @@ def note(step: Any, function: Callable[..., Any], found: Reach) -> None:
         except TypeError:
             return
         known = _steps[place] = _Step(alive)
-    known.note(step, function, found)
+    known.note(step, function, given, found)
 
 
 def forget_steps() -> None:

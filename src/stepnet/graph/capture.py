@@ -133,6 +133,8 @@ def captured(
     """
     x_leaves, x_spec = _pytree.tree_flatten(x, is_leaf=_is_ragged)
     state_leaves, state_spec = _pytree.tree_flatten(state)
+    if not all(isinstance(leaf, Tensor) for leaf in state_leaves):
+        return apart(outside, "stepnet: a state in a graph is nested tuples, lists and dicts of tensors")
     static_leaves, static_spec = _pytree.tree_flatten(() if static is None else static)
     fresh_leaves = _pytree.tree_leaves(() if fresh is None else fresh)
     first = x_leaves[0]

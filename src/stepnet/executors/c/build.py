@@ -23,9 +23,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from typing import TypeVar
 
 from stepnet.errors import BuildError
 from stepnet.executors import cache_folder, cache_trim
@@ -53,6 +55,7 @@ _MACHINE_FLAGS = (
 _FEW = ("-nostdlib", "-lgcc")
 _LIBM = ("-lm",)
 
+_Made = TypeVar("_Made")
 _REMEDY = "install gcc or clang, or pip install 'stepnet[compiler]', or set CC to a C compiler"
 _PROBE = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n"
 _TIMEOUT = 300.0  # seconds; a build takes about one
@@ -142,6 +145,29 @@ def build(source: str, *linked: str, libm: bool = True) -> Library:
         if slot.library is None:
             slot.library = _from_disk(key) or _built_once(cc, key, source, linked, libm)
         return slot.library
+
+
+def until_built(make: Callable[[], _Made]) -> Callable[[], _Made | None]:
+    """What `make` builds, once; None while it cannot be built, which is tried again at the second call after
+    the first, the fourth, and so on: a full disk may have space by then."""
+    made: list[_Made] = []
+    calls = 0
+
+    @functools.wraps(make)
+    def built() -> _Made | None:
+        nonlocal calls
+        if made:
+            return made[0]
+        calls += 1
+        if calls & (calls - 1):
+            return None
+        try:
+            made.append(make())
+        except BuildError:
+            return None
+        return made[0]
+
+    return built
 
 
 def _key(cc: Compiler, source: str) -> str:

@@ -8,9 +8,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from stepnet.errors import BuildError
-
-from .build import build
+from .build import build, until_built
 
 _TEXT = """
 #include <stdint.h>
@@ -66,13 +64,10 @@ def unchanged(checks: array[int], held: array[int]) -> Callable[[], list[Any] | 
     return ask
 
 
-@functools.cache
-def comparison() -> Callable[..., int] | None:
-    """The function of C, built; None where it cannot be. Built beside other C: no later call waits for it."""
-    try:
-        library = build(_TEXT)
-    except BuildError:
-        return None
+@until_built
+def comparison() -> Callable[..., int]:
+    """The function of C, built. Built beside other C: no later call waits for it."""
+    library = build(_TEXT)
     # Python's lock is kept: nothing changes meanwhile, and it takes longer to let go of it than to check
     handle: int = library.handle._handle
     function = ctypes.PyDLL(str(library.path), handle=handle).sn_unchanged

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 from collections.abc import Callable
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from stepnet.data.as_imported import contiguous, data_ptr, empty, stride
-from stepnet.errors import BuildError
 from stepnet.executors.base import Run
 from stepnet.ir.graph import Graph, Node
 
@@ -74,12 +72,9 @@ def _by_tiles(run: Callable[..., None], a: Tensor, b: Tensor, rows: int, parts: 
     return sums
 
 
-@functools.cache
-def _library() -> Callable[..., None] | None:
-    """The function in C; None where it cannot be built."""
+@c_build.until_built
+def _library() -> Callable[..., None]:
+    """The function in C."""
     text = c_build.preamble("split") + over_rows()
     text += "\nvoid run(const sn_pool *pool, sn_over *over) { sn_over_rows(pool, over); }\n"
-    try:
-        return c_build.build(text).function("run", ctypes.POINTER(c_threads.Pool), ctypes.POINTER(_Over))
-    except BuildError:
-        return None
+    return c_build.build(text).function("run", ctypes.POINTER(c_threads.Pool), ctypes.POINTER(_Over))

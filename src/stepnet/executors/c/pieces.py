@@ -4,7 +4,6 @@ numpy that `Pieces` and `Layout` take together take as long as a third of the st
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +12,9 @@ from torch import Tensor
 from stepnet.data.as_imported import contiguous, data_ptr, empty, split, stride
 from stepnet.data.modes import outside_modes
 from stepnet.data.pieces import Pieces
-from stepnet.errors import BuildError
 from stepnet.executors.layout import Layout
 
-from .build import build
+from .build import build, until_built
 
 _TEXT = """
 #include <stdint.h>
@@ -96,12 +94,9 @@ class _Cut(NamedTuple):
     write: Any
 
 
-@functools.cache
-def _functions() -> _Cut | None:
-    try:
-        library = build(_TEXT)
-    except BuildError:
-        return None
+@until_built
+def _functions() -> _Cut:
+    library = build(_TEXT)
     # Python's lock is kept, as in `memory`
     loaded = ctypes.PyDLL(str(library.path), handle=library.handle._handle)
     count, write = loaded.sn_marked, loaded.sn_cut
