@@ -6,16 +6,23 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from stepnet.export.open_sizes import Sizes
+from stepnet.export.open_sizes import Sizes, plain
 
 from .info import Info, Misfit, Run, dtype_of, op
+from .tables import is_table
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise Misfit("a sequence is needed", type(value).__name__)
     return value
+
+
+def _is_table(value: Any) -> bool:
+    """Whether a sequence is a tensor of its elements."""
+    return isinstance(value, Tensor) and value.dim() > 0
 
 
 def _place(node: Info, index: int) -> Callable[..., int]:
@@ -46,12 +53,20 @@ def _construct(node: Info) -> Run:
 @op("SequenceAt", inputs=(2, 2))
 def _at(node: Info) -> Run:
     place = _place(node, 1)
-    return lambda *inputs: _list(inputs[0])[place(inputs, len(inputs[0]))]
+
+    def at(*inputs: Any) -> Tensor:
+        xs, position = inputs[:2]
+        if not _is_table(xs):
+            return _list(xs)[place(inputs, len(xs))]
+        rows = plain(position).reshape(1)
+        return xs.index_select(0, torch.where(rows < 0, rows + xs.shape[0], rows)).squeeze(0)
+
+    return at
 
 
 @op("SequenceLength")
 def _length(node: Info) -> Run:
-    return lambda xs: Sizes(len(_list(xs)))
+    return lambda xs: Sizes(xs.shape[0] if _is_table(xs) else len(_list(xs)))
 
 
 @op("SequenceInsert", inputs=(2, 3))
@@ -81,12 +96,14 @@ def _erase(node: Info) -> Run:
 @op("SplitToSequence", inputs=(1, 2))
 def _split(node: Info) -> Run:
     axis, keep, sizes = node.get("axis", 0), node.get("keepdims", 1), node.numbers(1)
+    table = is_table(node.node.outputs[0])
 
     def split(*inputs: Any) -> Any:
         x, wanted = inputs[0], sizes(inputs)
-        if wanted is None:
-            parts = x.split(1, axis)
-            return [part if keep else part.squeeze(axis) for part in parts]
+        if wanted is None or (wanted == 1 and not keep):  # so torch writes it, and ONNX Runtime has it
+            rows = x.movedim(axis, 0)
+            rows = rows.unsqueeze(axis % x.dim() + 1) if keep else rows
+            return rows if table else list(rows.unbind(0))
         if isinstance(wanted, int) and wanted < 1:
             raise Misfit("parts must have elements", wanted)
         return list(x.split(wanted, axis))
@@ -97,7 +114,16 @@ def _split(node: Info) -> Run:
 @op("ConcatFromSequence")
 def _concat(node: Info) -> Run:
     axis, new = node.get("axis", 0), node.get("new_axis", 0)
-    return lambda xs: torch.stack(_list(xs), axis) if new else torch.cat(_list(xs), axis)
+
+    def concat(xs: Any) -> Tensor:
+        if not _is_table(xs):
+            return torch.stack(_list(xs), axis) if new else torch.cat(_list(xs), axis)
+        if new:
+            return xs.movedim(0, axis)
+        at = axis % (xs.dim() - 1)
+        return xs.movedim(0, at).flatten(at, at + 1)
+
+    return concat
 
 
 @op("Optional", inputs=(0, 1))
