@@ -97,7 +97,8 @@ def _elementwise(compute: Callable[[Any, Any], Any]) -> Rule:
 
 def _reduced(compute: Callable[[Any, Any], Any]) -> Rule:
     def rule(node: Info, x: np.ndarray, *axes: np.ndarray) -> Any:
-        if x.ndim != 1 or not x.size or any(not given.size for given in axes):
+        truths = any(isinstance(value, (bool, np.bool_, torch.SymBool)) for value in x.flat)
+        if truths or x.ndim != 1 or not x.size or any(not given.size for given in axes):
             raise Misfit("sizes are in one row")
         found = np.asarray(functools.reduce(compute, x), dtype=object)
         return found.reshape(1) if node.get("keepdims", 1) else found
