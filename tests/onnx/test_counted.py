@@ -24,6 +24,10 @@ g (double[A,B,3] xs, double[N,3] h0, int64 n, double[3,3] w) => (double[N,3] h, 
 STEPS = {  # a step, and why it is not compiled
     "an element at a time": ("x = Gather<axis=0>(xs, i)  q = Add(p, x)  t = Tanh(q)  y = Mul(t, x)", None),
     "along another axis": ("x = Gather<axis=1>(xs, i)  q = Add(p, x)  t = Tanh(q)  y = Mul(t, x)", None),
+    "an element of what is made before": (
+        "k = Abs(p)  x0 = Neg(xs)  x = Gather<axis=0>(x0, i)  q = Add(k, x)  t = Tanh(q)  y = Identity(x)",
+        None,
+    ),
     "nothing picked": ("t = Tanh(p)  y = Add(t, s)", None),
     "the number": ("k = Cast<to=11>(i)  t = Mul(p, k)  y = Add(t, s)", None),
     "sequences that end": (
@@ -59,7 +63,7 @@ def test_a_counted_loop(kind, tmp_path):
             for a, b in zip(found, results[2], strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
     if "Gather" in step and why_not is None:
-        with pytest.raises(IRError, match=r"\(Loop\), body: node 2 '' \(Gather\)"):
+        with pytest.raises(IRError, match=r"\(Loop\), body: node \d '' \(Gather\)"):
             model(xs, h0, torch.tensor(9), w)
 
 
@@ -77,3 +81,52 @@ def test_no_steps(tmp_path, declared, trips):
     assert torch.equal(h, x)
     assert ys.shape == (0, 2)
     assert ys.dtype == torch.float64
+
+
+SEQUENCES = {  # what a loop reads and what becomes of what it fills, as torch.jit writes them
+    "stacked": ("x = Gather(xs, i)", "y = Identity(t)", "ys = ConcatFromSequence<axis = 1, new_axis = 1>(q)"),
+    "split and joined": (
+        "x = SequenceAt(parts, i)",
+        "one = Constant<value = int64[1] {1}>()  y = Unsqueeze(t, one)",
+        "ys = ConcatFromSequence<axis = 1>(q)",
+    ),
+    "read besides": (
+        "x = SequenceAt(parts, i)",
+        "y = Neg(t)",
+        "k = Constant<value = int64 {-1}>()  e = SequenceAt(q, k)"
+        "  a = ConcatFromSequence<axis = 0, new_axis = 1>(q)"
+        "  l = SequenceLength(q)  f = Cast<to = 1>(l)  b = Add(a, e)  ys = Mul(b, f)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SEQUENCES)
+def test_a_sequence_that_is_filled(kind, tmp_path, opened):
+    """It is compiled, trained and written as a table of what each step gives."""
+    pick, row, end = SEQUENCES[kind]
+    text = f"""<ir_version: 9, opset_import: ["": 18]>
+      g (float[A,B,3] xs, float[B,3] h0) => (float[B,3] h, float[T,N,3] ys) {{
+      go = Constant<value = bool {{1}}>()
+      parts = SplitToSequence<axis = 0, keepdims = 0>(xs)  n = SequenceLength(parts)
+      none = SequenceEmpty()
+      h, q = Loop(n, go, h0, none) <body = b (int64 i, bool c, float[B,3] s, seq(float[B,3]) p)
+        => (bool d, float[B,3] t, seq(float[B,3]) r)
+        {{ {pick}  v = Add(s, x)  t = Tanh(v)  {row}  r = SequenceInsert(p, y)
+          d = Identity(go) }}>  {end} }}"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    written = opened(tmp_path / "m.onnx")
+    stepnet.onnx.save(written.read, tmp_path / "again.onnx", (torch.randn(4, 2, 3), torch.randn(2, 3)))
+    again = opened(tmp_path / "again.onnx")
+    for steps, batch in ((4, 2), (7, 3), (1, 1)):
+        xs, h0 = torch.randn(steps, batch, 3, requires_grad=True), torch.randn(batch, 3)
+        out = written.read(xs, h0)
+        assert written.read.loops[0].compiled, written.read.loops[0].reason
+        with torch.no_grad():
+            for found in (written(xs, h0), again(xs, h0)):
+                for a, b in zip(found, out, strict=True):
+                    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        slopes = []
+        for compiled in (True, False):
+            with nullcontext() if compiled else plain_loops():
+                slopes += torch.autograd.grad(written.read(xs, h0)["ys"].square().sum(), xs)
+        torch.testing.assert_close(*slopes)

@@ -14,6 +14,7 @@ import onnx.parser
 import stepnet.onnx
 import stepnet.openvino
 from file_formats import share_traces
+from stepnet.errors import IRError
 
 LAST = 2**63 - 1
 
@@ -64,6 +65,12 @@ GRAPHS = {
     "each step twice": """z = Transpose<perm = [1, 2, 0]>(x)  s = Constant<value = float[3] {1.0, 1.0, 2.0}>()
         m = Resize<mode = "nearest">(z, , s)  y = Transpose<perm = [2, 0, 1]>(m)""",
     "sorted by the steps": """s = Shape<start = 0, end = 1>(x)  y, i = TopK<axis = 0>(x, s)""",
+    "a range over all numbers": """n = Size(x)  s = Shape(x)  z = Constant<value = int64 {0}>()
+        d = Constant<value = int64 {1}>()  p = ReduceProd<keepdims = 0>(s)  r = Range(z, n, d)
+        q = Range(z, p, d)  a = Add(r, q)  f = Cast<to = 1>(a)  g = Reshape(f, s)  y = Add(x, g)""",
+    "parts of a sequence": """q = SplitToSequence<axis = 2>(x)  k = Constant<value = int64 {-3}>()
+        a = SequenceAt(q, k)  r = SequenceErase(q, k)  n = SequenceLength(r)
+        i = SequenceInsert(r, a, n)  y = ConcatFromSequence<axis = 2>(i)""",
     "the steps that are above zero": """a = Constant<value = int64[2] {1, 2}>()
         r = ReduceSum<keepdims = 0>(x, a)  z = Constant<value = float {-1000.0}>()
         c = Greater(r, z)  y = Compress<axis = 0>(x, c)""",
@@ -130,3 +137,22 @@ def test_a_branch_of_two_shapes(tmp_path, opened):
     for twin in (opened(tmp_path / "again.onnx").read, stepnet.openvino.load(tmp_path / "again.xml")):
         assert twin.open_sizes == {"x": [1]}
         torch.testing.assert_close(twin(x)[0], x[0].tanh())
+
+
+def test_a_branch_that_does_not_run_at_the_sizes_of_the_example(tmp_path, opened):
+    """The other one is written, and where it would not be taken nothing is given."""
+    graph = """zero = Constant<value = int64[1] {0}>()
+        q = If(c) <then_branch = t () => (float[T,B] p) { s = Squeeze(x, zero)  p = Unsqueeze(s, zero) },
+        else_branch = f () => (float[T,B] p2) { p2 = Identity(x) }>  y = Tanh(q)"""
+    head = '<ir_version: 9, opset_import: ["": 18]> g (float[T,B] x, bool c) => (float[T,B] y) '
+    onnx.save(onnx.parser.parse_model(f"{head} {{ {graph} }}"), tmp_path / "m.onnx")
+    read, x = stepnet.onnx.load(tmp_path / "m.onnx"), torch.randn(7, 2)
+    yes, no = torch.tensor(True), torch.tensor(False)
+    for library, name in ((stepnet.onnx, "again.onnx"), (stepnet.openvino, "again.xml")):
+        library.save(read, tmp_path / name, (torch.randn(4, 3), no))
+        twin = library.load(tmp_path / name)
+        torch.testing.assert_close(twin(x, no)[0], x.tanh())
+        with pytest.raises(IRError, match="Reshape"):
+            twin(x, yes)
+    with pytest.raises(Exception, match="Reshape"):
+        opened(tmp_path / "again.onnx")(x, yes)

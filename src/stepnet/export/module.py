@@ -18,7 +18,7 @@ from stepnet.data.values import unpacked
 from stepnet.errors import IRError
 from stepnet.watchers import during
 
-from . import aten_math, aten_pick, aten_shape, iterators, recurrences, sequences, while_loops  # noqa: F401  (they fill tables)
+from . import aten_math, aten_pick, aten_shape, certain, iterators, recurrences, sequences, while_loops  # noqa: F401  (they fill tables)
 from .aten import AtenNet, is_known, join_lead, split_lead
 from .body_trace import FixedSize
 from .calls import Calls

@@ -45,7 +45,7 @@ def _if(node: Info) -> Run:
         if len(known) == 1 and not isinstance(truth, torch.SymBool):
             (way,) = known
             if not fits(branches[not way], around):
-                return branches[way].run((), around)
+                return tuple(_certain(x, which, way) for x in branches[way].run((), around))
         try:
             results = [branches[way].run((), around) for way in (True, False)]
             return tuple(chosen(which, *pair) for pair in zip(*results, strict=True))
@@ -55,6 +55,12 @@ def _if(node: Info) -> Run:
             return branches[settled(truth)].run((), around)  # of two shapes, as for the example
 
     return run
+
+
+def _certain(x: Any, which: Tensor, way: bool) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise Misfit("a branch that can be taken alone gives no tensor", type(x).__name__)
+    return torch.ops.stepnet.certain(x, which, way)
 
 
 def fits(branch: Graph, around: Mapping[Any, Any]) -> bool:

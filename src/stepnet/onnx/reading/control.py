@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import onnx_ir as ir
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from stepnet.repeat import while_joined
 from .branches import branches_alone
 from .counted import CountedLoop
 from .info import Info, Misfit, Run, body_of, dtype_of, one_value, op
+from .tables import origin
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -49,11 +51,10 @@ def _loop(node: Info) -> Run:
     scanned = node.count - carried
     if scanned < 0 or len(body.outputs) != 1 + carried + scanned:
         raise Misfit("the body gives another number of values", len(body.outputs), 1 + node.count)
-    makers = {step.outputs[0]: step for step in body.steps}
-    goes_on = body.outputs[0]
-    while goes_on in makers and makers[goes_on].info.node.op_type == "Identity":
-        goes_on = makers[goes_on].inputs[0]
-    counted = goes_on is body.inputs[1]  # it hands its condition on: nothing but the count ends it
+    goes_on = origin(body.outputs[0])
+    always = ir.convenience.get_const_tensor(goes_on)
+    # it hands its condition on, or this is always true: nothing but the count ends it
+    counted = goes_on is body.inputs[1] or (always is not None and bool(always.numpy().all()))
     by_rows = CountedLoop(node, body, carried, scanned) if counted else None
     by_blocks = None if counted else _by_blocks(node, body, scanned)
     if counted and not node.has(0) and node.known.get(1) not in (False, [False]):

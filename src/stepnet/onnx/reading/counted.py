@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from stepnet.export.open_sizes import plain
 from stepnet.file_model import LoopReport, plainly_fed
 from stepnet.file_model.scan_loop import ScanLoop
 
@@ -26,12 +27,32 @@ class PickedSteps:
     def __init__(self, body: Graph) -> None:
         self.body = body
         number = body.inputs[0]
-        self.picks = [step for step in body.steps if _is_pick(step, number)]
-        self.rest = [step for step in body.steps if step not in self.picks]
-        read = {value for step in self.rest for value in step.inputs} | set(body.outputs)
+        alike = {None, *body.captured}  # what is the same in all steps
+        for step in body.steps:
+            alike.update(step.outputs if alike.issuperset(step.inputs) else ())
+        self.picks = [step for step in body.steps if _is_pick(step, number) and step.inputs[0] in alike]
+        self._before: list[Step] = []  # what makes what is picked from
+        wanted = {pick.inputs[0] for pick in self.picks}
+        for step in reversed(body.steps):
+            if alike.issuperset(step.outputs) and not wanted.isdisjoint(step.outputs):
+                self._before.insert(0, step)
+                wanted.update(step.inputs)
+        self.rest: list[Step] = []
+        read = {*body.outputs}
+        for step in reversed(body.steps):
+            if step not in self.picks and not read.isdisjoint(step.outputs):
+                self.rest.insert(0, step)
+                read.update(value for value in step.inputs if value is not None)
         self.counts = number in read
         self.captured = [value for value in body.captured if value in read]
         self.given = body.inputs[2:]
+
+    def sources(self, around: Mapping[Any, Any]) -> list[Any]:
+        """What is picked from."""
+        values: dict[Any, Any] = {**around, None: None}
+        for step in self._before:
+            values.update(zip(step.outputs, step.call([values[v] for v in step.inputs]), strict=False))
+        return [plain(values[pick.inputs[0]]) for pick in self.picks]
 
     @property
     def content(self) -> str:
@@ -50,7 +71,7 @@ class PickedSteps:
 
 def _is_pick(step: Step, number: Any) -> bool:
     node = step.info.node
-    return node.op_type == "Gather" and node.inputs[1] is number and node.inputs[0] is not number
+    return node.op_type in ("Gather", "SequenceAt") and node.inputs[1] is number
 
 
 class CountedLoop:
@@ -68,8 +89,6 @@ class CountedLoop:
         why_not = None
         if any(step.info.bodies for step in body.steps):
             why_not = "its body holds a loop or a branch"
-        elif any(pick.info.node.inputs[0] not in body.captured for pick in self.steps.picks):
-            why_not = "its body picks from what it computes"
         cut = [(pick.info.get("axis", 0), 0) for pick in self.steps.picks]
         name = node.node.name or "Loop"
         self.scan = ScanLoop(
@@ -78,10 +97,9 @@ class CountedLoop:
 
     def __call__(self, trips: int, state: Sequence[Any], around: Mapping[Any, Any]) -> Sequence[Any] | None:
         """The last states and the joined tables; None: it is not compiled, and the report says why."""
-        sources = [around[pick.info.node.inputs[0]] for pick in self.steps.picks]
-        fed = (*state, *sources, *(around[value] for value in self.steps.captured))
-        if not trips or not plainly_fed(fed):
+        if not trips or not plainly_fed((*state, *around.values())):
             return None
+        fed = (*state, *self.steps.sources(around), *(around[value] for value in self.steps.captured))
         body = self.scan.body
         out = self.scan.compiled(dict(zip(body.parameters, fed, strict=False)), steps=trips)
         return None if out is None else tuple(out[name] for name in body.results)

@@ -313,8 +313,7 @@ def _folded(step: Step, constants: Mapping[ir.Value, Tensor]) -> Sequence[Tensor
 
 # Of these models compute sizes and positions; none gives many numbers of a few.
 _OF_SIZES = frozenset((
-    *sizes.RULES, "Abs", "ConstantOfShape", "Flatten", "Max", "Min", "Mod", "Neg",
-    "ReduceMax", "ReduceMin", "ReduceProd", "ReduceSum", "Shape", "Where",
+    *sizes.RULES, "Abs", "ConstantOfShape", "Flatten", "Mod", "Neg", "Shape", "Where",
 ))  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from .graph import DOMAINS, Graph, inputs_of
 from .info import TABLE
 from .rules import check_rules
 from .sparse import fill_in
+from .tables import as_tables
 
 _FEW = 64  # numbers that a pickled graph holds
 OLDEST = 7  # of the sets of operators that are read
@@ -252,6 +253,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
     try:
         _check_names(model, where)
         _check_operators(model, where)
+        as_tables(model.graph)
         read = ONNXModel(model, where, trainable=trainable)
         check_rules(proto, DOMAINS, where)
         return read

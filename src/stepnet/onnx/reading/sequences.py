@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from stepnet.export.open_sizes import Sizes, plain
+
 from .info import Info, Misfit, Run, dtype_of, op
+from .tables import is_table
 
 
 def _list(value: Any) -> list[Any]:
@@ -16,11 +20,22 @@ def _list(value: Any) -> list[Any]:
     return value
 
 
-def _place(position: Tensor, size: int, what: str) -> int:
-    at = int(position.reshape(()).item())
-    if not -size <= at < size:
-        raise Misfit(f"no such {what}", at, f"{-size} to {size - 1}")
-    return at
+def _is_table(value: Any) -> bool:
+    """Whether a sequence is a tensor of its elements."""
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _place(node: Info, index: int) -> Callable[..., int]:
+    """A function from the inputs of a call to a place in a sequence of so many."""
+    number = node.listed(index)
+
+    def place(inputs: Sequence[Any], size: int, default: int = -1, new: int = 0) -> int:
+        (at,) = [default] if (given := number(inputs)) is None else given
+        if not -size <= at < size + new:
+            raise Misfit("no such place in the sequence", at, f"{-size} to {size + new - 1}")
+        return at
+
+    return place
 
 
 @op("SequenceEmpty", inputs=(0, 0))
@@ -37,23 +52,30 @@ def _construct(node: Info) -> Run:
 
 @op("SequenceAt", inputs=(2, 2))
 def _at(node: Info) -> Run:
-    return lambda xs, position: _list(xs)[_place(position, len(xs), "element")]
+    place = _place(node, 1)
+
+    def at(*inputs: Any) -> Tensor:
+        xs, position = inputs[:2]
+        if not _is_table(xs):
+            return _list(xs)[place(inputs, len(xs))]
+        rows = plain(position).reshape(1)
+        return xs.index_select(0, torch.where(rows < 0, rows + xs.shape[0], rows)).squeeze(0)
+
+    return at
 
 
 @op("SequenceLength")
 def _length(node: Info) -> Run:
-    return lambda xs: torch.tensor(len(_list(xs)))
+    return lambda xs: Sizes(xs.shape[0] if _is_table(xs) else len(_list(xs)))
 
 
 @op("SequenceInsert", inputs=(2, 3))
 def _insert(node: Info) -> Run:
-    def insert(xs: Any, x: Tensor, position: Tensor | None = None) -> Any:
-        new = list(_list(xs))
-        size = len(new)
-        at = size if position is None else int(position.reshape(()).item())
-        if not -size <= at <= size:
-            raise Misfit("no such place", at, f"{-size} to {size}")
-        new.insert(at, x)
+    place = _place(node, 2)
+
+    def insert(*inputs: Any) -> Any:
+        new = list(_list(inputs[0]))
+        new.insert(place(inputs, len(new), default=len(new), new=1), inputs[1])
         return new
 
     return insert
@@ -61,9 +83,11 @@ def _insert(node: Info) -> Run:
 
 @op("SequenceErase", inputs=(1, 2))
 def _erase(node: Info) -> Run:
-    def erase(xs: Any, position: Tensor | None = None) -> Any:
-        new = list(_list(xs))
-        del new[-1 if position is None else _place(position, len(new), "element")]
+    place = _place(node, 1)
+
+    def erase(*inputs: Any) -> Any:
+        new = list(_list(inputs[0]))
+        del new[place(inputs, len(new))]
         return new
 
     return erase
@@ -71,13 +95,15 @@ def _erase(node: Info) -> Run:
 
 @op("SplitToSequence", inputs=(1, 2))
 def _split(node: Info) -> Run:
-    axis, keep = node.get("axis", 0), node.get("keepdims", 1)
+    axis, keep, sizes = node.get("axis", 0), node.get("keepdims", 1), node.numbers(1)
+    table = is_table(node.node.outputs[0])
 
-    def split(x: Tensor, sizes: Tensor | None = None) -> Any:
-        if sizes is None:
-            parts = x.split(1, axis)
-            return [part if keep else part.squeeze(axis) for part in parts]
-        wanted: Any = sizes.tolist()
+    def split(*inputs: Any) -> Any:
+        x, wanted = inputs[0], sizes(inputs)
+        if wanted is None or (wanted == 1 and not keep):  # so torch writes it, and ONNX Runtime has it
+            rows = x.movedim(axis, 0)
+            rows = rows.unsqueeze(axis % x.dim() + 1) if keep else rows
+            return rows if table else list(rows.unbind(0))
         if isinstance(wanted, int) and wanted < 1:
             raise Misfit("parts must have elements", wanted)
         return list(x.split(wanted, axis))
@@ -88,7 +114,16 @@ def _split(node: Info) -> Run:
 @op("ConcatFromSequence")
 def _concat(node: Info) -> Run:
     axis, new = node.get("axis", 0), node.get("new_axis", 0)
-    return lambda xs: torch.stack(_list(xs), axis) if new else torch.cat(_list(xs), axis)
+
+    def concat(xs: Any) -> Tensor:
+        if not _is_table(xs):
+            return torch.stack(_list(xs), axis) if new else torch.cat(_list(xs), axis)
+        if new:
+            return xs.movedim(0, axis)
+        at = axis % (xs.dim() - 1)
+        return xs.movedim(0, at).flatten(at, at + 1)
+
+    return concat
 
 
 @op("Optional", inputs=(0, 1))

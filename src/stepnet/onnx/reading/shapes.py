@@ -15,11 +15,6 @@ from stepnet.file_model import sliced
 from .info import Info, Misfit, Run, check_size, dtype_of, op, tensor_of
 
 
-@op("Size")
-def _size(node: Info) -> Run:
-    return lambda x: torch.tensor(x.numel())
-
-
 @op("Reshape", inputs=(1, 2))
 def _reshape(node: Info) -> Run:
     sizes, zero = node.numbers(1, "shape"), node.get("allowzero", 0)

@@ -29,6 +29,11 @@ def _shape(node: Info) -> Callable[[Tensor], Sizes]:
     return lambda x: Sizes(np.array([*x.shape], dtype=object)[start:end])
 
 
+@op("Size")
+def _size(node: Info) -> Callable[[Tensor], Sizes]:
+    return lambda x: Sizes(x.numel())
+
+
 def _gather(node: Info, x: np.ndarray, index: np.ndarray) -> Any:
     return np.asarray(x.take(index.astype(np.int64), axis=node.get("axis", 0)), dtype=object)
 
@@ -90,6 +95,17 @@ def _elementwise(compute: Callable[[Any, Any], Any]) -> Rule:
     return lambda node, *xs: np.asarray(functools.reduce(each, xs), dtype=object)
 
 
+def _reduced(compute: Callable[[Any, Any], Any]) -> Rule:
+    def rule(node: Info, x: np.ndarray, *axes: np.ndarray) -> Any:
+        truths = any(isinstance(value, (bool, np.bool_, torch.SymBool)) for value in x.flat)
+        if truths or x.ndim != 1 or not x.size or any(not given.size for given in axes):
+            raise Misfit("sizes are in one row")
+        found = np.asarray(functools.reduce(compute, x), dtype=object)
+        return found.reshape(1) if node.get("keepdims", 1) else found
+
+    return rule
+
+
 def _of_truths(compute: Callable[..., Any]) -> Rule:
     def rule(node: Info, *xs: np.ndarray) -> Any:
         if any(x.dtype != bool for x in xs):
@@ -116,6 +132,10 @@ RULES: dict[str, Rule] = {
     "Mul": _elementwise(operator.mul),
     "Not": _of_truths(np.logical_not),
     "Or": _of_truths(np.logical_or),
+    "ReduceMax": _reduced(torch.sym_max),
+    "ReduceMin": _reduced(torch.sym_min),
+    "ReduceProd": _reduced(operator.mul),
+    "ReduceSum": _reduced(operator.add),
     "Reshape": _reshape,
     "Size": lambda node, x: np.asarray(x.size, dtype=object),
     "Slice": _slice,

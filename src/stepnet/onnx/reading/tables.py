@@ -1,0 +1,108 @@
+"""Sequences whose elements are rows of one tensor: of what is split, and of what each step of a Loop adds.
+
+ys = []; for t: ys.append(h); torch.stack(ys)     ->     the Loop gives h of each step
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+_READERS = ("ConcatFromSequence", "SequenceAt", "SequenceLength")  # which take a tensor for its rows
+
+
+def is_table(value: ir.Value) -> bool:
+    """Whether all that reads a sequence takes a tensor of its elements, too."""
+    return not value.is_graph_output() and all(use.node.op_type in _READERS for use in value.uses())
+
+
+def as_tables(graph: ir.Graph) -> None:
+    """Let Loops that do nothing with a sequence but add to it give their rows instead."""
+    for node in [node for node in graph.all_nodes() if node.op_type == "Loop"]:
+        _without_sequences(node)
+
+
+def _without_sequences(loop: ir.Node) -> None:
+    attribute = loop.attributes.get("body")
+    if attribute is None or attribute.type != ir.AttributeType.GRAPH:
+        return
+    body = attribute.as_graph()
+    count = len(loop.inputs) - 2
+    if len(body.inputs) != count + 2 or len(body.outputs) != len(loop.outputs) + 1:
+        return
+    for k in reversed(range(min(count, len(loop.outputs)))):
+        added = _added(loop, body, k)
+        if added is not None:
+            loop = _joined(loop, body, k, added)
+
+
+def _added(loop: ir.Node, body: ir.Graph, k: int) -> ir.Value | None:
+    """What a step adds to a sequence that begins empty; None if it does more, or elements may differ."""
+    first, kept, after = loop.inputs[2 + k], body.inputs[2 + k], body.outputs[1 + k]
+    begun = None if first is None else origin(first).producer()
+    insert = after.producer()
+    if (
+        begun is None
+        or insert is None
+        or (begun.op_type, insert.op_type) != ("SequenceEmpty", "SequenceInsert")
+    ):
+        return None
+    if len(insert.inputs) != 2 or insert.inputs[0] is not kept or kept.is_graph_output():
+        return None
+    if len(kept.uses()) != 1 or after.uses() or [*body.outputs].count(after) != 1:
+        return None
+    added, sequence = insert.inputs[1], loop.outputs[k]
+    if added is None or not is_table(sequence):
+        return None
+    return added if any(_of_one_shape(use.node, added) for use in sequence.uses()) else None
+
+
+def _of_one_shape(reader: ir.Node, element: ir.Value) -> bool:
+    """Whether a node takes elements of one shape alone: it stacks them, or joins them by an axis of one."""
+    if reader.op_type != "ConcatFromSequence":
+        return False
+    if reader.attributes.get_int("new_axis", 0):
+        return True
+    maker = element.producer()
+    if maker is None or maker.op_type != "Unsqueeze":
+        return False
+    axes = maker.attributes.get_ints("axes", None)
+    if axes is None and len(maker.inputs) == 2 and maker.inputs[1] is not None:
+        known = ir.convenience.get_const_tensor(maker.inputs[1])
+        axes = None if known is None else known.numpy().reshape(-1).tolist()
+    return axes is not None and reader.attributes.get_int("axis", 0) in axes
+
+
+def _joined(loop: ir.Node, body: ir.Graph, k: int, added: ir.Value) -> ir.Node:
+    """The Loop with a table of what is added, behind all else that it gives."""
+    insert, name = body.outputs[1 + k].producer(), loop.outputs[k].name
+    assert insert is not None
+    row = ir.node("Identity", [added], name=insert.name, version=insert.version)
+    body.insert_after(insert, row)
+    del body.outputs[1 + k]
+    body.outputs.append(row.outputs[0])
+    body.remove(insert, safe=True)
+    del body.inputs[2 + k]
+    kept = [value for i, value in enumerate(loop.inputs) if i != 2 + k]
+    attributes, count = loop.attributes.values(), len(loop.outputs)
+    new = ir.Node(
+        loop.domain, "Loop", kept, attributes, num_outputs=count, version=loop.version, name=loop.name
+    )
+    before = [*loop.outputs[:k], *loop.outputs[k + 1 :], loop.outputs[k]]
+    graph = loop.graph
+    assert graph is not None
+    graph.insert_before(loop, new)
+    for old, value in zip(before, new.outputs, strict=True):
+        value.name, value.type, value.shape = old.name, old.type, old.shape
+        old.replace_all_uses_with(value, replace_graph_outputs=True)
+    new.outputs[-1].name, new.outputs[-1].type, new.outputs[-1].shape = name, None, None
+    graph.remove(loop, safe=True)
+    return new
+
+
+def origin(value: ir.Value) -> ir.Value:
+    """What a value is that nodes hand on as it is."""
+    node = value.producer()
+    while node is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
