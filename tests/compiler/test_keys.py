@@ -460,3 +460,29 @@ def test_nested_tensors_are_left_to_the_plain_loop():
         return x * nested.size(0), h
 
     assert reach(step).refused == "it reads a nested tensor; by its .unbind() it would be compiled"
+
+
+@pytest.mark.parametrize(
+    "within", [lambda held: (held,), lambda held: {"held": held}, lambda held: Link(held)]
+)
+def test_however_deep_it_lies(within):
+    weight, end = torch.ones(2), Link(0.5)
+    held = [end, weight]
+    for _ in range(1200):  # more calls in each other than Python has room for
+        held = within(held)
+
+    def step(x, s):
+        return x, s * len(held.held if type(held) is Link else held)
+
+    first = reach(step)
+    assert first.complete
+    assert first.refused is None
+    assert first.tensors == [weight]
+    assert reach(step).key == first.key
+    end.held = 0.25
+    assert reach(step).key != first.key
+
+
+class Link:
+    def __init__(self, held):
+        self.held = held

@@ -112,11 +112,8 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
         walk.opened("its Python asks for the numbers of tensors")
     if everything:
         whole = Walk(set(names), everything=True)
-        try:
-            for part in (step, *given):
-                whole.visit(part)
-        except RecursionError:  # not what the step reads, but what may be found from there
-            whole.complete = False
+        for part in (step, *given):
+            whole.visit(part)
         whole.open, whole.refused = walk.open, walk.refused
         whole.holders = [
             *walk.holders,

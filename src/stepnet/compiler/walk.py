@@ -45,6 +45,9 @@ from .trust import BY_VALUE, HEAP, is_module_of_python, is_stateful, is_trusted_
 from .walk_code import END, CodeWalk
 
 _LIMIT = 4000  # objects; a step that reaches more is not worth keying
+_DEEPEST = (
+    30  # visits in each other, a few calls of Python each, which has a limit: what is deeper comes after
+)
 _MOST_BYTES = 4096  # of an array whose numbers are part of the key
 _FEW = 64  # items that are visited one by one, whatever they are
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -80,7 +83,18 @@ class Walk(CodeWalk):
             self.hold(value)
         else:
             self.holders.append(value)
+        if self.depth >= _DEEPEST:
+            self.key.append(_Seen(self.seen[place]))
+            self.later.append((value, self.in_python, self.trail))
+            return
+        self.depth += 1
         _how(kind)(self, value)
+        self.depth -= 1
+        while self.later and not self.depth:
+            around, self.depth = (self.in_python, self.trail), 1
+            value, self.in_python, self.trail = self.later.popleft()
+            _how(type(value))(self, value)
+            (self.in_python, self.trail), self.depth = around, 0
 
     # ---- values
 

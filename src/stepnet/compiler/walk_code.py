@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import types
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -61,6 +62,8 @@ class CodeWalk(abc.ABC):
     known: set[type] = field(default_factory=set)
     hooks: bool = False
     in_python: bool = False  # in code of Python's own: what that holds is no matter of the step's
+    depth: int = 0  # of visits in each other
+    later: deque[tuple[Any, bool, Any]] = field(default_factory=deque[tuple[Any, bool, Any]])
     trail: Any = None  # the names on the way to what is visited: before it, whose, a name, what is held by it
 
     def hold(self, value: Any) -> None:
