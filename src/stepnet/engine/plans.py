@@ -109,8 +109,7 @@ def run(
     if transformed and (guarded or random):
         what = "a while_loop in the step" if guarded else "a generator of the step"
         raise Unsupported(f"a torch.func transform is active around {what}")
-    sure = not (guarded or random or entry.unsure)
-    as_ever = sure and reads.open is None  # the next such run need ask no more
+    as_ever = is_as_ever(entry, reads)
     if asked is not None and as_ever and asked.is_of(reads):
         asked.keep(entry)
     weights = [reads.tensors[place] for place in entry.weights]
@@ -152,6 +151,13 @@ def run(
     if backend != AUTO:
         naive.run(loop, feeds)  # which tells it
     raise Unsupported("a check in the step, or the max_steps of a while_loop in it, does not hold")
+
+
+def is_as_ever(entry: Entry, reads: Reads) -> bool:
+    """Whether the next run on tensors like those of this one need only ask which plan this one had."""
+    if entry.compiled is None or entry.y_spec is None or entry.unsure or reads.open is not None:
+        return False
+    return not (is_guarded(entry.y_spec) or entry.compiled.draws)
 
 
 def _found(
