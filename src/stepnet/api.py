@@ -564,16 +564,9 @@ def _from_graph(step: Any, x: Any, state: Any, *, resets: dict[str, Any] | None 
 
 
 def _plan_of(
-    step: Any,
-    x: Any,
-    state: Any,
-    *,
-    static: Any = None,
-    reverse: bool,
-    axis: int,
-    backend: Backend | None,
+    step: Any, x: Any, state: Any, *, static: Any = None, reverse: bool, axis: int, backend: Backend | None,
     **windows: Any,
-) -> tuple[Ready, dict[str, Tensor], list[Tensor]] | None:
+) -> tuple[Ready, dict[str, Tensor], list[Tensor]] | None:  # fmt: skip
     """The plan by which a call in a graph runs, its constants and its weights; None where it has no plan.
     `windows` of steps change nothing: it is asked for them where no gradient is recorded."""
     chosen = check_backend(backend)
