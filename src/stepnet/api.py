@@ -31,7 +31,7 @@ from .data.storage import distinct
 from .data.tree import Spec, by_leaf, flatten, unflatten
 from .data.values import rows as values_of
 from .data.values import unpacked
-from .engine import Asked, Steps, Way, asked, find_plan, read, run, run_again, run_warm
+from .engine import Asked, Steps, Way, asked, find_plan, is_as_ever, read, run, run_again, run_warm
 from .errors import Unsupported
 from .executors import naive
 from .executors.autograd import plainly
@@ -565,16 +565,9 @@ def _from_graph(step: Any, x: Any, state: Any, *, resets: dict[str, Any] | None 
 
 
 def _plan_of(
-    step: Any,
-    x: Any,
-    state: Any,
-    *,
-    static: Any = None,
-    reverse: bool,
-    axis: int,
-    backend: Backend | None,
+    step: Any, x: Any, state: Any, *, static: Any = None, reverse: bool, axis: int, backend: Backend | None,
     **windows: Any,
-) -> tuple[Ready, dict[str, Tensor], list[Tensor]] | None:
+) -> tuple[Ready, dict[str, Tensor], list[Tensor]] | None:  # fmt: skip
     """The plan by which a call in a graph runs, its constants and its weights; None where it has no plan.
     `windows` of steps change nothing: it is asked for them where no gradient is recorded."""
     chosen = check_backend(backend)
@@ -588,9 +581,15 @@ def _plan_of(
         entry, reads, _ = find_plan(loop, feeds, backend=chosen)
     except Unsupported:
         return None
-    if entry.ready is None or entry.compiled is None:
+    if entry.ready is None or entry.compiled is None or not is_as_ever(entry, reads):
         return None
     return entry.ready, entry.compiled.constants, [reads.tensors[place] for place in entry.weights]
 
 
-answer_with(_from_graph, _plan_of)
+def _plainly(step: Any, x: Any, state: Any, *, backend: Backend | None, **how: Any) -> Any:
+    """The plain loop, inside the step, too, of tensors without data."""
+    with replaced(_WithoutData()):
+        return recurrent(step, x, state, **how)
+
+
+answer_with(_from_graph, _plan_of, _plainly)

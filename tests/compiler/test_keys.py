@@ -465,7 +465,8 @@ def test_nested_tensors_are_left_to_the_plain_loop():
 @pytest.mark.parametrize(
     "within", [lambda held: (held,), lambda held: {"held": held}, lambda held: Link(held)]
 )
-def test_however_deep_it_lies(within):
+def test_however_deep_it_lies(kind):
+    within = {"tuple": lambda held: (held,), "dict": lambda held: {"held": held}, "object": Link}[kind]
     weight, end = torch.ones(2), Link(0.5)
     held = [end, weight]
     for _ in range(1200):  # more calls in each other than Python has room for

@@ -17,7 +17,7 @@ from covering import few
 from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_concat, sequence_pool
 from stepnet.graph.recurrence import Recurrence
 
-from .models import LENGTHS, assert_alike, dense, packed, ragged, state
+from .models import LENGTHS, assert_alike, dense, leaves_of, packed, ragged, state
 
 
 class Closure(nn.Module):
@@ -257,7 +257,9 @@ LIKE_OTHERS = {
 WITHOUT_GRADIENTS = {"closure", "ragged static", "steps"}
 
 
-@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")  # nested; of a Function
+@pytest.mark.filterwarnings(
+    "ignore:step 'step' runs by the plain loop. the step does not do"
+)  # of a Function
 @pytest.mark.filterwarnings("ignore:.*Function.*should not be instantiated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("case", few(CASES, CASES.keys() - LIKE_OTHERS))
 def test_one_graph_with_the_same_values_and_gradients(
@@ -391,7 +393,6 @@ def test_first_run_in_a_graph_reads_what_tensors_stand_for(step: Callable[..., A
             torch.testing.assert_close([*found], expected[:2])
 
 
-@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")  # nested
 def test_a_step_reads_an_open_size_besides_its_weights() -> None:
     """Words of any number, of which a step makes a sentence: their count is no weight."""
 
@@ -412,6 +413,55 @@ def test_a_step_reads_an_open_size_besides_its_weights() -> None:
     for t, n, words in ((3, 2, 5), (2, 3, 4)):
         x = torch.randn(t, n, words, 3, dtype=torch.float64, requires_grad=True)
         assert_alike(model, compiled, (x, state(n, 4)))
+
+
+def test_a_step_reads_the_numbers_of_a_tensor() -> None:
+    """Which places a mask picks is asked anew at each call."""
+    mask = torch.tensor([True, False, False])
+
+    def step(x: Tensor, h: Tensor) -> Any:
+        h = h.clone()
+        h[:, mask] = torch.tanh(x[:, mask])
+        return h + x, h
+
+    def model(x: Tensor, h: Tensor) -> Any:
+        return recurrent(step, x, h)
+
+    compiled: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+    x, h = dense(3, 2), state(2, 3)
+    for _ in range(4):
+        y, final = recurrent(step, x, h, backend="naive")
+        torch.testing.assert_close([*compiled(x, h)], [y, final])
+        mask.copy_(mask.roll(1))
+
+
+@pytest.mark.parametrize("equal", [False, True])
+def test_a_gradient_is_there_where_the_plain_loop_has_one(equal: bool) -> None:
+    """Of results that are cut off, no gradient is asked; what they alone depend on gets none."""
+    w = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def step(x: Tensor, state: Any) -> Any:
+        a, b, c = state
+        cut = (torch.tanh(x) * w).detach()
+        return {"cut": cut, "late": b * 1, "first": x * 2}, (c.sin(), a * 1, cut)
+
+    def model(x: Any, *state: Tensor) -> Any:
+        y, (a, b, c) = recurrent(step, x, state)
+        return y["cut"], y["late"], y["first"], a, b, c
+
+    compiled: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for lengths in ([5, 4], [2, 0, 4]):
+        x: Any = dense(3, 2) if equal else ragged(lengths)
+        n = 2 if equal else len(lengths)
+        h = [state(n, 3), state(n, 3).detach(), state(n, 3).detach()]
+        found, expected = leaves_of(compiled(x, *h)), leaves_of(model(x, *h))
+        # one graph is for all lengths: a final state that some lengths alone leave as it was carries one
+        assert [t.requires_grad for t in found] == [False, True, True, not equal, True, False]
+        wanted = [*leaves_of(x), h[0], w]
+        for results in (found, expected):
+            asked = [a.sum() for a, b in zip(results, expected, strict=True) if b.requires_grad]
+            grads = torch.autograd.grad(asked, wanted, allow_unused=True)
+            assert [g is None for g in grads] == [False, False, True]
 
 
 def test_results_lie_as_a_graph_was_told() -> None:

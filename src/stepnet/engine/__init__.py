@@ -7,6 +7,7 @@ from .again import asked as asked
 from .again import nothing_around as nothing_around
 from .plans import Entry as Entry
 from .plans import find_plan as find_plan
+from .plans import is_as_ever as is_as_ever
 from .plans import run as run
 from .plans import run_again as run_again
 from .plans import run_warm as run_warm

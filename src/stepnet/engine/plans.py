@@ -113,8 +113,7 @@ def run(
     if transformed and (guarded or random):
         what = "a while_loop in the step" if guarded else "a generator of the step"
         raise Unsupported(f"a torch.func transform is active around {what}")
-    sure = not (guarded or random or entry.unsure)
-    as_ever = sure and reads.open is None  # the next such run need ask no more
+    as_ever = is_as_ever(entry, reads)
     if asked is not None and as_ever and asked.is_of(reads):
         asked.keep(entry)
     weights = [reads.tensors[place] for place in entry.weights]
@@ -159,6 +158,13 @@ def run(
     entry.failed += 1
     entry.rest = min(2**entry.failed, _MOST_REST)
     raise _DOES_NOT_HOLD.fresh()
+
+
+def is_as_ever(entry: Entry, reads: Reads) -> bool:
+    """Whether the next run on tensors like those of this one need only ask which plan this one had."""
+    if entry.compiled is None or entry.y_spec is None or entry.unsure or reads.open is not None:
+        return False
+    return not (is_guarded(entry.y_spec) or entry.compiled.draws)
 
 
 def _found(

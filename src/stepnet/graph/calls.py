@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from .flow import Flow
 from .planned import Ran
 
 
@@ -26,6 +27,10 @@ class Call(Protocol):
 
     def empty(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """New tensors of the shapes of the results, whatever numbers they hold."""
+        ...
+
+    def flow(self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]) -> Flow | None:
+        """Which results carry a gradient, and which inputs one reaches; None where any may."""
         ...
 
     @property

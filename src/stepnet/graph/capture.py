@@ -35,8 +35,8 @@ from . import calls
 from .guards import forget_ours
 from .ops import LIBRARY
 from .portable import refusal, text_of
-from .recurrence import Leaf, Recurrence, Way, autocast_now, row_shape
-from .sizes import open_size
+from .recurrence import Leaf, Recurrence, Way, autocast_now
+from .sizes import open_size, row_shape
 
 if CAN_CAPTURE:
     from torch._higher_order_ops import BaseHOP
@@ -424,7 +424,8 @@ def _is_to_stay(node: fx.Node) -> bool:
     """Whether a node that nothing uses has a part in what a step does: any call on tensors may write in place
     or draw noise, and Dynamo's graphs do not tell. What counts rows or takes a result apart does not."""
     counts = isinstance(node.meta.get("example_value"), (int, torch.SymInt, torch.SymFloat, torch.SymBool))
-    return node.is_impure() or not (counts or node.target in (operator.getitem, "size"))
+    idle = node.op == "get_attr" or node.target in (operator.getitem, "size", torch._C._log_api_usage_once)
+    return node.is_impure() or not (counts or idle)
 
 
 def _is_size_check(node: fx.Node) -> bool:

@@ -58,7 +58,7 @@ class _Record:
 
         with torch.enable_grad(), saved_tensors_hooks(pack, self._unpack):
             results = call.run(own, sizes)
-        self.inputs = [t for t, need in zip(own, needs, strict=True) if need]
+        self.inputs = own
         self.outputs = results
         self.results = [laid_out(t.detach()) for t in results]
         whole = [*own, *self.results[: call.read_back]]
@@ -77,19 +77,20 @@ class _Record:
         self.memory = [*memory]
         chosen = [(self.outputs[k], g) for k, g in zip(at, grads, strict=True)]
         chosen = [(o, g) for o, g in chosen if o.requires_grad]
+        inputs = [t for t, need in zip(self.inputs, needs, strict=True) if need]
         try:
             if not chosen:
-                return [torch.zeros_like(t) for t in self.inputs]
+                return [torch.zeros_like(t) for t in inputs]
             found = torch.autograd.grad(
                 [o for o, _ in chosen],
-                self.inputs,
+                inputs,
                 [g for _, g in chosen],
                 allow_unused=True,
                 retain_graph=True,
             )
         finally:
             self.memory = []
-        found = [torch.zeros_like(t) if g is None else g for t, g in zip(self.inputs, found, strict=True)]
+        found = [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True)]
         return apart(found, (*memory, *grads))
 
 
@@ -180,12 +181,17 @@ def _run_backward(
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sizes: list[int], what: str, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
-        needs = [*ctx.needs_input_grad[2:]]
+        needs, call = [*ctx.needs_input_grad[2:]], find(what)
+        ctx.flow = call.flow(tensors, sizes, needs)
         *results, kept = torch.ops.stepnet.run_keeping.default([*tensors], sizes, needs, what)
-        ctx.save_for_backward(*tensors, *results[: find(what).read_back], kept)
+        ctx.save_for_backward(*tensors, *results[: call.read_back], kept)
         ctx.count, ctx.sizes, ctx.what = len(tensors), sizes, what
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(t for t in results if not (t.is_floating_point() or t.is_complex())))
+        if ctx.flow is None:
+            carries = [t.is_floating_point() or t.is_complex() for t in results]
+        else:
+            carries = ctx.flow.carries
+        ctx.mark_non_differentiable(*(t for t, carried in zip(results, carries, strict=True) if not carried))
         return tuple(results)
 
     @staticmethod
@@ -193,6 +199,9 @@ class _Differentiable(torch.autograd.Function):
         *saved, kept = ctx.saved_tensors
         needs = [*ctx.needs_input_grad[2:]]
         places = [i for i, g in enumerate(grads) if g is not None]
+        if ctx.flow is not None:
+            reached = ctx.flow.reached(places)
+            needs = [need and i in reached for i, need in enumerate(needs)]
         found = iter(
             torch.ops.stepnet.run_backward.default(
                 [g for g in grads if g is not None], places, saved[: ctx.count], saved[ctx.count :], kept,

@@ -19,7 +19,8 @@ from stepnet.data.modes import as_written, outside_modes
 from stepnet.errors import StepError
 
 from .calls import add_kind
-from .recurrence import Leaf, Recurrence, Way, row_shape
+from .recurrence import Leaf, Recurrence, Way
+from .sizes import row_shape
 
 KIND = "recurrence"
 _ROWS = 7

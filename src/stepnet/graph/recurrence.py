@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.alike import alike
+from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.offsets import LoD
@@ -23,6 +24,7 @@ from stepnet.executors.layout import Layout
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import check_backend
 
+from .flow import Flow, flow_of
 from .planned import Planned, Ran, Shape, all_on_cpu, is_watched
 from .planned import run as run_planned
 
@@ -31,9 +33,12 @@ _ANSWER: list[Callable[..., Any]] = []
 _MOST_PLANS = 64
 
 
-def answer_with(recurrent: Callable[..., Any], plan_of: Callable[..., Any]) -> None:
-    """Let `recurrent` run what graphs hold, and `plan_of` say by which plan it does."""
-    _ANSWER[:] = [recurrent, plan_of]
+def answer_with(
+    recurrent: Callable[..., Any], plan_of: Callable[..., Any], plainly: Callable[..., Any]
+) -> None:
+    """Let `recurrent` run what graphs hold, `plan_of` say by which plan it does, and `plainly` run the plain
+    loop over tensors without numbers."""
+    _ANSWER[:] = [recurrent, plan_of, plainly]
 
 
 @dataclass(frozen=True)
@@ -74,18 +79,6 @@ class Way:
         return bool(self.checkpoint or self.detach_every)
 
 
-def row_shape(x: Tensor, axis: int, levels: int) -> tuple[int, ...]:
-    """The shape of one row of a leaf of x.
-
-    >>> row_shape(torch.zeros(5, 2, 3), 0, 0), row_shape(torch.zeros(5, 3), 0, 1)
-    ((3,), (3,))
-    """
-    shape = [*x.shape]
-    if not levels:
-        del shape[axis]
-    return tuple(shape[1:])
-
-
 @dataclass(frozen=True)
 class Recurrence:
     """A step that was captured, and how to run it.
@@ -107,6 +100,7 @@ class Recurrence:
     random: bool = False
     plans: dict[Any, Planned | None] = field(default_factory=dict, compare=False, repr=False)
     likes: dict[Any, _Like] = field(default_factory=dict, compare=False, repr=False)
+    flows: dict[Any, Flow | None] = field(default_factory=dict, compare=False, repr=False)
 
     def empty(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """Tensors of the shapes of y and the final state."""
@@ -131,8 +125,21 @@ class Recurrence:
 
     def run(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """The leaves of y and of the final state."""
+        return self.asked_of(_ANSWER[0], tensors, sizes)
+
+    def asked_of(
+        self, ask: Callable[..., Any], tensors: Sequence[Tensor], sizes: Sequence[int]
+    ) -> list[Tensor]:
+        """As `run`, by somebody who takes what `recurrent` does."""
         with _autocast(self.way.autocast):
-            return _leaves(*self._asked(_ANSWER[0], tensors, sizes))
+            return _leaves(*self._asked(ask, tensors, sizes))
+
+    def flow(self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]) -> Flow | None:
+        """How gradients flow where these inputs need one."""
+        key = tuple(needs)
+        if key not in self.flows:
+            self.flows[key] = flow_of(self, _ANSWER[2], tensors, sizes, needs)
+        return self.flows[key]
 
     def _asked(self, ask: Callable[..., Any], tensors: Sequence[Tensor], sizes: Sequence[int]) -> Any:
         """What `recurrent`, or who takes the same, answers for these tensors."""
@@ -314,7 +321,7 @@ def _ragged_layout(offsets: Tensor, reverse: bool) -> Layout:
 
 def _leaves(y: Any, final: Sequence[Tensor]) -> list[Tensor]:
     leaves = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in flatten(y)[0]]
-    return [t if t.is_contiguous() else t.contiguous() for t in (*leaves, *final)]
+    return [contiguous(t) for t in (*leaves, *final)]
 
 
 def _bound(

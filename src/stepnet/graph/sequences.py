@@ -49,6 +49,9 @@ class SequenceCall:
     def by_plan(self, tensors: Tensors, sizes: Sequence[int], needs: Sequence[bool] | None) -> None:
         """There is no shorter way."""
 
+    def flow(self, tensors: Tensors, sizes: Sequence[int], needs: Sequence[bool]) -> None:
+        """Any result may carry a gradient of any input."""
+
     def empty(self, tensors: Tensors, sizes: Sequence[int]) -> list[Tensor]:
         """Tensors of the shapes of those."""
         return self.function.empty(*self._parts(tensors), *self.options, *sizes)

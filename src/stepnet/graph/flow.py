@@ -1,0 +1,110 @@
+"""Which results of a recurrence in a graph carry a gradient, and which inputs one reaches.
+
+A graph is to say so before it runs, for any lengths. It is what autograd says of the plain loop over tensors
+without numbers: over sequences of all the lengths at which the answer may differ.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import SymInt, Tensor
+
+from stepnet.data.modes import outside_modes
+from stepnet.errors import StepError
+
+from .sizes import row_shape
+
+if TYPE_CHECKING:
+    from .recurrence import Recurrence
+
+_INSIDE = 2  # entries of a step that is a sequence
+_ANY = 3  # in the place of a size that is not known before the graph runs
+
+
+class Flow(NamedTuple):
+    """For each result, whether it carries a gradient, and which inputs that reaches."""
+
+    carries: list[bool]
+    inputs: list[set[int]]
+
+    def reached(self, results: Sequence[int]) -> set[int]:
+        """The inputs that gradients of these results get to."""
+        return set().union(*[self.inputs[k] for k in results])
+
+
+@outside_modes
+def flow_of(
+    call: Recurrence, ask: Callable[..., Any], tensors: Sequence[Tensor], sizes: Sequence[int],
+    needs: Sequence[bool],
+) -> Flow | None:  # fmt: skip
+    """The flow of gradients in a recurrence; None where its shapes do not tell.
+
+    Args:
+        call: the recurrence.
+        ask: takes what `recurrent` does, and runs the plain loop.
+        tensors, sizes: as for `Recurrence.run`, with numbers or without.
+        needs: which tensors need a gradient.
+    """
+    from torch._guards import tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    way, (n_x, n_state, n_static, n_fresh) = call.way, call.counts
+    # ends that no step changes; then one more step for each state that a gradient may pass on its way
+    lengths = range(0 if way.levels else 1, n_state + 2)
+    n, rows, begin = len(lengths), sum(lengths), n_x + n_state + n_static
+    fresh = begin + n_x * way.levels + bool(way.resets)
+    flags = [*needs]
+    for i, need in enumerate(needs[fresh : fresh + n_fresh], n_x):
+        flags[i] |= need
+    fake = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+
+    def like(i: int, shape: Sequence[Any]) -> Tensor:
+        with fake:
+            made = torch.empty(_numbers(shape), dtype=tensors[i].dtype, device=tensors[i].device)
+        return made.requires_grad_(flags[i])
+
+    many = rows * (_INSIDE if way.inside else 1)
+    given = [
+        like(i, (many, *row_shape(t, way.axis, way.levels)) if i < n_x else (n, *t.shape[1:]))
+        for i, t in enumerate(tensors[:begin])
+    ]
+    reads = [like(i, tensors[i].shape) for i in range(fresh + n_fresh, len(tensors))]
+    levels = [[0, *accumulate(lengths)]]
+    for k in range(way.inside):
+        levels.append([*range(0, _INSIDE * rows + 1, 1 if k else _INSIDE)])
+    offsets = [torch.tensor(level) for _ in range(n_x) for level in levels]
+    flat = dataclasses.replace(way, axis=0, levels=len(levels), resets="", checkpoint=None, detach_every=None)
+    one = dataclasses.replace(call, way=flat, counts=(n_x, n_state, n_static, 0))
+    try:
+        with torch.enable_grad(), tracing(None):
+            results = one.asked_of(ask, [*given, *offsets, *reads], _numbers(sizes))
+    except (RuntimeError, StepError):  # what it does depends on numbers
+        return None
+    places = [*zip(given, range(begin), strict=True)]
+    places += zip(given[n_x:], range(fresh, fresh + n_fresh), strict=False)
+    places += zip(reads, range(fresh + n_fresh, len(tensors)), strict=True)
+    return Flow([t.requires_grad for t in results], [_reached(t, places) for t in results])
+
+
+def _reached(result: Tensor, places: Sequence[tuple[Tensor, int]]) -> set[int]:
+    """The places of the inputs that autograd leads to from a result."""
+    seen, todo, found = set[Any](), [result.grad_fn], {id(result)}
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found.add(id(getattr(node, "variable", None)))
+            todo += [edge[0] for edge in node.next_functions]
+    return {place for tensor, place in places if id(tensor) in found}
+
+
+def _numbers(sizes: Sequence[Any]) -> list[int]:
+    """Sizes as they are in the example that is traced, if they are known there."""
+    found = [n.node.hint if isinstance(n, SymInt) else n for n in sizes]
+    return [_ANY if n is None else n for n in found]
