@@ -15,9 +15,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAIRS = ("3.10-2.6", "3.11-2.8", "3.12-2.10", "3.13-2.13")
+PAIRS = ("3.10-2.6", "3.11-2.8", "3.12-2.10", "3.13-2.14")
 TOOLS = ("pytest>=8", "pytest-timeout>=2.3", "hypothesis>=6.100", "expecttest>=0.3", "scipy", "setuptools")
-TOOLS += ("openvino>=2024.4", "onnxruntime>=1.18")
+TOOLS += ("openvino>=2024.4", "onnxruntime>=1.18", "pandas>=2.2")
+# Of which other versions warn is not what is tested.
+QUIET = [
+    part
+    for kind in ("FutureWarning", "DeprecationWarning", "RuntimeWarning")
+    for part in ("-W", f"ignore::{kind}")
+]
 TESTS = (
     *(
         f"tests/{name}"
@@ -91,7 +97,7 @@ def main(folder: str, *pairs: str) -> int:
         except Missing as why:
             results[pair] = f"not to be had here: {why}"
             continue
-        run = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS]
+        run = [own, "-m", "pytest", "-q", "-p", "no:cacheprovider", *QUIET, *TESTS]
         results[pair] = "FAILED" if subprocess.run(run, cwd=ROOT).returncode else "passed"
     for pair, result in results.items():
         print(f"{pair:>10}  {result}")
