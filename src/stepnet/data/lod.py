@@ -17,7 +17,7 @@ from stepnet.data.arguments import brief, function, truth, whole
 from stepnet.data.display import html
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import beside
-from stepnet.data.offsets import LENGTHS, LoD, in_program, integers
+from stepnet.data.offsets import LoD, in_program, integers, of_any_lengths
 from stepnet.data.row_wise import RowWise
 from stepnet.errors import FrozenError, LoDError, LoDIndexError, RowMixError
 
@@ -274,7 +274,7 @@ class LoDTensor(RowWise, Tabular):
         tensor([3, 2, 4])
         """
         self._check_level(level, "LoDTensor.lengths")
-        answer = None if torch.compiler.is_dynamo_compiling() else LENGTHS.get()  # Dynamo cannot ask for it
+        answer = of_any_lengths()
         return self._lod.lengths(level) if answer is None else answer(self._lod.levels[level])
 
     def _check_level(self, level: int, where: str) -> None:

@@ -256,9 +256,14 @@ def known(offsets: Tensor) -> Tensor:
     return offsets
 
 
+def of_any_lengths() -> Callable[[Tensor], Tensor] | None:
+    """What answers for lengths, where a trace is for any. Dynamo cannot ask, and traces no such thing."""
+    return None if torch.compiler.is_dynamo_compiling() else LENGTHS.get()
+
+
 def told(offsets: Tensor) -> Tensor:
     """Offsets whose numbers are those of every call."""
-    if LENGTHS.get() is not None:
+    if of_any_lengths() is not None:
         raise LoDError(
             "a module that is saved is for any lengths: it cannot count, index, pad or take apart the "
             "sequences of a LoDTensor",
@@ -359,7 +364,7 @@ def integers(given: Any, what: str) -> Tensor:
             return from_numpy(tensor.cpu().numpy().astype(np.int64))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         cause = error
-    if LENGTHS.get() is not None and isinstance(given, Tensor) and real(given) is None:
+    if of_any_lengths() is not None and isinstance(given, Tensor) and real(given) is None:
         raise LoDError(f"{what}: what is traced has no numbers", got=brief(given)) from cause
     raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=brief(given)) from cause
 
