@@ -257,10 +257,6 @@ LIKE_OTHERS = {
 WITHOUT_GRADIENTS = {"closure", "ragged static", "steps"}
 
 
-# Of a Function, of which torch makes a new class at each call.
-@pytest.mark.filterwarnings(
-    "ignore:step 'step' runs by the plain loop. (the step does not do|another thread)"
-)
 @pytest.mark.filterwarnings("ignore:.*Function.*should not be instantiated:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("case", few(CASES, CASES.keys() - LIKE_OTHERS))
 def test_one_graph_with_the_same_values_and_gradients(

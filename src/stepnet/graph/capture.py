@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._functorch.autograd_function import autograd_function_apply
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
@@ -32,6 +33,7 @@ from stepnet.front.static import Padded
 from stepnet.front.step import TorchCell
 
 from . import calls
+from .functions import put_together
 from .guards import forget_ours
 from .ops import LIBRARY
 from .portable import refusal, text_of
@@ -335,6 +337,10 @@ class _Lowered:
             elif n.target is _node:
                 inner = _Lowered(getattr(subgraph, n.args[0].target), Way(**n.kwargs))
                 known[n] = graph.call_function(inner.inside(), tuple(known[m] for m in n.args[1:]))
+            elif n.target is autograd_function_apply:
+                forth, back = (getattr(subgraph, str(body.target)) for body in n.args[:2])
+                applied = put_together(forth, back, n.kwargs)
+                known[n] = graph.call_function(applied, tuple(fx.map_arg(n.args[2:], known.__getitem__)))
             elif n.target is torch.ops.aten.sym_size.int:
                 known[n] = graph.call_method("size", (known[n.args[0]], n.args[1]))
             elif n is not rows and not _is_size_check(n):
