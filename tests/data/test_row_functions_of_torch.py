@@ -158,8 +158,8 @@ def test_every_op_of_torch_keeps_rows_apart_or_is_refused(part: int) -> None:
                 except Exception as error:
                     wrong.append(f"{op.name} {args} {sample.kwargs}: {type(error).__name__} {error}"[:600])
     assert not wrong, "\n".join(wrong)
-    assert seen["row by row"] > 300
-    assert seen["refused"] > 300
+    assert seen["row by row"] > 250
+    assert seen["refused"] > 250
 
 
 @pytest.mark.parametrize("name", ["softmax", "cumsum", "sort", "linalg.inv"])

@@ -201,14 +201,16 @@ REMEDIES = {
 }
 OTHERWISE = "x.map(fn) if fn treats every row alike; otherwise work on x.values"
 
-_SPACES = (torch, Tensor, F, torch.special, torch.linalg, torch.fft)
+_BY_NUMBERS = (torch, Tensor, F, torch.special)  # torch.linalg.polar, new in 2.15, is of whole matrices
+_SPACES = (*_BY_NUMBERS, torch.linalg, torch.fft)
 _SPACES_BY_NAME = {"Tensor": Tensor, "F": F, "linalg": torch.linalg}
 
 
 def _build() -> dict[Any, Rule]:
     table: dict[Any, Rule] = dict(ATTRIBUTES.values())
     for place, name, rule in sorted(_rows(), key=lambda row: len(row[0])):  # the name in one place comes last
-        for space in (_SPACES_BY_NAME[place],) if place else _SPACES:
+        everywhere = _BY_NUMBERS if rule is pointwise else _SPACES
+        for space in (_SPACES_BY_NAME[place],) if place else everywhere:
             _put(table, getattr(space, name, None), rule)
             _put(table, getattr(space, f"special_{name}", None), rule)
             if rule is pointwise and not name.startswith("__"):
