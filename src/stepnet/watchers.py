@@ -7,12 +7,19 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
+import torch
+
 Value = TypeVar("Value")
 
 
 def during(variable: ContextVar[Value], value: Value) -> contextlib.AbstractContextManager[None]:
     """Let a variable have a value in a block of code."""
     return _During(variable, value)
+
+
+def said(variable: ContextVar[Value | None]) -> Value | None:
+    """What a variable says here; nothing where Dynamo follows, which cannot ask."""
+    return None if torch.compiler.is_dynamo_compiling() else variable.get()
 
 
 class _During(Generic[Value]):

@@ -45,9 +45,8 @@ from .trust import BY_VALUE, HEAP, is_module_of_python, is_stateful, is_trusted_
 from .walk_code import END, CodeWalk
 
 _LIMIT = 4000  # objects; a step that reaches more is not worth keying
-_DEEPEST = (
-    30  # visits in each other, a few calls of Python each, which has a limit: what is deeper comes after
-)
+# Visits in each other, each a few calls of Python, which has a limit: what lies deeper is visited after them.
+_DEEPEST = 30
 _MOST_BYTES = 4096  # of an array whose numbers are part of the key
 _FEW = 64  # items that are visited one by one, whatever they are
 _TABLES = ("_parameters", "_buffers", "_modules")

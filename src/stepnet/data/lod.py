@@ -17,9 +17,10 @@ from stepnet.data.arguments import brief, function, truth, whole
 from stepnet.data.display import html
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import beside
-from stepnet.data.offsets import LoD, in_program, integers, of_any_lengths
+from stepnet.data.offsets import LENGTHS, LoD, in_program, integers
 from stepnet.data.row_wise import RowWise
 from stepnet.errors import FrozenError, LoDError, LoDIndexError, RowMixError
+from stepnet.watchers import said
 
 from .recording import recorded_in_frames
 from .tabular import Tabular
@@ -274,7 +275,7 @@ class LoDTensor(RowWise, Tabular):
         tensor([3, 2, 4])
         """
         self._check_level(level, "LoDTensor.lengths")
-        answer = of_any_lengths()
+        answer = said(LENGTHS)
         return self._lod.lengths(level) if answer is None else answer(self._lod.levels[level])
 
     def _check_level(self, level: int, where: str) -> None:

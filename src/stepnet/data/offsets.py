@@ -19,6 +19,7 @@ from stepnet.data.arguments import brief
 from stepnet.data.as_imported import from_numpy
 from stepnet.data.modes import outside_modes, real
 from stepnet.errors import FrozenError, LoDError
+from stepnet.watchers import said
 
 # What traces a module gives the lengths of offsets as tensors of what is traced.
 LENGTHS: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("what answers for lengths", default=None)
@@ -256,14 +257,9 @@ def known(offsets: Tensor) -> Tensor:
     return offsets
 
 
-def of_any_lengths() -> Callable[[Tensor], Tensor] | None:
-    """What answers for lengths, where a trace is for any. Dynamo cannot ask, and traces no such thing."""
-    return None if torch.compiler.is_dynamo_compiling() else LENGTHS.get()
-
-
 def told(offsets: Tensor) -> Tensor:
     """Offsets whose numbers are those of every call."""
-    if of_any_lengths() is not None:
+    if said(LENGTHS) is not None:
         raise LoDError(
             "a module that is saved is for any lengths: it cannot count, index, pad or take apart the "
             "sequences of a LoDTensor",
@@ -364,7 +360,7 @@ def integers(given: Any, what: str) -> Tensor:
             return from_numpy(tensor.cpu().numpy().astype(np.int64))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         cause = error
-    if of_any_lengths() is not None and isinstance(given, Tensor) and real(given) is None:
+    if said(LENGTHS) is not None and isinstance(given, Tensor) and real(given) is None:
         raise LoDError(f"{what}: what is traced has no numbers", got=brief(given)) from cause
     raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=brief(given)) from cause
 

@@ -23,6 +23,7 @@ from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import LoD, check_lengths, integers, offsets_of, owners, ranges
 from stepnet.data.recording import recorded_in_frames
 from stepnet.errors import LoDError
+from stepnet.watchers import said
 
 Pooling = Literal["sum", "mean", "sqrt", "max", "first", "last"]
 
@@ -60,7 +61,7 @@ def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any
         (pooled,) = in_graph.call("pool", [x._values], [x._lod], pooling, pad_value)
         levels = x._lod.levels[:-1]
         return LoDTensor._make(pooled, LoD.trusted(levels, pooled.shape[0])) if levels else pooled
-    instead = _instead()
+    instead = said(INSTEAD)
     if instead is not None:
         pooled = instead(pooling, x, x.values, pad_value)
     elif pooling in ("first", "last"):
@@ -89,7 +90,7 @@ def sequence_softmax(x: LoDTensor) -> LoDTensor:
         raise LoDError("sequence_softmax takes floating point values", got=x.dtype, remedy="x.float()")
     if in_graph.is_exported():
         return LoDTensor._make(in_graph.call("softmax", [x._values], [x._lod])[0], x._lod)
-    instead = _instead()
+    instead = said(INSTEAD)
     if instead is not None:
         return x.with_values(instead("softmax", x, x.values, 0.0))
     rows = _wide(x.values)
@@ -123,7 +124,7 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
     last = ref_level in (-1, y.lod_level - 1)
     if in_graph.is_exported() or (in_graph.is_followed() and not (last and isinstance(x, Tensor))):
         return _expanded_in_graph(x, y, ref_level)
-    instead = _instead()
+    instead = said(INSTEAD)
     if instead is not None and isinstance(x, Tensor) and last:
         return y.with_values(instead("expand", y, x, 0.0))
     lengths = y.lengths(ref_level)
@@ -207,7 +208,7 @@ def sequence_reverse(x: LoDTensor) -> LoDTensor:
     _check_ragged(x, "sequence_reverse")
     if in_graph.is_exported():
         return LoDTensor._make(in_graph.call("reverse", [x._values], [x._lod])[0], x._lod)
-    instead = _instead()
+    instead = said(INSTEAD)
     if instead is not None:
         return x.with_values(instead("reverse", x, x.values, 0.0))
     return LoDTensor._make(x.values.index_select(0, beside(_mirrored(x._lod), x.values)), x._lod)
@@ -297,14 +298,9 @@ def _numbers(given: Any) -> Tensor:
     return given if isinstance(given, Tensor) else torch.tensor(given, dtype=torch.int64, device="cpu")
 
 
-def _instead() -> Callable[..., Any] | None:
-    return None if torch.compiler.is_dynamo_compiling() else INSTEAD.get()  # which Dynamo cannot ask for
-
-
 def _ask_whole(name: str, x: LoDTensor) -> None:
     """Let what sees parts of sequences refuse that these are taken for whole ones."""
-    ask = None if torch.compiler.is_dynamo_compiling() else WHOLE.get()
-    if ask is not None:
+    if (ask := said(WHOLE)) is not None:
         ask(name, x)
 
 

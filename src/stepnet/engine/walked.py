@@ -54,9 +54,8 @@ class _Step:
         if self._alike < self._pause:
             return
         self._alike, self._pause = 0, min(2 * self._pause, _RARELY)
-        own = (
-            found if step is function else reach(step, given)
-        )  # a cell of torch is wrapped anew at each call
+        # a cell of torch is wrapped anew at each call
+        own = found if step is function else reach(step, given)
         if not _same_tensors(own, found):
             return
         told = words(own, found.key, self.alive)

@@ -87,16 +87,13 @@ class JoinedWrites:
             raise rule("an array is written behind places that are empty", op)
 
     def _read(self, op: Read) -> Any:
-        write = next(
-            op_ for op_ in self._loop.program.ops if isinstance(op_, Write) and op_.array == op.array
-        )
         if self._offset(op.index) != -1 or op.default is None:
             raise rule("an array is read elsewhere than at the step before, or has no default there", op)
         constants = self._loop.program.constants
         if any(place not in constants for place in places(op.default)):
             raise rule("a default is computed in the loop", op)
         self.more.append(torch.as_tensor(resolve(op.default, constants)))
-        self.back.append(write.value)
+        self.back.append(self.rows[self.arrays.index(op.array)])
         return _Carried(self.first + len(self.more) - 1, op.out)
 
     def _offset(self, index: Any) -> int | None:

@@ -83,6 +83,11 @@ class Library:
     seconds: float
     handle: ctypes.CDLL = field(repr=False)
 
+    @property
+    def under_lock(self) -> ctypes.PyDLL:
+        """Its functions, while which run the interpreter's lock is kept."""
+        return ctypes.PyDLL(str(self.path), handle=self.handle._handle)
+
     def function(self, name: str, *argtypes: type) -> ctypes._NamedFuncPointer:
         """The `void` function `name`. The interpreter's lock is released while it runs."""
         found = self.handle[name]

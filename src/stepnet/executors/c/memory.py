@@ -67,10 +67,8 @@ def unchanged(checks: array[int], held: array[int]) -> Callable[[], list[Any] | 
 @until_built
 def comparison() -> Callable[..., int]:
     """The function of C, built. Built beside other C: no later call waits for it."""
-    library = build(_TEXT)
-    # Python's lock is kept: nothing changes meanwhile, and it takes longer to let go of it than to check
-    handle: int = library.handle._handle
-    function = ctypes.PyDLL(str(library.path), handle=handle).sn_unchanged
+    # nothing changes meanwhile, and it takes longer to let go of the lock than to check
+    function = build(_TEXT).under_lock.sn_unchanged
     function.argtypes = [ctypes.c_void_p, ctypes.py_object]
     function.restype = ctypes.c_int32
     return function

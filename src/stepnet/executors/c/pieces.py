@@ -96,9 +96,7 @@ class _Cut(NamedTuple):
 
 @until_built
 def _functions() -> _Cut:
-    library = build(_TEXT)
-    # Python's lock is kept, as in `memory`
-    loaded = ctypes.PyDLL(str(library.path), handle=library.handle._handle)
+    loaded = build(_TEXT).under_lock  # which is kept for the reason that `memory` has
     count, write = loaded.sn_marked, loaded.sn_cut
     count.argtypes, count.restype = [_Marked], ctypes.c_int64
     write.argtypes, write.restype = [_Marked, *[ctypes.c_int64] * 4, ctypes.c_void_p], ctypes.c_int64

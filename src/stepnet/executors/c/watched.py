@@ -78,11 +78,10 @@ def watcher() -> Callable[[Any], int] | None:
     ...     assert count.value == before + 1
     """
     try:
-        library = build(_TEXT)
+        functions = build(_TEXT).under_lock
         add, watch = ctypes.pythonapi.PyDict_AddWatcher, ctypes.pythonapi.PyDict_Watch
     except (BuildError, AttributeError):
         return None
-    functions = ctypes.PyDLL(str(library.path), handle=library.handle._handle)
     add.argtypes, add.restype = [ctypes.c_void_p], ctypes.c_int
     watch.argtypes, watch.restype = [ctypes.c_int, ctypes.py_object], ctypes.c_int
     count_of = functions.sn_count_of
@@ -99,5 +98,4 @@ def watcher() -> Callable[[Any], int] | None:
         watch(number, held)
         return at
 
-    vars(place)["kept"] = library
     return place
