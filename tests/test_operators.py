@@ -33,7 +33,8 @@ BEGIN, END = "<!-- the table -->\n", "<!-- the end of the table -->\n"
 
 INPUTS = {
     "a": ("row", (4,), "float64"), "b": ("row", (4,), "float64"), "m": ("row", (4,), "bool"),
-    "n": ("row", (4,), "bool"), "i": ("row", (4,), "int64"), "t": ("shared", (5, 4), "float64"),
+    "n": ("row", (4,), "bool"), "i": ("row", (4,), "int64"),
+    "j": ("row", (4,), "int64"), "t": ("shared", (5, 4), "float64"),
     "w": ("shared", (4, 3), "float64"),
 }  # fmt: skip
 LIKE_A = ("row", (4,), "float64")
@@ -42,6 +43,7 @@ LOGIC, TESTS = ("and", "or", "xor", "not"), ("eq", "ne", "lt", "le", "gt", "ge",
 FORMS = {
     **{op: ("mn"[: OPS[op].arity], ("row", (4,), "bool"), {}) for op in LOGIC},
     **{op: ("ab"[: OPS[op].arity], ("row", (4,), "bool"), {}) for op in TESTS},
+    **{op: ("ij"[: OPS[op].arity], INPUTS["i"], {}) for op in OPS if op.startswith("bitwise")},
     "where": ("mab", LIKE_A, {}),
     "cast": ("m", LIKE_A, {}),
     **{op: ("a", ("row", (1,), "float64"), {"dims": (0,)}) for op in ("sum", "amax", "amin")},
@@ -120,6 +122,9 @@ WRITTEN = {
     "ge": lambda x, h: h >= x, "and": lambda x, h: (h > 0) & (x > 0), "or": lambda x, h: (h > 0) | (x > 0),
     "xor": lambda x, h: (h > 0) ^ (x > 0), "pow": lambda x, h: h.exp() ** x,
     "remainder": lambda x, h: torch.remainder(h, 3.0), "atan2": lambda x, h: torch.atan2(h, x),
+    "bitwise_not": lambda x, h: ~h.long(), "bitwise_and": lambda x, h: h.long() & x.long(),
+    "bitwise_or": lambda x, h: h.long() | x.long(), "bitwise_xor": lambda x, h: h.long() ^ x.long(),
+    "bitwise_left_shift": lambda x, h: h.long() << 2, "bitwise_right_shift": lambda x, h: h.long() >> 1,
     "where": lambda x, h: torch.where(h > 0, h, x), "sum": lambda x, h: h.sum(-1),
     "amax": lambda x, h: h.amax(-1), "amin": lambda x, h: h.amin(-1), "argmax": lambda x, h: h.argmax(-1),
     "argmin": lambda x, h: h.argmin(-1), "reshape": lambda x, h: h.reshape(-1, 2, 2) * 2,

@@ -16,7 +16,8 @@ W = torch.nn.Parameter(torch.eye(N, dtype=torch.float64) * 0.5)
 
 def transformed(x: Tensor, h: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Every transform, normalised in every way; of even and odd sizes, cut and padded, real and complex."""
-    bound = torch.fft.irfft(torch.fft.rfft(torch.tanh(x @ W)) * torch.fft.rfft(h), n=N)
+    filtered = torch.fft.rfft(torch.tanh(x @ W)) * torch.fft.rfft(W.diagonal())
+    bound = torch.fft.irfft(filtered * torch.fft.rfft(h), n=N)
     odd = torch.fft.irfft(torch.fft.rfft(h[:, :5], norm="ortho"), n=5, norm="ortho")
     both = torch.fft.fft(torch.complex(h, x), norm="forward")
     back = torch.fft.ifft(both * both, norm="ortho")

@@ -46,6 +46,24 @@ def test_a_word_fed_back(dtype, rtol, reverse):
     agree(step, x, (torch.zeros(5, H, dtype=dtype), start), [table, inner, back, out], rtol, reverse=reverse)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
+def test_bit_by_bit(dtype):
+    """Of all numbers of the type, shifts below none and beyond its width; what is too large wraps around."""
+
+    def step(x, s):
+        shifted = (x << s, x >> s, s << 3, s >> 70, 1 << (x & 3), torch.bitwise_right_shift(100, s & 7))
+        s = s ^ (s << 5)
+        s = s ^ (s >> 3)
+        return (shifted, x | 5, ~x & s, s * 107 + 3, -x - s), s
+
+    ends = torch.iinfo(dtype)
+    x = torch.cat([torch.arange(-5, 70), torch.randint(ends.min, ends.max, (77,))])
+    x = stepnet.LoDTensor.from_lengths(x.to(dtype).view(-1, 4), [[17, 0, 1, 20]])
+    state = torch.tensor([[1, 2, 7, 63], [64, 8, 31, 32], [3, 127, 15, 16], [ends.max, ends.min, 0, 5]])
+    assert stepnet.explain(step, x, state.to(dtype)).executor == "c"
+    agree(step, x, state.to(dtype), [])
+
+
 def test_an_automaton():
     """Tables of whole numbers and of truths, by a state and a sign."""
     following, ends = torch.randint(0, 4, (4, 3)), torch.tensor([True, False, False, True])

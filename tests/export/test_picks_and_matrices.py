@@ -29,6 +29,7 @@ def picks(x, k, a):
         "floor": torch.floor_divide(x, 0.7) + torch.div(x, -0.3, rounding_mode="floor"),
         "floor of nothing": torch.floor_divide(x, torch.zeros(1)),
         "floor of whole": torch.floor_divide(k - 2, 3) + torch.floor_divide(2 - k, -3) + (k - 2) // 2,
+        "bit by bit": (k ^ (k << 2) | 8) & ~((k + 2) << k) - ((k - 2) >> 1) + ((3 - k) >> k),
         "towards zero": torch.div(k - 2, 3, rounding_mode="trunc"),
         "rests": torch.fmod(x, 0.7) + torch.fmod(k - 2, 3) + (k - 2) % 3,
         "scatter": torch.zeros_like(x).scatter(1, k[:, :1], x[:, :1]),
@@ -106,12 +107,14 @@ def test_written_and_read_back(name, tmp_path, programs, monkeypatch):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_in_a_recurrence(name, tmp_path):
-    """A filter, and floor division, in a loop whose body is written by its plan or whole."""
+    """A filter, floor division, and bits, in a loop whose body is written by its plan or whole."""
 
     def step(x, p):
         p = p @ p.mT / 4 + torch.eye(N)
         gain = torch.linalg.solve(p, x[:, :, None])[..., 0]
-        return gain + torch.floor_divide(x, 0.7), p - gain[:, :, None] * x[:, None, :] / 9
+        bits = (x * 8).long() ^ 5
+        bits = (bits << 3) - (bits >> 2)
+        return gain + torch.floor_divide(x, 0.7) + bits, p - gain[:, :, None] * x[:, None, :] / 9
 
     class Filter(nn.Module):
         def forward(self, x, p):

@@ -41,7 +41,7 @@ def _transform(
     kind: str, x: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None, **more: Any
 ) -> Any:
     """torch.fft's `kind` of x; NotImplemented for what is left to torch."""
-    if not isinstance(x, Tensor) or x.dim() < 2 or not -x.dim() <= dim < x.dim() or more:
+    if not isinstance(x, Tensor) or not -x.dim() <= dim < x.dim() or more:
         return NotImplemented
     if not isinstance(x.shape[dim], int):
         return NotImplemented  # of rows

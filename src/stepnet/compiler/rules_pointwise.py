@@ -10,6 +10,7 @@ import torch
 
 from stepnet.data.dtypes import dtype_name, dtype_of
 from stepnet.errors import Unsupported
+from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.ops import FLOATS, ROUNDED
 
 from .builder import BATCH, Builder, Ref, rule, rules
@@ -43,7 +44,7 @@ def _comparison(op: str, b: Builder, x: Any, y: Any) -> Any:
 
 def _logic(target: str, b: Builder, x: Any, y: Any) -> Any:
     if target.startswith("bitwise") and b.meta_dtype() != "bool":
-        return NotImplemented
+        return b.pointwise(target, [x, y])
     return b.pointwise(LOGIC[target], [x, y], "bool")
 
 
@@ -51,7 +52,20 @@ rules(_comparison, COMPARE)
 rules(_logic, {target: target for target in LOGIC})
 
 
-@rule("logical_not", "bitwise_not")
+def _shifted(op: str, b: Builder, x: Any, y: Any) -> Any:
+    return b.pointwise(op, [x, y]) if b.meta_dtype() in INTEGERS else NotImplemented
+
+
+_SHIFTS = {"lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift"}
+rules(_shifted, {op: op for op in _SHIFTS.values()} | {f"__{name}__": op for name, op in _SHIFTS.items()})
+
+
+@rule("bitwise_not")
+def _bitwise_not(b: Builder, x: Ref) -> Any:
+    return _not(b, x) if b.meta_dtype() == "bool" else b.pointwise("bitwise_not", [x])
+
+
+@rule("logical_not")
 def _not(b: Builder, x: Ref) -> Any:
     if b.meta_dtype() != "bool":
         return NotImplemented

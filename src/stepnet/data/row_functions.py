@@ -171,7 +171,7 @@ REMEDIES = {
         smooth_l1_loss huber_loss kl_div poisson_nll_loss gaussian_nll_loss hinge_embedding_loss
         soft_margin_loss margin_ranking_loss triplet_margin_loss multi_margin_loss multilabel_margin_loss
         multilabel_soft_margin_loss cosine_embedding_loss""",
-    "stepnet.sequence_pool(x, ...) gives one result per sequence": """
+    "stepnet.sequence_pool(x, ...) gives one result per sequence; x.values has all rows as one tensor": """
         sum nansum mean nanmean prod max min amax amin all any logsumexp std var std_mean var_mean norm
         vector_norm matrix_norm argmax argmin median nanmedian mode count_nonzero aminmax quantile
         nanquantile adaptive_avg_pool1d adaptive_max_pool1d max_pool1d avg_pool1d""",

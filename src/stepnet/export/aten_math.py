@@ -71,6 +71,17 @@ def _logical(b: AtenNet, x: Any, y: Any) -> Any:
     return two(b, _LOGIC[b.name] if b.dtype() == torch.bool else f"bitwise_{_LOGIC[b.name]}", x, y)
 
 
+_SHIFTS = {f"__{name}shift__": f"bitwise_{side}_shift" for name, side in (("l", "left"), ("r", "right"))}
+_SHIFTS |= {op: op for op in _SHIFTS.values()}
+
+
+@rule(*_SHIFTS)
+def _shifted(b: AtenNet, x: Any, y: Any) -> Any:
+    if b.dtype().is_floating_point:
+        return NotImplemented
+    return b.emit.pointwise(_SHIFTS[b.name], b.out(x, b.dtype()), b.out(y, b.dtype()))
+
+
 def _promoted(x: Any, y: Any) -> torch.dtype:
     def stand_in(v: Any) -> Any:
         if is_size(v):

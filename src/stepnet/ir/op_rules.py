@@ -125,6 +125,8 @@ def _pointwise(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
         yield from _same_dtype(inputs, out)
         if node.op in _LOGIC and out.dtype != "bool":
             yield f"gives {out.dtype}, expected bool"
+        if node.op.startswith("bitwise") and out.dtype not in _INTEGERS:
+            yield f"gives {out.dtype}, expected whole numbers"
 
 
 def _reduce(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:

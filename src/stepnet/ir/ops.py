@@ -43,6 +43,9 @@ OPS: dict[str, Op] = {
     **_ops(Stage.POINTWISE, 1, "exp expm1 log log1p sqrt rsqrt sin cos tanh sigmoid erf", costly=True),
     **_ops(Stage.POINTWISE, 1, "tan asin acos atan sinh cosh asinh acosh atanh exp2 log2 log10", costly=True),
     **_ops(Stage.POINTWISE, 1, "erfc erfinv lgamma digamma trigamma", costly=True),
+    # of whole numbers, bit by bit; a shift by less than none or beyond the width leaves no bits, as torch's
+    **_ops(Stage.POINTWISE, 1, "bitwise_not"),
+    **_ops(Stage.POINTWISE, 2, "bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift"),
     # pointwise, two and three inputs
     **_ops(Stage.POINTWISE, 2, "add sub mul div maximum minimum eq ne lt le gt ge and or xor"),
     **_ops(Stage.POINTWISE, 2, "pow remainder atan2 hypot fmod copysign floor_divide", costly=True),

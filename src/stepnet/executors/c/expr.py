@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.errors import Unsupported
 from stepnet.executors.schedule.buffers import is_stored
 from stepnet.executors.schedule.features import outer
@@ -363,8 +364,10 @@ class _LoopText:
 
     def _expression(self, node: Node, given: list[str]) -> str:
         op, w = node.op, self.w
-        if w.p.value(node.output).dtype in ENDS and op in WHOLE_NUMBERS:
-            return WHOLE_NUMBERS[op].format(*given)
+        dtype = w.p.value(node.output).dtype
+        if dtype in ENDS and op in WHOLE_NUMBERS:
+            bits = 8 * dtype_of(dtype).itemsize
+            return WHOLE_NUMBERS[op].format(*given, bits=bits, magnitude=bits - (dtype != "uint8"))
         if op in INFIX:
             return f"{given[0]} {INFIX[op]} {given[1]}"
         if op in CALLS:

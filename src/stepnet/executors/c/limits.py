@@ -11,6 +11,8 @@ from stepnet.ir.graph import Graph, Node
 from stepnet.ir.ops import OPS, SCATTERS, Stage
 from stepnet.ir.plan import LoopPlan, Region
 
+from .numbers import WHOLE_NUMBERS
+
 DTYPES = ("float32", "float64")
 # Products of the numbers of two matrices of one row: of a pass over whole vectors, and of sums one by one.
 _MOST_PRODUCTS, _MOST_DOTS = 1 << 19, 1 << 15
@@ -28,9 +30,8 @@ REFUSED = {
 }
 # What generated C does with whole numbers. Quotients and powers of them are torch's to define.
 INTEGER_OPS = VIEWS | {
-    "copy", "add", "sub", "neg", "eq", "ne", "lt", "le", "gt", "ge", "where", "cast", "full", "cat", "embed",
-    "mul", "maximum", "minimum", "abs", "sign", "relu", "floor", "ceil", "round", "trunc", "remainder",
-    "floor_divide", "sum",
+    "copy", "eq", "ne", "lt", "le", "gt", "ge", "where", "cast", "full", "cat", "embed",
+    *WHOLE_NUMBERS, "sum",
     "amax", "amin", "argmax", "argmin", "gather", *SCATTERS, "cumsum", "cumprod", "argsort", "topk",
     "cumargmax", "cumargmin",
 }  # fmt: skip

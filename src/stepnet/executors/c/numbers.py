@@ -22,14 +22,19 @@ OF_LIBM = SPECIAL | {"erf", "sin", "cos", "pow", "remainder"}  # which call C's 
 START = {
     "sum": "0", "amax": "-INFINITY", "amin": "INFINITY", **dict.fromkeys(("argmax", "argmin"), "INT32_MAX"),
 }  # fmt: skip
-# What C does with whole numbers in its own way: no overflow of a product, the first of choices.
+# What C does with whole numbers in its own way: they wrap around, the first of choices; `bits` has a
+# type, `magnitude` of them without its sign.
 _REST = "{0} % {1}"
 WHOLE_NUMBERS = {
-    "mul": "(int64_t)((uint64_t){0} * (uint64_t){1})",
+    **{op: f"(int64_t)((uint64_t){{0}} {INFIX[op]} (uint64_t){{1}})" for op in ("add", "sub", "mul")},
+    "neg": "(int64_t)-(uint64_t){0}",
     "maximum": "{0} > {1} ? {0} : {1}", "minimum": "{0} < {1} ? {0} : {1}", "abs": "{0} < 0 ? -{0} : {0}",
     "sign": "({0} > 0) - ({0} < 0)", "relu": "{0} < 0 ? 0 : {0}",
     **dict.fromkeys(("floor", "ceil", "round", "trunc"), "{0}"),
     "floor_divide": f"{{0}} / {{1}} - ({_REST} != 0 && ({_REST} < 0) != ({{1}} < 0))",
+    "bitwise_and": "{0} & {1}", "bitwise_or": "{0} | {1}", "bitwise_xor": "{0} ^ {1}", "bitwise_not": "~{0}",
+    "bitwise_left_shift": "(uint64_t){1} < {bits} ? (int64_t)((uint64_t){0} << {1}) : 0",
+    "bitwise_right_shift": "{0} >> ((uint64_t){1} < {magnitude} ? {1} : {magnitude})",
     "remainder": f"{_REST} != 0 && ({_REST} < 0) != ({{1}} < 0) ? {_REST} + {{1}} : {_REST}",
 }  # fmt: skip
 # Of a value in a register; others are real.
