@@ -60,6 +60,14 @@ def beside(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     far = F.pad(grid, (2, 1, 1, 0), mode="reflect")[:, :, 1:, 3:6]
     near = F.pad(grid, (1, 2, 0, 3), mode="replicate")[:, :, 3:, :2]
     wide = F.interpolate(line, scale_factor=2)[:, 0, 5:17] + F.interpolate(grid, (4, 3))[:, :, 1:3].flatten(1)
+    wide = (
+        wide + F.interpolate(line, 12, mode="linear")[:, 0] + F.interpolate(line, scale_factor=1.5)[:, 0, 6:]
+    )
+    sizes = ("bilinear", (3, 2), True), ("bicubic", (2, 5), False), ("nearest-exact", (3, 2), None)
+    for mode, size, corners in sizes:
+        wide = (
+            wide + F.interpolate(grid, size, mode=mode, align_corners=corners).flatten(1).repeat(1, 2)[:, :12]
+        )
     normed = F.instance_norm(grid).flatten(1)
     h = (
         wide

@@ -204,27 +204,73 @@ def _pad(input: Tensor, pad: Any, mode: str = "constant", value: float | None = 
     return input
 
 
-def _nearest(
+_EXACT = (torch.float32, torch.float64)
+_KINDS = {"linear": 1, "bilinear": 2, "trilinear": 3, "bicubic": 2}  # and of how many dimensions they are
+
+
+def _interpolate(
     input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
     align_corners: Any = None, recompute_scale_factor: Any = None, antialias: bool = False,
 ) -> Any:  # fmt: skip
-    """Each element several times, where sizes are whole multiples."""
+    """The elements around each place, by how near they are; the last dimension first, as torch does it."""
     dims = input.dim() - 2
-    if mode != "nearest" or antialias or align_corners is not None or dims < 1:
+    nearest = mode in ("nearest", "nearest-exact")
+    if antialias or (align_corners is not None if nearest else _KINDS.get(mode) != dims):
         return NotImplemented
-    if (size is None) == (scale_factor is None):
+    if dims < 1 or (size is None) == (scale_factor is None) or not (nearest or input.dtype in _EXACT):
         return NotImplemented
-    factors = _sizes(scale_factor if size is None else size, dims)
-    for dim, factor in zip(range(2, dims + 2), factors, strict=True):
-        if size is not None:
-            if type(input.shape[dim]) is not int or factor % max(input.shape[dim], 1):
-                return NotImplemented
-            factor //= max(input.shape[dim], 1)
-        if factor != int(factor) or not 1 <= factor <= _MOST:
+    given = _sizes(scale_factor if size is None else size, dims)
+    if len(given) != dims or not all(isinstance(number, (int, float)) for number in given):
+        return NotImplemented
+    ways: list[tuple[int, int, float | None]] = []
+    for old, number in zip(input.shape[2:], given, strict=True):
+        if type(old) is not int or not old:
             return NotImplemented
-        if factor > 1:
-            input = input.repeat_interleave(int(factor), dim)
+        new = int(number) if size is not None else int(old * number)
+        step = None if size is not None or recompute_scale_factor else 1 / number
+        if not 0 < new <= _MOST or (new in (old, 2 * old) and step not in (None, old / new)):
+            return NotImplemented  # torch's kernels differ in whether they look at the factor, then
+        ways.append((old, new, step))
+    corners = bool(align_corners)
+    for dim, (old, new, step) in reversed(list(enumerate(ways, start=2))):
+        if nearest and new % old == 0:
+            input = input.repeat_interleave(new // old, dim) if new > old else input
+        else:
+            input = _resized(input, dim, _taps(mode, old, new, step, corners, input.dtype))
     return input.clone()
+
+
+def _taps(
+    mode: str, old: int, new: int, step: float | None, corners: bool, dtype: torch.dtype
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Which elements make each new one, and how much of each; None: all of it."""
+    nearest = mode.startswith("nearest")
+    real = torch.float32 if nearest else dtype
+    along = torch.arange(new, dtype=real)
+    if corners:
+        at = along * ((torch.tensor(old - 1, dtype=real) / (new - 1)) if new > 1 else 0)
+    else:
+        step_of = torch.tensor(old, dtype=real) / new if step is None else torch.tensor(step, dtype=real)
+        at = along * step_of if mode == "nearest" else (along + 0.5) * step_of
+        at = at if nearest else at - 0.5
+    if nearest:
+        return [(at.long().clamp(max=old - 1), None)]
+    if mode != "bicubic":
+        at = at.clamp(min=0)
+    first = at.floor().long().clamp(max=old - 1)
+    t = (at - first).clamp(0, 1)
+    if mode != "bicubic":
+        return [(first, 1 - t), ((first + 1).clamp(max=old - 1), t)]
+    far = [(((-0.75 * u + 3.75) * u - 6) * u + 3) for u in (t + 1, 2 - t)]
+    near = [(1.25 * u - 2.25) * u * u + 1 for u in (t, 1 - t)]
+    weights = (far[0], *near, far[1])
+    return [((first + k).clamp(0, old - 1), weight) for k, weight in enumerate(weights, start=-1)]
+
+
+def _resized(x: Tensor, dim: int, taps: list[tuple[Tensor, Tensor | None]]) -> Tensor:
+    parts = [x.index_select(dim, at) for at, _ in taps]
+    weights = [near.view(-1, *[1] * (x.dim() - 1 - dim)) for _, near in taps if near is not None]
+    return reduce(torch.add, map(torch.mul, parts, weights)) if weights else parts[0]
 
 
 POOLING: dict[Any, Callable[..., Any]] = {
@@ -241,5 +287,5 @@ POOLING: dict[Any, Callable[..., Any]] = {
     F.adaptive_max_pool2d: _adaptive_max_pool(2),
     F.adaptive_max_pool3d: _adaptive_max_pool(3),
     F.pad: _pad,
-    F.interpolate: _nearest,
+    F.interpolate: _interpolate,
 }
