@@ -35,6 +35,7 @@ SOME = [
     3e30,
 ]
 X, Y = (t.flatten() for t in torch.meshgrid(*[torch.tensor([*SOME, INF, -INF, NAN])] * 2, indexing="ij"))
+NAMES = [name for name in MADE_OF if not name.startswith("bitwise")]
 OF_TWO = ("atan2", "hypot", "copysign", "ldexp")
 # OpenVINO's exp of NaN is infinite, which is no matter of what is written
 ODD = {
@@ -46,7 +47,7 @@ ODD = {
 
 class Called(nn.Module):
     def forward(self, x, y):
-        return tuple(getattr(torch, name)(*((x, y) if name in OF_TWO else (x,))) for name in MADE_OF)
+        return tuple(getattr(torch, name)(*((x, y) if name in OF_TWO else (x,))) for name in NAMES)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -56,11 +57,29 @@ def test_made_of_others(name, tmp_path):
     expected = Called()(X, Y)
     read = form.load(tmp_path / file)(X, Y).tuple()
     run = [torch.as_tensor(np.asarray(t)) for t in runtime(tmp_path / file, [X.numpy(), Y.numpy()])]
-    for what, want, ours, theirs in zip(MADE_OF, expected, read, run, strict=True):
+    for what, want, ours, theirs in zip(NAMES, expected, read, run, strict=True):
         for found, here in ((ours, ...), (theirs, ODD.get((name, what), ...))):
             torch.testing.assert_close(
                 found[here], want[here], rtol=1e-6, atol=0, equal_nan=True, msg=lambda m, w=what: f"{w}: {m}"
             )
+
+
+class Shifted(nn.Module):
+    def forward(self, x, y):
+        return torch.bitwise_left_shift(x, y), torch.bitwise_right_shift(x, y)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_bits_are_shifted(name, tmp_path):
+    """By less than none, and beyond the width; the sign comes along."""
+    form, runtime, file = FORMATS[name]
+    some = torch.tensor([-(2**31), -77, -1, 0, 1, 2, 5, 30, 31, 32, 100, 2**31 - 1], dtype=torch.int32)
+    x, y = (t.flatten() for t in torch.meshgrid(some, some, indexing="ij"))
+    form.save(Shifted(), tmp_path / file, (x, y))
+    run = [torch.as_tensor(np.asarray(t)) for t in runtime(tmp_path / file, [x.numpy(), y.numpy()])]
+    for found in (run, form.load(tmp_path / file)(x, y).tuple()):
+        for ours, want in zip(found, Shifted()(x, y), strict=True):
+            assert torch.equal(ours, want)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -88,7 +107,7 @@ def stepping(*ops):
 @pytest.mark.parametrize("name", FORMATS)
 def test_in_a_step(name, tmp_path):
     form, _, file = FORMATS[name]
-    ops = [*(op for op in MADE_OF if op not in OF_TWO), "asinh", "atanh"]
+    ops = [*(op for op in NAMES if op not in OF_TWO), "asinh", "atanh"]
     module, example = stepping(*ops)
     form.save(module, tmp_path / file, example)
     found = form.load(tmp_path / file)(example[0], *example[1]).tuple()

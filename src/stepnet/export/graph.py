@@ -30,6 +30,8 @@ OPS = _ops(
     # prelu: x, slopes; where: condition, x, y
     "add sub mul div floor_divide maximum minimum pow remainder fmod eq ne lt le gt ge and or xor",
     "bitwise_and bitwise_or bitwise_xor bitwise_not",
+    # x, by how many bits: fewer than x has without its sign
+    "bitwise_right_shift",
     "prelu where",
     # x, axes; attribute keepdim; normalize: eps, and the sizes of the axes if known, and these are the last
     "sum mean amax amin prod normalize",

@@ -151,25 +151,30 @@ def _hypot(emit: Nodes, x: Value, y: Value) -> Value:
     return emit.call("where", emit.call("or", *ends), inf, known)
 
 
-def _power_of_two(emit: Nodes, by: Value, bits: int) -> tuple[Value, Value]:
-    """2 to fewer than some bits, and where there are more of them, or less than none."""
-    dtype, none = emit.graph.dtype(by), _number(emit, 0, by)
+def _within(emit: Nodes, by: Value, bits: int) -> tuple[Value, Value]:
+    """A number of bits, 0 where it is less than none or so many; and where it is."""
+    none = _number(emit, 0, by)
     gone = emit.call("or", emit.call("lt", by, none), emit.call("ge", by, _number(emit, bits, by)))
-    index = emit.call("cast", emit.call("where", gone, none, by), dtype=I64)
-    powers = torch.bitwise_left_shift(torch.ones(bits, dtype=dtype), torch.arange(bits, dtype=dtype))
-    return emit.call("take", emit.graph.constant(powers), index, emit.number(0, I64), batch_dims=0), gone
+    return emit.call("where", gone, none, by), gone
 
 
 @_made
 def _bitwise_left_shift(emit: Nodes, x: Value, by: Value) -> Value:
-    power, gone = _power_of_two(emit, by, torch.iinfo(emit.graph.dtype(x)).bits)
-    return emit.call("where", gone, _number(emit, 0, x), emit.call("mul", x, power))
+    dtype = emit.graph.dtype(x)
+    by, gone = _within(emit, by, torch.iinfo(dtype).bits)
+    return emit.call("where", gone, _number(emit, 0, x), emit.call("mul", x, _power_of_two(emit, by, dtype)))
 
 
 @_made
 def _bitwise_right_shift(emit: Nodes, x: Value, by: Value) -> Value:
     ends, none = torch.iinfo(emit.graph.dtype(x)), _number(emit, 0, x)
-    power, gone = _power_of_two(emit, by, ends.bits - (ends.min < 0))
-    whole = emit.call("floor_divide", emit.call("sub", x, emit.call("remainder", x, power)), power)
+    by, gone = _within(emit, by, ends.bits - (ends.min < 0))
     sign = none if not ends.min else emit.call("where", emit.call("lt", x, none), _number(emit, -1, x), none)
-    return emit.call("where", gone, sign, whole)
+    return emit.call("where", gone, sign, emit.call("bitwise_right_shift", x, by))
+
+
+def _power_of_two(emit: Nodes, by: Value, dtype: torch.dtype) -> Value:
+    """2 to a number of bits of a type of whole numbers."""
+    powers = 2 ** torch.arange(torch.iinfo(dtype).bits, dtype=dtype)
+    index = emit.call("cast", by, dtype=I64)
+    return emit.call("take", emit.graph.constant(powers), index, emit.number(0, I64), batch_dims=0)

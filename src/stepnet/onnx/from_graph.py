@@ -303,6 +303,16 @@ def _remainder(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     return w.call("Where", turned, w.call("Add", rest, y), rest)
 
 
+@_rule("bitwise_right_shift")
+def _right_shift(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    """A quotient rounded down: ONNX shifts what has no sign."""
+    x, by = inputs
+    (dtype,) = node.dtypes
+    powers = w.constant(2 ** torch.arange(torch.iinfo(dtype).bits, dtype=dtype))
+    power = w.call("Gather", powers, w.call("Cast", by, to=ir.DataType.INT64), axis=0)
+    return w.call("Div", w.call("Sub", x, w.call("Mod", x, power)), power)
+
+
 @_rule("normalize")
 def _normalize(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     (x, axes), sizes, dtype = inputs, node.attributes["sizes"], node.dtypes[0]

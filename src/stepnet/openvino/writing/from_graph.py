@@ -36,6 +36,7 @@ LAYERS = {
     "range": "Range@4", "nonzero": "NonZero@3", "fmod": "Mod", "scatter": "ScatterElementsUpdate@12",
     "gather_nd": "GatherND@8", "scatter_nd": "ScatterNDUpdate@4", "bitwise_and": "BitwiseAnd@13",
     "bitwise_or": "BitwiseOr@13", "bitwise_xor": "BitwiseXor@13", "bitwise_not": "BitwiseNot@13",
+    "bitwise_right_shift": "BitwiseRightShift@15",
 }  # fmt: skip
 
 OPENVINO = Target(
