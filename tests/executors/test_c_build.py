@@ -502,6 +502,7 @@ def test_a_full_disk_names_the_remedy(tmp_path, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.usefixtures("quick")
 def test_a_step_is_built_when_the_disk_has_space_again(monkeypatch):
     """Torch ops run it until then; it is tried again after twice as many calls each time."""
     compile_, tries = c_build._run, []
