@@ -25,7 +25,8 @@ SETTINGS = (
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
 )
 
-gc.set_threshold(100_000, 20, 20)  # by its own count Python spends a tenth of the time on looking for garbage
+MANY = 50_000  # objects, fewer of which take less time to look through than the look itself takes
+gc.set_threshold(400_000, 20, 20)  # by its own count Python spends a tenth of the time on looking for garbage
 
 # Two processes run the tests on two cores; tests of shared work set threads of their own.
 torch.set_num_threads(1)
@@ -65,8 +66,10 @@ def _as_it_was(request):
 def _around_a_file(request):
     """One fixture, for each costs every test some time. What 12,000 tests, torch and what it imports are made
     of lives as long as the process: collections of garbage pass it by."""
-    gc.collect()
-    gc.freeze()
+    allocated, collections, _ = gc.get_count()
+    if allocated > MANY or collections:
+        gc.collect()
+        gc.freeze()
     with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as around:
         _nothing_is_timed(request, patched)
         _plans_are_made_anew(request, patched)

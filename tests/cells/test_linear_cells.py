@@ -239,9 +239,7 @@ BY_HAND = [
 IN_C = [(name, "c") for name in CELLS]
 
 
-@pytest.mark.parametrize(
-    ("name", "executor"), few(BY_HAND, [*IN_C, ("RGLRU", "eager"), ("GLA", "eager"), ("GLA", "naive")])
-)
+@pytest.mark.parametrize(("name", "executor"), few(BY_HAND, [*IN_C, ("GLA", "eager"), ("GLA", "naive")]))
 def test_equals_a_loop_by_hand(name, executor, request):
     """Whatever runs it: generated C takes each of them, in training too. An ordinary run gives each batch one
     kind of state, another one to another cell."""

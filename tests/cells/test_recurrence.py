@@ -35,6 +35,7 @@ def some_state(cell, n):
     return by_leaf(lambda leaf: torch.rand_like(leaf) + 0.5, cell.initial_state(n))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("given", ["no h0", "h0 with grad", "h0 without grad"])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
@@ -81,6 +82,7 @@ def test_compiled_equals_a_hand_loop(name):
         torch.testing.assert_close(found, gradients([joined, *expected], inputs), **CLOSE)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize(("axis", "n"), [(0, 2), (1, 3), (1, 1), (0, 0)])
 @pytest.mark.parametrize("name", CELLS)
@@ -109,6 +111,7 @@ PEERS = {
 }
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("lengths", [[3, 5, 1, 3], [1, 1], [4]], ids=str)
 @pytest.mark.parametrize("given", ["no h0", "h0 with grad", "h0 without grad"])
 @pytest.mark.parametrize("name", PEERS)

@@ -72,6 +72,7 @@ def _outcome(cell, backend, wants, order=1):
     return [y.requires_grad, new.requires_grad, *(t is None for t in found)], values
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("wants", [False, True])
 @pytest.mark.parametrize("backend", ["eager", "c"])

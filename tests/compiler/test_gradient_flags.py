@@ -270,7 +270,9 @@ _COPY_OR_NOT = {  # whether a result is the input, a view of it or a copy: torch
 _BOTH = [(name, backend) for name in _COPY_OR_NOT for backend in ("eager", "c")]
 
 
-@pytest.mark.parametrize(("name", "backend"), few(_BOTH, [*_BOTH[::2], *_BOTH[1::8]]))
+@pytest.mark.parametrize(
+    ("name", "backend"), few(_BOTH, [both for i, both in enumerate(_BOTH) if i % 8 in (0, 2, 4, 7)])
+)
 def test_what_shares_memory_with_what(name, backend):
     function = _COPY_OR_NOT[name]
     w = torch.randn(3, dtype=torch.float64, requires_grad=True)

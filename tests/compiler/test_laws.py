@@ -22,7 +22,7 @@ from stepnet.api import recurrent
 from stepnet.compiler.fission import components, fission
 from stepnet.data.lod import LoDTensor
 from stepnet.executors.autograd import run
-from stepnet.executors.c.scan import CScan
+from stepnet.executors.c.scan import CScan, build_all
 from stepnet.executors.call import Call
 from stepnet.executors.layout import Layout
 from stepnet.executors.loop import PreparedLoop
@@ -181,7 +181,13 @@ def test_fission_of_random_bodies_with_cheap_ops_in_the_scan(case, lengths):
 @given(bodies(sums=True), LENGTHS)
 @settings(max_examples=10)
 def test_random_bodies_in_generated_c(case, lengths):
-    check_fission(case, lengths, True, lambda plan: PreparedLoop(adopt(plan), CScan))
+    def in_c(plan):
+        scans = []
+        loop = PreparedLoop(adopt(plan), lambda *region: scans.append(CScan(*region)) or scans[-1])
+        build_all(scans)
+        return loop
+
+    check_fission(case, lengths, True, in_c)
 
 
 @given(st.dictionaries(st.integers(0, 9), st.lists(st.integers(0, 9), max_size=3), max_size=10))

@@ -124,7 +124,7 @@ WAYS: list[Callable[..., list[Any]]] = [
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")  # which of_all does
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("again", [False, True], ids=["", "checkpoint"])
 @pytest.mark.parametrize("loss", [linear, curved])
 @pytest.mark.parametrize("way", WAYS)

@@ -398,6 +398,26 @@ def test_what_calls_nothing_of_libm_is_not_linked_with_it(function, libm, monkey
 
 
 @needs_compiler
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_forward_and_backward_are_one_build_where_there_is_one_thread(threads, monkeypatch):
+    torch.set_num_threads(threads)
+    commands, real = [], c_build._run
+    monkeypatch.setattr(c_build, "_run", lambda command: commands.append(command) or real(command))
+    x, h = torch.randn(2, 1, 3, requires_grad=True), torch.zeros(1, 3)
+
+    def builds(step):
+        commands.clear()
+        found = [recurrent(step, x, h, backend=name)[0] for name in ("c", "naive")]
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(*(torch.autograd.grad(y.sum(), x) for y in found))
+        return len([command for command in commands if any("linked" in word for word in command)])
+
+    assert builds(lambda x, h: ((x + h).tanh(), h * x - threads)) == (1 if threads == 1 else 2)
+    assert builds(lambda x, h: ((x + h).tanh(), (h * x) - threads)) == 0
+
+
+@needs_compiler
 def test_a_compiler_that_refuses_flags_gets_fewer(tmp_path, monkeypatch):
     real = c_build.compiler().command[0]
     refuse = 'case "$*" in *" -m"*) echo "unknown option -m" >&2; exit 1;; esac'
@@ -482,6 +502,7 @@ def test_a_full_disk_names_the_remedy(tmp_path, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.usefixtures("quick")
 def test_a_step_is_built_when_the_disk_has_space_again(monkeypatch):
     """Torch ops run it until then; it is tried again after twice as many calls each time."""
     compile_, tries = c_build._run, []

@@ -47,11 +47,11 @@ def test_an_identifier_is_one_of_c_and_a_comment_stays_one(name):
 
 
 def test_where_a_step_is_written_is_no_part_of_what_is_built(monkeypatch):
-    built, build = [], c_build.build
+    built, build = [], c_build.build_together
     monkeypatch.setattr(
         c_build,
-        "build",
-        lambda source, *linked, **how: (built.append(source), build(source, *linked, **how))[1],
+        "build_together",
+        lambda parts, joined: (built.extend(part.source for part in parts), build(parts, joined))[1],
     )
     text = "def step(x, h):\n    h = torch.tanh(h + x)\n    return h * 2, h\n"
     x, results = torch.randn(3, 2, 4, dtype=torch.float64), []

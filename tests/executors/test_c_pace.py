@@ -10,6 +10,8 @@ from stepnet.executors.c import scan as c_scan
 from stepnet.executors.c.pace import Pace
 from stepnet.executors.c.scan import CScan
 
+OPTIMISED = False  # both ways run the same code
+
 
 def calls(pace, times, count):
     """Which calls went by all threads, for the times of calls by all and by one."""

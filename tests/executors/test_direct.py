@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from covering import few
 from outcomes import tensors
 from stepnet import LoDTensor, recurrent
 from stepnet.cells import LSTM
@@ -209,8 +210,15 @@ def outcome(way: Any, step: str, form: str, moving: bool, direct: bool) -> tuple
     return told, ran[0]
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize(("step", "form", "moving"), CASES)
+BOTH = [(way, *case) for way in WAYS for case in CASES]
+IN_TURN = [(way, *CASES[(i + k) % len(CASES)]) for i, way in enumerate(WAYS) for k in (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("way", "step", "form", "moving"),
+    few(BOTH, IN_TURN),
+    ids=[f"{way.__name__}-{step}-{form}" for way, step, form, _ in BOTH],
+)
 def test_as_by_names(way, step, form, moving):
     (by_places, ran), (by_names, _) = (outcome(way, step, form, moving, direct) for direct in (True, False))
     assert ran > 1

@@ -146,14 +146,14 @@ def test_what_is_not_finite_stays_in_its_feature(bad, shared_out):
 
 def test_code_that_is_not_built_is_told_of(shared_out, monkeypatch):
     """One thread runs the scan then."""
-    built = c_scan._code
+    built = c_scan.codes
 
-    def without_room(source):
-        if "members that" in source.text:
+    def without_room(sources):
+        if any("members that" in source.text for source in sources):
             raise BuildError("no room")
-        return built(source)
+        return built(sources)
 
-    monkeypatch.setattr(c_scan, "_code", without_room)
+    monkeypatch.setattr(c_scan, "codes", without_room)
     torch.set_num_threads(2)
     plans.forget()
     x, cell = torch.randn(40, 1, F, dtype=DTYPE), STEPS["minGRU"]

@@ -12,6 +12,7 @@ import torch
 import stepnet
 from stepnet import cells
 
+OPTIMISED = False  # the text is looked at
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -10,6 +10,7 @@ from stepnet.errors import GraphError
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.plan import Carry, LoopPlan, Plan, Region
 from stepnet.ir.verify import verify
+from tables import holds
 
 
 def value(text):
@@ -72,9 +73,8 @@ GOOD = [
 ]
 
 
-@pytest.mark.parametrize("good", GOOD, ids=[f"{i} {g.nodes[0].op}" for i, g in enumerate(GOOD)])
-def test_a_good_graph_passes(good):
-    verify(good, "body")
+def test_a_good_graph_passes():
+    holds(lambda good: verify(good, "body"), {f"{i} {g.nodes[0].op}": (g,) for i, g in enumerate(GOOD)})
 
 
 X = ["x row 3", "w shared 3,5", "y row 5", "z row 5"]
@@ -217,12 +217,14 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_graph_is_caught(name):
-    broken, words = BROKEN[name]
-    with pytest.raises(GraphError) as caught:
-        verify(broken, "body")
-    assert words in str(caught.value)
+def caught(broken, words, stage="body"):
+    with pytest.raises(GraphError) as error:
+        verify(broken, stage)
+    assert words in str(error.value)
+
+
+def test_a_broken_graph_is_caught():
+    holds(caught, BROKEN)
 
 
 def test_every_broken_rule_is_named_with_the_users_line():
@@ -361,12 +363,8 @@ BROKEN_PLANS = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN_PLANS)
-def test_a_broken_plan_is_caught(name):
-    broken, words = BROKEN_PLANS[name]
-    with pytest.raises(GraphError) as caught:
-        verify(broken, "plan")
-    assert words in str(caught.value)
+def test_a_broken_plan_is_caught():
+    holds(caught, {name: (*case, "plan") for name, case in BROKEN_PLANS.items()})
 
 
 # y = x * w; backward: d_x = d_y * w, d_w = sum(d_y * x)

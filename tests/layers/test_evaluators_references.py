@@ -12,6 +12,7 @@ import warnings
 import pytest
 import torch
 
+from covering import examples
 from stepnet import LoDTensor
 from stepnet.layers.accumulators import (
     AUC,
@@ -42,7 +43,7 @@ def cases():
     for n in (1, 2, 3, 10, 60):
         for classes in (2, 3, 6):
             for known in (1, classes - 1, classes):
-                for _ in range(3):
+                for _ in range(examples(3)):
                     x = torch.randn(n, classes, generator=generator, dtype=torch.float64)
                     y = torch.randint(known, (n,), generator=generator)
                     yield x, y, int(torch.randint(n + 1, (), generator=generator))

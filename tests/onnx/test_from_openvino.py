@@ -21,7 +21,7 @@ OPEN = ["torch_lstm_bi2_sequence", "torch_lstm_dyn_ti", "dynamic_batch_time", "o
 FIXED = ["attention_decoder", "part2_rev", "lstm_projection"]
 
 
-LIKE_OTHERS = {"torch_lstm_dyn_ti", "part2_rev"}
+LIKE_OTHERS = {"torch_lstm_dyn_ti", "part2_rev", "onnx_gru_bi_split_2layer_ti"}
 
 
 @pytest.mark.parametrize("name", few(OPEN + FIXED, {*OPEN, *FIXED} - LIKE_OTHERS))

@@ -40,7 +40,7 @@ CELLS = {
 
 LIKE_OTHERS = {
     "RNN relu", "MinGRU", "MinLSTM", "VariationalDropout", "GLA", "DeltaNet", "torch GRUCell",
-    "torch RNNCell",
+    "torch RNNCell", "AllStates", "RGLRU", "GatedDeltaNet",
 }  # fmt: skip
 
 

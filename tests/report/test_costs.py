@@ -106,6 +106,7 @@ def saved_by_autograd(step, x, state):
     ],
     ids=["lstm", "LSTM", "LayerNormLSTM", "GRU", "MinGRU"],
 )
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 def test_what_is_kept_is_what_autograd_saves(step, state, backend, monkeypatch):
     monkeypatch.setattr("stepnet.executors.setting._default", backend)

@@ -71,6 +71,7 @@ def read_by_matmuls(told, direction, kind):
     return {name for op in ops for value in op.inputs[:2] if (name := loop.origin(value))}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", CELLS)
 def test_the_schedule_of_a_cell(name, backend):
     make, of_x, of_state, linear = CELLS[name]

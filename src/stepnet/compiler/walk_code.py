@@ -60,6 +60,7 @@ class CodeWalk(abc.ABC):
     refused: str | None = None
     classes: set[tuple[int, bool]] = field(default_factory=set)
     known: set[type] = field(default_factory=set)
+    imported: set[str] = field(default_factory=set)
     hooks: bool = False
     in_python: bool = False  # in code of Python's own: what that holds is no matter of the step's
     depth: int = 0  # of visits in each other
@@ -258,7 +259,9 @@ class CodeWalk(abc.ABC):
                 self.opened(f"it imports {whole}")
                 return
             self.key.append(whole)
-            self._space(module, frozenset(self.names))
+            if whole not in self.imported:  # for names that come later a walk starts again
+                self.imported.add(whole)
+                self._space(module, frozenset(self.names))
 
     def _package(self, module: types.ModuleType) -> None:
         self._space(module, frozenset(self.names))

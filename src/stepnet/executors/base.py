@@ -7,6 +7,7 @@ the plan, what runs once on all rows, gradients, and the check against the plain
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Literal, NewType
 
 from stepnet.errors import Unsupported
@@ -82,6 +83,14 @@ class Executor(ABC):
         Raises:
             Unsupported: it cannot be made.
         """
+
+    def build(self, scans: Sequence[Scan]) -> None:
+        """Build what the scans of a plan, forward and backward, need together before they run.
+
+        Raises:
+            Unsupported: it cannot be built.
+        """
+        return
 
     def on_all_rows(self, graph: Graph, node: Node, by_torch: Run) -> Run:
         """What computes a node that runs once on all rows: torch's way, unless it has a better one."""

@@ -200,16 +200,20 @@ def make_ready(executor: Executor, plan: Plan) -> Ready:
         Unsupported: the executor declines the plan.
     """
 
+    scans: list[Scan] = []
+
     def scan(loop: LoopPlan, region: Region) -> Scan:
         executor.check(loop, region)
-        return executor.scan(loop, region)
+        scans.append(made := executor.scan(loop, region))
+        return made
 
     def loop(part: LoopPlan | None) -> PreparedLoop | None:
         return None if part is None else PreparedLoop(executor.prepare(part), scan, executor.on_all_rows)
 
-    with ThreadPoolExecutor(max_workers=2) as both:  # a build takes about a second, outside of Python
-        backward, forward = both.map(loop, (plan.backward, plan.forward))
+    with ThreadPoolExecutor(max_workers=1) as apart:  # where none of the caller's modes is
+        backward, forward = apart.map(loop, (plan.backward, plan.forward))
     assert forward is not None
+    executor.build(scans)
     ready = Ready(plan, forward, backward, executor)
     forward.hide(ready.extra)
     return ready

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.control import both_branches
+from stepnet.data.recording import Interned
 from stepnet.data.values import note_size, size_in
 from stepnet.errors import IRError, LoDError, Unsupported
 from stepnet.user_line import line_run_by
@@ -86,7 +87,7 @@ def program(
     return Program(tuple(inputs), constants, plain, tuple(outputs))
 
 
-class AnyNumber:
+class AnyNumber(Interned):
     """A size that is any number in what is written, though it was one number in the trace."""
 
     class _Expression:

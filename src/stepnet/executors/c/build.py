@@ -11,6 +11,7 @@ stays a header, because its functions are vectorised inside the loops that call 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -23,11 +24,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from stepnet.errors import BuildError
 from stepnet.executors import cache_folder, cache_trim
@@ -76,12 +77,14 @@ class Compiler:
 class Library:
     """A loaded library. It is never unloaded, because threads may still be inside it.
 
-    `seconds` is the time the build took, 0.0 when it came from the cache.
+    `seconds` is the time the build took, 0.0 when it came from the cache. `suffix` ends the names of its
+    functions, where it holds those of several sources.
     """
 
     path: Path
     seconds: float
     handle: ctypes.CDLL = field(repr=False)
+    suffix: str = ""
 
     @property
     def under_lock(self) -> ctypes.PyDLL:
@@ -90,10 +93,18 @@ class Library:
 
     def function(self, name: str, *argtypes: type) -> ctypes._NamedFuncPointer:
         """The `void` function `name`. The interpreter's lock is released while it runs."""
-        found = self.handle[name]
+        found = self.handle[name + self.suffix]
         found.argtypes = list(argtypes)
         found.restype = None
         return found
+
+
+class Part(NamedTuple):
+    """What `build` is given of one source."""
+
+    source: str
+    linked: tuple[str, ...] = ()
+    libm: bool = True
 
 
 def preamble(*dtypes: str, linked: bool = False) -> str:
@@ -142,14 +153,42 @@ def build(source: str, *linked: str, libm: bool = True) -> Library:
     >>> x.value
     42.0
     """
-    cc = compiler()
-    key = _key(cc, source)  # which holds the products as text, too
+    return _built(compiler(), [Part(source, linked, libm)], None)[0]
+
+
+def build_together(parts: Sequence[Part], joined: Callable[[list[int]], Part]) -> list[Library]:
+    """`build` of several sources by one run of the compiler, whose start takes as long as a small step.
+
+    `joined` makes one source of those of these parts that are nowhere yet: the names of its functions end in
+    `_` and the number of their part.
+    """
+    return _built(compiler(), parts, joined)
+
+
+def _built(cc: Compiler, parts: Sequence[Part], joined: Callable[[list[int]], Part] | None) -> list[Library]:
+    keys = [_key(cc, part.source) for part in parts]  # the text holds the products, too
     with _lock:
-        slot = _loaded.setdefault(key, _Slot())
-    with slot.lock:
-        if slot.library is None:
-            slot.library = _from_disk(key) or _built_once(cc, key, source, linked, libm)
-        return slot.library
+        slots = {key: _loaded.setdefault(key, _Slot()) for key in sorted(keys)}
+    with contextlib.ExitStack() as held:
+        for slot in slots.values():  # in one order, so that no two threads wait for each other
+            held.enter_context(slot.lock)
+        missing: dict[str, int] = {}
+        for at, key in enumerate(keys):
+            if slots[key].library is None:
+                slots[key].library = _from_disk(key)
+            if slots[key].library is None:
+                missing[key] = at
+        if joined is not None and len(missing) > 1:
+            one = joined([*missing.values()])
+            key = _key(cc, one.source)
+            library = _from_disk(key) or _built_once(cc, key, one)
+            for key, at in missing.items():
+                slots[key].library = replace(library, suffix=f"_{at}")
+        else:
+            for key, at in missing.items():
+                slots[key].library = _built_once(cc, key, parts[at])
+        found = [slots[key].library for key in keys]
+    return [library for library in found if library is not None]
 
 
 def until_built(make: Callable[[], _Made]) -> Callable[[], _Made | None]:
@@ -282,18 +321,18 @@ def _first_lines(text: str, count: int) -> str:
     return "\n".join([line for line in text.splitlines() if line.strip()][:count])
 
 
-def _built_once(cc: Compiler, key: str, source: str, linked: tuple[str, ...], libm: bool) -> Library:
+def _built_once(cc: Compiler, key: str, part: Part) -> Library:
     """Of processes that start together, as those of a training, one compiles and the others wait."""
     with cache_folder.alone(f"{key}.so", _MOST_WAIT):
-        return _from_disk(key) or _compile(cc, key, source, linked, libm)
+        return _from_disk(key) or _compile(cc, key, part)
 
 
-def _compile(cc: Compiler, key: str, source: str, linked: tuple[str, ...], libm: bool) -> Library:
+def _compile(cc: Compiler, key: str, part: Part) -> Library:
     started = time.perf_counter()
-    objects = [_object(cc, product) for product in with_needs(linked)]
+    objects = [_object(cc, product) for product in with_needs(part.linked)]
 
     def made(libraries: tuple[str, ...]) -> Library:
-        path, _ = _made(cc, key, "step.so", source, objects, ("-shared",), libraries)
+        path, _ = _made(cc, key, "step.so", part.source, objects, ("-shared",), libraries)
         try:
             handle = ctypes.CDLL(str(path))
         except OSError as error:
@@ -303,7 +342,7 @@ def _compile(cc: Compiler, key: str, source: str, linked: tuple[str, ...], libm:
 
     if sys.platform == "linux" and cc not in _need_all:
         try:
-            return made((*_FEW, *_LIBM) if libm else _FEW)
+            return made((*_FEW, *_LIBM) if part.libm else _FEW)
         except BuildError:
             library = made(_LIBM)
             _need_all.add(cc)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Literal
 
 from stepnet.executors.base import Executor, Run
@@ -14,7 +15,7 @@ from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .limits import DTYPES, check, fits
 from .over_rows import product_over_rows
-from .scan import CScan
+from .scan import CScan, build_all
 from .work import is_surely_faster
 
 
@@ -38,6 +39,9 @@ class GeneratedC(Executor):
 
     def scan(self, loop: LoopPlan, region: Region) -> CScan:
         return CScan(loop, region)
+
+    def build(self, scans: Sequence[Scan]) -> None:
+        build_all([scan for scan in scans if isinstance(scan, CScan)])
 
     def on_all_rows(self, graph: Graph, node: Node, by_torch: Run) -> Run:
         return product_over_rows(graph, node, by_torch) if node.op == "matmul_tn" else by_torch

@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter_ns
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -41,14 +41,11 @@ from . import build as c_build
 from . import few as c_few
 from . import threads as c_threads
 from .addressed import Addressed, Writer
+from .code import Code, codes
 from .desk import Desks, Placed, Sharing, Table, padded
-from .memory import comparison
-from .numbers import OF_LIBM
 from .pace import SHORT, Pace
 from .products import BY_DTYPE, float_parts, has_tiles
 from .source import FIXED, Source, write
-from .text import without_comments
-from .whole import headers
 
 ALONE = 1 << 19  # multiplications of a call that one thread does before another one wakes
 MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that shares it (measured)
@@ -73,10 +70,13 @@ _NEW = ("out", "state", "sum", "total")  # what a call makes tensors for
 class CScan:
     """A scan compiled to C; called like every scan executor (see `loop.PreparedLoop`).
 
+    It runs once it is built (`build_all`).
+
     Raises:
         Unsupported: the scan holds what generated C does not do, or there is no compiler.
     """
 
+    _alone: Code
     by_address = True  # the shape of a table of rows that it reads makes no difference
 
     def __init__(self, loop: LoopPlan, region: Region) -> None:
@@ -90,10 +90,6 @@ class CScan:
             cache_folder.cache_folder()
         except BuildError as error:
             raise NoCompiler(str(error), remedy="set STEPNET_CACHE_DIR to a folder of your own") from error
-        try:
-            self._alone = _code(self.source)
-        except BuildError as error:
-            raise NotBuilt(str(error)) from error
         few = c_few.few(loop, region)
         sums = [_table(0, each.made, (each.k, each.n), torch.float32, empty) for each in few]
         self._few = {each.made: (each, table) for each, table in zip(few, sums, strict=True)}
@@ -431,39 +427,31 @@ class CScan:
             return "turns"
         return "features" if by_features else None
 
-    def _code(self, sharing: Sharing | None) -> _Code:
+    def _code(self, sharing: Sharing | None) -> Code:
         code = self._by_features if sharing == "features" else self._alone
         code = self._by_turns if sharing == "turns" else code
         assert code is not None
         return code
 
     @functools.cached_property
-    def _by_features(self) -> _Code | None:
+    def _by_features(self) -> Code | None:
         """The same scan by threads that take some features each, built when it is first called for; None,
         and a warning, where it cannot be built."""
         return self._for_several(features=self.features)
 
     @functools.cached_property
-    def _by_turns(self) -> _Code | None:
+    def _by_turns(self) -> Code | None:
         """The same scan by threads that take turns; as above."""
         return self._for_several(turns=True)
 
-    def _for_several(self, **how: Any) -> _Code | None:
+    def _for_several(self, **how: Any) -> Code | None:
         source = write(*self._whose, "run", **how)
         try:
-            return _code(source)
+            return codes([source])[0]
         except BuildError as error:
             what = "one long sequence runs on one thread: the code for several was not built"
             warnings.warn(describe(what, got=error), RuntimeWarning, stacklevel=2)
             return None
-
-
-class _Code(NamedTuple):
-    """The C of a scan, and its function."""
-
-    source: Source
-    run: Callable[..., None]
-    address: int
 
 
 _MAKES_LIKE: dict[Any, Callable[..., Tensor]] = {empty: empty_like, zeros: zeros_like}
@@ -478,17 +466,17 @@ def _table(
     return Table(at, name, shape, dtype, _MAKES_LIKE[make], state, empty(shape, dtype=dtype, device="cpu"))
 
 
-def _code(source: Source) -> _Code:
-    p = source.program
-    products = {BY_DTYPE[p.value(name).dtype].suffix for name in p.matrices}
-    suffixes = sorted(products | {BY_DTYPE[p.real].sums})
-    before = c_build.preamble(*suffixes, linked=True) + headers(p)
-    libm = any(node.op in OF_LIBM for node in p.nodes)
-    library = c_build.build(before + without_comments(source.text), *suffixes, libm=libm)
-    comparison()
-    c_few.library()
-    run = library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.c_void_p)
-    return _Code(source, run, ctypes.cast(run, ctypes.c_void_p).value or 0)
+def build_all(scans: Sequence[CScan]) -> None:
+    """Build the C of scans that are to run.
+
+    Raises:
+        Unsupported: it is not built.
+    """
+    try:
+        for scan, code in zip(scans, codes([scan.source for scan in scans]), strict=True):
+            scan._alone = code
+    except BuildError as error:
+        raise NotBuilt(str(error)) from error
 
 
 def _constants(loop: LoopPlan, p: Program) -> dict[str, Tensor]:

@@ -64,6 +64,15 @@ FIXED = (
     "sequences", "shares", "steps", "stride", "slots", "chunk", "together", "split", "few", "start",
     "length", "order", "space", "space_bytes",
 )  # fmt: skip
+NAMES = (
+    "arguments",
+    "run_share",
+    "pack",
+    "team",
+    "share",
+    "member_of",
+    "run",
+)  # of a file: `scan.c.in`, SN_RUN
 PACKED_ALONE = 1 << 18  # bytes of matrices that one thread packs faster than another one wakes
 
 
@@ -78,6 +87,12 @@ def write(
     p = program(loop, region, check(loop, region))
     p = by_turns(p)[0] if turns else p
     return _Writer(loop, region, p, name, features, turns).write()
+
+
+def text_of_part(text: str, number: int) -> str:
+    """The text of a scan as it may stand in one file with others: its names end in a number."""
+    names = "".join(f"#undef {name}\n#define {name} {name}_{number}\n" for name in NAMES)
+    return names + text
 
 
 class _Writer:

@@ -26,20 +26,19 @@ _FACTORS = frozenset(
 )
 
 
-def headers(p: Program) -> str:
-    """What a source stands on besides math, products and threads."""
-    whole = [node for node in p.nodes if OPS[node.op].stage is Stage.WHOLE]
-    picked = {_ELEMENTS[p.value(n.inputs[0]).dtype] for n in whole if n.op not in _FACTORS}
+def headers(programs: Sequence[Program]) -> str:
+    """What a source of these scans stands on besides math, products and threads."""
+    nodes = [(p, node) for p in programs for node in p.nodes]
+    whole = [(p, node) for p, node in nodes if OPS[node.op].stage is Stage.WHOLE]
+    picked = {_ELEMENTS[p.value(n.inputs[0]).dtype] for p, n in whole if n.op not in _FACTORS}
     parts = [
         f"#define SN_T {kind}\n#define SN_TOTAL {total}\n#define SN_P(name) name##_{suffix}\n"
         + header("sn_picks.h")
         for suffix, kind, total in sorted(picked)
     ]
-    if any(node.op in _FACTORS for node in whole):
-        suffix, kind, _ = _ELEMENTS[p.real]
+    for suffix, kind, _ in sorted({_ELEMENTS[p.real] for p, node in whole if node.op in _FACTORS}):
         parts.append(_reals(kind, suffix) + header("sn_factors.h"))
-    suffix, kind, _ = _ELEMENTS[p.real]
-    if any(node.op in SPECIAL for node in p.nodes):
+    for suffix, kind, _ in sorted({_ELEMENTS[p.real] for p, node in nodes if node.op in SPECIAL}):
         libm = "#define SN_LIBM(name) name" + ("##f" if kind == "float" else "")
         parts.append(_reals(kind, suffix) + libm + "\n" + header("sn_special.h"))
     return "\n".join(parts)
