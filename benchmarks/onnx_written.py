@@ -1,5 +1,5 @@
-"""Models written in ONNX, in ONNX Runtime: beside the same cells with all of their step in a Scan, and beside what
-torch's own exporter writes."""
+"""Models written in ONNX, in ONNX Runtime: beside the same cells with all of their step in a Scan, and beside
+what torch's own exporter writes."""
 
 from __future__ import annotations
 
