@@ -98,7 +98,7 @@ class Layer(torch.nn.Module):
         return state if isinstance(state, tuple) else (state,)
 
     def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        y, last = stepnet.recurrent(self.cell, x, states if len(states) > 1 else states[0])
+        y, last = stepnet.recurrent(self.cell, x, states[0] if len(states) == 1 else states)
         return (y, *(last if isinstance(last, tuple) else (last,)))
 
 
@@ -106,7 +106,7 @@ class Step(Layer):
     """One step of it."""
 
     def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        y, new = self.cell(x, states if len(states) > 1 else states[0])
+        y, new = self.cell(x, states[0] if len(states) == 1 else states)
         return (y, *(new if isinstance(new, tuple) else (new,)))
 
 

@@ -102,7 +102,7 @@ def test_of_weights_that_change(model, runs, change):
 def test_of_what_is_around(model, runs):
     values = given()
     expected = [*[check(model, values) for _ in range(7)][-1]]
-    turned = tuple(torch._neg_view(-value) for value in values)
+    turned = tuple(torch._neg_view(-value) for value in values)  # pyright: ignore[reportPrivateImportUsage]
     wide = tuple(value.repeat_interleave(2, -1)[..., ::2] for value in values)
     for inputs in (values, turned, wide) * 6:
         torch.testing.assert_close([*check(model, inputs)], expected)
@@ -118,6 +118,7 @@ def test_of_what_is_around(model, runs):
         with forward_ad.dual_level():
             dual = forward_ad.make_dual(values[0], torch.ones_like(values[0]))
             tangent = forward_ad.unpack_dual(model(dual, *values[1:])[0]).tangent
+        assert tangent is not None
         torch.testing.assert_close(tangent.sum(), slope.sum())
     found = at_once(lambda _: model(*values)[0])
     assert all(torch.allclose(one, expected[0]) for one in found)

@@ -288,11 +288,11 @@ class _Like(NamedTuple):
                 _tell(self.entry, layout, ([rows], states, weights), out, self.call.steps)
                 return _joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])
         run_by = self.call._replace(layout=layout) if recorded is None else recorded()
-        x, first = contiguous(rows), [contiguous(s) for s in states]
+        table, first = contiguous(rows), [contiguous(s) for s in states]
         if self.complex:
-            out = run_plan(run_by, [x], first, weights)
+            out = run_plan(run_by, [table], first, weights)
         else:
-            out = run_real(run_by, (x, *first, *weights), 1, len(first))
+            out = run_real(run_by, (table, *first, *weights), 1, len(first))
         _tell(self.entry, layout, ([rows], states, weights), out, self.call.steps)
         return _joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])
 

@@ -285,7 +285,7 @@ class Recorder(TorchFunctionMode):
     def folds(self, value: Tensor) -> bool:
         """Whether a tensor is the same in all calls of the kind."""
         slot = self._known(value)
-        return slot is None or slot in self._foldable
+        return slot is None or self._folds([slot])
 
     def decided(self, value: Tensor) -> Any:
         """The number in a tensor; the function is for this one."""
