@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,17 @@ import stepnet
 from stepnet import cells
 
 from .harness import QUICK, Case, Contender, Effort, Topic
+from .onnx_cells import OWN, Layer, check_installed, findings, one, session_of
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-CELLS = {"MinGRU": cells.MinGRU, "PeepholeLSTM": cells.PeepholeLSTM, "LayerNormLSTM": cells.LayerNormLSTM}
+KNOWN = {"LSTM": cells.LSTM, "GRU": cells.GRU}
 WORDS = ["ragged", "sequences", "of", "any", "length", "recurrence", "a", "step", "xylophone", "tokyo"]
-OUTPUT = "output"
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """Cells as Scans; then each model whose wheel is installed."""
-    try:
-        import onnxruntime  # noqa: F401
-
-        import stepnet.onnx  # noqa: F401
-    except ImportError as error:
-        raise RuntimeError("ONNX Runtime is not installed (pip install 'stepnet[bench,onnx]')") from error
-    for name, make in CELLS.items():
+    """Cells as operators and as Scans; then each model whose wheel is installed."""
+    check_installed()
+    for name, make in {**KNOWN, **OWN}.items():
         for steps, batch, size in [(6, 3, 8)] if quick else [(100, 1, 64), (100, 1, 256), (100, 32, 256)]:
             yield _cell(name, make, steps, batch, size)
     for package, model_cases in (("silero_vad", _speech), ("g2p_en", _letters)):
@@ -44,17 +39,18 @@ def cases(quick: bool) -> Iterator[Case]:
 
 def _cell(name: str, make: Callable[[int, int], Any], steps: int, batch: int, size: int) -> Case:
     torch.manual_seed(size)
-    x = torch.randn(steps, batch, size)
+    layer = Layer(make(size, size)).eval()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.onnx"
-        stepnet.onnx.save(stepnet.Recurrent(make(size, size)), path, (torch.randn(4, 2, size),))
-        ours, session = stepnet.onnx.load(path), _session(path)
-    feed = {session.get_inputs()[0].name: x.numpy()}
+        stepnet.onnx.save(layer, path, (torch.randn(4, 2, size), *layer.states(2)))
+        ours, session = stepnet.onnx.load(path), session_of(path)
+    x = torch.randn(steps, batch, size), *layer.states(batch)
+    feed = {i.name: t.numpy() for i, t in zip(session.get_inputs(), x, strict=True)}
     return Case(
         name=f"{name} T={steps} B={batch} H={size}",
         contenders={
-            "stepnet": Contender(_inferring(lambda: ours(x)[0]), _one),
-            "onnx runtime": Contender(lambda: session.run(None, feed)[0], _one),
+            "stepnet": Contender(_inferring(lambda: ours(*x)[0]), one),
+            "onnx runtime": Contender(lambda: session.run(None, feed)[0], one),
         },
         reference="onnx runtime",
         facts={"T": steps, "B": batch, "H": size},
@@ -70,7 +66,7 @@ def _speech(quick: bool) -> Iterator[Case]:
     for path in it["files"]():
         if "sequence" in path.name or "half" in path.name:
             continue
-        ours, session = stepnet.onnx.load(path), _session(path)
+        ours, session = stepnet.onnx.load(path), session_of(path)
         rate = {"sr": np.array(it["RATE"])} if "sr" in {i.name for i in session.get_inputs()} else {}
 
         def by_us(ours: Any = ours, rate: Mapping[str, Any] = rate) -> Tensor:
@@ -90,8 +86,8 @@ def _speech(quick: bool) -> Iterator[Case]:
         yield Case(
             name=f"{path.stem}, {len(frames)} frames",
             contenders={
-                "stepnet": Contender(_inferring(by_us), _one),
-                "onnx runtime": Contender(by_runtime, _one),
+                "stepnet": Contender(_inferring(by_us), one),
+                "onnx runtime": Contender(by_runtime, one),
             },
             reference="onnx runtime",
             facts={"frames": len(frames)},
@@ -116,15 +112,15 @@ def _letters(quick: bool) -> Iterator[Case]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.onnx"
         stepnet.onnx.save(Encoder(), path, words)
-        ours, session = stepnet.onnx.load(path), _session(path)
+        ours, session = stepnet.onnx.load(path), session_of(path)
     padded = words.to_padded(0)
     feed = {i.name: t.numpy() for i, t in zip(session.get_inputs(), padded, strict=True)}
     yield Case(
         name=f"g2p-en, the encoder of {len(words)} words",
         contenders={
-            "stepnet": Contender(_inferring(lambda: speller.encode(words)), _one),
-            "stepnet, read": Contender(_inferring(lambda: ours(*padded)[0]), _one),
-            "onnx runtime": Contender(lambda: session.run(None, feed)[0], _one),
+            "stepnet": Contender(_inferring(lambda: speller.encode(words)), one),
+            "stepnet, read": Contender(_inferring(lambda: ours(*padded)[0]), one),
+            "onnx runtime": Contender(lambda: session.run(None, feed)[0], one),
         },
         reference="onnx runtime",
         facts={"words": len(words)},
@@ -133,26 +129,8 @@ def _letters(quick: bool) -> Iterator[Case]:
     )
 
 
-def _session(path: Path) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
 def _inferring(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return torch.no_grad()(run)
-
-
-def _one(result: Tensor | np.ndarray) -> Mapping[str, Tensor]:
-    return {OUTPUT: torch.as_tensor(result)}
-
-
-def findings(rows: Sequence[Any]) -> Mapping[str, float]:
-    """The least of the ratios."""
-    return {"least ratio": min(row.ratios["onnx runtime"].median for row in rows)} if rows else {}
 
 
 TOPIC = Topic(

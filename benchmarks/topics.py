@@ -17,6 +17,7 @@ from . import (
     memory,
     nested,
     onnx_models,
+    onnx_written,
     openvino_ir,
     read_cost,
     recurrences,
@@ -54,6 +55,7 @@ TOPICS: dict[str, Topic] = {
         attention.TOPIC,
         *openvino_ir.TOPICS,
         onnx_models.TOPIC,
+        onnx_written.TOPIC,
         kept_heap.TOPIC,  # the last one: it changes how this process keeps memory
     )
 }

@@ -68,6 +68,20 @@ def instead() -> Instead | None:
     return _instead.get()
 
 
+_noter: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_noter", default=None)
+
+
+def noted_by(noter: Callable[..., Any] | None) -> contextlib.AbstractContextManager[None]:
+    """Let `noter` see the runs of plans in here: the plan, where rows stand, what it was given (x, states and
+    weights), what it gave, and the steps of that."""
+    return during(_noter, noter)
+
+
+def noter() -> Callable[..., Any] | None:
+    """What sees the runs of plans here, if anything does."""
+    return _noter.get()
+
+
 _keeper: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_keeper", default=None)
 
 

@@ -78,6 +78,21 @@ def test_a_softplus_is_one_op_where_no_exp_overflows(check):
     assert [ops.count(op) for op in ("Softplus", "Atanh")] == [2, 2]
 
 
+def test_a_softmax_is_one_op_by_what_it_computes(check):
+    def step(x, h):
+        e = torch.exp(h - h.amax(1, keepdim=True))
+        h = (90 * h - x).softmax(-1) + e / e.sum(1, keepdim=True) + e / e.sum(2, keepdim=True)
+        return h, h
+
+    class Steps(nn.Module):
+        def forward(self, x):
+            return stepnet.recurrent(step, x, x[0])[0]
+
+    written = check(Steps(), lambda t, b: (torch.randn(t, b, 2, 3),))
+    (body,) = written.bodies
+    assert [[*body].count(op) for op in ("Softmax", "ReduceMax")] == [2, 1]
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("sizes", [("LSTM", 4, 4), ("MinGRU", 4, 4), ("RWKVTimeMix", 4)], ids=lambda s: s[0])

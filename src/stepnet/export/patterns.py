@@ -1,4 +1,4 @@
-"""Nodes of a body that are one op together: a value split in parts, a normalisation, a softplus."""
+"""Nodes of a body that are one op together: parts of a value, a normalisation, a softmax, a softplus."""
 
 from __future__ import annotations
 
@@ -93,6 +93,33 @@ class _Norms:
             if len(shape) == len(self.values[x].shape) and all(shape[d] == 1 for d in dims):
                 return x, dims
         return None
+
+
+def softmaxes(graph: Graph, makers: Mapping[str, Node]) -> dict[str, tuple[str, int]]:
+    """Results of exp(x - max x) / sum exp(x - max x) along one dimension: x, and which."""
+    found = {}
+
+    def made(name: str, op: str) -> Node | None:
+        node = makers.get(name)
+        return node if node is not None and node.op == op else None
+
+    for node in makers.values():
+        if node.op != "div":
+            continue
+        power, total = made(node.inputs[0], "exp"), made(node.inputs[1], "sum")
+        less = None if power is None else made(power.inputs[0], "sub")
+        most = None if less is None else made(less.inputs[1], "amax")
+        if power is None or total is None or less is None or most is None or total.inputs != power.outputs:
+            continue
+        x, dims = less.inputs[0], total.attr("dims")
+        if (
+            most.inputs == (x,)
+            and most.attr("dims") == dims
+            and len(dims) == 1
+            and graph.values[x].kind == "row"
+        ):
+            found[node.output] = x, dims[0]
+    return found
 
 
 def softpluses(graph: Graph, makers: Mapping[str, Node]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from stepnet.ir.ops import OPS, RANDOM, Stage
 
 from .emit import Emit
 from .graph import Target, Value
-from .patterns import norms, softpluses, whole_splits
+from .patterns import norms, softmaxes, softpluses, whole_splits
 
 LEAD = 2
 Rule = Callable[["RowNet", Node], Value]
@@ -53,6 +53,7 @@ class RowNet:
         self.norms = {} if not self.makers else norms(graph, self.makers)
         exact = bool(self.makers) and emit.graph.target.softplus
         self.softpluses = softpluses(graph, self.makers) if exact else {}
+        self.softmaxes = softmaxes(graph, self.makers)
         self._slices = whole_splits(graph, self.makers.values())
 
     def value(self, name: str) -> BodyValue:
@@ -98,10 +99,11 @@ class RowNet:
         return self.outside(name) if found is None else self.emit.tensor(found)
 
     def _inputs(self, node: Node) -> tuple[str, ...]:
-        norm, plus = self.norms.get(node.outputs[0]), self.softpluses.get(node.outputs[0])
-        if norm is not None:
-            return (norm[0],)
-        return node.inputs if plus is None else (plus,)
+        name = node.outputs[0]
+        whole = self.norms.get(name) or self.softmaxes.get(name)
+        if whole is not None:
+            return (whole[0],)
+        return (self.softpluses[name],) if name in self.softpluses else node.inputs
 
     def _make(self, node: Node) -> None:
         norm = self.norms.get(node.outputs[0])
@@ -115,6 +117,11 @@ class RowNet:
             last = dims == tuple(range(len(shape) - len(dims), len(shape)))
             sizes = shape[len(shape) - len(dims) :] if last else ()
             self.known[node.output] = self.emit.call("normalize", value, axes, eps=eps, sizes=sizes)
+            return
+        soft = self.softmaxes.get(node.outputs[0])
+        if soft is not None:
+            source, dim = soft
+            self.known[node.output] = self.emit.call("softmax", self.known[source], axis=dim + LEAD)
             return
         plus = self.softpluses.get(node.outputs[0])
         if plus is not None:

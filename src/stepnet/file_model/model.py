@@ -22,8 +22,6 @@ from stepnet.data.outputs import Outputs
 from stepnet.data.recording import Interned
 from stepnet.errors import IRError, Unsupported
 
-from .recording import not_in_recordings
-
 STATES = "stepnet.states"  # under which metadata lists the pairs of inputs and outputs that are states
 
 
@@ -87,8 +85,12 @@ class LoopReport:
         except Unsupported as refusal:
             self.declined(refusal.reason)
             return None
-        self.ran, self.compiled, self.reason = True, True, None
+        self.by_plan()
         return out
+
+    def by_plan(self) -> None:
+        """Note that the loop ran by its plan."""
+        self.ran, self.compiled, self.reason = True, True, None
 
 
 def beside_graphs(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,7 +98,6 @@ def beside_graphs(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     def call(*args: Any) -> Any:
-        not_in_recordings()
         if torch.compiler.is_dynamo_compiling():
             return torch.compiler.disable(run)(*args)
         return run(*args)

@@ -20,7 +20,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from stepnet.data.alike import alike
-from stepnet.watchers import during
+from stepnet.iterator.replay import Noting
+from stepnet.watchers import during, noted_by
+
+from .replayed import Ran, replayed
 
 _RECORDER: ContextVar[Recorder | None] = ContextVar("what records the node that runs", default=None)
 # What is read of a tensor besides its numbers: by the sizes alone, or by neither.
@@ -40,11 +43,12 @@ class Opaque(Exception):
 
     Args:
         sized: whether the sizes of its inputs say those of what it gives.
+        settled: see `not_in_recordings`.
     """
 
-    def __init__(self, sized: bool = False) -> None:
+    def __init__(self, sized: bool = False, settled: Sequence[Ran] | None = None) -> None:
         super().__init__()
-        self.sized = sized
+        self.sized, self.settled = sized, settled
 
 
 class Unprepared(Exception):
@@ -72,17 +76,19 @@ def decided(value: Tensor) -> Any:
     return value.item() if recorder is None else recorder.decided(value)
 
 
-def not_in_recordings(sized: bool = False) -> None:
+def not_in_recordings(sized: bool = False, settled: Sequence[Ran] | None = None) -> None:
     """To be called by what must not be taken apart: loops, which have functions of their own.
 
     Args:
         sized: whether the sizes of the inputs say those of what it gives.
+        settled: of a loop that no number of its inputs steers, the reports of how it runs: where it is one
+            run of a plan, later calls are that.
 
     Raises:
         Opaque: a node is being recorded.
     """
     if is_recorded():
-        raise Opaque(sized)
+        raise Opaque(sized, settled)
 
 
 def picked(around: Mapping[Any, Tensor], keys: Sequence[Hashable]) -> list[Tensor]:
@@ -253,8 +259,10 @@ class Recorder(TorchFunctionMode):
                 return function(arguments)
         except Opaque as opaque:
             del self._calls[before:]
-            sized = opaque.sized
-        results = function(arguments)
+            sized, settled = opaque.sized, opaque.settled
+        noting = None if settled is None else Noting()
+        with noted_by(noting):
+            results = function(arguments)
         noted = self._noted(list(arguments))
         slots = {*_slots_in(noted)}
         if self._folds(slots):
@@ -262,6 +270,9 @@ class Recorder(TorchFunctionMode):
         if not all(isinstance(result, Tensor) for result in results):
             self._fails = True
             return results
+        if noting is not None and settled is not None:
+            always = [v for v in arguments if isinstance(v, Tensor) and self._known(v) is None]
+            function = replayed(function, noting, arguments, results, settled, always)
         # a loop without a step gives what it was given, which is not the same in all calls
         given = {id(value) for value in arguments}
         results = [value.view_as(value) if id(value) in given else value for value in results]
@@ -274,7 +285,7 @@ class Recorder(TorchFunctionMode):
     def folds(self, value: Tensor) -> bool:
         """Whether a tensor is the same in all calls of the kind."""
         slot = self._known(value)
-        return slot is None or slot in self._foldable
+        return slot is None or self._folds([slot])
 
     def decided(self, value: Tensor) -> Any:
         """The number in a tensor; the function is for this one."""

@@ -4,19 +4,23 @@ that gave. Nothing between is asked again, for calls that need no gradient."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import contiguous
+from stepnet.data.as_imported import contiguous, data_ptr
 from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.engine import Entry, nothing_around
 from stepnet.executors.autograd import run as run_plan
+from stepnet.executors.autograd import run_direct
 from stepnet.executors.call import Call
+from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
+from stepnet.executors.ready import Ready
 from stepnet.executors.registry import tried
+from stepnet.watchers import noter
 
 
 class View(NamedTuple):
@@ -25,13 +29,17 @@ class View(NamedTuple):
     Attributes:
         source: which of them.
         place: shape, strides and offset from where the source begins; None: it is the source.
+        always: the view itself, of memory that is the same in all calls.
     """
 
     source: int
     place: tuple[Sequence[int], Sequence[int], int] | None
+    always: Tensor | None = None
 
     def of(self, sources: Sequence[Tensor]) -> Tensor:
         """The view of sources that lie as those did."""
+        if self.always is not None:
+            return self.always
         source = sources[self.source]
         if self.place is None:
             return source
@@ -72,9 +80,14 @@ class Replay(NamedTuple):
     of what is fed."""
 
     entry: weakref.ref[Entry]  # forgotten with the plan
+    ready: weakref.ref[Ready]
     layout: Layout
+    steps: tuple[int, ...]  # see `Call`
     given: tuple[Sequence[View], Sequence[View], Sequence[View]]  # x, states, weights
     results: Mapping[str, View]
+    direct: bool  # whether a run may go by places
+    lately: Lately
+    last: dict[int, tuple[Tensor, int, Tensor]]  # weights by their number: of what, where, and the view
 
     def run(self, fed: Sequence[Tensor]) -> dict[str, Tensor] | None:
         """The outputs by name; None: the plan was forgotten.
@@ -85,11 +98,36 @@ class Replay(NamedTuple):
         entry = self.entry()
         if entry is None or entry.ready is None or entry.compiled is None:
             return None
-        call = Call(entry.ready, self.layout, entry.compiled.constants, _no_gradients)
-        x, states, weights = ([view.of(fed) for view in views] for views in self.given)
-        out = run_plan(call, [contiguous(rows) for rows in x], [contiguous(s) for s in states], weights)
+        ready = entry.ready
+        if ready is not self.ready():
+            return None
+        weights = self._weights(fed)
+        given = *([view.of(fed) for view in views] for views in self.given[:2]), weights
+        x, states = ([contiguous(t) for t in part] for part in given[:2])
+        call, out = Call(ready, self.layout, entry.compiled.constants, _no_gradients, steps=self.steps), None
+        if self.direct:
+            inputs = (*x, *states, *weights)
+            direct = self.lately.direct(ready, self.layout, inputs, self.steps)
+            out = None if direct is None else run_direct(direct, lambda: call, inputs)
+        out = run_plan(call, x, states, weights) if out is None else out
+        note = noter()
+        if note is not None:
+            note(entry, self.layout, given, out, self.steps)
         sources = (*out, *fed)
         return {name: view.of(sources) for name, view in self.results.items()}
+
+    def _weights(self, fed: Sequence[Tensor]) -> list[Tensor]:
+        """The views of weights, which are the same from call to call where those are, in their memory."""
+        found = []
+        for k, view in enumerate(self.given[2]):
+            if view.place is None or view.always is not None:
+                found.append(view.of(fed))
+                continue
+            source, last = fed[view.source], self.last.get(k)
+            if last is None or last[0] is not source or last[1] != data_ptr(source):
+                last = self.last[k] = source, data_ptr(source), view.of(fed)
+            found.append(last[2])
+        return found
 
 
 def _no_gradients(*_: Any) -> Any:
@@ -100,30 +138,52 @@ class Noting:
     """Notes how the plan of a loop was run."""
 
     def __init__(self) -> None:
-        self._noted: tuple[Entry, Layout, tuple[Sequence[Tensor], ...], Sequence[Tensor]] | None = None
+        self.noted: list[tuple[Entry, Layout, tuple[Sequence[Tensor], ...], Sequence[Tensor], Any]] = []
 
     def __call__(
-        self, entry: Entry, layout: Layout, given: tuple[Sequence[Tensor], ...], out: Sequence[Tensor]
-    ) -> None:
-        self._noted = entry, layout, given, out
+        self, entry: Entry, layout: Layout, given: tuple[Sequence[Tensor], ...], out: Sequence[Tensor],
+        steps: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        self.noted.append((entry, layout, given, out, steps))
 
-    def replay(self, fed: Sequence[Tensor], outputs: Mapping[str, Any]) -> Replay | None:
-        """What such a call comes to; None: something was no view of what was fed."""
-        if self._noted is None:
+    def replay(
+        self, fed: Sequence[Tensor], outputs: Mapping[str, Any], always: Collection[int] = ()
+    ) -> Replay | None:
+        """What such a call comes to; None: something was no view of what was fed, or several plans ran.
+
+        Args:
+            fed: to the loop.
+            outputs: by name.
+            always: the addresses of memory that is the same in all calls, and that no caller gets hold of.
+        """
+        if len(self.noted) != 1:
             return None
-        entry, layout, given, out = self._noted
-        views = tuple([view_of(value, fed) for value in values] for values in given)
+        entry, layout, given, out, steps = self.noted[0]
+        if entry.ready is None or entry.compiled is None or entry.ready.plan.random:
+            return None
+        views = tuple(
+            [
+                View(0, None, v) if v.untyped_storage().data_ptr() in always else view_of(v, fed)
+                for v in values
+            ]
+            for values in given
+        )
         sources = (*out, *fed)
         results = {name: view_of(value, sources) for name, value in outputs.items()}
         if any(view is None for found in (*views, [*results.values()]) for view in found):
             return None
-        return Replay(weakref.ref(entry), layout, views, results)  # pyright: ignore[reportArgumentType]
+        plain = not entry.compiled.constants and not entry.ready.plan.paired
+        direct = (
+            plain and autocast_dtype("cpu") is None and not any(t.is_neg() for part in given for t in part)
+        )
+        whose = weakref.ref(entry), weakref.ref(entry.ready)
+        return Replay(*whose, layout, steps, views, results, direct, Lately(), {})  # pyright: ignore[reportArgumentType]
 
 
 def kind_of(fed: Sequence[Any], backend: str, steps: int | None) -> Any:
     """What calls have in common that come to the same; None: of a call that may need a gradient, or that
     something watches."""
-    if any(type(value) not in _PLAIN or value.is_complex() for value in fed) or not nothing_around():
+    if any(type(v) not in _PLAIN or v.is_complex() or v.is_neg() for v in fed) or not nothing_around():
         return None
     if torch.is_grad_enabled() and any(value.requires_grad for value in fed):
         return None

@@ -127,7 +127,8 @@ class CScan:
             **dict.fromkeys([*constants, *(name for name in written if name in region.read)]),
             **{n: source for n, (source, _) in self._matrices.items() if n not in read},
         }
-        self.fresh = frozenset(entry.value for entry in self.source.fields if entry.role in _NEW)
+        made = {entry.value for entry in self.source.fields if entry.role in _NEW}
+        self.fresh = frozenset(self._named.get(name, name) for name in made)
         desks = self._desks = Desks(self.source.fields, constants)
         self._read = [
             place for place in desks.places("row", "sequence", "shared") if place[1] not in constants

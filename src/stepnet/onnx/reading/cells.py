@@ -140,7 +140,7 @@ class Cell:
                 ys.append(y)
                 finals.append(last if self.states > 1 else (last,))
                 continue
-            not_in_recordings(sized=True)
+            not_in_recordings(sized=True, settled=() if lengths is None else None)
             if lengths is None:
                 y, last = recurrent(step, x, state, reverse=reverse)
             elif instead() is not None:  # what writes the model knows no sequences but those of its inputs
@@ -154,7 +154,8 @@ class Cell:
             ys.append(y)
             finals.append(last if self.states > 1 else (last,))
         y = torch.stack(ys, 1) if len(ys) > 1 else ys[0].unsqueeze(1)
-        last = [torch.stack(leaves) for leaves in zip(*finals, strict=True)]
+        leaves = [*zip(*finals, strict=True)]
+        last = [torch.stack(each) if len(ys) > 1 else each[0].unsqueeze(0) for each in leaves]
         if self.layout:
             y, last = y.permute(2, 0, 1, 3), [leaf.transpose(0, 1) for leaf in last]
         return (y, *last)[: self.node.count]

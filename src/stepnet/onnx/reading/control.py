@@ -194,6 +194,7 @@ class ScanRunner:
 
     @beside_graphs
     def __call__(self, *inputs: Any) -> Sequence[Any]:
+        not_in_recordings(settled=None if self.old else (self.reports,))
         outer = inputs[len(self.node.node.inputs) :]
         own = inputs[: len(self.node.node.inputs)]
         if not self.old:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from stepnet.errors import StepnetError
 from stepnet.export.open_sizes import Sizes, plain
-from stepnet.file_model import ERRORS, Otherwise
+from stepnet.file_model import ERRORS, Otherwise, not_in_recordings
 from stepnet.file_model.scan_loop import ScanLoop
 from stepnet.ir.last_uses import last_uses
 
@@ -280,6 +280,7 @@ class Joined:
         )
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
+        not_in_recordings(settled=(self.reports,))
         body, count = self.body, self.body.states
         values = tuple(map(plain, values))
         x = values[count : count + len(body.given)]
