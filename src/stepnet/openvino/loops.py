@@ -22,6 +22,7 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.segment import Count, Cut
 from stepnet.executors.setting import check_backend
+from stepnet.export.open_sizes import settled
 from stepnet.file_model import LoopReport, beside_graphs, not_in_recordings
 from stepnet.file_model.branching import Branching
 from stepnet.ir.loop import (
@@ -370,11 +371,14 @@ class LoopRunner:
         return tuple(out[name] for name in outputs)
 
     def _all_slices(self, feeds: Mapping[str, Any]) -> bool:
-        """Whether the loop has as many steps as its inputs have slices, whatever sizes stay open."""
+        """Whether the loop has as many steps as its inputs have slices; of sizes left open, as for the example,
+        by which the form of the loop was chosen."""
         if self.trips is None or self.trips < 0:
             return self.trips is not None
         sizes = [feeds[port.source].shape[port.axis] // (port.part_size or 1) for port in self.loop.slices]
-        return all(isinstance(size, int) and size == self.trips for size in sizes)
+        if any(getattr(getattr(size, "node", None), "hint", size) != self.trips for size in sizes):
+            return False
+        return all(isinstance(size, int) or settled(size == self.trips) for size in sizes)
 
     def _check_no_step(self) -> None:
         """Refuse outputs that are the last value of what only a step would give."""
