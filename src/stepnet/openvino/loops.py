@@ -22,8 +22,9 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.segment import Count, Cut
 from stepnet.executors.setting import check_backend
+from stepnet.export.open_sizes import settled
 from stepnet.file_model import LoopReport, beside_graphs, not_in_recordings
-from stepnet.file_model.own_end import both_run, chosen
+from stepnet.file_model.branching import Branching
 from stepnet.ir.loop import (
     BackEdge,
     Concat,
@@ -372,11 +373,14 @@ class LoopRunner:
         return tuple(out[name] for name in outputs)
 
     def _all_slices(self, feeds: Mapping[str, Any]) -> bool:
-        """Whether the loop has as many steps as its inputs have slices, whatever sizes stay open."""
+        """Whether the loop has as many steps as its inputs have slices; of sizes left open, as for the example,
+        by which the form of the loop was chosen."""
         if self.trips is None or self.trips < 0:
             return self.trips is not None
         sizes = [feeds[port.source].shape[port.axis] // (port.part_size or 1) for port in self.loop.slices]
-        return all(isinstance(size, int) and size == self.trips for size in sizes)
+        if any(getattr(getattr(size, "node", None), "hint", size) != self.trips for size in sizes):
+            return False
+        return all(isinstance(size, int) or settled(size == self.trips) for size in sizes)
 
     def _check_no_step(self) -> None:
         """Refuse outputs that are the last value of what only a step would give."""
@@ -422,15 +426,14 @@ class IfRunner:
         self.layer = layer
         self.graphs = graphs
         self.index = {p.id: i for i, p in enumerate(layer.inputs)}
+        self.branching = Branching()
         if not layer.inputs:
             raise IRError(f"{layer.where}: has no condition", expected="a condition as its first input")
 
     def __call__(self, condition: Any, *rest: Any) -> tuple[Any, ...]:
         not_in_recordings()
-        if isinstance(condition, Tensor) and both_run(condition):
-            which, pairs = condition.reshape(()), [self.branch(p, (condition, *rest)) for p in _BRANCHES]
-            return tuple(chosen(which, *pair) for pair in zip(*pairs, strict=True))
-        return self.branch(_BRANCHES[not _one(condition, "condition")], (condition, *rest))
+        which = _scalar(condition, "condition")
+        return self.branching.run(which, lambda way: self.branch(_BRANCHES[not way], (condition, *rest)))
 
     def branch(self, prefix: str, values: Sequence[Any]) -> tuple[Any, ...]:
         """Run one of the bodies."""
@@ -445,6 +448,10 @@ class IfRunner:
 
 
 def _one(value: Any, what: str) -> Any:
+    return _scalar(value, what).item()
+
+
+def _scalar(value: Any, what: str) -> Tensor:
     if value.numel() != 1:
         raise Misfit(f"the {what} must be one value", got=list(value.shape), dims=math.prod(value.shape))
-    return value.reshape(()).item()
+    return value.reshape(())

@@ -218,12 +218,13 @@ def _thresholded(alpha: float) -> Callable[[Tensor], Tensor]:
 
 @op("Dropout", inputs=(1, 3))
 def _dropout(node: Info) -> Run:
-    seen = node.numbers(2)
+    ratio, seen = node.number(1), node.number(2)
 
     def dropout(*inputs: Any) -> Any:
         x = inputs[0]
-        if seen(inputs):
+        if seen(inputs) and ratio(inputs) != 0:
             raise Misfit("dropout in training mode draws noise that ONNX leaves open")
-        return (x, torch.ones_like(x, dtype=torch.bool)) if node.count > 1 else x
+        mask = torch.bool if node.opset >= 10 else x.dtype
+        return (x, torch.ones_like(x, dtype=mask)) if node.count > 1 else x
 
     return dropout

@@ -98,6 +98,20 @@ class Info:
 
         return run
 
+    def number(self, index: int, name: str | None = None) -> Callable[[Sequence[Any]], Any]:
+        """`numbers`, of which there is one: exporters write it as a scalar or as a list."""
+        found, what = self.numbers(index, name), name or f"input {index}"
+
+        def run(inputs: Sequence[Any]) -> Any:
+            got = found(inputs)
+            if isinstance(got, list):
+                if len(got) != 1 or isinstance(got[0], list):
+                    raise Misfit(f"{what} must be one number", got[:8])
+                (got,) = got
+            return got
+
+        return run
+
     @property
     def count(self) -> int:
         """How many outputs the node has."""

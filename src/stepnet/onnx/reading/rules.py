@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, shape_inference
@@ -151,20 +151,21 @@ def _light(proto: ModelProto) -> ModelProto:
                 name=tensor.name, dims=tensor.dims, data_type=tensor.data_type,
                 data_location=TensorProto.EXTERNAL,
             )  # fmt: skip
-    _number(graph)
+    old = all(imported.version < 9 for imported in proto.opset_import if not imported.domain)
+    _number(graph, _SAFE - {"Constant"} if old else _SAFE)  # which says of old ones that they are fractions
     light = ModelProto(ir_version=proto.ir_version, graph=graph)
     light.opset_import.extend(proto.opset_import)
     light.opset_import.add(domain=_UNCHECKED, version=1)
     return light
 
 
-def _number(graph: GraphProto) -> None:
+def _number(graph: GraphProto, safe: Collection[str]) -> None:
     for number, node in enumerate(graph.node):
         node.name = f"@{number}"
-        if node.op_type not in _SAFE:
+        if node.op_type not in safe:
             node.domain = _UNCHECKED
         for attribute in node.attribute:
-            _number(attribute.g)
+            _number(attribute.g, safe)
 
 
 def _known(light: ModelProto) -> dict[str, ValueInfoProto]:

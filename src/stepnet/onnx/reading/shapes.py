@@ -225,7 +225,7 @@ def _tile(node: Info) -> Run:
 @op("Pad", inputs=(1, 4))
 def _pad(node: Info) -> Run:
     mode, sizes, axes = node.get("mode", "constant"), node.numbers(1, "pads"), node.numbers(3)
-    fill = node.numbers(2, "value")
+    fill = node.number(2, "value")
     if mode not in ("constant", "reflect", "edge", "wrap"):
         raise Misfit("no such padding runs", mode, "constant, reflect, edge, wrap")
 
@@ -301,11 +301,11 @@ def _one_hot(node: Info) -> Run:
 
 @op("Trilu", inputs=(1, 2))
 def _trilu(node: Info) -> Run:
-    upper, shift = node.get("upper", 1), node.numbers(1)
+    upper, shift = node.get("upper", 1), node.number(1)
 
     def trilu(*inputs: Any) -> Tensor:
         k = shift(inputs)
-        k = 0 if k is None else k if isinstance(k, int) else k[0]
+        k = 0 if k is None else k
         return torch.triu(inputs[0], k) if upper else torch.tril(inputs[0], k)
 
     return trilu

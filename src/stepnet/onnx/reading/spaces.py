@@ -106,11 +106,10 @@ def _lrn(node: Info) -> Run:
 
 @op("CumProd", inputs=(2, 2))
 def _cumprod(node: Info) -> Run:
-    exclusive, reverse, axis = node.get("exclusive", 0), node.get("reverse", 0), node.numbers(1)
+    exclusive, reverse, axis = node.get("exclusive", 0), node.get("reverse", 0), node.number(1)
 
     def cumprod(*inputs: Any) -> Tensor:
         x, at = inputs[0], axis(inputs)
-        at = at if isinstance(at, int) else at[0]
         y = x.flip(at) if reverse else x
         if exclusive:
             y = torch.cat([torch.ones_like(y.narrow(at, 0, 1)), y.narrow(at, 0, max(y.shape[at] - 1, 0))], at)

@@ -53,12 +53,14 @@ def _reduction(node: Info) -> Run:
 
     def run(*inputs: Any) -> Tensor:
         x, along = inputs[0], axes(inputs)
-        if not along and none:
-            return x
-        along = along or list(range(x.dim()))
+        if not x.dim() or (none and not along):  # over no axis: what is left is to square, say
+            return over(x.unsqueeze(-1), [-1], False)
+        return over(x, along or list(range(x.dim())), keep)
+
+    def over(x: Tensor, along: Axes, keep: bool) -> Tensor:
         if x.dtype == torch.bool:
             return x.all(tuple(along), keep) if "Min" in node.node.op_type else x.any(tuple(along), keep)
-        return reduce(x, along, keep) if x.dim() else x.clone()
+        return reduce(x, along, keep)
 
     return run
 
@@ -96,11 +98,10 @@ def _softmax(node: Info) -> Run:
 
 @op("CumSum", inputs=(2, 2))
 def _cumsum(node: Info) -> Run:
-    exclusive, reverse, axis = node.get("exclusive", 0), node.get("reverse", 0), node.numbers(1)
+    exclusive, reverse, axis = node.get("exclusive", 0), node.get("reverse", 0), node.number(1)
 
     def cumsum(*inputs: Any) -> Tensor:
         x, at = inputs[0], axis(inputs)
-        at = at if isinstance(at, int) else at[0]
         y = x.flip(at) if reverse else x
         out = y.cumsum(at, dtype=x.dtype)
         out = out - y if exclusive else out
@@ -111,11 +112,10 @@ def _cumsum(node: Info) -> Run:
 
 @op("TopK", inputs=(1, 2))
 def _topk(node: Info) -> Run:
-    axis, largest, count = node.get("axis", -1), bool(node.get("largest", 1)), node.numbers(1, "k")
+    axis, largest, count = node.get("axis", -1), bool(node.get("largest", 1)), node.number(1, "k")
 
     def topk(*inputs: Any) -> tuple[Tensor, Tensor]:
         x, k = inputs[0], count(inputs)
-        k = k if isinstance(k, int) else k[0]
         index = x.argsort(dim=axis, descending=largest, stable=True).narrow(axis, 0, k)
         return x.gather(axis, index), index
 
@@ -242,10 +242,18 @@ def _rms_norm(node: Info) -> Run:
 
 @op("BatchNormalization", inputs=(5, 5))
 def _batch_norm(node: Info) -> Run:
-    eps = node.get("epsilon", 1e-5)
-    if node.get("training_mode", 0):
-        raise Misfit("a batch norm in training mode changes the model")
-    return lambda x, scale, bias, mean, var: F.batch_norm(x, mean, var, scale, bias, eps=eps)
+    eps, momentum = node.get("epsilon", 1e-5), node.get("momentum", 0.9)
+    training = node.get("training_mode", 0)
+
+    def norm(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Any:
+        if not training:
+            return F.batch_norm(x, mean, var, scale, bias, eps=eps)
+        along = [k for k in range(x.dim()) if k != 1]
+        now = x.mean(along), x.var(along, correction=0)
+        running = (a * momentum + b.to(a.dtype) * (1 - momentum) for a, b in zip((mean, var), now, strict=True))
+        return (F.batch_norm(x, *now, scale, bias, eps=eps), *running)[: node.count]
+
+    return norm
 
 
 @op("InstanceNormalization", inputs=(3, 3))
