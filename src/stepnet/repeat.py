@@ -18,6 +18,7 @@ from typing_extensions import TypeVarTuple, Unpack
 from stepnet.compiler.inner_loops import inner, is_row
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import transformed
 from stepnet.data.recording import AS_A_LAYER, StandIn, recorded_in_frames
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
@@ -143,7 +144,9 @@ def while_loop(
         condition=GOING,
     )
     run = PlainRun(loop, dict(zip(code.results, (going, *leaves), strict=True)))
-    lengths = _segments(checkpoint) if torch.is_grad_enabled() else None
+    lengths = _segments(checkpoint)
+    if lengths is not None and (transformed() or not torch.is_grad_enabled()):
+        lengths = None
     state = run.begin()
     if lengths is None:
         state = run.advance(state)

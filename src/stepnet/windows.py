@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from .data.arguments import brief
 from .data.lod import LoDTensor
-from .data.modes import traced
+from .data.modes import traced, transformed
 from .data.offsets import LoD
 from .data.tree import by_leaf, flatten, rows_at, unflatten
 from .data.windows import Between, Joined, Windows, windows
@@ -70,9 +69,7 @@ def run_in_windows(
     """
     how |= {"axis": axis, "reverse": reverse}
     again = not detach_every
-    forward = forward_ad._current_level >= 0
-    hidden = forward or traced() or torch._C._are_functorch_transforms_active()
-    if not torch.is_grad_enabled() or (again and hidden):
+    if not torch.is_grad_enabled() or (again and (transformed() or traced())):
         return run(step, x, state, level=level, **how)
     if detach_every:
         how["checkpoint"] = checkpoint

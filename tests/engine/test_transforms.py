@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import nn
@@ -480,3 +482,23 @@ def test_constants_of_a_plan_are_no_business_of_a_transform():
         return pull(torch.tensor([1.0, 2.0], dtype=DTYPE))
 
     torch.testing.assert_close(found("c"), found("naive"))
+
+
+class Pair(NamedTuple):
+    h: torch.Tensor
+    c: torch.Tensor
+
+
+def test_a_state_with_names_has_a_plan():
+    """What Python makes for such a class reads nothing that is not known."""
+
+    def step(x, s, weight):
+        c = torch.tanh(s.c * weight + x[:, :1])
+        return s.h, Pair(c, s.h)
+
+    def loss(weight, backend):
+        first = Pair(torch.ones(B, 1, dtype=DTYPE), torch.ones(B, 1, dtype=DTYPE))
+        return recurrent(lambda x, s: step(x, s, weight), X, first, backend=backend)[0].sum()
+
+    found, expected = (grad(loss)(SCALE, backend) for backend in ("eager", "naive"))
+    torch.testing.assert_close(found, expected)

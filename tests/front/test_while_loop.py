@@ -116,6 +116,16 @@ def test_gradients_agree_with_finite_differences():
     assert torch.autograd.gradcheck(loss, (f64(2, 2), f64(1, 2)))
 
 
+def test_where_nothing_is_computed_again_all_is_kept():
+    def loss(weight: Tensor) -> Tensor:
+        body = lambda i, h: (i + 1, torch.tanh(h * weight))  # noqa: E731
+        return while_loop(lambda i, h: i < 4, body, (0, torch.ones(2)), checkpoint=2)[1].sum()
+
+    weight = torch.tensor(0.5)
+    expected = torch.autograd.grad(loss(weight.requires_grad_()), weight)[0]
+    torch.testing.assert_close(torch.func.grad(loss)(weight.detach()), expected)
+
+
 def test_dropout_is_the_same_when_computed_again():
     start = f64(50)
 

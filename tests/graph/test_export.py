@@ -340,6 +340,33 @@ def test_a_lod_tensor_of_open_lengths_is_no_result() -> None:
         export(Model(), rows_of(2, 4), dynamic_shapes=({0: ANY}, {0: ANY}))
 
 
+class Stages(nn.Module):
+    """A layer with states given, then a dynamic recurrence with one value for each sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.cell = snn.LSTM(3, 4), nn.GRUCell(4, 4)
+
+    def forward(self, rows: Tensor, offsets: Tensor, h: Tensor) -> Tensor:
+        y, _ = self.rnn(LoDTensor(rows, [offsets]), (h[None], h[None].cos()))
+
+        def step(s: stepnet.Scope) -> None:
+            s["new"] = self.cell(s["y"] + s["h"], s["before"])
+
+        scope = stepnet.Scope({"y": y, "h": h})
+        memory = stepnet.Memory("new", "before", init="h")
+        last = stepnet.dynamic_recurrent(step, scope, ["y"], ["new"], [memory], static_inputs=["h"])
+        return scope["new"].values.sum() + last["new"]
+
+
+def test_sequences_are_not_counted_where_a_program_leaves_them_open() -> None:
+    model = Stages()
+    args = torch.randn(6, 3), torch.tensor([0, 2, 6]), torch.randn(2, 4)
+    program = export(model, args, dynamic_shapes=({0: ANY},) * 3)
+    args = torch.randn(7, 3), torch.tensor([0, 3, 3, 7]), torch.randn(3, 4)
+    torch.testing.assert_close(program.module()(*args), model(*args))
+
+
 def test_offsets_and_lengths_are_tensors_of_the_program() -> None:
     model = Structure().double()
     program = export(model, rows_of(3, 2), dynamic_shapes=({0: ANY}, {0: ANY})).module()

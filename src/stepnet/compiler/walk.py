@@ -365,6 +365,8 @@ class Walk(CodeWalk):
             self.visit(item.fget)
         elif isinstance(item, functools.cached_property):
             self.visit(item.func)
+        elif isinstance(item, _PLACE):
+            self.key.append(item.__reduce__()[1][0])
         elif not isinstance(item, _DESCRIPTORS):
             self.visit(item)
 
@@ -472,6 +474,7 @@ _TABLE_READERS = words(
     state_dict _parameters _buffers _modules get_submodule get_parameter get_buffer apply extra_repr"""
 )
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_PLACE: Any = type(vars(collections.namedtuple("_", "a"))["a"])  # what reads a field of a NamedTuple
 _FACTORY: Any = collections.defaultdict.__dict__["default_factory"]
 _MAXLEN: Any = collections.deque.__dict__["maxlen"]
 _OF_TYPES: Any = type.__dict__

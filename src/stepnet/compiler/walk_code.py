@@ -195,13 +195,14 @@ class CodeWalk(abc.ABC):
             self.opened(f"{function.__name__} looks into the insides of objects")
         if not known.names.isdisjoint(TENSOR_STATE):
             self.opened(f"{function.__name__} may ask a tensor for more than its values")
-        if function.__builtins__ is not vars(builtins):
-            self.opened(f"{function.__name__} has builtins of its own")
         if not self.everything:
             self._surveyed(survey(Tensor, known.names))
         for name in known.imports:
             self._import(name, function)
         space = function.__globals__
+        asks_builtins = known.imports or any(name not in space for name in known.globals)
+        if asks_builtins and function.__builtins__ is not vars(builtins):
+            self.opened(f"{function.__name__} has builtins of its own")
         for name in known.globals:
             held = space.get(name, MISSING)
             if held is MISSING:

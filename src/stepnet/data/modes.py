@@ -223,6 +223,28 @@ def traced() -> bool:
     )
 
 
+def surely_differ(a: Any, b: Any) -> bool:
+    """Whether two sizes differ. Of those that a program leaves open nobody knows before it runs.
+
+    >>> surely_differ(2, 3)
+    True
+    """
+    if type(a) is int and type(b) is int:
+        return a != b
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(a != b)
+
+
+def transformed() -> bool:
+    """Whether torch.func or forward mode is around, where nothing can be computed again in backward.
+
+    >>> torch.func.grad(lambda x: x * transformed())(torch.tensor(2.0))
+    tensor(1.)
+    """
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
 def linearizes() -> bool:
     """Whether torch writes down what happens to tangents at known numbers, as `torch.func.linearize` does: a
     call may stand there as one that only this process knows.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stepnet.data.arguments import name as name_of
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import surely_differ
 from stepnet.errors import StepError, Unsupported
 
 from .scope import Scope
@@ -65,10 +66,11 @@ class Memory:
 
 
 class ScopeStep:
-    """A stepnet on scopes as a step: `step(x, state) -> (outputs, memories)`, tuples in the order of names.
+    """A stepnet on scopes as a step: `step(x, state, static) -> (outputs, memories)`, tuples in the order of
+    names.
 
-    `scope` holds what is the same at every step. Static inputs travel in the state: rows [n, ...] as they
-    are, LoDTensors as the rows' places in them.
+    `scope` holds what is the same at every step. Static inputs are rows [n, ...] as they are, or the rows'
+    places in a LoDTensor.
     """
 
     def __init__(
@@ -93,10 +95,11 @@ class ScopeStep:
             remedy=f"dynamic_recurrent(..., padded=[{names}]) gives the step rows [n, L, ...] and a mask",
         )
 
-    def __call__(self, x: tuple[Any, ...], state: tuple[Tensor, ...]) -> tuple[Any, Any]:
+    def __call__(
+        self, x: tuple[Any, ...], state: tuple[Tensor, ...], static: tuple[Any, ...] = ()
+    ) -> tuple[Any, Any]:
         scope = self.scope.new_scope(dict(zip(self.inputs, x, strict=True)))
-        pre, static = state[: len(self.memories)], state[len(self.memories) :]
-        for memory, value in zip(self.memories, pre, strict=True):
+        for memory, value in zip(self.memories, state, strict=True):
             scope[memory.pre_name] = value
         for name, value in zip(self.static, static, strict=True):
             scope[name] = self._sequences(name, value) if name in self.ragged else value
@@ -109,7 +112,7 @@ class ScopeStep:
                 remedy="scope[name] = value in the stepnet",
             )
         y = tuple(scope[name] for name in self.outputs)
-        return y, (*(scope[memory.name] for memory in self.memories), *static)
+        return y, tuple(scope[memory.name] for memory in self.memories)
 
     def _sequences(self, name: str, places: Tensor) -> LoDTensor:
         """The sequences of a ragged static input at the rows of this step; taken anew only as rows end."""
@@ -122,7 +125,7 @@ class ScopeStep:
 def check_rows(what: str, value: Any, rows: int, remedy: str) -> str | None:
     """What is wrong with a value that must have a row for each sequence; None if nothing is."""
     plain = isinstance(value, Tensor) and not isinstance(value, LoDTensor)
-    count = len(value) if isinstance(value, LoDTensor) or (plain and value.dim()) else None
-    if count == rows:
+    count = len(value) if isinstance(value, LoDTensor) else value.shape[0] if plain and value.dim() else None
+    if count is not None and not surely_differ(count, rows):
         return None
     return f"{what} is {describe_leaf(value)}, and must have {rows} rows ({remedy})"

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.convert import rows_to_padded
 from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import told
 from stepnet.data.tree import flatten, names, unflatten
 from stepnet.errors import StepError
 
@@ -78,6 +79,7 @@ def memory_of(leaf: Any, n: int, what: str) -> Tensor | Padded:
 
 def padded(memory: LoDTensor) -> Padded:
     """Sequences side by side, to a length that few batches do not share: each makes a plan of its own."""
+    told(memory._lod.levels[-1])
     lengths = memory.lengths().to(memory.values.device)
     longest = int(lengths.max()) if len(lengths) else 0
     size = length_of_padded(longest)

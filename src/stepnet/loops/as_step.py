@@ -35,12 +35,12 @@ def run_as_step(
     hidden = {*inputs, *outputs, *static, *(m.init for m in memories)}
     around = Scope({n: v for n, v in scope.all_values().items() if n not in hidden})
     step = ScopeStep(stepnet, around, inputs, outputs, memories, tuple(static), ragged)
-    boots = [memory.boot(scope, *rows) for memory in memories]
+    boots = tuple(memory.boot(scope, *rows) for memory in memories)
     x = tuple(scope[name] for name in inputs)
-    y, last = recurrent(step, x, (*boots, *static.values()), **how)
+    y, last = recurrent(step, x, boots, static=tuple(static.values()) or None, **how)
     for name, value in zip(outputs, y, strict=True):
         scope[name] = value
-    return dict(zip((memory.name for memory in memories), last, strict=False))
+    return dict(zip((memory.name for memory in memories), last, strict=True))
 
 
 def run_in_frame(

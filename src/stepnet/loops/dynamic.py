@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from stepnet.checks import sequences_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import AS_A_LAYER, InGrid, StandIn
 from stepnet.errors import StepError
@@ -91,7 +92,7 @@ def dynamic_recurrent(
             got=describe_leaf(first),
             expected=f"a level from {-first.lod_level} to {first.lod_level - 1}",
         )
-    rows = first.sequences if isinstance(first, InGrid) else len(first.lengths(level))
+    rows = first.sequences if isinstance(first, InGrid) else sequences_of(first, level, 0)
     wrong: list[str | None] = []
     for memory in memories:
         if memory.init is not None:

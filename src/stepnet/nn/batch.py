@@ -14,6 +14,7 @@ from stepnet.checks import refuse_proxies
 from stepnet.data.convert import pack_like
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import surely_differ
 from stepnet.data.values import rows as rows_of
 from stepnet.errors import StepError
 
@@ -86,7 +87,8 @@ class Batch(NamedTuple):
     def check_state(self, leaf_name: str, leaf: Any, count: int, size: int) -> Tensor:
         """A tensor of hx as [count, n, size], or an error that says what it should be."""
         wanted = [count, size] if self.unbatched else [count, self.n, size]
-        if not isinstance(leaf, Tensor) or list(leaf.shape) != wanted:
+        fits = isinstance(leaf, Tensor) and leaf.dim() == len(wanted)
+        if not fits or any(map(surely_differ, leaf.shape, wanted)):
             raise StepError(
                 f"{self.name} 'hx' has a wrong {leaf_name}",
                 got=str(list(leaf.shape)) if isinstance(leaf, Tensor) else type(leaf).__name__,
