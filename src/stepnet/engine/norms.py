@@ -58,7 +58,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 
 _WRITTEN_OUT: dict[Any, Any] = {
-    torch._weight_norm: _weight_norm,
+    torch._weight_norm: _weight_norm,  # pyright: ignore[reportPrivateImportUsage]
     F.embedding: _embedding,
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
