@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import operator
 from typing import Any
 
 import numpy as np
@@ -248,6 +249,8 @@ NO_ARRAYS = {
     "array_equal": lambda x: np.array_equal(x, x),
     "stack": lambda x: np.stack([x, x]),
     "isclose": lambda x: np.isclose(x, x),
+    "exp": np.exp,
+    "sum": np.add.reduce,
     "float64": np.float64,
     "as_tensor": torch.as_tensor,
     "tensor": torch.tensor,
@@ -265,3 +268,12 @@ def test_it_is_no_array_and_no_number(name: str) -> None:
     for x in (ragged(3), LoDTensor(torch.ones(3), [[0, 1, 2, 3]])):
         with pytest.raises(RowMixError, match=r"no array, and no number(.|\n)*remedy"):
             of(x)
+
+
+@pytest.mark.parametrize("op", [operator.add, operator.sub, operator.truediv, operator.lt, operator.ne])
+@pytest.mark.parametrize("number", [np.float64(2), np.int64(2), np.array(2.0)], ids=repr)
+def test_numbers_of_numpy_are_numbers(number: Any, op: Any) -> None:
+    x = ragged(3)
+    torch.testing.assert_close(op(number, x).values, op(2.0, x.values))
+    with pytest.raises(RowMixError, match="meets tensors, not numpy arrays"):
+        op(np.ones(3), x)

@@ -356,6 +356,23 @@ def test_members_that_look_rows_up(padding, monkeypatch):
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("dim", [0, -1])
+def test_members_whose_weight_is_normed(dim, monkeypatch):
+    """At once, though `vmap` takes the norms of one after the other."""
+    scale = torch.full((F_IN, 1) if dim == 0 else (), 0.7, dtype=DTYPE)
+
+    def step(x, h, v):
+        h = torch.tanh(x @ torch._weight_norm(v, scale, dim) + h)
+        return h, h
+
+    both = several(MIX)
+    expected = torch.stack([grad(lambda v: summed("naive", step, v))(v) for v in both])
+    with monkeypatch.context() as patched:
+        patched.setattr(transformed.batched, "one_by_one", None)
+        found = vmap(grad(lambda v: summed("c", step, v)))(both)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
 LINEARIZED = {
     "x": (lambda b, x: run(b, x), X),
     "weights": (lambda b, w: loss(b, w), WEIGHTS),

@@ -34,6 +34,7 @@ from .ranges import RANGES
 from .reach import reach
 from .survey import Same
 from .trust import BY_VALUE, is_trusted_class, is_trusted_code
+from .writes import SHOWS_MEMORY, written
 
 _MOST_BYTES = 4096
 _DISPATCH = "__torch_dispatch__"
@@ -101,21 +102,6 @@ def tried(
     return Trial(result, used, mode.answers, mode.asks_captured, mode.draws)
 
 
-_READ_ONLY = frozenset({"__invert__", "__int__", "__index__", "__iter__"})  # they begin like __iadd__
-
-
-def writes(name: str) -> bool:
-    """True for torch functions that change their first argument.
-
-    >>> [writes(name) for name in ("add_", "__iadd__", "__setitem__", "add", "__add__")]
-    [True, True, True, False, False]
-    """
-    in_place = name.endswith("_") and not name.endswith("__")
-    return (
-        in_place or name in ("__setitem__", "__set__") or (name.startswith("__i") and name not in _READ_ONLY)
-    )
-
-
 class _Reader(TorchFunctionMode):
     """Tells the tensors that are read but were not made, and stops what would write to them."""
 
@@ -181,6 +167,10 @@ class _Reader(TorchFunctionMode):
             draw = draw_of(func, args, kwargs, self._place(generator))[0]
         for mask in masks_in(func, args):
             self.pick(mask)
+        if func in SHOWS_MEMORY and unseen_memory_of(args[0]) in self.memory:
+            raise Unsupported(
+                "the step hands the memory of a tensor it did not make to numpy, which may write into it"
+            )
         out = func(*args, **kwargs)
         if func in OWN_STATE:
             self.told(args, out)
@@ -237,20 +227,6 @@ def unseen_memory_of(tensor: Tensor) -> int:
     """`memory_of`, of which no mode or class of tensors is told."""
     with torch._C.DisableTorchFunction():
         return memory_of(tensor)
-
-
-def written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """The tensors that a call changes."""
-    name = getattr(func, "__name__", "")
-    if args and writes(name):
-        yield from leaves(args[0], Tensor)
-    if "out" in kwargs:
-        yield from leaves(kwargs["out"], Tensor)
-    if name in ("batch_norm", "instance_norm"):  # they keep statistics of what they are given
-        flag, default = ("training", False) if name == "batch_norm" else ("use_input_stats", True)
-        if kwargs.get(flag, args[5] if len(args) > 5 else default):
-            first = 1 if isinstance(func, types.FunctionType) else 3
-            yield from leaves([*args[first : first + 2], kwargs.get("running_mean")], Tensor)
 
 
 class _Recorder(_Reader):

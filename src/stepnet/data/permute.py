@@ -67,5 +67,7 @@ def invert(order: Tensor) -> Tensor:
     tensor([1, 2, 0])
     """
     inverse = torch.empty_like(order)
-    inverse[order] = torch.arange(len(order), device=order.device)
+    real = type(order) is Tensor
+    places = torch.arange(len(order), device=order.device) if real else torch.ones_like(order).cumsum(0) - 1
+    inverse[order] = places
     return inverse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -28,15 +29,28 @@ def _operator(name: str) -> Callable[[Any, Any], LoDTensor]:
 
     def call(self: RowWise, other: Any) -> Any:
         if isinstance(other, np.ndarray):
-            raise RowMixError(
-                "a LoDTensor meets tensors, not numpy arrays",
-                got=brief(other),
-                remedy="torch.as_tensor(array)",
-            )
+            raise _meets_an_array(other)
         return call_by_rows(type(self), method, (self, other), {})
 
     call.__name__ = name
     return call
+
+
+def _meets_an_array(array: Any) -> RowMixError:
+    return RowMixError(
+        "a LoDTensor meets tensors, not numpy arrays", got=brief(array), remedy="torch.as_tensor(array)"
+    )
+
+
+# numpy's names for operators
+_OF_NUMPY: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv,
+    "true_divide": operator.truediv, "floor_divide": operator.floordiv, "remainder": operator.mod,
+    "power": operator.pow, "less": operator.lt, "less_equal": operator.le, "greater": operator.gt,
+    "greater_equal": operator.ge, "equal": operator.eq, "not_equal": operator.ne, "matmul": operator.matmul,
+    "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
+    "left_shift": operator.lshift, "right_shift": operator.rshift,
+}  # fmt: skip
 
 
 def _unary(name: str) -> Callable[[Any], LoDTensor]:
@@ -55,7 +69,8 @@ def _no_array(x: RowWise, *_: Any, **__: Any) -> NoReturn:
     raise RowMixError(
         "a LoDTensor is no array, and no number: its sequences have lengths of their own",
         got=repr(x),
-        remedy="x.values.numpy() has the rows, list(x) the sequences, x.to_padded() a table of them",
+        remedy="torch's functions take it; x.values.numpy() has the rows, list(x) the sequences, "
+        "x.to_padded() a table of them",
     )
 
 
@@ -64,7 +79,16 @@ class RowWise:
 
     __slots__ = ()
     _values: Tensor
-    __array_ufunc__ = None  # a numpy array on the left leaves the operator to us
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **how: Any) -> Any:
+        """What numpy's functions ask first: an operator with a number of numpy's is one of Python's."""
+        call = _OF_NUMPY.get(ufunc.__name__)
+        numbers = [v if isinstance(v, RowWise) or np.ndim(v) else np.asarray(v).item() for v in inputs]
+        if call is None or method != "__call__" or how:
+            _no_array(self)
+        if any(isinstance(v, np.ndarray) for v in numbers):
+            raise _meets_an_array(next(v for v in numbers if isinstance(v, np.ndarray)))
+        return call(*numbers)
 
     @classmethod
     def __torch_function__(

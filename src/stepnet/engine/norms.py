@@ -1,8 +1,8 @@
 """Norms, torch's cells and embeddings written out in small steps.
 
 torch differentiates norms twice by formulas that take their mean and spread for constants, so what is made by
-differentiating those once more is wrong (layer_norm of torch 2.13 and before). Of cells `vmap` has no rule.
-Of embeddings under `vmap` it leaves out the gradient of the first one's padding alone.
+differentiating those once more is wrong (layer_norm of torch 2.13 and before). Of cells and of weight_norm
+`vmap` has no rule. Of embeddings under `vmap` it leaves out the gradient of the first one's padding alone.
 """
 
 from __future__ import annotations
@@ -52,7 +52,13 @@ def _embedding(
     return torch.where((index == padding_idx % weight.shape[0]).unsqueeze(-1), rows.detach(), rows)
 
 
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    dims = [d for d in range(v.dim()) if dim == -1 or d != dim]  # -1 is torch's word for all of them
+    return v * (g / (torch.linalg.vector_norm(v, dim=dims, keepdim=True) if dims else v.abs()))
+
+
 _WRITTEN_OUT: dict[Any, Any] = {
+    torch._weight_norm: _weight_norm,  # pyright: ignore[reportPrivateImportUsage]
     F.embedding: _embedding,
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,

@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
-from stepnet.compiler.record import unseen_memory_of, written
+from stepnet.compiler.record import unseen_memory_of
 from stepnet.compiler.undo import Snapshot
+from stepnet.compiler.writes import written
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import leaves

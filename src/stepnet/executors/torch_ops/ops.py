@@ -263,7 +263,9 @@ def _opaque(graph: Graph, node: Node) -> Run:
     target = getattr(getattr(getattr(torch.ops, space), name), overload)
     many = len(node.outputs) > 1
 
-    def call(*inputs: Tensor, rows: int) -> Any:
+    def call(*given: Tensor, rows: int) -> Any:
+        # as in the trace, where a call that wants its operands so was made without asking for it
+        inputs = [t.contiguous() for t in given]
         out = target(*(fill(a, inputs) for a in args), **{k: fill(a, inputs) for k, a in kwargs})
         if many:
             return tuple(out)
