@@ -256,13 +256,24 @@ class CScan:
             w.write(place, values[name])
         for place, name in self._carried:
             w.write(place, at.boots[name])
-            w.write(place + 1, at.lasts.get(name) or w.own(size(name, layout.sequences)))
+            last = at.lasts.get(name)
+            w.of_sequences |= last is None
+            w.write(place + 1, last or w.own(size(name, layout.sequences)))
         for place, of, batch, row, column in self._multiplied:
             strides = at.strides[of]
             w.write(place, values[of])
             w.numbers += [(place + 1, strides[row]), (place + 2, strides[column])]
             w.numbers.append((place + 3, 0 if batch is None else strides[batch]))
-        return Addressed(lambda: self._desks.laid(placed), code.run, code.address, placed.used, w)
+        kind = _kind(placed)
+
+        def moved(layout: Layout) -> Placed:
+            other = self._place(layout, torch.get_num_threads(), 0)
+            fits = not w.served and (not w.of_sequences or layout.sequences <= placed.layout.sequences)
+            if not fits or _kind(other) != kind:
+                raise LookupError
+            return other
+
+        return Addressed(self._desks, placed, moved, code.run, code.address, w)
 
     def _moves(
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], alive: list[Tensor]
@@ -456,6 +467,11 @@ class CScan:
             what = "one long sequence runs on one thread: the code for several was not built"
             warnings.warn(describe(what, got=error), RuntimeWarning, stacklevel=2)
             return None
+
+
+def _kind(placed: Placed) -> tuple[Any, ...]:
+    """What generated code that is given addresses only is made for."""
+    return placed.layout.rows, placed.key, placed.used, placed.sharing, placed.parts, placed.pace
 
 
 class _Code(NamedTuple):
