@@ -250,7 +250,8 @@ def _fresh(
         )
     if owner is not None:
         leaves = rows_at(leaves, owner)
-    return unflatten(spec, [leaf.to(like.dtype) for leaf, like in zip(leaves, wanted, strict=True)])
+    pairs = zip(leaves, wanted, strict=True)
+    return unflatten(spec, [a if a.dtype is b.dtype else a.to(b.dtype) for a, b in pairs])
 
 
 def _alike(a: Any, b: Any) -> bool:

@@ -29,7 +29,7 @@ from .ready import Ready
 from .tables import EARLIER, into
 from .twice import again, asked_again, differentiable, is_plain, one_by_one, total
 
-WORTH_ASKING = 1 << 21  # multiplications that take longer than to ask whether anybody wants what they make
+WORTH_ASKING = 1 << 24  # multiplications that take longer than to ask whether anybody wants what they make
 
 
 def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
@@ -320,7 +320,7 @@ def _gradients(
 
 def _asked_for(ctx: Any, tensors: Sequence[Tensor], needed: Sequence[bool]) -> tuple[bool, ...]:
     """Which gradients this backward is to give: `autograd.grad(y, x)` leaves those of the weights to nobody.
-    It takes up to 20 microseconds for each to find out, so it is only asked where a product takes longer."""
+    It takes up to 30 microseconds for each to find out, so it is only asked where products take longer."""
     rows = tensors[0].shape[0]
     if rows * max(map(Tensor.numel, tensors)) < WORTH_ASKING:
         return tuple(needed)

@@ -78,8 +78,8 @@ class _Backward(NamedTuple):
 
 
 class Direct:
-    """Runs of a plan on the same sequences, of tensors that look the same, each in one piece. Where no backward
-    follows, on other sequences over as many rows, too.
+    """Runs of a plan on the same sequences, of tensors that look the same, each in one piece. Where no
+    backward follows, on other sequences over as many rows, too.
 
     Scans are given the addresses of what is saved: inputs, y, and what else is kept, which lies in one piece;
     and of the last states, or of what comes in and the gradients.
@@ -256,8 +256,8 @@ def _outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 class Lately:
-    """How runs go by places that are on the same sequences, and threads, as several before; without a backward,
-    on sequences over as many rows."""
+    """How runs go by places that are on the same sequences, and threads, as several before; without a
+    backward, on sequences over as many rows."""
 
     def __init__(self) -> None:
         self._kind: Any = None

@@ -41,9 +41,9 @@ int64_t sn_marked(struct marked of) {
 
 /* Cuts before (after: 0) or after (1) each marked row. Of `pieces` pieces these tables are written, one after
    the other: offsets, and one more; owner, start, length; all of them by length, longest first; the first and
-   the last piece of each sequence; room for steps + 1 counts; if somebody asks, the last row of each piece, and
-   the row before each row, as `Layout.before` has it. The length of the longest; -1 if there are not so many
-   pieces, for another thread has written to the marks. */
+   the last piece of each sequence; room for steps + 1 counts; if somebody asks, the last row of each piece,
+   and the row before each row, as `Layout.before` has it. The length of the longest; -1 if there are not so
+   many pieces, for another thread has written to the marks. */
 int64_t sn_cut(struct marked of, int64_t after, int64_t by_step, int64_t asked, int64_t pieces,
                int64_t *offset) {
     int64_t *owner = offset + pieces + 1, *start = owner + pieces, *length = start + pieces;
