@@ -163,6 +163,9 @@ def test_pieces_of_ragged_sequences_are_cut_by_c_as_by_numpy(lengths, share, aft
 
 
 def check_pieces(made, pieces, expected):
+    if len(pieces.owner) == len(pieces.first):
+        assert made == (None, None)
+        return
     by_c, layout = made
     for field in ("offsets", "first", "last", "owner"):
         assert torch.equal(getattr(by_c, field), getattr(pieces, field))

@@ -110,8 +110,9 @@ def run_with_resets(
     marks = rows.aligned(asked.marks)
     given = None if state is None else _one_a_sequence(function, state, rows.n)
     at_ends = asked.is_init is None
-    pieces = None if look or traced() or not rows.movable else rows.pieces(marks, at_ends)
-    if pieces is not None and len(pieces.owner) > rows.n:
+    flags = None if look or traced() or not rows.movable else truths(marks)
+    pieces = None if flags is None else rows.pieces(flags, at_ends)
+    if pieces is not None:
         begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
         if given is None and asked.state is None:
             start = boot_state(function, len(pieces.owner))
@@ -128,7 +129,7 @@ def run_with_resets(
         y, final = run(step, rows.cut(pieces), start, reverse=reverse, level=0, **how)
         return rows.whole(y), rows_at(final, end)
     given = boot_state(function, rows.n) if given is None else given
-    if pieces is not None:  # no row is marked
+    if flags is not None:  # no row is marked
         how |= {"level": rows.level, "axis": axis}
         return run(step, unflatten(rows.spec, rows.leaves), given, reverse=reverse, **how)
     marked = _Marked(function, at_ends != reverse, how.pop("detach_every", None))
@@ -249,7 +250,8 @@ def _fresh(
         )
     if owner is not None:
         leaves = rows_at(leaves, owner)
-    return unflatten(spec, [leaf.to(like.dtype) for leaf, like in zip(leaves, wanted, strict=True)])
+    pairs = zip(leaves, wanted, strict=True)
+    return unflatten(spec, [a if a.dtype is b.dtype else a.to(b.dtype) for a, b in pairs])
 
 
 def _alike(a: Any, b: Any) -> bool:
@@ -261,6 +263,8 @@ def _other_rows(a: Tensor, b: Tensor) -> bool:
 
 
 def _rows(x: Any, level: int, axis: int) -> _Ragged | _Dense:
+    if type(x) is Tensor:
+        return _Dense([x], LEAF, axis)
     leaves, spec = unpacked(x)
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, LoDTensor)) or isinstance(leaf, Tensor) != isinstance(
@@ -319,15 +323,12 @@ class _Ragged:
         """The marks as a second input."""
         return LoDTensor._make(marks, LoD.trusted(self.levels, self.count))
 
-    def pieces(self, marks: Tensor, after: bool) -> Pieces | None:
-        """The sequences cut at marks; None where those have no numbers. Where there is a C compiler, their
+    def pieces(self, flags: Tensor, after: bool) -> Pieces | None:
+        """The sequences cut at `truths`; None where none of those holds. Where there is a C compiler, their
         layout is made at once."""
-        flags = truths(marks)
-        if flags is None:
-            return None
         made = cut_ragged(flags, self.offsets, after)
         if made is None:
-            return cut(self.offsets, places(flags), after)
+            return _cut(self.offsets, flags, after)
         pieces, self._layout = made
         return pieces
 
@@ -345,6 +346,11 @@ class _Ragged:
     def whole(self, y: Any) -> Any:
         """y with the sequences of x."""
         return by_leaf(lambda leaf: _above(leaf, self.levels, 1), y)
+
+
+def _cut(offsets: Tensor, flags: Tensor, after: bool) -> Pieces | None:
+    marked = places(flags)
+    return cut(offsets, marked, after) if len(marked) else None
 
 
 @outside_modes
@@ -368,8 +374,7 @@ class _Dense:
         if not -first.dim() <= axis < first.dim():
             raise StepError(f"x has no dimension {axis} to step along", got=describe_leaf(first))
         self.axis, self.steps = axis % first.dim(), first.shape[axis]
-        shape = [size for k, size in enumerate(first.shape) if k != self.axis]
-        self.n = shape[0] if shape else 1
+        self.n = first.shape[0 if self.axis else 1] if first.dim() > 1 else 1
         self.movable = all(leaf.dim() > 1 for leaf in leaves)
         self._layout: Layout | None = None
 
@@ -389,14 +394,11 @@ class _Dense:
         """The marks as a second input."""
         return marks.reshape(self.n, *(1,) * (self.axis - 1), self.steps) if self.axis else marks.t()
 
-    def pieces(self, marks: Tensor, after: bool) -> Pieces | None:
+    def pieces(self, flags: Tensor, after: bool) -> Pieces | None:
         """As of ragged sequences."""
-        flags = truths(marks)
-        if flags is None:
-            return None
         made = cut_dense(flags, after, self.axis == 0)
         if made is None:
-            return cut(self.offsets, places(flags), after)
+            return _cut(self.offsets, flags, after)
         pieces, self._layout = made
         return pieces
 

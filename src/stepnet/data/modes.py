@@ -344,7 +344,7 @@ def beside(index: Tensor, values: Tensor) -> Tensor:
         fake: Any = getattr(values, "fake_mode", None)
         if fake is not None and not fake.allow_non_fake_inputs:
             index = fake.from_tensor(index)
-    return index.to(values.device)
+    return index if values.is_cpu else index.to(values.device)
 
 
 def real(tensor: Tensor) -> Tensor | None:

@@ -170,7 +170,8 @@ def rows_at(tree: Any, index: Tensor) -> Any:
     >>> rows_at((torch.arange(3), torch.eye(3)), torch.tensor([2]))
     (tensor([2]), tensor([[0., 0., 1.]]))
     """
-    return by_leaf(lambda leaf: leaf.index_select(0, beside(index, leaf)), tree)
+    leaves, spec = flatten(tree)
+    return unflatten(spec, [leaf.index_select(0, beside(index, leaf)) for leaf in leaves])
 
 
 def names(spec: Spec, root: str) -> list[str]:

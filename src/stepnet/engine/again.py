@@ -282,8 +282,10 @@ class _Like(NamedTuple):
         weights = [tensors[place] for place in self.entry.weights]
         if self.direct and (recorded is None or not sees_saved_tensors()):
             inputs = rows, *states, *weights
-            direct = self.lately.direct(self.call.ready, layout, inputs, self.call.steps)
-            out = None if direct is None else run_direct(direct, recorded or _not_asked_for, inputs)
+            trains = recorded is not None
+            direct = self.lately.direct(self.call.ready, layout, inputs, self.call.steps, trains)
+            by_names = recorded or _not_asked_for
+            out = None if direct is None else run_direct(direct, by_names, inputs, layout)
             if out is not None:
                 _tell(self.entry, layout, ([rows], states, weights), out, self.call.steps)
                 return _joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])

@@ -29,7 +29,7 @@ from .ready import Ready
 from .tables import EARLIER, into
 from .twice import again, asked_again, differentiable, is_plain, one_by_one, total
 
-WORTH_ASKING = 1 << 21  # multiplications that take longer than to ask whether anybody wants what they make
+WORTH_ASKING = 1 << 24  # multiplications that take longer than to ask whether anybody wants what they make
 
 
 def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
@@ -79,13 +79,15 @@ def run_real(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> 
     return out
 
 
-def run_direct(direct: Direct, call: Callable[[], Call], inputs: Sequence[Tensor]) -> list[Tensor] | None:
+def run_direct(
+    direct: Direct, call: Callable[[], Call], inputs: Sequence[Tensor], layout: Layout
+) -> list[Tensor] | None:
     """`run_real` of a call like one before, by places; None: not this time. `call`: the same by names."""
     if _again.get() is not None:
         return None
     if direct.trains:
         return list(_apply(direct, call, *inputs))
-    found = direct.forward(inputs)
+    found = direct.forward(inputs, layout)
     return None if found is None else found[0]
 
 
@@ -208,7 +210,7 @@ class _PlanCall(torch.autograd.Function):
     @not_followed
     def forward(ctx: Any, direct: Direct | None, call: Any, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         """`call`: a Call; with `direct`, what makes one."""
-        found = None if direct is None else direct.forward(tensors)
+        found = None if direct is None else direct.forward(tensors, direct.layout)
         ctx.direct, ctx.call, ctx.later = None if found is None else direct, call, {}
         ctx.set_materialize_grads(False)
         if direct is None or found is None:
@@ -318,7 +320,7 @@ def _gradients(
 
 def _asked_for(ctx: Any, tensors: Sequence[Tensor], needed: Sequence[bool]) -> tuple[bool, ...]:
     """Which gradients this backward is to give: `autograd.grad(y, x)` leaves those of the weights to nobody.
-    It takes up to 20 microseconds for each to find out, so it is only asked where a product takes longer."""
+    It takes up to 30 microseconds for each to find out, so it is only asked where products take longer."""
     rows = tensors[0].shape[0]
     if rows * max(map(Tensor.numel, tensors)) < WORTH_ASKING:
         return tuple(needed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ _LINE = 64  # numbers that one value of those begins after another at the least
 _MOST_KINDS = 64  # of gradients that are asked of one
 _CPU = torch.device("cpu")
 
-Run = Callable[[Sequence[int]], None]  # a scan, on what lies at some addresses
+Run = Callable[[Sequence[int], Layout], None]  # a scan of some sequences, on what lies at some addresses
 
 
 class Place(NamedTuple):
@@ -78,12 +78,14 @@ class _Backward(NamedTuple):
 
 
 class Direct:
-    """Runs of a plan on the same sequences, of tensors that look the same, each in one piece.
+    """Runs of a plan on the same sequences, of tensors that look the same, each in one piece. Where no
+    backward follows, on other sequences over as many rows, too.
 
     Scans are given the addresses of what is saved: inputs, y, and what else is kept, which lies in one piece;
     and of the last states, or of what comes in and the gradients.
 
     Attributes:
+        layout: where rows stand.
         steps: see `call.Call`.
         trains: whether a backward may follow.
         still: the results that need none.
@@ -98,7 +100,7 @@ class Direct:
         needs = [t.requires_grad for t in inputs]
         self.steps, self._threads = steps, torch.get_num_threads()
         self.trains = torch.is_grad_enabled() and any(needs)
-        self._ready, self._layout = ready, layout
+        self._ready, self.layout = ready, layout
         self._inputs = [_outline(t.shape, t.dtype) for t in inputs]
         self._strides = {name: stride(t) for name, t in zip(ready.names, inputs, strict=False)}
         rows = steps or (layout.rows,)
@@ -130,6 +132,7 @@ class Direct:
         lasts = {name: Place(n + len(self._kept) + k) for k, name in enumerate(plan.states)}
         self._run = _addressed(ready.forward, layout, Places(named, self._strides, boots, made, lasts))
         self._made = [*self._y, *self._kept, *(_outline(t.shape, t.dtype) for t in states)]
+        self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
         carry = carry_gradients(plan, layout, needs) if self.trains else ()
         self.still = [k for k, carries in enumerate(carry) if not carries]
         self._backwards = Bounded[tuple[bool, ...], "_Backward | None"](_MOST_KINDS)
@@ -137,14 +140,18 @@ class Direct:
             given = (True,) * (len(self._y) + len(states))
             self._backwards[(*given, *needs)] = self._backward(given, tuple(needs))
 
-    def forward(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]] | None:
+    def forward(self, inputs: Sequence[Tensor], layout: Layout) -> tuple[list[Tensor], list[Tensor]] | None:
         """y and the last states; and what is to be saved besides the inputs. None: not of these."""
-        made = [empty_like(like) for like in self._made]
+        y, kept = len(self._y), len(self._y) + len(self._kept)
+        likes = self._made if layout is self.layout else [*self._made[:kept], *inputs[self._states]]
+        made = [empty_like(like) for like in likes]
         addresses = [*map(data_ptr, inputs), *map(data_ptr, made)]
         if not all(addresses):
             return None
-        self._run(addresses)
-        y, kept = len(self._y), len(self._y) + len(self._kept)
+        try:
+            self._run(addresses, layout)
+        except LookupError:
+            return None
         return made[:y] + made[kept:], made[:kept]
 
     def gradients(
@@ -169,7 +176,7 @@ class Direct:
         addresses = [data_ptr(t) for t in (*saved, *tables, *made)]
         if not (all(addresses) and all(map(is_contiguous, saved))) or any(map(Tensor.is_neg, tables)):
             return None
-        way.run(addresses)
+        way.run(addresses, self.layout.backward)
         out = [None if k is None else made[k] for k in way.out]
         for k in way.copies:
             out[k] = made[way.out[k] or 0].clone()
@@ -184,7 +191,7 @@ class Direct:
 
     def _backward(self, given: tuple[bool, ...], needed: tuple[bool, ...]) -> _Backward:
         """How gradients are made. `given`: which results something comes in for. Raises LookupError."""
-        ready, layout, plan = self._ready, self._layout, self._ready.plan
+        ready, layout, plan = self._ready, self.layout, self._ready.plan
         n_x, n_y, few = len(plan.x), len(self._y), ready.is_few(layout)
         sources, results = ready.sources(len(self._inputs)), [*self._y, *self._made[n_y + len(self._kept) :]]
         if ready.backward is None or sources.held or ready.leaves_out(given):
@@ -249,22 +256,25 @@ def _outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 class Lately:
-    """How runs go by places that are on the same sequences, and threads, as several before."""
+    """How runs go by places that are on the same sequences, and threads, as several before; without a
+    backward, on sequences over as many rows."""
 
     def __init__(self) -> None:
-        self._layout: Layout | None = None
+        self._kind: Any = None
         self._runs = 0
-        self._known: tuple[Layout, int, Direct | None] | None = None
+        self._known: tuple[Any, Direct | None] | None = None
 
     def direct(
-        self, ready: Ready, layout: Layout, inputs: Sequence[Tensor], steps: tuple[int, ...]
+        self, ready: Ready, layout: Layout, inputs: Sequence[Tensor], steps: tuple[int, ...], trains: bool
     ) -> Direct | None:
-        """That of such a run; None: it goes by names. Inputs are known to look like those before."""
+        """That of such a run; None: it goes by names. Inputs are known to look like those before. `trains`:
+        whether a backward may follow."""
         threads, known = torch.get_num_threads(), self._known
-        if known is not None and known[0] is layout and known[1] == threads:
-            return known[2]
-        if self._layout is not layout:
-            self._layout, self._runs = layout, 0
+        kind = (layout if trains else (layout.rows, layout.stride)), threads
+        if known is not None and known[0] == kind:
+            return known[1]
+        if self._kind != kind:
+            self._kind, self._runs = kind, 0
         self._runs += 1
         if self._runs <= _SURE:
             return None
@@ -272,5 +282,5 @@ class Lately:
             found = Direct(ready, layout, inputs, steps)
         except LookupError:
             found = None
-        self._known = layout, threads, found
+        self._known = kind, found
         return found

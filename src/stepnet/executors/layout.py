@@ -101,7 +101,7 @@ class Layout:
     @outside_modes
     def ends(self) -> frozenset[int]:
         """The numbers of steps after which a sequence ends."""
-        return frozenset(self._numbers[1].tolist()) or frozenset([self.turns])
+        return frozenset(self.lengths.tolist()) or frozenset([self.turns])
 
     @property
     def turns(self) -> int:
@@ -122,7 +122,6 @@ class Layout:
         """Sequences by length, longest first, stable: the rank order."""
         return from_numpy((-self._numbers[1]).argsort(kind="stable"))
 
-    @outside_modes
     def dealt(self, shares: int) -> Tensor:
         """The sequences in an order in which every `shares`-th is of one share, beginning with the longest of
         each. They are dealt there and back, so that shares have about as many rows.
@@ -132,18 +131,20 @@ class Layout:
         >>> table.lengths[table.dealt(2)].tolist()  # to one share 9 + 2 + 1 rows, to the other 8 + 7
         [9, 8, 2, 7, 1]
         """
-        order, rounds = self.order, self.sequences // shares
-        if shares == 1 or rounds == 0:
-            return order
+        if shares == 1 or shares > self.sequences:
+            return self.order
         found = self.deals.get(shares)
-        if found is not None:
-            return found
-        dealt = order.numpy().copy()
+        if found is None:
+            found = self.deals[shares] = self._dealt(shares)
+        return found
+
+    @outside_modes
+    def _dealt(self, shares: int) -> Tensor:
+        dealt, rounds = self.order.numpy().copy(), self.sequences // shares
         there = dealt[: rounds * shares].reshape(rounds, shares)
         back = slice((rounds - 1) % 2, None, 2)  # the last too: what is left goes to the first shares
         there[back] = there[back, ::-1].copy()
-        found = self.deals[shares] = from_numpy(dealt)
-        return found
+        return from_numpy(dealt)
 
     @cached_property
     def deals(self) -> dict[int, Tensor]:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from stepnet.data.as_imported import data_ptr, empty
 from stepnet.executors.direct import Place
+from stepnet.executors.layout import Layout
 
 from . import few as c_few
 from . import threads as c_threads
-from .desk import Desk, padded
+from .desk import Desk, Desks, Placed, padded
 
 
 class Writer:
@@ -28,6 +29,7 @@ class Writer:
 
     def __init__(self, count: int) -> None:
         self.count, self.size = count, 0
+        self.of_sequences = False  # whether some of that is for a value of each sequence
         self.served: list[int] = []
         self.places: list[tuple[int, Place]] = []
         self.numbers: list[tuple[int, int]] = []
@@ -50,41 +52,50 @@ class Writer:
 
 
 class _Laid(NamedTuple):
-    """Arguments, and what they point to."""
+    """Arguments, and memory that they point to."""
 
-    numbers: array[int]
-    address: int
-    kept: tuple[Desk, Tensor]
+    desk: Desk
+    kept: Tensor
 
 
 class Addressed:
     """A scan as a function of addresses.
 
     Args:
-        desk: makes arguments that are right but for where tensors lie.
+        desks: makes arguments that are right but for where tensors lie.
+        placed: where rows stand.
+        moved: that of other sequences over as many rows. Raises LookupError: they ask for other arguments.
         run: its function.
         address: of that.
-        used: by how many threads.
         written: the rest of its arguments.
     """
 
     def __init__(
-        self, desk: Callable[[], Desk], run: Callable[..., None], address: int, used: int, written: Writer
-    ) -> None:
-        self._desk, self._run, self._address, self._used, self._written = desk, run, address, used, written
+        self, desks: Desks, placed: Placed, moved: Callable[[Layout], Placed], run: Callable[..., None],
+        address: int, written: Writer,
+    ) -> None:  # fmt: skip
+        self._desks, self._placed, self._moved, self._written = desks, placed, moved, written
+        self._run, self._address = run, address
         self._places = [(at, p.which, p.offset) for at, p in written.places if p.which is not None]
         self._idle: list[_Laid] = []  # list.pop and append are atomic
 
-    def __call__(self, addresses: Sequence[int]) -> None:
-        """Run it on what lies there."""
+    def __call__(self, addresses: Sequence[int], layout: Layout) -> None:
+        """Run it on what lies there. Raises LookupError: not these sequences."""
         try:
             one = self._idle.pop()
         except IndexError:
             one = self._laid()
-        numbers, address, _ = one
+        if one.desk.placed.layout is not layout:
+            try:
+                placed = self._placed if self._placed.layout is layout else self._moved(layout)
+            except LookupError:
+                self._idle.append(one)
+                raise
+            one = one._replace(desk=self._desks.moved(one.desk, placed))
+        _, _, numbers, address = one.desk
         for at, which, offset in self._places:
             numbers[at] = addresses[which] + offset
-        pool, served = c_threads.pool(self._used), self._written.count
+        pool, served = c_threads.pool(self._placed.used), self._written.count
         if len(numbers) > served:
             numbers[served + 1] = ctypes.addressof(pool)
             c_few.library()(address + 8 * served)
@@ -93,7 +104,7 @@ class Addressed:
         self._idle.append(one)
 
     def _laid(self) -> _Laid:
-        written, desk = self._written, self._desk()
+        written, desk = self._written, self._desks.laid(self._placed)
         space = empty(written.size + 64, dtype=torch.uint8)
         numbers = array("q", [*desk.numbers, *written.served])
         address = numbers.buffer_info()[0]
@@ -104,4 +115,4 @@ class Addressed:
                 numbers[at] = padded(data_ptr(space)) + place.offset
         if written.served:
             numbers[written.count], numbers[written.count + 2] = self._address, address
-        return _Laid(numbers, address, (desk, space))
+        return _Laid(desk._replace(numbers=numbers, address=address), space)

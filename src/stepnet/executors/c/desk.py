@@ -91,25 +91,38 @@ class Desks:
             desk = self._idle.pop()
         except IndexError:
             return self.laid(placed)
-        if desk.placed is placed:
-            return desk
-        return self.laid(placed, desk.space if desk.space.numel() >= placed.size else None)
+        return desk if desk.placed is placed else self.moved(desk, placed)
 
     def give_back(self, desk: Desk) -> None:
         """Let the next call have a desk."""
         self._idle.append(desk)
 
-    def laid(self, placed: Placed, space: Tensor | None = None) -> Desk:
-        """A new desk for a placement; `space`: memory for it, if there is some."""
-        space = empty(placed.size, dtype=torch.uint8) if space is None else space
-        base = padded(data_ptr(space))
-        numbers = array("q", [*placed.head, base, placed.share_bytes, *[0] * (self.count - len(FIXED))])
-        for (at, _), offset in zip(self._matrices, placed.packed_at, strict=True):
-            numbers[at + 4] = base + offset
+    def laid(self, placed: Placed) -> Desk:
+        """A new desk for a placement."""
+        space = empty(placed.size, dtype=torch.uint8)
+        numbers = array("q", bytes(8 * self.count))
         for at, name in self._shared:
             if name in self._constants:
                 numbers[at] = data_ptr(self._constants[name])
-        return Desk(placed, space, numbers, numbers.buffer_info()[0])
+        desk = Desk(placed, space, numbers, numbers.buffer_info()[0])
+        self._write(desk)
+        return desk
+
+    def moved(self, desk: Desk, placed: Placed) -> Desk:
+        """The same desk for another placement; what is no part of that stays as it is."""
+        space = desk.space if desk.space.numel() >= placed.size else empty(placed.size, dtype=torch.uint8)
+        desk = desk._replace(placed=placed, space=space)
+        self._write(desk)
+        return desk
+
+    def _write(self, desk: Desk) -> None:
+        """Write down what a placement says."""
+        placed, _, numbers, _ = desk
+        base, n = padded(data_ptr(desk.space)), len(placed.head)
+        numbers[:n] = array("q", placed.head)
+        numbers[n], numbers[n + 1] = base, placed.share_bytes
+        for (at, _), offset in zip(self._matrices, placed.packed_at, strict=True):
+            numbers[at + 4] = base + offset
 
 
 def padded(size: int) -> int:

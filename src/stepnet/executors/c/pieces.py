@@ -40,14 +40,15 @@ int64_t sn_marked(struct marked of) {
 }
 
 /* Cuts before (after: 0) or after (1) each marked row. Of `pieces` pieces these tables are written, one after
-   the other: offsets, and one more; owner, start, length, last row; all of them by length, longest first; the
-   first and the last piece of each sequence; room for steps + 1 counts; the row before each row, as
-   `Layout.before` has it, if somebody asks. The length of the longest. */
+   the other: offsets, and one more; owner, start, length; all of them by length, longest first; the first and
+   the last piece of each sequence; room for steps + 1 counts; if somebody asks, the last row of each piece,
+   and the row before each row, as `Layout.before` has it. The length of the longest; -1 if there are not so
+   many pieces, for another thread has written to the marks. */
 int64_t sn_cut(struct marked of, int64_t after, int64_t by_step, int64_t asked, int64_t pieces,
                int64_t *offset) {
     int64_t *owner = offset + pieces + 1, *start = owner + pieces, *length = start + pieces;
-    int64_t *end = length + pieces, *order = end + pieces, *first = order + pieces;
-    int64_t *last = first + of.sequences, *place = last + of.sequences, *before = place + of.steps + 1;
+    int64_t *order = length + pieces, *first = order + pieces, *last = first + of.sequences;
+    int64_t *place = last + of.sequences, *end = place + of.steps + 1, *before = end + pieces;
     int64_t p = 0;
     const int64_t stride = by_step ? of.sequences : 1;
     const int64_t rows = of.offsets ? of.offsets[of.sequences] : of.sequences * of.steps;
@@ -60,23 +61,25 @@ int64_t sn_cut(struct marked of, int64_t after, int64_t by_step, int64_t asked, 
         for (int64_t t = 0; t <= steps; ++t) {
             const int64_t to = t < steps ? t + after : t;
             if (t < steps && !marks[t * of.along]) continue;
+            if (p == pieces) return -1;
             offset[p] = begin + from;
             owner[p] = b;
             start[p] = by_step ? from * stride + b : offset[p];
             length[p] = to - from;
-            end[p] = start[p] + (to > from ? to - from - 1 : 0) * stride;
+            if (asked) end[p] = start[p] + (to > from ? to - from - 1 : 0) * stride;
             if (asked && to > from) before[start[p]] = rows + p;
             ++p;
             from = to;
         }
         last[b] = p - 1;
     }
+    if (p < pieces) return -1;
     offset[p] = rows;
     for (int64_t n = 0; n <= of.steps; ++n) place[n] = 0;
     for (int64_t i = 0; i < p; ++i) if (length[i]) ++place[length[i] - 1];
     for (int64_t n = of.steps; n-- > 0;) place[n] += place[n + 1];
     for (int64_t i = 0; i < p; ++i) order[place[length[i]]++] = i;
-    return p ? length[order[0]] : 0;
+    return length[order[0]];
 }
 """
 
@@ -104,7 +107,7 @@ def _functions() -> _Cut:
 
 
 @outside_modes
-def cut_dense(marks: Tensor, after: bool, by_step: bool) -> tuple[Pieces, Layout] | None:
+def cut_dense(marks: Tensor, after: bool, by_step: bool) -> tuple[Pieces, Layout] | tuple[None, None] | None:
     """What `data.pieces.cut` and `Layout.pieces` give for sequences of one length.
 
     Args:
@@ -113,7 +116,7 @@ def cut_dense(marks: Tensor, after: bool, by_step: bool) -> tuple[Pieces, Layout
         by_step: whether the table of rows is [steps, sequences].
 
     Returns:
-        None where there is no C compiler.
+        A pair of None where nothing is marked; None where there is no C compiler.
 
     >>> marks = torch.tensor([[False, True, False], [False, False, False]])
     >>> pieces, layout = cut_dense(marks, after=False, by_step=True)
@@ -121,11 +124,13 @@ def cut_dense(marks: Tensor, after: bool, by_step: bool) -> tuple[Pieces, Layout
     ([0, 0, 1], [0, 2, 1], [1, 2, 3], [2, 1, 0])
     """
     n, steps = marks.shape
-    return _cut(_Marked(data_ptr(marks), None, *stride(marks), n, steps), n * steps, after, by_step)
+    return _cut(_Marked(data_ptr(marks), None, *stride(marks), n, steps), n, n * steps, after, by_step)
 
 
 @outside_modes
-def cut_ragged(marks: Tensor, offsets: Tensor, after: bool) -> tuple[Pieces, Layout] | None:
+def cut_ragged(
+    marks: Tensor, offsets: Tensor, after: bool
+) -> tuple[Pieces, Layout] | tuple[None, None] | None:
     """What `data.pieces.cut` and `Layout.ragged` give for sequences one after the other: see `cut_dense`.
 
     >>> marks = torch.tensor([False, True, False, True])
@@ -133,27 +138,36 @@ def cut_ragged(marks: Tensor, offsets: Tensor, after: bool) -> tuple[Pieces, Lay
     >>> pieces.owner.tolist(), layout.starts.tolist(), layout.lengths.tolist(), layout.order.tolist()
     ([0, 0, 1, 2, 2], [0, 2, 3, 3, 4], [2, 1, 0, 1, 0], [0, 1, 3, 2, 4])
     """
-    rows, offsets = marks.shape[0], contiguous(offsets)
-    of = _Marked(data_ptr(marks), data_ptr(offsets), 0, stride(marks)[0], offsets.shape[0] - 1, rows)
-    return _cut(of, rows, after, False)
+    rows, n, offsets = marks.shape[0], offsets.shape[0] - 1, contiguous(offsets)
+    of = _Marked(data_ptr(marks), data_ptr(offsets), 0, stride(marks)[0], n, rows)
+    return _cut(of, n, rows, after, False)
 
 
-def _cut(of: _Marked, rows: int, after: bool, by_step: bool) -> tuple[Pieces, Layout] | None:
+def _cut(
+    of: _Marked, n: int, rows: int, after: bool, by_step: bool
+) -> tuple[Pieces, Layout] | tuple[None, None] | None:
     functions = _functions()
     if functions is None:
         return None
-    n = of.sequences
-    count = n + functions.count(of)
-    asked = torch.is_grad_enabled()  # a gradient would want it
-    sizes = [count + 1, *[count] * 5, n, n, of.steps + 1, asked * rows]
-    table = empty(sum(sizes), dtype=torch.int64, device="cpu")
-    longest = functions.write(of, after, by_step, asked, count, data_ptr(table))
-    offsets, owner, starts, lengths, ends, order, first, last, _, before = split(table, sizes)
-    stride_of = n if by_step else 1
-    layout = Layout(starts, lengths, stride_of, rows)
-    backward = Layout(ends, lengths, -stride_of, rows)
-    known = {"order": order, "steps": longest, "deals": {}}
-    for each in (layout, backward):
-        vars(each).update(known)  # which they would compute
-    vars(layout).update(backward=backward, **({"before": before} if asked else {}))
+    asked, longest = torch.is_grad_enabled(), -1  # a gradient would want more
+    while longest < 0:
+        marked = functions.count(of)
+        if not marked:
+            return None, None
+        count = n + marked
+        sizes = [count + 1, count, count, count, count, n, n, of.steps + 1]
+        if asked:
+            sizes += count, rows
+        table = empty(sum(sizes), dtype=torch.int64, device="cpu")
+        longest = functions.write(of, after, by_step, asked, count, data_ptr(table))
+    offsets, owner, starts, lengths, order, first, last, _, *more = split(table, sizes)
+    by = n if by_step else 1
+    known = {"order": order, "steps": longest, "is_packed": False}  # which they would compute
+    layout = Layout(starts, lengths, by, rows)
+    vars(layout).update(known)
+    if asked:
+        ends, before = more
+        backward = Layout(ends, lengths, -by, rows)
+        vars(backward).update(known, deals=layout.deals)
+        vars(layout).update(backward=backward, before=before)
     return Pieces(offsets, first, last, owner), layout

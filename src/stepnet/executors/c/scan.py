@@ -253,13 +253,24 @@ class CScan:
             w.write(place, values[name])
         for place, name in self._carried:
             w.write(place, at.boots[name])
-            w.write(place + 1, at.lasts.get(name) or w.own(size(name, layout.sequences)))
+            last = at.lasts.get(name)
+            w.of_sequences |= last is None
+            w.write(place + 1, last or w.own(size(name, layout.sequences)))
         for place, of, batch, row, column in self._multiplied:
             strides = at.strides[of]
             w.write(place, values[of])
             w.numbers += [(place + 1, strides[row]), (place + 2, strides[column])]
             w.numbers.append((place + 3, 0 if batch is None else strides[batch]))
-        return Addressed(lambda: self._desks.laid(placed), code.run, code.address, placed.used, w)
+        kind = _kind(placed)
+
+        def moved(layout: Layout) -> Placed:
+            other = self._place(layout, torch.get_num_threads(), 0)
+            fits = not w.served and (not w.of_sequences or layout.sequences <= placed.layout.sequences)
+            if not fits or _kind(other) != kind:
+                raise LookupError
+            return other
+
+        return Addressed(self._desks, placed, moved, code.run, code.address, w)
 
     def _moves(
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], alive: list[Tensor]
@@ -314,23 +325,24 @@ class CScan:
 
     def _placed_on(self, layout: Layout, threads: int, split: int, alone: bool = False) -> Placed:
         """`alone`: on one thread, which does what those threads would; sums as their rows came together."""
+        n, steps = layout.sequences, layout.steps
         in_turn = alone and bool(self.source.program.sums)
         small = layout.rows * self._row_work < ALONE
         sharing, members = (None, 1)
         if threads > 1 and not alone and not small:
             sharing, members = self.shared_out(layout, threads)
         source = self._code(sharing).source
-        slots = 1 if small or sharing is not None else max(1, min(threads, layout.sequences))
-        count = -(-layout.sequences // slots)
+        slots = 1 if small or sharing is not None else max(1, min(threads, n))
+        count = -(-n // slots)
         whole = self.step_bytes or sharing is not None or in_turn
         turns = 1 if whole else -(-count // max(1, NEAR // max(source.space[1], 1)))
         count = -(-count // max(turns, 1))
         copies = members if sharing == "turns" else 1  # of what a chunk of steps reads
         row_bytes = copies * source.chunk_bytes + members * source.index_bytes
         block = (CHUNK_BY_TILES if self._tiled else CHUNK) * (APART if sharing == "features" else copies)
-        chunk = max(1, min(layout.steps, block // max(count * (row_bytes + source.late_bytes), 1)))
+        chunk = max(1, min(steps, block // max(count * (row_bytes + source.late_bytes), 1)))
         if sharing == "turns":  # a state is in the first of its two places where a chunk begins
-            chunk = max(LEAST, min(chunk, layout.steps // (TURNS * members)) // LEAST * LEAST)
+            chunk = max(LEAST, min(chunk, steps // (TURNS * members)) // LEAST * LEAST)
         share_bytes = source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes)
         share_bytes = padded(share_bytes + 64 * members)
         shares = slots * max(turns, 1)
@@ -338,7 +350,7 @@ class CScan:
         packed, packed_bytes = self._packed(sharing, split)
         few = layout.rows < self._worth_packing and sharing in (None, "members")
         head = (
-            layout.sequences, shares, layout.steps, layout.stride, slots, chunk,
+            n, shares, steps, layout.stride, slots, chunk,
             members if sharing is not None else 0, split, int(few),
             data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
         )  # fmt: skip
@@ -453,6 +465,11 @@ class CScan:
             what = "one long sequence runs on one thread: the code for several was not built"
             warnings.warn(describe(what, got=error), RuntimeWarning, stacklevel=2)
             return None
+
+
+def _kind(placed: Placed) -> tuple[Any, ...]:
+    """What generated code that is given addresses only is made for."""
+    return placed.layout.rows, placed.key, placed.used, placed.sharing, placed.parts, placed.pace
 
 
 _MAKES_LIKE: dict[Any, Callable[..., Tensor]] = {empty: empty_like, zeros: zeros_like}
