@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
 
 from beside_plain import CLOSE, Cell, H, by_hand, cell, check, executor_of, ours, results, rows
 from stepnet import LoDTensor, Recurrent, explain, recurrent
@@ -164,6 +167,50 @@ def test_a_plan_made_under_anomaly_mode_outlives_it(backend: str | None) -> None
     with torch.no_grad():
         torch.testing.assert_close([y, h], list(by_hand(Root(), x, h0)), **CLOSE)
     assert explain(step, x, h0, backend=backend).executor == (backend or "c")
+
+
+class Noted(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_sees_every_operation_of_the_plain_loop() -> None:
+    step, seen = cell(), []
+    check(step, cell())
+    for backend in (None, "naive"):
+        with Noted() as mode, FlopCounterMode(display=False) as flops:
+            found = results(step, lambda *a, by=backend: ours(*a, backend=by))
+        torch.testing.assert_close(found, results(cell(), by_hand), **CLOSE)
+        seen.append((mode.calls, flops.get_total_flops()))
+    assert seen[0] == seen[1]
+    with Noted(), pytest.raises(Unsupported, match="a TorchDispatchMode is active"):
+        ours(step, *rows(), backend="c")
+    check(step, cell())
+
+
+@pytest.mark.parametrize("backend", [None, "naive"])
+def test_a_checkpoint_that_keeps_products(backend: str | None) -> None:
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        products = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return CheckpointPolicy.MUST_SAVE if op in products else CheckpointPolicy.PREFER_RECOMPUTE
+
+    how = {"context_fn": lambda: create_selective_checkpoint_contexts(policy)}
+    check(cell(), cell(), by_checkpoint(backend, use_reentrant=False, **how))
+
+
+def test_ragged_rows_under_fake_tensors_have_gradients_without_numbers() -> None:
+    with FakeTensorMode():
+        x = LoDTensor.from_lengths(torch.randn(3, 3), [[2, 0, 1]])
+        step = Cell()
+        y, _ = recurrent(step, x, torch.zeros(3, H))
+        y.values.sum().backward()
+        assert step.rec.weight.grad is not None
+    check(cell(), cell())
 
 
 class Scaled(TorchFunctionMode):

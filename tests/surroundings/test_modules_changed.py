@@ -12,8 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from beside_plain import LENGTHS, Cell, cell, check, executor_of, ours, results, rows
+from beside_plain import LENGTHS, Cell, by_hand, cell, check, executor_of, ours, results, rows
 from stepnet import LoDTensor, Recurrent, cells, explain
+
+
+class OwnParameter(nn.Parameter):
+    pass
+
 
 CHANGES_OBJECTS = "changes Python objects as it runs"
 
@@ -41,6 +46,17 @@ class WeightOnly(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight.to(x.dtype) * self.scale, self.bias)
+
+
+class LowRank(nn.Module):
+    """LoRA as a parametrization."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.linspace(-1, 1, 8).reshape(4, 2).double()) for _ in range(2))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.a @ self.b.T
 
 
 def replaced(by: Callable[[nn.Linear], nn.Module]) -> Callable[[Cell], None]:
@@ -87,6 +103,16 @@ CHANGES: dict[str, tuple[Callable[[Cell], Any], str, str]] = {
     "pruning": (pruned, "naive", CHANGES_OBJECTS),
     "pruning, removed": (pruned_for_good, "c", ""),
     "LoRA": (replaced(LoRA), "c", ""),
+    "LoRA as a parametrization": (
+        lambda s: parametrize.register_parametrization(s.rec, "weight", LowRank()),
+        "c",
+        "",
+    ),
+    "a Parameter of one's own class": (
+        lambda s: setattr(s.rec, "weight", OwnParameter(s.rec.weight.detach())),
+        "naive",
+        "rules of its own",
+    ),
     "weight-only int8": (replaced(WeightOnly), "c", ""),
 }
 
@@ -190,6 +216,38 @@ def test_backward_hooks_around_a_recurrence_see_tensors_and_no_lod_tensors() -> 
         rows_of_y.register_hook(lambda grad: seen.append("rows"))
         rows_of_y.sum().backward()
     assert seen == ["rows", "rows", (6, 4)]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own: it moves to another package
+def test_observers_see_the_rows_of_each_step_and_no_others() -> None:
+    step, twin = (cell(torch.float32) for _ in range(2))
+    for each in (step, twin):
+        each.qconfig = torch.ao.quantization.get_default_qat_qconfig("x86")
+        torch.ao.quantization.prepare_qat(each, inplace=True)
+    for _ in range(2):
+        plain = results(twin, lambda *a: ours(*a, backend="naive"))
+        torch.testing.assert_close(results(step, ours), plain, rtol=0, atol=0)
+        torch.testing.assert_close([*step.buffers()], [*twin.buffers()], rtol=0, atol=0)
+    told = explain(step, *rows(torch.float32))
+    assert (told.executor, "in place" in told.refusals[0].reason) == ("naive", True)
+
+
+def test_an_optimizer_in_the_backward_pass() -> None:
+    """It steps once for each weight, by the sum over all time steps."""
+    step, twin = cell(), cell()
+
+    def descend(weight: Tensor) -> None:
+        with torch.no_grad():
+            weight -= 0.1 * weight.grad  # pyright: ignore[reportOperatorIssue]
+
+    for weight in step.parameters():
+        weight.register_post_accumulate_grad_hook(descend)
+    for _ in range(3):
+        results(step, ours)
+        results(twin, by_hand)
+        for weight in twin.parameters():
+            descend(weight)
+        torch.testing.assert_close([*step.parameters()], [*twin.parameters()])
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own: it moves to another package
