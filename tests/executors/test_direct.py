@@ -31,10 +31,24 @@ class TwoResults(nn.Module):
         self.a.weight.requires_grad_(False)
 
     def initial_state(self, n: int) -> Tensor:
-        return torch.zeros(n, D)
+        return torch.zeros(n, D, dtype=self.b.weight.dtype)
 
     def forward(self, x: Tensor, h: Tensor) -> Any:
         new = torch.tanh(self.a(x) + self.b(h))
+        return {"twice": new * 2, "new": new}, new
+
+
+class Beside(TwoResults):
+    """A product with x beside the state: of doubles, its gradient is a map after the scan, and what it reads
+    one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Linear(2 * D, D)
+
+    def forward(self, x: Tensor, h: Tensor) -> Any:
+        gate = torch.sigmoid(self.both(torch.cat([x, h], -1)))
+        new = gate * h + (1 - gate) * torch.tanh(self.b(h))
         return {"twice": new * 2, "new": new}, new
 
 
@@ -42,6 +56,7 @@ STEPS: dict[str, Callable[[], Any]] = {
     "lstm": lambda: LSTM(D, D),
     "two": TwoResults,
     "frozen": lambda: TwoResults().requires_grad_(False),
+    "maps": lambda: Beside().double(),
 }
 
 
@@ -50,6 +65,8 @@ CASES = [
     ("lstm", "ragged", False),
     ("two", "batch first", True),
     ("frozen", "dense", True),
+    ("maps", "ragged", True),
+    ("maps", "batch first", False),
 ]
 
 
@@ -58,7 +75,7 @@ class Called:
 
     def __init__(self, step: str, form: str, moving: bool) -> None:
         self.step = STEPS[step]()
-        rows = ROWS[form].clone().requires_grad_(moving)
+        rows = ROWS[form].to(next(self.step.parameters()).dtype, copy=True).requires_grad_(moving)
         self.x = LoDTensor.from_lengths(rows, [[3, 0, 4]]) if form == "ragged" else rows
         self.how = {"axis": int(form == "batch first"), "backend": BACKEND}
         self.wanted = [t for t in (*self.step.parameters(), rows) if t.requires_grad]

@@ -28,6 +28,7 @@ from .check import close, looseness, plain_loop, read_again, sample_layout, samp
 from .choice import about_as_many
 from .make import Entry, apart
 from .reads import Reads, looks, read
+from .repeats import Repeats
 from .rows import Sequences
 
 T = TypeVar("T")
@@ -43,6 +44,12 @@ class Moved(NamedTuple):
     x: list[Tensor]
     states: list[Tensor]
     weights: list[Tensor]
+    repeats: Repeats
+
+    def run(self) -> list[Tensor]:
+        """What it gives: the rows of each y leaf, then the last value of each state."""
+        out = self.repeats.run(self.call, (*self.x, *self.states, *self.weights))
+        return run_plan(*self[:4]) if out is None else out
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +143,7 @@ class RunsAlong:
             Unsupported: there is no plan for it, or the plan is not right.
         """
         moved = self.of(tensors, directions, noise=noise, whole=whole)
-        out = run_plan(*moved)
+        out = moved.run()
         n = len(moved.call.ready.plan.y)
         n_y, n_s = len(self.ready.plan.y), len(self.ready.plan.states)
         return self.derivatives(out, whole), [*out[n - n_y : n], *out[n : n + n_s]] if whole else []
@@ -179,7 +186,7 @@ class RunsAlong:
         entry = None if known is None else known[0].of_size(about_as_many(beside.layout.sequences))
         if known is None or entry is None:
             entry = self._found(twin, own, now, directions, noise, forward_mode)
-            known = entry, twin.sources(entry.weights)
+            known = entry, twin.sources(entry.weights), Repeats()
             if self.check and None not in known[1] and not entry.unsure:
                 if len(self.ready.along) >= _MOST_KINDS:
                     self.ready.along.clear()
@@ -197,7 +204,7 @@ class RunsAlong:
         )
         plain = functools.partial(twin.plain, places)
         call = Call(ready, beside.layout, compiled.constants, plain, further, noise=noise)
-        return Moved(call, beside.x_rows, beside.states, used)
+        return Moved(call, beside.x_rows, beside.states, used, known[2])
 
     def _found(
         self, twin: _Twin, own: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None],

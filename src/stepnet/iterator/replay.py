@@ -12,11 +12,12 @@ from torch import Tensor
 
 from stepnet.data.as_imported import contiguous
 from stepnet.data.modes import autocast_dtype, default_device
-from stepnet.engine import Entry, nothing_around
+from stepnet.engine import Entry
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import tried
+from stepnet.executors.setting import nothing_around
 
 
 class View(NamedTuple):
