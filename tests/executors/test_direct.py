@@ -137,6 +137,21 @@ def differentiated_again(call: Called) -> list[Any]:
     return found + list(again)
 
 
+def differentiated_again_often(call: Called) -> list[Any]:
+    return [differentiated_again(call) for _ in range(7)][-1]
+
+
+def penalised_often(call: Called) -> list[Any]:
+    """A loss of the gradient and of the results, whose backward comes by the loop twice."""
+    for _ in range(7):
+        results = call()
+        found = gradients(call, results, create_graph=True)
+        moving = [t for t in (*found, *results) if t is not None and t.requires_grad]
+        total = sum((t * t).sum() for t in moving)
+        again = torch.autograd.grad(total, call.wanted, allow_unused=True) if moving else ()
+    return list(again)
+
+
 def many_at_once(call: Called) -> list[Any]:
     return gradients(call, call(), lambda s: torch.stack([s, 2 * s]), is_grads_batched=True)
 
@@ -197,7 +212,8 @@ def changed_data(call: Called) -> list[Any]:
 
 WAYS = [
     once, one_result, last_state, without_gradients, in_inference_mode, retained, two_at_once,
-    differentiated_again, many_at_once, expanded, negated, turned, not_a_number, saved_elsewhere,
+    differentiated_again, differentiated_again_often, penalised_often, many_at_once, expanded, negated,
+    turned, not_a_number, saved_elsewhere,
     from_threads, under_autocast, changed_in_place, changed_data,
 ]  # fmt: skip
 

@@ -81,7 +81,7 @@ def run_real(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> 
 
 def run_direct(direct: Direct, call: Callable[[], Call], inputs: Sequence[Tensor]) -> list[Tensor] | None:
     """`run_real` of a call like one before, by places; None: not this time. `call`: the same by names."""
-    if _again.get() is not None:
+    if is_computed_again():
         return None
     if direct.trains:
         return list(_apply(direct, call, *inputs))
@@ -142,6 +142,11 @@ def computed_again(places: Sequence[Tensor | None], spare: dict[str, Tensor]) ->
         spare: memory for what runs make beside y, kept here from run to run.
     """
     return during(_again, _Again([*places], spare))
+
+
+def is_computed_again() -> bool:
+    """Whether this is in `computed_again`."""
+    return _again.get() is not None
 
 
 def _in_places(again: _Again, ready: Ready, layout: Layout) -> AbstractContextManager[None]:
