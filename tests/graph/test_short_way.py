@@ -83,6 +83,11 @@ def test_what_changed_between_calls(kind: str, monkeypatch: pytest.MonkeyPatch) 
     assert recurrence.likes
     by_places = [looks.like.lately.by_places for looks in recurrence.likes.values()]
     assert any(by_places) if kind == "ragged" else all(by_places)  # products of doubles are torch's
+    *found, kept = keeping(tensors, [], floats, what)
+    of = found, [0, 1], tensors, found, kept, [], floats, what
+    expected = backward(*of)
+    with torch.autocast("cpu", torch.bfloat16):  # by names, of what was kept by places
+        torch.testing.assert_close(backward(*of), expected)
     for place in (k for k, is_float in enumerate(floats) if is_float):
         for change in CHANGES.values():
             check([change(t) if k == place else t for k, t in enumerate(tensors)])

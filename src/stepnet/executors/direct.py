@@ -73,7 +73,7 @@ class _Backward(NamedTuple):
         copies: the inputs that get a copy, because another one has it, too.
         before, after: the maps around it.
         given: what it is given of those before.
-        reads: what maps read, its place among what is at hand, and the shape that they see.
+        reads: what maps read, its place among what is at hand, and its part of that.
         late: the inputs that get a value of the maps after it.
     """
 
@@ -86,7 +86,7 @@ class _Backward(NamedTuple):
     before: list[Any]
     after: list[Any]
     given: list[str]
-    reads: list[tuple[str, int, tuple[int, ...]]]
+    reads: list[tuple[str, int, int | None, tuple[int, ...]]]
     late: list[tuple[int, str]]
 
 
@@ -183,10 +183,10 @@ class Direct:
         tables = [zero if grad is None else as_table(grad) for grad, zero in came]
         made = [make(like) for make, like in way.made]
         made += [shift(saved[k].view(shape), saved[of], self._layout) for k, of, shape in way.shifted]
-        values = dict[str, Tensor]()
-        if way.reads:
-            at_hand = (*self.by_names(saved), *tables, *made)
-            values = {name: at_hand[k].view(shape) for name, k, shape in way.reads}
+        at_hand = (*saved, *tables, *made)
+        values = {name: self._part(at_hand[k], begin, shape) for name, k, begin, shape in way.reads}
+        read = [*values.values()]
+        if way.before:
             run_nodes(way.before, values, self._layout.rows)
             made += [as_table(values[name]) for name in way.given]
         addresses = [data_ptr(t) for t in (*saved, *tables, *made)]
@@ -201,7 +201,7 @@ class Direct:
             found = [values[name] for _, name in way.late]
             shapes = [self._inputs[k].shape for k, _ in way.late]
             found = [t if t.shape == s else t.reshape(s) for t, s in zip(found, shapes, strict=True)]
-            for (k, _), t in zip(way.late, distinct(found, (*saved, *tables, *made)), strict=True):
+            for (k, _), t in zip(way.late, distinct(found, read), strict=True):
                 out[k] = t
         return out
 
@@ -209,8 +209,12 @@ class Direct:
         """What is saved, as calls by names save it: each kept value is one tensor."""
         n = len(self._inputs) + len(self._y)
         parts = zip(self._begins, self._shapes.values(), strict=True)
-        kept = [saved[n][begin : begin + math.prod(shape)].view(shape) for begin, shape in parts]
-        return [*saved[:n], *kept]
+        return [*saved[:n], *(self._part(saved[n], begin, shape) for begin, shape in parts)]
+
+    @staticmethod
+    def _part(table: Tensor, begin: int | None, shape: tuple[int, ...]) -> Tensor:
+        """A table of rows; of what is kept in one piece, the one that begins there."""
+        return (table if begin is None else table[begin : begin + math.prod(shape)]).view(shape)
 
     def _backward(self, given: tuple[bool, ...], needed: tuple[bool, ...]) -> _Backward:
         """How gradients are made. `given`: which results something comes in for. Raises LookupError."""
@@ -226,8 +230,9 @@ class Direct:
         kinds = ready.backward.plan.body.values
         values, boots = {name: self._saved[k] for name, k in sources.values}, dict[str, Place]()
         types = [t.dtype for t in (*self._inputs, *self._y, *self._kept * len(self._shapes))]
-        at_hand = dict(sources.values)  # as `by_names` has it
-        n_saved, n_names = len(self._inputs) + n_y + len(self._kept), len(self._saved)
+        n_saved, n_whole = len(self._inputs) + n_y + len(self._kept), len(self._inputs) + n_y
+        at_hand = {name: min(k, n_whole) for name, k in sources.values}
+        begins = {name: self._begins[k - n_whole] for name, k in sources.values if k >= n_whole}
         shifted = dict[str, tuple[int, int, tuple[int, ...]]]()
         for name, k, of in sources.shifted:
             if types[k] is not types[of]:
@@ -238,8 +243,9 @@ class Direct:
                 shifted[name] = k, of, (layout.rows, *kinds[name].shape)
         for name, k, _, dtype in sources.tangents:
             (values if dtype is None else boots)[name] = Place(n_saved + k)
-            at_hand[name] = n_names + k
-            if dtype not in (None, results[k].dtype):
+            if dtype is None:
+                at_hand[name] = n_saved + k
+            elif dtype is not results[k].dtype:
                 raise LookupError
         made: list[tuple[Callable[[Tensor], Tensor], Tensor]] = []
         out: list[int | None] = [None] * len(needed)
@@ -277,19 +283,25 @@ class Direct:
             like = _outline((*rows, *value.shape), dtype_of(value.dtype))
             made.append((zeros_like if value.kind == "sum" else empty_like, like))
         after = n_saved + len(results)
-        at_hand |= {name: n_names + len(results) + k for name, k in places.items()}
+        at_hand |= {name: after + k for name, k in places.items()}
         found = {name: Place(after + k) for name, k in places.items()}
         for k, name in enumerate(shifted):
             values[name] = Place(after + len(made) + k)
-            at_hand[name] = n_names + len(results) + len(made) + k
+            at_hand[name] = after + len(made) + k
         for k, name in enumerate(before):
             values[name] = Place(after + len(made) + len(shifted) + k)
         lasts = {name: found.pop(name) for name in tangents if name in found}
         at = Places(values, self._strides, boots, found, lasts)
         run = _addressed(lone, layout.backward, at)
         zeros = [like if came else zeros_like(like) for like, came in zip(results, given, strict=True)]
-        whole = {name: (layout.rows,) if kinds[name].kind == "row" else () for name in read}
-        reads = [(name, at_hand[name], (*whole[name], *kinds[name].shape)) for name in sorted(read)]
+        likes = [*self._inputs, *self._y, *self._kept, *results, *(like for _, like in made)]
+        reads: list[tuple[str, int, int | None, tuple[int, ...]]] = []
+        for name in sorted(read):
+            rows = (layout.rows,) if kinds[name].kind == "row" else ()
+            k, begin, shape = at_hand[name], begins.get(name), (*rows, *kinds[name].shape)
+            if begin is None and k < len(likes) and likes[k].numel() != math.prod(shape):
+                raise LookupError
+            reads.append((name, k, begin, shape))
         maps = lone.before, lone.after, [*before]
         return _Backward(run, zeros, [*shifted.values()], made, out, copies, *maps, reads, late)
 
