@@ -283,7 +283,6 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
     if not can_be_node(rows, static, level, plain):
         return apart(outside, f"stepnet: a recurrence in a graph takes {TAKES}")
     n = sequences_of(first_leaf(rows), level, how.axis)
-    boots = hasattr(function, "initial_state")
     marks = fresh = None
     kind = ""
     if resets is not None:
@@ -291,7 +290,7 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
         marks, fresh, kind = asked.marks, asked.state, "done" if asked.is_init is None else "is_init"
         if isinstance(marks, PackedSequence):
             marks = LoDTensor.from_packed(marks)
-        if fresh is None and boots:
+        if fresh is None and hasattr(function, "initial_state"):
             fresh = boot_state(function, n)
     if state is None:
         state = boot_state(function, n)

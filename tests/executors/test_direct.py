@@ -32,10 +32,24 @@ class TwoResults(nn.Module):
         self.a.weight.requires_grad_(False)
 
     def initial_state(self, n: int) -> Tensor:
-        return torch.zeros(n, D)
+        return torch.zeros(n, D, dtype=self.b.weight.dtype)
 
     def forward(self, x: Tensor, h: Tensor) -> Any:
         new = torch.tanh(self.a(x) + self.b(h))
+        return {"twice": new * 2, "new": new}, new
+
+
+class Beside(TwoResults):
+    """A product with x beside the state: of doubles, its gradient is a map after the scan, and what it reads
+    one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Linear(2 * D, D)
+
+    def forward(self, x: Tensor, h: Tensor) -> Any:
+        gate = torch.sigmoid(self.both(torch.cat([x, h], -1)))
+        new = gate * h + (1 - gate) * torch.tanh(self.b(h))
         return {"twice": new * 2, "new": new}, new
 
 
@@ -43,6 +57,7 @@ STEPS: dict[str, Callable[[], Any]] = {
     "lstm": lambda: LSTM(D, D),
     "two": TwoResults,
     "frozen": lambda: TwoResults().requires_grad_(False),
+    "maps": lambda: Beside().double(),
 }
 
 
@@ -51,6 +66,8 @@ CASES = [
     ("lstm", "ragged", False),
     ("two", "batch first", True),
     ("frozen", "dense", True),
+    ("maps", "ragged", True),
+    ("maps", "batch first", False),
 ]
 
 
@@ -59,7 +76,7 @@ class Called:
 
     def __init__(self, step: str, form: str, moving: bool) -> None:
         self.step = STEPS[step]()
-        rows = ROWS[form].clone().requires_grad_(moving)
+        rows = ROWS[form].to(next(self.step.parameters()).dtype, copy=True).requires_grad_(moving)
         self.x = LoDTensor.from_lengths(rows, [[3, 0, 4]]) if form == "ragged" else rows
         self.how = {"axis": int(form == "batch first"), "backend": BACKEND}
         self.wanted = [t for t in (*self.step.parameters(), rows) if t.requires_grad]
@@ -119,6 +136,21 @@ def differentiated_again(call: Called) -> list[Any]:
     total = sum((t * t).sum() for t in moving)
     again = torch.autograd.grad(total, call.wanted, allow_unused=True) if moving else ()
     return found + list(again)
+
+
+def differentiated_again_often(call: Called) -> list[Any]:
+    return [differentiated_again(call) for _ in range(7)][-1]
+
+
+def penalised_often(call: Called) -> list[Any]:
+    """A loss of the gradient and of the results, whose backward comes by the loop twice."""
+    for _ in range(7):
+        results = call()
+        found = gradients(call, results, create_graph=True)
+        moving = [t for t in (*found, *results) if t is not None and t.requires_grad]
+        total = sum((t * t).sum() for t in moving)
+        again = torch.autograd.grad(total, call.wanted, allow_unused=True) if moving else ()
+    return list(again)
 
 
 def many_at_once(call: Called) -> list[Any]:
@@ -181,7 +213,8 @@ def changed_data(call: Called) -> list[Any]:
 
 WAYS = [
     once, one_result, last_state, without_gradients, in_inference_mode, retained, two_at_once,
-    differentiated_again, many_at_once, expanded, negated, turned, not_a_number, saved_elsewhere,
+    differentiated_again, differentiated_again_often, penalised_often, many_at_once, expanded, negated,
+    turned, not_a_number, saved_elsewhere,
     from_threads, under_autocast, changed_in_place, changed_data,
 ]  # fmt: skip
 

@@ -14,7 +14,7 @@ from stepnet import LoDTensor, Recurrent
 from stepnet.graph import calls
 from stepnet.graph.recurrence import Recurrence
 
-from .models import dense, ragged
+from .models import dense, leaves_of, ragged
 
 
 def _spread(t: Tensor) -> Tensor:
@@ -41,7 +41,9 @@ def _captured(x: Tensor | LoDTensor, monkeypatch: pytest.MonkeyPatch) -> tuple[R
         return by_plan(self, tensors, sizes, needs)
 
     monkeypatch.setattr(Recurrence, "by_plan", noted)
-    torch.compile(Recurrent(nn.GRUCell(3, 4).double()), backend="aot_eager", fullgraph=True)(x)
+    torch.compile(Recurrent(nn.GRUCell(3, 4).to(leaves_of(x)[0].dtype)), backend="aot_eager", fullgraph=True)(
+        x
+    )
     monkeypatch.setattr(Recurrence, "by_plan", by_plan)
     recurrence, tensors = seen[-1]
     return recurrence, [t.detach() for t in tensors]
@@ -50,7 +52,8 @@ def _captured(x: Tensor | LoDTensor, monkeypatch: pytest.MonkeyPatch) -> tuple[R
 @pytest.mark.parametrize("kind", ["ragged", "dense"])
 def test_what_changed_between_calls(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    recurrence, tensors = _captured(ragged([3, 0, 2]) if kind == "ragged" else dense(4, 3), monkeypatch)
+    x = ragged([3, 0, 2]) if kind == "ragged" else dense(4, 3).detach().float().requires_grad_()
+    recurrence, tensors = _captured(x, monkeypatch)
     (what,) = (text for text, call in calls._CALLS.items() if call is recurrence)
     floats = [t.is_floating_point() for t in tensors]
     run, keeping, backward = (
@@ -64,15 +67,27 @@ def test_what_changed_between_calls(kind: str, monkeypatch: pytest.MonkeyPatch) 
         *found, kept = keeping(given, [], floats, what)
         torch.testing.assert_close(found, [t.detach() for t in expected])
         wanted = [t for t in own if t.requires_grad]
-        grads = torch.autograd.grad(
-            y.square().sum() / 2 + final.sum(), wanted, allow_unused=True, materialize_grads=True
-        )
+        more: Any = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
         of = [found[0], torch.ones_like(found[1])]
-        torch.testing.assert_close(backward(of, [0, 1], given, found, kept, [], floats, what), [*grads])
+        for at, loss in (([0, 1], y.square().sum() / 2 + final.sum()), ([0], y.square().sum() / 2)):
+            if not loss.requires_grad:  # there is no step
+                continue
+            grads = [*torch.autograd.grad(loss, wanted, **more)]
+            came = [of[k] for k in at]
+            torch.testing.assert_close(backward(came, at, given, found, kept, [], floats, what), grads)
+            some = [need and k > 0 for k, need in enumerate(floats)]
+            torch.testing.assert_close(backward(came, at, given, found, kept, [], some, what), grads[1:])
 
-    for _ in range(3):
+    for _ in range(6):
         check(tensors)
     assert recurrence.likes
+    by_places = [looks.like.lately.by_places for looks in recurrence.likes.values()]
+    assert any(by_places) if kind == "ragged" else all(by_places)  # products of doubles are torch's
+    *found, kept = keeping(tensors, [], floats, what)
+    of = found, [0, 1], tensors, found, kept, [], floats, what
+    expected = backward(*of)
+    with torch.autocast("cpu", torch.bfloat16):  # by names, of what was kept by places
+        torch.testing.assert_close(backward(*of), expected)
     for place in (k for k, is_float in enumerate(floats) if is_float):
         for change in CHANGES.values():
             check([change(t) if k == place else t for k, t in enumerate(tensors)])

@@ -22,7 +22,7 @@ from stepnet.compiler.reach import Reach, reach
 from stepnet.data.alike import alike
 from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import autocast_dtype, sees_saved_tensors, traced
+from stepnet.data.modes import autocast_dtype, sees_saved_tensors
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import run as run_plan
@@ -32,7 +32,7 @@ from stepnet.executors.call import Call
 from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import tried
-from stepnet.executors.setting import only_plain, transforms_active
+from stepnet.executors.setting import nothing_around, only_plain
 from stepnet.ir.loop import Loop
 from stepnet.watchers import noter
 
@@ -301,18 +301,6 @@ class _Like(NamedTuple):
     def recorded(self, call: Asked) -> Call:
         """The run of a call that a backward may follow."""
         return call.call(self.entry, self.find, self.call.steps, self.call.as_it_is)
-
-
-def nothing_around() -> bool:
-    """Whether no mode, transform or trace is around a call."""
-    return not (
-        torch._C._len_torch_function_stack()
-        or forward_ad._current_level >= 0
-        or torch.is_anomaly_enabled()
-        or torch._C._len_torch_dispatch_stack()
-        or transforms_active()
-        or traced()
-    )
 
 
 def warm(

@@ -16,7 +16,7 @@ from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import run as run_plan
-from stepnet.executors.call import Call
+from stepnet.executors.call import Call, Moving
 from stepnet.executors.layout import Layout
 from stepnet.executors.pushed import pushed
 from stepnet.executors.ready import Ready
@@ -28,6 +28,7 @@ from .check import close, looseness, plain_loop, read_again, sample_layout, samp
 from .choice import about_as_many
 from .make import Entry, apart
 from .reads import Reads, looks, read
+from .repeats import Repeats, Unrecorded
 from .rows import Sequences
 
 T = TypeVar("T")
@@ -43,6 +44,31 @@ class Moved(NamedTuple):
     x: list[Tensor]
     states: list[Tensor]
     weights: list[Tensor]
+    repeats: Repeats
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """All that it is fed."""
+        return (*self.x, *self.states, *self.weights)
+
+    def run(self) -> list[Tensor]:
+        """What it gives: the rows of each y leaf, then the last value of each state."""
+        out = self.repeats.run(self.call, self.inputs)
+        return run_plan(*self[:4]) if out is None else out
+
+
+def _pull(
+    run: Unrecorded, places: Sequence[int | None], came: Sequence[tuple[Tensor, Tensor]],
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """The gradients that are wanted of the inputs at some places, of what came in for its results."""
+    at = {id(t): k for k, t in enumerate(run.out)}
+    grads: list[Tensor | None] = [None] * len(run.out)
+    for result, grad in came:
+        grads[at[id(result)]] = grad
+    asked = {place for place, want in zip(places, wanted, strict=True) if want}
+    found = run.gradients(grads, [k in asked for k in range(len(run.inputs))])
+    return [found[k] if want and k is not None else None for k, want in zip(places, wanted, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,25 +147,38 @@ class RunsAlong:
 
     def __call__(
         self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
-        noise: Sequence[Tensor] | None = None, whole: bool = False,
-    ) -> tuple[list[Tensor | None], list[Tensor]]:  # fmt: skip
-        """The derivative of each result: y leaves, then last states; None for what has none. And the results.
+        noise: Sequence[Tensor] | None = None, whole: bool = False, once: bool = False,
+    ) -> Moving:  # fmt: skip
+        """The derivative of each result: y leaves, then last states; None for what has none. And the results;
+        and what gives gradients of both.
 
         Args:
             tensors: x, states and weights.
             directions: one for each; None where it stays.
             noise: of the call, in the order in which the step draws it.
             whole: whether the results are asked for.
+            once: whether nobody differentiates the gradients.
 
         Raises:
             StepError: the step reads something else than at the call.
             Unsupported: there is no plan for it, or the plan is not right.
         """
         moved = self.of(tensors, directions, noise=noise, whole=whole)
-        out = run_plan(*moved)
+        alone = moved.repeats.unrecorded(moved.call, moved.inputs) if once else None
+        out = moved.run() if alone is None else alone.out
         n = len(moved.call.ready.plan.y)
         n_y, n_s = len(self.ready.plan.y), len(self.ready.plan.states)
-        return self.derivatives(out, whole), [*out[n - n_y : n], *out[n : n + n_s]] if whole else []
+        results = [*out[n - n_y : n], *out[n : n + n_s]] if whole else []
+        pull = None if alone is None else functools.partial(_pull, alone, self._places(moved, tensors))
+        return self.derivatives(out, whole), results, pull
+
+    def _places(self, moved: Moved, tensors: Sequence[Tensor]) -> list[int | None]:
+        """Where x, states and weights are among what the loop of a derivative is fed."""
+        x, states, weights = self._split(tensors)
+        begin = len(moved.x) + len(moved.states)
+        at = {id(t): begin + k for k, t in enumerate(moved.weights)}
+        begin = len(moved.x)
+        return [*range(len(x)), *range(begin, begin + len(states)), *(at.get(id(t)) for t in weights)]
 
     def derivatives(self, out: Sequence[Tensor], whole: bool = False) -> list[Tensor | None]:
         """Of what the loop of a derivative gives, the derivative of each result; see `__call__`."""
@@ -179,7 +218,7 @@ class RunsAlong:
         entry = None if known is None else known[0].of_size(about_as_many(beside.layout.sequences))
         if known is None or entry is None:
             entry = self._found(twin, own, now, directions, noise, forward_mode)
-            known = entry, twin.sources(entry.weights)
+            known = entry, twin.sources(entry.weights), Repeats()
             if self.check and None not in known[1] and not entry.unsure:
                 if len(self.ready.along) >= _MOST_KINDS:
                     self.ready.along.clear()
@@ -197,7 +236,7 @@ class RunsAlong:
         )
         plain = functools.partial(twin.plain, places)
         call = Call(ready, beside.layout, compiled.constants, plain, further, noise=noise)
-        return Moved(call, beside.x_rows, beside.states, used)
+        return Moved(call, beside.x_rows, beside.states, used, known[2])
 
     def _found(
         self, twin: _Twin, own: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None],
@@ -277,7 +316,7 @@ class RunsAlong:
             by_plain = pushed(results, [few.inputs[i] for i in at], [v for v in moved if v is not None])
         except Exception:  # whatever it is, the plain loop tells it
             return False
-        found, _ = replace(self, sequences=few.sequences, reads=now, check=False)(few.inputs, moved)
+        found, *_ = replace(self, sequences=few.sequences, reads=now, check=False)(few.inputs, moved)
         return all(a is None or close(a, b, 10 * loose) for a, b in zip(found, by_plain, strict=True))
 
     def _split(self, values: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
@@ -395,6 +434,6 @@ class MadeLater:
 
     def __call__(
         self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
-        noise: Sequence[Tensor] | None = None, whole: bool = False,
-    ) -> tuple[list[Tensor | None], list[Tensor]]:  # fmt: skip
-        return self.made(tensors, directions, noise, whole)
+        noise: Sequence[Tensor] | None = None, whole: bool = False, once: bool = False,
+    ) -> Moving:  # fmt: skip
+        return self.made(tensors, directions, noise, whole, once)

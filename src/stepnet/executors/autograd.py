@@ -27,7 +27,7 @@ from .layout import Layout
 from .noise import generator_of, noise_of
 from .ready import Ready
 from .tables import EARLIER, into
-from .twice import again, asked_again, differentiable, is_plain, one_by_one, total
+from .twice import Moves, again, asked_again, differentiable, is_plain, one_by_one, total
 
 WORTH_ASKING = 1 << 24  # multiplications that take longer than to ask whether anybody wants what they make
 
@@ -83,7 +83,7 @@ def run_direct(
     direct: Direct, call: Callable[[], Call], inputs: Sequence[Tensor], layout: Layout
 ) -> list[Tensor] | None:
     """`run_real` of a call like one before, by places; None: not this time. `call`: the same by names."""
-    if _again.get() is not None:
+    if is_computed_again():
         return None
     if direct.trains:
         return list(_apply(direct, call, *inputs))
@@ -144,6 +144,11 @@ def computed_again(places: Sequence[Tensor | None], spare: dict[str, Tensor]) ->
         spare: memory for what runs make beside y, kept here from run to run.
     """
     return during(_again, _Again([*places], spare))
+
+
+def is_computed_again() -> bool:
+    """Whether this is in `computed_again`."""
+    return _again.get() is not None
 
 
 def _in_places(again: _Again, ready: Ready, layout: Layout) -> AbstractContextManager[None]:
@@ -225,15 +230,17 @@ class _PlanCall(torch.autograd.Function):
     @not_followed
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         saved, direct, needed = ctx.saved_tensors, ctx.direct, ctx.needs_input_grad[2:]
+        later = ctx.later.pop(torch._C._current_graph_task_id(), ()) if ctx.later else ()
         if direct is not None:
-            once = not ctx.later and not torch.is_grad_enabled()
+            once = not later and not torch.is_grad_enabled()
             found = direct.gradients(saved, grads, needed) if once else None
             if found is not None:
                 return (None, None, *found)
-            saved = direct.by_names(saved)
+            if not later:
+                saved = direct.by_names(saved)
             if not isinstance(ctx.call, Call):
                 _note(ctx, ctx.call(), [], bool(direct.steps), len(needed))
-        return (None, None, *_backward(ctx, saved, grads, needed))
+        return (None, None, *_backward(ctx, saved, grads, needed, later))
 
 
 def _note(ctx: Any, call: Call, led: list[str], as_steps: bool, count: int) -> None:
@@ -259,14 +266,15 @@ def _forward(ctx: Any, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, .
 
 
 def _backward(
-    ctx: Any, saved: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool]
-) -> Sequence[Tensor | None]:
-    """What `_PlanCall.backward` gives, of a run by names."""
+    ctx: Any, saved: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
+    later: Sequence[Moves],
+) -> Sequence[Tensor | None]:  # fmt: skip
+    """What `_PlanCall.backward` gives, of a run by names. `later`: see `twice.Node`; then nothing is read of
+    what is kept."""
     call: Call = ctx.call
     tensors, kept = saved[: ctx.count], saved[ctx.count :]
     if not call.ready.is_few(call.layout):
         needed = _asked_for(ctx, tensors, needed)
-    later = ctx.later.pop(torch._C._current_graph_task_id(), ())
     plain = all(map(is_plain, grads))
     only_once = plain and not later and not torch.is_grad_enabled()
     if ctx.as_steps and not (only_once and call.ready.takes_steps(call.layout)):

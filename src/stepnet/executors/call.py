@@ -11,6 +11,10 @@ from torch import Tensor
 from .layout import Layout
 from .ready import Ready
 
+# Of what comes in for some tensors, the gradients of x, states and weights, where they are wanted.
+Pull = Callable[[Sequence[tuple[Tensor, Tensor]], Sequence[bool]], "list[Tensor | None]"]
+Moving = tuple["list[Tensor | None]", "list[Tensor]", "Pull | None"]
+
 
 class Along(Protocol):
     """What runs the derivative of a loop along directions of its inputs."""
@@ -34,11 +38,12 @@ class Along(Protocol):
 
     def __call__(
         self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
-        noise: Sequence[Tensor] | None = None, whole: bool = False,
-    ) -> tuple[list[Tensor | None], list[Tensor]]:  # fmt: skip
+        noise: Sequence[Tensor] | None = None, whole: bool = False, once: bool = False,
+    ) -> Moving:  # fmt: skip
         """Of x, states and weights, a direction for each that moves, and the noise of the call: the
         derivative of each result, y leaves, then last states; None for what has none. And, if `whole`, the
-        results. Raises Unsupported where no plan runs it."""
+        results. If nobody differentiates these more than `once`, perhaps also what does that, unseen by
+        autograd. Raises Unsupported where no plan runs it."""
         ...
 
 

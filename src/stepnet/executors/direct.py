@@ -1,4 +1,5 @@
-"""Calls like one before, of plans that are one scan each way: values go by their places, not by their names.
+"""Calls like one before, of plans that are one scan each way, that of backward perhaps with maps around it:
+values go by their places, not by their names.
 
 Of a small step, to find values by their names takes longer than to compute them.
 """
@@ -16,11 +17,12 @@ from stepnet.data.as_imported import data_ptr, empty, empty_like, is_contiguous,
 from stepnet.data.bounded import Bounded
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import is_as_written
+from stepnet.data.storage import distinct
 
 from .flow import carry_gradients
 from .gradients import asked_of
 from .layout import Layout
-from .loop import PreparedLoop
+from .loop import Lone, run_nodes, shift
 from .ready import Ready
 from .tables import as_table
 from .twice import is_plain
@@ -65,16 +67,27 @@ class _Backward(NamedTuple):
     Attributes:
         run: the scan.
         zeros: what stands for each result that nothing comes in for.
-        made: what makes each result, and of what it makes one like.
+        shifted: tables that are read one step earlier and boot values, among what is saved; and the shape.
+        made: what makes each table that the scan makes, and of what it makes one like.
         out: which of those each input gets.
         copies: the inputs that get a copy, because another one has it, too.
+        before, after: the maps around it.
+        given: what it is given of those before.
+        reads: what maps read, its place among what is at hand, and its part of that.
+        late: the inputs that get a value of the maps after it.
     """
 
     run: Run
     zeros: list[Tensor]
+    shifted: list[tuple[int, int, tuple[int, ...]]]
     made: list[tuple[Callable[[Tensor], Tensor], Tensor]]
     out: list[int | None]
     copies: list[int]
+    before: list[Any]
+    after: list[Any]
+    given: list[str]
+    reads: list[tuple[str, int, int | None, tuple[int, ...]]]
+    late: list[tuple[int, str]]
 
 
 class Direct:
@@ -92,14 +105,14 @@ class Direct:
     """
 
     def __init__(
-        self, ready: Ready, layout: Layout, inputs: Sequence[Tensor], steps: tuple[int, ...]
-    ) -> None:
-        """Raises LookupError: the plan takes more than addresses."""
+        self, ready: Ready, layout: Layout, inputs: Sequence[Tensor], steps: tuple[int, ...],
+        needs: Sequence[bool],
+    ) -> None:  # fmt: skip
+        """`needs`: which inputs need a gradient. Raises LookupError: the plan takes more than addresses."""
         plan, kinds = ready.plan, ready.plan.forward.body.values
         states = inputs[len(plan.x) : len(plan.x) + len(plan.states)]
-        needs = [t.requires_grad for t in inputs]
         self.steps, self._threads = steps, torch.get_num_threads()
-        self.trains = torch.is_grad_enabled() and any(needs)
+        self.trains = any(needs)
         self._ready, self.layout = ready, layout
         self._inputs = [_outline(t.shape, t.dtype) for t in inputs]
         self._strides = {name: stride(t) for name, t in zip(ready.names, inputs, strict=False)}
@@ -130,7 +143,10 @@ class Direct:
         boots = {name: named.pop(name) for name in plan.states}
         made = dict(zip((*plan.y, *ready.extra), self._saved[len(inputs) :], strict=True))
         lasts = {name: Place(n + len(self._kept) + k) for k, name in enumerate(plan.states)}
-        self._run = _addressed(ready.forward, layout, Places(named, self._strides, boots, made, lasts))
+        lone = ready.forward.lone(None, False)
+        if lone is not None and (lone.before or lone.after):
+            raise LookupError
+        self._run = _addressed(lone, layout, Places(named, self._strides, boots, made, lasts))
         self._made = [*self._y, *self._kept, *(_outline(t.shape, t.dtype) for t in states)]
         self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
         carry = carry_gradients(plan, layout, needs) if self.trains else ()
@@ -168,26 +184,44 @@ class Direct:
             except LookupError:
                 self._backwards[kind] = None
         way = self._backwards.get(kind)
-        if way is None:
+        if way is None or not all(map(is_contiguous, saved)):
             return None
         came = zip(grads, way.zeros, strict=True)
         tables = [zero if grad is None else as_table(grad) for grad, zero in came]
         made = [make(like) for make, like in way.made]
+        made += [shift(saved[k].view(shape), saved[of], self.layout) for k, of, shape in way.shifted]
+        at_hand = (*saved, *tables, *made)
+        values = {name: self._part(at_hand[k], begin, shape) for name, k, begin, shape in way.reads}
+        read = [*values.values()]
+        if way.before:
+            run_nodes(way.before, values, self.layout.rows)
+            made += [as_table(values[name]) for name in way.given]
         addresses = [data_ptr(t) for t in (*saved, *tables, *made)]
-        if not (all(addresses) and all(map(is_contiguous, saved))) or any(map(Tensor.is_neg, tables)):
+        if not all(addresses) or any(map(Tensor.is_neg, tables)):
             return None
         way.run(addresses, self.layout.backward)
         out = [None if k is None else made[k] for k in way.out]
         for k in way.copies:
             out[k] = made[way.out[k] or 0].clone()
+        if way.late:
+            run_nodes(way.after, values, self.layout.rows)
+            found = [values[name] for _, name in way.late]
+            shapes = [self._inputs[k].shape for k, _ in way.late]
+            found = [t if t.shape == s else t.reshape(s) for t, s in zip(found, shapes, strict=True)]
+            for (k, _), t in zip(way.late, distinct(found, read), strict=True):
+                out[k] = t
         return out
 
     def by_names(self, saved: Sequence[Tensor]) -> list[Tensor]:
         """What is saved, as calls by names save it: each kept value is one tensor."""
         n = len(self._inputs) + len(self._y)
         parts = zip(self._begins, self._shapes.values(), strict=True)
-        kept = [saved[n][begin : begin + math.prod(shape)].view(shape) for begin, shape in parts]
-        return [*saved[:n], *kept]
+        return [*saved[:n], *(self._part(saved[n], begin, shape) for begin, shape in parts)]
+
+    @staticmethod
+    def _part(table: Tensor, begin: int | None, shape: tuple[int, ...]) -> Tensor:
+        """A table of rows; of what is kept in one piece, the one that begins there."""
+        return (table if begin is None else table[begin : begin + math.prod(shape)]).view(shape)
 
     def _backward(self, given: tuple[bool, ...], needed: tuple[bool, ...]) -> _Backward:
         """How gradients are made. `given`: which results something comes in for. Raises LookupError."""
@@ -196,56 +230,95 @@ class Direct:
         sources, results = ready.sources(len(self._inputs)), [*self._y, *self._made[n_y + len(self._kept) :]]
         if ready.backward is None or sources.held or ready.leaves_out(given):
             raise LookupError
+        asked = asked_of(ready, layout, given, needed)
+        lone = ready.backward.lone(asked.wanted, few)
+        if lone is None:
+            raise LookupError
+        kinds = ready.backward.plan.body.values
         values, boots = {name: self._saved[k] for name, k in sources.values}, dict[str, Place]()
         types = [t.dtype for t in (*self._inputs, *self._y, *self._kept * len(self._shapes))]
-        after = len(self._inputs) + n_y + len(self._kept)
+        n_saved, n_whole = len(self._inputs) + n_y + len(self._kept), len(self._inputs) + n_y
+        at_hand = {name: min(k, n_whole) for name, k in sources.values}
+        begins = {name: self._begins[k - n_whole] for name, k in sources.values if k >= n_whole}
+        shifted = dict[str, tuple[int, int, tuple[int, ...]]]()
         for name, k, of in sources.shifted:
-            if not few or name not in ready.backward.moved or types[k] is not types[of]:
+            if types[k] is not types[of]:
                 raise LookupError
-            values[name], boots[name] = self._saved[k], self._saved[of]
+            if few and name in ready.backward.moved:
+                values[name], boots[name] = self._saved[k], self._saved[of]
+            else:
+                shifted[name] = k, of, (layout.rows, *kinds[name].shape)
         for name, k, _, dtype in sources.tangents:
-            (values if dtype is None else boots)[name] = Place(after + k)
-            if dtype not in (None, results[k].dtype):
+            (values if dtype is None else boots)[name] = Place(n_saved + k)
+            if dtype is None:
+                at_hand[name] = n_saved + k
+            elif dtype is not results[k].dtype:
                 raise LookupError
-        asked, after = asked_of(ready, layout, given, needed), after + len(results)
         made: list[tuple[Callable[[Tensor], Tensor], Tensor]] = []
         out: list[int | None] = [None] * len(needed)
-        copies, places, kinds = list[int](), dict[str, int](), ready.backward.plan.body.values
+        copies, places, late = list[int](), dict[str, int](), list[tuple[int, str]]()
         tangents = plan.tangents[n_y:]
         names = [*plan.gradients[:n_x], *tangents, *plan.gradients[n_x + len(tangents) :]]
+        before, by_maps = (
+            {name for node in nodes for name in node.outputs} for nodes in (lone.before, lone.after)
+        )
         for k, name in enumerate(names):
             if not asked.has[k]:
                 continue
             if name is None:
                 raise LookupError
             like, value = self._inputs[k], kinds[name]
-            if name in places:
+            if name in by_maps:
+                late.append((k, name))
+            elif name in places:
                 copies.append(k)
             else:
                 places[name] = len(made)
                 made.append((zeros_like if value.kind == "sum" else empty_like, like))
-            out[k] = places[name]
             rows = layout.sequences if name in tangents else layout.rows if value.kind == "row" else 1
-            alike = made[places[name]][1].shape == like.shape and like.dtype is dtype_of(value.dtype)
-            if not alike or like.numel() != rows * math.prod(value.shape):
+            alike = like.dtype is dtype_of(value.dtype) and like.numel() == rows * math.prod(value.shape)
+            if name in places:
+                out[k] = places[name]
+                alike = alike and made[places[name]][1].shape == like.shape
+            if not alike:
                 raise LookupError
+        read = {name for node in (*lone.before, *lone.after) for name in node.inputs} - before - by_maps
+        for name in sorted(read - {*at_hand, *shifted, *places}):
+            value = kinds[name]
+            rows = (layout.rows,) if value.kind == "row" else ()
+            places[name] = len(made)
+            like = _outline((*rows, *value.shape), dtype_of(value.dtype))
+            made.append((zeros_like if value.kind == "sum" else empty_like, like))
+        after = n_saved + len(results)
+        at_hand |= {name: after + k for name, k in places.items()}
         found = {name: Place(after + k) for name, k in places.items()}
+        for k, name in enumerate(shifted):
+            values[name] = Place(after + len(made) + k)
+            at_hand[name] = after + len(made) + k
+        for k, name in enumerate(before):
+            values[name] = Place(after + len(made) + len(shifted) + k)
         lasts = {name: found.pop(name) for name in tangents if name in found}
         at = Places(values, self._strides, boots, found, lasts)
-        run = _addressed(ready.backward, layout.backward, at, asked.wanted, few)
+        run = _addressed(lone, layout.backward, at)
         zeros = [like if came else zeros_like(like) for like, came in zip(results, given, strict=True)]
-        return _Backward(run, zeros, made, out, copies)
+        likes = [*self._inputs, *self._y, *self._kept, *results, *(like for _, like in made)]
+        reads: list[tuple[str, int, int | None, tuple[int, ...]]] = []
+        for name in sorted(read):
+            rows = (layout.rows,) if kinds[name].kind == "row" else ()
+            k, begin, shape = at_hand[name], begins.get(name), (*rows, *kinds[name].shape)
+            if begin is None and k < len(likes) and likes[k].numel() != math.prod(shape):
+                raise LookupError
+            reads.append((name, k, begin, shape))
+        maps = lone.before, lone.after, [*before]
+        return _Backward(run, zeros, [*shifted.values()], made, out, copies, *maps, reads, late)
 
 
-def _addressed(
-    loop: PreparedLoop, layout: Layout, at: Places, wanted: frozenset[str] | None = None, few: bool = False
-) -> Run:
-    """The scan that is all of a loop. Raises LookupError."""
-    lone = loop.lone(wanted, few)
-    scan = None if lone is None else getattr(lone[0], "addressed", None)
+def _addressed(lone: Lone | None, layout: Layout, at: Places) -> Run:
+    """The scan with which a loop begins. Raises LookupError."""
+    scan = None if lone is None else getattr(lone.scan, "addressed", None)
     if lone is None or scan is None:
         raise LookupError
-    return scan(layout, at, lone[1])
+    return scan(layout, at, lone.products)
 
 
 def _outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -264,11 +337,17 @@ class Lately:
         self._runs = 0
         self._known: tuple[Any, Direct | None] | None = None
 
+    @property
+    def by_places(self) -> bool:
+        """Whether the last one that was on the same sequences, and threads, as several before went so."""
+        return self._known is not None and self._known[1] is not None
+
     def direct(
-        self, ready: Ready, layout: Layout, inputs: Sequence[Tensor], steps: tuple[int, ...], trains: bool
-    ) -> Direct | None:
+        self, ready: Ready, layout: Layout, inputs: Sequence[Tensor], steps: tuple[int, ...], trains: bool,
+        needs: Sequence[bool] | None = None,
+    ) -> Direct | None:  # fmt: skip
         """That of such a run; None: it goes by names. Inputs are known to look like those before. `trains`:
-        whether a backward may follow."""
+        whether a backward may follow. `needs`: which of them need a gradient; None: as they say."""
         threads, known = torch.get_num_threads(), self._known
         kind = (layout if trains else (layout.rows, layout.stride)), threads
         if known is not None and known[0] == kind:
@@ -278,8 +357,10 @@ class Lately:
         self._runs += 1
         if self._runs <= _SURE:
             return None
+        if needs is None:
+            needs = [torch.is_grad_enabled() and t.requires_grad for t in inputs]
         try:
-            found = Direct(ready, layout, inputs, steps)
+            found = Direct(ready, layout, inputs, steps, needs)
         except LookupError:
             found = None
         self._known = kind, found

@@ -46,6 +46,15 @@ class _Turn(NamedTuple):
     products: tuple[str, ...] | None = None
 
 
+class Lone(NamedTuple):
+    """A scan, the products that it makes (None: that is not asked of it), and the maps around it."""
+
+    scan: Scan | None
+    products: tuple[str, ...] | None
+    before: list[_Bound]
+    after: list[_Bound]
+
+
 class PreparedLoop:
     """A loop plan made ready to run; `scan` runs its scans.
 
@@ -149,13 +158,18 @@ class PreparedLoop:
         with as_written(device):  # the plan says what is cast, and constants are made where the rows are
             return self._run(values, states, layout, wanted)
 
-    def lone(self, wanted: frozenset[str] | None, few: bool) -> tuple[Scan, tuple[str, ...] | None] | None:
-        """The scan that is all there is to run, and the products that it then makes, None: that is not asked
-        of it; None if there is more. `few`: see `few_rows`."""
+    def lone(self, wanted: frozenset[str] | None, few: bool) -> Lone | None:
+        """The scan, if there is one, and the maps around it that take no layout. `few`: see `few_rows`."""
         turns = self._turns_for(wanted, few) if few or wanted is not None else self._turns
-        scans = [(turn.scan, turn.products) for turn in turns if turn.scan is not None]
-        others = self._whole or self._rest or any(turn.nodes for turn in turns if turn.scan is None)
-        return None if others or len(scans) != 1 else scans[0]
+        at = [k for k, turn in enumerate(turns) if turn.scan is not None]
+        if len(at) != 1 or self._whole or self._rest:
+            return None
+        parts = turns[: at[0]], turns[at[0] + 1 :]
+        before, after = ([node for turn in part for node in turn.nodes] for part in parts)
+        beside = any(turn.nodes and turn.region.kind == "sequences" for part in parts for turn in part)
+        if beside or any(node.run is None or node.op in RANDOM for node in (*before, *after)):
+            return None
+        return Lone(turns[at[0]].scan, turns[at[0]].products, before, after)
 
     def hide(self, names: Sequence[str]) -> None:
         """Say that no caller gets hold of some of the values asked for."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from stepnet.data.modes import batches, has_tangent, outside_batches, transforms
 from stepnet.errors import StepError, Unsupported
 
-from .call import Call
+from .call import Call, Pull
 from .flow import moved
 from .noise import noise_of
 
@@ -29,7 +29,7 @@ class Node(Protocol):
 
 @dataclass(frozen=True)
 class Moves:
-    """The derivative of a loop along directions, as autograd recorded it.
+    """The derivative of a loop along directions, as autograd recorded it, or `pull` knows its gradients.
 
     Attributes:
         own: the inputs of the loop, of which nobody else's history leads here.
@@ -41,18 +41,20 @@ class Moves:
     results: Sequence[Tensor]
     along: Sequence[Tensor | None]
     grads: Sequence[Tensor | None]
+    pull: Pull | None
 
     @classmethod
     def of(
         cls, call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None],
-        directions: Sequence[Tensor | None], whole: bool,
+        directions: Sequence[Tensor | None], whole: bool, create_graph: bool = False,
     ) -> Moves:  # fmt: skip
         """Run it. Raises Unsupported: there is no plan for it."""
         assert call.along is not None
         noise = noise_of(call) if call.ready.plan.random else None
-        along, results = call.along(own, directions, noise, whole)
+        along, results, pull = call.along(own, directions, noise, whole, not create_graph)
         has = moved(call.ready.plan, call.layout, [v is not None for v in directions])
-        return cls(own, results, [m if moves else None for m, moves in zip(along, has, strict=True)], grads)
+        along = [m if moves else None for m, moves in zip(along, has, strict=True)]
+        return cls(own, results, along, grads, pull)
 
     def gradients(
         self, wanted: Sequence[bool], of_results: Sequence[Tensor | None] = (), create_graph: bool = False
@@ -60,6 +62,8 @@ class Moves:
         """The gradients of the gradient by each input; and of the results that something comes in for."""
         both = zip((*self.along, *self.results), (*self.grads, *of_results), strict=False)
         pairs = [(m, g) for m, g in both if m is not None and g is not None]
+        if self.pull is not None:
+            return self.pull(pairs, wanted[: len(self.own)])
         sources = [t for t, w in zip(self.own, wanted, strict=False) if w]
         found = _grad([m for m, _ in pairs], sources, [g for _, g in pairs], create_graph)
         return [next(found) if w else None for w in wanted[: len(self.own)]]
@@ -218,7 +222,7 @@ def by_along(
     Raises:
         Unsupported: there is no plan for it.
     """
-    moves = Moves.of(call, own, grads, directions, whole=False)
+    moves = Moves.of(call, own, grads, directions, whole=False, create_graph=create_graph)
     return [
         *moves.gradients(wanted, create_graph=create_graph),
         *_where(moves.along, wanted[len(own) :], create_graph),

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from stepnet.data.alike import alike
-from stepnet.engine import nothing_around
+from stepnet.executors.setting import nothing_around
 from stepnet.errors import Unsupported
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import check_backend

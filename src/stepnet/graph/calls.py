@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from .flow import Flow
-from .planned import Ran
+from .planned import Known
 
 
 class Call(Protocol):
@@ -20,7 +20,7 @@ class Call(Protocol):
 
     def by_plan(
         self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool] | None
-    ) -> Ran | None:
+    ) -> Known | None:
         """A short way to the same results, which keeps what backward needs if it is told which tensors need a
         gradient; None where there is none."""
         ...

@@ -22,9 +22,10 @@ _OWN_CALLS = re.compile(r"\.(ops|compiler|cuda|is_autocast_enabled|get_autocast_
 # what only code looks up, in the modules of whoever calls this package
 _LOOKED_UP = re.compile(
     r"G\['(__builtins_dict___|___unnamed_scope_|__import_typing)|"
-    r"G\['\w+'\](\.torch)?\.(_C|ops|compiler|cuda|is_autocast_enabled|get_autocast_dtype|SymInt|SymFloat|b?float16)\b"
+    r"G\['\w+'\](\.torch)?\.(_C|ops|compiler|cuda|is_autocast_enabled|get_autocast_dtype|SymInt|SymFloat|b?float16)\b|"
+    r"type\(.*\)\.__name__$"
 )
-_DEFAULTS = re.compile(r"G\['(\w+)'\].*\.__(?:kw)?defaults__")
+_FUNCTION = re.compile(r"G\['(\w+)'\].*\.__(?:(?:kw)?defaults|closure)__")
 _FOLDER = str(Path(__file__).parent.parent)
 
 
@@ -55,7 +56,7 @@ def _is_of_our_code(guard: Guard) -> bool:
         return False
     if _LOOKED_UP.match(guard.name):
         return True
-    root = _DEFAULTS.search(guard.name)
+    root = _FUNCTION.search(guard.name)
     return root is not None and _module_of(_globals().get(root[1])).startswith("stepnet")
 
 

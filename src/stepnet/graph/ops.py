@@ -9,7 +9,6 @@ their memory for something else: backward is handed them. The other results are 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
 import weakref
@@ -23,9 +22,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from stepnet.data.storage import apart
 from stepnet.errors import StepError
 
-from .calls import find
+from .calls import Call, find
+from .dispatch import from_the_top
 from .memory import laid_out, leave_alone, places, taken
-from .planned import KINDS, Ran
+from .planned import KINDS, Known, Ran
 
 LIBRARY = torch.library.Library("stepnet", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -43,6 +43,7 @@ LIBRARY.define(
 class _Record:
     """A call that ran under autograd: its inputs and results there, and what stands for them at backward."""
 
+    @from_the_top
     def __init__(
         self, what: str, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]
     ) -> None:
@@ -70,6 +71,8 @@ class _Record:
     def _unpack(self, entry: list[Any]) -> Tensor:
         return taken(entry, self.memory)[0]
 
+    @from_the_top
+    @torch.no_grad()
     def gradients(
         self, memory: Sequence[Tensor], grads: Sequence[Tensor], at: Sequence[int], needs: Sequence[bool]
     ) -> list[Tensor]:
@@ -80,7 +83,7 @@ class _Record:
         inputs = [t for t, need in zip(self.inputs, needs, strict=True) if need]
         try:
             if not chosen:
-                return [torch.zeros_like(t) for t in inputs]
+                return [t.new_zeros(t.shape) for t in inputs]
             found = torch.autograd.grad(
                 [o for o, _ in chosen],
                 inputs,
@@ -91,54 +94,42 @@ class _Record:
         finally:
             self.memory = []
         found = [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True)]
-        return apart(found, (*memory, *grads))
+        return [laid_out(t) for t in apart(found, (*memory, *grads))]
 
 
 _TICKETS: weakref.WeakValueDictionary[int, _Ticket] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
 
-def _keys_between(low: Any, high: Any) -> Any:
-    return torch._C._dispatch_keyset_full_after(high) - torch._C._dispatch_keyset_full_after(low)
+def _by_plan(call: Call, tensors: list[Tensor], sizes: Sequence[int], needs: list[bool] | None) -> Ran | None:
+    """A run by a plan; None if there is none."""
+    known = call.by_plan(tensors, sizes, needs)
+    if known is None:
+        return None
+    return known.by_places(tensors) or _by_names(known, tensors, needs is not None)
 
 
-_KEYS = torch._C.DispatchKey
-_AUTOCAST: Any = _keys_between(_KEYS.AutocastCPU, _KEYS.FuncTorchBatched)
-_AUTOGRAD: Any = _keys_between(_KEYS.ADInplaceOrView, _KEYS.AutocastCPU)
+@from_the_top
+def _by_names(known: Known, tensors: list[Tensor], keep: bool) -> Ran:
+    with torch.no_grad():
+        return known.by_names(tensors, keep)
 
 
-def _from_the_top(kernel: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
-    """A kernel whose own torch ops are dispatched as a caller's are, and whose results lie as fakes say.
-
-    Torch passes over whatever stands above a kernel: autograd would not record, and tensors that are only
-    marked as conjugate, negative or zero would be read as their memory is, which a zero one does not have.
-    """
-
-    @functools.wraps(kernel)
-    def call(*args: Any) -> list[Tensor]:
-        around: Any = torch._C._dispatch_tls_local_exclude_set()
-        kept = around & _AUTOCAST
-        if torch.is_inference_mode_enabled():
-            kept = kept | (around & _AUTOGRAD)
-        with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), kept):
-            return [laid_out(t) for t in kernel(*args)]
-
-    return call
+@from_the_top
+def _at_length(call: Call, tensors: list[Tensor], sizes: list[int]) -> list[Tensor]:
+    with torch.no_grad():
+        return [laid_out(t) for t in call.run(tensors, sizes)]
 
 
-@_from_the_top
 def _run(tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
     call, sizes = find(what), sizes or []  # what AOTInductor built gives None for an empty list
-    with torch.no_grad():
-        ran = call.by_plan(tensors, sizes, None)
-        return call.run(tensors, sizes) if ran is None else ran.results
+    ran = _by_plan(call, tensors, sizes, None)
+    return _at_length(call, tensors, sizes) if ran is None else ran.results
 
 
 def _kept(tensors: list[Tensor], sizes: list[int], needs: list[bool], what: str) -> _Record | Ran:
     """A run, and what its backward needs."""
-    with torch.no_grad():
-        ran = find(what).by_plan(tensors, sizes, needs)
-    return _Record(what, tensors, sizes, needs) if ran is None else ran
+    return _by_plan(find(what), tensors, sizes, needs) or _Record(what, tensors, sizes, needs)
 
 
 class _Ticket(bytearray):
@@ -147,7 +138,6 @@ class _Ticket(bytearray):
     record: _Record | Ran
 
 
-@_from_the_top
 def _run_keeping(tensors: list[Tensor], sizes: list[int], needs: list[bool], what: str) -> list[Tensor]:
     record = _kept(tensors, sizes, needs, what)
     results = [*record.results]
@@ -159,7 +149,6 @@ def _run_keeping(tensors: list[Tensor], sizes: list[int], needs: list[bool], wha
     return [*results, torch.frombuffer(ticket, dtype=torch.int64)]
 
 
-@_from_the_top
 def _run_backward(
     gradients: list[Tensor], places: list[int], tensors: list[Tensor], results: list[Tensor], kept: Tensor,
     sizes: list[int], needs: list[bool], what: str,
@@ -174,8 +163,7 @@ def _run_backward(
                 remedy="keep saved tensors as they are: no saved_tensors_hooks around compiled code",
             )
         record = _kept(tensors, sizes, needs, what)
-    with torch.no_grad():
-        return record.gradients((*tensors, *results), gradients, places, needs)
+    return record.gradients((*tensors, *results), gradients, places, needs)
 
 
 class _Differentiable(torch.autograd.Function):

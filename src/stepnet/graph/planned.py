@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from stepnet.data.as_imported import contiguous
 from stepnet.executors.autograd import forward
 from stepnet.executors.call import Call
+from stepnet.executors.direct import Direct, Lately
 from stepnet.executors.gradients import gradients
 from stepnet.executors.layout import Layout
 from stepnet.executors.ready import Ready
 from stepnet.watchers import instead, is_kept, watching
 
-from .memory import Place, leave_alone, places, taken
+from .dispatch import from_the_top
+from .memory import Place, laid_out, leave_alone, places, taken
 
 KINDS = frozenset((Tensor, nn.Parameter))
 _on_cpu = operator.attrgetter("is_cpu")
@@ -57,13 +59,14 @@ class Shape(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A run by a plan, and what backward needs beside its inputs and results."""
+    """A run by a plan, and what backward needs beside its inputs and results; by places, if it went so."""
 
     results: list[Tensor]
     call: Call
     weights: list[int | Tensor]
     shape: Shape
     kept: list[Tensor | Place]
+    direct: Direct | None
 
     def gradients(
         self, memory: Sequence[Tensor], grads: Sequence[Tensor], at: Sequence[int], needs: Sequence[bool]
@@ -79,18 +82,37 @@ class Ran(NamedTuple):
         n_in, n_y = len(needs), len(self.call.ready.plan.y)
         of_results: list[Tensor | None] = [None] * (n_y + begin - n_x)
         for place, grad in zip(at, grads, strict=True):
-            of_results[place] = _rows(grad, lead) if place < n_y else contiguous(grad)
-        needed = [*needs[:begin], *[isinstance(w, int) and needs[w] for w in self.weights]]
-        y = [_rows(t, lead) for t in memory[n_in : n_in + n_y]]
-        inputs = inputs_of(self.shape, self.weights, memory)
-        found = gradients(self.call, inputs, [*y, *taken(self.kept, memory)], of_results, needed)
+            of_results[place] = grad
+        needed = needed_of(self.shape, self.weights, needs)
+        inputs, y = inputs_of(self.shape, self.weights, memory), memory[n_in : n_in + n_y]
+        kept, found = taken(self.kept, memory), None
+        if self.direct is not None:
+            saved = [*inputs, *y, *kept]
+            found = self.direct.gradients(saved, of_results, needed)
+            kept = kept if found else self.direct.by_names(saved)[len(inputs) + n_y :]
+        if found is None:
+            found = self._by_names(inputs, y, kept, of_results, needed)
         if lead == 2:
             found[:n_x] = [
                 None if g is None else g.view(t.shape) for g, t in zip(found[:n_x], memory, strict=False)
             ]
         of = dict(zip([*range(begin), *self.weights], found, strict=True))
         of = {i: g for i, g in of.items() if g is not None}
-        return [of[i] if i in of else torch.zeros_like(memory[i]) for i, need in enumerate(needs) if need]
+        return [of[i] if i in of else _zeros(memory[i]) for i, need in enumerate(needs) if need]
+
+    @from_the_top
+    @torch.no_grad()
+    def _by_names(
+        self, inputs: Sequence[Tensor], y: Sequence[Tensor], kept: Sequence[Tensor],
+        of_results: Sequence[Tensor | None], needed: Sequence[bool],
+    ) -> list[Tensor | None]:  # fmt: skip
+        rows, lead = [_rows(t, self.shape.lead) for t in y], self.shape.lead
+        grads = [
+            g if g is None else _rows(g, lead) if k < len(y) else contiguous(g)
+            for k, g in enumerate(of_results)
+        ]
+        found = gradients(self.call, inputs, [*rows, *kept], grads, needed)
+        return [g if g is None else laid_out(g) for g in found]
 
 
 def inputs_of(shape: Shape, weights: Sequence[int | Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -102,24 +124,66 @@ def inputs_of(shape: Shape, weights: Sequence[int | Tensor], tensors: Sequence[T
     ]
 
 
-def run(
-    planned: Planned, layout: Layout, shape: Shape, tensors: Sequence[Tensor], keep: bool,
-    as_it_is: bool = False,
-) -> Ran:  # fmt: skip
-    """Run a plan. `keep`: what backward needs, too. `as_it_is`: see `Call`."""
-    ready = planned.ready
-    call = Call(ready, layout, planned.constants, _no_plain_loop, as_it_is=as_it_is)
-    out, values = forward(call, inputs_of(shape, planned.weights, tensors))
-    n_y = len(ready.plan.y)
-    if shape.lead == 2:
-        lead = tensors[0].shape[:2]
-        out[:n_y] = [t.view(*lead, *t.shape[1:]) for t in out[:n_y]]
-    results = out[: n_y + shape.states]
-    kept: list[Any] = [values[n] for n in ready.extra] if keep else []
-    if kept and not planned.apart:
-        kept = places(kept, (*tensors, *results[:n_y]))
-        leave_alone(results, n_y, kept)
-    return Ran(results, call, planned.weights, shape, kept)
+def needed_of(shape: Shape, weights: Sequence[int | Tensor], needs: Sequence[bool]) -> tuple[bool, ...]:
+    """Of what a plan takes, what needs a gradient. `needs`: which tensors of the call do."""
+    return *needs[: shape.begin], *[isinstance(w, int) and needs[w] for w in weights]
+
+
+class Like(NamedTuple):
+    """What calls have in common that run by a plan, and whose tensors look alike.
+
+    Attributes:
+        needed: which of the inputs of the plan need a gradient; () where nobody asks for gradients.
+        as_it_is: see `Call`.
+        lately: the runs that went before.
+    """
+
+    planned: Planned
+    shape: Shape
+    needed: tuple[bool, ...]
+    as_it_is: bool
+    lately: Lately
+
+
+class Known(NamedTuple):
+    """A call that has a plan, and where its rows stand."""
+
+    like: Like
+    layout: Layout
+
+    def by_places(self, tensors: Sequence[Tensor]) -> Ran | None:
+        """Run it without a word to torch; None: not this time."""
+        planned, shape, needed, as_it_is, lately = self.like
+        if not as_it_is or planned.constants:
+            return None
+        steps = tuple(tensors[0].shape[:2]) if shape.lead == 2 else ()
+        inputs = inputs_of(shape, planned.weights, tensors)
+        direct = lately.direct(planned.ready, self.layout, inputs, steps, any(needed), needed)
+        found = None if direct is None else direct.forward(inputs, self.layout)
+        if found is None:
+            return None
+        out, kept = found
+        return Ran(out, self._call(), planned.weights, shape, [*kept[len(planned.ready.plan.y) :]], direct)
+
+    def by_names(self, tensors: Sequence[Tensor], keep: bool) -> Ran:
+        """Run it. `keep`: what backward needs, too."""
+        (planned, shape, *_), ready = self.like, self.like.planned.ready
+        call, n_y = self._call(), len(ready.plan.y)
+        out, values = forward(call, inputs_of(shape, planned.weights, tensors))
+        kept = [values[name] for name in ready.extra] if keep else []
+        if shape.lead == 2:
+            lead = tensors[0].shape[:2]
+            out[:n_y] = [t.view(*lead, *t.shape[1:]) for t in out[:n_y]]
+        results = out[: n_y + shape.states]
+        if not kept or planned.apart:
+            return Ran(results, call, planned.weights, shape, [*kept], None)
+        held = places(kept, (*tensors, *results[:n_y]))
+        leave_alone(results, n_y, held)
+        return Ran(results, call, planned.weights, shape, held, None)
+
+    def _call(self) -> Call:
+        planned, _, _, as_it_is, _ = self.like
+        return Call(planned.ready, self.layout, planned.constants, _no_plain_loop, as_it_is=as_it_is)
 
 
 def all_on_cpu(tensors: Sequence[Tensor]) -> bool:
@@ -138,6 +202,10 @@ def is_watched() -> bool:
         or watching() is not None
         or is_kept()
     )
+
+
+def _zeros(tensor: Tensor) -> Tensor:
+    return tensor.new_zeros(tensor.shape)
 
 
 def _rows(tensor: Tensor, lead: int) -> Tensor:

@@ -20,13 +20,14 @@ from stepnet.data.modes import autocast_dtype
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import flatten
 from stepnet.executors.base import Backend, Executor
+from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import check_backend
 
+from .dispatch import from_the_top
 from .flow import Flow, flow_of
-from .planned import Planned, Ran, Shape, all_on_cpu, is_watched
-from .planned import run as run_planned
+from .planned import Known, Like, Planned, Shape, all_on_cpu, is_watched, needed_of
 
 _dtype, _size = operator.attrgetter("dtype"), operator.attrgetter("shape")
 _ANSWER: list[Callable[..., Any]] = []
@@ -99,7 +100,7 @@ class Recurrence:
     y: tuple[Leaf, ...]
     random: bool = False
     plans: dict[Any, Planned | None] = field(default_factory=dict, compare=False, repr=False)
-    likes: dict[Any, _Like] = field(default_factory=dict, compare=False, repr=False)
+    likes: dict[Any, _Looks] = field(default_factory=dict, compare=False, repr=False)
     flows: dict[Any, Flow | None] = field(default_factory=dict, compare=False, repr=False)
 
     def empty(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
@@ -186,8 +187,8 @@ class Recurrence:
 
     def by_plan(
         self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool] | None
-    ) -> Ran | None:
-        """A run by the plan of an earlier one like it; None if there was none, or it had no plan.
+    ) -> Known | None:
+        """By which plan this runs, that of an earlier one like it; None if there was none, or it had no plan.
 
         Args:
             tensors, sizes: as for `run`.
@@ -199,15 +200,15 @@ class Recurrence:
             return None
         looks = (tensors[self._counted].shape, None if needs is None else tuple(needs), *sizes)
         executors, dtype = tried(check_backend(way.backend)), torch.get_default_dtype()
-        like = self.likes.get(looks)
+        known = self.likes.get(looks)
         if (
-            like is not None
-            and like.alike(*tensors)
-            and like.tried is executors
-            and like.dtype is dtype
+            known is not None
+            and known.alike(*tensors)
+            and known.tried is executors
+            and known.dtype is dtype
             and (layout := self._layout(tensors)) is not None
         ):
-            return run_planned(like.planned, layout, shape, tensors, needs is not None, like.as_it_is)
+            return Known(known.like, layout)
         layout = self._layout(tensors) if all_on_cpu(tensors) else None
         if layout is None:
             return None
@@ -232,11 +233,12 @@ class Recurrence:
             return None
         if len(self.likes) >= _MOST_PLANS:
             self.likes.clear()
-        of_rows = shape.x if way.levels else 0
         noted = any(t.is_neg() or t._is_zerotensor() for t in tensors)
         as_it_is = autocast_dtype("cpu") is None and not noted
-        self.likes[looks] = _Like(alike(tensors, any_rows=of_rows), executors, dtype, planned, as_it_is)
-        return run_planned(planned, layout, shape, tensors, needs is not None)
+        needed = () if needs is None else needed_of(shape, planned.weights, needs)
+        like, of_rows = Like(planned, shape, needed, as_it_is, Lately()), shape.x if way.levels else 0
+        self.likes[looks] = _Looks(alike(tensors, any_rows=of_rows), executors, dtype, like)
+        return Known(like._replace(as_it_is=False), layout)
 
     @property
     def read_back(self) -> int:
@@ -275,6 +277,7 @@ class Recurrence:
         n = layout.sequences
         return layout if fits and all(t.shape[:1] == (n,) for t in tensors[n_x:begin]) else None
 
+    @from_the_top
     def _find(
         self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool] | None
     ) -> Planned | None:
@@ -290,14 +293,13 @@ class Recurrence:
         return Planned(ready, constants, [at[id(w)] if id(w) in at else w.detach() for w in weights], apart)
 
 
-class _Like(NamedTuple):
-    """What calls have in common whose tensors look alike."""
+class _Looks(NamedTuple):
+    """How the tensors of calls look that have this in common."""
 
     alike: Callable[..., bool]
     tried: tuple[Executor, ...]
     dtype: torch.dtype  # torch's default
-    planned: Planned
-    as_it_is: bool  # see `Call`
+    like: Like
 
 
 _NEW: Any = object()

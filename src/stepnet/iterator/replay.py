@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stepnet.data.as_imported import contiguous, data_ptr
 from stepnet.data.modes import autocast_dtype, default_device
-from stepnet.engine import Entry, nothing_around
+from stepnet.engine import Entry
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.autograd import run_direct
 from stepnet.executors.call import Call
@@ -20,6 +20,7 @@ from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.ready import Ready
 from stepnet.executors.registry import tried
+from stepnet.executors.setting import nothing_around
 from stepnet.watchers import noter
 
 
@@ -107,8 +108,8 @@ class Replay(NamedTuple):
         call, out = Call(ready, self.layout, entry.compiled.constants, _no_gradients, steps=self.steps), None
         if self.direct:
             inputs = (*x, *states, *weights)
-            direct = self.lately.direct(ready, self.layout, inputs, self.steps)
-            out = None if direct is None else run_direct(direct, lambda: call, inputs)
+            direct = self.lately.direct(ready, self.layout, inputs, self.steps, torch.is_grad_enabled())
+            out = None if direct is None else run_direct(direct, lambda: call, inputs, self.layout)
         out = run_plan(call, x, states, weights) if out is None else out
         note = noter()
         if note is not None:
