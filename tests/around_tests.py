@@ -26,7 +26,7 @@ SETTINGS = (
 )
 
 MANY = 50_000  # objects, fewer of which take less time to look through than the look itself takes
-gc.set_threshold(400_000, 20, 20)  # by its own count Python spends a tenth of the time on looking for garbage
+gc.set_threshold(100_000, 20, 20)  # by its own count Python spends a tenth of the time on looking for garbage
 
 # Two processes run the tests on two cores; tests of shared work set threads of their own.
 torch.set_num_threads(1)

@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import nn
 
+from stepnet.compiler import reach as walks
 from stepnet.compiler.reach import reach
 from stepnet.compiler.unchanged import words
 from stepnet.compiler.undo import Snapshot
@@ -485,3 +486,27 @@ def test_however_deep_it_lies(kind):
 class Link:
     def __init__(self, held):
         self.held = held
+
+
+def test_a_module_that_functions_import_is_walked_once_in_a_walk(monkeypatch):
+    """Each function of a chain imports the module that holds them all."""
+    chain = [f"def f{k}(x):\n    import chained\n    return chained.f{k + 1}(x)\n" for k in range(20)]
+    module = types.ModuleType("chained")
+    exec(compile("".join(chain) + "def f20(x):\n    return x\n", "chained.py", "exec"), vars(module))
+    monkeypatch.setitem(sys.modules, "chained", module)
+    made, seen = [], []
+
+    class Walk(walks.Walk):
+        def __init__(self, *given, **more):
+            super().__init__(*given, **more)
+            made.append(self)
+
+        def _space(self, module, names):
+            seen.append(module)
+            super()._space(module, names)
+
+    monkeypatch.setattr(walks, "Walk", Walk)
+    before = reach(module.f0).key
+    assert 0 < seen.count(module) < len(made)
+    module.f20 = lambda x: x + 1
+    assert reach(module.f0).key != before

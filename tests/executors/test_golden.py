@@ -12,7 +12,6 @@ import torch
 import stepnet
 from stepnet import cells
 
-OPTIMISED = False  # the text is looked at
 GOLDEN = Path(__file__).parent / "golden"
 
 
@@ -36,6 +35,7 @@ class LayerNormRNN(cells.RNN):
         return y, y
 
 
+OPTIMISED = False  # the text is looked at; it names lines of this file
 KINDS = {"rnn": cells.RNN, "layer_norm_rnn": LayerNormRNN, "greedy": Greedy}
 
 
