@@ -192,13 +192,11 @@ def recurrent(
         level = -1  # one name of a level: calls like one before are found by it
     if (
         (type(x) is Tensor or type(x) is LoDTensor)
-        and steps is static is checkpoint is detach_every is None
+        and steps is static is resets is checkpoint is detach_every is None
         and not (scopes or torch.compiler.is_compiling() or (CAN_CAPTURE and is_exporting()))
         and instead() is watching() is inner() is None
         and not is_kept()
     ):
-        if resets is not None:
-            return _with_resets(step, x, state, resets, reverse, level, axis, backend)
         state, out = warm(step, x, state, (reverse, level, axis, check_backend(backend)))
         if out is not None:
             return out
@@ -213,17 +211,6 @@ def recurrent(
             axis=axis, scopes=scopes, backend=backend,
         )  # fmt: skip
     return _outside(step, x, state, how)
-
-
-@not_followed
-def _with_resets(
-    step: Any, x: Any, state: Any, resets: Any, reverse: bool, level: int, axis: int, backend: Backend | None
-) -> Any:
-    """A call that nobody else answers."""
-    return run_with_resets(
-        recurrent, step, x, state, resets, reverse=reverse, level=level, axis=axis, backend=backend,
-        scopes=False, look=False, in_place=_in_place,
-    )  # fmt: skip
 
 
 @not_followed

@@ -276,3 +276,21 @@ def test_written_before_backward():
     results[0].mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         gradients(call, results)
+
+
+def test_without_a_backward_sequences_may_be_others(monkeypatch):
+    forward, found = Direct.forward, []
+
+    def noted(self, inputs, layout):
+        out = forward(self, inputs, layout)
+        found.append(out is not None and layout is not self.layout)
+        return out
+
+    monkeypatch.setattr(Direct, "forward", noted)
+    step = LSTM(D, D)
+    for lengths in ([3, 4], [3, 4], [2, 5], [1, 6], [5, 2], [7, 0], [2, 2, 3], [4, 3], [3, 4]):
+        x = LoDTensor.from_lengths(ROWS["ragged"], [lengths])
+        with torch.no_grad():
+            (y, final), (expected, last) = (recurrent(step, x, backend=b) for b in (BACKEND, "naive"))
+        torch.testing.assert_close((y.values, *final), (expected.values, *last))
+    assert any(found)

@@ -259,8 +259,7 @@ def asked(
 class _Like(NamedTuple):
     """What calls have in common that look alike, and what they run by."""
 
-    alike: Callable[..., bool]  # whether tensors look as theirs did
-    needs: list[bool]  # which of those needed a gradient
+    alike: Callable[..., bool]  # whether tensors look as theirs did; without gradients, whatever needs one
     kinds: list[type]  # of those, which `alike` keeps the addresses of
     low: torch.dtype | None  # of autocast
     tried: tuple[Executor, ...]
@@ -359,9 +358,8 @@ def _warm(
         and like.call.ready is like.entry.ready
         and like.alike(*given)
         and like.tried is tried(way[3])
-        and (grad or like.needs == [t.requires_grad for t in given])
         and (like.low is None or like.low is autocast_dtype("cpu"))
-        and (n is None or all(t.shape[0] == n for t in states))
+        and (n is None or [t.shape[0] for t in states] == [n] * len(states))
     ):
         layout = like.call.layout if pieces is None else pieces
         if pieces is None and isinstance(x, LoDTensor):
@@ -388,7 +386,6 @@ def _warm(
     is_complex = any(t.is_complex() for t in given) or bool(alone.ready.plan.paired)
     found.likes[looks] = like = _Like(
         alike(given, any_rows=0 if n is None else 1 + len(states)),
-        [t.requires_grad for t in given],
         [*map(type, given)],
         low,
         tried(way[3]),

@@ -159,7 +159,12 @@ class Direct:
     def forward(self, inputs: Sequence[Tensor], layout: Layout) -> tuple[list[Tensor], list[Tensor]] | None:
         """y and the last states; and what is to be saved besides the inputs. None: not of these."""
         y, kept = len(self._y), len(self._y) + len(self._kept)
-        likes = self._made if layout is self.layout else [*self._made[:kept], *inputs[self._states]]
+        likes = self._made
+        if layout is not self.layout:
+            states = inputs[self._states]
+            if not all(map(is_contiguous, states)):  # strides of one row tell nothing of others
+                return None
+            likes = [*likes[:kept], *states]
         made = [empty_like(like) for like in likes]
         addresses = [*map(data_ptr, inputs), *map(data_ptr, made)]
         if not all(addresses):

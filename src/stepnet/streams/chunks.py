@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.as_imported import is_contiguous
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD, offsets_of
 from stepnet.data.pieces import one_after_the_other
@@ -27,9 +28,8 @@ def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], lis
     if type(first_chunk) is Tensor and first_chunk.dim():
         if len(chunks) == 1:
             lengths = [first_chunk.shape[0]]
-            batch = LoDTensor._make(
-                first_chunk.clone(memory_format=torch.contiguous_format), _of_lengths(tuple(lengths))
-            )
+            rows = first_chunk.clone() if is_contiguous(first_chunk) else first_chunk.contiguous()
+            batch = LoDTensor._make(rows, _of_lengths((lengths[0],)))
             return batch, batch._lod.levels, lengths
         parts = list(chunks.values())
         if _are_alike(parts):  # as of hundreds of streams at once

@@ -149,8 +149,8 @@ def _cut(
     functions = _functions()
     if functions is None:
         return None
-    asked, longest = torch.is_grad_enabled(), -1  # a gradient would want more
-    while longest < 0:
+    asked = torch.is_grad_enabled()  # a gradient would want more
+    while True:
         marked = functions.count(of)
         if not marked:
             return None, None
@@ -160,6 +160,8 @@ def _cut(
             sizes += count, rows
         table = empty(sum(sizes), dtype=torch.int64, device="cpu")
         longest = functions.write(of, after, by_step, asked, count, data_ptr(table))
+        if longest >= 0:
+            break
     offsets, owner, starts, lengths, order, first, last, _, *more = split(table, sizes)
     by = n if by_step else 1
     known = {"order": order, "steps": longest, "is_packed": False}  # which they would compute

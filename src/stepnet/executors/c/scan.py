@@ -263,14 +263,14 @@ class CScan:
             w.numbers.append((place + 3, 0 if batch is None else strides[batch]))
         kind = _kind(placed)
 
-        def on(layout: Layout) -> Placed:
+        def for_others(layout: Layout) -> Placed:
             other = self._place(layout, torch.get_num_threads(), 0)
             fits = not w.served and (not w.of_sequences or layout.sequences <= placed.layout.sequences)
             if not fits or _kind(other) != kind:
                 raise LookupError
             return other
 
-        return Addressed(self._desks, placed, on, code.run, code.address, w)
+        return Addressed(self._desks, placed, for_others, code.run, code.address, w)
 
     def _moves(
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], alive: list[Tensor]
