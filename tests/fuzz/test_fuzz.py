@@ -10,7 +10,7 @@ import torch
 
 from covering import few
 
-from . import calls, frames, models, orders
+from . import calls, frames, models, orders, sequences
 from .compare import Declined, check
 from .seeds import held
 from .steps import make_case
@@ -77,6 +77,17 @@ def test_orders(seed):
 @pytest.mark.parametrize("seed", few(range(40), (3, 8)))
 def test_calls(seed):
     assert calls.check(seed) is None
+
+
+@pytest.mark.parametrize("seed", few(range(40), (5, 9, 16)))
+def test_sequences(seed):
+    assert sequences.check(seed) is None
+
+
+def test_a_stage_that_differs_is_told(monkeypatch):
+    monkeypatch.setattr(sequences, "way_of", lambda seed: "trained")
+    monkeypatch.setattr(sequences.World, "by_hand", lambda w: [torch.zeros(()) for _ in w.ours()])
+    assert "result 0" in str(sequences.check(30))
 
 
 def test_a_call_that_differs_is_told(monkeypatch):

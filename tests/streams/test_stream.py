@@ -192,31 +192,6 @@ def test_a_memory_that_all_steps_see():
         torch.testing.assert_close(torch.cat([p[i] for p in parts]), y, **CLOSE)
 
 
-def test_static_inputs_of_a_dynamic_recurrence_are_those_of_the_push():
-    """They are no states: what a push gives is read, whichever streams it is of."""
-    cell = double(cells.GRU(F, H))
-
-    def net(x):
-        def step(s):
-            s["h"] = cell(s["x"] * s["m"] + stepnet.sequence_pool(s["seen"], "sum"), s["before"])[0]
-
-        seen = x["seen"]
-        scope = stepnet.Scope({"x": x["x"], "m": torch.stack([own[0] for own in seen]), "seen": seen})
-        memory = stepnet.Memory("h", "before", shape=(H,))
-        stepnet.dynamic_recurrent(step, scope, ["x"], ["h"], [memory], static_inputs=["m", "seen"])
-        return scope["h"]
-
-    rows, seen = torch.randn(3, 6, F, dtype=DTYPE), torch.randn(3, 2, F, dtype=DTYPE)
-    live, got, left = stream(net), [[], [], []], [[*own.split(2)] for own in rows]
-    for k in range(3):
-        live.open(k)
-    for own in ((1, 2), (0, 2), (2, 1, 0), (0, 1)):
-        for k, y in live.push({k: {"x": left[k].pop(0), "seen": seen[k]} for k in own}).items():
-            got[k].append(y)
-    expected = net({"x": LoDTensor.from_sequences(list(rows)), "seen": LoDTensor.from_sequences(list(seen))})
-    torch.testing.assert_close([torch.cat(own) for own in got], list(expected), **CLOSE)
-
-
 def test_reset_and_close_give_a_fresh_start():
     net, x = module("lstm"), torch.randn(4, F, dtype=DTYPE)
     live = stream(net, max_streams=2)
