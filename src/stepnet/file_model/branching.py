@@ -45,7 +45,8 @@ class Branching:
             return results(way)
         fit = {w for w in (True, False) if w == way or _fits(results, w)}
         self._fit = noted, fit | (self._fit[1] if self._fit[0] is noted else set())
-        return {w: results(w) for w in (True, False) if w in fit}[way]  # it traces both, with the loops in them
+        # it traces both, with the loops in them
+        return {w: results(w) for w in (True, False) if w in fit}[way]
 
 
 def _certain(x: Any, which: Tensor, way: bool) -> Tensor:

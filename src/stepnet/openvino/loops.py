@@ -371,8 +371,8 @@ class LoopRunner:
         return tuple(out[name] for name in outputs)
 
     def _all_slices(self, feeds: Mapping[str, Any]) -> bool:
-        """Whether the loop has as many steps as its inputs have slices; of sizes left open, as for the example,
-        by which the form of the loop was chosen."""
+        """Whether the loop has as many steps as its inputs have slices; where sizes are left open, as for the
+        example, by which the form of the loop was chosen."""
         if self.trips is None or self.trips < 0:
             return self.trips is not None
         sizes = [feeds[port.source].shape[port.axis] // (port.part_size or 1) for port in self.loop.slices]
