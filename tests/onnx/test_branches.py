@@ -12,8 +12,8 @@ from stepnet.errors import IRError
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
-import stepnet.onnx
-import stepnet.openvino
+import stepnet.onnx  # noqa: E402
+import stepnet.openvino  # noqa: E402
 
 STEP = """Scan<num_scan_inputs=1, body=b(float[B,4] h, float[B,4] t) => (float[B,4] n, float[B,4] o) {
     n = Add(h, t)
@@ -61,9 +61,9 @@ def test_branches_with_loops_are_written(tmp_path):
     stepnet.onnx.save(model, tmp_path / "again.onnx", (x, h))
     session = onnxruntime.InferenceSession(tmp_path / "again.onnx")
     names = [i.name for i in session.get_inputs()]
-    for x in (x, -x, torch.randn(7, 2, 4)):
-        found = session.run(None, dict(zip(names, (x.numpy(), h.numpy()), strict=True)))
-        np.testing.assert_allclose(found[0], model(x, h)[0].numpy(), atol=1e-5)
+    for given in (x, -x, torch.randn(7, 2, 4)):
+        found = session.run(None, dict(zip(names, (given.numpy(), h.numpy()), strict=True)))
+        np.testing.assert_allclose(found[0], model(given, h)[0].numpy(), atol=1e-5)
 
 
 def test_a_loop_in_a_loop_is_refused_for_openvino(tmp_path):
