@@ -22,6 +22,7 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.segment import Count, Cut
 from stepnet.executors.setting import check_backend
+from stepnet.export.calls import unanswered
 from stepnet.export.open_sizes import settled
 from stepnet.file_model import LoopReport, beside_graphs, not_in_recordings
 from stepnet.file_model.branching import Branching
@@ -424,7 +425,7 @@ class IfRunner:
         self.layer = layer
         self.graphs = graphs
         self.index = {p.id: i for i, p in enumerate(layer.inputs)}
-        self.branching = Branching()
+        self.branching = Branching(unanswered)
         if not layer.inputs:
             raise IRError(f"{layer.where}: has no condition", expected="a condition as its first input")
 
