@@ -429,7 +429,7 @@ class IfRunner:
         if not layer.inputs:
             raise IRError(f"{layer.where}: has no condition", expected="a condition as its first input")
 
-    def __call__(self, condition: Any, *rest: Any) -> tuple[Any, ...]:
+    def __call__(self, condition: Any, *rest: Any) -> Sequence[Any]:
         not_in_recordings()
         which = _scalar(condition, "condition")
         return self.branching.run(which, lambda way: self.branch(_BRANCHES[not way], (condition, *rest)))
