@@ -27,14 +27,14 @@ AROUND = (
     r"|logsoftmax|matmul|max|mean|min|mod|mul|neg|not|onehot|pow|prelu|range|reduce|relu|reshape|round|scatter"
     r"|selu|shape|sigmoid|sign|size|slice|softmax|softplus|split|sqrt|squeeze|sub|sum|tanh|tile|top_k|transpose"
     r"|tril|triu|unsqueeze|where|constant_pad|edge_pad|reflect_pad|wrap_pad|basic_conv|conv_with|convtranspose"
-    r"|lrn|gridsample|col2im|roialign|nonmaxsuppression|melweightmatrix|cumprod|det|dequantizelinear|quantizelinear|unique|matmulinteger|qlinearmatmul|convinteger|qlinearconv"
+    r"|lrn|gridsample|col2im|batchnorm|dropout|training_dropout|roialign|nonmaxsuppression|melweightmatrix|cumprod|det|dequantizelinear|quantizelinear|unique|matmulinteger|qlinearmatmul|convinteger|qlinearconv"
     r"|tensorscatter|bitcast|dft|stft|(hann|hamming|blackman)window"
     # which ONNX says in terms of others
     r"|group_normalization|mvn|swiglu|rotary_embedding|depthtospace|spacetodepth|linear_attention|causal_conv)"
 )
 # What torch computes with no such type, or draws noise.
 LEFT = (
-    r"uint(16|32|64)|bfloat16|float8|float4|int4|int2|string|training|dropout|isinf|_pad_axes|linear_attention.*fp16"
+    r"uint(16|32|64)|bfloat16|float8|float4|int4|int2|string|training_dropout(_default|_mask|$)|isinf|_pad_axes|linear_attention.*fp16"
     r"|expanded_ver|_mask|not_\dd|e4m3|e5m2|blocked|_q?int2"
 )
 # Five seconds of imports, of which none is read here.

@@ -75,7 +75,7 @@ class AtenNet:
         self.env: dict[FxNode, Any] = {}
         self.sources: dict[str, tuple[Value, int]] = {}  # where the size that a symbol stands for is found
         self.numbers: Numbers = {}  # that stand for any number of sequences
-        self.must_be_open = False  # the sizes of time and batch
+        self.not_open: set[int] = set()  # sizes of inputs that became fixed without anyone asking for it
         self.node: FxNode | None = None
         self._sizes: dict[object, Value] = {}
 

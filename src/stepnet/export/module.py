@@ -156,7 +156,12 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
         inputs.append(graph.parameter(i.name, node.meta["val"].dtype, _shape(node, numbers, levels)))
     emit, outer = Emit(graph), {}
     aten = AtenNet(emit, trace.where)
-    aten.numbers, aten.must_be_open = numbers, trace.dynamic is None and trace.declared is None
+    aten.numbers = numbers
+    if trace.dynamic is trace.declared is None:
+        read = [part for part in trace.module.modules() if hasattr(part, "open_sizes")]
+        declared = {size for model in read for socket in model.inputs for size in socket.shape or ()}
+        sizes = {size for node in made.inputs for size in node.meta["val"].shape if isinstance(size, int)}
+        aten.not_open = sizes - declared
     for k, lod in enumerate(trace.lods):
         text = "lengths" if len(trace.lods) == 1 else f"lengths_{k}"
         deep = len(lod.levels) > 1

@@ -327,7 +327,7 @@ def _check_open(b: AtenNet, call: RecurrenceCall, x: Sequence[FxNode], where: st
         if call.alone and axis != time:
             continue
         size = b.shape(x[0])[axis]
-        if isinstance(size, int) and b.must_be_open:
+        if isinstance(size, int) and size in b.not_open:
             raise IRError(
                 f"{where} cannot be written for any number of {what}: it became {size} in the trace",
                 got=f"an example of {size} {what}",

@@ -4,13 +4,13 @@ what is traced."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stepnet.errors import StepnetError
-from stepnet.export.calls import unanswered
 from stepnet.watchers import instead
 
 from .misfit import Misfit
@@ -21,9 +21,14 @@ Results = Callable[[bool], Sequence[Any]]
 
 
 class Branching:
-    """What runs a branch, and remembers which of its graphs fit the example of a model that is written."""
+    """What runs a branch, and remembers which of its graphs fit the example of a model that is written.
 
-    def __init__(self) -> None:
+    Args:
+        unanswered: a block of code in which nothing notes what runs.
+    """
+
+    def __init__(self, unanswered: Callable[[], AbstractContextManager[None]]) -> None:
+        self._unanswered = unanswered
         self._fit: tuple[Any, set[bool]] = None, set()  # and what notes that model
 
     def run(self, which: Tensor, results: Results) -> Sequence[Any]:
@@ -43,24 +48,22 @@ class Branching:
         way = bool(decided(which))
         if noted is None:
             return results(way)
-        fit = {w for w in (True, False) if w == way or _fits(results, w)}
+        fit = {w for w in (True, False) if w == way or self._fits(results, w)}
         self._fit = noted, fit | (self._fit[1] if self._fit[0] is noted else set())
-        return {w: results(w) for w in (True, False) if w in fit}[
-            way
-        ]  # it traces both, with the loops in them
+        # it traces both, with the loops in them
+        return {w: results(w) for w in (True, False) if w in fit}[way]
+
+    def _fits(self, results: Results, way: bool) -> bool:
+        """Whether a graph runs on these sizes: one that the example does not take may be for others."""
+        try:
+            with self._unanswered():
+                results(way)
+        except (StepnetError, Misfit):
+            return False
+        return True
 
 
 def _certain(x: Any, which: Tensor, way: bool) -> Tensor:
     if not isinstance(x, Tensor):
         raise Misfit("a branch that can be taken alone gives no tensor", type(x).__name__)
     return torch.ops.stepnet.certain(x, which, way)
-
-
-def _fits(results: Results, way: bool) -> bool:
-    """Whether a graph runs on these sizes: one that the example does not take may be for others."""
-    try:
-        with unanswered():
-            results(way)
-    except (StepnetError, Misfit):
-        return False
-    return True

@@ -22,6 +22,7 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.segment import Count, Cut
 from stepnet.executors.setting import check_backend
+from stepnet.export.calls import unanswered
 from stepnet.export.open_sizes import settled
 from stepnet.file_model import LoopReport, beside_graphs, not_in_recordings
 from stepnet.file_model.branching import Branching
@@ -257,7 +258,6 @@ class TensorIteratorRunner:
 
     @beside_graphs
     def __call__(self, *values: Any) -> tuple[Any, ...]:
-        not_in_recordings(settled=(self.reports,))
         feeds = dict(zip(self.ports, values, strict=True))
         if INSTEAD.get() is not None:  # what writes the model takes a TensorIterator
             return as_iterator(self.loop, feeds, self.outputs)
@@ -326,7 +326,6 @@ class LoopRunner:
 
     @beside_graphs
     def __call__(self, *values: Any) -> tuple[Any, ...]:
-        not_in_recordings()
         if INSTEAD.get() is not None:
             return self._written(values)
         trips, go = _one(values[0], "trip count"), bool(_one(values[1], "condition"))
@@ -373,7 +372,7 @@ class LoopRunner:
         return tuple(out[name] for name in outputs)
 
     def _all_slices(self, feeds: Mapping[str, Any]) -> bool:
-        """Whether the loop has as many steps as its inputs have slices; of sizes left open, as for the
+        """Whether the loop has as many steps as its inputs have slices; where sizes are left open, as for the
         example, by which the form of the loop was chosen."""
         if self.trips is None or self.trips < 0:
             return self.trips is not None
@@ -426,11 +425,11 @@ class IfRunner:
         self.layer = layer
         self.graphs = graphs
         self.index = {p.id: i for i, p in enumerate(layer.inputs)}
-        self.branching = Branching()
+        self.branching = Branching(unanswered)
         if not layer.inputs:
             raise IRError(f"{layer.where}: has no condition", expected="a condition as its first input")
 
-    def __call__(self, condition: Any, *rest: Any) -> tuple[Any, ...]:
+    def __call__(self, condition: Any, *rest: Any) -> Sequence[Any]:
         not_in_recordings()
         which = _scalar(condition, "condition")
         return self.branching.run(which, lambda way: self.branch(_BRANCHES[not way], (condition, *rest)))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import StepnetError
+from stepnet.export.calls import unanswered
 from stepnet.export.open_sizes import Sizes, plain, settled
 from stepnet.file_model.branching import Branching
 from stepnet.file_model.own_end import BOTH
@@ -25,7 +26,7 @@ def _if(node: Info) -> Run:
     branches = {True: body_of(node, "then_branch", 0), False: body_of(node, "else_branch", 0)}
 
     node.read.add(0)
-    branching = Branching()
+    branching = Branching(unanswered)
 
     def run(condition: Tensor | Sizes, *outer: Any) -> Sequence[Any]:
         around = dict(zip(node.outer, outer, strict=True))

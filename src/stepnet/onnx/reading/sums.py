@@ -250,9 +250,7 @@ def _batch_norm(node: Info) -> Run:
             return F.batch_norm(x, mean, var, scale, bias, eps=eps)
         along = [k for k in range(x.dim()) if k != 1]
         now = x.mean(along), x.var(along, correction=0)
-        running = (
-            a * momentum + b.to(a.dtype) * (1 - momentum) for a, b in zip((mean, var), now, strict=True)
-        )
+        running = (a.lerp(b.to(a.dtype), 1 - momentum) for a, b in zip((mean, var), now, strict=True))
         return (F.batch_norm(x, *now, scale, bias, eps=eps), *running)[: node.count]
 
     return norm

@@ -1,0 +1,99 @@
+"""Branches, loops and operators of files as exporters of many kinds write them: read, run and written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stepnet
+from stepnet.errors import IRError
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+import stepnet.onnx  # noqa: E402
+import stepnet.openvino  # noqa: E402
+
+STEP = """Scan<num_scan_inputs=1, body=b(float[B,4] h, float[B,4] t) => (float[B,4] n, float[B,4] o) {
+    n = Add(h, t)
+    o = Tanh(n) }>"""
+BRANCH = f"""<ir_version: 8, opset_import: ["": 17]> g (float[T,B,4] x, float[B,4] h0) => (float[B,4] y) {{
+    s = ReduceSum<keepdims=0>(x)
+    z = Constant<value_float=0.0>()
+    k = Greater(s, z)
+    y = If<then_branch=a() => (float[B,4] q) {{ q, u = {STEP}(h0, x) }},
+           else_branch=e() => (float[B,4] p) {{ w = Tanh(x)
+    p, v = {STEP}(h0, w) }}>(k)
+}}"""
+NESTED = """<ir_version: 8, opset_import: ["": 17]>
+g (float[T,S,B,4] x, float[B,4] h0) => (float[B,4] y, float[T,S,B,4] z) {
+    y, z = Scan<num_scan_inputs=1, body=a(float[B,4] h, float[S,B,4] t) => (float[B,4] n, float[S,B,4] o) {
+        n, o = STEP(h, t) }>(h0, x)
+}""".replace("STEP", STEP)
+# What older and other exporters write, and what it computes.
+FORMS = {
+    "whole numbers of old sets": (7, "s = Constant<value=int64[2] {0,-1}>()\ny = Reshape(x, s)", "reshape"),
+    "a number as a list": (
+        13,
+        "p = Constant<value=int64[4] {0,1,0,0}>()\nc = Constant<value=float[1] {2.0}>()\ny = Pad(x, p, c)",
+        "pad",
+    ),
+    "over no axis": (18, "y = ReduceSumSquare<noop_with_empty_axes=1>(x)", "square"),
+    "a mask of numbers": (7, "z, y = Dropout(x)", "ones"),
+}
+MEANT = {
+    "reshape": lambda x: x,
+    "pad": lambda x: nn.functional.pad(x, [1, 0], value=2.0),
+    "square": lambda x: x * x,
+    "ones": torch.ones_like,
+}
+
+
+def read(text, tmp_path):
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    return stepnet.onnx.load(tmp_path / "m.onnx")
+
+
+def test_branches_with_loops_are_written(tmp_path):
+    model = read(BRANCH, tmp_path)
+    x, h = torch.randn(3, 2, 4).abs(), torch.randn(2, 4)
+    stepnet.onnx.save(model, tmp_path / "again.onnx", (x, h))
+    session = onnxruntime.InferenceSession(tmp_path / "again.onnx")
+    names = [i.name for i in session.get_inputs()]
+    for given in (x, -x, torch.randn(7, 2, 4)):
+        found = session.run(None, dict(zip(names, (given.numpy(), h.numpy()), strict=True)))
+        np.testing.assert_allclose(found[0], model(given, h)[0].numpy(), atol=1e-5)
+
+
+def test_a_loop_in_a_loop_is_refused_for_openvino(tmp_path):
+    model = read(NESTED, tmp_path)
+    with pytest.raises(IRError, match="it runs a loop inside"):
+        stepnet.openvino.save(model, tmp_path / "m.xml", (torch.randn(3, 2, 2, 4), torch.randn(2, 4)))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms(name, tmp_path):
+    opset, body, meant = FORMS[name]
+    text = f'<ir_version: 8, opset_import: ["": {opset}]> g (float[A,B] x) => (float y) {{ {body} }}'
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(read(text, tmp_path)(x)[0], MEANT[meant](x))
+
+
+class OneSequence(nn.Module):
+    """Rows as one sequence: its batch of one is of the module, not of an input."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = stepnet.nn.LSTM(4, 4)
+
+    def forward(self, x):
+        return self.rnn(x.unsqueeze(1))[0].squeeze(1)
+
+
+def test_a_batch_that_a_module_makes(tmp_path):
+    model = OneSequence()
+    stepnet.onnx.save(model, tmp_path / "m.onnx", (torch.randn(3, 4),))
+    read = stepnet.onnx.load(tmp_path / "m.onnx")
+    x = torch.randn(7, 4)
+    torch.testing.assert_close(read(x)[0], model(x))
