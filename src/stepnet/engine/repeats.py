@@ -65,4 +65,4 @@ class Repeats:
             plain = not any(t.is_complex() or t.is_neg() or t._is_zerotensor() for t in inputs)
             self._looks = (alike(inputs, any_rows=len(call.ready.plan.x)), Lately()) if plain else None
             return None
-        return self._looks[1].direct(call.ready, call.layout, inputs, (), trains=True)
+        return self._looks[1].direct(call.ready, call.layout, inputs, (), True)

@@ -160,7 +160,7 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
     if trace.dynamic is trace.declared is None:
         read = [part for part in trace.module.modules() if hasattr(part, "open_sizes")]
         declared = {size for model in read for socket in model.inputs for size in socket.shape or ()}
-        sizes = {size for node in made.inputs for size in node.meta["val"].shape if isinstance(size, int)}
+        sizes = {size for node in made.inputs for size in aten.shape(node) if isinstance(size, int)}
         aten.not_open = sizes - declared
     for k, lod in enumerate(trace.lods):
         text = "lengths" if len(trace.lods) == 1 else f"lengths_{k}"

@@ -258,6 +258,7 @@ class TensorIteratorRunner:
 
     @beside_graphs
     def __call__(self, *values: Any) -> tuple[Any, ...]:
+        not_in_recordings(settled=(self.reports,))
         feeds = dict(zip(self.ports, values, strict=True))
         if INSTEAD.get() is not None:  # what writes the model takes a TensorIterator
             return as_iterator(self.loop, feeds, self.outputs)
@@ -326,6 +327,7 @@ class LoopRunner:
 
     @beside_graphs
     def __call__(self, *values: Any) -> tuple[Any, ...]:
+        not_in_recordings()
         if INSTEAD.get() is not None:
             return self._written(values)
         trips, go = _one(values[0], "trip count"), bool(_one(values[1], "condition"))

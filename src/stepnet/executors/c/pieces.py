@@ -4,6 +4,7 @@ numpy that `Pieces` and `Layout` take together take as long as a third of the st
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -124,7 +125,13 @@ def cut_dense(marks: Tensor, after: bool, by_step: bool) -> tuple[Pieces, Layout
     ([0, 0, 1], [0, 2, 1], [1, 2, 3], [2, 1, 0])
     """
     n, steps = marks.shape
-    return _cut(_Marked(data_ptr(marks), None, *stride(marks), n, steps), n, n * steps, after, by_step)
+    return _cut(
+        marks,
+        lambda flags: _Marked(data_ptr(flags), None, *stride(flags), n, steps),
+        n * steps,
+        after,
+        by_step,
+    )
 
 
 @outside_modes
@@ -139,19 +146,25 @@ def cut_ragged(
     ([0, 0, 1, 2, 2], [0, 2, 3, 3, 4], [2, 1, 0, 1, 0], [0, 1, 3, 2, 4])
     """
     rows, n, offsets = marks.shape[0], offsets.shape[0] - 1, contiguous(offsets)
-    of = _Marked(data_ptr(marks), data_ptr(offsets), 0, stride(marks)[0], n, rows)
-    return _cut(of, n, rows, after, False)
+    return _cut(
+        marks,
+        lambda flags: _Marked(data_ptr(flags), data_ptr(offsets), 0, stride(flags)[0], n, rows),
+        rows,
+        after,
+        False,
+    )
 
 
 def _cut(
-    of: _Marked, n: int, rows: int, after: bool, by_step: bool
+    marks: Tensor, marked_by: Callable[[Tensor], _Marked], rows: int, after: bool, by_step: bool
 ) -> tuple[Pieces, Layout] | tuple[None, None] | None:
     functions = _functions()
     if functions is None:
         return None
     asked = torch.is_grad_enabled()  # a gradient would want more
     while True:
-        marked = functions.count(of)
+        of = marked_by(marks)
+        n, marked = of.sequences, functions.count(of)
         if not marked:
             return None, None
         count = n + marked
@@ -162,6 +175,7 @@ def _cut(
         longest = functions.write(of, after, by_step, asked, count, data_ptr(table))
         if longest >= 0:
             break
+        marks = marks.clone()  # which no other thread writes to
     offsets, owner, starts, lengths, order, first, last, _, *more = split(table, sizes)
     by = n if by_step else 1
     known = {"order": order, "steps": longest, "is_packed": False}  # which they would compute
