@@ -110,8 +110,8 @@ class Step(Layer):
         return (y, *(new if isinstance(new, tuple) else (new,)))
 
 
-def session_of(path: Path) -> Any:
-    """What runs a file, on as many threads as torch."""
+def session_of(model: Path | bytes) -> Any:
+    """What runs a model, on as many threads as torch."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -119,7 +119,8 @@ def session_of(path: Path) -> Any:
     # Else its threads go on waiting busily for the next run, and take a core from whoever is next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    given = model if isinstance(model, bytes) else str(model)
+    return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
 
 
 def one(result: Tensor | np.ndarray) -> Mapping[str, Tensor]:

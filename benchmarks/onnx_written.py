@@ -34,7 +34,7 @@ def cases(quick: bool) -> Iterator[Case]:
             yield _by_torch(name, how, steps, batch, size)
 
 
-def _inone_scan(step: Path, states: int) -> Any:
+def _in_one_scan(step: Path, states: int) -> Any:
     """The model of a Scan around the model of a step, all of which is in it."""
     import onnx
 
@@ -66,7 +66,7 @@ def _all_inside(name: str, make: Callable[[int, int], Any], steps: int, batch: i
         stepnet.onnx.save(layer, ours, (torch.randn(4, 2, size), *layer.states(2)))
         example = torch.randn(2, size), *layer.states(2)
         stepnet.onnx.save(Step(layer.cell).eval(), step, example)
-        onnx.save(_inone_scan(step, len(example) - 1), whole)
+        onnx.save(_in_one_scan(step, len(example) - 1), whole)
         sessions = {"stepnet": session_of(ours), "all inside": session_of(whole)}
     given = torch.randn(steps, batch, size), *layer.states(batch)
     return _sessions_case(f"{name} T={steps} B={batch} H={size}", sessions, given)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import onnxruntime
 import torch
 
 from benchmarks.harness import Contender
+from benchmarks.onnx_cells import session_of
 from benchmarks.work import Setting
 
 from . import onnx_model
@@ -15,14 +15,7 @@ def contenders(setting: Setting, training: bool) -> dict[str, Contender]:
     """`onnx runtime`; it does not train."""
     if training or setting.work.name not in onnx_model.GATES:
         return {}
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.inter_op_num_threads = 1
-    # Else its threads go on waiting busily for the next run, and take a core from whoever is next.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    session = onnxruntime.InferenceSession(
-        onnx_model.model(setting).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = session_of(onnx_model.model(setting).SerializeToString())
     feeds = onnx_model.inputs(setting)
     return {
         "onnx runtime": Contender(

@@ -77,9 +77,11 @@ def noted_by(noter: Callable[..., Any] | None) -> contextlib.AbstractContextMana
     return during(_noter, noter)
 
 
-def noter() -> Callable[..., Any] | None:
-    """What sees the runs of plans here, if anything does."""
-    return _noter.get()
+def note_run(*run: Any) -> None:
+    """Let what sees the runs of plans here see one; see `noted_by`."""
+    noter = _noter.get()
+    if noter is not None:
+        noter(*run)
 
 
 _keeper: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_keeper", default=None)

@@ -14,7 +14,7 @@ from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.ops import FLOATS, ROUNDED
 
 from .builder import BATCH, Builder, Ref, rule, rules
-from .torch_names import COMPARE, LOGIC, RARE, UNARY, stand_in_for
+from .torch_names import COMPARE, LOGIC, RARE, SHIFTS, UNARY, stand_in_for
 
 
 def _one_op(op: str, b: Builder, *operands: Any) -> Any:
@@ -56,8 +56,7 @@ def _shifted(op: str, b: Builder, x: Any, y: Any) -> Any:
     return b.pointwise(op, [x, y]) if b.meta_dtype() in INTEGERS else NotImplemented
 
 
-_SHIFTS = {"lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift"}
-rules(_shifted, {op: op for op in _SHIFTS.values()} | {f"__{name}__": op for name, op in _SHIFTS.items()})
+rules(_shifted, SHIFTS)
 
 
 @rule("bitwise_not")

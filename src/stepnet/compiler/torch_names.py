@@ -17,6 +17,12 @@ _RARE = (
 RARE = dict(zip(_RARE, _RARE, strict=True))  # not every file format has them
 COMPARE = {name: name for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 LOGIC = {f"{kind}_{op}": op for kind in ("logical", "bitwise") for op in ("and", "or", "xor")}
+# What operators of Python and functions of torch call the same.
+SHIFTS = {
+    name: f"bitwise_{side}_shift"
+    for side in ("left", "right")
+    for name in (f"__{side[0]}shift__", f"bitwise_{side}_shift")
+}
 
 
 def stand_in_for(dtype: torch.dtype, rank: int) -> Tensor:

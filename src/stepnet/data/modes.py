@@ -231,9 +231,12 @@ def surely_differ(a: Any, b: Any) -> bool:
     """
     if type(a) is int and type(b) is int:
         return a != b
-    from torch.fx.experimental.symbolic_shapes import guard_or_false
+    from torch.fx.experimental import symbolic_shapes
 
-    return guard_or_false(a != b)
+    known: Any = getattr(symbolic_shapes, "guard_or_false", None)
+    if known is None:  # its name before torch 2.7
+        known = symbolic_shapes.definitely_true  # pyright: ignore[reportAttributeAccessIssue]
+    return known(a != b)
 
 
 def transformed() -> bool:

@@ -34,7 +34,7 @@ from stepnet.executors.layout import Layout
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import nothing_around, only_plain
 from stepnet.ir.loop import Loop
-from stepnet.watchers import noter
+from stepnet.watchers import note_run
 
 from .check import plain_loop
 from .choice import about_as_many
@@ -140,7 +140,7 @@ class Asked(NamedTuple):
         call = self.call(entry, find, steps)
         weights = [self.tensors[place] for place in entry.weights]
         out = run_plan(call, [contiguous(self.rows)], [contiguous(s) for s in self.states], weights)
-        _tell(entry, self.layout, ([self.rows], self.states, weights), out, steps)
+        note_run(entry, self.layout, ([self.rows], self.states, weights), out, steps)
         return _joined(out, len(out) - len(self.states), entry.y_spec, self.x, self.form[1])
 
     def call(self, entry: Entry, find: Find, steps: tuple[int, ...], as_it_is: bool = False) -> Call:
@@ -175,13 +175,6 @@ def _joined(
         y = [LoDTensor._make(rows, x._lod) for rows in y]
     whole = y[0] if spec.children == (LEAF,) else unflatten(spec, y)[spec.keys[0]]
     return whole, out[n_y] if state is LEAF else unflatten(state, out[n_y:])
-
-
-def _tell(entry: Entry, *run: Any) -> None:
-    """Let what notes the runs of plans see one."""
-    note = noter()
-    if note is not None:
-        note(entry, *run)
 
 
 def _table(x: Any, way: Way, pieces: Layout | None) -> tuple[Tensor, Layout] | None:
@@ -286,7 +279,7 @@ class _Like(NamedTuple):
             by_names = recorded or _not_asked_for
             out = None if direct is None else run_direct(direct, by_names, inputs, layout)
             if out is not None:
-                _tell(self.entry, layout, ([rows], states, weights), out, self.call.steps)
+                note_run(self.entry, layout, ([rows], states, weights), out, self.call.steps)
                 return _joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])
         run_by = self.call._replace(layout=layout) if recorded is None else recorded()
         table, first = contiguous(rows), [contiguous(s) for s in states]
@@ -294,7 +287,7 @@ class _Like(NamedTuple):
             out = run_plan(run_by, [table], first, weights)
         else:
             out = run_real(run_by, (table, *first, *weights), 1, len(first))
-        _tell(self.entry, layout, ([rows], states, weights), out, self.call.steps)
+        note_run(self.entry, layout, ([rows], states, weights), out, self.call.steps)
         return _joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])
 
     def recorded(self, call: Asked) -> Call:

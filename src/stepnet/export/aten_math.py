@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stepnet.compiler.torch_names import COMPARE, LOGIC, UNARY, stand_in_for
+from stepnet.compiler.torch_names import COMPARE, LOGIC, SHIFTS, UNARY, stand_in_for
 
 from .aten import AtenNet, is_size, rule
 from .graph import Value
@@ -71,15 +71,11 @@ def _logical(b: AtenNet, x: Any, y: Any) -> Any:
     return two(b, _LOGIC[b.name] if b.dtype() == torch.bool else f"bitwise_{_LOGIC[b.name]}", x, y)
 
 
-_SHIFTS = {f"__{name}shift__": f"bitwise_{side}_shift" for name, side in (("l", "left"), ("r", "right"))}
-_SHIFTS |= {op: op for op in _SHIFTS.values()}
-
-
-@rule(*_SHIFTS)
+@rule(*SHIFTS)
 def _shifted(b: AtenNet, x: Any, y: Any) -> Any:
     if b.dtype().is_floating_point:
         return NotImplemented
-    return b.emit.pointwise(_SHIFTS[b.name], b.out(x, b.dtype()), b.out(y, b.dtype()))
+    return b.emit.pointwise(SHIFTS[b.name], b.out(x, b.dtype()), b.out(y, b.dtype()))
 
 
 def _promoted(x: Any, y: Any) -> torch.dtype:

@@ -21,7 +21,7 @@ from stepnet.executors.layout import Layout
 from stepnet.executors.ready import Ready
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import nothing_around
-from stepnet.watchers import noter
+from stepnet.watchers import note_run
 
 
 class View(NamedTuple):
@@ -111,9 +111,7 @@ class Replay(NamedTuple):
             direct = self.lately.direct(ready, self.layout, inputs, self.steps, torch.is_grad_enabled())
             out = None if direct is None else run_direct(direct, lambda: call, inputs, self.layout)
         out = run_plan(call, x, states, weights) if out is None else out
-        note = noter()
-        if note is not None:
-            note(entry, self.layout, given, out, self.steps)
+        note_run(entry, self.layout, given, out, self.steps)
         sources = (*out, *fed)
         return {name: view.of(sources) for name, view in self.results.items()}
 

@@ -28,7 +28,7 @@ from stepnet.errors import IRError, LoopError, StepError, Unsupported
 from stepnet.executors.naive import number_of
 from stepnet.executors.segment import iterations
 from stepnet.ir.loop import Concat, Iteration, Loop, Slice
-from stepnet.watchers import noter, watched, watching
+from stepnet.watchers import note_run, watched, watching
 
 from .replay import Noting, Replay, kind_of
 from .row_body import COUNTER, RowBody, RowLayout, Run, new_name, state_name, x_name, y_name
@@ -104,10 +104,8 @@ class RowLoop:
                 replay = None if noting is None else noting.replay(fed, out)
                 if replay is not None:
                     self._replays[like] = replay
-                note = noter()
-                if noting is not None and note is not None:
-                    for each in noting.noted:
-                        note(*each)
+                for each in () if noting is None else noting.noted:
+                    note_run(*each)
                 show(call.loop, call.feeds, backend)
                 self._ran[kind] = number
                 return out

@@ -64,15 +64,8 @@ FIXED = (
     "sequences", "shares", "steps", "stride", "slots", "chunk", "together", "split", "few", "start",
     "length", "order", "space", "space_bytes",
 )  # fmt: skip
-NAMES = (
-    "arguments",
-    "run_share",
-    "pack",
-    "team",
-    "share",
-    "member_of",
-    "run",
-)  # of a file: `scan.c.in`, SN_RUN
+# Of a file, in `scan.c.in` and SN_RUN.
+NAMES = ("arguments", "run_share", "pack", "team", "share", "member_of", "run")
 PACKED_ALONE = 1 << 18  # bytes of matrices that one thread packs faster than another one wakes
 
 
