@@ -294,3 +294,17 @@ def test_without_a_backward_sequences_may_be_others(monkeypatch):
             (y, final), (expected, last) = (recurrent(step, x, backend=b) for b in (BACKEND, "naive"))
         torch.testing.assert_close((y.values, *final), (expected.values, *last))
     assert any(found)
+
+
+@pytest.mark.parametrize("lengths", [[2, 0, 3], [0, 0]])
+@pytest.mark.parametrize("backend", ["naive", "eager", "c"])
+def test_no_hook_is_called_where_no_gradient_comes(backend, lengths):
+    rows, h, w = (torch.randn(n, 3, requires_grad=True) for n in (sum(lengths), len(lengths), 3))
+    for t in (rows, h, w):
+        t.register_hook(lambda g: g * 0.5)  # which fails of None
+    for _ in range(6):  # the last by places
+        x = LoDTensor.from_lengths(rows, [lengths])
+        y, final = recurrent(lambda x, h: (h, (x @ w).detach() + 0.5 * h), x, h, backend=backend)
+        (y.values.sum() + final.sum()).backward()
+    assert (rows.grad, w.grad) == (None, None)
+    assert h.grad is not None

@@ -71,6 +71,7 @@ def run_real(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> 
             out = forward(call, tensors)[0]
     else:
         tensors = [t.clone() if t.is_inference() else t for t in tensors]  # which is never saved for backward
+        tensors = _reached(call.ready, call.layout, tensors)
         out = list((_apply if call.as_it_is else _PlanCall.apply)(None, call, *tensors))
     if call.steps:
         for k, dims in enumerate(call.ready.dims):
@@ -86,9 +87,18 @@ def run_direct(
     if is_computed_again():
         return None
     if direct.trains:
-        return list(_apply(direct, call, *inputs))
+        return list(_apply(direct, call, *_reached(direct.ready, layout, inputs)))
     found = direct.forward(inputs, layout)
     return None if found is None else found[0]
+
+
+def _reached(ready: Ready, layout: Layout, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The inputs, cut off where autograd leads to them from no result: their hooks are not to be called."""
+    if not ready.cut_off and layout.rows:
+        return tensors
+    n_x, n = len(ready.plan.x), len(ready.plan.x) + len(ready.plan.states)
+    cut = {*ready.cut_off} if layout.rows else {*range(n_x), *range(n, len(tensors))}
+    return [t.detach() if k in cut else t for k, t in enumerate(tensors)]
 
 
 def _as_steps(call: Call, out: Sequence[Tensor], kept: Sequence[Tensor] = ()) -> bool:

@@ -101,6 +101,7 @@ class Direct:
         layout: where rows stand.
         steps: see `call.Call`.
         trains: whether a backward may follow.
+        ready: the plan.
         still: the results that need none.
     """
 
@@ -113,7 +114,7 @@ class Direct:
         states = inputs[len(plan.x) : len(plan.x) + len(plan.states)]
         self.steps, self._threads = steps, torch.get_num_threads()
         self.trains = any(needs)
-        self._ready, self.layout = ready, layout
+        self.ready, self.layout = ready, layout
         self._inputs = [_outline(t.shape, t.dtype) for t in inputs]
         self._strides = {name: stride(t) for name, t in zip(ready.names, inputs, strict=False)}
         rows = steps or (layout.rows,)
@@ -230,7 +231,7 @@ class Direct:
 
     def _backward(self, given: tuple[bool, ...], needed: tuple[bool, ...]) -> _Backward:
         """How gradients are made. `given`: which results something comes in for. Raises LookupError."""
-        ready, layout, plan = self._ready, self.layout, self._ready.plan
+        ready, layout, plan = self.ready, self.layout, self.ready.plan
         n_x, n_y, few = len(plan.x), len(self._y), ready.is_few(layout)
         sources, results = ready.sources(len(self._inputs)), [*self._y, *self._made[n_y + len(self._kept) :]]
         if ready.backward is None or sources.held or ready.leaves_out(given):

@@ -123,6 +123,13 @@ class Ready:
         )
 
     @cached_property
+    def cut_off(self) -> list[int]:
+        """The x and weights that autograd leads to from no result, of whatever steps."""
+        plan, states = self.plan, range(len(self.plan.x), len(self.plan.x) + len(self.plan.states))
+        reached = {*states}.union(*plan.flow)
+        return [k for k in range(len(plan.x) + len(plan.states) + len(plan.weights)) if k not in reached]
+
+    @cached_property
     def own_gradients(self) -> frozenset[str]:
         """The gradients that are tensors made for them."""
         made = frozenset() if self.backward is None else self.backward.fresh
