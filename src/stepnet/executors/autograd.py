@@ -93,11 +93,11 @@ def run_direct(
 
 
 def _reached(ready: Ready, layout: Layout, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The inputs, cut off where autograd leads to them from no result: their hooks are not to be called."""
-    if not ready.cut_off and layout.rows:
+    """The inputs, cut off where no result needs a gradient for them: their hooks are not to be called."""
+    if not ready.cut_off and layout.turns:
         return tensors
     n_x, n = len(ready.plan.x), len(ready.plan.x) + len(ready.plan.states)
-    cut = {*ready.cut_off} if layout.rows else {*range(n_x), *range(n, len(tensors))}
+    cut = {*ready.cut_off} if layout.turns else {*range(n_x), *range(n, len(tensors))}
     return [t.detach() if k in cut else t for k, t in enumerate(tensors)]
 
 

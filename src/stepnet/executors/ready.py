@@ -124,9 +124,9 @@ class Ready:
 
     @cached_property
     def cut_off(self) -> list[int]:
-        """The x and weights that autograd leads to from no result, of whatever steps."""
+        """The x and weights that no result needs a gradient for, of whatever steps."""
         plan, states = self.plan, range(len(self.plan.x), len(self.plan.x) + len(self.plan.states))
-        reached = {*states}.union(*plan.flow)
+        reached = {*states}.union(*plan.requires)
         return [k for k in range(len(plan.x) + len(plan.states) + len(plan.weights)) if k not in reached]
 
     @cached_property
