@@ -269,15 +269,52 @@ def test_compiled_ahead_of_time_as_an_operator(tmp_path: Path) -> None:
         '{"call": "aten.sin.default", "args": [{"value": 0}], "named": {"a)+print(": 1}}',
         '{"call": "aten.sin.default", "args": [{"dtype": "nn"}], "named": {}}',
         '{"call": "aten.no_such_op.default", "args": [], "named": {}}',
+        '{"call": "aten.sin.default", "args": [{"value": 0}], "named": {"lambda": 1}}',
+        '{"call": "aten.sin.default", "args": [{"value": 1}], "named": {}}',
+        '{"call": "aten.sin.default", "args": [{"value": 1e999}], "named": {}}',
+        '{"call": "aten.sin.default", "args": [{"device": "evil"}], "named": {}}',
+        '{"call": "aten.sin.default", "args": ' + "[" * 3000 + "]" * 3000 + ', "named": {}}',
     ],
 )
 def test_a_text_names_nothing_but_operators(call: str) -> None:
-    text = (
+    with pytest.raises(StepError, match="cannot read"):
+        load(_text(call))
+
+
+_SIN = '{"call": "aten.sin.default", "args": [{"value": 0}], "named": {}}'
+
+
+def _text(call: str = _SIN) -> str:
+    return (
         '{"way": {"name": "s", "autocast": []}, "counts": [1, 0, 0, 0], "y": [[[3], "float32"]], '
         f'"random": false, "calls": [null, {call}], "results": [1]}}'
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"name": "s"', '"name": []'),
+        ('"autocast": []', '"autocast": [["cpu"]]'),
+        ('"autocast": []', '"autocast": [], "levels": -1'),
+        ('"autocast": []', '"autocast": [], "resets": {}'),
+        ("[1, 0, 0, 0]", '[1, "0", 0, 0]'),
+        ("[1, 0, 0, 0]", "[0, 0, 0, 0]"),
+        ("[1, 0, 0, 0]", "[1, 1, 0, 0]"),
+        ("[[[3]", "[[[-3]"),
+        ('"results": [1]', '"results": [2]'),
+        ('"results": [1]', '"results": []'),
+    ],
+)
+def test_a_text_of_other_forms_is_none(old: str, new: str) -> None:
+    text = _text()
+    load(text)
+    assert old in text
     with pytest.raises(StepError, match="cannot read"):
-        load(text)
+        load(text.replace(old, new))
+    for unknown in ("", "evil {}", "recurrence", "sequence ends (1,)"):
+        with pytest.raises(StepError, match="cannot read"):
+            torch.ops.stepnet.run.default([torch.zeros(2, 1, 3)], [], unknown)
 
 
 def _stack() -> nn.Module:

@@ -18,7 +18,7 @@ from stepnet.data.offsets import LoD
 from stepnet.errors import LoDError
 from stepnet.front.static import padded
 
-from .calls import add_kind
+from .calls import add_kind, unreadable
 from .sizes import open_size
 
 Tensors = Sequence[Tensor]
@@ -208,10 +208,15 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def _load(text: str) -> SequenceCall:
-    name, rest = text.split(" ", 1)
-    levels, options = ast.literal_eval(f"({rest.replace(') (', '), (')})")
-    numbers = tuple(float(o) if o in ("inf", "-inf", "nan") else o for o in options)
-    return SequenceCall(FUNCTIONS[name], levels, numbers)
+    try:
+        name, rest = text.split(" ", 1)
+        levels, options = ast.literal_eval(f"({rest.replace(') (', '), (')})")
+        numbers = tuple(float(o) if o in ("inf", "-inf", "nan") else o for o in options)
+        if not all(type(level) is int for level in levels):
+            raise ValueError(f"levels {levels}")
+        return SequenceCall(FUNCTIONS[name], levels, numbers)
+    except (ValueError, LookupError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise unreadable(str(error)) from error
 
 
 add_kind("sequence", _load)
