@@ -523,7 +523,7 @@ WRONG = [
     ("OneHot", [I, c(2**27), c(1), c(0)], {"axis": "0"}, "the result would be too large"),
     ("Pad", [A, c([0, 0, 0]), c([0, 2**31, 0])], {"pad_mode": "edge"}, "the result would be too large"),
     ("STFT", [A[0], A[0, 0], c(4), c(0)], {"transpose_frames": "false"}, "frame_step do not fit"),
-    ("ISTFT", [IMAGE[0, 0, :3, :2], A[0, 0, :4], c(4), c(2**40)], {}, "the frequencies do not fit frame_size"),
+    ("ISTFT", [IMAGE[0, 0, :3, :2], A[0, 0, :4], c(4), c(2**40)], {}, "frequencies do not fit frame_size"),
     ("EmbeddingSegmentsSum", [B, c([0, 1]), c([0, 0]), c(2**27)], {}, "the number of bags does not fit"),
     ("Interpolate", [A, c([2**40])], {"mode": "nearest", "axes": "1"}, "the result would be too large"),
     ("Interpolate", [A, c([2, 2])], {"mode": "nearest", "axes": "1"}, "one of the sizes for each axis"),

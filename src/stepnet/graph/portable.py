@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from stepnet.data.convert import DEEPEST
 from stepnet.data.modes import as_written, outside_modes
 from stepnet.errors import StepError
 
@@ -100,7 +101,7 @@ def _way(**said: Any) -> Way:
     for name, kinds in _KINDS_OF_WAY.items():
         if type(getattr(way, name)) not in kinds:
             raise ValueError(f"its {name} is {getattr(way, name)!r}")
-    if not 0 <= way.inside <= way.levels or way.resets not in ("", "is_init", "done"):
+    if not 0 <= way.inside <= way.levels <= DEEPEST or way.resets not in ("", "is_init", "done"):
         raise ValueError(f"it runs over {way.inside} of {way.levels} levels, resets {way.resets!r}")
     if not all(type(part) is str for part in sum(way.autocast, ())) or any(len(p) != 2 for p in way.autocast):
         raise ValueError(f"its autocast is {way.autocast!r}")

@@ -41,9 +41,11 @@ class SequenceCall:
     def run(self, tensors: Tensors, sizes: Sequence[int]) -> list[Tensor]:
         """The rows of the result, then its offsets if they are new ones."""
         values, lods = self._parts(tensors)
-        cut = [LoD.trusted(tuple(levels)) for levels in lods]
-        plain = values[: len(values) - len(cut)]
-        ragged = [LoDTensor._make(v, lod) for v, lod in zip(values[len(plain) :], cut, strict=True)]
+        plain = values[: len(values) - len(lods)]
+        ragged = [
+            LoDTensor._make(v, LoD.handed(tuple(levels), v.shape[0]))
+            for v, levels in zip(values[len(plain) :], lods, strict=True)
+        ]
         return self.function.run(plain, ragged, *self.options, *sizes)
 
     def by_plan(self, tensors: Tensors, sizes: Sequence[int], needs: Sequence[bool] | None) -> None:

@@ -86,11 +86,10 @@ def _check_form(node: NodeProto, opset: int, place: str) -> None:
             raise IRError(f"{place}: has no attribute of this name", got=shorten(name), expected=known)
         if given.count(name) > 1:
             raise IRError(f"{place}: has the attribute '{name}' twice", got=given.count(name), expected=1)
-        kinds = [
-            AttributeProto.AttributeType.Name(k) for k in (attribute.type, schema.attributes[name].type.value)
-        ]
-        if attribute.type and kinds[0] != kinds[1]:  # of old files it is not said
-            raise IRError(f"{place}: attribute '{name}' is of another type", got=kinds[0], expected=kinds[1])
+        kind = AttributeProto.AttributeType.Name(attribute.type)
+        wanted = str(schema.attributes[name].type).removeprefix("AttrType.")
+        if kind not in ("UNDEFINED", wanted):  # of old files it is not said
+            raise IRError(f"{place}: attribute '{name}' is of another type", got=kind, expected=wanted)
     missing = [name for name, known in schema.attributes.items() if known.required and name not in given]
     if missing:
         raise IRError(f"{place}: attribute '{missing[0]}' is not there", expected=f"{missing[0]}=...")
