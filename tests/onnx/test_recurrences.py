@@ -13,6 +13,7 @@ from covering import few
 from saved_modules import plain_loops
 from stepnet import BackEdge, InputPort, LoDTensor, OutputPort, TensorIterator, cells
 from stepnet.data.tree import flatten
+from stepnet.errors import IRError
 
 BACKEND = "auto"
 CELLS = ["LSTM", "GRU", "RNN", "LayerNormLSTM", "PeepholeLSTM", "MinGRU", "SLSTM"]
@@ -57,6 +58,13 @@ OF_TORCH = {
 def test_modules_of_torch_are_recurrences_of_any_length(name, check):
     make, kinds = OF_TORCH[name]
     assert loops(check(make().eval(), lambda t, b: (torch.randn(t, b, 3),))) == kinds
+
+
+def test_modules_of_torch_take_no_ragged_sequences(tmp_path):
+    with pytest.raises(
+        IRError, match=r"torch\.nn\.GRU cannot be written over seq(?s:.)*stepnet\.nn\.GRU, which"
+    ):
+        stepnet.onnx.save(nn.GRU(3, 4), tmp_path / "m.onnx", rows([3, 2]))
 
 
 @pytest.mark.parametrize("reverse", [False, True])

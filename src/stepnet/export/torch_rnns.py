@@ -15,6 +15,8 @@ from stepnet.api import recurrent
 from stepnet.cells.gru import gru_step
 from stepnet.cells.lstm import lstm_step
 from stepnet.cells.rnn import rnn_step
+from stepnet.data.lod import LoDTensor
+from stepnet.errors import IRError
 from stepnet.watchers import instead
 
 from .graph import Target
@@ -50,6 +52,11 @@ def _layers(
     layers: int, dropout: float, training: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     directions = 2 if bidirectional else 1
+    if isinstance(x, LoDTensor):
+        raise IRError(
+            f"torch.nn.{kind} cannot be written over sequences of lengths of their own",
+            remedy=f"stepnet.nn.{kind}, which takes the same arguments and state_dict",
+        )
     states, each = hx if isinstance(hx, (list, tuple)) else (hx,), len(weights) // (layers * directions)
     names = _NAMES if biases else _NAMES[:2]
     names += ("weight_hr",) if each > len(names) else ()
@@ -59,11 +66,9 @@ def _layers(
         for reverse in (False, True)[:directions]:
             k = len(finals)
             own = dict(zip(names, weights[k * each : (k + 1) * each], strict=True))
-            state = tuple(value[k] for value in states)
+            state = tuple(value[k] for value in states) if len(states) > 1 else states[0][k]
             step = _step(f"{kind} l{layer}", function, own)
-            y, last = recurrent(
-                step, x, state if len(state) > 1 else state[0], reverse=reverse, axis=int(batch_first)
-            )
+            y, last = recurrent(step, x, state, reverse=reverse, axis=int(batch_first))
             ys.append(y)
             finals.append(last if isinstance(last, tuple) else (last,))
         x = torch.cat(ys, -1) if len(ys) > 1 else ys[0]
