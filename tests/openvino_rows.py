@@ -87,6 +87,29 @@ def pairs(x):
 
 
 COMPLEX = PAIRS[..., 0] + 1j * PAIRS[..., 1]
+SIGNAL = RNG.standard_normal((2, 23)).astype(np.float32)
+WINDOW = np.hanning(6).astype(np.float32) + 0.1  # of a frame of 8
+
+
+def frames(x):
+    window = np.pad(WINDOW, 1)
+    cut = [x[:, at : at + 8] * window for at in range(0, x.shape[1] - 7, 3)]
+    return pairs(np.fft.rfft(np.stack(cut, 1)))
+
+
+def joined(center, scale=1.0, length=None):
+    """The frames put together again, each where it was."""
+    window, out, weight = np.pad(WINDOW, 1), np.zeros((2, 23)), np.zeros(23)
+    found = frames(SIGNAL)
+    for k, at in enumerate(range(0, 16, 3)):
+        out[:, at : at + 8] += np.fft.irfft(found[:, k, :, 0] + 1j * found[:, k, :, 1], 8) * window
+        weight[at : at + 8] += window**2
+    out = np.divide(out, weight, out=out, where=weight != 0) * scale
+    out = out[:, 4:-4] if center else out
+    wanted = out.shape[1] if length is None else length
+    return np.pad(out, ((0, 0), (0, max(0, wanted - out.shape[1]))))[:, :wanted]
+
+
 AFTER = np.triu(np.full((3, 3), -np.inf, np.float32), 1)
 CASES = [  # type, inputs, result, version, and attributes
     ("Einsum", [A, A], A @ A.transpose(0, 2, 1), "opset7", {"equation": "bij, bkj -> bik"}),
@@ -124,6 +147,13 @@ CASES = [  # type, inputs, result, version, and attributes
     ("IDFT", [PAIRS, c([2, 0]), c([3, -1])], pairs(np.fft.ifft2(COMPLEX, (3, 2), (2, 0))), "opset7", {}),
     ("RDFT", [A, c([0, -1])], pairs(np.fft.rfft2(A, axes=(0, 2))), "opset9", {}),
     ("IRDFT", [PAIRS, c([2])], np.fft.irfft(COMPLEX, axis=2), "opset9", {}),
+    ("STFT", [SIGNAL, WINDOW, c(8), c(3)], frames(SIGNAL), "opset15", {"transpose_frames": "false"}),
+    ("STFT", [SIGNAL[0], WINDOW, c(8), c(3)], frames(SIGNAL)[0].transpose(1, 0, 2), "opset15",
+     {"transpose_frames": "true"}),
+    ("ISTFT", [frames(SIGNAL).transpose(0, 2, 1, 3).astype(np.float32), WINDOW, c(8), c(3)],
+     joined(False), "opset16", {"center": "false", "normalized": "false"}),
+    ("ISTFT", [frames(SIGNAL).transpose(0, 2, 1, 3).astype(np.float32), WINDOW, c(8), c(3), c(17)],
+     joined(True, 8**0.5, 17), "opset16", {"center": "true", "normalized": "true"}),
     ("SpaceToBatch", [np.arange(12).reshape(1, 4, 3), c([1, 2, 1]), c([0, 1, 0]), c([0, 1, 0])],
      [[[0, 0, 0], [3, 4, 5], [9, 10, 11]], [[0, 1, 2], [6, 7, 8], [0, 0, 0]]], "opset2", {}),
     ("BatchToSpace", [np.arange(12).reshape(2, 2, 3), c([1, 2, 1]), c([0, 1, 0]), c([0, 0, 1])],

@@ -160,6 +160,18 @@ def test_no_text_reaches_c_but_in_a_comment(text):
         )
 
 
+@pytest.mark.parametrize("gone", ["flow", "requires"])
+def test_a_gradient_that_is_computed_is_said_to_flow(gone):
+    """Where it is not, training would lose it in silence: the self-check has a sequence of no steps, whose
+    final state is its first one, gradient and all."""
+    _, data, given = plan_of("GRU")
+    found = json.loads(data)
+    assert any(found[gone])
+    found[gone] = [[] for _ in found[gone]]
+    with pytest.raises(Unsupported, match="how gradients flow"):
+        stored.load(json.dumps(found).encode(), *given)
+
+
 @pytest.fixture
 def times(pytestconfig):
     return 200 if pytestconfig.getoption("exhaustive") else 40

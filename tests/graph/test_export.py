@@ -269,15 +269,81 @@ def test_compiled_ahead_of_time_as_an_operator(tmp_path: Path) -> None:
         '{"call": "aten.sin.default", "args": [{"value": 0}], "named": {"a)+print(": 1}}',
         '{"call": "aten.sin.default", "args": [{"dtype": "nn"}], "named": {}}',
         '{"call": "aten.no_such_op.default", "args": [], "named": {}}',
+        '{"call": "aten.sin.default", "args": [{"value": 0}], "named": {"lambda": 1}}',
+        '{"call": "aten.sin.default", "args": [{"value": 1}], "named": {}}',
+        '{"call": "aten.sin.default", "args": [{"value": 1e999}], "named": {}}',
+        '{"call": "aten.sin.default", "args": [{"device": "evil"}], "named": {}}',
+        '{"call": "aten.sin.default", "args": ' + "[" * 3000 + "]" * 3000 + ', "named": {}}',
     ],
 )
 def test_a_text_names_nothing_but_operators(call: str) -> None:
-    text = (
+    with pytest.raises(StepError, match="cannot read"):
+        load(_text(call))
+
+
+_SIN = '{"call": "aten.sin.default", "args": [{"value": 0}], "named": {}}'
+
+
+def _text(call: str = _SIN) -> str:
+    return (
         '{"way": {"name": "s", "autocast": []}, "counts": [1, 0, 0, 0], "y": [[[3], "float32"]], '
         f'"random": false, "calls": [null, {call}], "results": [1]}}'
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"name": "s"', '"name": []'),
+        ('"autocast": []', '"autocast": [["cpu"]]'),
+        ('"autocast": []', '"autocast": [], "levels": -1'),
+        ('"autocast": []', '"autocast": [], "resets": {}'),
+        ("[1, 0, 0, 0]", '[1, "0", 0, 0]'),
+        ("[1, 0, 0, 0]", "[0, 0, 0, 0]"),
+        ("[1, 0, 0, 0]", "[1, 1, 0, 0]"),
+        ("[[[3]", "[[[-3]"),
+        ('"results": [1]', '"results": [2]'),
+        ('"results": [1]', '"results": []'),
+    ],
+)
+def test_a_text_of_other_forms_is_none(old: str, new: str) -> None:
+    text = _text()
+    load(text)
+    assert old in text
     with pytest.raises(StepError, match="cannot read"):
-        load(text)
+        load(text.replace(old, new))
+    for unknown in ("", "evil {}", "recurrence", "sequence ends (1,)"):
+        with pytest.raises(StepError, match="cannot read"):
+            torch.ops.stepnet.run.default([torch.zeros(2, 1, 3)], [], unknown)
+
+
+@pytest.mark.parametrize("backend", ["c", "eager"])
+@pytest.mark.parametrize(
+    "evil", [[0, 100, 6], [5, 3, 6], [-500, 2, 6], [], [0, 2, 10**12], [0, 2, 5], [0.0, 6.0]]
+)
+def test_offsets_that_a_program_hands_on_are_checked(evil: list[int], backend: str) -> None:
+    """The nodes of a program are anybody's to change; what reads rows by offsets trusts them."""
+    before = stepnet.get_backend()
+    stepnet.set_backend(backend)
+    try:
+        rows, offsets = rows_of(2, 4)
+        program = export(Ragged().double(), (rows, offsets), dynamic_shapes=({0: ANY}, {0: ANY})).module()
+        program(rows, offsets)
+        nodes = [n for n in program.graph.nodes if n.target is torch.ops.stepnet.run.default]
+        given = [n for n in nodes if str(n.args[2]).startswith(("recurrence", "sequence pool"))]
+        assert len(given) == 3
+        for node in given:
+            tensors = torch.fx.Interpreter(program, garbage_collect_values=False)
+            tensors.run(rows, offsets)
+            values = [tensors.env[n] for n in node.args[0]]
+            of_offsets = [i for i, v in enumerate(values) if v.dtype == torch.int64]
+            for i in of_offsets:
+                values[i] = torch.tensor(evil)
+            for _ in range(3):  # by the long way, then by a plan
+                with pytest.raises(LoDError, match="must"):
+                    torch.ops.stepnet.run.default(values, [], node.args[2])
+    finally:
+        stepnet.set_backend(before)
 
 
 def _stack() -> nn.Module:

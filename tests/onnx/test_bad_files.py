@@ -52,7 +52,19 @@ def given(nodes, **more):
     return {"nodes": nodes, **more}
 
 
-X = value("x", 2, 3)
+def other(domain, kind):
+    """A graph of one node, of operators of somebody else."""
+    made = body("z")
+    made.node.append(helper.make_node(kind, ["x"], ["z"], name="n", domain=domain))
+    return made
+
+
+def twice(made):
+    made.attribute.append(made.attribute[0])
+    return made
+
+
+X, TRUTH = value("x", 2, 3), value("c", kind=TensorProto.BOOL)
 FOREVER = helper.make_graph(
     [], "b", [value("i", kind=TensorProto.INT64), value("c", kind=TensorProto.BOOL)],
     [value("c", kind=TensorProto.BOOL)],
@@ -60,7 +72,14 @@ FOREVER = helper.make_graph(
 SUMS = helper.make_graph([node("Add", "ab", "c")], "b", [value("a", 3), value("b", 4)], [value("c", None)])
 TABLES = helper.make_graph([node("Relu", "a", "c")], "b", [value("a", 7, 7)], [value("c", None)])
 READ = {
-    "unknown operators": (given([node("Foo", "x"), node("Bar", "y", "z")], inputs=[X]), "got: .*Bar, Foo"),
+    "unknown operators": (
+        given([node("Foo", "x"), node("Bar", "y", "z")], inputs=[X]),
+        r"not read: Bar, Foo\n.*node 0 'n' \(Foo\); node 1 'n' \(Bar\)\n",
+    ),
+    "unknown operators of others, in bodies": (
+        given([node("If", "c", then_branch=other("my", "Relu"), else_branch=body("x"))], inputs=[X, TRUTH]),
+        r"not read: my.Relu\n.*node 0 'n' \(If\), then_branch: node 0 'n' \(Relu\)\n",
+    ),
     "a value nobody makes": (given([node("Relu", ["z"])], inputs=[X]), "reads 'z', which nothing"),
     "an output nobody makes": (given([], inputs=[X]), "nothing makes the output 'y'"),
     "too few inputs": (given([node("Add", ["x"])], inputs=[X]), r"node 0 'n' \(Add\): has 1 inputs"),
@@ -105,11 +124,28 @@ READ = {
     "nothing given": (given([node("Relu", "x")], inputs=[X], outputs=()), "the graph has no outputs"),
     "twice": (
         given([node("Relu", "x"), node("Tanh", "x")], inputs=[X]),
-        "cannot be read: Output 'y' is redecl",
+        r"node 1 'n' \(Tanh\): makes 'y', which is there before it",
     ),
     "a size below zero": (
         given([node("Relu", "x")], inputs=[X], constants=[TensorProto(name="s", data_type=1, dims=[-1])]),
         r"constant 's': a size is negative\n.*-1",
+    ),
+    "inputs of one name": (given([node("Relu", "x")], inputs=[X, X]), "two inputs have the name 'x'"),
+    "an attribute twice": (
+        given([twice(node("LeakyRelu", "x", alpha=0.1))], inputs=[X]),
+        r"'n' \(LeakyRelu\): has the attribute 'alpha' twice",
+    ),
+    "a hidden size of another type": (
+        given([node("GRU", "xxx", hidden_size="two")], inputs=[X]),
+        r"'n' \(GRU\): attribute 'hidden_size' is of another type\n.*STRING\n.*INT",
+    ),
+    "an input left out": (
+        given([node("SequenceInsert", ["s", ""])], inputs=[value("s")]),
+        r"'n' \(SequenceInsert\): the input 'tensor' is left out",
+    ),
+    "a type of an input": (
+        given([node("Relu", "x")], inputs=[value("x", 2, kind=77)]),
+        "'x' is of no el.*77",
     ),
     "a type of a constant": (
         given([node("Relu", "x")], inputs=[X], constants=[TensorProto(name="s", data_type=99, dims=[1])]),

@@ -13,6 +13,7 @@ from covering import few
 from saved_modules import plain_loops
 from stepnet import BackEdge, InputPort, LoDTensor, OutputPort, TensorIterator, cells
 from stepnet.data.tree import flatten
+from stepnet.errors import IRError
 
 BACKEND = "auto"
 CELLS = ["LSTM", "GRU", "RNN", "LayerNormLSTM", "PeepholeLSTM", "MinGRU", "SLSTM"]
@@ -42,6 +43,28 @@ def test_a_cell(name, reverse, check):
     module = stepnet.Recurrent(getattr(cells, name)(3, 4), reverse=reverse)
     written = check(module, lambda t, b: (torch.randn(t, b, 3),))
     assert loops(written) == [name if name in KNOWN else "Scan"]
+
+
+OF_TORCH = {
+    "layers in both directions": (lambda: nn.LSTM(3, 4, 2, dropout=0.5, bidirectional=True), ["LSTM"] * 4),
+    "batch first": (lambda: nn.GRU(3, 4, batch_first=True), ["GRU"]),
+    "relu, no biases": (lambda: nn.RNN(3, 4, nonlinearity="relu", bias=False), ["RNN"]),
+    "projected": (lambda: nn.LSTM(3, 4, proj_size=2), ["Scan"]),
+    "among others": (lambda: nn.Sequential(nn.Linear(3, 5), nn.RNN(5, 4)), ["RNN"]),
+}
+
+
+@pytest.mark.parametrize("name", OF_TORCH)
+def test_modules_of_torch_are_recurrences_of_any_length(name, check):
+    make, kinds = OF_TORCH[name]
+    assert loops(check(make().eval(), lambda t, b: (torch.randn(t, b, 3),))) == kinds
+
+
+def test_modules_of_torch_take_no_ragged_sequences(tmp_path):
+    with pytest.raises(
+        IRError, match=r"torch\.nn\.GRU cannot be written over seq(?s:.)*stepnet\.nn\.GRU, which"
+    ):
+        stepnet.onnx.save(nn.GRU(3, 4), tmp_path / "m.onnx", rows([3, 2]))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -258,8 +281,9 @@ def test_a_tensor_iterator_without_slices(cut, check):
 # states
 
 
-def test_a_model_streams_by_its_states(check):
-    module = stepnet.nn.LSTM(3, 4, num_layers=2)
+@pytest.mark.parametrize("kind", [stepnet.nn.LSTM, nn.LSTM])
+def test_a_model_streams_by_its_states(kind, check):
+    module = kind(3, 4, num_layers=2)
 
     def make(t, b):
         return torch.randn(t, b, 3), (torch.randn(2, b, 4), torch.randn(2, b, 4))

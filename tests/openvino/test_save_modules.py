@@ -23,8 +23,9 @@ def test_two_layers_in_two_directions_with_projections(tmp_path):
     assert len(loops(check(module, _x, tmp_path / "m.xml"))) == 4
 
 
-def test_layers_with_the_batch_first_are_cells(tmp_path):
-    module = stepnet.nn.GRU(3, 4, num_layers=2, bidirectional=True, batch_first=True)
+@pytest.mark.parametrize("kind", [stepnet.nn.GRU, nn.GRU])
+def test_layers_with_the_batch_first_are_cells(kind, tmp_path):
+    module = kind(3, 4, num_layers=2, bidirectional=True, batch_first=True)
     model = check(module, lambda t, b: (torch.randn(b, t, 3),), tmp_path / "m.xml")
     assert all("GRUCell" in types(body) for body in loops(model))
 
@@ -38,6 +39,27 @@ def test_initial_states_are_inputs(tmp_path):
     model = check(module, make, tmp_path / "m.xml")
     assert [i.name for i in model.inputs] == ["input", "hx[0]", "hx[1]"]
     assert [i.shape for i in model.inputs] == [(-1, -1, 3), (2, -1, 4), (2, -1, 4)]
+
+
+class _Words(nn.Module):
+    """A step that reads words, each of three letters, by a module of torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.letters = nn.LSTM(3, 3)
+
+    def forward(self, x):
+        def step(word, h):
+            y, _ = self.letters(word.transpose(0, 1))
+            return h + y[-1], h + y[-1]
+
+        return stepnet.recurrent(step, x, x.new_zeros(x.shape[1], 3))
+
+
+def test_a_module_of_torch_in_a_step_is_written_out(tmp_path):
+    """OpenVINO has no loop in a loop."""
+    (loop,) = loops(check(_Words(), lambda t, b: (torch.randn(t, b, 3, 3),), tmp_path / "m.xml"))
+    assert not {"LSTMCell", "TensorIterator"}.intersection(types(loop))
 
 
 class _Tagger(nn.Module):

@@ -190,6 +190,30 @@ def test_a_file_that_holds_no_topology(tmp_path):
         stepnet.load(tmp_path / "plain.xml")
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"level": 1', '"level": 1000000000'),
+        ('"level": 1', '"level": 0'),
+        ('"total": 0', '"total": 1000000000'),
+        ('"total": 0', '"total": 0, "more": 0'),
+        ('{"list": ["total"]}', '{"list": ["other"]}'),
+        ('{"list": ["total"]}', '{"list": ["total"], "tuple": []}'),
+        ('{"list": ["total"]}', "[" * 5000),
+    ],
+)
+def test_what_a_file_says_of_a_topology_fits_its_model(old, new, tmp_path):
+    path = tmp_path / "net.xml"
+    with Tape() as tape:
+        total = pooling(data("x", Sequence(Dense(3))), "sum", name="total")
+    tape.topology([total]).save(path)
+    text, (old, new) = path.read_text(), (part.replace('"', "&quot;") for part in (old, new))
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(TapeError, match="holds no topology"):
+        stepnet.load(path)
+
+
 def test_without_data_there_is_nothing_to_save(tmp_path):
     tape = Tape()
     tape.append(lambda: torch.zeros(2))

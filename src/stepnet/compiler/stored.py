@@ -133,6 +133,7 @@ def _read(
         training |= any(signature.boots)
         for rows in (joint.flow, joint.requires):
             _check(_flow_fits(rows, outputs, inputs if training else 0), "how gradients flow")
+        _check(_flow_covers(joint, outputs), "how gradients flow")
         _check(_pairs_fit(joint, outputs), "which results are complex")
         tangents = {name for name in joint.graph.parameters if name.startswith("d_")}
         _check(training or len(joint.results) == outputs, "its gradients")
@@ -187,6 +188,17 @@ def _flow_fits(flow: Sequence[Sequence[int]], outputs: int, inputs: int) -> bool
     """One row a result, of inputs in order; none where no gradient is wanted."""
     right = all(list(row) == sorted(set(row)) and all(i < inputs for i in row) for row in flow)
     return right and len(flow) == outputs
+
+
+def _flow_covers(joint: Joint, outputs: int) -> bool:
+    """Whether a gradient flows wherever the graph computes one, and what one flows from carries one."""
+    of = {name: {int(name[2:])} for name in joint.graph.parameters if name.startswith("d_")}
+    for node in joint.graph.nodes:
+        found = set[int]().union(*(of.get(name, ()) for name in node.inputs))
+        of |= dict.fromkeys(node.outputs, found)
+    ways = [(k, i) for k, name in enumerate(joint.results[outputs:]) if name for i in of.get(name, ())]
+    pairs = zip(joint.flow, joint.requires, strict=True)
+    return all(k in joint.flow[i] for k, i in ways) and all(set(a) <= set(b) for a, b in pairs)
 
 
 def _pairs_fit(joint: Joint, outputs: int) -> bool:

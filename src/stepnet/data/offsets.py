@@ -53,15 +53,7 @@ class LoD:
         own = tuple(
             integers(level, f"LoDTensor 'lod' level {k}") for k, level in enumerate(_outer(levels, "lod"))
         )
-        for k, offsets in enumerate(own):
-            _check_offsets(k, offsets)
-        for k, (offsets, below) in enumerate(pairwise(own)):
-            if _end(offsets) != len(below) - 1:
-                raise LoDError(
-                    f"LoDTensor 'lod' level {k} must end at the number of sequences of level {k + 1}",
-                    got=f"{_end(offsets)}, at index {len(offsets) - 1}",
-                    expected=f"{len(below) - 1} (level {k + 1} has {len(below)} offsets)",
-                )
+        _check_levels(own)
         self._fill(own)
 
     def _fill(self, levels: tuple[Tensor, ...], rows: int | None = None) -> None:
@@ -76,6 +68,20 @@ class LoD:
         lod = object.__new__(LoD)
         lod._fill(levels, rows)
         return lod
+
+    @staticmethod
+    @outside_modes
+    def handed(levels: tuple[Tensor, ...], rows: int) -> LoD:
+        """Offsets that a node of a graph is handed, which anybody may have changed: checked, not copied."""
+        if not any(map(in_program, levels)):
+            wrong = next((v for v in levels if v.dim() != 1 or v.dtype != torch.int64), None)
+            if wrong is not None:
+                raise LoDError("the offsets of a graph must be 1-D int64 tensors", got=brief(wrong))
+            _check_levels(levels)
+            if _end(levels[-1]) != rows:
+                what = "the offsets of a graph must end at the number of rows"
+                raise LoDError(what, got=_end(levels[-1]), expected=rows)
+        return LoD.trusted(levels, rows)
 
     @staticmethod
     @outside_modes
@@ -389,6 +395,18 @@ def _outer(levels: Any, what: str) -> Sequence[Any]:
             remedy="one level is written [[...]]",
         )
     return levels
+
+
+def _check_levels(levels: Sequence[Tensor]) -> None:
+    for k, offsets in enumerate(levels):
+        _check_offsets(k, offsets)
+    for k, (offsets, below) in enumerate(pairwise(levels)):
+        if _end(offsets) != len(below) - 1:
+            raise LoDError(
+                f"LoDTensor 'lod' level {k} must end at the number of sequences of level {k + 1}",
+                got=f"{_end(offsets)}, at index {len(offsets) - 1}",
+                expected=f"{len(below) - 1} (level {k + 1} has {len(below)} offsets)",
+            )
 
 
 def _check_offsets(k: int, offsets: Tensor) -> None:

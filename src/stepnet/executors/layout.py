@@ -19,6 +19,7 @@ from torch import Tensor
 from stepnet.data.as_imported import from_numpy
 from stepnet.data.modes import outside_modes
 from stepnet.data.offsets import LoD
+from stepnet.errors import LoDError
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _MOST_SHARE = 1.25  # of the rows that a thread has where all have as many: above it they are dealt unevenly
@@ -246,7 +247,10 @@ def _time(lengths: Numbers) -> Numbers:
 @outside_modes
 def _ragged(offsets: bytes, reverse: bool) -> Layout:
     table = np.frombuffer(offsets, dtype=np.int64)
-    layout = _layout(table[:-1].copy(), np.diff(table), 1, int(table[-1]))
+    lengths = np.diff(table)
+    if not len(table) or table[0] or (lengths < 0).any():  # those of a graph are anybody's to change
+        raise LoDError("offsets must start at 0 and never fall", got=table[:10].tolist())
+    layout = _layout(table[:-1].copy(), lengths, 1, int(table[-1]))
     return layout.backward if reverse else layout
 
 

@@ -36,6 +36,7 @@ from .inputs import (
     without_features,
 )
 from .scans import StepAxis, mask_of
+from .torch_rnns import TorchRNNs
 from .trace import BATCH, AnyNumber, Numbers, Program, program, sizes_of
 
 
@@ -68,7 +69,8 @@ def module_graph(
     try:
         with torch.no_grad(), calls.noted():
             a, k = unflatten(spec, [i.value for i in inputs])
-            outputs = _outputs(_plain(module(*a, **k)), where)
+            with TorchRNNs(target):
+                outputs = _outputs(_plain(module(*a, **k)), where)
         trace = _Trace(module, where, spec, inputs, calls, dynamic)
         try:
             return _graph(Graph(name, target), trace, outputs, batch)
@@ -138,7 +140,7 @@ class _Trace:
             return by_offsets[id(offsets)]
 
         args, kwargs = unflatten(self.spec, rebuilt)
-        with self.calls.traced(lengths), during(LENGTHS, lengths):
+        with self.calls.traced(lengths), during(LENGTHS, lengths), TorchRNNs(self.calls.target):
             results, _ = flatten(_plain(self.module(*args, **kwargs)))
         return [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in results]
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .misfit import Misfit
-
-_MOST = 2**28  # numbers of a result whose sizes a file says
+from .misfit import Misfit, check_size
 
 
 def transformed(
@@ -36,8 +33,7 @@ def transformed(
             raise Misfit("needs one size for each axis, or -1", got=list(sizes), dims=str((sizes, axes)))
         shape = dict(enumerate(x.shape))
         shape.update((axis, size) for axis, size in zip(axes, sizes, strict=True) if size > 0)
-        if math.prod(size for size in shape.values() if isinstance(size, int)) > _MOST:
-            raise Misfit("the result would be too large", [*shape.values()], f"at most {_MOST} numbers")
+        check_size([*shape.values()])
     few = x.dtype in (torch.float16, torch.bfloat16)  # of which torch transforms none on CPUs
     signal = x.float() if few else x
     bare = [axis for axis, size in enumerate(x.shape) if not size and axis not in axes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,23 @@ def same_types(tensors: Sequence[Tensor]) -> None:
         raise Misfit(
             "inputs have different element types", got=shown, expected="one element type", dims=shown
         )
+
+
+MOST = 2**28  # numbers in a tensor whose size a file, or what it is given, says
+
+
+def check_size(shape: Sequence[Any]) -> list[Any]:
+    """The shape of a tensor that is to be made; sizes that are left open pass.
+
+    Raises:
+        Misfit: no tensor of it is made.
+    """
+    known = [size for size in shape if isinstance(size, int)]
+    if min(known, default=0) < 0:
+        raise Misfit("a size is negative", list(shape), dims=str(shape))
+    if math.prod(known) > MOST:
+        raise Misfit("the result would be too large", list(shape), f"at most {MOST} numbers", dims=str(shape))
+    return list(shape)
 
 
 UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}  # with which torch hardly computes

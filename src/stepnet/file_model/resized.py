@@ -15,9 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .misfit import Misfit
-
-_MOST = 2**28  # numbers of a result whose sizes a file says
+from .misfit import Misfit, check_size
 
 WHERE: dict[str, Callable[[Tensor, int, int, float], Tensor]] = {
     "half_pixel": lambda k, old, new, scale: (k + 0.5) / scale - 0.5,
@@ -123,5 +121,4 @@ def check_new_sizes(x: Tensor, axes: Sequence[int], sizes: Sequence[Any]) -> Non
         if size < 0 or (size and not shape[axis]):
             raise Misfit(f"axis {axis} of {list(x.shape)} cannot have such a size", size, dims=(axis, size))
         shape[axis] = size
-    if math.prod(shape) > _MOST:
-        raise Misfit("the result would be too large", shape, f"at most {_MOST} numbers", dims=str(shape))
+    check_size(shape)

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from stepnet.errors import StepError
+
 from .flow import Flow
 from .planned import Known
 
@@ -59,12 +61,24 @@ def add_kind(kind: str, load: Callable[[str], Call]) -> None:
 
 
 def find(text: str) -> Call:
-    """The call that a text stands for."""
+    """The call that a text stands for.
+
+    Raises:
+        StepError: it stands for none.
+    """
     call = _CALLS.get(text)
     if call is None:
-        kind, rest = text.split(" ", 1)
-        call = _CALLS[text] = _KINDS[kind](rest)
+        kind, _, rest = text.partition(" ")
+        load = _KINDS.get(kind)
+        if load is None:
+            raise unreadable(kind[:80])
+        call = _CALLS[text] = load(rest)
     return call
+
+
+def unreadable(said: str) -> StepError:
+    """The error of a text that stands for nothing."""
+    return StepError("a graph holds a recurrence that this version cannot read", got=said[:200])
 
 
 def is_known(text: str) -> bool:

@@ -10,15 +10,17 @@ import dataclasses
 import json
 import operator
 from collections.abc import Callable, Sequence
+from keyword import iskeyword
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from stepnet.data.convert import DEEPEST
 from stepnet.data.modes import as_written, outside_modes
 from stepnet.errors import StepError
 
-from .calls import add_kind
+from .calls import add_kind, unreadable
 from .recurrence import Leaf, Recurrence, Way
 from .sizes import row_shape
 
@@ -27,6 +29,14 @@ _ROWS = 7
 _NUMBERS = ("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pow")
 _FILES = ("from_file",)
 _SIMPLE = (type(None), bool, int, float, str)
+# What wrong texts raise where they are read.
+_WRONG = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, SyntaxError)
+_NONE = type(None)
+_KINDS_OF_WAY: dict[str, tuple[type, ...]] = {
+    "name": (str,), "reverse": (bool,), "axis": (int,), "levels": (int,), "inside": (int,),
+    "backend": (_NONE, str), "resets": (str,), "checkpoint": (_NONE, int, bool),
+    "detach_every": (_NONE, int),
+}  # fmt: skip
 _NAMED: dict[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
@@ -70,16 +80,32 @@ def load(text: str) -> Recurrence:
     """
     try:
         form = json.loads(text)
-        way = Way(**{**form["way"], "autocast": tuple(map(tuple, form["way"]["autocast"]))})
+        way = _way(**{**form["way"], "autocast": tuple(map(tuple, form["way"]["autocast"]))})
         y = tuple(
-            Leaf(tuple(shape), _checked(getattr(torch, name), torch.dtype), *map(bool, whole))
+            Leaf(tuple(map(_count, shape)), _checked(getattr(torch, name), torch.dtype), *map(bool, whole))
             for shape, name, *whole in form["y"]
         )
+        a, b, c, d = map(_count, form["counts"])
         step = _step(form["calls"], form["results"])
-        a, b, c, d = form["counts"]
+        least, results = a + b + c + way.inside, len(y) + b
+        if form["calls"].count(None) < least or len(form["results"]) != results or not a:
+            raise ValueError(f"its step takes {least} values at least and gives {results}")
         return Recurrence(way, step, (a, b, c, d), y, bool(form["random"]))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise StepError("a graph holds a recurrence that this version cannot read", got=str(error)) from error
+    except _WRONG as error:
+        raise unreadable(str(error)) from error
+
+
+def _way(**said: Any) -> Way:
+    """How it runs, each of the types that it is written with."""
+    way = Way(**said)
+    for name, kinds in _KINDS_OF_WAY.items():
+        if type(getattr(way, name)) not in kinds:
+            raise ValueError(f"its {name} is {getattr(way, name)!r}")
+    if not 0 <= way.inside <= way.levels <= DEEPEST or way.resets not in ("", "is_init", "done"):
+        raise ValueError(f"it runs over {way.inside} of {way.levels} levels, resets {way.resets!r}")
+    if not all(type(part) is str for part in sum(way.autocast, ())) or any(len(p) != 2 for p in way.autocast):
+        raise ValueError(f"its autocast is {way.autocast!r}")
+    return way
 
 
 add_kind(KIND, load)
@@ -175,6 +201,13 @@ def _checked(value: Any, kind: type) -> Any:
     return value
 
 
+def _count(value: Any) -> int:
+    """A number that counts something."""
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r} counts nothing")
+    return value
+
+
 def _is_known(name: str) -> bool:
     """Whether a text may name an operator."""
     namespace, called, *_ = name.split(".")
@@ -198,7 +231,13 @@ def _step(calls: Sequence[Any], results: Sequence[int]) -> Callable[..., tuple[A
     """The calls as a function, whose names are all made here."""
     space: dict[str, Any] = {}
     inputs = [f"v{i}" for i, call in enumerate(calls) if call is None]
+    made: set[int] = {i for i, call in enumerate(calls) if call is None}
     lines = [f"def step({', '.join(inputs)}):"]
+
+    def name_of(at: Any) -> str:
+        if type(at) is not int or at not in made:
+            raise ValueError(f"nothing made the value {at!r} before it is read")
+        return f"v{at}"
 
     def written(value: Any) -> str:
         if isinstance(value, list):
@@ -206,7 +245,7 @@ def _step(calls: Sequence[Any], results: Sequence[int]) -> Callable[..., tuple[A
         if isinstance(value, dict):
             ((kind, content),) = value.items()
             if kind == "value":
-                return f"v{int(content)}"
+                return name_of(content)
             found = torch.device(content) if kind == "device" else getattr(torch, content)
             space[f"held{len(space)}"] = _checked(found, torch.device if kind == "device" else _NAMED[kind])
             return f"held{len(space) - 1}"
@@ -221,17 +260,19 @@ def _step(calls: Sequence[Any], results: Sequence[int]) -> Callable[..., tuple[A
             dtype = _checked(getattr(torch, call["dtype"]), torch.dtype)
             space[f"held{len(space)}"] = torch.tensor(call["constant"], dtype=dtype)
             lines.append(f"    v{i} = held{len(space) - 1}")
+            made.add(i)
             continue
         space[f"held{len(space)}"] = _function(call["call"])
         callee = f"held{len(space) - 1}"
         named = [f"{_identifier(k)}={written(v)}" for k, v in call["named"].items()]
         lines.append(f"    v{i} = {callee}({', '.join([*map(written, call['args']), *named])})")
-    lines.append(f"    return ({', '.join(f'v{int(i)}' for i in results)},)")
+        made.add(i)
+    lines.append(f"    return ({''.join(f'{name_of(i)}, ' for i in results)})")
     exec(compile("\n".join(lines), "<step of an exported program>", "exec"), space)
     return space["step"]
 
 
 def _identifier(name: str) -> str:
-    if not name.isidentifier():
+    if not name.isidentifier() or iskeyword(name):
         raise ValueError(f"{name!r} is no name")
     return name

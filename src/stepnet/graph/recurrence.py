@@ -354,7 +354,7 @@ def _bound_to_pieces(call: Recurrence, reads: Sequence[Any]) -> Callable[..., An
 
 
 def _ragged(rows: Tensor, levels: tuple[Tensor, ...]) -> LoDTensor:
-    return LoDTensor._make(rows, LoD.trusted(levels, rows.shape[0]))
+    return LoDTensor._make(rows, LoD.handed(levels, rows.shape[0]))
 
 
 def autocast_now() -> tuple[tuple[str, str], ...]:

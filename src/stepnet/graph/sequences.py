@@ -18,7 +18,7 @@ from stepnet.data.offsets import LoD
 from stepnet.errors import LoDError
 from stepnet.front.static import padded
 
-from .calls import add_kind
+from .calls import add_kind, unreadable
 from .sizes import open_size
 
 Tensors = Sequence[Tensor]
@@ -41,9 +41,11 @@ class SequenceCall:
     def run(self, tensors: Tensors, sizes: Sequence[int]) -> list[Tensor]:
         """The rows of the result, then its offsets if they are new ones."""
         values, lods = self._parts(tensors)
-        cut = [LoD.trusted(tuple(levels)) for levels in lods]
-        plain = values[: len(values) - len(cut)]
-        ragged = [LoDTensor._make(v, lod) for v, lod in zip(values[len(plain) :], cut, strict=True)]
+        plain = values[: len(values) - len(lods)]
+        ragged = [
+            LoDTensor._make(v, LoD.handed(tuple(levels), v.shape[0]))
+            for v, levels in zip(values[len(plain) :], lods, strict=True)
+        ]
         return self.function.run(plain, ragged, *self.options, *sizes)
 
     def by_plan(self, tensors: Tensors, sizes: Sequence[int], needs: Sequence[bool] | None) -> None:
@@ -208,10 +210,15 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def _load(text: str) -> SequenceCall:
-    name, rest = text.split(" ", 1)
-    levels, options = ast.literal_eval(f"({rest.replace(') (', '), (')})")
-    numbers = tuple(float(o) if o in ("inf", "-inf", "nan") else o for o in options)
-    return SequenceCall(FUNCTIONS[name], levels, numbers)
+    try:
+        name, rest = text.split(" ", 1)
+        levels, options = ast.literal_eval(f"({rest.replace(') (', '), (')})")
+        numbers = tuple(float(o) if o in ("inf", "-inf", "nan") else o for o in options)
+        if not all(type(level) is int for level in levels):
+            raise ValueError(f"levels {levels}")
+        return SequenceCall(FUNCTIONS[name], levels, numbers)
+    except (ValueError, LookupError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        raise unreadable(str(error)) from error
 
 
 add_kind("sequence", _load)

@@ -133,6 +133,8 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
         )
     if kind == "Result" and len(inputs) != 1:
         raise IRError(f"{where}: must have one input", got=f"{len(inputs)} inputs", expected="1 input")
+    if kind == "Result" and outputs:
+        raise IRError(f"{where}: must have no output", got=f"{len(outputs)} outputs", expected="none")
     if kind == "Parameter" and (inputs or len(outputs) != 1):
         raise IRError(
             f"{where}: must have one output and no input",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet import openvino
+from stepnet.data.convert import DEEPEST
 from stepnet.errors import TapeError
 from stepnet.layers.data import Dense, Integer
 from stepnet.tape.topology import Metrics
@@ -50,7 +51,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> SavedTopol
     notes: Any = model.rt_info.get(KEY)
     try:
         return SavedTopology(model, notes)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise TapeError(
             f"{Path(path).name} holds no topology of stepnet",
             got=f"rt_info {KEY}: {str(notes)[:80]}",
@@ -75,7 +76,12 @@ class SavedTopology(nn.Module):
         self.inputs: tuple[str, ...] = tuple(self.types)
         self.evaluators = {name: json.loads(text) for name, text in notes.get("evaluators", {}).items()}
         self._structure = json.loads(notes["outputs"])
-        self._leaves = [Leaf(name, level) for name, level in json.loads(notes["levels"]).items()]
+        self._leaves = [Leaf(name, _level(level)) for name, level in json.loads(notes["levels"]).items()]
+        taken = {name for data, type in self.types.items() for name in Leaf(data, type.level).tensors}
+        given = sum(len(leaf.tensors) for leaf in self._leaves)
+        if taken != {socket.name for socket in model.inputs} or given != len(model.outputs):
+            raise ValueError("it has other inputs or outputs than its model")
+        _nested(self._structure, {leaf.name: None for leaf in self._leaves})
 
     def forward(self, **feeds: Any) -> tuple[Any, Metrics]:
         """The outputs, nested as the saved topology's, and no metrics.
@@ -112,7 +118,13 @@ class SavedTopology(nn.Module):
 
 def _type(said: Mapping[str, Any]) -> Dense | Integer:
     kinds = {"dense": Dense, "integer": Integer}
-    return kinds[said["kind"]](int(said["size"]), int(said["level"]))
+    return kinds[said["kind"]](int(said["size"]), _level(said["level"]))
+
+
+def _level(said: Any) -> int:
+    if type(said) is not int or not 0 <= said <= DEEPEST:
+        raise ValueError(f"{said!r} is no number of levels")
+    return said
 
 
 def _nested(tree: Any, values: Mapping[str, Any]) -> Any:

@@ -118,12 +118,10 @@ class Graph:
         where: the file, for errors.
 
     Raises:
-        IRError: a node cannot run; all operators that are unknown are in one error.
+        IRError: a node cannot run.
     """
 
-    def __init__(
-        self, graph: ir.Graph, constants: dict[ir.Value, Tensor], opset: int, where: str, known: set[ir.Value]
-    ) -> None:
+    def __init__(self, graph: ir.Graph, constants: dict[ir.Value, Tensor], opset: int, where: str) -> None:
         self.inputs = inputs_of(graph)
         self.outputs = list(graph.outputs)
         self.where = where
@@ -133,33 +131,21 @@ class Graph:
                 constants[value] = tensor_of(value.const_value, f"{where}: constant '{value.name}'")
         self.steps: list[Step] = []
         captured: dict[ir.Value, None] = {}
-        around = known | own
         made = set(own)
         for number, node in enumerate(graph):
-            place = f"{where}: node {number} '{(node.name or '')[:100]}' ({node.op_type[:100]})"
-            for value in node.inputs:
-                if value is not None and value not in around and value not in constants:
-                    raise IRError(
-                        f"{place}: reads '{(value.name or '')[:100]}', which nothing before it makes",
-                        remedy="nodes must be in the order that they run",
-                    )
+            place = f"{where}: {place_of(number, node)}"
             if node.op_type == "Constant" and node.domain in DOMAINS and len(node.outputs) == 1:
                 constants[node.outputs[0]] = _constant(node, place)
                 continue
-            step = self._step(node, place, constants, opset, around)
+            step = self._step(node, place, constants, opset)
             found = _folded(step, constants)
             if found is not None:
                 constants.update(zip(step.outputs, found, strict=False))
                 continue
             captured.update(dict.fromkeys(v for v in step.inputs if v is not None and v not in made))
-            around |= set(node.outputs)
             made |= set(node.outputs)
             self.steps.append(step)
-        for value in self.outputs:
-            if value not in around and value not in constants:
-                raise IRError(f"{where}: nothing makes the output '{(value.name or '')[:100]}'")
-            if value not in made:
-                captured[value] = None
+        captured.update(dict.fromkeys(value for value in self.outputs if value not in made))
         self.captured = list(captured)
         self.constants = frozenset(value for value in captured if value in constants)
         self._opset = opset
@@ -171,16 +157,14 @@ class Graph:
         for step, done in zip(self.steps, last_uses(uses, kept), strict=True):
             step.done = done
 
-    def _step(
-        self, node: ir.Node, place: str, constants: dict[ir.Value, Tensor], opset: int, around: set[ir.Value]
-    ) -> Step:
+    def _step(self, node: ir.Node, place: str, constants: dict[ir.Value, Tensor], opset: int) -> Step:
         row = TABLE.get(node.op_type)
         if row is None:
             raise IRError(f"{place}: must have one output", got=len(node.outputs))
         if not row.least <= len(node.inputs) <= row.most:
             raise IRError(f"{place}: has {len(node.inputs)} inputs", expected=f"{row.least} to {row.most}")
         bodies = {
-            name: Graph(a.as_graph(), constants, opset, f"{place}, {name}", around)
+            name: Graph(a.as_graph(), constants, opset, f"{place}, {name}")
             for name, a in node.attributes.items()
             if a.type == ir.AttributeType.GRAPH
         }
@@ -289,6 +273,11 @@ def content_of(
         parts.append((node.op_type, info.opset, said, sorted(info.known.items()), reads, wanted, bodies))
     parts.append([of[value] for value in outputs])
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def place_of(number: int, node: ir.Node) -> str:
+    """A node of a graph, as errors call it."""
+    return f"node {number} '{(node.name or '')[:100]}' ({node.op_type[:100]})"
 
 
 def inputs_of(graph: ir.Graph) -> list[ir.Value]:

@@ -15,8 +15,7 @@ from torch import Tensor
 from stepnet.data.dtypes import dtype_name
 from stepnet.errors import IRError
 from stepnet.file_model import ERRORS, Misfit
-
-MOST = 2**28  # numbers in a tensor whose size a file says
+from stepnet.file_model import check_size as check_size
 
 
 @dataclass
@@ -141,24 +140,6 @@ def numbers_of(value: Any) -> Any:
     if value.numel() > 2**16:
         raise Misfit("too many numbers for sizes or positions", value.numel(), f"at most {2**16}")
     return value.tolist()
-
-
-def check_size(shape: Sequence[int]) -> list[int]:
-    """The shape, which a file or its inputs say, of a tensor that is to be made.
-
-    Raises:
-        Misfit: no tensor of it is made.
-    """
-    count = 1
-    for size in shape:
-        if not isinstance(size, int):  # of inputs, in a step on any number of rows
-            continue
-        if size < 0:
-            raise Misfit("a size is negative", list(shape))
-        count *= size
-    if count > MOST:
-        raise Misfit("the result would be too large", list(shape), f"at most {MOST} numbers")
-    return list(shape)
 
 
 def dtype_of(number: int) -> torch.dtype:

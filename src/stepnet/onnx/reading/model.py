@@ -22,9 +22,10 @@ from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
 from stepnet.file_model import ERRORS, STATES, FileModel, LoopReport, Socket, no_device, shorten
 
-from .graph import DOMAINS, Graph, inputs_of
+from .graph import DOMAINS, Graph, inputs_of, place_of
 from .info import TABLE
 from .rules import check_rules
+from .scopes import check_scopes
 from .sparse import fill_in
 from .tables import as_tables
 
@@ -52,7 +53,7 @@ class ONNXModel(FileModel):
                 f"{where}: of a set of operators that is not read", got=opset, expected=f"{OLDEST} on"
             )
         constants: dict[ir.Value, Tensor] = {}
-        graph = Graph(model.graph, constants, opset, where, set())
+        graph = Graph(model.graph, constants, opset, where)
         ends = inputs_of(model.graph), model.graph.outputs
         inputs, outputs = ([_socket(value, where) for value in values] for values in ends)
         if not outputs:
@@ -232,6 +233,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
             )
         fill_in(proto.graph, where)
         _check_constants(proto.graph, where)
+        check_scopes(proto, where)
         model = ir.from_proto(_written_out(proto))
         if model.functions:
             from onnx_ir.passes.common import InlinePass
@@ -346,13 +348,12 @@ def _check_names(model: ir.Model, where: str) -> None:
 
 
 def _check_constants(graph: GraphProto, where: str) -> None:
-    """Refuse constants of no type that ONNX has."""
-    for tensor in graph.initializer:
-        if tensor.data_type not in TensorProto.DataType.values():
-            raise IRError(
-                f"{where}: constant '{shorten(tensor.name)}' is of no element type that is known",
-                got=tensor.data_type,
-            )
+    """Refuse constants, inputs and outputs of no type that ONNX has."""
+    kinds = [(f"constant '{shorten(t.name)}'", t.data_type) for t in graph.initializer]
+    kinds += [(f"'{shorten(v.name)}'", v.type.tensor_type.elem_type) for v in (*graph.input, *graph.output)]
+    for what, kind in kinds:
+        if kind not in TensorProto.DataType.values():
+            raise IRError(f"{where}: {what} is of no element type that is known", got=kind)
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
@@ -360,14 +361,27 @@ def _check_constants(graph: GraphProto, where: str) -> None:
 
 
 def _check_operators(model: ir.Model, where: str) -> None:
-    unknown = [
-        f"{node.domain + '.' if node.domain not in DOMAINS else ''}{node.op_type}"[:100]
-        for node in model.graph.all_nodes()
-        if node.domain not in DOMAINS or (node.op_type not in TABLE and node.op_type != "Constant")
-    ]
+    unknown = list(_unknown(model.graph, ""))
     if unknown:
+        kinds = sorted({kind for kind, _ in unknown})
+        shown = [place for _, place in unknown[:50]]
+        if len(unknown) > 50:
+            shown.append(f"and {len(unknown) - 50} more")
         raise IRError(
-            f"{where}: {len(unknown)} node(s) of operators that are not read",
-            got=", ".join(sorted(set(unknown))[:50]),
+            f"{where}: {len(unknown)} node(s) of operators that are not read: {', '.join(kinds)[:400]}",
+            got="; ".join(shown),
             expected="operators that stepnet.onnx.supported_types() lists",
         )
+
+
+def _unknown(graph: ir.Graph, within: str) -> Iterator[tuple[str, str]]:
+    """The operators that have no row here, and where each of their nodes is."""
+    for number, node in enumerate(graph):
+        place = f"{within}{place_of(number, node)}"
+        if node.domain not in DOMAINS:
+            yield f"{node.domain}.{node.op_type}"[:100], place
+        elif node.op_type not in TABLE and node.op_type != "Constant":
+            yield node.op_type[:100], place
+        for name, attribute in node.attributes.items():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from _unknown(attribute.as_graph(), f"{place}, {name}: ")

@@ -6,7 +6,16 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, shape_inference
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    defs,
+    shape_inference,
+)
 
 from stepnet.data.dtypes import dtype_name
 from stepnet.errors import IRError
@@ -14,6 +23,7 @@ from stepnet.file_model import shorten
 
 from .cells import GATES, check_sizes
 from .info import Misfit, dtype_of, error
+from .scopes import name_of
 
 _SMALL = 2**10  # bytes of a constant that may say a shape
 _PLACE = re.compile(r"(?:\[\w+\] ?)*(?:Inference error\(s\): )?\(op_type:(\w*), node name: @(\d+)\): ")
@@ -57,7 +67,7 @@ def check_rules(proto: ModelProto, domains: Sequence[str], where: str) -> None:
 def _nodes(graph: GraphProto, where: str) -> Iterator[tuple[str, NodeProto]]:
     """All nodes, with what errors call them."""
     for number, node in enumerate(graph.node):
-        place = f"{where}: {_name(number, node)}"
+        place = f"{where}: {name_of(number, node)}"
         yield place, node
         for attribute in node.attribute:
             yield from _nodes(attribute.g, f"{place}, {attribute.name}")
@@ -69,13 +79,25 @@ def _check_form(node: NodeProto, opset: int, place: str) -> None:
     except defs.SchemaError:  # of a later set, which the table of operators may know
         return
     given = [attribute.name for attribute in node.attribute]
-    for name in given:
+    for attribute in node.attribute:
+        name = attribute.name
         if name not in schema.attributes:
             known = ", ".join(sorted(schema.attributes)) or "no attributes"
             raise IRError(f"{place}: has no attribute of this name", got=shorten(name), expected=known)
+        if given.count(name) > 1:
+            raise IRError(f"{place}: has the attribute '{name}' twice", got=given.count(name), expected=1)
+        kind = AttributeProto.AttributeType.Name(attribute.type)
+        wanted = str(schema.attributes[name].type).removeprefix("AttrType.")
+        if kind not in ("UNDEFINED", wanted):  # of old files it is not said
+            raise IRError(f"{place}: attribute '{name}' is of another type", got=kind, expected=wanted)
     missing = [name for name, known in schema.attributes.items() if known.required and name not in given]
     if missing:
         raise IRError(f"{place}: attribute '{missing[0]}' is not there", expected=f"{missing[0]}=...")
+    for name, known in zip(node.input, schema.inputs, strict=False):
+        if not name and known.option == defs.OpSchema.FormalParameterOption.Single:
+            raise IRError(
+                f"{place}: the input '{known.name}' is left out", expected=f"a value for {known.name}"
+            )
     if len(node.output) > schema.max_output:
         raise IRError(
             f"{place}: has more outputs than its operator",
@@ -111,7 +133,7 @@ def _blame(graph: GraphProto, light: ModelProto, text: str, where: str) -> None:
             body = next(a for a in bodies if a.g.node[number].op_type == kind)
             graph, place = body.g, f"{place}, {body.name}"
         node = graph.node[number]
-        place = f"{place}: {_name(number, node)}"
+        place = f"{place}: {name_of(number, node)}"
     known = {} if len(path) > 1 else _known(light)
     given = [known[name] for name in node.input if name in known]
     raise IRError(f"{place}: {what[0][:200]}", got=", ".join(map(_shown, given)) or None)
@@ -129,11 +151,7 @@ def _check_cells(
         try:
             check_sizes(node.op_type, directions, said.get("layout", 0), said.get("hidden_size"), shapes)
         except Misfit as misfit:
-            raise error(f"{where}: {_name(number, node)}", misfit) from misfit
-
-
-def _name(number: int, node: NodeProto) -> str:
-    return f"node {number} '{shorten(str(node.name), 100)}' ({shorten(str(node.op_type), 100)})"
+            raise error(f"{where}: {name_of(number, node)}", misfit) from misfit
 
 
 def _light(proto: ModelProto) -> ModelProto:

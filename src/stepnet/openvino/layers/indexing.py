@@ -14,7 +14,7 @@ from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, integers, listed, number, plain, shape_text
+from .row import Function, Misfit, Row, axis_in, check_size, integers, listed, number, plain, shape_text
 
 
 def _wrapped(indices: Tensor, size: Any) -> Tensor:
@@ -128,6 +128,7 @@ def _pad(layer: Layer, attributes: Attributes) -> Function:
             if a < 0 or b < 0:
                 x = x.narrow(axis, max(0, -a), x.shape[axis] - max(0, -a) - max(0, -b))
             if a > 0 or b > 0:
+                check_size([*x.shape[:axis], x.shape[axis] + max(0, a) + max(0, b), *x.shape[axis + 1 :]])
                 x = _padded(x, axis, max(0, a), max(0, b), mode, value)
         return x
 
@@ -293,7 +294,7 @@ def _one_hot(layer: Layer, attributes: Attributes) -> Function:
 
     def one_hot(indices: Tensor, depth: Any, on: Tensor, off: Tensor) -> Tensor:
         at = axis_in(axis, indices.dim() + 1)
-        size = number(depth, "depth")
+        size = check_size([*indices.shape, number(depth, "depth")])[-1]
         shape = [1] * (indices.dim() + 1)
         shape[at] = size
         places = torch.arange(size, device=indices.device).reshape(shape)

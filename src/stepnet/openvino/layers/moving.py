@@ -13,9 +13,7 @@ from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, listed, number, plain, shape_text
-
-_MOST = 2**28  # numbers in a matrix whose size a file says
+from .row import Function, Misfit, Row, axis_in, check_size, listed, number, plain, shape_text
 
 
 def _roll(x: Tensor, shift: Any, axes: Any) -> Tensor:
@@ -160,8 +158,7 @@ def _eye(layer: Layer, attributes: Attributes) -> Function:
     def eye(rows: Any, columns: Any, diagonal: Any, batch: Any = ()) -> Tensor:
         high, wide, shift = number(rows, "rows"), number(columns, "columns"), number(diagonal, "diagonal")
         lead = listed(list(batch)) if batch else []
-        if min(high, wide, *lead, 0) < 0 or high * wide > _MOST:
-            raise Misfit("no such matrix is made", got=[*lead, high, wide], dims=str((lead, high, wide)))
+        check_size([*lead, high, wide])
         places = torch.arange(wide) - torch.arange(high).unsqueeze(1)
         return (places == shift).to(dtype).expand(*lead, high, wide)
 

@@ -11,7 +11,7 @@ from stepnet.file_model import ROUNDED, WHERE, Resizing, times
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, listed
+from .row import Function, Misfit, Row, axis_in, check_size, listed
 
 _KINDS = {"nearest": "nearest", "linear": "linear", "linear_onnx": "linear", "cubic": "cubic"}
 _PLACES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "tf_half_pixel_for_nn", "align_corners")
@@ -79,6 +79,7 @@ def _padded(x: Tensor, begin: list[int], end: list[int]) -> Tensor:
     if any(len(part) > x.dim() for part in sizes) or any(not 0 <= n < 2**31 for n in (*sizes[0], *sizes[1])):
         raise Misfit("pads must be sizes, one for each axis", got=f"{begin}, {end}", dims=str((begin, end)))
     flat = [n for pair in zip(*(part[::-1] for part in sizes), strict=True) for n in pair]
+    check_size([n + a + b for n, a, b in zip(x.shape, *sizes, strict=True)])
     return F.pad(x, flat) if any(flat) else x
 
 

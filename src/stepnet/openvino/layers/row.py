@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
 from stepnet.file_model import Misfit
+from stepnet.file_model import check_size as check_size
 from stepnet.file_model import same_types as same_types
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer

@@ -15,7 +15,19 @@ from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
 from stepnet.watchers import instead
 
-from .row import Function, Misfit, Row, axes_in, axis_in, listed, number, plain, same_types, shape_text
+from .row import (
+    Function,
+    Misfit,
+    Row,
+    axes_in,
+    axis_in,
+    check_size,
+    listed,
+    number,
+    plain,
+    same_types,
+    shape_text,
+)
 
 
 def _reshape(layer: Layer, attributes: Attributes) -> Function:
@@ -176,7 +188,7 @@ def _broadcast(layer: Layer, attributes: Attributes) -> Function:
                 raise Misfit(f"cannot broadcast {shape_text(x)} to {shape}", dims=(x.shape[-i], shape[-i]))
         if x.dim() > len(shape):
             raise Misfit(f"cannot broadcast {shape_text(x)} to {shape}", dims=(x.dim(), len(shape)))
-        return x.expand(shape)
+        return x.expand(check_size(shape))
 
     return broadcast
 
@@ -186,7 +198,9 @@ def _tile(x: Tensor, repeats: Any) -> Tensor:
     if any(c < 0 for c in counts):
         raise Misfit(f"cannot repeat {counts} times", expected="numbers >= 0", dims=str(counts))
     rank = max(len(counts), x.dim())
-    return x.reshape((1,) * (rank - x.dim()) + tuple(x.shape)).repeat([1] * (rank - len(counts)) + counts)
+    x, counts = x.reshape((1,) * (rank - x.dim()) + tuple(x.shape)), [1] * (rank - len(counts)) + counts
+    check_size([n * count for n, count in zip(x.shape, counts, strict=True)])
+    return x.repeat(counts)
 
 
 def _shape_of(layer: Layer, attributes: Attributes) -> Function:
@@ -217,8 +231,7 @@ def _range(layer: Layer, attributes: Attributes) -> Function:
                 "start, stop and step do not make a range", got=f"{a}, {b}, {by}", dims=str((a, b, by))
             )
         count = max(0, math.ceil((b - a) / by))
-        if count > 2**36:
-            raise Misfit("the range is too long", got=f"{count} elements", dims=count)
+        check_size([count])
         return a + by * torch.arange(count, dtype=dtype if dtype.is_floating_point else torch.int64).to(dtype)
 
     return arange
