@@ -216,14 +216,14 @@ def recurrent(
 @not_followed
 def warm(
     step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
-    pieces: Layout | None = None,
+    pieces: Layout | None = None, draws: bool = True,
 ) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
-    """The initial state; and what `recurrent` gives at a call like one before, where nobody else answers it.
-    None: it is to be called. `way`: reverse, level, axis and the backend. `pieces`: the sequences, where they
-    are not those of x."""
+    """The initial state; and what `recurrent` gives at a call like one before, where nobody else answers it,
+    that draws no noise unless it `draws`. None: it is to be called. `way`: reverse, level, axis and the
+    backend. `pieces`: the sequences, where they are not those of x."""
     if lifting.may_run_once(x, state):
         return state, None
-    state, out = run_warm(_STEPS, step, x, state, way, pieces)
+    state, out = run_warm(_STEPS, step, x, state, way, pieces, draws)
     if out is not None:
         lifting.passed()
     return state, out

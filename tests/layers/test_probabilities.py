@@ -81,6 +81,8 @@ SCORES = {
     "a layer behind": lambda x: fc(fc(x, 5, act="softmax"), 4),
     "attention": lambda x: fc(x, 4) * fc(x, 4, act="softmax"),
     "log": lambda x: fc(x, 4, act="softmax").log(),
+    "sharpened": lambda x: fc(x, 4, act="softmax") * 10,
+    "divided by a temperature": lambda x: apply(lambda v: v.softmax(-1) / torch.tensor(0.1), fc(x, 4)),
     "log_softmax": lambda x: fc(x, 4, act=nn.LogSoftmax(-1)),
     "log_softmax by name": lambda x: fc(x, 4, act="log_softmax"),
     "one-hot": lambda x: apply(lambda v: F.one_hot(v.argmax(-1), 4).float() * 9, fc(x, 4)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,8 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import Spec
 from stepnet.errors import StepError
 
-from .blocks import Before, before, check_score, half_done, in_blocks, note
-from .words import WordStep, checked_state, checked_words, log_probabilities
+from .blocks import Before, before, check_score, half_done, in_blocks, made, note
+from .words import WordStep, checked_state, checked_words, normaliser, scores_of
 
 
 class Beams(NamedTuple):
@@ -83,7 +84,8 @@ def beam_search(
         nothing = torch.zeros(0, device=device)
         return LoDTensor(nothing.long(), [[0], [0]]), LoDTensor(nothing, [[0]])
     with torch.no_grad():
-        one = BeamStep(step, spec, eos, beam_size, length_penalty, n_best)
+        one = made(BeamStep, spec, eos, beam_size, length_penalty, n_best)
+        run = MethodType(one, step)
         tables = [torch.zeros((1, rows, beam_size), dtype=torch.int64, device=device) for _ in range(2)]
         kept = ["score", "ended", "place", "alive"]
         way = beam_search, spec, tuple([leaf.dtype for leaf in leaves]), beam_size
@@ -91,18 +93,19 @@ def beam_search(
         if known is not None:
             each = [v[:, None] if s else one.beams(v) for v, s in zip(leaves, known.same, strict=True)]
             everyone = one.everyone(bos, leaves[0], known.dtype, max_length)._replace(leaves=each)
-            found = in_blocks(one, everyone, kept, tables, max_length, done=0, block=known.steps)
+            found = in_blocks(run, everyone, kept, tables, max_length, done=0, block=known.steps)
         if found is None:
             given = [one.beams(v).flatten(0, 1) for v in leaves]
             start = torch.full((rows * beam_size,), bos, dtype=torch.int64, device=device)
-            log_p, new = log_probabilities(step, start, given, spec, eos)
+            scores, new = scores_of(step, start, given, spec, eos)
             same = [a is b for a, b in zip(given, new, strict=True)]
-            first, at = one.taken(log_p, new, one.everyone(bos, leaves[0], log_p.dtype, max_length))
+            first, at = one.taken(scores, new, one.everyone(bos, leaves[0], scores.dtype, max_length))
             tables = [part[None] for part in first]
             once = at._replace(leaves=[v[:, :1] if s else v for v, s in zip(at.leaves, same, strict=True)])
-            known, found = Before(log_p.dtype, 0, tuple(same)), in_blocks(one, once, kept, tables, max_length)
+            known = Before(scores.dtype, 0, tuple(same))
+            found = in_blocks(run, once, kept, tables, max_length)
             if found is None:
-                known, found = None, in_blocks(one, at, kept, tables, max_length, plainly=True)
+                known, found = None, in_blocks(run, at, kept, tables, max_length, plainly=True)
         assert found is not None
         steps, (score, ended, place, alive) = found
         if steps == max_length:  # what is left ends here
@@ -120,10 +123,8 @@ def beam_search(
 class BeamStep:
     """One step of all rows: the best words after the words of each beam."""
 
-    def __init__(
-        self, step: WordStep, spec: Spec, eos: int, beam_size: int, penalty: float, n_best: int
-    ) -> None:
-        self.step, self.spec, self.eos = step, spec, eos
+    def __init__(self, spec: Spec, eos: int, beam_size: int, penalty: float, n_best: int) -> None:
+        self.spec, self.eos = spec, eos
         self.beam_size, self.penalty, self.n_best = beam_size, penalty, n_best
 
     def beams(self, leaf: Tensor) -> Tensor:
@@ -141,27 +142,32 @@ class BeamStep:
             torch.full_like(place, bos), score, ended, place, steps, steps + max_length, steps == 0, []
         )
 
-    def __call__(self, _: Any, at: Beams) -> tuple[tuple[Tensor, Tensor], Beams]:
+    def __call__(self, step: WordStep, _: Any, at: Beams) -> tuple[tuple[Tensor, Tensor], Beams]:
         k = self.beam_size
         given = [v.expand(-1, k, *v.shape[2:]).flatten(0, 1) for v in at.leaves]
         versions = [v._version for v in given]
-        log_p, new = log_probabilities(self.step, at.word.flatten(), given, self.spec, self.eos)
-        check_score(log_p, at.score)
-        found, after = self.taken(log_p, new, at)
+        scores, new = scores_of(step, at.word.flatten(), given, self.spec, self.eos)
+        check_score(scores, at.score)
+        found, after = self.taken(scores, new, at)
         leaves = [
             one if one.shape[1] == 1 and a is b and a._version == n else many
             for one, many, a, b, n in zip(at.leaves, after.leaves, given, new, versions, strict=True)
         ]
         return found, after._replace(leaves=leaves)
 
-    def taken(self, log_p: Tensor, new: list[Tensor], at: Beams) -> tuple[tuple[Tensor, Tensor], Beams]:
+    def taken(self, scores: Tensor, new: list[Tensor], at: Beams) -> tuple[tuple[Tensor, Tensor], Beams]:
         """The words of a step and the beams that they come after, and the rows after it."""
-        k, size, steps = self.beam_size, log_p.shape[1], at.steps + 1
+        k, steps = self.beam_size, at.steps + 1
+        most, rest = normaliser(scores)
+        some, words = scores.topk(min(k + 1, scores.shape[1]), 1)  # of each beam; one of them may be eos
+        some = torch.cat([some.masked_fill(words == self.eos, -torch.inf), scores[:, self.eos, None]], 1)
+        log_p = ((some - most) - rest).masked_fill(most == -torch.inf, -torch.inf)  # nothing comes after it
         total = at.score.unsqueeze(2) + log_p.unflatten(0, (-1, k))
-        ended, place = self.merged(at.ended, at.place, total[:, :, self.eos], at.steps, steps)
-        ends = torch.arange(size, device=log_p.device) == self.eos
-        score, chosen = total.masked_fill(ends, -torch.inf).flatten(1).topk(k, 1)
-        parent, word = chosen // size, chosen % size
+        ended, place = self.merged(at.ended, at.place, total[:, :, -1], at.steps, steps)
+        score, chosen = total[:, :, :-1].flatten(1).topk(k, 1)
+        parent = chosen // words.shape[1]
+        word = words.unflatten(0, (-1, k)).flatten(1).gather(1, chosen)
+        word = torch.where(word == self.eos, at.word, word)  # of a beam that is none: any that was met
         keep = at.alive.unsqueeze(1)  # what a row that is done found stays
         ended, place = torch.where(keep, ended, at.ended), torch.where(keep, place, at.place)
         hope = self.normal(score.amax(1), at.longest)  # scores only fall, and are negative

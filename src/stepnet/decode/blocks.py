@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from stepnet.api import recurrent, run_as_before
+from stepnet.api import recurrent, run_as_before, warm
+from stepnet.compiler.inner_loops import inner
 from stepnet.compiler.reach import reach
 from stepnet.data.bounded import Bounded
 from stepnet.data.tree import Spec, by_leaf, flatten, rows_at
@@ -26,12 +27,13 @@ from stepnet.executors.base import Backend
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import check_backend
 from stepnet.interrupts import let_through
-from stepnet.watchers import instead, is_kept
+from stepnet.watchers import instead, is_kept, watching
 
-from .words import WordStep, log_probabilities
+from .words import WordStep, normaliser, scores_of
 
 _FIRST, _MOST_FIRST = 16, 64  # steps of the first block: more are wasted where a run is shorter than the last
 _MOST_WAYS = 64
+_T = TypeVar("_T")
 Step = Callable[[Any, Any], tuple[Any, Any]]  # what a step gives for the tables, and the rows after it
 
 
@@ -45,6 +47,7 @@ class Before(NamedTuple):
 
 
 _before: WeakKeyDictionary[Any, Bounded[Any, Before]] = WeakKeyDictionary()
+_made = Bounded[Any, Any](_MOST_WAYS)
 
 
 def before(step: WordStep, way: Any) -> Before | None:
@@ -84,30 +87,44 @@ class Running(NamedTuple):
     leaves: list[Tensor]
 
 
+def likeliest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The likeliest word of each row, and its log probability."""
+    return scores.argmax(1), -normaliser(scores)[1][:, 0]
+
+
 class GreedyStep:
     """One step of all rows: the likeliest word, eos for rows that have ended."""
 
-    def __init__(self, step: WordStep, spec: Spec, eos: int) -> None:
-        self.step, self.spec, self.eos = step, spec, eos
+    def __init__(self, spec: Spec, eos: int) -> None:
+        self.spec, self.eos = spec, eos
 
-    def __call__(self, _: Any, at: Running) -> tuple[Tensor, Running]:
-        log_p, new = log_probabilities(self.step, at.word, at.leaves, self.spec, self.eos)
-        check_score(log_p, at.score)
-        return self.taken(log_p, new, at)
+    def __call__(self, step: WordStep, _: Any, at: Running) -> tuple[Tensor, Running]:
+        scores, new = scores_of(step, at.word, at.leaves, self.spec, self.eos)
+        check_score(scores, at.score)
+        return self.taken(scores, new, at)
 
-    def taken(self, log_p: Tensor, new: list[Tensor], at: Running) -> tuple[Tensor, Running]:
+    def taken(self, scores: Tensor, new: list[Tensor], at: Running) -> tuple[Tensor, Running]:
         """The words of a step and the rows after it."""
-        best = log_p.argmax(1)
-        score = torch.where(at.alive, at.score + log_p.amax(1), at.score)
+        best, log_p = likeliest(scores)
+        score = torch.where(at.alive, at.score + log_p, at.score)
         alive = at.alive & (best != self.eos)
         word = torch.where(alive, best, at.word)  # a row that has ended gets a word that it has met
         return torch.where(at.alive, best, self.eos), Running(word, alive, score, new)
 
 
-def check_score(log_p: Tensor, score: Tensor) -> None:
+def made(kind: Callable[..., _T], *how: Any) -> _T:
+    """A step of all rows, the same one for all calls that ask for it: bound to a step of words it is then
+    found again as what it was at the call before, and nothing keeps the step of words alive."""
+    one = _made.get((kind, how))
+    if one is None:
+        one = _made[kind, how] = kind(*how)
+    return one
+
+
+def check_score(scores: Tensor, score: Tensor) -> None:
     """See that what a score began with is of the type of what is added to it."""
-    if log_p.dtype is not score.dtype:
-        raise StepError("the scores of a step have another dtype", got=log_p.dtype, expected=score.dtype)
+    if scores.dtype is not score.dtype:
+        raise StepError("the scores of a step have another dtype", got=scores.dtype, expected=score.dtype)
 
 
 def in_blocks(
@@ -171,8 +188,11 @@ def _block(step: Step, steps: int, at: Any, best: Backend) -> tuple[Any, Any] | 
     rows that are done, too."""
     nothing, call, out = at.score.new_zeros((steps, len(at.alive), 1)), None, None
     try:
-        if instead() is None and not is_kept():
-            _, call, out = run_as_before(step, nothing, at, Way(False, -1, 0, best), draws=False)
+        if instead() is watching() is inner() is None and not is_kept():
+            way = Way(False, -1, 0, best)
+            _, out = warm(step, nothing, at, way, draws=False)
+            if out is None:
+                _, call, out = run_as_before(step, nothing, at, way, draws=False)
         if out is not None:
             return out
         if (call is not None and call.draws) or reach(step).generators:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.repeat import while_loop
 
-from .blocks import Before, GreedyStep, Running, before, half_done, in_blocks, note
-from .words import WordStep, checked_state, checked_words, log_probabilities
+from .blocks import Before, GreedyStep, Running, before, half_done, in_blocks, likeliest, made, note
+from .words import WordStep, checked_state, checked_words, scores_of
 
 
 def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -> tuple[LoDTensor, Tensor]:
@@ -55,14 +56,15 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
     def body(
         steps: Tensor, word: Tensor, leaves: list[Tensor], score: Tensor, length: Tensor, words: TensorArray
     ) -> tuple[Any, ...]:
-        log_p, new = log_probabilities(step, word, leaves, spec, eos)
-        best, word = log_p.max(1)
+        scores, new = scores_of(step, word, leaves, spec, eos)
+        word, best = likeliest(scores)
         words.write(steps, word)
         return steps + 1, word, new, score + best, length + (word != eos), words
 
     with torch.no_grad():
         start = torch.full((rows,), bos, dtype=torch.int64, device=device)
-        one = GreedyStep(step, spec, eos)
+        one = made(GreedyStep, spec, eos)
+        run = MethodType(one, step)
         everyone = Running(start, torch.ones_like(start, dtype=torch.bool), start, leaves)
         tables = [torch.full((1, rows), eos, device=device)]
         way = greedy, spec, tuple([leaf.dtype for leaf in leaves])
@@ -70,13 +72,13 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
         if known is not None:
             score = torch.zeros(rows, dtype=known.dtype, device=device)
             once = everyone._replace(score=score)
-            found = in_blocks(one, once, ["score"], tables, max_length, eos, 0, known.steps)
+            found = in_blocks(run, once, ["score"], tables, max_length, eos, 0, known.steps)
         if found is None:
-            log_p, new = log_probabilities(step, start, leaves, spec, eos)
-            score = torch.zeros(rows, dtype=log_p.dtype, device=device)
-            first_words, running = one.taken(log_p, new, everyone._replace(score=score))
+            scores, new = scores_of(step, start, leaves, spec, eos)
+            score = torch.zeros(rows, dtype=scores.dtype, device=device)
+            first_words, running = one.taken(scores, new, everyone._replace(score=score))
             tables = [first_words[None]]
-            found = in_blocks(one, running, ["score"], tables, max_length, eos)
+            found = in_blocks(run, running, ["score"], tables, max_length, eos)
             if found is None:
                 first = (torch.tensor(0), start, leaves, score, torch.zeros_like(start), TensorArray())
                 _, _, _, score, length, words = while_loop(going, body, first)

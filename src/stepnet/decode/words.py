@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from stepnet.data.arguments import function, whole
@@ -43,10 +42,11 @@ def checked_words(where: str, step: Any, bos: Any, eos: Any) -> tuple[int, int]:
     return whole(f"{where}: 'bos'", bos), whole(f"{where}: 'eos'", eos, 0)
 
 
-def log_probabilities(
+def scores_of(
     step: WordStep, words: Tensor, leaves: list[Tensor], spec: Spec, eos: int
 ) -> tuple[Tensor, list[Tensor]]:
-    """One call of the step: log probabilities [n, V] of the next word, and the leaves of the new state."""
+    """One call of the step: the scores [n, V] of the next word, of 32 bits at least, for they are added up;
+    and the leaves of the new state."""
     result = step(words, unflatten(spec, leaves))
     if not (isinstance(result, tuple) and len(result) == 2):
         raise StepError(
@@ -59,6 +59,12 @@ def log_probabilities(
             got=describe_leaf(scores),
             expected=f"float[{len(words)}, V]",
         )
+    if not scores.is_floating_point():
+        raise StepError(
+            f"step '{step_name(step)}' must return logits or log probabilities",
+            got=describe_leaf(scores),
+            expected=f"float[{len(words)}, V]",
+        )
     if not 0 <= eos < scores.shape[1]:
         raise StepError(
             f"eos is not in the vocabulary of step '{step_name(step)}'", got=f"eos={eos}, V={scores.shape[1]}"
@@ -68,4 +74,11 @@ def log_probabilities(
         raise StepError(
             f"step '{step_name(step)}' changed the structure of the state", got=new_spec, expected=spec
         )
-    return torch.log_softmax(scores, 1), new
+    return scores.float() if scores.dtype.itemsize == 2 else scores, new
+
+
+def normaliser(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest score of each row, and the log of the sum of all beside it: a score without both is a log
+    probability, as by `log_softmax`."""
+    most = scores.amax(1, keepdim=True)
+    return most, (scores - most).exp().sum(1, keepdim=True).log()

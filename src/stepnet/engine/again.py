@@ -297,11 +297,12 @@ class _Like(NamedTuple):
 
 def warm(
     of: Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
-    find: Callable[[str], Find], pieces: Layout | None = None,
+    find: Callable[[str], Find], pieces: Layout | None = None, draws: bool = True,
 ) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
     """The initial state; y and the final state of a call with the shapes of one before, of a step that reads
-    what it read; None where it is not known to be one. `find`: for a backend, see `RunsAlong`. `pieces`: the
-    sequences, if they are not those of x; their plan is one of ragged sequences."""
+    what it read, and draws no noise unless it `draws`; None where it is not known to be one. `find`: for a
+    backend, see `RunsAlong`. `pieces`: the sequences, if they are not those of x; their plan is one of ragged
+    sequences."""
     if (
         torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
@@ -325,14 +326,14 @@ def warm(
     if unchanged is None:
         return state, None
     try:
-        return state, _warm(of, step, x, state, way, find, pieces, unchanged)
+        return state, _warm(of, step, x, state, way, find, pieces, draws, unchanged)
     except Unsupported:  # the long way says what comes of it
         return state, None
 
 
 def _warm(
     of: Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
-    find: Callable[[str], Find], pieces: Layout | None, unchanged: tuple[Found, list[Tensor]],
+    find: Callable[[str], Find], pieces: Layout | None, draws: bool, unchanged: tuple[Found, list[Tensor]],
 ) -> tuple[Any, Any] | None:  # fmt: skip
     found, tensors = unchanged
     states, spec = ([state], LEAF) if type(state) is Tensor else flatten(state)
@@ -349,6 +350,7 @@ def _warm(
     if (
         like is not None
         and like.call.ready is like.entry.ready
+        and (draws or not like.call.ready.plan.random)
         and like.alike(*given)
         and like.tried is tried(way[3])
         and (like.low is None or like.low is autocast_dtype("cpu"))
@@ -369,7 +371,7 @@ def _warm(
             return None
     _, call = asked(of, step, x, state, Way(*way), pieces)
     entry = None if call is None else call.known()
-    if call is None or entry is None:
+    if call is None or entry is None or (call.draws and not draws):
         return None
     if len(found.likes) >= _LIMIT:
         found.likes.clear()

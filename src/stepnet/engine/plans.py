@@ -244,11 +244,11 @@ def run_again(asked: again.Asked) -> tuple[Any, Any] | None:
 
 def run_warm(
     of: again.Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
-    pieces: Layout | None = None,
+    pieces: Layout | None = None, draws: bool = True,
 ) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
     """The initial state, and what `run_again` gives for a call with the shapes of one before; None if it is
-    not known to be one. `pieces`: see `again.warm`."""
-    return again.warm(of, step, x, state, way, _finding, pieces)
+    not known to be one. `pieces`, `draws`: see `again.warm`."""
+    return again.warm(of, step, x, state, way, _finding, pieces, draws)
 
 
 def _finding(backend: str) -> Find:

@@ -80,7 +80,7 @@ _steps: dict[Any, _Step] = {}
 def _place(step: Any) -> Any:
     """What a step is found by while it is alive; a bound method is made anew wherever it is named."""
     if type(step) is types.MethodType:
-        return id(step.__func__), id(step.__self__)
+        return id(step.__func__), _place(step.__self__)
     return id(step)
 
 
@@ -107,7 +107,9 @@ def note(step: Any, function: Callable[..., Any], given: Sequence[type], found: 
     if known is None:
         if len(_steps) >= _LIMIT:
             _steps.clear()
-        owner = step.__self__ if type(step) is types.MethodType else step
+        owner = step
+        while type(owner) is types.MethodType:
+            owner = owner.__self__
         try:
             alive = weakref.ref(owner, lambda _: _steps.pop(place, None))
         except TypeError:

@@ -22,7 +22,8 @@ from stepnet.watchers import replaced
 from .group_run import GroupRunner
 from .plainly import Plainly
 
-# Probabilities stay what they are under these, up to one factor or shift, as long as rows stay whole.
+# Probabilities stay what they are under these, up to a share of them or a shift, as long as rows stay whole:
+# what a number makes larger than they are is a score, as where a temperature tells them apart.
 _KEEP = frozenset({
     "view", "_unsafe_view", "reshape", "_reshape_alias", "clone", "detach", "alias", "_to_copy", "expand",
     "unsqueeze", "squeeze", "slice", "select", "index", "index_select", "split", "split_with_sizes", "unbind",
@@ -31,6 +32,7 @@ _KEEP = frozenset({
 _SCALE = frozenset(
     {"mul", "div", "add", "sub", "mul_", "div_", "add_", "sub_", "clamp_", "clamp_min_", "where"}
 )
+_TIMES = frozenset({"mul", "div", "mul_", "div_"})
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
@@ -139,13 +141,16 @@ class _Marks(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         inputs = list(leaves((args, kwargs or {}), Tensor))
-        keeps = self._keeps(func.overloadpacket.__name__, inputs)
+        name = func.overloadpacket.__name__
+        keeps = self._keeps(name, inputs)
+        by_number = name in _TIMES and sum(value.numel() > 1 for value in inputs) == 1
         size = inputs[0].shape[-1] if inputs and inputs[0].dim() else 0
         result = func(*args, **(kwargs or {}))
         softmax = func is torch.ops.aten._softmax.default and args[1] in (-1, args[0].dim() - 1)
         for value in leaves(result, Tensor):
             whole = bool(value.dim()) and value.shape[-1] == size
-            if softmax or (keeps and whole) or _is_distribution(value):
+            keeps_it = keeps and whole and not (by_number and _is_several(value))
+            if softmax or keeps_it or _is_distribution(value):
                 self._held[id(value)] = value
             else:
                 self._held.pop(id(value), None)
@@ -165,6 +170,11 @@ def _one_number(value: Tensor) -> bool:
     """Whether a tensor is a number, or a mask of zeros and one number, as dropout's is."""
     numbers = value[value != 0]
     return not numbers.numel() or bool((numbers == numbers[0]).all())
+
+
+def _is_several(value: Tensor) -> bool:
+    """Whether each row sums to more than 1."""
+    return bool((value.double().sum(-1) > 1 + _TOLERANCE.get(value.dtype, 1e-5)).all())
 
 
 def _is_distribution(value: Any) -> bool:

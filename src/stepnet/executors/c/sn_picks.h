@@ -253,27 +253,47 @@ SN_PICK void SN_P(sn_argsort)(int64_t *y, const SN_T *x, int64_t outer, int64_t 
         }
     if (q != small) free(q);
 }
-/* The first k of n, if no two of them, nor the one behind them, are equal, so that all ways to order find the same. */
-enum { SN_P(sn_most_first) = 16 };
-SN_PICK int SN_P(sn_first)(int64_t *y, const SN_T *x, int64_t n, int64_t k, int64_t down) {
+/* The first k of n, if no two of them, nor the one behind them, are equal, so that all ways to order find the same.
+ * Of the best in each lane the k + 1st is a bound that more than k reach: what does not is passed by. */
+enum { SN_P(sn_most_first) = 16, SN_P(sn_pick_lanes) = 32 };
+SN_INLINE int SN_P(sn_first)(int64_t *y, const SN_T *x, int64_t n, int64_t k, const int down) {
     SN_ITEM first[SN_P(sn_most_first) + 1];
+    enum { L = SN_P(sn_pick_lanes) };
     int64_t held = 0, next = 0;
-    while (next < n) {
-        if (held > k)
-            for (const SN_T last = first[k].value; next + 16 <= n; next += 16) {
-                int some = 0;
-                _Pragma("omp simd reduction(| : some)") for (int64_t j = 0; j < 16; ++j)
-                    some |= down ? !(x[next + j] <= last) : !(x[next + j] >= last);
-                if (some) break;
-            }
-        for (const int64_t end = next + 16 < n ? next + 16 : n; next < end; ++next) {
-            const SN_ITEM v = {x[next], next};
+    SN_T least = 0, top[L];
+    const int bound = n >= 4 * L;
+    if (bound) {
+        memcpy(top, x, sizeof top);
+        for (int64_t at = L; at + L <= n; at += L)
+            _Pragma("omp simd") for (int64_t j = 0; j < L; ++j)
+                top[j] = (down ? x[at + j] > top[j] : x[at + j] < top[j]) ? x[at + j] : top[j];
+        for (int64_t i = 1; i < L; ++i) {
+            const SN_T v = top[i];
+            int64_t j = i < k + 1 ? i : k + 1;
+            for (; j > 0 && (down ? v > top[j - 1] : v < top[j - 1]); --j) top[j] = top[j - 1];
+            top[j] = v;
+        }
+        least = top[k];
+    }
+    for (; next < n; next += L) {
+        const int64_t end = next + L < n ? next + L : n;
+        const int bounded = bound || held > k;
+        if (bounded && end == next + L) {
+            int some = 0; /* left to the compiler: as OpenMP has it, gcc adds lanes up one by one */
+            for (int64_t j = 0; j < L; ++j)
+                some |= down ? !(x[next + j] < least) : !(x[next + j] > least);
+            if (!some) continue;
+        }
+        for (int64_t at = next; at < end; ++at) {
+            if (bounded && (down ? x[at] < least : x[at] > least)) continue;
+            const SN_ITEM v = {x[at], at};
             if (v.value != v.value) return 0;
             if (held > k && !SN_LESS(v, first[k])) continue;
             int64_t j = held > k ? k : held++;
             for (; j > 0 && SN_LESS(v, first[j - 1]); --j) first[j] = first[j - 1];
             first[j] = v;
         }
+        if (held > k) least = first[k].value;
     }
     for (int64_t j = 1; j < held; ++j)
         if (first[j].value == first[j - 1].value) return 0;
@@ -287,7 +307,7 @@ SN_PICK void SN_P(sn_topk)(int64_t *y, const SN_T *x, int64_t outer, int64_t n, 
     for (int64_t o = 0; k > 0 && o < outer; ++o)
         for (int64_t i = 0; i < inner; ++i) {
             const int64_t e = o * n * inner + i, to = o * k * inner + i;
-            if (quick && SN_P(sn_first)(y + to, x + e, n, k, down)) continue;
+            if (quick && (down ? SN_P(sn_first)(y + to, x + e, n, k, 1) : SN_P(sn_first)(y + to, x + e, n, k, 0))) continue;
             for (int64_t j = 0; j < n; ++j) q[j] = (SN_ITEM){x[e + j * inner], j};
             if (k * 64 <= n) SN_P(sn_partial_sort)(q, k, n, down);
             else {

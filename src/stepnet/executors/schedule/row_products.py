@@ -221,4 +221,4 @@ def _walk(m: int, k: int, n: int, a: Sequence[int], b: Sequence[int]) -> str:
         order = "km" if down else "mk"
     else:
         order = "mkn" if across else "nkm" if down else "mnk"
-    return "".join(axis for axis in order if {"m": m, "k": k, "n": n}[axis] > 1)
+    return "".join(axis for axis in order if {"m": m, "k": k, "n": n}[axis] != 1)
