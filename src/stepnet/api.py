@@ -532,11 +532,6 @@ class Recurrent(nn.Module, Generic[State]):
             checkpoint=self.checkpoint, detach_every=self.detach_every,
         )  # fmt: skip
 
-    def _in_turn(self, x: LoDTensor) -> tuple[Sequence[Any], Backend | None]:
-        """Its step, if all that a call does is to run that over the rows of x, forwards; and the backend."""
-        own = type(self).forward is _FORWARD and self.level in (-1, 0)
-        return ((self.step,) if own and not (self.reverse or self.scopes) else ()), self.backend
-
     def __prepare_scriptable__(self) -> Any:
         """What torch.jit.script asks first."""
         raise no_graph_of("torch.jit.script")
@@ -561,9 +556,6 @@ class Recurrent(nn.Module, Generic[State]):
         shown = {"reverse": False, "level": -1, "axis": 0, "scopes": False, "backend": None}
         shown |= {"checkpoint": None, "detach_every": None}
         return ", ".join(f"{k}={getattr(self, k)!r}" for k, v in shown.items() if getattr(self, k) != v)
-
-
-_FORWARD = Recurrent.forward
 
 
 def _from_graph(step: Any, x: Any, state: Any, *, resets: dict[str, Any] | None = None, **how: Any) -> Any:

@@ -213,9 +213,8 @@ class RNNBase(nn.Module):
                 steps[suffix] = step
         return step
 
-    def _in_turn(self, x: LoDTensor) -> tuple[Sequence[LayerStep], None]:
-        """The steps of its layers, if all that a call does is to run these over the rows of x, forwards; and
-        no backend."""
+    def _in_turn(self, x: LoDTensor) -> Sequence[LayerStep]:
+        """The steps of its layers, if all that a call does is to run these over the rows of x, forwards."""
         rows, draws = x._values, self.dropout and self.training and self.num_layers > 1
         if (
             type(self).forward is not _FORWARD
@@ -225,10 +224,8 @@ class RNNBase(nn.Module):
             or rows.shape[1:] != (self.input_size,)
             or rows.dtype is not self.weight_ih_l0.dtype
         ):
-            return (), None
-        return [
-            self._layer(suffix, None) for layer in range(self.num_layers) for suffix in self._suffixes(layer)
-        ]
+            return ()
+        return [self._layer(f"l{layer}", None) for layer in range(self.num_layers)]
 
     def _result_dtypes(self, batch: Batch, state: Any) -> tuple[torch.dtype, ...] | None:
         """What autocast makes of y and of each tensor of the state, as torch.nn's modules have it; None where

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.api import recurrent, warm
+from stepnet.api import Recurrent, recurrent, warm
 from stepnet.data import sequence
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import RECORDER
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import StreamError
+from stepnet.executors.base import Backend
 from stepnet.executors.setting import check_backend
 from stepnet.front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 from stepnet.ir.loop import Loop
@@ -177,16 +178,16 @@ class Keeper:
         )
 
 
-_CALL = nn.Module.__call__
+_CALL, _FORWARD = nn.Module.__call__, Recurrent.forward
 
 
-def steps_of(module: Any, x: LoDTensor) -> tuple[Sequence[Any], Any]:
+def steps_of(module: Any, x: LoDTensor) -> tuple[Sequence[Any], Backend | None]:
     """The steps that a module runs one after the other over what it is given, if it does nothing else; and
     by which backend."""
-    tell = getattr(type(module), "_in_turn", None)
+    kind = type(module)
     if (
-        tell is None
-        or type(module).__call__ is not _CALL
+        not (kind is Recurrent or hasattr(kind, "_in_turn"))
+        or kind.__call__ is not _CALL
         or "forward" in vars(module)
         or module._forward_hooks
         or module._forward_pre_hooks
@@ -195,7 +196,10 @@ def steps_of(module: Any, x: LoDTensor) -> tuple[Sequence[Any], Any]:
         or module._compiled_call_impl is not None
     ):
         return (), None
-    return tell(module, x)
+    if kind is not Recurrent:
+        return module._in_turn(x), None
+    other = module.reverse or module.scopes or module.level not in (-1, 0) or kind.forward is not _FORWARD
+    return () if other else (module.step,), module.backend
 
 
 def nobody_else() -> bool:
