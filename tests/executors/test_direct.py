@@ -53,11 +53,25 @@ class Beside(TwoResults):
         return {"twice": new * 2, "new": new}, new
 
 
+class Kept(TwoResults):
+    """A product with x that is a result, and kept for backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(D, D, bias=False)
+
+    def forward(self, x: Tensor, h: Tensor) -> Any:
+        gate = self.a(x)
+        new = torch.tanh(nn.functional.gelu(gate) + self.b(h))
+        return {"gate": gate, "new": new}, new
+
+
 STEPS: dict[str, Callable[[], Any]] = {
     "lstm": lambda: LSTM(D, D),
     "two": TwoResults,
     "frozen": lambda: TwoResults().requires_grad_(False),
     "maps": lambda: Beside().double(),
+    "kept": Kept,
 }
 
 
@@ -68,6 +82,7 @@ CASES = [
     ("frozen", "dense", True),
     ("maps", "ragged", True),
     ("maps", "batch first", False),
+    ("kept", "dense", True),
 ]
 
 

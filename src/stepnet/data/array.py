@@ -230,7 +230,7 @@ class TensorArray:
                 got=f"size {self._size}",
                 expected="an index from 0",
             )
-        if not isinstance(value, Tensor | LoDTensor):
+        if not isinstance(value, (Tensor, LoDTensor)):
             raise ArrayError(
                 f"TensorArray.write: the value for index {place} is no tensor",
                 got=describe(value),

@@ -57,7 +57,7 @@ def join_sequences(nested: Any) -> tuple[Tensor, list[list[int]]]:
             "LoDTensor.from_sequences takes a list of sequences",
             got=brief(nested),
             remedy="list(...) of it, if its first dimension counts sequences"
-            if isinstance(nested, Tensor | np.ndarray)
+            if isinstance(nested, (Tensor, np.ndarray))
             else None,
         )
     nested = _listed(nested, "", 0)
@@ -89,7 +89,7 @@ def join_sequences(nested: Any) -> tuple[Tensor, list[list[int]]]:
 
 
 def _is_listing(node: Any) -> bool:
-    return isinstance(node, Iterable) and not isinstance(node, Tensor | str | bytes | dict | set)
+    return isinstance(node, Iterable) and not isinstance(node, (Tensor, str, bytes, dict, set))
 
 
 def _is_array(node: Any) -> bool:
@@ -98,7 +98,7 @@ def _is_array(node: Any) -> bool:
 
 
 def _is_number(node: Any) -> bool:
-    return isinstance(node, int | float | complex | np.number | np.bool_)
+    return isinstance(node, (int, float, complex, np.number, np.bool_))
 
 
 def _listed(node: Any, at: str, depth: int) -> Any:
@@ -119,9 +119,9 @@ def _listed(node: Any, at: str, depth: int) -> Any:
 
 def _kind(node: Any) -> torch.dtype | None:
     """What the plain numbers in the lists are together; None where there are none."""
-    if isinstance(node, bool | np.bool_):
+    if isinstance(node, (bool, np.bool_)):
         return torch.bool
-    if isinstance(node, int | np.integer):
+    if isinstance(node, (int, np.integer)):
         return torch.int64
     if _is_number(node):
         return torch.tensor(node).dtype

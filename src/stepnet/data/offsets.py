@@ -381,7 +381,7 @@ def short(tensor: Tensor, limit: int = 10) -> str:
 
 
 def _outer(levels: Any, what: str) -> Sequence[Any]:
-    listed = isinstance(levels, Sequence) and not isinstance(levels, str | bytes)
+    listed = isinstance(levels, Sequence) and not isinstance(levels, (str, bytes))
     if not listed or (len(levels) > 0 and isinstance(levels[0], int)):
         raise LoDError(
             f"LoDTensor '{what}' must be a list of levels, outermost first",

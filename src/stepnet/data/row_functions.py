@@ -297,7 +297,7 @@ def _wrap(call: FunctionCall, result: Any) -> Any:
         if result.ndim == 0 or result.shape[0] != call.rows:
             call.refuse(f"a result of shape {list(result.shape)}")
         return call.kind._make(result, first._lod)
-    if isinstance(result, list | tuple):
+    if isinstance(result, (list, tuple)):
         parts = [_wrap(call, part) for part in result]
         if type(result) in (list, tuple):
             return type(result)(parts)

@@ -45,8 +45,8 @@ class FunctionCall:
         for given in (*self.args, *self.kwargs.values()):
             if isinstance(given, (self.kind, Tensor)):
                 yield given
-            elif isinstance(given, list | tuple):
-                yield from (a for a in given if isinstance(a, self.kind | Tensor))
+            elif isinstance(given, (list, tuple)):
+                yield from (a for a in given if isinstance(a, (self.kind, Tensor)))
 
     def on_values(self) -> Any:
         """Call the function with values in the place of LoDTensors."""
@@ -90,7 +90,7 @@ class FunctionCall:
     def sizes(self, at: int, name: str) -> tuple[Any, ...]:
         """A list of sizes, given as one list or spelled out as in ``x.reshape(9, 2)``."""
         given = self.argument(at, name, ())
-        return tuple(given) if isinstance(given, list | tuple) else self.args[at:]
+        return tuple(given) if isinstance(given, (list, tuple)) else self.args[at:]
 
     def refuse(self, why: str, *, expected: str | None = None, remedy: str | None = None) -> NoReturn:
         """Raise the RowMixError of this call."""
@@ -211,7 +211,7 @@ def feature_dims(
 def reduces(call: FunctionCall) -> None:
     """``max`` and its like: pointwise with a second tensor, a reduction with a dim."""
     second = call.argument(1, "other")
-    if isinstance(second, call.kind | Tensor):
+    if isinstance(second, (call.kind, Tensor)):
         pointwise(call)
     else:
         feature_dims(1)(call)
@@ -429,7 +429,7 @@ def _dims(call: FunctionCall, given: Any, name: str) -> list[int]:
         call.refuse(
             f"no {name}: it acts on all dimensions, or on dimension 0", expected=_feature_range(call.ndim)
         )
-    dims = list(given) if isinstance(given, list | tuple) else [given]
+    dims = list(given) if isinstance(given, (list, tuple)) else [given]
     if not dims:
         call.refuse(f"{name}={given!r} means all dimensions", expected=_feature_range(call.ndim))
     return [operator.index(dim) for dim in dims]

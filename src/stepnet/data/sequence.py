@@ -128,7 +128,7 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
     if instead is not None and isinstance(x, Tensor) and last:
         return y.with_values(instead("expand", y, x, 0.0))
     lengths = y.lengths(ref_level)
-    if not isinstance(x, Tensor | LoDTensor) or x.ndim == 0:
+    if not isinstance(x, (Tensor, LoDTensor)) or x.ndim == 0:
         raise LoDError("sequence_expand: 'x' must be a tensor [sequences, ...] or a LoDTensor", got=brief(x))
     entries = len(x)
     if entries != len(lengths):
@@ -172,7 +172,7 @@ def sequence_concat(xs: Sequence[LoDTensor]) -> LoDTensor:
     >>> sequence_concat([a, b]).values
     tensor([1, 2, 3, 7, 8])
     """
-    if not isinstance(xs, list | tuple) or not xs:
+    if not isinstance(xs, (list, tuple)) or not xs:
         raise LoDError("sequence_concat takes a list of LoDTensors", got=brief(xs))
     for i, x in enumerate(xs):
         _check_ragged(x, "sequence_concat", f"[{i}]")

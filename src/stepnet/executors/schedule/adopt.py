@@ -23,8 +23,9 @@ def adopt(loop: LoopPlan) -> LoopPlan:
         if region.kind != "scan":
             continue
         before = [n for k in range(at) for n in _products(loop.body, regions[k])]
-        before += [n for k in range(at) for n in _sums(loop.body, regions, regions[k])]
-        early = [n for n in before if _readers(regions, n) == {at} and n.output not in loop.wanted]
+        sums = [n for k in range(at) for n in _sums(loop.body, regions, regions[k])]
+        before += [n for n in sums if n.output not in loop.wanted]
+        early = [n for n in before if _readers(regions, n) == {at}]
         made = region.made | {carry.parameter for carry in region.carries}
         shown = set(loop.outputs(region)) if at < len(loop.regions) else set()
         after = [n for k in range(at + 1, len(regions)) for n in _products(loop.body, regions[k])]

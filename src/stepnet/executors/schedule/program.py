@@ -116,7 +116,7 @@ class _Maker:
                 continue
             source = name
             node = self.made.get(name)
-            if node is None or (node.op == "matmul" and name in taken) or name in rows_out:
+            if node is None or self._has_no_table(node, taken) or name in rows_out:
                 source = self._copy(name)
             renamed[name] = source
             rows_out.append(source)
@@ -146,6 +146,16 @@ class _Maker:
         self._set_apart(result)
         _set_levels(result)
         return result
+
+    def _has_no_table(self, node: Node, taken: set[str]) -> bool:
+        """Whether a product is written elsewhere: to a carry, or to rows of a few steps."""
+        return node.op == "matmul" and (node.output in taken or self._is_early(node))
+
+    def _is_early(self, node: Node) -> bool:
+        """Whether a product is one of rows from outside."""
+        base = self.access_of(node.inputs[0]).base
+        inside = base in self.made or base in {c.parameter for c in self.region.carries}
+        return not inside and self.values[base].kind == "row" and len(self.values[node.inputs[0]].shape) == 1
 
     def _set_apart(self, p: Program) -> None:
         """Matmuls that need not wait for the step they belong to."""

@@ -60,7 +60,7 @@ def _stft(node: Info) -> Run:
 def _one(found: Any, what: str) -> Any:
     """A number that may be left out."""
     flat = found if isinstance(found, list) else [found]
-    if len(flat) != 1 or not isinstance(flat[0], int | torch.SymInt | None):
+    if len(flat) != 1 or not isinstance(flat[0], (int, torch.SymInt, type(None))):
         raise Misfit(f"the {what} is not one whole number", found)
     return flat[0]
 
