@@ -19,7 +19,8 @@ from stepnet.data.modes import as_written, outside_modes
 from stepnet.errors import StepError
 
 from .calls import add_kind
-from .recurrence import Leaf, Recurrence, Way
+from .flow import Way
+from .recurrence import Leaf, Recurrence
 from .sizes import row_shape
 
 KIND = "recurrence"

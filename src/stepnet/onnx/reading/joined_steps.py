@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -26,10 +26,8 @@ from stepnet.ir.last_uses import last_uses
 
 from .control import ScanRunner
 from .elementwise import BINARY, MANY, UNARY
+from .graph import Step, content_of
 from .sums import REDUCTIONS
-
-if TYPE_CHECKING:
-    from .graph import Step
 
 Shape = tuple[int, ...]
 
@@ -195,8 +193,6 @@ class Body:
 
     @cached_property
     def _content(self) -> str:
-        from .graph import content_of
-
         steps = [*self.before, self.scan, *self.after]
         given = [*self.numbers, *self.captured, *self.first, *self.given]
         kinds = [(str(t.dtype), list(t.shape)) for t in self.numbers.values()]
