@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +34,8 @@ def top(dotted: str) -> str:
 def imports(source: str, package: str, is_part=lambda dotted: True) -> list[tuple[int, str]]:
     """(line, absolute dotted name) of everything that a file of `package` imports, at any depth of its code.
 
-    `from stepnet import data` imports the part `data` if `is_part("stepnet.data")`, else a name of `stepnet`.
+    `from stepnet import data` imports the part `data` if `is_part("stepnet.data")`, else a name of `stepnet`;
+    `from stepnet.data import lod` imports the file.
     """
     found = []
     for node in ast.walk(ast.parse(source)):
@@ -43,12 +46,10 @@ def imports(source: str, package: str, is_part=lambda dotted: True) -> list[tupl
             if node.level:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, base] if base else above)
-            if base == "stepnet":
-                names = [f"stepnet.{alias.name}" for alias in node.names]
-                found += [(node.lineno, name if is_part(name) else base) for name in names]
-            else:
-                found.append((node.lineno, base))
-    return sorted(found)
+            names = [f"{base}.{alias.name}" for alias in node.names]
+            is_file = is_part if base == "stepnet" else FILES.__contains__
+            found += [(node.lineno, name if is_file(name) else base) for name in names]
+    return sorted(set(found))
 
 
 def broken_rules(unit: str, imported: list[tuple[int, str]], ranks: dict[str, int]) -> list[str]:
@@ -68,6 +69,14 @@ def broken_rules(unit: str, imported: list[tuple[int, str]], ranks: dict[str, in
                 " import from lower ranks only"
             )
     return broken
+
+
+def module_of(path: Path) -> str:
+    parts = ("stepnet", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+FILES = {module_of(path): path for path in MODULES}
 
 
 def package_of(path: Path) -> str:
@@ -91,10 +100,33 @@ def test_every_part_has_a_rank():
     assert parts == set(RANKS), "the rank table of docs/layout.md must list exactly the parts of src/stepnet"
 
 
+@functools.cache
+def all_imports() -> dict[Path, list[tuple[int, str]]]:
+    return {path: imports(path.read_text(encoding="utf-8"), package_of(path), is_part) for path in MODULES}
+
+
 def test_imports_keep_the_ranks():
-    found = {path: imports(path.read_text(encoding="utf-8"), package_of(path), is_part) for path in MODULES}
-    broken = {relative(path): broken_rules(unit_of(path), here, RANKS) for path, here in found.items()}
+    broken = {
+        relative(path): broken_rules(unit_of(path), here, RANKS) for path, here in all_imports().items()
+    }
     assert {path: rules for path, rules in broken.items() if rules} == {}
+
+
+def circles(found: dict[Path, list[tuple[int, str]]]) -> list[list[str]]:
+    """Files that import each other, by way of others too; for types alone counts as well."""
+    pairs = [(path, FILES.get(name)) for path, here in found.items() for _, name in here]
+    graph = nx.DiGraph([(one, other) for one, other in pairs if other is not None and one != other])
+    return [sorted(map(relative, part)) for part in nx.strongly_connected_components(graph) if len(part) > 1]
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    assert circles(all_imports()) == []
+
+
+def test_circles_are_seen():
+    one, other = FILES["stepnet.data.lod"], FILES["stepnet.data.tables"]
+    found = {one: [(1, "stepnet.data.tables")], other: imports("from .lod import LoDTensor", "stepnet.data")}
+    assert circles(found) == [[relative(one), relative(other)]]
 
 
 @pytest.mark.parametrize(

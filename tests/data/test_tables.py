@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from covering import examples
 from stepnet import LoDTensor
-from stepnet.data import from_arrow, from_awkward, from_pandas, tables, to_arrow, to_awkward, to_pandas
+from stepnet.data import from_arrow, from_awkward, from_pandas, to_arrow, to_awkward, to_pandas
 from stepnet.errors import LoDError, MissingExtraError
 from strategies import lod_tensors, nested_rows
 
@@ -216,7 +216,7 @@ def test_a_library_that_is_missing(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     call = {
         "pyarrow": lambda: to_arrow(X),
-        "awkward": lambda: tables.to_awkward(X),
+        "awkward": lambda: to_awkward(X),
         "pandas": lambda: to_pandas(X, ["p", "q"]),
     }[name]
     with pytest.raises(MissingExtraError, match=r"pip install 'stepnet\[tables\]'"):

@@ -7,6 +7,7 @@ import builtins
 import ctypes
 import functools
 import gc
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -165,9 +166,9 @@ def places() -> list[int]:
 
 @functools.cache
 def _counter() -> Callable[[], Any]:
-    """Tells what is another value after one of the dicts was changed."""
+    """Tells what is another value, for each of the dicts and for the kernels, after one was changed."""
     if not places():
-        return lambda: [len(_KERNELS), *(tuple(map(id, space.held.values())) for space in _spaces())]
+        return lambda: [*(tuple(map(id, space.held.values())) for space in _spaces()), len(_KERNELS)]
     start = min(places())
     first = np.ctypeslib.as_array((ctypes.c_int64 * 1).from_address(start))
     memory = np.lib.stride_tricks.as_strided(first, shape=((max(places()) - start) // 8 + 1,), strides=(8,))
@@ -183,7 +184,15 @@ def _kernels() -> Iterator[Patch]:
             yield Patch(name, KERNEL, frozenset())
 
 
-_known: tuple[Any, Sequence[Patch]] = None, ()
+def _changed(now: Any, before: Any) -> set[int]:
+    """Which of what the counter counts differ."""
+    if isinstance(now, bytes):
+        now, before = (np.frombuffer(counts, np.int64).tolist() for counts in (now, before))
+    return {i for i, (a, b) in enumerate(zip(now, before, strict=True)) if a != b}
+
+
+# The counter's last value; what was found in each space, and in all of them.
+_known: tuple[Any, list[tuple[Patch, ...]], Sequence[Patch]] = None, [], ()
 
 
 def patched() -> Sequence[Patch]:
@@ -199,8 +208,13 @@ def patched() -> Sequence[Patch]:
     """
     global _known
     now = _counter()()
-    before, found = _known
+    before, of_each, found = _known
     if now != before:
-        found = (*(made for space in _spaces() for made in space.replaced()), *_kernels())
-        _known = now, found
+        changed = None if before is None else _changed(now, before)
+        of_each = [
+            tuple(space.replaced()) if changed is None or i in changed or of_each[i] else ()
+            for i, space in enumerate(_spaces())
+        ]
+        found = (*itertools.chain(*of_each), *_kernels())
+        _known = now, of_each, found
     return found

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from .collate import collate as collate
+from .lod import LoDTensor
 from .sampler import RowBudgetSampler as RowBudgetSampler
-from .tables import from_arrow as from_arrow
-from .tables import from_awkward as from_awkward
-from .tables import from_pandas as from_pandas
-from .tables import to_arrow as to_arrow
-from .tables import to_awkward as to_awkward
-from .tables import to_pandas as to_pandas
+
+from_arrow, to_arrow = LoDTensor.from_arrow, LoDTensor.to_arrow
+from_awkward, to_awkward = LoDTensor.from_awkward, LoDTensor.to_awkward
+from_pandas, to_pandas = LoDTensor.from_pandas, LoDTensor.to_pandas

@@ -23,7 +23,7 @@ from stepnet.errors import FrozenError, LoDError, LoDIndexError, RowMixError
 from stepnet.watchers import said
 
 from .recording import recorded_in_frames
-from .tabular import Tabular
+from .tables import Tabular
 
 _TO_BE_FILLED: WeakValueDictionary[int, Any] = WeakValueDictionary()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -15,7 +15,9 @@ from stepnet.data.row_functions import ATTRIBUTES, call_by_rows
 from stepnet.errors import RowMixError
 
 if TYPE_CHECKING:
-    from stepnet.data.lod import LoDTensor
+    from typing_extensions import Self
+
+Rows = TypeVar("Rows", bound="RowWise")
 
 # What modules ask of a tensor before they use it.
 ABOUT_ATTRIBUTES = frozenset(
@@ -24,7 +26,7 @@ ABOUT_ATTRIBUTES = frozenset(
 )
 
 
-def _operator(name: str) -> Callable[[Any, Any], LoDTensor]:
+def _operator(name: str) -> Callable[[Rows, Any], Rows]:
     method = getattr(Tensor, name)
 
     def call(self: RowWise, other: Any) -> Any:
@@ -53,7 +55,7 @@ _OF_NUMPY: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _unary(name: str) -> Callable[[Any], LoDTensor]:
+def _unary(name: str) -> Callable[[Rows], Rows]:
     method = getattr(Tensor, name)
 
     def call(self: RowWise) -> Any:
@@ -134,15 +136,15 @@ class RowWise:
 
     if TYPE_CHECKING:
 
-        def _rows(self, *args: Any, **kwargs: Any) -> LoDTensor: ...
+        def _rows(self, *args: Any, **kwargs: Any) -> Self: ...
 
         clone = contiguous = requires_grad_ = cpu = cuda = double = float = half = bfloat16 = long = _rows
         abs = exp = log = sqrt = square = sin = cos = tanh = relu = sigmoid = softmax = log_softmax = _rows
         add = sub = mul = div = pow = matmul = clamp = masked_fill = sum = mean = amax = argmax = _rows
         reshape = view = flatten = squeeze = unsqueeze = _rows
 
-        def __eq__(self, other: Any) -> LoDTensor: ...  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
-        def __ne__(self, other: Any) -> LoDTensor: ...  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        def __eq__(self, other: Any) -> Self: ...  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
+        def __ne__(self, other: Any) -> Self: ...  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
     else:  # whoever checks types refuses these, for there are none
         __array__ = __array_function__ = __dlpack_device__ = __dlpack__ = _no_array
         __float__ = __int__ = __complex__ = _no_array

@@ -7,72 +7,247 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoDError, MissingExtraError
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-def from_arrow(column: Any) -> LoDTensor:
-    """A column of lists, as Arrow has it (and Hugging Face's datasets: `dataset.data.column("tokens")`).
 
-    Each level of lists is a level of sequences; lists of a fixed size below them are dimensions of a row. An
-    array without nulls shares its memory, which must not be written to where it is a file's that is mapped. A
-    column of several chunks is copied into one, and what is encoded by a dictionary is decoded.
+class Tabular:
+    """The tables of other libraries among the ways into a LoDTensor and out of it."""
 
-    Args:
-        column: a pyarrow Array or ChunkedArray of lists of numbers.
+    __slots__ = ()
 
-    Raises:
-        LoDError: it holds nulls, or other than lists of numbers; says at which level.
-    """
-    arrow = _imported("pyarrow")
-    array = column
-    if isinstance(array, arrow.ChunkedArray):
-        chunks = array.chunks or [arrow.array([], array.type)]
-        array = chunks[0] if len(chunks) == 1 else arrow.concat_arrays(chunks)
-    if not isinstance(array, arrow.Array):
-        raise LoDError("from_arrow takes an Array or a ChunkedArray", got=type(column).__name__)
-    levels, sizes = [], []
-    while not arrow.types.is_primitive(array.type):
-        kind, depth = array.type, len(levels) + len(sizes)
-        if array.null_count:
-            raise LoDError(
-                f"from_arrow: the lists of level {depth} hold nulls",
-                got=f"{array.null_count} of {len(array)}",
-            )
-        if arrow.types.is_dictionary(kind):
-            array = array.dictionary_decode()
-        elif arrow.types.is_fixed_size_list(kind):
-            if _holds_lists(kind.value_type):
-                levels.append(torch.arange(len(array) + 1) * kind.list_size)
+    if TYPE_CHECKING:
+
+        def __init__(self, values: Tensor, lod: Sequence[Any]) -> None: ...
+
+        @property
+        def lod(self) -> tuple[Tensor, ...]: ...
+        @property
+        def lod_level(self) -> int: ...
+        @property
+        def values(self) -> Tensor: ...
+
+    @classmethod
+    def from_arrow(cls, column: Any) -> Self:
+        """A column of lists, as Arrow has it (and Hugging Face's datasets: `dataset.data.column("tokens")`).
+
+        Each level of lists is a level of sequences; lists of a fixed size below them are dimensions of a row.
+        An array without nulls shares its memory, which must not be written to where it is a file's that is
+        mapped. A column of several chunks is copied into one, and what is encoded by a dictionary is decoded.
+
+        Args:
+            column: a pyarrow Array or ChunkedArray of lists of numbers.
+
+        Raises:
+            LoDError: it holds nulls, or other than lists of numbers; says at which level.
+        """
+        arrow = _imported("pyarrow")
+        array = column
+        if isinstance(array, arrow.ChunkedArray):
+            chunks = array.chunks or [arrow.array([], array.type)]
+            array = chunks[0] if len(chunks) == 1 else arrow.concat_arrays(chunks)
+        if not isinstance(array, arrow.Array):
+            raise LoDError("from_arrow takes an Array or a ChunkedArray", got=type(column).__name__)
+        levels, sizes = [], []
+        while not arrow.types.is_primitive(array.type):
+            kind, depth = array.type, len(levels) + len(sizes)
+            if array.null_count:
+                raise LoDError(
+                    f"from_arrow: the lists of level {depth} hold nulls",
+                    got=f"{array.null_count} of {len(array)}",
+                )
+            if arrow.types.is_dictionary(kind):
+                array = array.dictionary_decode()
+            elif arrow.types.is_fixed_size_list(kind):
+                if _holds_lists(kind.value_type):
+                    levels.append(torch.arange(len(array) + 1) * kind.list_size)
+                else:
+                    sizes.append(kind.list_size)
+                array = array.flatten()
+            elif arrow.types.is_list(kind) or arrow.types.is_large_list(kind):
+                offsets = torch.from_numpy(array.offsets.to_numpy().astype(np.int64))
+                array = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
+                levels.append(offsets - offsets[0])
             else:
-                sizes.append(kind.list_size)
-            array = array.flatten()
-        elif arrow.types.is_list(kind) or arrow.types.is_large_list(kind):
-            offsets = torch.from_numpy(array.offsets.to_numpy().astype(np.int64))
-            array = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-            levels.append(offsets - offsets[0])
-        else:
+                raise LoDError(
+                    "from_arrow takes lists of numbers, and lists of a fixed size inside them: "
+                    f"level {depth}",
+                    got=str(kind),
+                )
+        if not levels:
             raise LoDError(
-                f"from_arrow takes lists of numbers, and lists of a fixed size inside them: level {depth}",
-                got=str(kind),
+                "from_arrow: the column has no lists of any length",
+                got=str(column.type),
+                remedy=f"column.cast(pyarrow.list_({column.type.value_type}()))"
+                if sizes
+                else "torch.from_dlpack",
             )
-    if not levels:
-        raise LoDError(
-            "from_arrow: the column has no lists of any length",
-            got=str(column.type),
-            remedy=f"column.cast(pyarrow.list_({column.type.value_type}()))"
-            if sizes
-            else "torch.from_dlpack",
-        )
-    if array.null_count:
-        raise LoDError("from_arrow: the rows hold nulls", got=f"{array.null_count} of {len(array)}")
-    return LoDTensor(_shaped(_numbers(array), sizes), levels)
+        if array.null_count:
+            raise LoDError("from_arrow: the rows hold nulls", got=f"{array.null_count} of {len(array)}")
+        return cls(_shaped(_numbers(array), sizes), levels)
+
+    def to_arrow(self) -> Any:
+        """A pyarrow array of lists, a level of lists for each level of sequences; `from_arrow` undoes it.
+
+        Dimensions of a row become lists of a fixed size. Values on the CPU are not copied.
+
+        Raises:
+            LoDError: the other library has no such numbers, as bfloat16.
+        """
+        arrow = _imported("pyarrow")
+        values = _array(self)
+        if np.iscomplexobj(values) or 0 in values.shape[1:]:
+            raise LoDError(
+                "to_arrow: Arrow has no complex numbers, and no rows without numbers",
+                got=f"values {list(self.values.shape)} {self.values.dtype}",
+            )
+        array = arrow.array(values.reshape(-1))
+        for size in reversed(values.shape[1:]):
+            array = arrow.FixedSizeListArray.from_arrays(array, size)
+        if values.size == 0 and values.ndim > 1:
+            array = array.slice(0, len(values))
+        for offsets in reversed(self.lod):
+            small = int(offsets[-1]) < 2**31
+            lists = arrow.ListArray if small else arrow.LargeListArray
+            array = lists.from_arrays(
+                arrow.array(offsets.numpy(), arrow.int32() if small else arrow.int64()), array
+            )
+        return array
+
+    @classmethod
+    def from_awkward(cls, array: Any) -> Self:
+        """An awkward array, `n * var * ... * float64`; its levels of any length are levels of sequences.
+
+        Dimensions of a fixed size below them are dimensions of a row. Memory is shared where lists lie one
+        after the other.
+
+        Raises:
+            LoDError: it holds missing values, records, strings, or nothing of any length.
+        """
+        ak = _imported("awkward")
+        layout, levels, sizes = ak.to_layout(array), [], []
+        while not layout.is_numpy:
+            if layout.is_regular and not _ragged_below(layout.content):
+                sizes.append(layout.size)
+                layout = layout.content[: len(layout) * layout.size]
+            elif layout.is_list and layout.parameter("__array__") is None:
+                layout = layout.to_ListOffsetArray64(True)
+                offsets = torch.from_numpy(np.array(layout.offsets.data, dtype=np.int64))
+                layout = layout.content[: int(offsets[-1])]
+                levels.append(offsets)
+            else:
+                raise LoDError(
+                    "from_awkward takes lists of numbers", got=str(ak.type(array)), remedy="ak.drop_none"
+                )
+        if not levels:
+            raise LoDError(
+                "from_awkward: the array has no lists of any length",
+                got=str(ak.type(array)),
+                remedy="torch.as_tensor",
+            )
+        return cls(_shaped(_shared(layout.data), sizes), levels)
+
+    def to_awkward(self) -> Any:
+        """An awkward array with a level of lists for each level of sequences; `from_awkward` undoes it.
+
+        Values on the CPU are not copied.
+
+        Raises:
+            LoDError: the other library has no such numbers, as bfloat16.
+        """
+        ak = _imported("awkward")
+        layout = ak.contents.NumpyArray(_array(self))
+        for offsets in reversed(self.lod):
+            layout = ak.contents.ListOffsetArray(ak.index.Index64(offsets.numpy()), layout)
+        return ak.Array(layout)
+
+    @classmethod
+    def from_pandas(
+        cls, frame: Any, by: str | Sequence[str], columns: str | Sequence[str]
+    ) -> tuple[Self, Any]:
+        """The rows of a DataFrame as sequences: those that have the same value in the column `by`.
+
+        Sequences are in the order in which their first rows are, and rows keep their order. Several columns
+        `by` give a level of sequences each. A missing value is a value like others.
+
+        Args:
+            frame: the DataFrame.
+            by: what tells sequences apart; outermost first.
+            columns: the numbers of a row, [rows, columns]; of one name alone, [rows].
+
+        Returns:
+            The LoDTensor, and a DataFrame of the columns `by` with a row for each of the innermost sequences.
+
+        Raises:
+            LoDError: the columns are no numbers, or not there.
+        """
+        pandas = _imported("pandas")
+        if not isinstance(frame, pandas.DataFrame):
+            remedy = "from_pandas(frame, by, columns) groups by itself"
+            raise LoDError("from_pandas takes a DataFrame", got=type(frame).__name__, remedy=remedy)
+        names, wanted = _names(by, frame), _names(columns, frame)
+        missing = [name for name in (*names, *wanted) if name not in frame]
+        if missing or not names or any(frame[name].ndim > 1 for name in names):
+            raise LoDError(
+                "from_pandas: no such column, or several of one name",
+                got=missing or names or "no 'by'",
+                expected=", ".join(map(str, frame.columns)),
+            )
+        columns = columns if wanted == [columns] else wanted
+        order = np.arange(len(frame))
+        group = np.zeros(len(frame), dtype=np.int64)
+        levels, starts, sequences = [], np.zeros(0, dtype=np.int64), 1
+        for name in names:
+            codes, _ = pandas.factorize(frame[name].to_numpy()[order], use_na_sentinel=False)
+            pairs, _ = pandas.factorize(group * (codes.max(initial=0) + 1) + codes)
+            inner = np.lexsort((pairs, group))  # stable: by the sequence outside, then by first appearance
+            order, outer, pairs = order[inner], group[inner], pairs[inner]
+            starts = np.flatnonzero(np.diff(pairs, prepend=-1))
+            counts = np.bincount(outer[starts], minlength=sequences)
+            levels.append(np.concatenate([[0], counts.cumsum()]))
+            sequences = len(starts)
+            group = np.repeat(np.arange(sequences), np.diff(np.append(starts, len(order))))
+        levels.append(np.append(starts, len(order)))
+        numbers = frame[columns].to_numpy()[order]
+        if numbers.dtype.kind not in "biuf":
+            raise LoDError(
+                "from_pandas takes columns of numbers", got=str(numbers.dtype), remedy="frame.astype(...)"
+            )
+        keys = frame[names].iloc[order[starts]].reset_index(drop=True)
+        return cls(_shared(numbers), levels[1:]), keys
+
+    def to_pandas(self, columns: str | Sequence[str], by: str | Sequence[str] = "sequence") -> Any:
+        """A DataFrame of all rows, with the number of the sequence of each, at every level, in columns `by`.
+
+        Raises:
+            LoDError: there is not a name for each feature and each level.
+        """
+        pandas = _imported("pandas")
+        names = [by] if isinstance(by, str) else list(by)
+        values = _array(self)
+        wanted = [columns] if isinstance(columns, str) else list(columns)
+        values = values[:, None] if values.ndim == 1 else values
+        if values.ndim != 2 or len(wanted) != values.shape[1] or len(names) != self.lod_level:
+            raise LoDError(
+                "to_pandas needs a name for each feature of a row, and one for each level of sequences",
+                got=f"columns {wanted}, by {names}",
+                expected=f"{list(values.shape[1:])} features, {self.lod_level} levels",
+            )
+        numbers: list[np.ndarray] = []
+        below = np.arange(len(values))
+        for offsets in reversed(self.lod):
+            below = np.searchsorted(offsets.numpy(), below, side="right") - 1
+            numbers.append(below)
+        table = dict(zip(names, reversed(numbers), strict=True))
+        return pandas.DataFrame(table | dict(zip(wanted, values.T, strict=True)))
 
 
 def _holds_lists(kind: Any) -> bool:
@@ -95,68 +270,6 @@ def _numbers(array: Any) -> Tensor:
     return torch.from_dlpack(array)
 
 
-def to_arrow(x: LoDTensor) -> Any:
-    """A pyarrow array of lists, a level of lists for each level of sequences; `from_arrow` undoes it.
-
-    Dimensions of a row become lists of a fixed size. Values on the CPU are not copied.
-
-    Raises:
-        LoDError: the other library has no such numbers, as bfloat16.
-    """
-    arrow = _imported("pyarrow")
-    values = _array(x)
-    if np.iscomplexobj(values) or 0 in values.shape[1:]:
-        raise LoDError(
-            "to_arrow: Arrow has no complex numbers, and no rows without numbers",
-            got=f"values {list(x.values.shape)} {x.values.dtype}",
-        )
-    array = arrow.array(values.reshape(-1))
-    for size in reversed(values.shape[1:]):
-        array = arrow.FixedSizeListArray.from_arrays(array, size)
-    if values.size == 0 and values.ndim > 1:
-        array = array.slice(0, len(values))
-    for offsets in reversed(x.lod):
-        small = int(offsets[-1]) < 2**31
-        lists = arrow.ListArray if small else arrow.LargeListArray
-        array = lists.from_arrays(
-            arrow.array(offsets.numpy(), arrow.int32() if small else arrow.int64()), array
-        )
-    return array
-
-
-def from_awkward(array: Any) -> LoDTensor:
-    """An awkward array, `n * var * ... * float64`; its levels of any length are levels of sequences.
-
-    Dimensions of a fixed size below them are dimensions of a row. Memory is shared where lists lie one after
-    the other.
-
-    Raises:
-        LoDError: it holds missing values, records, strings, or nothing of any length.
-    """
-    ak = _imported("awkward")
-    layout, levels, sizes = ak.to_layout(array), [], []
-    while not layout.is_numpy:
-        if layout.is_regular and not _ragged_below(layout.content):
-            sizes.append(layout.size)
-            layout = layout.content[: len(layout) * layout.size]
-        elif layout.is_list and layout.parameter("__array__") is None:
-            layout = layout.to_ListOffsetArray64(True)
-            offsets = torch.from_numpy(np.array(layout.offsets.data, dtype=np.int64))
-            layout = layout.content[: int(offsets[-1])]
-            levels.append(offsets)
-        else:
-            raise LoDError(
-                "from_awkward takes lists of numbers", got=str(ak.type(array)), remedy="ak.drop_none"
-            )
-    if not levels:
-        raise LoDError(
-            "from_awkward: the array has no lists of any length",
-            got=str(ak.type(array)),
-            remedy="torch.as_tensor",
-        )
-    return LoDTensor(_shaped(_shared(layout.data), sizes), levels)
-
-
 def _ragged_below(layout: Any) -> bool:
     while layout.is_list:
         if not layout.is_regular:
@@ -165,108 +278,14 @@ def _ragged_below(layout: Any) -> bool:
     return False
 
 
-def to_awkward(x: LoDTensor) -> Any:
-    """An awkward array with a level of lists for each level of sequences; `from_awkward` undoes it.
-
-    Values on the CPU are not copied.
-
-    Raises:
-        LoDError: the other library has no such numbers, as bfloat16.
-    """
-    ak = _imported("awkward")
-    layout = ak.contents.NumpyArray(_array(x))
-    for offsets in reversed(x.lod):
-        layout = ak.contents.ListOffsetArray(ak.index.Index64(offsets.numpy()), layout)
-    return ak.Array(layout)
-
-
-def from_pandas(frame: Any, by: str | Sequence[str], columns: str | Sequence[str]) -> tuple[LoDTensor, Any]:
-    """The rows of a DataFrame as sequences: those that have the same value in the column `by`.
-
-    Sequences are in the order in which their first rows are, and rows keep their order. Several columns `by`
-    give a level of sequences each. A missing value is a value like others.
-
-    Args:
-        frame: the DataFrame.
-        by: what tells sequences apart; outermost first.
-        columns: the numbers of a row, [rows, columns]; of one name alone, [rows].
-
-    Returns:
-        The LoDTensor, and a DataFrame of the columns `by` with a row for each of the innermost sequences.
-
-    Raises:
-        LoDError: the columns are no numbers, or not there.
-    """
-    pandas = _imported("pandas")
-    if not isinstance(frame, pandas.DataFrame):
-        remedy = "from_pandas(frame, by, columns) groups by itself"
-        raise LoDError("from_pandas takes a DataFrame", got=type(frame).__name__, remedy=remedy)
-    names, wanted = _names(by, frame), _names(columns, frame)
-    missing = [name for name in (*names, *wanted) if name not in frame]
-    if missing or not names or any(frame[name].ndim > 1 for name in names):
-        raise LoDError(
-            "from_pandas: no such column, or several of one name",
-            got=missing or names or "no 'by'",
-            expected=", ".join(map(str, frame.columns)),
-        )
-    columns = columns if wanted == [columns] else wanted
-    order = np.arange(len(frame))
-    group = np.zeros(len(frame), dtype=np.int64)
-    levels, starts, sequences = [], np.zeros(0, dtype=np.int64), 1
-    for name in names:
-        codes, _ = pandas.factorize(frame[name].to_numpy()[order], use_na_sentinel=False)
-        pairs, _ = pandas.factorize(group * (codes.max(initial=0) + 1) + codes)
-        inner = np.lexsort((pairs, group))  # stable: by the sequence outside, then by first appearance
-        order, outer, pairs = order[inner], group[inner], pairs[inner]
-        starts = np.flatnonzero(np.diff(pairs, prepend=-1))
-        counts = np.bincount(outer[starts], minlength=sequences)
-        levels.append(np.concatenate([[0], counts.cumsum()]))
-        sequences = len(starts)
-        group = np.repeat(np.arange(sequences), np.diff(np.append(starts, len(order))))
-    levels.append(np.append(starts, len(order)))
-    numbers = frame[columns].to_numpy()[order]
-    if numbers.dtype.kind not in "biuf":
-        raise LoDError(
-            "from_pandas takes columns of numbers", got=str(numbers.dtype), remedy="frame.astype(...)"
-        )
-    keys = frame[names].iloc[order[starts]].reset_index(drop=True)
-    return LoDTensor(_shared(numbers), levels[1:]), keys
-
-
 def _names(given: Any, frame: Any) -> list[Any]:
     """Names of columns: one, which may be a tuple, or a sequence of them."""
     one = isinstance(given, str) or not isinstance(given, Sequence)
     return [given] if one or (isinstance(given, tuple) and given in frame) else list(given)
 
 
-def to_pandas(x: LoDTensor, columns: str | Sequence[str], by: str | Sequence[str] = "sequence") -> Any:
-    """A DataFrame of all rows, with the number of the sequence of each, at every level, in the columns `by`.
-
-    Raises:
-        LoDError: there is not a name for each feature and each level.
-    """
-    pandas = _imported("pandas")
-    names = [by] if isinstance(by, str) else list(by)
-    values = _array(x)
-    wanted = [columns] if isinstance(columns, str) else list(columns)
-    values = values[:, None] if values.ndim == 1 else values
-    if values.ndim != 2 or len(wanted) != values.shape[1] or len(names) != x.lod_level:
-        raise LoDError(
-            "to_pandas needs a name for each feature of a row, and one for each level of sequences",
-            got=f"columns {wanted}, by {names}",
-            expected=f"{list(values.shape[1:])} features, {x.lod_level} levels",
-        )
-    numbers: list[np.ndarray] = []
-    below = np.arange(len(values))
-    for offsets in reversed(x.lod):
-        below = np.searchsorted(offsets.numpy(), below, side="right") - 1
-        numbers.append(below)
-    table = dict(zip(names, reversed(numbers), strict=True))
-    return pandas.DataFrame(table | dict(zip(wanted, values.T, strict=True)))
-
-
-def _array(x: LoDTensor) -> np.ndarray:
-    if not isinstance(x, LoDTensor):
+def _array(x: Tabular) -> np.ndarray:
+    if not isinstance(x, Tabular):
         raise LoDError("only a LoDTensor has sequences", got=type(x).__name__)
     try:
         return x.values.detach().cpu().contiguous().resolve_conj().resolve_neg().numpy()

@@ -6,7 +6,7 @@ Everything is index arithmetic on the CPU and one permutation of the rows; no lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,14 +39,48 @@ def unpack(x: LoDTensor, level: int, sort_by_length: bool) -> tuple[list[Any], V
         )
     level %= x.lod_level
     sort_by_length = truth("TensorArray.unpack: 'sort_by_length'", sort_by_length, error=ArrayError)
-    elements, counts, indices_map = _cut(told(x._lod.levels[level]), level, sort_by_length)
+    elements, counts, begins, ends, order = _cut(told(x._lod.levels[level]), level, sort_by_length)
     joined = _take(x, level, elements)
-    return split(joined, counts), joined, indices_map
+    return split(joined, counts), joined, _stacked(begins, ends, order)
 
 
 @outside_modes
-def _cut(offsets: Tensor, level: int, sort_by_length: bool) -> tuple[Tensor, list[int], Tensor]:
-    """The elements of a level in the order of steps, how many each step holds, and the indices map."""
+def _stacked(*columns: Tensor) -> Tensor:
+    return torch.stack(columns, 1).to(torch.int32)
+
+
+class Steps(NamedTuple):
+    """A level of sequences cut into steps, the longest sequences first."""
+
+    values: list[Any]
+    counts: list[int]  # how many sequences each step holds
+    order: Tensor  # of the sequences
+    elements: Tensor  # of the level, in the order of steps
+
+    def joined(self, values: Sequence[Value], lod: LoD) -> LoDTensor:
+        """Values that a loop gave for the steps as sequences again. `lod`: of the levels down to this one."""
+        check_fit(values, "the values of all steps", free=0)
+        whole, places = join(values), invert(self.elements)
+        if not isinstance(whole, LoDTensor):
+            return LoDTensor._make(permute_rows(whole, places), lod)
+        taken = _take(whole, -1, places)
+        return LoDTensor._make(taken._values, LoD.trusted((*lod.levels, *taken._lod.levels)))
+
+
+def steps_of(x: LoDTensor, level: int) -> Steps:
+    """The steps of a level, counted from 0, the outermost."""
+    elements, counts, _, _, order = _cut(told(x._lod.levels[level]), level, True)
+    last = level == x.lod_level - 1
+    taken = permute_rows(x._values, elements) if last else _take(x, level, elements)
+    return Steps(split(taken, counts), counts, order, elements)
+
+
+@outside_modes
+def _cut(
+    offsets: Tensor, level: int, sort_by_length: bool
+) -> tuple[Tensor, list[int], Tensor, Tensor, Tensor]:
+    """The elements of a level in the order of steps, and how many each step holds; where each sequence
+    begins and ends, and which it is, in the order that they have in the steps."""
     if int(offsets[-1]) > torch.iinfo(torch.int32).max:
         raise ArrayError(
             f"TensorArray.unpack: the int32 indices map cannot count the elements of level {level}",
@@ -57,7 +91,7 @@ def _cut(offsets: Tensor, level: int, sort_by_length: bool) -> tuple[Tensor, lis
     order = rank_order(ends - begins) if sort_by_length else torch.arange(len(begins))
     begins, ends = begins[order], ends[order]
     elements, counts = time_major(begins, ends - begins)
-    return elements, counts, torch.stack([begins, ends, order], 1).to(torch.int32)
+    return elements, counts, begins, ends, order
 
 
 def pack(values: Sequence[Value], steps: int, level: int, indices_map: Tensor, lod: Any) -> LoDTensor:

@@ -375,27 +375,36 @@ def _warm(
         return None
     if len(found.likes) >= _LIMIT:
         found.likes.clear()
-    low = autocast_dtype("cpu")
-    steps = () if ragged else tuple(x.shape[:2])
+    found.likes[looks] = first = _like(call, entry, given, 0 if n is None else 1 + len(states), find)
+    recorded = (lambda: first.recorded(call)) if grad else None
+    return first.run(call.layout, call.rows, call.states, call.tensors, x, recorded)
+
+
+def _like(
+    call: Asked, entry: Entry, given: tuple[Tensor, ...], any_rows: int, find: Callable[[str], Find]
+) -> _Like:
+    """What the calls after this one are held against. `any_rows`: how many of the tensors that it was given,
+    from the first on, may have other numbers of rows."""
+    ragged, low = isinstance(call.x, LoDTensor), autocast_dtype("cpu")
+    steps = () if ragged else tuple(call.x.shape[:2])
     alone = _alone(entry, call.layout, steps, low is None and not any(map(_only_noted, given)))
     is_complex = any(t.is_complex() for t in given) or bool(alone.ready.plan.paired)
-    found.likes[looks] = like = _Like(
-        alike(given, any_rows=0 if n is None else 1 + len(states)),
-        [*map(type, given)],
-        low,
-        tried(way[3]),
-        entry,
-        call.form,
-        call.way,
-        find(way[3]),
-        None if ragged or (_by_address(entry) and not grad) else tuple(call.rows.shape),
-        alone,
-        is_complex,
-        alone.as_it_is and not is_complex and not alone.constants,
-        Lately(),
+    by_address = _by_address(entry) and not torch.is_grad_enabled()
+    return _Like(
+        alike=alike(given, any_rows=any_rows),
+        kinds=[*map(type, given)],
+        low=low,
+        tried=tried(call.way.backend),
+        entry=entry,
+        form=call.form,
+        way=call.way,
+        find=find(call.way.backend),
+        table=None if ragged or by_address else tuple(call.rows.shape),
+        call=alone,
+        complex=is_complex,
+        direct=alone.as_it_is and not is_complex and not alone.constants,
+        lately=Lately(),
     )
-    recorded = (lambda: like.recorded(call)) if grad else None
-    return like.run(call.layout, call.rows, call.states, call.tensors, x, recorded)
 
 
 def _only_noted(tensor: Tensor) -> bool:

@@ -185,6 +185,9 @@ def apart(reads: Reads) -> Iterator[None]:
         yield
 
 
+_Weights = list[tuple[int, Tensor, bool]]  # tensors that a body reads: which it is, and whether it trains
+
+
 def _compile(
     entry: Entry,
     snapshot: Snapshot,
@@ -194,73 +197,24 @@ def _compile(
     sequences: Sequences,
     backend: str,
 ) -> tuple[str, bytes] | None:
-    states = sequences.states
-    inputs = (*sequences.x_rows, *states)
-    device = inputs[0].device
-    if any(t.device != device for t in inputs):
-        raise Unsupported("x and the state are on different devices")
-    if default_device().type not in ("cpu", device.type):
-        raise Unsupported(f"torch's default device is {default_device().type}, the rows are on {device.type}")
-    x_few, state_few = samples(sequences.x_rows, ROWS), samples(states, ROWS)
-    few = sequences._replace(x_rows=x_few, states=state_few)
+    _check_devices((*sequences.x_rows, *sequences.states))
+    x, states = samples(sequences.x_rows, ROWS), samples(sequences.states, ROWS)
     with inner_loops(None) as loops:
-        seen = _seen(entry, snapshot, loop, reads, few)
+        seen = _seen(entry, snapshot, loop, reads, sequences._replace(x_rows=x, states=states))
     if loops.too_long:
         raise TOO_LONG.fresh()
     most = steps_of_inner_loops(reads, loops.longest)
     if entry.changes:
         return None
-    places = {id(t): i for i, t in enumerate(reads.tensors)}
-    weights: list[tuple[int, Tensor, bool]] = []
-    grad = torch.is_grad_enabled()
-    for tensor in seen.tensors:
-        if id(tensor) not in places:
-            raise Unsupported(
-                "the step reads a tensor that could not be found again from the step",
-                remedy="keep it in a closure, an attribute or a module that the step refers to",
-            )
-        weights.append((places[id(tensor)], tensor, grad and tensor.requires_grad))
-    training = grad and any(t.requires_grad for t in (*inputs, *(t for _, t, _ in weights)))
-    signature = Signature(
-        name=loop.body.name,
-        x=(
-            *(Example(tuple(t.shape[1:]), t.dtype, training and t.requires_grad) for t in sequences.x_rows),
-            *(Example(draw.shape, draw.dtype, False) for draw in seen.draws),
-        ),
-        states=tuple(Example(tuple(t.shape[1:]), t.dtype, training) for t in states),
-        boots=tuple(training and t.requires_grad for t in states),
-        x_names=(*(port.parameter for port in loop.slices), *(f"noise{i}" for i in range(len(seen.draws)))),
-        state_names=tuple(port.parameter for port in loop.merged),
-    )
-    line = line_in(reads.files)
-
-    def here() -> str | None:
-        if moved is not None and moved():
-            raise ReadsChanged
-        return line()
-
+    weights = _weights(seen, reads)
+    signature = _signature(loop, sequences, weights, seen.draws)
     key = None if reads.open is not None or seen.draws else _digest(loop, reads, signature, most)
     noise = drawn_in_order(seen.draws, reads.reach.generators, [ROWS])
-    plain = [t.detach() for t in (*x_few, *noise, *state_few)]
-    given = (signature, weights, bind, plain)
-    stored_plan = None if key is None else plan_files.read(key)
-    if stored_plan is not None:
-        with contextlib.suppress(Unsupported):
-            known = stored.load(stored_plan, *given)
-            if known.y_spec == seen.y_spec or is_guarded(known.y_spec):
-                _choose(entry, known, loop, reads, sequences, weights, backend, key)
-                if not entry.wrong:
-                    return None
-        entry.ready, entry.refusals, entry.notes, entry.wrong = None, [], [], False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        how = (loop, signature, weights, here, bind, plain, sequences.shared)
-        try:
-            compiled = compile_loop(*how, () if seen.asks_captured else seen.answers, most, seen.draws)
-        except Unsupported as refusal:
-            if not seen.asks_captured or refusal.reason != BY_VALUES:
-                raise
-            raise AsksCaptured("its Python asks for the numbers of a tensor that it reads") from refusal
+    given = (signature, weights, bind, [t.detach() for t in (*x, *noise, *states)])
+    chosen = (loop, reads, sequences, weights, backend, key)
+    if key is not None and _from_file(entry, seen, given, key, chosen):
+        return None
+    compiled = _recorded(given, seen, moved, loop, reads, sequences, most)
     if moved is not None and moved():
         raise ReadsChanged
     if reads.open is not None and len(compiled.followed) < len(weights):
@@ -268,12 +222,85 @@ def _compile(
     if snapshot.changed():
         entry.changes = True
         return None
-    _choose(entry, compiled, loop, reads, sequences, weights, backend, key)
-    if key is not None and entry.ready is not None and not compiled.fused.random:  # noise cannot be checked
-        data = stored.dump(compiled, *given)
-        if data is not None:
-            return key, data
-    return None
+    _choose(entry, compiled, *chosen)
+    if key is None or entry.ready is None or compiled.fused.random:  # noise cannot be checked
+        return None
+    data = stored.dump(compiled, *given)
+    return None if data is None else (key, data)
+
+
+def _check_devices(inputs: Sequence[Tensor]) -> None:
+    device = inputs[0].device
+    if any(t.device != device for t in inputs):
+        raise Unsupported("x and the state are on different devices")
+    if default_device().type not in ("cpu", device.type):
+        raise Unsupported(f"torch's default device is {default_device().type}, the rows are on {device.type}")
+
+
+def _weights(seen: _Seen, reads: Reads) -> _Weights:
+    """The tensors that a body read on a few rows, found among those that it refers to."""
+    places = {id(t): i for i, t in enumerate(reads.tensors)}
+    if any(id(tensor) not in places for tensor in seen.tensors):
+        raise Unsupported(
+            "the step reads a tensor that could not be found again from the step",
+            remedy="keep it in a closure, an attribute or a module that the step refers to",
+        )
+    grad = torch.is_grad_enabled()
+    return [(places[id(t)], t, grad and t.requires_grad) for t in seen.tensors]
+
+
+def _signature(loop: Loop, sequences: Sequences, weights: _Weights, draws: Sequence[Draw]) -> Signature:
+    states = sequences.states
+    trained = (*sequences.x_rows, *states, *(t for _, t, _ in weights))
+    training = torch.is_grad_enabled() and any(t.requires_grad for t in trained)
+    x = [Example(tuple(t.shape[1:]), t.dtype, training and t.requires_grad) for t in sequences.x_rows]
+    return Signature(
+        name=loop.body.name,
+        x=(*x, *(Example(draw.shape, draw.dtype, False) for draw in draws)),
+        states=tuple(Example(tuple(t.shape[1:]), t.dtype, training) for t in states),
+        boots=tuple(training and t.requires_grad for t in states),
+        x_names=(*(port.parameter for port in loop.slices), *(f"noise{i}" for i in range(len(draws)))),
+        state_names=tuple(port.parameter for port in loop.merged),
+    )
+
+
+def _from_file(entry: Entry, seen: _Seen, given: Sequence[Any], key: str, chosen: Sequence[Any]) -> bool:
+    """Whether a plan that was kept on disk is right for the body, and an executor takes it."""
+    kept = plan_files.read(key)
+    if kept is None:
+        return False
+    with contextlib.suppress(Unsupported):
+        known = stored.load(kept, *given)
+        if known.y_spec == seen.y_spec or is_guarded(known.y_spec):
+            _choose(entry, known, *chosen)
+            if not entry.wrong:
+                return True
+    entry.ready, entry.refusals, entry.notes, entry.wrong = None, [], [], False
+    return False
+
+
+def _recorded(
+    given: Sequence[Any], seen: _Seen, moved: Callable[[], bool] | None, loop: Loop, reads: Reads,
+    sequences: Sequences, most: int,
+) -> Compiled:  # fmt: skip
+    """The plan of a body that is recorded now."""
+    line = line_in(reads.files)
+
+    def here() -> str | None:
+        if moved is not None and moved():
+            raise ReadsChanged
+        return line()
+
+    signature, weights, bound, plain = given
+    how = (loop, signature, weights, here, bound, plain, sequences.shared)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return compile_loop(*how, () if seen.asks_captured else seen.answers, most, seen.draws)
+        except Unsupported as refusal:
+            if not seen.asks_captured or refusal.reason != BY_VALUES:
+                raise
+            raise AsksCaptured("its Python asks for the numbers of a tensor that it reads") from refusal
 
 
 class _Seen(NamedTuple):

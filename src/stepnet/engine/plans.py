@@ -29,7 +29,7 @@ from stepnet.data.modes import (
     in_function_modes,
     linearizes,
 )
-from stepnet.data.tree import LEAF, unflatten
+from stepnet.data.tree import LEAF, Spec, unflatten
 from stepnet.errors import NoCompiler, NotBuilt, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.autograd import run as run_plan
@@ -136,13 +136,7 @@ def run(
         if note is not None and as_ever:
             note(entry, sequences.layout, (sequences.x_rows, sequences.states, weights), out)
     n_y = len(entry.ready.plan.y)
-    y = out[:n_y] if steps else [sequences.restore(rows) for rows in out[:n_y]]
-    if entry.y_spec.children == (LEAF,):
-        outputs = {entry.y_spec.keys[0]: y[0]}
-    else:
-        outputs = unflatten(entry.y_spec, y)
-    for output, place in loop.finals:
-        outputs[output] = out[n_y + place]
+    outputs = _by_name(loop, entry.y_spec, out, n_y, None if steps else sequences)
     if not guarded:
         return outputs
     if bool(out[n_y - 1].all()):
@@ -158,6 +152,16 @@ def run(
     entry.failed += 1
     entry.rest = min(2**entry.failed, _MOST_REST)
     raise _DOES_NOT_HOLD.fresh()
+
+
+def _by_name(
+    loop: Loop, y_spec: Spec, out: list[Tensor], n_y: int, sequences: Sequences | None
+) -> dict[str, Any]:
+    """The outputs of a loop, of what a plan gives. `sequences`: what they are cut as, if they are tables."""
+    y = out[:n_y] if sequences is None else [sequences.restore(rows) for rows in out[:n_y]]
+    one = y_spec.children == (LEAF,)
+    outputs = {y_spec.keys[0]: y[0]} if one else unflatten(y_spec, y)
+    return outputs | {output: out[n_y + place] for output, place in loop.finals}
 
 
 def is_as_ever(entry: Entry, reads: Reads) -> bool:

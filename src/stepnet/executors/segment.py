@@ -1,8 +1,8 @@
 """Cut a value into the steps of a loop, carry states along, and join what the steps returned.
 
-One way for every kind of loop: along an axis of a tensor, or by a level of a LoDTensor. A LoD cut goes
-through TensorArray.unpack, so step t holds the t-th element of every sequence longer than t, in rank
-order; states are ranked and shrunk with it, and nothing of that order is seen outside.
+One way for every kind of loop: along an axis of a tensor, or by a level of a LoDTensor. Of a level, step t
+holds the t-th element of every sequence longer than t, in rank order, as TensorArray.unpack gives them;
+states are ranked and shrunk with it, and nothing of that order is seen outside.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside, outside_modes
-from stepnet.data.offsets import owners
+from stepnet.data.offsets import LoD, owners
 from stepnet.data.permute import invert
 from stepnet.data.tree import flatten, names, unflatten
-from stepnet.data.unpack import step_counts, take_elements
+from stepnet.data.unpack import steps_of, take_elements
 from stepnet.errors import LoDError, LoopError, StepError
 from stepnet.ir.loop import Concat, Loop, Slice
 
@@ -183,16 +182,14 @@ class LoDCut(Cut):
         self.value = value
         self.lengths = value.lengths(self.level)
         steps = self._reversed(value) if self.reverse else value
-        self._array, self._map = TensorArray.unpack(steps, level=self.level, sort_by_length=True)
-        self.steps = self._array.size()
-        self.order = _order(self._map)
-        self._active = step_counts(self.lengths)
+        self._cut = steps_of(steps, self.level)
+        self.steps, self.order = len(self._cut.counts), self._cut.order
 
     def _reversed(self, x: LoDTensor) -> LoDTensor:
         return take_elements(x, self.level, _mirrored(x._lod.levels[self.level]))
 
     def __getitem__(self, t: int) -> Any:
-        return self._array.read(t)
+        return self._cut.values[t]
 
     def check_same(self, other: Cut, name: str, other_name: str) -> None:
         if not isinstance(other, LoDCut):
@@ -208,7 +205,7 @@ class LoDCut(Cut):
             )
 
     def active(self, t: int) -> int:
-        return self._active[t]
+        return self._cut.counts[t]
 
     def to_rank(self, state: Any) -> Any:
         assert self.order is not None
@@ -235,7 +232,7 @@ class LoDCut(Cut):
     def join_leaf(self, kept: list[Any], port: Concat, empty: bool, name: str) -> LoDTensor:
         for t, value in enumerate(kept):
             rows = len(value) if isinstance(value, LoDTensor) else (value.shape[0] if value.dim() else None)
-            wanted = 0 if empty else self._active[t]
+            wanted = 0 if empty else self._cut.counts[t]
             if rows != wanted:
                 raise StepError(
                     f"{name} must have one row for each sequence that takes part in the step",
@@ -243,17 +240,13 @@ class LoDCut(Cut):
                     expected=f"{wanted} rows",
                     remedy="keep the first dimension of x in what the step returns",
                 )
-        upper = self.value.lod[: self.level]
         if empty:
             zero = kept[0]
             inner = zero.lod if isinstance(zero, LoDTensor) else ()
             rows = (zero.values if isinstance(zero, LoDTensor) else zero).detach()
-            return LoDTensor(rows, (*upper, self.value.lod[self.level], *inner))
-        array = TensorArray()
-        for t, value in enumerate(kept):
-            array.write(t, value)
-        packed = array.pack(self.level, self._map, lod=upper)
-        return self._reversed(packed) if self.reverse else packed
+            return LoDTensor(rows, (*self.value.lod[: self.level + 1], *inner))
+        joined = self._cut.joined(kept, LoD.trusted(self.value._lod.levels[: self.level + 1]))
+        return self._reversed(joined) if self.reverse else joined
 
 
 @outside_modes
@@ -267,11 +260,6 @@ def _mirrored(offsets: Tensor) -> Tensor:
 @outside_modes
 def _equal(lengths: Tensor, others: Tensor) -> bool:
     return torch.equal(lengths, others)
-
-
-@outside_modes
-def _order(indices_map: Tensor) -> Tensor:
-    return indices_map[:, 2].long()
 
 
 def join_along(kept: list[Any], port: Concat, empty: bool, name: str) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,7 +161,7 @@ class Program:
             self._fresh.append(like)
         return place
 
-    def _encloses(self, program: Program) -> bool:
+    def _encloses(self, program: Any) -> bool:
         around = self.around
         while around is not None and around is not program:
             around = around.around
@@ -251,19 +251,10 @@ class Program:
         self, function: Callable[..., Any], given_args: tuple[Any, Any], given_kwargs: tuple[Any, Any],
         name: str, line: str, fixed: bool,
     ) -> TrieNode:  # fmt: skip
+        """What a call gives that was not met before, as far as its inputs without data tell."""
         (args, args_template), (kwargs, kwargs_template) = given_args, given_kwargs
-        if name in _CONCRETE:
-            raise no_number(name.strip("_"), line)
-        if in_place(function, name) or kwargs.get("out") is not None:
-            raise StepError(
-                f"'{name}' would change a value in place, which a frame does not record",
-                got=line,
-                remedy=f"{name.strip('_')}, and go on with its result",
-            )
-        if name in (
-            "__getitem__",
-            "getitem",
-        ):  # without data, an index that is one integer has to be a number
+        _check_call(function, name, kwargs, line)
+        if name in ("__getitem__", "getitem"):  # without data, an index that is one integer is to be a number
             args = (args[0], map_leaves(args[1], Symbolic, first_place))
         given = [
             v._example if isinstance(v, Symbolic) else None
@@ -275,10 +266,7 @@ class Program:
             if like is not None:
                 example = self._run_like(like, args_template, kwargs_template or {})
             else:
-                sizes = any(type(v) in (int, float) for v in given)  # given to what makes tensors, perhaps
-                where = torch.device("meta") if sizes else contextlib.nullcontext()
-                with torch.no_grad(), where, during(RECORDER, None):
-                    example = named(function(*self._example_of(args), **on_meta(self._example_of(kwargs))))
+                example = self._run_bare(function, args, kwargs, given)
         except (_Unknown, NotImplementedError):
             return unknown
         except (RuntimeError, IndexError, TypeError, ValueError, AttributeError, StepnetError) as error:
@@ -287,30 +275,40 @@ class Program:
             if not known or any(isinstance(v, Tensor) and not v.numel() for v in given):
                 return unknown  # what stands for it here says too little
             raise does_not_fit(name, error, given, line) from error
-        bare, spec = flatten(example)
-        bare = [bare_leaf(leaf) for leaf in bare]
-        values = [isinstance(leaf, (Tensor, LoDTensor, TensorArray)) or leaf is None for leaf in bare]
+        leaves_of, nested = flatten(example)
+        bare = tuple([bare_leaf(leaf) for leaf in leaves_of])
+        spec = nested if nested.kind is not None else None
         if any(isinstance(leaf, torch.SymInt) for leaf in bare):  # of a module that is traced
-            return TrieNode(None, tuple(bare), spec if spec.kind is not None else None, (True,) * len(bare))
+            return TrieNode(None, bare, spec, (True,) * len(bare))
+        if any(isinstance(leaf, (Tensor, LoDTensor, TensorArray)) or leaf is None for leaf in bare):
+            return TrieNode(None, bare, spec)
         numbers = all(type(leaf) in (int, float, bool) for leaf in bare)
-        told: tuple[bool, ...] = ()
-        if not any(values):
-            symbolic = numbers and (
-                like is not None or name in _SIZES or any(type(v) in (int, float, bool) for v in given)
-            )
-            if not symbolic:
-                return TrieNode(None, (example,), None, (True,))
-            # Of what comes from a tape, sizes but the first may be the same whatever the tape is played with.
-            closed = name in ("shape", "size") and self.stand_in is not None
-            closed &= self._true_of((args_template, kwargs_template)) == _EVERY
-            dims = range(len(bare)) if len(bare) > 1 or name == "shape" else [*args[1:], *kwargs.values(), 0]
-            told = tuple(
-                [
-                    fixed or (closed and d != 0 and not self.is_open(n))
-                    for d, n in zip(dims, bare, strict=False)
-                ]
-            )
-        return TrieNode(None, tuple(bare), spec if spec.kind is not None else None, told)
+        of_numbers = like is not None or name in _SIZES or any(type(v) in (int, float, bool) for v in given)
+        if not (numbers and of_numbers):
+            return TrieNode(None, (example,), None, (True,))
+        closed = name in ("shape", "size") and self.stand_in is not None
+        closed &= self._true_of((args_template, kwargs_template)) == _EVERY
+        dims = range(len(bare)) if len(bare) > 1 or name == "shape" else [*args[1:], *kwargs.values(), 0]
+        return TrieNode(None, bare, spec, self._told(bare, dims, fixed, closed))
+
+    def _run_bare(self, function: Callable[..., Any], args: Any, kwargs: Any, given: list[Any]) -> Any:
+        """What a function gives for values without data."""
+        sizes = any(type(v) in (int, float) for v in given)  # given to what makes tensors, perhaps
+        where = torch.device("meta") if sizes else contextlib.nullcontext()
+        with torch.no_grad(), where, during(RECORDER, None):
+            return named(function(*self._example_of(args), **on_meta(self._example_of(kwargs))))
+
+    def _told(
+        self, numbers: tuple[Any, ...], dims: Iterable[Any], fixed: bool, closed: bool
+    ) -> tuple[bool, ...]:
+        """Which of these sizes Python gets as they are: all, if they are fixed; of what comes from a tape,
+        those but the first may be the same whatever the tape is played with (`closed`)."""
+        return tuple(
+            [
+                fixed or (closed and d != 0 and not self.is_open(n))
+                for d, n in zip(dims, numbers, strict=False)
+            ]
+        )
 
     def _run_like(self, like: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What stands for the result of a function of our own, which runs functions of the user."""
@@ -512,3 +510,15 @@ class Program:
 
 class _Unknown(Exception):
     """A shape that is known only when the loop runs."""
+
+
+def _check_call(function: Callable[..., Any], name: str, kwargs: dict[str, Any], line: str) -> None:
+    """Refuse what needs numbers, and what writes to a value."""
+    if name in _CONCRETE:
+        raise no_number(name.strip("_"), line)
+    if in_place(function, name) or kwargs.get("out") is not None:
+        raise StepError(
+            f"'{name}' would change a value in place, which a frame does not record",
+            got=line,
+            remedy=f"{name.strip('_')}, and go on with its result",
+        )

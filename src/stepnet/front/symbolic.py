@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -22,11 +22,21 @@ from stepnet.user_line import user_line
 from .step import describe_leaf
 from .template import Ref
 
-if TYPE_CHECKING:
-    from .program import Program
+
+class Recording(Protocol):
+    """What records what is done to symbolic values: the program of a frame."""
+
+    around: Any
+    device: torch.device
+
+    def call(self, function: Callable[..., Any], args: Any, kwargs: Any, name: str = "") -> Any: ...
+    def told_number(self, value: Any) -> Any: ...
+    def told_length(self, value: Any) -> int: ...
+    def is_open(self, size: Any) -> bool: ...
+
 
 # The program of the innermost frame that is being written here.
-OPEN: ContextVar[Program | None] = ContextVar("stepnet_open_frame", default=None)
+OPEN: ContextVar[Any] = ContextVar("stepnet_open_frame", default=None)
 
 
 _OF_AUTOGRAD = {"requires_grad", "grad_fn", "grad", "is_leaf", "retains_grad", "_version"}
@@ -42,7 +52,7 @@ class Symbolic(InFrame):
     __slots__ = ("_example", "_program", "_ref")
     __hash__ = object.__hash__
 
-    def __init__(self, program: Program, ref: Ref, example: Any) -> None:
+    def __init__(self, program: Recording, ref: Ref, example: Any) -> None:
         self._program, self._ref, self._example = program, ref, example
 
     @classmethod
@@ -165,7 +175,7 @@ class SymbolicSize(SymbolicNumber, torch.SymInt):
         raise outside(self)
 
 
-def symbolic(program: Program, ref: Ref, example: Any, unknown: type[Symbolic] = Symbolic) -> Any:
+def symbolic(program: Recording, ref: Ref, example: Any, unknown: type[Symbolic] = Symbolic) -> Any:
     """The symbolic value, number or array at a place of a program; `unknown` is one without example."""
     if example is None:
         return unknown(program, ref, None)
@@ -198,7 +208,7 @@ def kind_of_unknown(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return SymbolicSize if integers else Symbolic
 
 
-def at_home(value: Symbolic) -> Program:
+def at_home(value: Symbolic) -> Recording:
     """The program that records what is done to a value: that of the innermost frame, inside the value's.
 
     Raises:

@@ -33,11 +33,12 @@ from stepnet.front.static import Padded
 from stepnet.front.step import TorchCell
 
 from . import calls
+from .flow import Way
 from .functions import put_together
 from .guards import forget_ours
 from .ops import LIBRARY
 from .portable import refusal, text_of
-from .recurrence import Leaf, Recurrence, Way, autocast_now
+from .recurrence import Leaf, Recurrence, autocast_now
 from .sizes import open_size, row_shape
 
 if CAN_CAPTURE:

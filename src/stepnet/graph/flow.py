@@ -6,24 +6,51 @@ without numbers: over sequences of all the lengths at which the answer may diffe
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import SymInt, Tensor
 
 from stepnet.data.modes import outside_modes
 from stepnet.errors import StepError
+from stepnet.executors.base import Backend
 
 from .sizes import row_shape
 
-if TYPE_CHECKING:
-    from .recurrence import Recurrence
-
 _INSIDE = 2  # entries of a step that is a sequence
 _ANY = 3  # in the place of a size that is not known before the graph runs
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a recurrence runs: the arguments of `recurrent`, and what was around its call.
+
+    Attributes:
+        levels: how many levels of offsets x has; 0 for tensors of equal lengths.
+        inside: how many of them the steps have, which are sequences then.
+        autocast: the type that autocast gives on each kind of device, where it is on.
+        resets: which marks restart it, and whether a reset state is handed in: "", "is_init", "done".
+        checkpoint, detach_every: its windows of steps.
+    """
+
+    name: str
+    reverse: bool = False
+    axis: int = 0
+    levels: int = 0
+    inside: int = 0
+    backend: Backend | None = None
+    autocast: tuple[tuple[str, str], ...] = ()
+    resets: str = ""
+    checkpoint: int | bool | None = None
+    detach_every: int | None = None
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether it is cut into windows of steps."""
+        return bool(self.checkpoint or self.detach_every)
 
 
 class Flow(NamedTuple):
@@ -39,14 +66,14 @@ class Flow(NamedTuple):
 
 @outside_modes
 def flow_of(
-    call: Recurrence, ask: Callable[..., Any], tensors: Sequence[Tensor], sizes: Sequence[int],
-    needs: Sequence[bool],
+    way: Way, counts: tuple[int, int, int, int], plainly: Callable[..., list[Tensor]],
+    tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool],
 ) -> Flow | None:  # fmt: skip
     """The flow of gradients in a recurrence; None where its shapes do not tell.
 
     Args:
-        call: the recurrence.
-        ask: takes what `recurrent` does, and runs the plain loop.
+        way, counts: of the recurrence.
+        plainly: runs it by the plain loop: another way, other counts, tensors and sizes.
         tensors, sizes: as for `Recurrence.run`, with numbers or without.
         needs: which tensors need a gradient.
     """
@@ -54,7 +81,7 @@ def flow_of(
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    way, (n_x, n_state, n_static, n_fresh) = call.way, call.counts
+    n_x, n_state, n_static, n_fresh = counts
     # ends that no step changes; then one more step for each state that a gradient may pass on its way
     lengths = range(0 if way.levels else 1, n_state + 2)
     n, rows, begin = len(lengths), sum(lengths), n_x + n_state + n_static
@@ -79,11 +106,10 @@ def flow_of(
     for k in range(way.inside):
         levels.append([*range(0, _INSIDE * rows + 1, 1 if k else _INSIDE)])
     offsets = [torch.tensor(level) for _ in range(n_x) for level in levels]
-    flat = dataclasses.replace(way, axis=0, levels=len(levels), resets="", checkpoint=None, detach_every=None)
-    one = dataclasses.replace(call, way=flat, counts=(n_x, n_state, n_static, 0))
+    flat = replace(way, axis=0, levels=len(levels), resets="", checkpoint=None, detach_every=None)
     try:
         with torch.enable_grad(), tracing(None):
-            results = one.asked_of(ask, [*given, *offsets, *reads], _numbers(sizes))
+            results = plainly(flat, (n_x, n_state, n_static, 0), [*given, *offsets, *reads], _numbers(sizes))
     except (RuntimeError, StepError):  # what it does depends on numbers
         return None
     places = [*zip(given, range(begin), strict=True)]

@@ -21,7 +21,8 @@ from stepnet.data.modes import as_written, outside_modes
 from stepnet.errors import StepError
 
 from .calls import add_kind, unreadable
-from .recurrence import Leaf, Recurrence, Way
+from .flow import Way
+from .recurrence import Leaf, Recurrence
 from .sizes import row_shape
 
 KIND = "recurrence"

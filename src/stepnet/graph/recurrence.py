@@ -6,7 +6,7 @@ import contextlib
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,14 +19,14 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import flatten
-from stepnet.executors.base import Backend, Executor
+from stepnet.executors.base import Executor
 from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import check_backend
 
 from .dispatch import from_the_top
-from .flow import Flow, flow_of
+from .flow import Flow, Way, flow_of
 from .planned import Known, Like, Planned, Shape, all_on_cpu, is_watched, needed_of
 
 _dtype, _size = operator.attrgetter("dtype"), operator.attrgetter("shape")
@@ -49,35 +49,6 @@ class Leaf:
     shape: tuple[int, ...]
     dtype: torch.dtype
     whole: bool = False
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a recurrence runs: the arguments of `recurrent`, and what was around its call.
-
-    Attributes:
-        levels: how many levels of offsets x has; 0 for tensors of equal lengths.
-        inside: how many of them the steps have, which are sequences then.
-        autocast: the type that autocast gives on each kind of device, where it is on.
-        resets: which marks restart it, and whether a reset state is handed in: "", "is_init", "done".
-        checkpoint, detach_every: its windows of steps.
-    """
-
-    name: str
-    reverse: bool = False
-    axis: int = 0
-    levels: int = 0
-    inside: int = 0
-    backend: Backend | None = None
-    autocast: tuple[tuple[str, str], ...] = ()
-    resets: str = ""
-    checkpoint: int | bool | None = None
-    detach_every: int | None = None
-
-    @property
-    def in_windows(self) -> bool:
-        """Whether it is cut into windows of steps."""
-        return bool(self.checkpoint or self.detach_every)
 
 
 @dataclass(frozen=True)
@@ -139,7 +110,11 @@ class Recurrence:
         """How gradients flow where these inputs need one."""
         key = tuple(needs)
         if key not in self.flows:
-            self.flows[key] = flow_of(self, _ANSWER[2], tensors, sizes, needs)
+
+            def plainly(way: Way, counts: tuple[int, int, int, int], *given: Any) -> list[Tensor]:
+                return replace(self, way=way, counts=counts).asked_of(_ANSWER[2], *given)
+
+            self.flows[key] = flow_of(self.way, self.counts, plainly, tensors, sizes, needs)
         return self.flows[key]
 
     def _asked(self, ask: Callable[..., Any], tensors: Sequence[Tensor], sizes: Sequence[int]) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import onnx_ir as ir
 import torch
 from torch import Tensor
@@ -11,8 +9,7 @@ from torch import Tensor
 from stepnet.export.emit import END
 from stepnet.export.graph import Cell, LoopInput, LoopOp, LoopOutput, Node, Value
 
-if TYPE_CHECKING:
-    from .from_graph import GraphWriter
+from .graph_writer import GraphWriter
 
 
 def loop_nodes(w: GraphWriter, loop: LoopOp, node: Node) -> tuple[ir.Value, ...]:

@@ -20,7 +20,7 @@ from stepnet.export.graph import Graph
 from stepnet.export.states import state_pairs
 from stepnet.file_model import STATES, FileModel
 
-from .from_graph import ONNX, GraphWriter
+from .from_graph import ONNX, OpWriter
 
 OPSET, IR_VERSION = 20, 9  # the first that has Gelu, and what torch writes
 LARGE = 2**28  # bytes of constants that do not go into the file itself
@@ -88,7 +88,7 @@ def model_of(
         while name in (*inputs.values(), *names.values()):
             name += "_out"
         names[number] = name
-    writer = GraphWriter(graph, dict.fromkeys((*inputs.values(), *names.values()), 1), f16)
+    writer = OpWriter(graph, dict.fromkeys((*inputs.values(), *names.values()), 1), f16)
     writer.write(graph.nodes)
     outputs = []
     for number in results:

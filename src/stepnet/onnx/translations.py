@@ -18,7 +18,8 @@ from stepnet.graph import calls
 from stepnet.graph.recurrence import Recurrence
 from stepnet.graph.sequences import FUNCTIONS, SequenceCall
 
-from .from_graph import ONNX, GraphWriter
+from .from_graph import ONNX, OpWriter
+from .graph_writer import GraphWriter
 
 _numbers = itertools.count()
 
@@ -42,7 +43,7 @@ def _run(tensors: Sequence[ir.Value], sizes: Sequence[Any], what: str) -> list[i
     call = calls.find(what)
     recorder: Any = evaluator.default()
     if isinstance(call, SequenceCall) and call.function in (FUNCTIONS["offsets"], FUNCTIONS["lengths"]):
-        w = GraphWriter(Graph("offsets", ONNX), {}, False, {}, prefix=f"stepnet_{next(_numbers)}_")
+        w = OpWriter(Graph("offsets", ONNX), {}, False, {}, prefix=f"stepnet_{next(_numbers)}_")
         results = [_offsets(w, value, call.function is FUNCTIONS["lengths"]) for value in tensors]
         if len(sizes) == 1:  # the number of rows alone: lengths come with them
             results += [_lengths(w, value) for value in results]
@@ -118,7 +119,7 @@ class _Translation:
                 examples[i] = LoDTensor.from_lengths(rows, lengths)
         graph = module_graph(module, tuple(examples), ONNX, name=call.way.name)
         parameters = [number for number, node in enumerate(graph.nodes) if node.op == "parameter"]
-        self.writer = GraphWriter(graph, {}, False, {}, prefix=f"stepnet_{next(_numbers)}_")
+        self.writer = OpWriter(graph, {}, False, {}, prefix=f"stepnet_{next(_numbers)}_")
         inputs = list(self.tensors)
         if offsets is not None:
             self.rows = _Rows(self.writer, offsets)

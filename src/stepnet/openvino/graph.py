@@ -22,7 +22,6 @@ from .element_types import by_name
 from .layers.elementwise import convert
 from .layers.row import Misfit, Row
 from .layers.sequences import SequenceRunner
-from .loops import IfRunner, LoopRunner, TensorIteratorRunner
 from .open_sizes import RULES as ON_SIZES
 from .open_sizes import on_sizes
 from .records import Layer, Net
@@ -117,15 +116,30 @@ def _brief(value: Any) -> str:
     return str(value)[:80]
 
 
+@dataclass(frozen=True)
+class Making:
+    """What graphs are made with.
+
+    Attributes:
+        weights: the numbers of their constants.
+        runners: what makes the functions of layers that hold bodies.
+        trainable: whether constants are parameters.
+        shared: those there are, by the tensors that they were made of.
+    """
+
+    weights: Weights
+    runners: Mapping[str, Callable[..., Any]]
+    trainable: bool = False
+    shared: dict[int, nn.Parameter] = field(default_factory=dict)
+
+
 class Graph(nn.Module):
     """A net whose constants are buffers, or parameters where they are trained.
 
     Bodies of loops are graphs in `bodies`, by the id of their layer.
     """
 
-    def __init__(
-        self, net: Net, weights: Weights, *, trainable: bool, shared: dict[int, nn.Parameter]
-    ) -> None:
+    def __init__(self, net: Net, making: Making) -> None:
         super().__init__()
         self.net = net
         self.bodies = nn.ModuleDict()
@@ -133,7 +147,7 @@ class Graph(nn.Module):
         self._prepared = Prepared()
         self._slot_of: dict[tuple[int, int], int] = {}
         self.nodes: list[Node] = []
-        constants = self._read_constants(weights)
+        constants = self._read_constants(making.weights)
         used = {s for i in net.order for s in net.layers[i].sources if i not in constants}
         # Constants that only feed Converts, for when the model is saved.
         self.folded = {i: value for i, value in constants.items() if (i, 0) not in used}
@@ -142,9 +156,9 @@ class Graph(nn.Module):
             slots = tuple(self._slot(i, k) for k in range(len(layer.outputs)))
             if i in constants:
                 if (i, 0) in used:
-                    self._register(layer, slots[0], constants[i], trainable, shared)
+                    self._register(layer, slots[0], constants[i], making)
             elif layer.type not in ("Parameter", "Result"):
-                self.nodes.append(self._node(layer, slots, constants, weights, trainable, shared))
+                self.nodes.append(self._node(layer, slots, constants, making))
         self.parameter_slots = tuple(self._slot(i, 0) for i in net.parameters)
         self.result_slots = tuple(self._slot(*net.layers[i].sources[0]) for i in net.results)
         self.slot_count = len(self._slot_of)
@@ -171,30 +185,25 @@ class Graph(nn.Module):
                     constants[i] = weights.converted(source, to.dtype, convert)
         return constants
 
-    def _register(
-        self, layer: Layer, slot: int, value: Tensor, trainable: bool, shared: dict[int, nn.Parameter]
-    ) -> None:
+    def _register(self, layer: Layer, slot: int, value: Tensor, making: Making) -> None:
         name = f"constant_{layer.id}"
         self.constant_slots.append((slot, name))
-        if trainable and value.dtype.is_floating_point:
-            if id(value) not in shared:
-                shared[id(value)] = nn.Parameter(value.clone())
-            self.register_parameter(name, shared[id(value)])
+        if making.trainable and value.dtype.is_floating_point:
+            if id(value) not in making.shared:
+                making.shared[id(value)] = nn.Parameter(value.clone())
+            self.register_parameter(name, making.shared[id(value)])
         else:
             self.register_buffer(name, value)
 
     def _node(
-        self, layer: Layer, slots: tuple[int, ...], constants: dict[int, Tensor], weights: Weights,
-        trainable: bool, shared: dict[int, nn.Parameter],
-    ) -> Node:  # fmt: skip
+        self, layer: Layer, slots: tuple[int, ...], constants: dict[int, Tensor], making: Making
+    ) -> Node:
         inputs = tuple(self._slot(*source) for source in layer.sources)
         if layer.bodies:
             for prefix, body in layer.bodies.items():
-                graph = Graph(body, weights, trainable=trainable, shared=shared)
-                self.bodies[f"{prefix}{layer.id}"] = graph
-            runners = {"TensorIterator": TensorIteratorRunner, "Loop": LoopRunner, "If": IfRunner}
+                self.bodies[f"{prefix}{layer.id}"] = Graph(body, making)
             graphs = {prefix: self.bodies[f"{prefix}{layer.id}"] for prefix in layer.bodies}
-            return Node(layer, runners[layer.type](layer, graphs, constants), inputs, slots, ())
+            return Node(layer, making.runners[layer.type](layer, graphs, constants), inputs, slots, ())
         row = ROWS[layer.type.lower()]
         _check_arity(layer, row)
         fixed = {}

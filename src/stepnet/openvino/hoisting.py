@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,11 +23,9 @@ from stepnet.file_model import FileBody
 from stepnet.ir.loop import Invariant, Iteration, Loop, Slice
 
 from .attributes import Attributes
+from .graph import Graph, Node
 from .reader import shape_from_text
 from .records import Layer
-
-if TYPE_CHECKING:
-    from .graph import Graph, Node
 
 Value = tuple[int, bool]  # a slot of the graph, and whether its last two axes are swapped
 

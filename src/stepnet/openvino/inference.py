@@ -51,6 +51,11 @@ class _Fault(Exception):
         self.error = error
         self.key = (str(error).split(":")[:3], key)
 
+    @classmethod
+    def at(cls, layer: Layer, what: str, key: object = None, **said: Any) -> _Fault:
+        """The fault of a layer; `key` is `what` if nothing else is given."""
+        return cls(IRError(f"{layer.where}: {what}", **said), what if key is None else key)
+
 
 def check_shapes(
     graph: Graph, shapes: Sequence[tuple[int, ...] | None], dtypes: Sequence[torch.dtype]
@@ -176,12 +181,9 @@ class Walk:
         declared = by_name(name, parameter.where)
         if value.dtype == declared.dtype:
             return
-        error = IRError(
-            f"{parameter.where}: what it is fed has another element type",
-            got=dtype_name(value.dtype),
-            expected=dtype_name(declared.dtype),
-        )
-        self.faults.setdefault(parameter.where, _Fault(error, str(value.dtype)))
+        said = {"got": dtype_name(value.dtype), "expected": dtype_name(declared.dtype)}
+        fault = _Fault.at(parameter, "what it is fed has another element type", str(value.dtype), **said)
+        self.faults.setdefault(parameter.where, fault)
 
     def branch(self) -> Walk:
         """A walk for a branch of an If, whose faults do not count."""
@@ -249,13 +251,9 @@ class Walk:
         arguments |= {port.parameter: feeds[port.source] for port in (*loop.merged, *loop.invariants)}
         if len(set(counts.values())) > 1:
             text = ", ".join(f"'{shorten(name)}': {count}" for name, count in list(counts.items())[:8])
-            raise _Fault(
-                IRError(
-                    f"{node.layer.where}: sliced inputs have different numbers of iterations",
-                    got=text,
-                    expected="the same number for each, by axis, start, end and stride",
-                ),
-                text,
+            what, wanted = "sliced inputs have different numbers of iterations", "the same number for each"
+            raise _Fault.at(
+                node.layer, what, text, got=text, expected=f"{wanted}, by axis, start, end and stride"
             )
         steps = next(iter(counts.values()), None)
         if steps is None:
@@ -284,12 +282,9 @@ class Walk:
             before, after = arguments.get(parameter), results.get(result)
             if isinstance(before, Tensor) and isinstance(after, Tensor) and before.dtype != after.dtype:
                 text = f"back edge from '{shorten(result)}' to '{shorten(parameter)}'"
-                error = IRError(
-                    f"{node.layer.where}: {text}: the element type changes from step to step",
-                    got=dtype_name(after.dtype),
-                    expected=f"{dtype_name(before.dtype)}, of which the first value is",
-                )
-                raise _Fault(error, text)
+                wanted = f"{dtype_name(before.dtype)}, of which the first value is"
+                what = f"{text}: the element type changes from step to step"
+                raise _Fault.at(node.layer, what, text, got=dtype_name(after.dtype), expected=wanted)
 
     def _counted(self, node: Node, runner: TensorIteratorRunner) -> int:
         from stepnet.executors.segment import Count
@@ -297,70 +292,49 @@ class Walk:
         try:
             return Count(runner.loop).steps
         except LoopError as error:
-            raise _Fault(IRError(f"{node.layer.where}: {error.args[0]}"), "count") from error
+            raise _Fault.at(node.layer, error.args[0], "count") from error
 
     def _sliced(self, node: Node, port: Slice, value: Tensor) -> tuple[Tensor, int]:
         if not -value.dim() <= port.axis < value.dim():
-            text = f"axis {port.axis} lies outside an input of {value.dim()} dimensions"
-            error = IRError(
-                f"{node.layer.where}: the slice of '{shorten(port.parameter)}': {text}",
-                got=f"axis={port.axis}",
-                expected=f"{-value.dim()} to {value.dim() - 1}" if value.dim() else "a tensor with axes",
+            raise _outside(
+                node.layer, f"the slice of '{shorten(port.parameter)}'", port.axis, "an input", value
             )
-            raise _Fault(error, text)
         axis = port.axis % value.dim()
         try:
             _, _, steps = iterations(port, value.shape[axis])
         except LoopError as error:
             text = error.args[0].replace(port.parameter, shorten(port.parameter))
-            raise _Fault(IRError(f"{node.layer.where}: {text}"), value.shape[axis]) from error
+            raise _Fault.at(node.layer, text, value.shape[axis]) from error
         shape = list(value.shape)
         shape[axis] = port.part_size or 1
         return torch.empty(shape, dtype=value.dtype, device="meta"), steps
 
     def _joined(self, node: Node, port: Concat, value: Tensor, steps: int) -> Tensor:
         if not -value.dim() <= port.axis < value.dim():
-            text = f"axis {port.axis} lies outside a result of {value.dim()} dimensions"
-            error = IRError(
-                f"{node.layer.where}: {port.output}: {text}",
-                got=f"axis={port.axis}",
-                expected=f"{-value.dim()} to {value.dim() - 1}" if value.dim() else "a tensor with axes",
-            )
-            raise _Fault(error, text)
+            raise _outside(node.layer, port.output, port.axis, "a result", value)
         axis, part = port.axis % value.dim(), port.part_size or 1
         if value.shape[axis] != part:
-            text = f"part_size is {part}, but the result has {value.shape[axis]} elements along axis {axis}"
-            error = IRError(
-                f"{node.layer.where}: output {port.output}: {text}",
-                got=f"a result of {list(value.shape)}",
-                expected=f"{part} along axis {axis}, or part_size={value.shape[axis]}",
-            )
-            raise _Fault(error, (part, value.shape[axis]))
+            size = value.shape[axis]
+            text = f"part_size is {part}, but the result has {size} elements along axis {axis}"
+            got, wanted = f"a result of {list(value.shape)}", f"{part} along axis {axis}, or part_size={size}"
+            what = f"output {port.output}: {text}"
+            raise _Fault.at(node.layer, what, (part, size), got=got, expected=wanted)
         said, whole = abs(port.end - port.start) / abs(port.stride), steps * part
         text = f"output {port.output}: the range from {port.start} to {port.end} by {port.stride}"
         if port.start >= 0 and port.end >= 0 and said != steps:  # it says by itself how many there are
-            error = IRError(
-                f"{node.layer.where}: {text} is not as long as the loop",
-                got=f"{said:g} iterations",
-                expected=steps,
-            )
-            raise _Fault(error, (said, steps))
+            what = f"{text} is not as long as the loop"
+            raise _Fault.at(node.layer, what, (said, steps), got=f"{said:g} iterations", expected=steps)
         if any(not -whole - 1 <= end <= whole for end in (port.start, port.end)):
-            error = IRError(
-                f"{node.layer.where}: {text} lies outside what the loop gives",
-                got=f"start={port.start}, end={port.end}",
-                expected=f"both within {whole} elements",
-            )
-            raise _Fault(error, str((port.start, port.end)))
+            what, got = f"{text} lies outside what the loop gives", f"start={port.start}, end={port.end}"
+            key, wanted = str((port.start, port.end)), f"both within {whole} elements"
+            raise _Fault.at(node.layer, what, key, got=got, expected=wanted)
         declared = next(p for p in node.layer.outputs if f"port {p.id}" == port.output).shape
         if declared is not None and len(declared) == value.dim() and declared[axis] not in (-1, steps * part):
-            error = IRError(
-                f"{node.layer.where}: output {port.output} declares {declared[axis]} along axis {axis} but"
-                f" {steps} iterations x part {part} give {steps * part}",
-                got=declared[axis],
-                expected=steps * part,
+            size, made = declared[axis], steps * part
+            what = (
+                f"output {port.output} declares {size} along axis {axis} but {steps} iterations x part {part}"
             )
-            raise _Fault(error, (declared[axis], steps * part))
+            raise _Fault.at(node.layer, f"{what} give {made}", (size, made), got=size, expected=made)
         shape = list(value.shape)
         shape[axis] = steps * part
         check_bytes(tuple(shape), value.element_size(), node.layer.where)
@@ -394,12 +368,8 @@ class Walk:
     def _check_one(self, node: Node, value: Any, what: str) -> None:
         """What a layer that decides takes: one number."""
         if isinstance(value, Tensor) and value.numel() != 1:
-            error = IRError(
-                f"{node.layer.where}: the {what} must be one value",
-                got=f"a tensor of {list(value.shape)}",
-                expected="one value",
-            )
-            raise _Fault(error, str(value.shape))
+            said = {"got": f"a tensor of {list(value.shape)}", "expected": "one value"}
+            raise _Fault.at(node.layer, f"the {what} must be one value", str(value.shape), **said)
 
     def _if(self, node: Node, runner: IfRunner, given: Sequence[Any]) -> Sequence[Any]:
         branches: list[Mapping[int, Any]] = []
@@ -415,6 +385,12 @@ class Walk:
             _shape_of(branches[0][p.id]) if _alike(branches[0][p.id], branches[1][p.id]) else UNKNOWN
             for p in node.layer.outputs
         ]
+
+
+def _outside(layer: Layer, what: str, axis: int, of: str, value: Tensor) -> _Fault:
+    text = f"axis {axis} lies outside {of} of {value.dim()} dimensions"
+    axes = f"{-value.dim()} to {value.dim() - 1}" if value.dim() else "a tensor with axes"
+    return _Fault.at(layer, f"{what}: {text}", text, got=f"axis={axis}", expected=axes)
 
 
 def _as_meta(value: Tensor) -> Tensor:

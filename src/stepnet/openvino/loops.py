@@ -10,7 +10,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,14 +42,12 @@ from stepnet.iterator.rows import RowLoop, show_declined
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.watchers import watching
 
+from .graph import Graph
 from .hoisting import Hoisted, parameter_shape
 from .layers.row import Misfit
 from .own_end import OwnEndRunner, WholeStep
 from .records import Layer, Net, PortMap, PortRow
 from .rowwise import Adapter
-
-if TYPE_CHECKING:
-    from .graph import Graph
 
 
 class GraphBody:
@@ -456,3 +454,6 @@ def _scalar(value: Any, what: str) -> Tensor:
     if value.numel() != 1:
         raise Misfit(f"the {what} must be one value", got=list(value.shape), dims=math.prod(value.shape))
     return value.reshape(())
+
+
+RUNNERS = {"TensorIterator": TensorIteratorRunner, "Loop": LoopRunner, "If": IfRunner}

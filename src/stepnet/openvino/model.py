@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from stepnet.data.arguments import path as path_of
 from stepnet.data.outputs import Outputs
@@ -17,8 +16,9 @@ from stepnet.file_model import FileModel, LoopReport, Socket, shorten
 
 from .attributes import Attributes
 from .element_types import ElementType
-from .graph import Graph
+from .graph import Graph, Making
 from .inference import check_shapes
+from .loops import RUNNERS
 from .reader import read_net, shape_from_text
 from .records import Layer, Net, Shape
 from .states import open_states
@@ -53,8 +53,7 @@ class OpenVINOModel(FileModel):
                 f"{net.scope}: two inputs have the name '{shorten(twice)}'",
                 expected="a name of its own for each Parameter",
             )
-        shared: dict[int, nn.Parameter] = {}
-        self.layers = Graph(net, weights, trainable=trainable, shared=shared)
+        self.layers = Graph(net, Making(weights, RUNNERS, trainable))
         check_shapes(self.graph, shapes, dtypes)
         self.states = {
             name: self.outputs[net.results.index(result)].name for name, (_, result) in net.states.items()

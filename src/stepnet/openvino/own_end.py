@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,7 @@ from stepnet.file_model.own_end import OwnEndLoop
 from stepnet.ir.loop import Concat, Iteration, Loop, Slice
 from stepnet.repeat import while_joined
 
-if TYPE_CHECKING:
-    from .graph import Graph
+from .graph import Graph
 
 EMPTY: Mapping[str, Any] = {}
 

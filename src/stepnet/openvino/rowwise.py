@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from .graph import Node
 from .hoisting import Hoisted
 from .layers import elementwise
-
-if TYPE_CHECKING:
-    from .graph import Node
-
 
 # Layers that take one row of a constant whose rows are all alike for any number of them.
 _ELEMENT_BY_ELEMENT = frozenset(row.type.lower() for row in elementwise.ROWS) - {"convert"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +15,8 @@ from stepnet.file_model.branching import Branching
 from stepnet.file_model.own_end import BOTH
 from stepnet.watchers import instead
 
+from .graph import Graph
 from .info import Info, Run, body_of, one_value, op
-
-if TYPE_CHECKING:
-    from .graph import Graph
 
 
 @op("If")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -21,11 +21,9 @@ from stepnet.repeat import while_joined
 
 from .branches import branches_alone
 from .counted import CountedLoop
+from .graph import SEEN, Graph
 from .info import Info, Misfit, Run, body_of, dtype_of, one_value, op
 from .tables import origin
-
-if TYPE_CHECKING:
-    from .graph import Graph
 
 
 def _one(value: Any, what: str, dtype: torch.dtype = torch.bool) -> Any:
@@ -144,8 +142,6 @@ def _no_rows(
 
 def is_watched() -> bool:
     """Whether somebody watches the nodes, those of bodies among them."""
-    from .graph import SEEN  # which holds this table
-
     return SEEN.get() is not None
 
 

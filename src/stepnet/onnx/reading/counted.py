@@ -6,7 +6,7 @@ for i: x = Gather(xs, i); h = tanh(h W + x)     ->     what a Scan over xs is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,10 +14,8 @@ from stepnet.export.open_sizes import plain
 from stepnet.file_model import LoopReport, plainly_fed
 from stepnet.file_model.scan_loop import ScanLoop
 
+from .graph import Graph, Step
 from .info import Info
-
-if TYPE_CHECKING:
-    from .graph import Graph, Step
 
 
 class PickedSteps:

@@ -16,50 +16,13 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import IRError, StepnetError
-from stepnet.executors.setting import check_backend
 from stepnet.export.open_sizes import Sizes, plain
 from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
-from . import (
-    attention,
-    branches,
-    cells,
-    control,
-    distinct,
-    elementwise,
-    fourier,
-    joined_steps,
-    regions,
-    resizing,
-    sequences,
-    shapes,
-    sizes,
-    spaces,
-    sums,
-    whole_numbers,
-)
 from .info import TABLE, Info, Misfit, error, tensor_of
-from .sizes import on_sizes
+from .sizes import RULES, on_sizes
 
-OPERATORS = (
-    elementwise,
-    sizes,
-    shapes,
-    spaces,
-    resizing,
-    regions,
-    sums,
-    whole_numbers,
-    fourier,
-    distinct,
-    attention,
-    cells,
-    sequences,
-    branches,
-    control,
-)  # which fill the table
-_MOST_KINDS = 64  # of calls, that one graph remembers
 _LONGEST = 2**16  # numbers in a constant that is read as sizes or positions
 _FEW = 64  # numbers of constants that nodes are computed from as a file is read
 DOMAINS = ("", "ai.onnx")
@@ -150,8 +113,6 @@ class Graph:
         self.constants = frozenset(value for value in captured if value in constants)
         self._opset = opset
         self._prepared = Prepared()
-        self._scans = any(isinstance(step.run, control.ScanRunner) for step in self.steps)
-        self._found: dict[Any, list[Step] | None] = {}  # steps with nodes in Scans, by the kind of a call
         kept = {*self.outputs, *self.captured}
         uses = [[v for v in (*step.inputs, *step.outputs) if v is not None] for step in self.steps]
         for step, done in zip(self.steps, last_uses(uses, kept), strict=True):
@@ -164,7 +125,7 @@ class Graph:
         if not row.least <= len(node.inputs) <= row.most:
             raise IRError(f"{place}: has {len(node.inputs)} inputs", expected=f"{row.least} to {row.most}")
         bodies = {
-            name: Graph(a.as_graph(), constants, opset, f"{place}, {name}")
+            name: type(self)(a.as_graph(), constants, opset, f"{place}, {name}")
             for name, a in node.attributes.items()
             if a.type == ir.AttributeType.GRAPH
         }
@@ -183,22 +144,6 @@ class Graph:
         except (Misfit, *ERRORS) as problem:
             raise error(place, problem) from problem
         return Step(place, run, (*node.inputs, *outer), tuple(node.outputs), info)
-
-    def _joined(
-        self, arguments: Sequence[Any], given: dict[ir.Value | None, Any]
-    ) -> tuple[Any, list[Step]] | None:
-        """The kind of a call, and its steps with nodes around Scans as part of them; None: there are none."""
-        key = (
-            check_backend(None),
-            torch.is_grad_enabled(),
-            *((t.dtype, t.requires_grad, *(size == 1 for size in t.shape)) for t in arguments),
-        )
-        if key not in self._found:
-            while len(self._found) >= _MOST_KINDS:
-                del self._found[next(iter(self._found))]
-            self._found[key] = joined_steps.found(self._opset, self.steps, self.outputs, self.captured, given)
-        steps = self._found[key]
-        return None if steps is None else (key, steps)
 
     @property
     def content(self) -> str:
@@ -219,20 +164,14 @@ class Graph:
         self, arguments: Sequence[Any], around: Mapping[ir.Value, Any], recorder: Recorder | None
     ) -> tuple[Any, ...]:
         """The outputs, node by node; `recorder` notes what the nodes do."""
-        values: dict[ir.Value | None, Any] = {value: around[value] for value in self.captured}
+        return self.through(self.steps, self.values(arguments, around), recorder)
+
+    def values(self, arguments: Sequence[Any], around: Mapping[ir.Value, Any]) -> dict[ir.Value | None, Any]:
+        """What its nodes find before the first of them runs."""
+        values: dict[ir.Value | None, Any] = {None: None}
+        values.update((value, around[value]) for value in self.captured)
         values.update(zip(self.inputs, arguments, strict=True))
-        fed = self._scans and SEEN.get() is None and plainly_fed(values.values())
-        values[None] = None
-        joined = self._joined(arguments, values) if fed else None
-        if joined is not None:
-            key, steps = joined
-            try:
-                return self.through(steps, dict(values), recorder)
-            except joined_steps.Declined:
-                self._found[key] = None
-                if recorder is not None:
-                    recorder.forget()
-        return self.through(self.steps, values, recorder)
+        return values
 
     def through(
         self, steps: Sequence[Step], values: dict[ir.Value | None, Any], recorder: Recorder | None
@@ -302,7 +241,7 @@ def _folded(step: Step, constants: Mapping[ir.Value, Tensor]) -> Sequence[Tensor
 
 # Of these models compute sizes and positions; none gives many numbers of a few.
 _OF_SIZES = frozenset((
-    *sizes.RULES, "Abs", "ConstantOfShape", "Flatten", "Mod", "Neg", "Shape", "Where",
+    *RULES, "Abs", "ConstantOfShape", "Flatten", "Mod", "Neg", "Shape", "Where",
 ))  # fmt: skip
 
 

@@ -9,10 +9,10 @@ is the same for all steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -26,10 +26,8 @@ from stepnet.ir.last_uses import last_uses
 
 from .control import ScanRunner
 from .elementwise import BINARY, MANY, UNARY
+from .graph import Step, content_of
 from .sums import REDUCTIONS
-
-if TYPE_CHECKING:
-    from .graph import Step
 
 Shape = tuple[int, ...]
 
@@ -195,8 +193,6 @@ class Body:
 
     @cached_property
     def _content(self) -> str:
-        from .graph import content_of
-
         steps = [*self.before, self.scan, *self.after]
         given = [*self.numbers, *self.captured, *self.first, *self.given]
         kinds = [(str(t.dtype), list(t.shape)) for t in self.numbers.values()]
@@ -309,37 +305,95 @@ def join(
         seen: the sizes of a run.
         values: what it gave.
     """
-    scan, runner = steps[at], steps[at].run
+    scan = steps[at]
+    x = _cut_as_steps(scan, seen)
+    if x is None:
+        return None
+    inside = _made_for(steps, at, outputs, seen)
+    behind = _made_of(steps, at, x, inside, seen)
+    if not inside and not behind:
+        return None
+    read = {number: set(values) for number, values in (*inside.items(), *behind.items())}
+    before, after = _whole(steps, inside, behind, seen)
+    tables = [*x, *(v for values in (*inside.values(), *behind.values()) for v in values)]
+    given = _given(tables, scan, before, after, seen)
+    own = _own(scan, before, after)
+    shared = {v for number, values in read.items() for v in steps[number].inputs if v not in values}
+    shared = {v for v in shared if v is not None and seen.shapes.get(v) is not None}
+    if not _are_steps(given, seen) or not (own | {*given}).isdisjoint(shared.union(scan.info.outer)):
+        return None  # one step of it is read, and all
+    rest = [step for number, step in enumerate(steps) if number not in read and number != at]
+    rest = _read_ones(rest, {*outputs, *(v for v in scan.inputs if v is not None)}, seen)
+    wanted = {v for step in rest for v in step.inputs} | set(outputs)
+    kept = {v for step in rest for v in step.outputs}
+    made = dict.fromkeys(v for step in (*before, scan, *after) for v in step.outputs)
+    joined = [v for v in made if v in own and v in wanted and v not in kept]
+    if not joined or not _are_steps(joined, seen):
+        return None
+    body = Body(opset, scan, before, after, given, joined, seen, values)
+    if any(v in {o for step in steps[at:] for o in step.outputs} for v in body.captured):
+        return None
+    inputs, results = (*body.first, *given, *body.captured), (*scan.outputs[: body.states], *joined)
+    one = replace(scan, run=Joined(body), inputs=inputs, outputs=results, done=())
+    before_it = sum(steps.index(step) < at for step in rest)
+    return [*rest[:before_it], one, *rest[before_it:]]
+
+
+def _are_steps(values: Sequence[ir.Value], seen: Seen) -> bool:
+    """Whether the first axis of each is the steps."""
+    return all((seen.shapes.get(v) or (0,))[0] == seen.steps for v in values)
+
+
+def _cut_as_steps(scan: Step, seen: Seen) -> list[ir.Value] | None:
+    """The tables that a Scan cuts; None if it does not cut and join all alike, along their first axis."""
+    runner = scan.run
     if not isinstance(runner, ScanRunner) or runner.old or runner.scan.reason is not None:
         return None
     ways = {*runner.cut, *runner.joined}
     if len(ways) != 1 or next(iter(ways))[0] != 0 or seen.steps < 2:
         return None
     x = [v for v in scan.inputs[runner.states : len(scan.info.node.inputs)] if v is not None]
-    if any((seen.shapes.get(v) or (0,))[0] != seen.steps for v in x) or len(x) < len(runner.cut):
-        return None
-    makers = {value: step for step in steps for value in step.outputs}
-    readers: dict[ir.Value, list[int]] = {}
+    return x if _are_steps(x, seen) and len(x) >= len(runner.cut) else None
+
+
+def _made_for(
+    steps: Sequence[Step], at: int, outputs: Sequence[ir.Value], seen: Seen
+) -> dict[int, list[ir.Value]]:
+    """The nodes before a Scan that nothing else reads, each with what it reads of steps."""
+    scan = steps[at]
+    assert isinstance(scan.run, ScanRunner)
+    whole = {*scan.inputs[: scan.run.states], *scan.info.outer, *outputs}
+    readers: dict[ir.Value, set[int]] = {}
     for number, step in enumerate(steps):
         for value in step.inputs:
             if value is not None:
-                readers.setdefault(value, []).append(number)
-    later = {value for step in steps[at:] for value in step.outputs}
-    # what nothing else reads, before
+                readers.setdefault(value, set()).add(number)
     inside: dict[int, list[ir.Value]] = {}
     for number in reversed(range(at)):
-        made = [v for v in steps[number].outputs if v in readers]
-        used = {reader for value in made for reader in readers[value]}
-        alone = made and not any(v in outputs for v in steps[number].outputs) and used <= {at, *inside}
-        outer_too = any(v in scan.inputs[: runner.states] or v in scan.info.outer for v in made)
-        rule = RULES.get(steps[number].info.node.op_type)
-        if alone and not outer_too and rule is not None:
-            read = rule(steps[number], seen)
-            if read is not None:
-                inside[number] = read
+        step, rule = steps[number], RULES.get(steps[number].info.node.op_type)
+        made = [v for v in step.outputs if v in readers]
+        alone = made and set().union(*(readers[v] for v in made)) <= {at, *inside}
+        if not alone or rule is None or not whole.isdisjoint(step.outputs):
+            continue
+        read = rule(step, seen)
+        if read is not None:
+            inside[number] = read
+    return inside
+
+
+def _made_of(
+    steps: Sequence[Step],
+    at: int,
+    x: Sequence[ir.Value],
+    inside: Mapping[int, Sequence[ir.Value]],
+    seen: Seen,
+) -> dict[int, list[ir.Value]]:
+    """The nodes after a Scan that treat steps of what it gives alike, with what each reads of steps."""
+    scan = steps[at]
+    assert isinstance(scan.run, ScanRunner)
+    later = {value for step in steps[at:] for value in step.outputs}
     of_steps = {*x, *(v for number, read in inside.items() for v in (*read, *steps[number].outputs))}
-    of_steps |= set(scan.outputs[runner.states :])
-    # what is made of that, after
+    of_steps |= set(scan.outputs[scan.run.states :])
     behind: dict[int, list[ir.Value]] = {}
     for number in range(at + 1, len(steps)):
         step, rule = steps[number], RULES.get(steps[number].info.node.op_type)
@@ -356,56 +410,34 @@ def join(
             continue
         behind[number] = read
         of_steps |= {*read, *step.outputs}
-    if not inside and not behind:
-        return None
-    return _replaced(opset, steps, at, outputs, seen, inside, behind, x, makers, values)
+    return behind
 
 
-def _replaced(
-    opset: int, steps: Sequence[Step], at: int, outputs: Sequence[ir.Value], seen: Seen,
-    inside: Mapping[int, Sequence[ir.Value]], behind: Mapping[int, Sequence[ir.Value]], x: Sequence[ir.Value],
-    makers: Mapping[ir.Value, Step], values: Mapping[ir.Value | None, Any],
-) -> list[Step] | None:  # fmt: skip
-    scan, runner = steps[at], steps[at].run
-    assert isinstance(runner, ScanRunner)
-    before = _with_sizes([steps[n] for n in sorted(inside)], makers, seen)
-    after = _with_sizes([steps[n] for n in sorted(behind)], makers, seen)
-    after = [step for step in after if step not in before]
-    own = {v for step in before for v in step.outputs}
-    own |= {*scan.outputs[runner.states :], *(v for step in after for v in step.outputs)}
-    read = (v for n, values in (*inside.items(), *behind.items()) for v in values)
-    given = [v for v in dict.fromkeys([*x, *read]) if v not in own]
+def _whole(
+    steps: Sequence[Step], inside: Iterable[int], behind: Iterable[int], seen: Seen
+) -> tuple[list[Step], list[Step]]:
+    """The nodes before and after a Scan, with those that compute sizes for them."""
+    makers = {value: step for step in steps for value in step.outputs}
+    before = _with_sizes([steps[number] for number in sorted(inside)], makers, seen)
+    after = _with_sizes([steps[number] for number in sorted(behind)], makers, seen)
+    return before, [step for step in after if step not in before]
+
+
+def _own(scan: Step, before: Sequence[Step], after: Sequence[Step]) -> set[ir.Value]:
+    """What a step makes of what it is given."""
+    assert isinstance(scan.run, ScanRunner)
+    made = {v for step in (*before, *after) for v in step.outputs}
+    return made.union(scan.outputs[scan.run.states :])
+
+
+def _given(
+    read: Sequence[ir.Value], scan: Step, before: Sequence[Step], after: Sequence[Step], seen: Seen
+) -> list[ir.Value]:
+    """What is cut into steps: the tables that nodes read, and those of which they read the sizes."""
+    own = _own(scan, before, after)
     sized = [v for step in (*before, *after) if _is_sizes(step, seen) for v in step.inputs if v is not None]
-    given += [v for v in dict.fromkeys(sized) if v not in own and v not in given and seen.is_of_steps(v)]
-    if any((seen.shapes.get(v) or (0,))[0] != seen.steps for v in given):
-        return None
-    shared = {
-        v for n, values in (*inside.items(), *behind.items()) for v in steps[n].inputs if v not in values
-    }
-    shared = {v for v in shared if v is not None and seen.shapes.get(v) is not None}
-    if not (own | {*given}).isdisjoint(shared.union(scan.info.outer)):  # one step of it, and all
-        return None
-    gone = {*inside, *behind}
-    rest = [step for number, step in enumerate(steps) if number not in gone and number != at]
-    rest = _read_ones(rest, {*outputs, *(v for v in scan.inputs if v is not None)}, seen)
-    wanted = {v for step in rest for v in step.inputs} | set(outputs)
-    kept = {v for step in rest for v in step.outputs}
-    made = (v for step in (*before, scan, *after) for v in step.outputs)
-    joined = [v for v in dict.fromkeys(made) if v in own and v in wanted and v not in kept]
-    if not joined or any((seen.shapes.get(v) or (0,))[0] != seen.steps for v in joined):
-        return None
-    body = Body(opset, scan, before, after, given, joined, seen, values)
-    if any(v in {o for step in steps[at:] for o in step.outputs} for v in body.captured):
-        return None
-    inputs, results = (*body.first, *given, *body.captured), (*scan.outputs[: runner.states], *joined)
-    one = replace(scan, run=Joined(body), inputs=inputs, outputs=results, done=())
-    new, placed = [], False
-    for step in rest:
-        if not placed and steps.index(step) > at:
-            new.append(one)
-            placed = True
-        new.append(step)
-    return new if placed else [*new, one]
+    found = [*read, *(v for v in sized if seen.is_of_steps(v))]
+    return [v for v in dict.fromkeys(found) if v not in own]
 
 
 def _is_sizes(step: Step, seen: Seen) -> bool:

@@ -24,6 +24,7 @@ from stepnet.file_model import ERRORS, STATES, FileModel, LoopReport, Socket, no
 
 from .graph import DOMAINS, Graph, inputs_of, place_of
 from .info import TABLE
+from .joining import JoiningGraph
 from .rules import check_rules
 from .scopes import check_scopes
 from .sparse import fill_in
@@ -53,7 +54,7 @@ class ONNXModel(FileModel):
                 f"{where}: of a set of operators that is not read", got=opset, expected=f"{OLDEST} on"
             )
         constants: dict[ir.Value, Tensor] = {}
-        graph = Graph(model.graph, constants, opset, where)
+        graph = JoiningGraph(model.graph, constants, opset, where)
         ends = inputs_of(model.graph), model.graph.outputs
         inputs, outputs = ([_socket(value, where) for value in values] for values in ends)
         if not outputs:

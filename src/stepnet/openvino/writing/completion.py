@@ -7,8 +7,9 @@ from dataclasses import replace
 from stepnet.errors import IRError
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.element_types import by_dtype, by_name
-from stepnet.openvino.graph import Graph
+from stepnet.openvino.graph import Graph, Making
 from stepnet.openvino.inference import infer
+from stepnet.openvino.loops import RUNNERS
 from stepnet.openvino.model import check_parameters, parameter_type
 from stepnet.openvino.records import Layer, Net, Port
 from stepnet.openvino.table import check_supported
@@ -31,7 +32,7 @@ def complete(net: Net) -> Net:
 
 
 def _inferred(net: Net) -> Known:
-    graph = Graph(net, Weights(None), trainable=False, shared={})
+    graph = Graph(net, Making(Weights(None), RUNNERS))
     kinds = [parameter_type(net.layers[i]) for i in net.parameters]
     return infer(graph, [shape or () for _, shape in kinds], [kind.dtype for kind, _ in kinds])
 

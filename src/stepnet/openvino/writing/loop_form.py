@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,9 +12,7 @@ from stepnet.export.graph import LoopOutput as To
 from stepnet.openvino.workarounds.operand_order import state_first
 
 from .builder import Out
-
-if TYPE_CHECKING:
-    from .from_graph import NetWriter
+from .net_writer import NetWriter
 
 _CELLS = {"lstm": ("LSTMCell", "opset4"), "gru": ("GRUCell", "opset3"), "rnn": ("RNNCell", "opset1")}
 
