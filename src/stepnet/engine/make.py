@@ -213,7 +213,8 @@ def _compile(
     places = {id(t): i for i, t in enumerate(reads.tensors)}
     weights: list[tuple[int, Tensor, bool]] = []
     grad = torch.is_grad_enabled()
-    for tensor in seen.tensors:
+    numbers = [] if reads.inputs is None else reads.inputs.tensors
+    for tensor in (*seen.tensors, *numbers):
         if id(tensor) not in places:
             raise Unsupported(
                 "the step reads a tensor that could not be found again from the step",
@@ -239,7 +240,7 @@ def _compile(
             raise ReadsChanged
         return line()
 
-    key = None if reads.open is not None or seen.draws else _digest(loop, reads, signature, most)
+    key = None if reads.open is not None or numbers or seen.draws else _digest(loop, reads, signature, most)
     noise = drawn_in_order(seen.draws, reads.reach.generators, [ROWS])
     plain = [t.detach() for t in (*x_few, *noise, *state_few)]
     given = (signature, weights, bind, plain)
@@ -256,7 +257,9 @@ def _compile(
         warnings.simplefilter("ignore")
         how = (loop, signature, weights, here, bind, plain, sequences.shared)
         try:
-            compiled = compile_loop(*how, () if seen.asks_captured else seen.answers, most, seen.draws)
+            answers = () if seen.asks_captured else seen.answers
+            lifted = None if reads.inputs is None else reads.inputs.lifted
+            compiled = compile_loop(*how, answers, most, seen.draws, lifted)
         except Unsupported as refusal:
             if not seen.asks_captured or refusal.reason != BY_VALUES:
                 raise
@@ -268,6 +271,10 @@ def _compile(
     if snapshot.changed():
         entry.changes = True
         return None
+    if numbers:
+        entry.notes.append(
+            f"{len(numbers)} of Python's numbers change from call to call: a run on {ROWS} rows tells them"
+        )
     _choose(entry, compiled, loop, reads, sequences, weights, backend, key)
     if key is not None and entry.ready is not None and not compiled.fused.random:  # noise cannot be checked
         data = stored.dump(compiled, *given)
@@ -317,12 +324,12 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
                 "the step does not do the same twice on the same rows",
                 remedy="draw noise by torch, and hand in what changes as part of x",
             )
-        if not all(a is b for a, b in zip(again.tensors, reads.tensors, strict=True)):
+        if not all(a is b for a, b in zip(again.read, reads.read, strict=True)):
             raise Unsupported(
                 f"the step reads a tensor made where no call of torch's functions shows, by {reads.open}",
                 remedy="make it by torch's functions, in Python that is not scripted; or backend='naive'",
             )
-        seen = _Seen(reads.tensors, None, again.answers, [], asks_captured=False)
+        seen = _Seen(reads.read, None, again.answers, [], asks_captured=False)
     else:
         try:
             with torch.random.fork_rng(devices=[]):
