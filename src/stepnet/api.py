@@ -444,7 +444,7 @@ def _lifted(call: lifting.Inner, body: StepBody) -> tuple[Any, list[Tensor]] | N
 
     def reads() -> tuple[Any, Sequence[Tensor]] | None:
         found = read(loop, [values_of(leaf) for leaf in call.x], call.state, ())
-        return None if found.refusal is not None else (found.key, found.tensors)
+        return None if found.refusal is not None else (found.whole, found.tensors)
 
     def boot(n: int) -> list[Tensor]:
         return flatten(boot_state(body.step, n))[0]

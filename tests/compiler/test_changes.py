@@ -6,6 +6,7 @@ import copy
 import functools
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -417,10 +418,10 @@ def test_a_step_that_was_unsteady_is_compiled_when_it_is_steady(who, captures, m
     monkeypatch.setattr(plans, "_MOST_MISSES", 2)
     module = Scaled().eval()
     for k in range(2):
-        module.scale = float(k)
+        module.scale = np.float32(k)  # which is no input of a plan
         recurrent(module, rows(), boot(), backend="eager")
     for k in range(2, 5):
-        module.scale = float(k)
+        module.scale = np.float32(k)
         with pytest.raises(Unsupported, match="in a row"):
             recurrent(module, rows(), boot(), backend="eager")
     assert len(captures) == 2
@@ -438,7 +439,7 @@ def test_modules_of_a_class_in_turn(captures, monkeypatch):
     monkeypatch.setattr(plans, "_MOST_MISSES", 2)
     modules = [Scaled().eval() for _ in range(4)]
     for k, module in enumerate(modules):
-        module.scale = float(k)
+        module.scale = np.float32(k)
         recurrent(module, rows(), boot())
     assert len(captures) == len(modules)
 

@@ -542,7 +542,8 @@ def test_a_step_that_is_recorded_makes_no_other_be_walked_anew():
 
 
 def test_what_changes_at_every_call_stops_being_compiled():
-    """A number that is another one at each call would be compiled at each: told once, then the plain loop."""
+    """What is a constant of torch's, and another one at each call, would be compiled at each: told once, then
+    the plain loop."""
 
     class Annealed(nn.Module):
         def __init__(self):
@@ -550,7 +551,7 @@ def test_what_changes_at_every_call_stops_being_compiled():
             self.scale = 1.0
 
         def forward(self, x, h):
-            return x * self.scale, h + x
+            return x * torch.tensor([self.scale], dtype=x.dtype), h + x
 
     step = Annealed()
     x, h = inputs()

@@ -33,6 +33,7 @@ from .forward_mode import by_gradients
 from .joint import joint_graph
 from .lengths import AsksLength, open_lengths
 from .masks import Masks
+from .numbers import InTheirPlace, Lifted
 from .own_state import OWN_STATE
 from .ranges import RANGES
 from .traces import Input
@@ -219,6 +220,7 @@ def trace(
     *,
     here: Callable[[], str | None],
     answers: Sequence[Any] | Guards = (),
+    lifted: Lifted | None = None,
 ) -> Captured:
     """Trace `call(x, state) -> (y_spec, y leaves, new state leaves)` on a symbolic batch.
 
@@ -228,6 +230,7 @@ def trace(
         weights: (place among the reached tensors, the tensor, whether its gradient is wanted).
         here: tells the user's line being run.
         answers: what the step's Python asks of tensors, in that order; `OF_ROWS` for what no trace knows.
+        lifted: numbers of Python's that are among the weights.
 
     Raises:
         Unsupported: the step cannot be traced, or depends on the batch size; names the line.
@@ -248,8 +251,16 @@ def trace(
         swap = {id(t): traced for (_, t, _), traced in zip(weights, given[len(rows) :], strict=True)}
         lines.clear()
         known = Answers(answers, given[: len(rows)])
-        with _Swap(swap, here, lines, followed, known) as mode, Exact(real), by_gradients():
+        numbers = None if lifted is None else InTheirPlace(lifted, swap, followed)
+        with (
+            _Swap(swap, here, lines, followed, known) as mode,
+            Exact(real),
+            by_gradients(),
+            numbers or contextlib.nullcontext(),
+        ):
             y_spec, y, new = call(xs, states)
+        if numbers is not None:
+            numbers.check()
         mode.masks.refuse((y, new))
         results = [t if isinstance(t, Tensor) else torch.as_tensor(t) for t in (*y, *new)]
         seen.setdefault("y", (y_spec, len(y)))

@@ -23,6 +23,7 @@ from .inner_loops import MOST, inner_loops
 from .iteration import iteration
 from .narrow import narrow
 from .normal import Joint, normalise
+from .numbers import Lifted
 from .paddings import join_paddings
 from .per_sequence import per_sequence
 from .precision import holds_rounded, widened
@@ -82,6 +83,7 @@ def compile_loop(
     answers: Sequence[Any] = (),
     most: int = MOST,
     draws: Sequence[Draw] = (),
+    lifted: Lifted | None = None,
 ) -> Compiled:
     """Capture the body of a loop, which is a sweep, and cut it.
 
@@ -104,6 +106,7 @@ def compile_loop(
         answers: what the body's Python asks of tensors, in that order.
         most: the steps to unroll of a while loop in the body with a condition for each row.
         draws: what the body draws from generators of its own, which are the last inputs of the signature.
+        lifted: numbers of Python's that are among the weights.
 
     Raises:
         Unsupported: a pass declines the body.
@@ -127,11 +130,11 @@ def compile_loop(
 
         x, carried = ([replace(e, grad=False) for e in examples] for examples in (signature.x, states))
         fixed = [(place, tensor, False) for place, tensor, _ in weights]
-        return normalise(trace(beside, x, carried, fixed, here=here, answers=guards), names)
+        return normalise(trace(beside, x, carried, fixed, here=here, answers=guards, lifted=lifted), names)
 
     names = parameter_names(signature, weights)
     known = Guards() if not draws and are_guards(answers) and are_idle(asked) else answers
-    captured = trace(call, signature.x, states, weights, here=here, answers=known)
+    captured = trace(call, signature.x, states, weights, here=here, answers=known, lifted=lifted)
     joint = normalise(captured, names)
     check_opaque(joint.graph, bind, samples(joint, weights, sample))
     joint = replace(joint, graph=reassociate(join_paddings(joint.graph), signature.state_names))

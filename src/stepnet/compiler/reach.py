@@ -24,6 +24,7 @@ from torch import Tensor
 from stepnet.interrupts import let_through
 
 from .code_facts import Facts, facts
+from .numbers import but_for_numbers
 from .patched import patched
 from .trust import is_machinery
 from .walk import IMPLICIT, Walk
@@ -61,7 +62,8 @@ class Reach:
         return frozenset(name for name in files if not is_machinery(name))
 
 
-# Steps whose Python asks for the numbers of captured tensors: their keys, as hashes, by their root.
+# Steps whose Python asks for the numbers of captured tensors: their keys, as hashes, by their root. Python's
+# numbers in them may be others by now.
 _ASKING: dict[Any, set[int]] = {}
 _NAMES: dict[Any, Set[str]] = {}  # the names that code mentions, by the code or class of the step
 
@@ -108,7 +110,7 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
         walk.refused = (
             walk.refused or f"it runs what was put in the place of torch's or stepnet's own: {beneath.open}"
         )
-    if root in _ASKING and hash(tuple(walk.key)) in _ASKING[root]:
+    if root in _ASKING and hash(but_for_numbers(walk.key)) in _ASKING[root]:
         walk.opened("its Python asks for the numbers of tensors")
     if everything:
         whole = Walk(set(names), everything=True)
@@ -134,7 +136,7 @@ def note_asking(step: Callable[..., Any], given: Sequence[type] = ()) -> None:
     asking = _ASKING.setdefault(_root(step), set())
     if len(asking) > 1000:
         asking.clear()
-    asking.add(hash(reach(step, given).key))
+    asking.add(hash(but_for_numbers(reach(step, given).key)))
 
 
 def _root(step: Any) -> Any:

@@ -29,6 +29,7 @@ from .applied import applied, unbatched
 from .draws import Draw, draw_of, generator_of
 from .library_ops import is_made_of_others
 from .masks import masks_in
+from .numbers import Number, numbers_in
 from .own_state import OWN_STATE
 from .ranges import RANGES
 from .reach import reach
@@ -42,12 +43,13 @@ _PLAIN = frozenset({int, bool, str, type(None)})
 
 
 class Record(NamedTuple):
-    """`key` holds the calls; `tensors` are those that the step read and did not make; `answers`, what its
-    Python asked of tensors (see `answers`)."""
+    """`key` holds the calls, but for `numbers` of Python's among their arguments; `tensors` are those that
+    the step read and did not make; `answers`, what its Python asked of tensors (see `answers`)."""
 
     key: tuple[Any, ...]
     tensors: list[Tensor]
     answers: list[Any]
+    numbers: list[Number]
 
 
 class Trial(NamedTuple):
@@ -79,7 +81,7 @@ def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) ->
     mode.key.append(("gives", spec, tuple(mode.coded(result) for result in results)))
     for kind in _own_functions(results):
         mode.key.append(_code_of(kind))
-    return Record(tuple(mode.key), mode.tensors, mode.answers)
+    return Record(tuple(mode.key), mode.tensors, mode.answers, mode.handed)
 
 
 def tensors_used(run: Callable[[], Any], given: Sequence[Tensor]) -> list[Tensor]:
@@ -235,6 +237,7 @@ class _Recorder(_Reader):
     def __init__(self, given: Sequence[Tensor]) -> None:
         super().__init__(given)
         self.key: list[Any] = []
+        self.handed: list[Number] = []
 
     def met(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The same, and notes the call."""
@@ -244,11 +247,14 @@ class _Recorder(_Reader):
     def note(self, func: Any, args: Any, kwargs: Any) -> None:
         if func is Tensor.__deepcopy__:
             args = args[:1]  # not what else was copied
+        numbers = {number.place: number for number in numbers_in(func, args, kwargs)}
+        self.handed += numbers.values()
         self.key.append(
             (
                 func,
-                tuple(map(self.coded, args)),
-                tuple((name, self.coded(value)) for name, value in kwargs.items()),
+                tuple(self.coded(value) for at, value in enumerate(args) if at not in numbers),
+                tuple((name, self.coded(value)) for name, value in kwargs.items() if name not in numbers),
+                tuple((number.place, type(number.value)) for number in numbers.values()),
                 torch.is_grad_enabled(),
                 autocast_dtype("cpu"),
             )

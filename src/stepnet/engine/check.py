@@ -80,7 +80,7 @@ def read_again(
         StepError: it is something else.
     """
     now = reader(loop, x, states, sequences.shared)
-    if now.refusal is not None or now.key != reads.key:
+    if now.refusal is not None or now.whole != reads.whole:
         raise StepError(
             f"step '{loop.body.name}' reads something else by now than when it ran, "
             "so its gradient cannot be differentiated again",

@@ -206,9 +206,10 @@ def _compile(
     most = steps_of_inner_loops(reads, loops.longest)
     if entry.changes:
         return None
-    weights = _weights(seen, reads)
+    numbers = [] if reads.inputs is None else reads.inputs.tensors
+    weights = _weights((*seen.tensors, *numbers), reads)
     signature = _signature(loop, sequences, weights, seen.draws)
-    key = None if reads.open is not None or seen.draws else _digest(loop, reads, signature, most)
+    key = None if reads.open is not None or numbers or seen.draws else _digest(loop, reads, signature, most)
     noise = drawn_in_order(seen.draws, reads.reach.generators, [ROWS])
     given = (signature, weights, bind, [t.detach() for t in (*x, *noise, *states)])
     chosen = (loop, reads, sequences, weights, backend, key)
@@ -222,6 +223,10 @@ def _compile(
     if snapshot.changed():
         entry.changes = True
         return None
+    if numbers:
+        entry.notes.append(
+            f"{len(numbers)} of Python's numbers change from call to call: a run on {ROWS} rows tells them"
+        )
     _choose(entry, compiled, *chosen)
     if key is None or entry.ready is None or compiled.fused.random:  # noise cannot be checked
         return None
@@ -237,16 +242,16 @@ def _check_devices(inputs: Sequence[Tensor]) -> None:
         raise Unsupported(f"torch's default device is {default_device().type}, the rows are on {device.type}")
 
 
-def _weights(seen: _Seen, reads: Reads) -> _Weights:
+def _weights(tensors: Sequence[Tensor], reads: Reads) -> _Weights:
     """The tensors that a body read on a few rows, found among those that it refers to."""
     places = {id(t): i for i, t in enumerate(reads.tensors)}
-    if any(id(tensor) not in places for tensor in seen.tensors):
+    if any(id(tensor) not in places for tensor in tensors):
         raise Unsupported(
             "the step reads a tensor that could not be found again from the step",
             remedy="keep it in a closure, an attribute or a module that the step refers to",
         )
     grad = torch.is_grad_enabled()
-    return [(places[id(t)], t, grad and t.requires_grad) for t in seen.tensors]
+    return [(places[id(t)], t, grad and t.requires_grad) for t in tensors]
 
 
 def _signature(loop: Loop, sequences: Sequences, weights: _Weights, draws: Sequence[Draw]) -> Signature:
@@ -296,7 +301,9 @@ def _recorded(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return compile_loop(*how, () if seen.asks_captured else seen.answers, most, seen.draws)
+            answers = () if seen.asks_captured else seen.answers
+            lifted = None if reads.inputs is None else reads.inputs.lifted
+            return compile_loop(*how, answers, most, seen.draws, lifted)
         except Unsupported as refusal:
             if not seen.asks_captured or refusal.reason != BY_VALUES:
                 raise
@@ -344,12 +351,12 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
                 "the step does not do the same twice on the same rows",
                 remedy="draw noise by torch, and hand in what changes as part of x",
             )
-        if not all(a is b for a, b in zip(again.tensors, reads.tensors, strict=True)):
+        if not all(a is b for a, b in zip(again.read, reads.read, strict=True)):
             raise Unsupported(
                 f"the step reads a tensor made where no call of torch's functions shows, by {reads.open}",
                 remedy="make it by torch's functions, in Python that is not scripted; or backend='naive'",
             )
-        seen = _Seen(reads.tensors, None, again.answers, [], asks_captured=False)
+        seen = _Seen(reads.read, None, again.answers, [], asks_captured=False)
     else:
         try:
             with torch.random.fork_rng(devices=[]):

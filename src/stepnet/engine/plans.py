@@ -41,7 +41,7 @@ from stepnet.executors.transformed import Run, run_transformed
 from stepnet.ir.loop import Loop
 from stepnet.user_line import user_level
 
-from . import again
+from . import again, varying
 from .check import plain_loop, same_in_modes
 from .choice import Slower, about_as_many
 from .directions import Find, RunsAlong
@@ -60,6 +60,7 @@ from .reads import (
 )
 from .rows import Noise, Sequences, as_rows
 from .transforms import Further, find_transformed
+from .varying import note_plan
 from .walked import forget_steps
 
 _entries: OrderedDict[Any, Entry] = OrderedDict()
@@ -166,7 +167,9 @@ def _by_name(
 
 def is_as_ever(entry: Entry, reads: Reads) -> bool:
     """Whether the next run on tensors like those of this one need only ask which plan this one had."""
-    if entry.compiled is None or entry.y_spec is None or entry.unsure or reads.open is not None:
+    if entry.compiled is None or entry.y_spec is None or entry.unsure:
+        return False
+    if reads.open is not None or reads.inputs is not None:
         return False
     return not (is_guarded(entry.y_spec) or entry.compiled.draws)
 
@@ -263,8 +266,11 @@ class _Moves(Unsupported):
     """The inputs have directions, as inside a transform."""
 
 
-def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[Entry, Reads, Sequences]:
-    """The plan that a run goes by, what its body reads, and its inputs as tables of rows.
+def find_plan(
+    loop: Loop, feeds: Mapping[str, Any], *, backend: str, lifts: bool = True
+) -> tuple[Entry, Reads, Sequences]:
+    """The plan that a run goes by, what its body reads, and its inputs as tables of rows. `lifts`: whether
+    numbers of Python's may be inputs of the plan.
 
     Raises:
         Unsupported: an input or a state is no table of rows, or torch is to see each operation. That no plan
@@ -273,7 +279,8 @@ def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[En
     if backend == AUTO and torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         raise Unsupported("anomaly mode looks for the operation of the step that gives NaN")
     sequences = as_rows(loop, feeds)
-    reads = read(loop, sequences.x_rows, sequences.states, sequences.shared)
+    now = functools.partial(read, loop, sequences.x_rows, sequences.states, sequences.shared, lifts)
+    reads = now()
     if any(map(has_tangent, (*sequences.x_rows, *sequences.states, *reads.tensors))):
         if batches():
             raise Unsupported("forward mode carries many tangents at once along")
@@ -282,15 +289,20 @@ def find_plan(loop: Loop, feeds: Mapping[str, Any], *, backend: str) -> tuple[En
     if refused_as(AsksCaptured, entry):
         note_asking(code_of(loop).function, own_classes(code_of(loop).form))
         forget_steps()
-        reads = read(loop, sequences.x_rows, sequences.states, sequences.shared)
+        reads = now()
         entry = lookup(loop, reads, sequences, backend)
     for _ in range(_MOST_TRIES):
         if not refused_as(ReadsChanged, entry):
             break
-        reads = read(loop, sequences.x_rows, sequences.states, sequences.shared)
+        reads = now()
         entry = lookup(loop, reads, sequences, backend)
     while refused_as(TooFewSteps, entry):
         more_inner_steps(reads)
+        entry = lookup(loop, reads, sequences, backend)
+    if reads.inputs is not None and entry.ready is None and not refused_as(ReadsChanged, entry):
+        # each number in its own plan then
+        reads.inputs.of.lifts = False
+        reads = now()
         entry = lookup(loop, reads, sequences, backend)
     watched = entry.compiled is not None and in_function_modes()
     if watched and not same_in_modes(loop, sequences, reads.reach.generators):
@@ -340,6 +352,8 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
         entry.pause = 2**entry.times
         entry.family = family
         _keep(key, entry)
+        if entry.ready is not None and reads.open is None and reads.inputs is None:
+            note_plan(reads.root, reads.key, code_of(loop).function)
     return entry
 
 
@@ -399,6 +413,7 @@ def forget() -> None:
     with _lock:
         for kept in (_entries, _misses, _told):
             kept.clear()
+        varying.forget()
         again.forget()
 
 

@@ -21,9 +21,10 @@ from stepnet.compiler.code_facts import Facts
 from stepnet.compiler.draws import kept
 from stepnet.compiler.inner_loops import MOST, TOO_LONG, inner_loops
 from stepnet.compiler.iteration import iteration, reached
+from stepnet.compiler.numbers import Number, but_for_numbers
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import Reach
-from stepnet.compiler.record import record
+from stepnet.compiler.record import Record, record
 from stepnet.compiler.undo import Snapshot, undone
 from stepnet.compiler.walk_code import END
 from stepnet.data.bounded import Bounded
@@ -32,6 +33,7 @@ from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
 from .rows import Sequences, samples
+from .varying import Inputs, Steps, inputs_of, varying
 
 CHANGES = Unsupported(
     "the step changes Python objects as it runs (a list, a counter): a compiled loop would not",
@@ -131,7 +133,8 @@ class Reads(NamedTuple):
     invariants are among them.
 
     `open` tells why the step was recorded, None for a closed one; `answers`, what its Python then asked of
-    tensors. `refusal`: why there is no key.
+    tensors. `refusal`: why there is no key. `inputs`: numbers of Python's that the plan is given as tensors,
+    the last of them; `walked`: the key of all that a step reads that has such, these numbers, too.
     """
 
     reach: Reach
@@ -140,6 +143,18 @@ class Reads(NamedTuple):
     open: str | None = None
     refusal: Unsupported | None = None
     answers: Sequence[Any] = ()
+    inputs: Inputs | None = None
+    walked: tuple[Any, ...] = ()
+
+    @property
+    def whole(self) -> tuple[Any, ...]:
+        """What tells all that the step reads, but for the numbers of tensors."""
+        return self.walked or self.key
+
+    @property
+    def read(self) -> list[Tensor]:
+        """The tensors that the step reads itself."""
+        return self.tensors if self.inputs is None else self.tensors[: -len(self.inputs.tensors)]
 
     @property
     def files(self) -> frozenset[str]:
@@ -181,13 +196,16 @@ def closed(found: Reach, tensors: list[Tensor]) -> Reads:
     return Reads(found, ("reach", *found.key, *((i, k) for i, k in places if i != k)), tensors)
 
 
-def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequence[Tensor]) -> Reads:
+def read(
+    loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequence[Tensor], lifts: bool = True
+) -> Reads:
     """What a run depends on.
 
     Args:
         loop: the loop.
         x, states: tables of rows, or a few rows of them.
         shared: the values of its invariants.
+        lifts: whether numbers of Python's may be inputs.
     """
     found = reached(loop)
     tensors = [*found.tensors, *shared]
@@ -195,30 +213,81 @@ def read(loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequ
         return Reads(found, (), tensors, refusal=Unsupported(found.refused))
     if found.open is None:
         if found.complete:
-            return closed(found, tensors)
+            known = closed(found, tensors)
+            like = varying(known.key) if lifts else None
+            return known if like is None else _lifted(loop, known, like, x, states, shared)
         found.open = "more objects, or larger arrays, than a key can hold"
     if is_changing(found):
         return Reads(found, (), tensors, refusal=CHANGES)
+    made = _recorded(loop, found, x, states, shared)
+    if isinstance(made, Unsupported):
+        return Reads(found, (), tensors, found.open, made)
+    walked = ("record", *found.beneath, *made.key, *(number.coded for number in made.numbers))
+    if not lifts:
+        return Reads(found, walked, made.tensors, found.open, answers=made.answers)
+    key, inputs = inputs_of(("record", *found.beneath, *made.key), made.numbers, _device(x, states))
+    known = Reads(found, key, made.tensors, found.open, answers=made.answers)
+    if inputs is None:
+        return known
+    return known._replace(tensors=[*made.tensors, *inputs.tensors], inputs=inputs, walked=walked)
+
+
+def _lifted(
+    loop: Loop, known: Reads, like: Steps, x: Sequence[Tensor], states: Sequence[Tensor],
+    shared: Sequence[Tensor],
+) -> Reads:  # fmt: skip
+    """What a run of a closed step depends on, whatever its numbers are."""
+    did: _Did | None = like.recorded.get(known.key)
+    if did is None:
+        made = _recorded(loop, known.reach, x, states, shared)
+        places = {id(t): at for at, t in enumerate(known.tensors)}
+        if isinstance(made, Unsupported) or not all(id(t) in places for t in made.tensors):
+            like.lifts = isinstance(made, FailsOnSamples)  # for this number
+            return known
+        used = tuple([places[id(t)] for t in made.tensors])
+        key = "numbers", known.reach.beneath, but_for_numbers(known.key), used, made.key
+        did = like.recorded[known.key] = _Did(key, made.numbers)
+    key, inputs = inputs_of(did.key, did.numbers, _device(x, states))
+    if inputs is None:
+        return known
+    tensors = [*known.tensors, *inputs.tensors]
+    return known._replace(key=key, tensors=tensors, inputs=inputs, walked=known.key)
+
+
+class _Did(NamedTuple):
+    """What a closed step does, and the numbers that it hands to torch."""
+
+    key: tuple[Any, ...]
+    numbers: Sequence[Number]
+
+
+def _device(*rows: Sequence[Tensor]) -> torch.device:
+    return next((t.device for part in rows for t in part), torch.device("cpu"))
+
+
+def _recorded(
+    loop: Loop, found: Reach, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequence[Tensor]
+) -> Record | Unsupported:
+    """What a step does on sample rows, or why that is not known."""
     rows = samples(x, ROWS), samples(states, ROWS)
-    return contextvars.copy_context().run(_record, loop, found, tensors, rows, shared)
+    return contextvars.copy_context().run(_record, loop, found, rows, shared)
 
 
 def _record(
-    loop: Loop, found: Reach, tensors: list[Tensor], rows: tuple[list[Tensor], list[Tensor]],
-    shared: Sequence[Tensor],
-) -> Reads:  # fmt: skip
-    """What an open step does on sample rows, which are undone."""
+    loop: Loop, found: Reach, rows: tuple[list[Tensor], list[Tensor]], shared: Sequence[Tensor]
+) -> Record | Unsupported:
+    """The same, of rows that are samples; what it changes is undone."""
     if found.key[0] in _long:
-        return Reads(found, (), tensors, found.open, TOO_LONG)
+        return TOO_LONG
     whole = reached(loop, everything=True)
     if whole.refused is not None:
-        return Reads(found, (), tensors, refusal=Unsupported(whole.refused))
+        return Unsupported(whole.refused)
 
     def run() -> tuple[Any, list[Any]]:
         spec, y, new = iteration(loop, *rows, shared)
         return spec, [*y, *new]
 
-    def attempt(_: Snapshot) -> Reads:
+    def attempt(_: Snapshot) -> Record | Unsupported:
         try:
             most = _inner_steps.get(found.key[0], _FEW)
             with (
@@ -235,15 +304,14 @@ def _record(
                 _long.add(found.key[0])
                 raise TOO_LONG.fresh()
         except Unsupported as refusal:
-            return Reads(found, (), tensors, found.open, refusal)
+            return refusal
         except Exception as error:
             let_through(error)
-            return Reads(found, (), tensors, found.open, FailsOnSamples(error))
-        key = ("record", *found.beneath, *made.key)
-        return Reads(found, key, made.tensors, found.open, answers=made.answers)
+            return FailsOnSamples(error)
+        return made
 
-    reads, changes = undone(whole.holders, found.key[0], attempt)
-    if changes and reads.refusal is None:
+    made, changes = undone(whole.holders, found.key[0], attempt)
+    if changes and not isinstance(made, Unsupported):
         note_changing(found)
-        return Reads(found, (), tensors, found.open, CHANGES)
-    return reads
+        return CHANGES
+    return made

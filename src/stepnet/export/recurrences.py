@@ -167,7 +167,7 @@ class RecurrenceRecorder(Recorder, Instead):
             known: Unsupported | None = getattr(code_of(loop).function, "refusal", None)
             if known is not None:
                 raise known
-            entry, reads, _ = find_plan(loop, feeds, backend=TORCH_OPS.name)
+            entry, reads, _ = find_plan(loop, feeds, backend=TORCH_OPS.name, lifts=False)
             call.compiled = entry.compiled
             read = [reads.tensors[p] for p in entry.weights] if entry.compiled is not None else []
             call.places = places_of(read, code, call.where, owner="step")
