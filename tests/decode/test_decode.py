@@ -179,6 +179,19 @@ def test_no_rows_give_no_sequences():
     assert (len(words), len(scores)) == (0, 0)
 
 
+class Decoder(nn.Module):
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        words, scores = greedy(step, {"h": h, "count": h[:, :1]}, bos=BOS, eos=EOS, max_length=3)
+        return words.values, scores
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("graph", [torch.jit.trace, torch.export.export])
+def test_what_has_no_graph_says_so(graph):
+    with pytest.raises(StepError, match="greedy goes by the numbers of scores, which no graph holds"):
+        graph(Decoder(), (a_state(2)["h"],))
+
+
 GOOD = {"bos": BOS, "eos": EOS, "beam_size": 2, "max_length": 3}
 
 
