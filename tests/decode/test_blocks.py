@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
+import weakref
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from saved_modules import plain_loops
 from stepnet import LoDTensor
 from stepnet.decode import beam_search, blocks, greedy
+from stepnet.engine import again
 from stepnet.errors import StepError
 from threads import at_once
 
@@ -139,6 +142,35 @@ def test_what_is_wrong_is_told_as_by_the_plain_loop():
         table.weight.copy_(torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 9.0]]))
     with pytest.raises(IndexError):
         greedy(looks_up, torch.zeros(2, 1), bos=0, eos=0, max_length=40)
+
+
+def test_a_step_is_found_again_and_what_changes_of_it_is_seen(monkeypatch):
+    step, state = Speaker(), a_state(3)
+    walked: list[Any] = []
+    reach = again.reach
+
+    def counted(*given: Any) -> Any:
+        walked.append(given[0])
+        return reach(*given)
+
+    monkeypatch.setattr(again, "reach", counted)
+    how = {"bos": BOS, "eos": EOS, "max_length": 9}
+    for by in (greedy, functools.partial(beam_search, beam_size=2)):
+        for words in (step, step.forward):
+            for _ in range(5):
+                by(words, state, **how)
+            walked.clear()
+            by(words, state, **how)
+            assert not walked
+            step.head.weight.data.mul_(-2)
+            same(rows(by(words, state, **how)), rows(plainly(words, state, by=by, **how)))
+            step.head = nn.Linear(H, V).double()
+            same(rows(by(words, state, **how)), rows(plainly(words, state, by=by, **how)))
+    alive = weakref.ref(step)
+    del step, words
+    walked.clear()
+    gc.collect()
+    assert alive() is None
 
 
 def test_from_several_threads():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -145,9 +147,49 @@ def test_rows_that_are_done_cost_nothing():
     assert sum(sizes) == 2 * (sum(ends) + len(ends))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_of_16_bits_are_added_up_in_32(dtype):
+    scores = torch.tensor([0.0, 2.0, 1.5, -60.0], dtype=dtype)
+
+    def run(words: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return scores.expand(len(words), V), state
+
+    options = {"bos": BOS, "eos": EOS, "max_length": 40}
+    expected = torch.full((2,), 40 * scores.float().log_softmax(0)[1].item())
+    for by in (greedy, functools.partial(beam_search, beam_size=2)):
+        for _ in range(2):
+            found = by(run, torch.zeros(2, 1), **options)[1]
+            torch.testing.assert_close(found if by is greedy else found.values, expected)
+
+
+def test_a_beam_that_leads_nowhere_ends_no_other():
+    table = torch.full((V, V), -torch.inf).double()
+    table[BOS, 1:3], table[2, 2], table[2, EOS] = torch.tensor([1.0, 0.5]).double(), 0.0, 0.0
+
+    def run(words: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return table[words], state  # nothing comes after word 1
+
+    words, scores = beam_search(run, torch.zeros(1, 1), bos=BOS, eos=EOS, beam_size=2, max_length=20)
+    assert words[0][0].tolist() == [2]
+    assert scores.values.item() == pytest.approx(table[BOS].log_softmax(0)[2].item() + math.log(0.5))
+
+
 def test_no_rows_give_no_sequences():
     words, scores = beam_search(step, a_state(0), bos=BOS, eos=EOS, beam_size=2, max_length=3)
     assert (len(words), len(scores)) == (0, 0)
+
+
+class Decoder(nn.Module):
+    def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        words, scores = greedy(step, {"h": h, "count": h[:, :1]}, bos=BOS, eos=EOS, max_length=3)
+        return words.values, scores
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+@pytest.mark.parametrize("graph", [torch.jit.trace, torch.export.export])
+def test_what_has_no_graph_says_so(graph):
+    with pytest.raises(StepError, match="greedy goes by the numbers of scores, which no graph holds"):
+        graph(Decoder(), (a_state(2)["h"],))
 
 
 GOOD = {"bos": BOS, "eos": EOS, "beam_size": 2, "max_length": 3}
@@ -165,6 +207,7 @@ GOOD = {"bos": BOS, "eos": EOS, "beam_size": 2, "max_length": 3}
         (step, (), {}, "a row per sequence"),
         (lambda w, s: w, a_state(2), {}, "must return a pair"),
         (lambda w, s: (w, s), a_state(2), {}, "a score for each word"),
+        (lambda w, s: (torch.ones(len(w), V).long(), s), a_state(2), {}, "logits or log probabilities"),
         (lambda w, s: (torch.ones(len(w), V), ()), a_state(2), {}, "changed the structure"),
     ],
 )

@@ -171,6 +171,19 @@ def _shift_into_a_scan():
     return Case(step, lambda n: (leaf(n, HIDDEN), leaf(n, FEATURES)))
 
 
+def _memories_of_nothing():
+    """Products with no rows, no columns and nothing to sum over."""
+
+    def step(x, state):
+        h, rows, columns = state  # [0, F], [F, 0]
+        h = torch.tanh(h + x)
+        scores = torch.einsum("nmf,nf->nm", rows, h).softmax(1)
+        read = torch.einsum("nm,nmf->nf", scores, rows) + torch.bmm(columns, rows).sum(1)
+        return h + read + torch.bmm(rows, columns).sum((1, 2))[:, None], (h, rows, columns * 2)
+
+    return Case(step, lambda n: (leaf(n, FEATURES), leaf(n, 0, FEATURES), leaf(n, FEATURES, 0)))
+
+
 def _state_is_y():
     return Case(lambda x, s: (s, s + x), lambda n: leaf(n, FEATURES))
 
@@ -379,7 +392,7 @@ WRITTEN = {
     "two states one product",
     "one number a row", "one column", "one number and a column", "states of several ranks", "embedding",
     "bool state", "int state", "wide and narrow", "shifted input", "without a state", "state is reset",
-    "matrix state", "matrix memory",
+    "matrix state", "matrix memory", "memories of nothing",
 }  # fmt: skip
 # Those whose loop as a whole has an odd form; for C the others stand side by side in one step: one build.
 ALONE = {"state is y", "without a y", "without a state"}

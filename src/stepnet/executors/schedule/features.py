@@ -33,8 +33,11 @@ class Features:
 
 
 def features(p: Program) -> Features | None:
-    """The features that threads may share out; None where one is read to make another."""
+    """The features that threads may share out; None where one is read to make another, or one is empty."""
     carried = [p.value(carry.parameter) for carry in p.carries]
+    made = [p.value(name) for node in p.nodes for name in node.outputs]
+    if not all(value.size for value in (*carried, *made)):
+        return None
     counts = {outer(value.shape)[1] for value in carried}
     if len(counts) != 1 or counts == {1}:
         return None
