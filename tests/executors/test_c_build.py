@@ -22,7 +22,6 @@ from stepnet.executors import cache_folder
 from stepnet.executors.c import build as c_build
 from threads import at_once
 
-OPTIMISED = False
 needs_compiler = pytest.mark.skipif(c_build.available() is not None, reason=f"{c_build.available()}")
 ANSWER = "void answer(int64_t *x) { *x = 42; }"
 

@@ -253,9 +253,6 @@ LIKE_OTHERS = {
     "static",
     "nested",
 }
-# These begin with sizes as they are, and open those that differ at the second call; the others have them open
-# from the first, but in `make fuzz`: one graph less each.
-OPENED_LATER = {"closure", "ragged static", "resets", "steps"}
 # A third graph is made of all others by `make fuzz` alone: there each way to give rows, states and sizes, a
 # cell's gates and a memory are the same to a plan that keeps nothing.
 WITHOUT_GRADIENTS = {"closure"}
@@ -270,12 +267,11 @@ def test_one_graph_with_the_same_values_and_gradients(
     make, arguments = CASES[case]
     model = make().double()
     counter = CompileCounterWithBackend("aot_eager")
-    later = case in OPENED_LATER or request.config.getoption("exhaustive")
-    compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=None if later else True)
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
     for k, lengths in enumerate(LENGTHS):
-        with torch._dynamo.config.patch(error_on_recompile=k > later):
+        with torch._dynamo.config.patch(error_on_recompile=k > 1):
             assert_alike(model, compiled, arguments(lengths))
-    assert counter.frame_count <= 1 + later
+    assert counter.frame_count <= 2
     if case not in WITHOUT_GRADIENTS and not request.config.getoption("exhaustive"):
         return
     # what keeps nothing for a gradient goes another way, and by a plan from the third on

@@ -364,20 +364,31 @@ def _warm(
         form = like.form, like.way, found.key, tensors, rows, layout, None
         recorded = (lambda: like.recorded(Asked(of, step, x, states, *form))) if grad else None
         return like.run(layout, rows, states, tensors, x, recorded)
-    if not nothing_around():
+    if not nothing_around() or any(map(_is_odd, (rows, *states))):
         return None
-    for tensor in (rows, *states):
-        if type(tensor) is not Tensor or tensor.layout is not torch.strided:
-            return None
     _, call = asked(of, step, x, state, Way(*way), pieces)
-    entry = None if call is None else call.known()
-    if call is None or entry is None or (call.draws and not draws):
+    if call is None or (not draws and call.draws):
+        return None
+    return _first_alike(found, looks, call, given, n is not None, find)
+
+
+def _is_odd(tensor: Any) -> bool:
+    return type(tensor) is not Tensor or tensor.layout is not torch.strided
+
+
+def _first_alike(
+    found: Found, looks: Any, call: Asked, given: tuple[Tensor, ...], ragged: bool,
+    find: Callable[[str], Find],
+) -> tuple[Any, Any] | None:  # fmt: skip
+    """y and the final state of a call that others may look like; None if there is no plan for it."""
+    entry = call.known()
+    if entry is None:
         return None
     if len(found.likes) >= _LIMIT:
         found.likes.clear()
-    found.likes[looks] = first = _like(call, entry, given, 0 if n is None else 1 + len(states), find)
-    recorded = (lambda: first.recorded(call)) if grad else None
-    return first.run(call.layout, call.rows, call.states, call.tensors, x, recorded)
+    like = found.likes[looks] = _like(call, entry, given, 1 + len(call.states) if ragged else 0, find)
+    recorded = (lambda: like.recorded(call)) if torch.is_grad_enabled() else None
+    return like.run(call.layout, call.rows, call.states, call.tensors, call.x, recorded)
 
 
 def _like(
