@@ -1,4 +1,4 @@
-"""What a body gives as it is, of what was computed around its loop: no operator reads it there."""
+"""What a body reads of what was computed around its loop: what it gives as it is, or begins with."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from stepnet import BackEdge, InputPort, OutputPort, TensorIterator, recurrent, 
 def by_steps(x):
     y = x[0] * 2
     return recurrent(lambda a, h: ((y, a + h), y), x, x[0], backend="naive")
+
+
+def by_its_first_state(x):
+    h = x.mean(0)
+    return recurrent(lambda a, s: (s * h, a + h), x, h, backend="naive")
 
 
 def by_turns(x):
@@ -32,6 +37,21 @@ def by_ports(x):
     return loop(a=x, b=x[:1])
 
 
+def by_what_a_port_is_fed(x):
+    b = x[:1] * 2
+    loop = TensorIterator(
+        lambda a, s: (a + s * b, s + b),
+        [InputPort("a", "a", axis=0), InputPort("s", "s"), OutputPort("sums", 0, axis=0), OutputPort("s", 1)],
+        [BackEdge(1, "s")],
+    )
+    return loop(a=x, s=b)
+
+
+def by_a_loop_variable(x):
+    y = x[0] * 2
+    return while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, v + y), (torch.tensor(0), y))[1:]
+
+
 class Module(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -41,7 +61,10 @@ class Module(nn.Module):
         return self.function(x)
 
 
-@pytest.mark.parametrize("function", [by_steps, by_turns, by_ports])
+BODIES = [by_steps, by_its_first_state, by_turns, by_a_loop_variable, by_ports, by_what_a_port_is_fed]
+
+
+@pytest.mark.parametrize("function", BODIES)
 @pytest.mark.parametrize("format", FORMATS)
 def test_it_is_that_of_each_call(format, function, tmp_path):
     package, run, name = FORMATS[format]
