@@ -105,9 +105,8 @@ def joined(center, scale=1.0, length=None):
         out[:, at : at + 8] += np.fft.irfft(found[:, k, :, 0] + 1j * found[:, k, :, 1], 8) * window
         weight[at : at + 8] += window**2
     out = np.divide(out, weight, out=out, where=weight != 0) * scale
-    out = out[:, 4:-4] if center else out
-    wanted = out.shape[1] if length is None else length
-    return np.pad(out, ((0, 0), (0, max(0, wanted - out.shape[1]))))[:, :wanted]
+    start = 4 if center else 0
+    return out[:, start : 23 - start] if length is None else out[:, start : start + length]
 
 
 AFTER = np.triu(np.full((3, 3), -np.inf, np.float32), 1)

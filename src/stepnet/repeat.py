@@ -161,14 +161,17 @@ def while_loop(
 
 
 def while_joined(
-    cond: Callable[..., Any], body: Callable[..., Sequence[Tensor]], loop_vars: Sequence[Tensor], joined: int
-) -> tuple[Tensor, ...]:
+    cond: Callable[..., Any], body: Callable[..., Sequence[Tensor]], loop_vars: Sequence[Tensor], joined: int,
+    changes: Sequence[frozenset[int]] | None = None,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """A loop of a file, over tensors: its body gives, after the loop variables, which may change their sizes,
     values that are joined, [steps, ...] of each. It runs as it is written: for what writes the model.
+
+    `changes` are the dimensions of each loop variable that change; None: those that do as it runs.
     """
     instead = INSTEAD.get()
     if instead is not None:
-        return instead(cond, body, loop_vars, None, joined)
+        return instead(cond, body, loop_vars, None, joined, changes)
     code = JoinedBody(cond, body, len(loop_vars), joined)
     loop = Loop(
         code,

@@ -66,6 +66,41 @@ def test_branches_with_loops_are_written(tmp_path):
         np.testing.assert_allclose(found[0], model(given, h)[0].numpy(), atol=1e-5)
 
 
+OF_TWO_SHAPES = {
+    "by what is computed": ("float[B,4] h0", "c = Concat<axis=0>(x, x)\np = Neg(c)", "q = Tanh(x)"),
+    "as it came": ("float[B,4] h0", "n, o = STEP(h0, x)\np = Concat<axis=0>(o, o)", "q = Identity(x)"),
+    "by a weight": ("float[4,4] w", "m = MatMul(x, w)\np = Concat<axis=0>(m, x)", "q = MatMul(x, w)"),
+}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("name", OF_TWO_SHAPES)
+def test_branches_of_two_shapes_are_written(name, sign, tmp_path):
+    """Each example takes one of them; what is written takes either, at other sizes."""
+    given, more, less = OF_TWO_SHAPES[name]
+    text = f"""<ir_version: 8, opset_import: ["": 18]> g (float[T,B,4] x, {given}) => (float[U,B,4] y) {{
+        s = ReduceSum<keepdims=0>(x)
+        z = Constant<value_float=0.0>()
+        k = Greater(s, z)
+        v = If<then_branch=a() => (p) {{ {more} }}, else_branch=e() => (q) {{ {less} }}>(k)
+        y = Mul(v, v)
+    }}"""
+    model = read(text.replace("STEP", STEP), tmp_path)
+    h = torch.randn(4, 4) if "w" in given else torch.randn(2, 4)
+    stepnet.onnx.save(model, tmp_path / "again.onnx", (sign * torch.rand(3, 2, 4), h))
+    session, again = (
+        kind(tmp_path / "again.onnx") for kind in (onnxruntime.InferenceSession, stepnet.onnx.load)
+    )
+    names = [i.name for i in session.get_inputs()]
+    for x in (torch.rand(3, 2, 4), -torch.rand(2, 2, 4), torch.rand(7, 2, 4), -torch.rand(1, 2, 4)):
+        expected = model(x, h)[0]
+        (found,) = session.run(None, dict(zip(names, (x.numpy(), h.numpy()), strict=True)))
+        np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(again(x, h)[0], expected)
+    with pytest.raises(IRError, match=r"branches give tensors of other sizes|loop inside"):
+        stepnet.openvino.save(model, tmp_path / "m.xml", (sign * torch.rand(3, 2, 4), h))
+
+
 def test_a_loop_in_a_loop_is_refused_for_openvino(tmp_path):
     model = read(NESTED, tmp_path)
     with pytest.raises(IRError, match="it runs a loop inside"):

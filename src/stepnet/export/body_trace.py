@@ -63,7 +63,8 @@ class BodyTrace:
             sizes = self.count + len(self.loose)
             swap = {id(t): leaf for t, leaf in zip(self.loose, leaves[self.count : sizes], strict=True)}
             with Replaced(swap):
-                return run(leaves[: self.count], leaves[sizes:])
+                made = run(leaves[: self.count], leaves[sizes:])
+            return [swap.get(id(value), value) for value in made]  # what no operator was given
 
         dynamic = [
             {d: False for d, size in enumerate(shape) if not isinstance(size, int)} for shape in self.shapes

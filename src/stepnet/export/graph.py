@@ -64,7 +64,8 @@ class Target:
     `unit` is one op of it, `ops` all of them, `nested` what it cannot hold where a loop has another in its
     body, or None. `refused` says of ops of `stepnet.ir.ops` why the format has none, `takes` whether it has
     an op, or a fast form, for a known cell; others are loops like any. `softplus`: whether that of runtimes
-    keeps the digits of small results.
+    keeps the digits of small results. `idle`: whether a loop of no turns gives states that change their sizes
+    as they came.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Target:
     refused: Mapping[str, str]
     takes: Callable[[Cell], bool]
     softplus: bool = False
+    idle: bool = True
 
 
 @dataclass(frozen=True)

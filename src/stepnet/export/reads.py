@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from stepnet.compiler.record import tensors_used
+from stepnet.data.tree import leaves
 from stepnet.executors import naive
 from stepnet.ir.loop import Loop
 from stepnet.iterator.tensor_iterator import INSTEAD
@@ -17,9 +18,14 @@ from .calls import AsLoop
 
 
 def tensors_read(run: Callable[[], Any], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Run a body for real, loops inside it plainly, and report the tensors it read besides `inputs`."""
+    """Run a body for real, loops inside it plainly, and report the tensors it read besides `inputs`, those
+    that it gives as they are among them."""
+
+    def run_and_take() -> list[Tensor]:
+        return [leaf.clone() for leaf in leaves(run(), Tensor)]
+
     with replaced(_Plainly()), during(INSTEAD, _iterator):
-        return tensors_used(run, inputs)
+        return tensors_used(run_and_take, inputs)
 
 
 class _Plainly(AsLoop):

@@ -202,8 +202,9 @@ def _code(loop: Loop) -> Any:
 def _used(call: RecurrenceCall) -> list[int]:
     """Places of the tensors that a step without a plan reads."""
     parts, code = call.parts, _code(call.loop)
-    known = [*(leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in parts), *call.state]
-    used = tensors_read(lambda: iteration(call.loop, parts, call.state, ()), known)
+    state = [leaf.detach().clone() for leaf in call.state]  # it may read the first one besides
+    known = [*(leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in parts), *state]
+    used = tensors_read(lambda: iteration(call.loop, parts, state, ()), known)
     if call.above:  # offsets, and what follows from them, are made out of sight
         reached = {id(t) for t in reach(code, everything=True).tensors}
         used = [t for t in used if id(t) in reached]

@@ -39,6 +39,8 @@ class TorchRNNs(TorchFunctionMode):
         self.nested, self.around = target.nested is None, instead()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.compiler.is_dynamo_compiling():  # the branches of torch.cond
+            return func(*args, **(kwargs or {}))
         around = instead()
         answered = around is not None and (self.nested or around is self.around)
         known = _STEPS.get(func) if answered else None
@@ -57,7 +59,8 @@ def _layers(
             f"torch.nn.{kind} cannot be written over sequences of lengths of their own",
             remedy=f"stepnet.nn.{kind}, which takes the same arguments and state_dict",
         )
-    states, each = hx if isinstance(hx, (list, tuple)) else (hx,), len(weights) // (layers * directions)
+    states: Sequence[Tensor] = hx if isinstance(hx, (list, tuple)) else (hx,)
+    each = len(weights) // (layers * directions)
     names = _NAMES if biases else _NAMES[:2]
     names += ("weight_hr",) if each > len(names) else ()
     finals: list[Sequence[Tensor]] = []
@@ -66,9 +69,10 @@ def _layers(
         for reverse in (False, True)[:directions]:
             k = len(finals)
             own = dict(zip(names, weights[k * each : (k + 1) * each], strict=True))
-            state = tuple(value[k] for value in states) if len(states) > 1 else states[0][k]
+            state = [value[k] for value in states]
             step = _step(f"{kind} l{layer}", function, own)
-            y, last = recurrent(step, x, state, reverse=reverse, axis=int(batch_first))
+            given = state[0] if len(state) == 1 else tuple(state)
+            y, last = recurrent(step, x, given, reverse=reverse, axis=int(batch_first))
             ys.append(y)
             finals.append(last if isinstance(last, tuple) else (last,))
         x = torch.cat(ys, -1) if len(ys) > 1 else ys[0]

@@ -98,8 +98,9 @@ class WhileRecorder(Recorder):
     """Answers for a while loop by running it, and keeps what it was given."""
 
     def __call__(
-        self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None, joined: int | None = None
-    ) -> Any:
+        self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None, joined: int | None = None,
+        changes: Sequence[frozenset[int]] | None = None,
+    ) -> Any:  # fmt: skip
         leaves, spec = flatten(tuple(loop_vars))
         if joined is None and _are_filled(leaves):
             return run_as_frame(cond, body, loop_vars, max_steps)
@@ -111,6 +112,11 @@ class WhileRecorder(Recorder):
                     got=describe_leaf(leaf),
                     remedy="recurrent writes loops over LoDTensors",
                 )
+        if changes is not None and not self.target.idle:
+            raise IRError(
+                f"{where} cannot be written: its branches give tensors of other sizes",
+                got=f"{self.target.name}, whose loops of no turns give none",
+            )
         loop = cond, body, loop_vars
         with unanswered():
             going = cond(*loop_vars)
@@ -134,7 +140,7 @@ class WhileRecorder(Recorder):
                     return made
 
                 out = while_joined(cond, turn, loop_vars, joined)
-                values, grows = _grown(seen, where)
+                values, grows = _grown(seen, where) if changes is None else _changed(first, changes)
         places = places_of(used, _both(cond, body), where)
         call = WhileCall(cond, body, spec, values, places, used, max_steps, by_row, where, [], joined, grows)
         call.inner = (
@@ -143,6 +149,18 @@ class WhileRecorder(Recorder):
         )
         self.keep(call)
         return out
+
+
+def _changed(
+    first: Sequence[Tensor], changes: Sequence[frozenset[int]]
+) -> tuple[list[Tensor], tuple[frozenset[int], ...]]:
+    """As `_grown`, of dimensions that are known to change."""
+    sizes = (
+        [2 if d in dims else n for d, n in enumerate(v.shape)] for v, dims in zip(first, changes, strict=True)
+    )
+    return [v.new_zeros(s) if dims else v for v, s, dims in zip(first, sizes, changes, strict=True)], tuple(
+        changes
+    )
 
 
 def _grown(seen: Sequence[list[Tensor]], where: str) -> tuple[list[Tensor], tuple[frozenset[int], ...]]:
@@ -178,8 +196,9 @@ class WhileTracer(Tracer):
     what = "runs another number of while loops"
 
     def __call__(
-        self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None, joined: int | None = None
-    ) -> Any:
+        self, cond: Any, body: Any, loop_vars: Any, max_steps: int | None, joined: int | None = None,
+        changes: Sequence[frozenset[int]] | None = None,
+    ) -> Any:  # fmt: skip
         if joined is None and _are_filled(flatten(tuple(loop_vars))[0]):
             return run_as_frame(cond, body, loop_vars, max_steps)
         number, call = self.next()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import StepnetError
+from stepnet.repeat import while_joined
 from stepnet.watchers import instead
 
 from .misfit import Misfit
@@ -18,6 +19,7 @@ from .own_end import BOTH, both_run, chosen
 from .recording import decided
 
 Results = Callable[[bool], Sequence[Any]]
+Dims = tuple[frozenset[int], ...]  # of each result, those in which the graphs differ
 
 
 class Branching:
@@ -29,38 +31,80 @@ class Branching:
 
     def __init__(self, unanswered: Callable[[], AbstractContextManager[None]]) -> None:
         self._unanswered = unanswered
-        self._fit: tuple[Any, set[bool]] = None, set()  # and what notes that model
+        # what notes that model, and what is told of its example
+        self._told: tuple[Any, set[bool], Dims | None] = None, set(), None
 
     def run(self, which: Tensor, results: Results) -> Sequence[Any]:
         """What the graph gives that a condition says.
 
         Args:
             which: the condition, a scalar.
-            results: what the graph of a truth gives.
+            results: what the graph of a truth gives; it holds all tensors that these read.
         """
         noted = instead()
         if both_run(which):
-            of, fit = self._fit
-            if noted is None or of is None or BOTH.get() or len(fit) != 1:
+            of, fit, dims = self._told
+            if noted is None or of is None or BOTH.get():
+                return tuple(chosen(which, *pair) for pair in zip(results(True), results(False), strict=True))
+            if dims is not None:
+                return self._one_of(which, results, dims)
+            if len(fit) > 1:
                 return tuple(chosen(which, *pair) for pair in zip(results(True), results(False), strict=True))
             (way,) = fit
             return tuple(_certain(x, which, way) for x in results(way))
         way = bool(decided(which))
         if noted is None:
             return results(way)
-        fit = {w for w in (True, False) if w == way or self._fits(results, w)}
-        self._fit = noted, fit | (self._fit[1] if self._fit[0] is noted else set())
+        made = {w: self._made(results, w, needed=w == way) for w in (True, False)}
+        fit, dims = {w for w, found in made.items() if found is not None}, _differing(made[True], made[False])
+        if self._told[0] is noted:
+            fit, dims = fit | self._told[1], self._told[2] or dims
+        self._told = noted, fit, dims
+        if dims is not None:
+            return self._one_of(which, results, dims)
         # it traces both, with the loops in them
-        return {w: results(w) for w in (True, False) if w in fit}[way]
+        return {w: results(w) for w in (True, False) if made[w] is not None}[way]
 
-    def _fits(self, results: Results, way: bool) -> bool:
-        """Whether a graph runs on these sizes: one that the example does not take may be for others."""
+    def _made(self, results: Results, way: bool, *, needed: bool = True) -> Sequence[Any] | None:
+        """What a graph gives for these sizes, and nothing notes; None where it is not needed and does not run
+        on them: one that the example does not take may be for others."""
         try:
             with self._unanswered():
-                results(way)
+                return results(way)
         except (StepnetError, Misfit):
-            return False
-        return True
+            if needed:
+                raise
+            return None
+
+    def _one_of(self, which: Tensor, results: Results, dims: Dims) -> Sequence[Tensor]:
+        """What one of two graphs gives that differ in these dimensions, as two loops of at most one turn."""
+        found = results(True)  # for its sizes: of what is traced they are not numbers
+        sizes = (
+            [1 if d in of else n for d, n in enumerate(x.shape)] for x, of in zip(found, dims, strict=True)
+        )
+        values = tuple(x.new_zeros(shape) for x, shape in zip(found, sizes, strict=True))
+        for way in (True, False):
+
+            def once(going: Tensor, *_: Tensor, way: bool = way) -> Sequence[Tensor]:
+                return torch.zeros_like(going), *results(way)
+
+            going = which.reshape(()) if way else which.reshape(()).logical_not()
+            values = while_joined(_goes_on, once, (going, *values), 0, (frozenset(), *dims))[1:]
+        return values
+
+
+def _goes_on(going: Tensor, *_: Tensor) -> Tensor:
+    return going
+
+
+def _differing(a: Sequence[Any] | None, b: Sequence[Any] | None) -> Dims | None:
+    """The dimensions in which two lists of tensors differ; None where none does, or these are not alike."""
+    pairs = [*zip(a or (), b or (), strict=False)]
+    tensors = all(isinstance(x, Tensor) and isinstance(y, Tensor) for x, y in pairs)
+    if not tensors or any((x.dim(), x.dtype) != (y.dim(), y.dtype) for x, y in pairs):
+        return None
+    found = tuple(frozenset(d for d in range(x.dim()) if x.shape[d] != y.shape[d]) for x, y in pairs)
+    return found if any(found) else None
 
 
 def _certain(x: Any, which: Tensor, way: bool) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -418,6 +419,19 @@ class LoopRunner:
 _BRANCHES = ("then_", "else_")
 
 
+class _Branches:
+    """The bodies of an If with the tensors that they read, where what writes them finds these again."""
+
+    def __init__(self, runner: IfRunner, values: Sequence[Any]) -> None:
+        self.runner, self.values = weakref.ref(runner), values
+        self.read = [t for graph in runner.graphs.values() for t in (*graph.parameters(), *graph.buffers())]
+
+    def __call__(self, way: bool) -> tuple[Any, ...]:
+        runner = self.runner()
+        assert runner is not None
+        return runner.branch(_BRANCHES[not way], self.values)
+
+
 class IfRunner:
     """Runs an If-8 layer: one of two bodies."""
 
@@ -432,7 +446,7 @@ class IfRunner:
     def __call__(self, condition: Any, *rest: Any) -> Sequence[Any]:
         not_in_recordings()
         which = _scalar(condition, "condition")
-        return self.branching.run(which, lambda way: self.branch(_BRANCHES[not way], (condition, *rest)))
+        return self.branching.run(which, _Branches(self, (condition, *rest)))
 
     def branch(self, prefix: str, values: Sequence[Any]) -> tuple[Any, ...]:
         """Run one of the bodies."""

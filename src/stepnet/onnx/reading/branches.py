@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,18 @@ from .graph import Graph
 from .info import Info, Run, body_of, one_value, op
 
 
+class BodyAround:
+    """A body with what it captures, where what writes it finds these again: it would be lost in a graph."""
+
+    def __init__(self, body: Graph, around: Mapping[Any, Any]) -> None:
+        self.body, self.read = weakref.ref(body), [around[value] for value in body.captured]
+
+    def __call__(self, *values: Tensor) -> tuple[Any, ...]:
+        body = self.body()
+        assert body is not None
+        return body.run(values, dict(zip(body.captured, self.read, strict=True)))
+
+
 @op("If")
 def _if(node: Info) -> Run:
     branches = {True: body_of(node, "then_branch", 0), False: body_of(node, "else_branch", 0)}
@@ -29,8 +42,10 @@ def _if(node: Info) -> Run:
     def run(condition: Tensor | Sizes, *outer: Any) -> Sequence[Any]:
         around = dict(zip(node.outer, outer, strict=True))
 
+        bodies = {way: BodyAround(body, around) for way, body in branches.items()}
+
         def results(way: bool) -> Sequence[Any]:
-            return branches[way].run((), around)
+            return bodies[way]()
 
         truth = condition.array.item() if isinstance(condition, Sizes) and condition.array.size == 1 else None
         if isinstance(truth, bool):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.repeat import while_joined
 
-from .branches import branches_alone
+from .branches import BodyAround, branches_alone
 from .counted import CountedLoop
 from .graph import SEEN, Graph
 from .info import Info, Misfit, Run, body_of, dtype_of, one_value, op
@@ -28,18 +27,6 @@ from .tables import origin
 
 def _one(value: Any, what: str, dtype: torch.dtype = torch.bool) -> Any:
     return decided(one_value(value, what, dtype))
-
-
-class _Body:
-    """A body with what it captures, where what writes it finds these again: it would be lost in a graph."""
-
-    def __init__(self, body: Graph, around: Mapping[Any, Any]) -> None:
-        self.body, self.read = weakref.ref(body), [around[value] for value in body.captured]
-
-    def __call__(self, *values: Tensor) -> tuple[Any, ...]:
-        body = self.body()
-        assert body is not None
-        return body.run(values, dict(zip(body.captured, self.read, strict=True)))
 
 
 @op("Loop", inputs=(2, 2**16))
@@ -64,7 +51,7 @@ def _loop(node: Info) -> Run:
         def goes_on(step: Tensor, goes: Tensor, *_: Tensor) -> Tensor:
             return goes if trips is None else goes & (step < trips.reshape(()))
 
-        run_step = _Body(body, around)
+        run_step = BodyAround(body, around)
 
         def turn(step: Tensor, goes: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
             again, *new = run_step(step, goes, *values)

@@ -69,10 +69,11 @@ def _istft(layer: Layer, attributes: Attributes) -> Function:
         sums = functional.fold(parts.mT, (1, whole), (1, size), stride=(1, step)).reshape(-1, whole)
         total = torch.where(sums[-1] != 0, sums[:-1] / sums[-1], sums[:-1])
         made = total.reshape(*x.shape[:-3], whole) * (size**0.5 if normalized else 1.0)
-        made = made[..., size // 2 : whole - size // 2] if center else made
+        start = size // 2 if center else 0
         if length is None:
-            return made
+            return made[..., start : whole - start]
         wanted = check_size([number(length, "signal_length")])[0]
+        made = made[..., start : start + wanted]
         return functional.pad(made, (0, wanted - made.shape[-1]))
 
     return run

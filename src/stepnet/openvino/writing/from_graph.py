@@ -25,6 +25,7 @@ OPENVINO = Target(
         "IR has no layer for it",
     ),
     takes=lambda cell: not cell.ragged,  # a mask in the body undoes the fusion that the layer is for
+    idle=False,
 )
 
 _FEW = 16  # whole numbers: an axis, a shape
