@@ -11,7 +11,7 @@ from torch import nn
 import stepnet
 from covering import examples
 from stepnet import Recurrent, cells, recurrent, stream
-from stepnet.errors import StreamError
+from stepnet.errors import StepError, StreamError
 
 DTYPE = torch.float64
 F, H = 2, 3
@@ -33,18 +33,16 @@ def _hooked(net, monkeypatch):
 
 def _hooked_everywhere(net, monkeypatch):
     hooks = nn.modules.module._global_forward_hooks
-    monkeypatch.setitem(
-        hooks, -1, lambda module, x, out: (out[0] * 2, out[1]) if type(module) is Recurrent else None
-    )
+    monkeypatch.setitem(hooks, -1, lambda module, x, out: (out[0] * 2, out[1]) if module is net else None)
 
 
 def _own_forward(net, monkeypatch):
-    net.forward = lambda x: Recurrent.forward(net, x * 2)
+    net.forward = lambda x: type(net).forward(net, x * 2)
 
 
 def _replaced_forward(net, monkeypatch):
-    before = Recurrent.forward
-    monkeypatch.setattr(Recurrent, "forward", lambda self, x, *a, **k: before(self, x * 2, *a, **k))
+    before = type(net).forward
+    monkeypatch.setattr(type(net), "forward", lambda self, x, *a, **k: before(self, x * 2, *a, **k))
 
 
 def _replaced_call(net, monkeypatch):
@@ -58,8 +56,15 @@ def _compiled(net, monkeypatch):
     net.compile(backend="eager")
 
 
+def _other_parameters(net, monkeypatch):
+    for name, parameter in [*net.named_parameters()]:
+        owner, _, name = name.rpartition(".")
+        setattr(net.get_submodule(owner), name, nn.Parameter(torch.randn_like(parameter)))
+
+
 def _torch_cell(net, monkeypatch):
-    net.step = nn.GRUCell(F, H, dtype=DTYPE)
+    if type(net) is Recurrent:
+        net.step = nn.GRUCell(F, H, dtype=DTYPE)
 
 
 def _eager(net, monkeypatch):
@@ -72,14 +77,20 @@ def _as_it_is(net, monkeypatch):
 
 ALONE = [
     _as_it_is, _hooked, _hooked_everywhere, _own_forward, _replaced_forward, _replaced_call, _compiled,
-    _torch_cell, _eager,
+    _other_parameters, _torch_cell, _eager,
 ]  # fmt: skip
+MODULES = [
+    lambda: Recurrent(cells.GRU(F, H)),
+    lambda: stepnet.nn.LSTM(F, H, num_layers=2, dropout=0.5),
+    lambda: stepnet.nn.GRU(F, H),
+]
 
 
 @pytest.mark.parametrize("change", ALONE, ids=lambda change: change.__name__[1:])
-def test_a_recurrent_alone_is_what_it_was_made(change, monkeypatch):
-    """One is pushed to without a call of the module: where nothing else would happen in it."""
-    net, x = double(Recurrent(cells.GRU(F, H))), torch.randn(2, 6, F, dtype=DTYPE)
+@pytest.mark.parametrize("make", MODULES, ids=["recurrent", "lstm", "gru"])
+def test_a_module_that_only_runs_steps_is_what_it_was_made(make, change, monkeypatch):
+    """It is pushed to without a call of the module: where nothing else would happen in it."""
+    net, x = double(make()), torch.randn(2, 6, F, dtype=DTYPE)
     live = stream(net)
     live.push({live.open(k): x[k, :2] for k in (0, 1)})
     change(net, monkeypatch)
@@ -88,6 +99,14 @@ def test_a_recurrent_alone_is_what_it_was_made(change, monkeypatch):
     parts = [live.push({k: rows[k] for k in (0, 1)}) for rows in x.split((2, 3, 1), 1)]
     parts = [torch.stack([part[0], part[1]]) for part in parts]
     torch.testing.assert_close(torch.cat(parts, 1), whole(net, x.transpose(0, 1)).transpose(0, 1), **CLOSE)
+
+
+def test_rows_that_do_not_fit_the_layers():
+    live = stream(stepnet.nn.LSTM(F, H))
+    live.push({live.open(): torch.zeros(1, F)})
+    for rows in (torch.zeros(1, F + 1), torch.zeros(1, F, dtype=DTYPE), torch.zeros(1, F, 1)):
+        with pytest.raises(StepError, match="LSTM"):
+            live.push({0: rows})
 
 
 def test_a_recurrent_alone_that_was_turned():

@@ -16,6 +16,7 @@ from stepnet.cells.cell import check_size, draw
 from stepnet.cells.wrapper import check_probability
 from stepnet.checks import no_graph_of
 from stepnet.data.arguments import truth, whole
+from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.errors import StepError
@@ -178,7 +179,9 @@ class RNNBase(nn.Module):
         batch.check_rows(self.input_size, (self.weight_ih_l0 if weight is None else weight).dtype)
         given = self._given(batch, hx)
         asked = None if resets is None else as_resets(resets)
-        fresh = [] if asked is None else self._given(batch, asked.state)
+        fresh = given
+        if asked is not None and not (hx is None and asked.state is None):
+            fresh = self._given(batch, asked.state)
         x = batch.x
         finals: list[Any] = []
         for layer in range(self.num_layers):
@@ -209,6 +212,20 @@ class RNNBase(nn.Module):
             if all(type(weight) is nn.Parameter for weight in weights.values()):
                 steps[suffix] = step
         return step
+
+    def _in_turn(self, x: LoDTensor) -> Sequence[LayerStep]:
+        """The steps of its layers, if all that a call does is to run these over the rows of x, forwards."""
+        rows, draws = x._values, self.dropout and self.training and self.num_layers > 1
+        if (
+            type(self).forward is not _FORWARD
+            or self.bidirectional
+            or draws
+            or torch._C._is_any_autocast_enabled()
+            or rows.shape[1:] != (self.input_size,)
+            or rows.dtype is not self.weight_ih_l0.dtype
+        ):
+            return ()
+        return [self._layer(f"l{layer}", None) for layer in range(self.num_layers)]
 
     def _result_dtypes(self, batch: Batch, state: Any) -> tuple[torch.dtype, ...] | None:
         """What autocast makes of y and of each tensor of the state, as torch.nn's modules have it; None where
@@ -262,6 +279,9 @@ class RNNBase(nn.Module):
         }
         shown = [f"{k}={getattr(self, k)}" for k, v in defaults.items() if getattr(self, k) != v]
         return ", ".join([f"{self.input_size}, {self.hidden_size}", *shown])
+
+
+_FORWARD = RNNBase.forward
 
 
 def _cast(final: Any, dtypes: tuple[torch.dtype, ...]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import RECORDER
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import StreamError
+from stepnet.executors.base import Backend
 from stepnet.executors.setting import check_backend
 from stepnet.front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 from stepnet.ir.loop import Loop
@@ -49,25 +50,31 @@ class Keeper:
 
     def answer(self, module: Callable[[Any], Any], x: Any) -> Any:
         """What a module gives, where this answers for what it does."""
-        if type(x) is LoDTensor and len(self.levels) == 1 and is_one_call(module) and nobody_else():
-            step = as_step(module.step)
-            name = step_name(step)
-            kept = self.states.left(name, self.slots) if self.all_begun else None
-            if kept is not None:
-                state = unflatten(*kept)
-                _, out = warm(step, x, state, (False, -1, 0, check_backend(module.backend)))
-                if out is not None:  # a plan's: states like those that it was given
-                    self.ran.append((name, kept[0]))
-                    self._left.append(flatten(out[1])[0])
-                    return out[0] if type(out[0]) is LoDTensor else out
-            out = recurrent(step, x, self._start(step, name, None), backend=module.backend)
-            self._keep(name, *flatten(out[1]))
-            return out[0] if type(out[0]) is LoDTensor else out
+        if self.all_begun and type(x) is LoDTensor and len(self.levels) == 1 and nobody_else():
+            steps, backend = steps_of(module, x)
+            for step in steps:
+                x = self._alone(as_step(step), x, backend)
+            if steps:
+                return x
         with (
             during(sequence.INSTEAD, _of_whole_sequences), during(sequence.WHOLE, _refuse_whole),
             kept_by(self.run), watched(_refuse_loop),
         ):  # fmt: skip
             return module(x)
+
+    def _alone(self, step: Any, x: LoDTensor, backend: Any) -> Any:
+        """y of a recurrence whose last state nobody else sees."""
+        name = step_name(step)
+        kept = self.states.left(len(self.ran), name, self.slots)
+        if kept is not None:
+            _, out = warm(step, x, unflatten(*kept), (False, -1, 0, check_backend(backend)))
+            if out is not None:  # a plan's: states like those that it was given
+                self.ran.append((name, kept[0]))
+                self._left.append(flatten(out[1])[0])
+                return out[0] if type(out[0]) is LoDTensor else out
+        out = recurrent(step, x, self._start(step, name, None), backend=backend)
+        self._keep(name, *flatten(out[1]))
+        return out[0] if type(out[0]) is LoDTensor else out
 
     def run(
         self, step: Any, x: Any, state: Any, *, steps: Any, resets: Any, reverse: bool, level: int, **how: Any
@@ -174,18 +181,25 @@ class Keeper:
 _CALL, _FORWARD = nn.Module.__call__, Recurrent.forward
 
 
-def is_one_call(module: Any) -> TypeGuard[Recurrent]:
-    """Whether a module does nothing but to call `recurrent` on what it is given."""
-    return (
-        type(module) is Recurrent
-        and module.level in (-1, 0)
-        and not (module.reverse or module.scopes or module._forward_hooks or module._forward_pre_hooks)
-        and not (_torch_module._global_forward_hooks or _torch_module._global_forward_pre_hooks)
-        and module._compiled_call_impl is None
-        and "forward" not in vars(module)
-        and Recurrent.forward is _FORWARD
-        and nn.Module.__call__ is _CALL
-    )
+def steps_of(module: Any, x: LoDTensor) -> tuple[Sequence[Any], Backend | None]:
+    """The steps that a module runs one after the other over what it is given, if it does nothing else; and
+    by which backend."""
+    kind = type(module)
+    if (
+        not (kind is Recurrent or hasattr(kind, "_in_turn"))
+        or kind.__call__ is not _CALL
+        or "forward" in vars(module)
+        or module._forward_hooks
+        or module._forward_pre_hooks
+        or _torch_module._global_forward_hooks
+        or _torch_module._global_forward_pre_hooks
+        or module._compiled_call_impl is not None
+    ):
+        return (), None
+    if kind is not Recurrent:
+        return module._in_turn(x), None
+    other = module.reverse or module.scopes or module.level not in (-1, 0) or kind.forward is not _FORWARD
+    return () if other else (module.step,), module.backend
 
 
 def nobody_else() -> bool:

@@ -65,13 +65,13 @@ class States:
         self.calls: list[Kept] = []
         self._left: Left | None = None
 
-    def left(self, name: str, slots: Slots) -> tuple[Spec, list[Tensor]] | None:
-        """How the state of the only recurrence is nested, and its leaves as the last push left them, if that
-        was to the same streams and by a step of this name. They are for what does not write to them."""
-        if self._left is None or self._left.slots != slots or len(self.calls) != 1:
+    def left(self, at: int, name: str, slots: Slots) -> tuple[Spec, list[Tensor]] | None:
+        """How the state of a recurrence is nested, and its leaves as the last push left them, if that was to
+        the same streams and by a step of this name. They are for what does not write to them."""
+        if self._left is None or self._left.slots != slots or at >= len(self.calls):
             return None
-        (kept,) = self.calls
-        return (kept.spec, self._left.states[0]) if kept.name == name else None
+        kept = self.calls[at]
+        return (kept.spec, self._left.states[at]) if kept.name == name else None
 
     def of(self, at: int, slots: Slots) -> list[Tensor]:
         """The states of a recurrence for the streams in these slots, in memory of their own."""
