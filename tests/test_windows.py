@@ -18,6 +18,7 @@ from covering import examples
 from outcomes import gradients
 from stepnet import LoDTensor, Recurrent, Resets, cells, recurrent
 from stepnet import windows as file
+from stepnet.data import windows as data_windows
 from stepnet.data.windows import Joined
 from stepnet.errors import LoDError, StepError
 
@@ -221,6 +222,28 @@ def test_what_is_kept():
         return sum(numbers)
 
     assert kept(checkpoint=50) < kept() / 4
+
+
+def test_copies_of_rows_are_let_go(monkeypatch):
+    """The windows of several sequences are copies of x: backward copies them again, from x as it was."""
+    copies, rows_in = [], data_windows.rows_in
+
+    def noted(*how):
+        part = rows_in(*how)
+        copies.append(weakref.ref(part))
+        return part
+
+    monkeypatch.setattr(data_windows, "rows_in", noted)
+    rows = torch.randn(90, F, dtype=DTYPE)
+    for _ in range(6):  # the first calls go the long way
+        copies.clear()
+        y, _ = recurrent(CELL, LoDTensor(rows, [[0, 50, 90]]), checkpoint=5)
+    gc.collect()
+    assert len(copies) == 10
+    assert sum(copy() is not None for copy in copies) == 1  # that of the last window
+    rows.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.values.sum().backward()
 
 
 @pytest.mark.parametrize("reverse", [False, True])

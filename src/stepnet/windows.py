@@ -8,6 +8,7 @@ one before.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral
@@ -21,7 +22,7 @@ from .data.lod import LoDTensor
 from .data.modes import traced, transformed
 from .data.offsets import LoD
 from .data.tree import by_leaf, flatten, rows_at, unflatten
-from .data.windows import Between, Joined, Windows, windows
+from .data.windows import Between, Copied, Joined, Windows, taken, windows
 from .errors import StepError
 from .executors.autograd import computed_again
 from .front.step import WithStatic, as_step, boot_state, describe_leaf
@@ -85,17 +86,21 @@ def run_in_windows(
 
     spare: dict[str, Tensor] = {}
 
-    def window(own: list[Any], before: Any, places: Sequence[Tensor | None] = ()) -> tuple[Any, Any]:
+    def window(
+        own: list[Any], before: Any, places: Sequence[Tensor | None], copied: Sequence[Copied]
+    ) -> tuple[Any, Any]:
         return run(function, unflatten(spec, own), before, level=0, **how)
 
-    def lone(own: list[Any], before: Any, places: Sequence[Tensor | None]) -> tuple[Any, Any]:
-        with computed_again(places, spare):
-            return window(own, before)
+    def lone(
+        own: list[Any], before: Any, places: Sequence[Tensor | None], copied: Sequence[Copied]
+    ) -> tuple[Any, Any]:
+        with computed_again(places, spare, copied):
+            return window(own, before, places, copied)
 
     return cuts.run(size, lone if again else window, window, state, again)
 
 
-Window = Callable[[list[Any], Any, Sequence[Tensor | None]], tuple[Any, Any]]
+Window = Callable[[list[Any], Any, Sequence["Tensor | None"], Sequence[Copied]], "tuple[Any, Any]"]
 
 
 def _size(checkpoint: int | bool | None, cuts: _Ragged | _Dense, state: Any) -> int:
@@ -173,16 +178,16 @@ class _Dense:
         after, short = divmod(self.longest - first, size)
         sizes = [first, *[size] * after, *[short] * bool(short)]
         sizes = sizes[::-1] if self.reverse else sizes
-        parts = [leaf.split(sizes, self.axis) for leaf in self.leaves]
         count, ys = len(sizes), _Results(self.longest, self.axis, lean=again)
         between = Between((count - 1) * self.n)
-        order = range(count)[::-1] if self.reverse else range(count)
-        for k in order:
-            if k != order[0]:
+        places = [*zip(itertools.accumulate([0, *sizes[:-1]]), sizes, strict=True)]
+        places = places[::-1] if self.reverse else places
+        parts = zip(*(taken(leaf, self.axis, places) for leaf in self.leaves), strict=True)
+        for k, (own, place) in enumerate(zip(parts, places, strict=True), 1):
+            if k > 1:
                 state = _put(between, state) if again else _detached(state)
-            place = (sum(sizes[:k]), sizes[k])
-            run = last if k == order[-1] else window
-            y, state = run([part[k] for part in parts], state, ys.room(place))
+            run = last if k == count else window
+            y, state = run([*own], state, ys.room(place), ())
             ys.add(y, place)
         return ys.whole(lambda leaves: torch.cat(leaves[::-1] if self.reverse else leaves, self.axis)), state
 
@@ -198,11 +203,12 @@ class _Ragged:
     def run(self, size: int, window: Window, last: Window, state: Any, again: bool) -> tuple[Any, Any]:
         """Run each window in turn; the results as those of one run. See `_Dense.run`."""
         cut = windows(self.levels[-1], size, self.reverse, _first(self.longest, size) if again else size)
-        parts = zip(*map(cut.cut, self.leaves), strict=True)
+        places = cut.places()
+        parts = zip(*(cut.cut(leaf, places) for leaf in self.leaves), strict=True)
         before, ended = cut.sequences[0], []
         ys = _Results(int(self.levels[-1][-1]), 0, lean=again)
         between = Between(sum(map(len, cut.sequences[1:])))
-        for k, (own, part, place) in enumerate(zip(cut.sequences, parts, cut.places(), strict=True), 1):
+        for k, (own, part, place) in enumerate(zip(cut.sequences, parts, places, strict=True), 1):
             if len(own) < len(before):
                 goes_on = torch.isin(before, own)
                 stays, ends = (kept.nonzero()[:, 0] for kept in (goes_on, ~goes_on))
@@ -211,7 +217,8 @@ class _Ragged:
             if k > 1:
                 state = _put(between, state) if again else _detached(state)
             run = last if k == len(cut.sequences) else window
-            y, state = run(list(part), state, ys.room(place))
+            copied = [each for _, each in part if each is not None]
+            y, state = run([own for own, _ in part], state, ys.room(place), copied)
             ys.add(y, place)
             before = own
         ended.append((before, state))

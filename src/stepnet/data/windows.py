@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from stepnet.data.heap import give_back, new_table
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import beside, outside_modes
+from stepnet.data.modes import batches, beside, outside_modes, transformed
 from stepnet.data.offsets import LoD, offsets_of, ranges
 
 Place: TypeAlias = "Tensor | tuple[int, int]"  # indices, or where they start and how many they are
@@ -36,22 +36,23 @@ class Windows:
     sequences: tuple[Tensor, ...]
     in_order: bool
 
-    def cut(self, x: LoDTensor) -> list[LoDTensor]:
-        """The windows of x, whose outermost sequences are cut. Differentiable, in one pass over the rows."""
-        lod = LoD.trusted((self.offsets, *x._lod.levels[1:]), x._lod.rows)
-        values = x._values
+    def cut(self, x: LoDTensor, places: Sequence[Place]) -> Iterator[tuple[LoDTensor, Copied | None]]:
+        """The windows of x, whose outermost sequences are cut, each when it is asked for; and what their rows
+        were copied of, if they were. Differentiable. `places`: of the elements."""
+        lod, rows = LoD.trusted((self.offsets, *x._lod.levels[1:]), x._lod.rows), None
         if not self.in_order:
             lod, rows = lod.take(self.order)
-            values = values.index_select(0, beside(rows, values))
         spans, start = [], 0
         for own in self.sequences:
             spans.append(lod.span(start, start + len(own)))
             start += len(own)
-        parts = values.split([last - first for _, first, last in spans])
-        return [
-            LoDTensor._make(part, LoD.trusted(levels, last - first))
-            for part, (levels, first, last) in zip(parts, spans, strict=True)
-        ]
+        if x.lod_level > 1:
+            places = [(a, b - a) if rows is None else rows[a:b] for _, a, b in spans]
+        del rows
+        parts = taken(x._values, 0, places)
+        for part, (levels, first, last), place in zip(parts, spans, places, strict=True):
+            copied = Copied(part, x._values, place) if isinstance(place, Tensor) else None
+            yield LoDTensor._make(part, LoD.trusted(levels, last - first)), copied
 
     def places(self) -> list[Place]:
         """Of each window, the elements of the sequences that lie in it."""
@@ -129,6 +130,97 @@ def _part(lod: LoD, sequences: Tensor, starts: Tensor, counts: Tensor) -> tuple[
 _HOLES = 1 << 24  # bytes of results, after which what their windows freed is given back: it is taken anew
 
 
+def rows_in(table: Tensor, axis: int, place: Place) -> Tensor:
+    """A part of a table; one that is copied lies where one before did that nobody holds any more."""
+    if not isinstance(place, Tensor):
+        return table.narrow(axis, *place)
+    recorded = torch.is_grad_enabled() and table.requires_grad
+    if recorded or transformed() or batches() or type(table.detach()) is not Tensor or not table.is_cpu:
+        return table.index_select(axis, beside(place, table))
+    shape = [*table.shape]
+    shape[axis] = len(place)
+    return torch.index_select(table, axis, place, out=new_table(shape, table.dtype, shown=False))
+
+
+class Copied(NamedTuple):
+    """Rows that were copied out of a table, and where they stand there."""
+
+    part: Tensor
+    table: Tensor
+    place: Tensor
+
+
+def taken(table: Tensor, axis: int, places: Sequence[Place]) -> Iterator[Tensor]:
+    """The parts of a table along an axis, each when it is asked for; they are all of it. Differentiable: the
+    gradients of parts go into one table, each when it is there.
+
+    >>> [part.tolist() for part in taken(torch.arange(3), 0, [(1, 2), (0, 1)])]
+    [[1, 2], [0]]
+    """
+    if not (torch.is_grad_enabled() and table.requires_grad):
+        yield from (rows_in(table, axis, place) for place in places)
+    elif transformed():
+        spans = [place for place in places if not isinstance(place, Tensor)]
+        if spans:
+            order = sorted(spans)
+            parts = dict(zip(order, table.split([count for _, count in order], axis), strict=True))
+            yield from (parts[place] for place in spans)
+        else:
+            indices = [place for place in places if isinstance(place, Tensor)]
+            copy = table.index_select(axis, beside(torch.cat(indices), table))
+            yield from copy.split([*map(len, indices)], axis)
+    else:
+        rest, of = table, table.detach()
+        for place in places:
+            part, rest = _Taken.apply(rest, [of], axis, place)  # pyright: ignore
+            yield part
+
+
+class _Taken(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rest: Tensor, table: list[Tensor], axis: int, place: Place
+    ) -> tuple[Tensor, Tensor]:  # pyright: ignore
+        ctx.set_materialize_grads(False)
+        ctx.at = tuple(rest.shape), axis, place
+        return rows_in(table[0], axis, place), _stand_in(rest, rest.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, rest: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        shape, axis, place = ctx.at
+        if grad is not None:
+            rest = grad.new_zeros(shape) if rest is None else rest
+            if transformed() or batches():
+                index = place if isinstance(place, Tensor) else torch.arange(place[1]) + place[0]
+                rest = rest.index_copy(axis, beside(index, grad), grad)
+            else:
+                rest = _Written.apply(rest, grad, axis, place)  # pyright: ignore
+        return rest, None, None, None
+
+
+class _Written(torch.autograd.Function):
+    """A table, zero at a place, with rows written there."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, rows: Tensor, axis: int, place: Place) -> Tensor:  # pyright: ignore
+        ctx.set_materialize_grads(False)
+        ctx.at = axis, place
+        ctx.mark_dirty(table)
+        if isinstance(place, Tensor):
+            return table.index_copy_(axis, beside(place, rows), rows)
+        table.narrow(axis, *place).copy_(rows)
+        return table
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        return grad, None if grad is None else rows_in(grad, *ctx.at), None, None
+
+
+def _stand_in(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """What takes a gradient of a shape, and holds no numbers."""
+    return like.new_empty(()).expand(shape)
+
+
 class Joined:
     """One result of all windows. Each is made in its place, or copied to it and let go: no row is there
     twice. Differentiable."""
@@ -136,8 +228,8 @@ class Joined:
     def __init__(self, size: int, axis: int = 0) -> None:
         self.size, self.axis = size, axis
         self.table: Tensor | None = None
-        self.parts: list[Tensor] = []
-        self.places: list[Place] = []
+        self.shape: list[int] = []
+        self.before: Tensor | None = None  # all windows so far, for autograd
         self.spare: Tensor | None = None  # for windows whose rows lie apart
         self.lent = 0  # where the next window may be made
         self.written = 0  # bytes since the last holes were given back
@@ -167,24 +259,25 @@ class Joined:
             shape[self.axis] = self.size
             plain = type(own) is Tensor and own.is_cpu
             self.table = new_table(shape, own.dtype) if plain else own.new_empty(shape)
+            self.shape = shape
         if isinstance(place, Tensor):
             self.table.index_copy_(self.axis, beside(place, own), own)
         elif (rows := self.table.narrow(self.axis, *place)).data_ptr() != own.data_ptr():
             rows.copy_(own)
         full = False
-        if not self.lent or own.data_ptr() != self.lent:
+        if isinstance(place, Tensor) or not self.lent or own.data_ptr() != self.lent:
             self.written += own.numel() * own.element_size()
             full = self.written >= _HOLES
         if full:
             self.written = 0
             give_back()
-        self.parts.append(_Apart.apply(part, full))  # pyright: ignore[reportArgumentType]
-        self.places.append(place)
+        how = self.shape, self.axis, place, full
+        self.before = _Added.apply(self.before, part, *how)  # pyright: ignore[reportAttributeAccessIssue]
 
     def whole(self) -> Tensor:
         """All windows."""
         table, self.table = self.table, None
-        return _Whole.apply([table], self.axis, self.places, *self.parts)  # pyright: ignore[reportReturnType]
+        return _Whole.apply([table], self.before)  # pyright: ignore[reportReturnType]
 
 
 class Between:
@@ -221,38 +314,32 @@ class _Copied(torch.autograd.Function):
         return grad, None
 
 
-class _Apart(torch.autograd.Function):
-    """A stand-in of the shape of a tensor, which takes a gradient and holds no numbers."""
+class _Added(torch.autograd.Function):
+    """A window more, after those before: each gets its part of the gradient when it is its turn."""
 
     @staticmethod
-    def forward(ctx: Any, part: Tensor, full: bool) -> Tensor:  # pyright: ignore
+    def forward(
+        ctx: Any, before: Tensor | None, part: Tensor, shape: list[int], axis: int, place: Place, full: bool
+    ) -> Tensor:  # pyright: ignore
         ctx.set_materialize_grads(False)
-        ctx.full = full
-        return part.new_empty(()).expand(part.shape)
+        ctx.at, ctx.full = (axis, place), full
+        return _stand_in(part, shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # pyright: ignore
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         if ctx.full:
             give_back()
-        return grad, None
+        before, own = ctx.needs_input_grad[:2]
+        part = rows_in(grad, *ctx.at) if own and grad is not None else None
+        return grad if before else None, part, None, None, None, None
 
 
 class _Whole(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, table: list[Tensor], axis: int, places: list[Place], *parts: Tensor) -> Tensor:  # pyright: ignore
+    def forward(ctx: Any, table: list[Tensor], windows: Tensor) -> Tensor:  # pyright: ignore
         ctx.set_materialize_grads(False)
-        ctx.axis, ctx.places = axis, places
         return table.pop()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        axis = ctx.axis
-        if grad is None:
-            return (None, None, None, *(None for _ in ctx.places))
-        own = [
-            grad.index_select(axis, beside(place, grad))
-            if isinstance(place, Tensor)
-            else grad.narrow(axis, *place)
-            for place in ctx.places
-        ]
-        return (None, None, None, *own)
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, Tensor | None]:  # pyright: ignore
+        return None, grad

@@ -25,8 +25,8 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, sees_saved_tensors
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.errors import Unsupported
+from stepnet.executors.autograd import is_copied, run_direct, run_real
 from stepnet.executors.autograd import run as run_plan
-from stepnet.executors.autograd import run_direct, run_real
 from stepnet.executors.base import Executor
 from stepnet.executors.call import Call
 from stepnet.executors.direct import Lately
@@ -90,6 +90,13 @@ class Asked(NamedTuple):
         reverse, level, axis, _ = self.way
         of = (self.of.wrap(self.step), self.x, self.states, self.form)
         return self.of.record(*of, reverse=reverse, level=level, axis=axis)[0]
+
+    def of_one_row(self) -> Asked:
+        """The same, with one row for all of x: it says what rows are like, and holds none of the others."""
+        rows = self.rows.detach()[:1].clone().expand(self.rows.shape)
+        rows.requires_grad_(self.rows.requires_grad)
+        x = LoDTensor._make(rows, self.x._lod) if isinstance(self.x, LoDTensor) else rows.view(self.x.shape)
+        return self._replace(x=x, rows=rows)
 
     @property
     def sequences(self) -> Sequences:
@@ -292,6 +299,8 @@ class _Like(NamedTuple):
 
     def recorded(self, call: Asked) -> Call:
         """The run of a call that a backward may follow."""
+        if is_copied(call.rows):
+            call = call.of_one_row()
         return call.call(self.entry, self.find, self.call.steps, self.call.as_it_is)
 
 

@@ -16,6 +16,7 @@ from stepnet.data.dtypes import dtype_of
 from stepnet.data.heap import new_table
 from stepnet.data.in_graph import not_followed
 from stepnet.data.storage import distinct
+from stepnet.data.windows import Copied, rows_in
 from stepnet.ir.plan import Plan
 from stepnet.watchers import during
 
@@ -137,28 +138,38 @@ def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[s
 
 class _Again(NamedTuple):
     """A run that backward computes again: memory that it may give y in, leaf by leaf, and for what it makes
-    and lets go, by name."""
+    and lets go, by name; and inputs that it may copy again, too."""
 
     places: list[Tensor | None]
     spare: dict[str, Tensor]
+    copied: Sequence[Copied]
 
 
 _again: ContextVar[_Again | None] = ContextVar("stepnet_computed_again", default=None)
 
 
-def computed_again(places: Sequence[Tensor | None], spare: dict[str, Tensor]) -> AbstractContextManager[None]:
+def computed_again(
+    places: Sequence[Tensor | None], spare: dict[str, Tensor], copied: Sequence[Copied]
+) -> AbstractContextManager[None]:
     """In here, runs keep for backward what they are given and no more: it computes the rest once more.
 
     Args:
         places: memory that the first run may give y in, leaf by leaf.
         spare: memory for what runs make beside y, kept here from run to run.
+        copied: of what tables the rows that runs are given are copies, if they are.
     """
-    return during(_again, _Again([*places], spare))
+    return during(_again, _Again([*places], spare, copied))
 
 
 def is_computed_again() -> bool:
     """Whether this is in `computed_again`."""
     return _again.get() is not None
+
+
+def is_copied(rows: Tensor) -> bool:
+    """Whether backward copies these rows again."""
+    again = _again.get()
+    return again is not None and any(each.part is rows for each in again.copied)
 
 
 def _in_places(again: _Again, ready: Ready, layout: Layout) -> AbstractContextManager[None]:
@@ -226,7 +237,7 @@ class _PlanCall(torch.autograd.Function):
     def forward(ctx: Any, direct: Direct | None, call: Any, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         """`call`: a Call; with `direct`, what makes one."""
         found = None if direct is None else direct.forward(tensors, direct.layout)
-        ctx.direct, ctx.call, ctx.later = None if found is None else direct, call, {}
+        ctx.direct, ctx.call, ctx.later, ctx.copied = None if found is None else direct, call, {}, {}
         ctx.set_materialize_grads(False)
         if direct is None or found is None:
             return _forward(ctx, call if direct is None else call(), tensors)
@@ -268,7 +279,14 @@ def _forward(ctx: Any, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, .
         out, values = forward(call, tensors)
     extra = [values[name] for name in call.ready.extra]
     _note(ctx, call, _led(plan, values), _as_steps(call, out, extra), len(tensors))
-    ctx.save_for_backward(*tensors, *((*out[: len(plan.y)], *extra) if lone is None else ()))
+    if lone is None:
+        ctx.save_for_backward(*tensors, *out[: len(plan.y)], *extra)
+    else:
+        copied = {id(each.part): each for each in lone.copied}
+        of = [copied.get(id(t)) for t in tensors]
+        ctx.copied = {k: each.place for k, each in enumerate(of) if each is not None}
+        tables = [t if each is None else each.table for t, each in zip(tensors, of, strict=True)]
+        ctx.save_for_backward(*tables)
     carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[2:])
     if not all(carry):
         ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
@@ -283,6 +301,8 @@ def _backward(
     what is kept."""
     call: Call = ctx.call
     tensors, kept = saved[: ctx.count], saved[ctx.count :]
+    if ctx.copied:
+        tensors = [rows_in(t, 0, ctx.copied[k]) if k in ctx.copied else t for k, t in enumerate(tensors)]
     if not call.ready.is_few(call.layout):
         needed = _asked_for(ctx, tensors, needed)
     plain = all(map(is_plain, grads))
