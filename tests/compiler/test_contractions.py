@@ -76,6 +76,20 @@ def test_einsum_in_the_order_in_which_people_write_it():
     same(run, (count,), weights)
 
 
+def test_dots_of_an_einsum():
+    weight = torch.randn(3, 4, dtype=DTYPE, requires_grad=True)
+
+    def run(x: Tensor) -> Tensor:
+        wide = torch.einsum("...i,ij,...i->...j", x, weight, x)
+        return (
+            wide
+            + torch.einsum("...i,...i", x, x).unsqueeze(-1)
+            + torch.einsum("b...,...->b...", wide, weight[0])
+        )
+
+    same(run, (2, 3), [weight])
+
+
 @st.composite
 def equations(draw: st.DrawFn) -> tuple[list[str], str]:
     """Terms and a result: rows r in one of them at least, and in the result."""

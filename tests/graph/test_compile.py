@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import stepnet
 from covering import few
 from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_concat, sequence_pool
+from stepnet.errors import SlowPathWarning, StepError
 from stepnet.graph.recurrence import Recurrence
 
 from .models import LENGTHS, assert_alike, dense, leaves_of, packed, ragged, state
@@ -203,6 +204,7 @@ class Views(nn.Module):
         def step(x: Tensor, state: Any) -> Any:
             h, m = state
             h = torch.tensordot(h, self.weight - self.weight.T, 1) + torch.inner(h, self.weight)
+            h = h + torch.einsum("ni,ij,nj->nj", m, self.weight, h)
             h = torch.take_along_dim(torch.tanh(h + self.input(x) + m), m.argsort(1), 1)
             return Spike.apply(h), (h, h - h.logsumexp(1, keepdim=True))
 
@@ -349,6 +351,36 @@ def test_what_is_made_inside_a_transform() -> None:
 
     of = torch.func.grad(loss)
     torch.testing.assert_close(torch.compile(of, backend="aot_eager")(weights, rows), of(weights, rows))
+
+
+def test_transforms_in_a_step_that_the_plain_loop_runs() -> None:
+    """Torch lets nobody take what they save; an error in them leaves the next backward as it was."""
+
+    class Mixes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, h: Tensor, at: Tensor) -> Any:
+            def step(x: Tensor, h: Tensor) -> Any:
+                def energy(h: Tensor) -> Tensor:
+                    return torch.tanh(self.layer(h) * x).index_select(1, at).sum()  # over all rows
+
+                force, total = torch.func.grad_and_value(energy)(h)
+                h = torch.tanh(force + total)
+                return h, h
+
+            return recurrent(step, x, h)
+
+    model = Mixes().double()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    x, h = dense(3, 2, 4), state(2)
+    with pytest.warns(SlowPathWarning, match="mixes rows"):
+        assert_alike(model, compiled, (x, h, torch.tensor([0, 2])))
+    with pytest.raises(StepError, match="out of"):
+        compiled(x, h, torch.tensor([0, 4]))
+    with torch.autograd.graph.save_on_cpu():
+        (h * h).sum().backward()
 
 
 def _negated(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from string import ascii_letters
 from typing import Any
 
 import torch
@@ -73,17 +74,32 @@ def cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = Non
 
 
 def _labels(equation: str, operands: Sequence[Any]) -> tuple[list[str], str] | None:
-    """The letters of each operand and of the result; None of diagonals, of dots and of what does not fit."""
+    """The letters of each operand and of the result; None of diagonals, and of what does not fit."""
     left, arrow, out = equation.replace(" ", "").partition("->")
     terms = left.split(",")
+    if len(terms) != len(operands) or not all(isinstance(t, Tensor) for t in operands):
+        return None
     if not arrow:
-        every = "".join(terms)
-        out = "".join(sorted(label for label in {*every} if every.count(label) == 1))
-    fits = len(terms) == len(operands) and all(
-        isinstance(t, Tensor) and len(term) == t.dim() for term, t in zip(terms, operands, strict=False)
-    )
+        every = left.replace("...", "").replace(",", "")
+        out = "..." * ("..." in left) + "".join(
+            sorted(label for label in {*every} if every.count(label) == 1)
+        )
+    dots = [t.dim() - len(term) + 3 for term, t in zip(terms, operands, strict=True) if "..." in term]
+    unused = "".join(label for label in ascii_letters if label not in equation)[: max(dots, default=0)]
+    terms = [_spelled(term, t.dim(), unused) for term, t in zip(terms, operands, strict=True)]
+    out, left = out.replace("...", unused), "".join(terms)
+    fits = all(len(term) == t.dim() for term, t in zip(terms, operands, strict=True))
     plain = all(term.isalpha() and len({*term}) == len(term) for term in terms) and len({*out}) == len(out)
     return (terms, out) if fits and plain and {*out} <= {*left} else None
+
+
+def _spelled(term: str, dims: int, letters: str) -> str:
+    """A term of so many dimensions, its dots as the last of these letters.
+
+    >>> _spelled("...i", 2, "ab")
+    'bi'
+    """
+    return term.replace("...", letters[len(letters) - (dims - len(term) + 3) :])
 
 
 def _rows(terms: Sequence[str], out: str, operands: Sequence[Tensor]) -> str | None:

@@ -45,6 +45,11 @@ class Call(Protocol):
         """Whether it draws noise, so that another run gives something else."""
         ...
 
+    @property
+    def transforms(self) -> bool:
+        """Whether it calls transforms of torch.func, which refuse to run where hooks take what is saved."""
+        ...
+
 
 _CALLS: dict[str, Call] = {}
 _KINDS: dict[str, Callable[[str], Call]] = {}

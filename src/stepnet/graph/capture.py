@@ -9,6 +9,7 @@ into `stepnet::run`, which is an operator like any other.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import operator
@@ -100,22 +101,30 @@ if CAN_CAPTURE:
     _node = _Node()
 
 
-def _take_views() -> bool:
-    """Let Dynamo hand a body two views of one tensor, such as a weight and its transpose.
+def _follow_bodies() -> bool:
+    """Let Dynamo hand a body two views of one tensor, such as a weight and its transpose. It refuses them for
+    bodies that write, or give what they were given.
 
-    It refuses them for bodies that write, or give what they were given.
+    And let it follow products of three tensors, whose order torch's `einsum` asks of all sizes.
     """
     from torch._dynamo.variables import higher_order_ops
 
     class Node(higher_order_ops.BaseHOPVariable):
         supports_aliasing = True
 
+        def call_function(self, *args: Any, **kwargs: Any) -> Any:
+            from torch.backends import opt_einsum
+
+            in_order = opt_einsum.flags(enabled=False) if opt_einsum.enabled else contextlib.nullcontext()
+            with in_order:
+                return super().call_function(*args, **kwargs)
+
     names: Any = higher_order_ops
     names._hop_name_to_variable_class.setdefault(_node.__name__, Node)
     return True
 
 
-_take_views._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]  # it calls, not traces
+_follow_bodies._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]  # it calls, not traces
 
 
 def captured(
@@ -151,7 +160,7 @@ def captured(
     beside = offsets if marks is None else [*offsets, marks, *fresh_leaves]
     n_x, n_state = len(values), len(state_leaves)
     autocast = autocast_now()
-    _take_views()
+    _follow_bodies()
 
     def body() -> Any:
         if not torch.compiler.is_dynamo_compiling():
@@ -324,7 +333,7 @@ class _Lowered:
         (tables,) = (n for n in nodes if n.target is torch.ops.stepnet.tables)
         y, new, x, states, static, beside, _, _, inside, whole = tables.args
         operands = [n for n in nodes if n.op == "placeholder"]
-        graph = fx.Graph()
+        graph, inside_of = fx.Graph(), list[_Lowered]()
         given = [graph.placeholder(f"row_{i}") for i in range(len(x) + len(states) + len(static) + inside)]
         # sizes after tensors, as those whom the operator is given
         in_order = sorted(operands, key=lambda n: not isinstance(n.meta["example_value"], Tensor))
@@ -337,6 +346,7 @@ class _Lowered:
                 break
             elif n.target is _node:
                 inner = _Lowered(getattr(subgraph, n.args[0].target), Way(**n.kwargs))
+                inside_of.append(inner)
                 known[n] = graph.call_function(inner.inside(), tuple(known[m] for m in n.args[1:]))
             elif n.target is autograd_function_apply:
                 forth, back = (getattr(subgraph, str(body.target)) for body in n.args[:2])
@@ -365,8 +375,8 @@ class _Lowered:
         counts = len(x), len(states), len(static), n_fresh
         random = any(_NOISE.search(str(n.target)) for n in graph.nodes)
         held = {str(n.target): getattr(subgraph, str(n.target)) for n in graph.nodes if n.op == "get_attr"}
-        self._recurrence = Recurrence(way, _function(code, held), counts, leaves, random)
-        self._transforms = _TRANSFORMS in code.src
+        transforms = _TRANSFORMS in code.src or any(inner._recurrence.transforms for inner in inside_of)
+        self._recurrence = Recurrence(way, _function(code, held), counts, leaves, random, transforms)
         self._digest = hashlib.sha256(repr((code.src, way)).encode()).hexdigest()[:16]
         self._what = f"compiled {self._digest}#{next(_ordinals)}"  # two calls stay two, however alike
 
@@ -375,7 +385,7 @@ class _Lowered:
         tensors, sizes = self._arguments(operands)
         what = self._what
         if is_exporting():
-            if self._transforms:
+            if self._recurrence.transforms:
                 raise refusal(self._recurrence, "it calls transforms of torch.func")
             what = text_of(self._recurrence, tensors, [operands[i] for i in self._reads])
         elif not calls.is_known(what):
@@ -415,13 +425,17 @@ def _closing_transforms(step: Callable[..., Any]) -> Callable[..., Any]:
     """A step of Dynamo's, which opens and closes transforms of torch.func by hand: an error in between would
     leave them open for all that the process does next."""
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
 
     def closing(*rows: Any) -> Any:
         depth = functorch.get_dynamic_layer_stack_depth()
+        refused = autograd._saved_tensors_hooks_get_disabled_error_message()
         try:
             return step(*rows)
         except BaseException:
             functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+            if refused is None:
+                autograd._saved_tensors_hooks_enable()
             raise
 
     return closing

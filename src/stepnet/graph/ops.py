@@ -13,6 +13,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ class _Record:
     ) -> None:
         call = find(what)
         self.memory: list[Tensor] = []
+        if call.transforms:  # no hook can stand between: what is saved is the record's own
+            tensors = [t.clone() for t in tensors]
         own = [t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
         saved: list[list[Any]] = []
 
@@ -57,11 +60,14 @@ class _Record:
             saved.append(entry)
             return entry
 
-        with torch.enable_grad(), saved_tensors_hooks(pack, self._unpack):
+        hooks = nullcontext() if call.transforms else saved_tensors_hooks(pack, self._unpack)
+        with torch.enable_grad(), hooks:
             results = call.run(own, sizes)
         self.inputs = own
         self.outputs = results
         self.results = [laid_out(t.detach()) for t in results]
+        if call.transforms:
+            self.results = [t.clone() for t in self.results]
         whole = [*own, *self.results[: call.read_back]]
         held = places([entry[0] for entry in saved], whole)
         for entry, one in zip(saved, held, strict=True):

@@ -63,6 +63,7 @@ class Recurrence:
             has, which all leaves share, then what it reads; gives the leaves of y and those of the new state.
         counts: how many of each kind there are.
         y: the leaves of y.
+        random, transforms: whether the step draws noise, and calls transforms of torch.func.
     """
 
     way: Way
@@ -70,6 +71,7 @@ class Recurrence:
     counts: tuple[int, int, int, int]  # leaves of x, of the state, static, of the reset state
     y: tuple[Leaf, ...]
     random: bool = False
+    transforms: bool = False
     plans: dict[Any, Planned | None] = field(default_factory=dict, compare=False, repr=False)
     likes: dict[Any, _Looks] = field(default_factory=dict, compare=False, repr=False)
     flows: dict[Any, Flow | None] = field(default_factory=dict, compare=False, repr=False)

@@ -32,6 +32,7 @@ class SequenceCall:
     levels: tuple[int, ...]
     options: tuple[Any, ...]
     random: bool = False
+    transforms: bool = False
 
     @property
     def read_back(self) -> int:
