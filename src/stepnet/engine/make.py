@@ -18,7 +18,7 @@ from stepnet.compiler import stored
 from stepnet.compiler.answers import AsksCaptured
 from stepnet.compiler.capture import BY_VALUES, Example, without_hooks, without_modes
 from stepnet.compiler.draws import Draw, drawn_in_order, kept
-from stepnet.compiler.inner_loops import TOO_LONG, inner_loops, is_guarded
+from stepnet.compiler.inner_loops import inner_loops, is_guarded
 from stepnet.compiler.iteration import code_of, iteration, reached
 from stepnet.compiler.pipeline import Compiled, Signature, compile_loop
 from stepnet.compiler.portable import digest
@@ -203,10 +203,11 @@ def _compile(
         raise Unsupported(f"torch's default device is {default_device().type}, the rows are on {device.type}")
     x_few, state_few = samples(sequences.x_rows, ROWS), samples(states, ROWS)
     few = sequences._replace(x_rows=x_few, states=state_few)
-    with inner_loops(None) as loops:
+    line = line_in(reads.files)
+    with inner_loops(None, line) as loops:
         seen = _seen(entry, snapshot, loop, reads, few)
-    if loops.too_long:
-        raise TOO_LONG.fresh()
+    if loops.too_long is not None:
+        raise loops.too_long
     most = steps_of_inner_loops(reads, loops.longest)
     if entry.changes:
         return None
@@ -233,7 +234,6 @@ def _compile(
         x_names=(*(port.parameter for port in loop.slices), *(f"noise{i}" for i in range(len(seen.draws)))),
         state_names=tuple(port.parameter for port in loop.merged),
     )
-    line = line_in(reads.files)
 
     def here() -> str | None:
         if moved is not None and moved():
