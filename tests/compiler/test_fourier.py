@@ -8,6 +8,7 @@ from torch import Tensor
 
 from outcomes import as_the_plain_loop
 from stepnet import LoDTensor, explain, recurrent
+from stepnet.errors import Unsupported
 from torch_since import torch_since
 
 N = 6
@@ -58,3 +59,12 @@ def test_long_ones_are_left_to_the_plain_loop():
     assert "torch.fft.fft(x) of n features is x @ f.real" in str(told)
     with pytest.warns(UserWarning, match="plain loop"):
         recurrent(step, x, h)
+
+
+def test_over_rows_mixes_them():
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.fft.fft(h, dim=0).real + x
+        return h, h
+
+    with pytest.raises(Unsupported, match=r"over the rows: the step mixes rows \(test_fourier.py:"):
+        recurrent(step, torch.randn(2, 2, N), torch.randn(2, N), backend="c")

@@ -104,6 +104,12 @@ def _both(b: Builder, name: str, args: Sequence[Any], kwargs: dict[str, Any]) ->
     return Pair(*parts)
 
 
+def _transformed(b: Builder, x: Any, dims: Sequence[int], *_: Any) -> Any:
+    if (x.re if isinstance(x, Pair) else x).bdim in dims:
+        raise Unsupported("a Fourier transform over the rows: the step mixes rows", line=b.line)
+    return NotImplemented
+
+
 def _refused(b: Builder, name: str) -> Any:
     remedy = next((rewrite for part, rewrite in REWRITES.items() if part in name), None)
     raise Unsupported(f"'{name}' of complex numbers is not compiled", line=b.line, remedy=remedy)
@@ -420,6 +426,7 @@ _COMPLEX: dict[str, Callable[..., Any]] = {
     "abs": _abs, "angle": _angle, "sgn": _sgn, "exp": _exp, "log": _log, "sqrt": _sqrt,
     "sin": _wave("sin", "cosh", "cos", "sinh"), "cos": _wave("cos", "cosh", "sin", "sinh", turned=True),
     "sinh": _wave("sinh", "cos", "cosh", "sin"), "cosh": _wave("cosh", "cos", "sinh", "sin"),
+    **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), _transformed),
     "tanh": _tanh, "sigmoid": _sigmoid, "real": lambda b, x: x.re, "imag": lambda b, x: x.im,
     "polar": _polar, "complex": _complex, "view_as_real": _view_as_real, "view_as_complex": _view_as_complex,
     **dict.fromkeys(("_to_copy", "convert_element_type"), _to_copy),

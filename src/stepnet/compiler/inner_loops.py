@@ -28,10 +28,13 @@ ENDED, ENDED_AT_LIMIT = "all rows were done", "all checks hold"
 Advance = Callable[[list[Any], int], list[Any]]
 
 
-TOO_LONG = Unsupported(
-    f"recurrences inside the step take more than {MOST} steps: each of them runs by a plan of its own",
-    remedy="backend='naive' says that this is meant, and is silent",
-)
+def too_long(line: str | None = None) -> Unsupported:
+    """Why a step is not compiled in which recurrences take many steps."""
+    return Unsupported(
+        f"recurrences inside the step take more than {MOST} steps: each of them runs by a plan of its own",
+        remedy="backend='naive' says that this is meant, and is silent",
+        line=line,
+    )
 
 
 class TooFewSteps(Unsupported):
@@ -40,13 +43,14 @@ class TooFewSteps(Unsupported):
 
 class InnerLoops:
     """The loops with a condition for each row that a body runs. `most`: how many steps of them to unroll;
-    None to run them and count."""
+    None to run them and count. `here`: tells the user's line being run."""
 
-    def __init__(self, most: int | None) -> None:
+    def __init__(self, most: int | None, here: Callable[[], str | None] = lambda: None) -> None:
         self.most = most
+        self._here = here
         self.longest = 0
         self._total = 0
-        self.too_long = False  # whether recurrences take more steps than are unrolled
+        self.too_long: Unsupported | None = None  # if recurrences take more steps than are unrolled
         self._done: list[Tensor] = []
         self._at_limit = True
 
@@ -87,7 +91,8 @@ class InnerLoops:
     def recurrence(self, steps: int) -> None:
         """Count a recurrence inside the step, of which each step is one of the body's calls."""
         self._total += steps
-        self.too_long |= self._total > MOST
+        if self._total > MOST and self.too_long is None:
+            self.too_long = too_long(self._here())
 
     def must_hold(self, valid: Tensor) -> None:
         """Make a plan hold only where this is true of each row."""
@@ -109,9 +114,9 @@ _inner: ContextVar[InnerLoops | None] = ContextVar("stepnet_inner_loops", defaul
 
 
 @contextlib.contextmanager
-def inner_loops(most: int | None) -> Iterator[InnerLoops]:
-    """Unroll, or count, the steps of loops with a condition for each row in here."""
-    loops = InnerLoops(most)
+def inner_loops(most: int | None, here: Callable[[], str | None] = lambda: None) -> Iterator[InnerLoops]:
+    """Unroll, or count, the steps of loops with a condition for each row in here. `here`: the user's line."""
+    loops = InnerLoops(most, here)
     with during(_inner, loops):
         yield loops
 

@@ -18,7 +18,7 @@ from stepnet.compiler import stored
 from stepnet.compiler.answers import AsksCaptured
 from stepnet.compiler.capture import BY_VALUES, Example, without_hooks, without_modes
 from stepnet.compiler.draws import Draw, drawn_in_order, kept
-from stepnet.compiler.inner_loops import TOO_LONG, inner_loops, is_guarded
+from stepnet.compiler.inner_loops import inner_loops, is_guarded
 from stepnet.compiler.iteration import code_of, iteration, reached
 from stepnet.compiler.pipeline import Compiled, Signature, compile_loop
 from stepnet.compiler.portable import digest
@@ -199,10 +199,11 @@ def _compile(
 ) -> tuple[str, bytes] | None:
     _check_devices((*sequences.x_rows, *sequences.states))
     x, states = samples(sequences.x_rows, ROWS), samples(sequences.states, ROWS)
-    with inner_loops(None) as loops:
+    line = line_in(reads.files)
+    with inner_loops(None, line) as loops:
         seen = _seen(entry, snapshot, loop, reads, sequences._replace(x_rows=x, states=states))
-    if loops.too_long:
-        raise TOO_LONG.fresh()
+    if loops.too_long is not None:
+        raise loops.too_long
     most = steps_of_inner_loops(reads, loops.longest)
     if entry.changes:
         return None
@@ -215,7 +216,7 @@ def _compile(
     chosen = (loop, reads, sequences, weights, backend, key)
     if key is not None and _from_file(entry, seen, given, key, chosen):
         return None
-    compiled = _recorded(given, seen, moved, loop, reads, sequences, most)
+    compiled = _recorded(given, seen, moved, line, loop, reads, sequences, most)
     if moved is not None and moved():
         raise ReadsChanged
     if reads.open is not None and len(compiled.followed) < len(weights):
@@ -285,11 +286,10 @@ def _from_file(entry: Entry, seen: _Seen, given: Sequence[Any], key: str, chosen
 
 
 def _recorded(
-    given: Sequence[Any], seen: _Seen, moved: Callable[[], bool] | None, loop: Loop, reads: Reads,
-    sequences: Sequences, most: int,
+    given: Sequence[Any], seen: _Seen, moved: Callable[[], bool] | None, line: Callable[[], str | None],
+    loop: Loop, reads: Reads, sequences: Sequences, most: int,
 ) -> Compiled:  # fmt: skip
     """The plan of a body that is recorded now."""
-    line = line_in(reads.files)
 
     def here() -> str | None:
         if moved is not None and moved():

@@ -19,18 +19,19 @@ from torch import Tensor
 from stepnet.compiler.capture import without_hooks, without_modes
 from stepnet.compiler.code_facts import Facts
 from stepnet.compiler.draws import kept
-from stepnet.compiler.inner_loops import MOST, TOO_LONG, inner_loops
+from stepnet.compiler.inner_loops import MOST, inner_loops, too_long
 from stepnet.compiler.iteration import iteration, reached
 from stepnet.compiler.numbers import Number, but_for_numbers
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.reach import Reach
 from stepnet.compiler.record import Record, record
-from stepnet.compiler.undo import Snapshot, undone
+from stepnet.compiler.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.walk_code import END
 from stepnet.data.bounded import Bounded
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
+from stepnet.user_line import line_in
 
 from .rows import Sequences, samples
 from .varying import Inputs, Steps, inputs_of, varying
@@ -246,7 +247,11 @@ def _lifted(
             return known
         used = tuple([places[id(t)] for t in made.tensors])
         key = "numbers", known.reach.beneath, but_for_numbers(known.key), used, made.key
-        did = like.recorded[known.key] = _Did(key, made.numbers)
+        did = _Did(key, made.numbers)
+        if reached(loop).key != known.reach.key:  # another thread changed it meanwhile
+            return known
+        if is_only_thread():
+            like.recorded[known.key] = did
     key, inputs = inputs_of(did.key, did.numbers, _device(x, states))
     if inputs is None:
         return known
@@ -278,7 +283,7 @@ def _record(
 ) -> Record | Unsupported:
     """The same, of rows that are samples; what it changes is undone."""
     if found.key[0] in _long:
-        return TOO_LONG
+        return too_long()
     whole = reached(loop, everything=True)
     if whole.refused is not None:
         return Unsupported(whole.refused)
@@ -294,15 +299,15 @@ def _record(
                 torch.random.fork_rng(devices=[]),
                 without_hooks(),
                 without_modes(),
-                inner_loops(most) as loops,
+                inner_loops(most, line_in(found.files)) as loops,
                 kept(found.generators),
             ):
                 made = record(run, [*rows[0], *rows[1]])
-            if loops.too_long:
+            if loops.too_long is not None:
                 if len(_long) > 10_000:
                     _long.clear()
                 _long.add(found.key[0])
-                raise TOO_LONG.fresh()
+                raise loops.too_long
         except Unsupported as refusal:
             return refusal
         except Exception as error:
