@@ -339,11 +339,11 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
         again = read(loop, rows.x_rows, rows.states, rows.shared)
         if again.refusal is not None:
             raise again.refusal.fresh()
-        if again.key != reads.key:
+        if again.whole != reads.whole:
             if not is_only_thread():  # what they change there and back is met again; chance is not
-                known = [reads.key, again.key]
+                known = [reads.whole, again.whole]
                 for _ in range(4):
-                    key = read(loop, rows.x_rows, rows.states, rows.shared).key
+                    key = read(loop, rows.x_rows, rows.states, rows.shared).whole
                     if key in known:
                         raise ReadsChanged
                     known.append(key)

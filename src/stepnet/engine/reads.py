@@ -185,7 +185,7 @@ def read_anew(reads: Reads, loop: Loop, rows: Sequences) -> Reach | None:
         same = now.key == reads.reach.key
     else:
         again = read(loop, rows.x_rows, rows.states, rows.shared)
-        now, same = again.reach, again.refusal is None and again.key == reads.key
+        now, same = again.reach, again.refusal is None and again.whole == reads.whole
     return now if same and looks(now.tensors) == looks(reads.reach.tensors) else None
 
 
@@ -224,13 +224,12 @@ def read(
     if isinstance(made, Unsupported):
         return Reads(found, (), tensors, found.open, made)
     walked = ("record", *found.beneath, *made.key, *(number.coded for number in made.numbers))
+    known = Reads(found, walked, made.tensors, found.open, answers=made.answers, walked=walked)
     if not lifts:
-        return Reads(found, walked, made.tensors, found.open, answers=made.answers)
-    key, inputs = inputs_of(("record", *found.beneath, *made.key), made.numbers, _device(x, states))
-    known = Reads(found, key, made.tensors, found.open, answers=made.answers)
-    if inputs is None:
         return known
-    return known._replace(tensors=[*made.tensors, *inputs.tensors], inputs=inputs, walked=walked)
+    key, inputs = inputs_of(("record", *found.beneath, *made.key), made.numbers, _device(x, states))
+    tensors = made.tensors if inputs is None else [*made.tensors, *inputs.tensors]
+    return known._replace(key=key, tensors=tensors, inputs=inputs)
 
 
 def _lifted(

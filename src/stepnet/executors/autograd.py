@@ -95,11 +95,9 @@ def run_direct(
 
 def _reached(ready: Ready, layout: Layout, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """The inputs, cut off where no result needs a gradient for them: their hooks are not to be called."""
-    if not ready.cut_off and layout.turns:
-        return tensors
-    n_x, n = len(ready.plan.x), len(ready.plan.x) + len(ready.plan.states)
-    cut = {*ready.cut_off} if layout.turns else {*range(n_x), *range(n, len(tensors))}
-    return [t.detach() if k in cut else t for k, t in enumerate(tensors)]
+    places = ready.cut_off if layout.turns else ready.not_states
+    cut = {k for k in places if k < len(tensors) and tensors[k].requires_grad}
+    return [t.detach() if k in cut else t for k, t in enumerate(tensors)] if cut else tensors
 
 
 def _as_steps(call: Call, out: Sequence[Tensor], kept: Sequence[Tensor] = ()) -> bool:

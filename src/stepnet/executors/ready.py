@@ -123,11 +123,16 @@ class Ready:
         )
 
     @cached_property
+    def not_states(self) -> list[int]:
+        """The places of x, weights and constants among the inputs."""
+        n_x, n = len(self.plan.x), len(self.plan.x) + len(self.plan.states)
+        return [*range(n_x), *range(n, n + len(self.plan.weights))]
+
+    @cached_property
     def cut_off(self) -> list[int]:
-        """The x and weights that no result needs a gradient for, of whatever steps."""
-        plan, states = self.plan, range(len(self.plan.x), len(self.plan.x) + len(self.plan.states))
-        reached = {*states}.union(*plan.requires)
-        return [k for k in range(len(plan.x) + len(plan.states) + len(plan.weights)) if k not in reached]
+        """Those that no result needs a gradient for, of whatever steps."""
+        reached = set().union(*self.plan.requires)
+        return [k for k in self.not_states if k not in reached]
 
     @cached_property
     def own_gradients(self) -> frozenset[str]:

@@ -177,7 +177,8 @@ SEVERAL = {
     "lrn": TRANSCENDENTAL + 5,
     "batchnorminference": 2,
     "fakequantize": 6,
-    **dict.fromkeys(("dft", "idft", "rdft", "irdft"), 25),  # 5 log2 n a complex number, for n = 1,024
+    # 5 log2 n a complex number, for n = 1,024
+    **dict.fromkeys(("dft", "idft", "rdft", "irdft", "stft", "istft"), 25),
     "interpolate": 6,  # of two dimensions: between two numbers of each, a product and a sum
 }
 GATES = {"lstmcell": 4, "grucell": 3, "rnncell": 1}
