@@ -15,6 +15,7 @@ from torch import nn
 from stepnet import explain, recurrent
 from stepnet.engine import plans, varying
 from stepnet.errors import StepError
+from torch_since import torch_since
 
 D = 3
 FEW = 6  # plans: two, the one that tells what changes, that of any number, two to spare
@@ -285,6 +286,7 @@ def test_open_steps_too(name, made):
     assert len(made) <= 2 * FEW
 
 
+@torch_since("2.13", "its export has no recurrences in it")
 def test_what_is_saved_keeps_its_numbers(tmp_path):
     pytest.importorskip("onnx")
     from stepnet import onnx
