@@ -380,3 +380,10 @@ def test_what_comes_beside_the_rows_may_be_whole():
     live.open(0)
     for _ in range(3):
         live.push({0: {"x": torch.randn(3, F), "seen": seen}})
+
+
+def test_rows_of_other_widths_cannot_be_joined():
+    live = stream(lambda x: x.map(torch.tanh))
+    live.open(0)
+    for n in range(1, 20):
+        assert live.push({0: torch.ones(1, n)})[0].shape == (1, n)

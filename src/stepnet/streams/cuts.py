@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
-from stepnet.compiler.reach import reach
+from stepnet.compiler.reach import Reach, reach
 from stepnet.compiler.remarks import no_logs
 from stepnet.compiler.undo import Snapshot, is_only_thread
 from stepnet.data.lod import LoDTensor
@@ -32,7 +32,7 @@ _ROWS, _SINGLE = 16, 8  # of a chunk, and of chunks of one row each, that are ru
 _PUSHES = 8  # that are looked at, until one tells
 _LEAST = 1 / 32  # difference that counts: in parts of the largest number of a result
 _MORE = 4  # times what rounding makes of the same rows
-_SMALL = 2**20  # elements of a buffer that is compared by its numbers
+_NUMBERS = 2**24  # of tensors that a push may write to, which are compared
 _Out = TypeVar("_Out")
 
 
@@ -79,7 +79,7 @@ class Cuts:
         if before is None or before.changed():
             return out
         try:
-            with no_logs():
+            with no_logs(), torch.random.fork_rng(devices=[]):
                 told, found = _told(module, *rows, before.tensors)
         except Exception as error:  # the module's, for which these rows may be too few; or it logs
             let_through(error)
@@ -95,8 +95,10 @@ class Cuts:
             )
         return out
 
-    def _rows(self, chunks: Mapping[Hashable, Any], lengths: list[int]) -> tuple[list[Any], Spec] | None:
-        """Two pieces of rows that came, which follow each other; None: not yet."""
+    def _rows(
+        self, chunks: Mapping[Hashable, Any], lengths: list[int]
+    ) -> tuple[list[list[Any]], Spec] | None:
+        """Two pieces of rows that came, each in parts, and how a chunk is nested; None: not yet."""
         n = max(lengths)
         if n == 0:
             return None
@@ -108,9 +110,10 @@ class Cuts:
             self._single.append(_copy(leaf))
             if len(self._single) < _SINGLE:
                 return None
-            leaf, n, self._single = _joined(self._single), _SINGLE, []
+            rows, self._single = self._single, []
+            return [rows[: _SINGLE // 2], rows[_SINGLE // 2 :]], spec
         n = min(n, _ROWS)
-        return [leaf[: n // 2], leaf[n // 2 : n]], spec
+        return [[leaf[: n // 2]], [leaf[n // 2 : n]]], spec
 
 
 def _copy(rows: Any) -> Any:
@@ -125,13 +128,10 @@ def _joined(pieces: Sequence[Any]) -> Any:
 class _Before:
     """What a module can reach, as it was before a push."""
 
-    def __init__(self, holders: list[Any], tensors: list[Tensor], generators: list[torch.Generator]) -> None:
-        self.tensors, self._generators, self._held = tensors, generators, Snapshot(holders)
-        self._marks = [_mark(tensor) for tensor in tensors]
-        self._numbers = [
-            None if isinstance(tensor, nn.Parameter) or tensor.numel() > _SMALL else tensor.clone()
-            for tensor in tensors
-        ]
+    def __init__(self, found: Reach, written: list[Tensor]) -> None:
+        self.tensors, self._generators, self._held = found.tensors, found.generators, Snapshot(found.holders)
+        self._marks = [_mark(tensor) for tensor in self.tensors]
+        self._written, self._numbers = written, [tensor.clone() for tensor in written]
         self._drawn = self._draws()
 
     @classmethod
@@ -153,7 +153,9 @@ class _Before:
             return None
         if not all(map(_is_plain, found.tensors)):
             return None
-        return cls(found.holders, found.tensors, found.generators)
+        trained = getattr(module, "training", True)
+        written = [t for t in found.tensors if trained or not isinstance(t, nn.Parameter)]  # by `.data`, say
+        return cls(found, written) if sum(t.numel() for t in written) <= _NUMBERS else None
 
     def changed(self) -> bool:
         """Whether the module, or anybody else, changed something or drew noise since."""
@@ -161,10 +163,7 @@ class _Before:
             [_mark(tensor) for tensor in self.tensors] != self._marks
             or self._draws() != self._drawn
             or self._held.changed()
-            or not all(
-                kept is None or torch.equal(kept, tensor)
-                for kept, tensor in zip(self._numbers, self.tensors, strict=True)
-            )
+            or not all(map(torch.equal, self._numbers, self._written))
         )
 
     def restore(self) -> None:
@@ -204,8 +203,11 @@ class _Apart(NamedTuple):
     largest: float
 
 
-def _told(module: Any, rows: list[Any], spec: Spec, tensors: list[Tensor]) -> tuple[bool, _Apart | None]:
+def _told(
+    module: Any, pieces: list[list[Any]], spec: Spec, tensors: list[Tensor]
+) -> tuple[bool, _Apart | None]:
     """Whether rows tell if a module sees where they are cut, and how its results differ if it does."""
+    rows = list(map(_joined, pieces))
     whole = _joined(rows)
     numbers = whole if isinstance(whole, Tensor) else whole.values
     if bool((numbers == numbers[:1]).all()):
