@@ -159,6 +159,22 @@ class TorchOpsWarning(SlowPathWarning):
         )
 
 
+class StreamWarning(UserWarning):
+    """A module gives other results for a stream in pieces than for the whole of it. Given once for each
+    `stepnet.stream`."""
+
+    def __init__(self, name: str, result: str, rows: int, difference: float, largest: float) -> None:
+        super().__init__(
+            describe(
+                f"'{name}' gives other results for the chunks of a stream than for the whole stream",
+                got=f"'{result}' of {rows} rows in two chunks, which differs by up to {difference:.2g}",
+                expected=f"that of one chunk, of up to {largest:.2g}",
+                remedy="what it does across rows by hand (a convolution, cumsum, mean, to_padded) must be a "
+                "state of a recurrence; else push whole sequences",
+            )
+        )
+
+
 class BuildError(StepnetError, RuntimeError):
     """Generated source could not be compiled or loaded."""
 

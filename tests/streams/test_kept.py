@@ -10,7 +10,7 @@ from torch import nn
 
 import stepnet
 from covering import examples
-from stepnet import Recurrent, cells, recurrent, stream
+from stepnet import LoDTensor, Recurrent, cells, recurrent, stream
 from stepnet.errors import StepError, StreamError
 from torch_since import torch_since
 
@@ -221,3 +221,20 @@ def test_inference_mode_around_what_is_kept(when):
         other.load_state_dict(state)
     parts = [other.push({0: x[2:3]})[0], other.push({1: x[1:3], 0: x[3:4]})[0], other.push({0: x[4:]})[0]]
     torch.testing.assert_close(torch.cat(parts), whole(net, x[:, None])[2:, 0], **CLOSE)
+
+
+def test_autocast_keeps_the_states_of_one_type():
+    net = stepnet.nn.LSTM(F, H).eval()
+    live = stream(net)
+    live.open(0)
+    x = torch.randn(4, F)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = torch.cat([live.push({0: x[:1]})[0], live.push({0: x[1:]})[0]])
+        expected = whole(net, LoDTensor.from_sequences([x])).values
+    torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
+    linear = nn.Linear(F, F)
+    live = stream(lambda x: net(x.map(linear)))
+    live.open(0)
+    live.push({0: x[:1]})
+    with pytest.raises(StreamError, match="under the same autocast"), torch.autocast("cpu", torch.bfloat16):
+        live.push({0: x[1:]})

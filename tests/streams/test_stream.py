@@ -526,17 +526,6 @@ def test_modes_around_a_push(mode):
     assert not second.requires_grad
 
 
-def test_autocast_keeps_the_states_of_one_type():
-    net = stepnet.nn.LSTM(F, H).eval()
-    live = stream(net)
-    live.open(0)
-    x = torch.randn(4, F)
-    with torch.autocast("cpu", torch.bfloat16):
-        got = torch.cat([live.push({0: x[:1]})[0], live.push({0: x[1:]})[0]])
-        expected = whole(net, LoDTensor.from_sequences([x])).values
-    torch.testing.assert_close(got, expected, rtol=0.02, atol=0.02)
-
-
 def test_outputs_and_states_share_no_memory():
     """What callers do with outputs and chunks changes no state."""
     net = lambda x: recurrent(lambda x, s: (s + x, s + x), x, torch.zeros(len(x), 1))  # noqa: E731

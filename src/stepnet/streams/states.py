@@ -36,7 +36,9 @@ class Kept:
         Raises:
             StreamError: it is of another recurrence, or nested, shaped or typed in another way.
         """
+        remedy = "a module that streams runs the same recurrences, in the same order, at every push"
         if (spec is self.spec or spec == self.spec) and name == self.name:
+            remedy = "push as before: weights of the same type, on the same device, under the same autocast"
             for leaf, (shape, dtype, device) in zip(leaves, self.like, strict=True):
                 if leaf.dtype is not dtype or leaf.shape[1:] != shape or leaf.device != device:
                     break
@@ -46,7 +48,7 @@ class Kept:
             f"recurrence {at} of the module is not the one that it ran at earlier pushes",
             got=f"step '{name}', {_shown(spec, leaves)}",
             expected=f"step '{self.name}', {_shown(self.spec, self.tables)}, a row per stream",
-            remedy="a module that streams runs the same recurrences, in the same order, at every push",
+            remedy=remedy,
         )
 
 

@@ -19,6 +19,7 @@ from stepnet.errors import StreamError, UnknownStream
 from stepnet.front.step import step_name
 
 from .chunks import joined, parted
+from .cuts import Cuts
 from .keeper import Keeper
 from .states import States
 
@@ -68,7 +69,8 @@ class Stream:
         module: a module, or a function, of one LoDTensor, or of the nesting of them that the chunks have. It
             gives LoDTensors with a row for each row; of a tuple `(y, states)`, y. It may hold any number of
             recurrences that run forwards, by `recurrent` or what is made of it, and layers that treat every
-            row alike. Dropout draws as it does elsewhere: see `module.eval()`.
+            row alike; a push warns of what it sees meet the edges of chunks, as a convolution does. Dropout
+            draws as it does elsewhere: see `module.eval()`.
         max_streams: how many may be open at once; None: any number.
         idle_seconds: a stream that got no push for so long is closed when one is opened or pushed to.
 
@@ -98,6 +100,7 @@ class Stream:
         self._next = 0  # the id that `open` tries first
         self._lock = threading.RLock()  # the module may ask which streams are open
         self._pushing = False
+        self._cuts = Cuts()  # until they told
 
     @property
     def ids(self) -> list[Hashable]:
@@ -173,6 +176,10 @@ class Stream:
         Raises:
             UnknownStream: a stream is not open.
             StreamError: the chunks are no mapping, or not alike, or the module cannot be run chunk by chunk.
+
+        Warns:
+            StreamWarning: once, if the module gives other results for pieces of its first rows than for them
+                at once.
         """
         alone: Any = torch.compiler.disable(self._push) if torch.compiler.is_compiling() else self._push
         return alone(chunks)
@@ -200,19 +207,27 @@ class Stream:
             with _plain_tensors():
                 x, levels, lengths = joined(chunks)
                 keeper = Keeper(states, tuple([each.slot for each in streams]), begun, levels)
-                out = parted(self._answer(keeper, x), levels[0], lengths, self.module)
+
+                def push() -> Any:
+                    return parted(keeper.answer(self.module, x), levels[0], lengths, self.module)
+
+                if self._cuts.wait:
+                    out = self._alone(lambda: self._cuts.beside(push, self.module, chunks, lengths, x))
+                else:
+                    out = self._alone(push)
                 keeper.done()
             now, self._states = monotonic(), states
             for each in streams:
                 each.begun, each.used = True, now
             return dict(zip(chunks, out, strict=True))
 
-    def _answer(self, keeper: Keeper, x: Any) -> Any:
+    def _alone(self, push: Callable[[], Any]) -> Any:
+        """What a push gives, while the module may not push itself."""
         if self._pushing:
             raise StreamError("the module pushes to the stream that it is run by")
         self._pushing = True
         try:
-            return keeper.answer(self.module, x)
+            return push()
         finally:
             self._pushing = False
 

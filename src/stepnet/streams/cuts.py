@@ -1,0 +1,279 @@
+"""Whether a module sees where its rows were cut: some rows are run whole, and in two pieces."""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as _torch_module
+
+from stepnet.compiler.reach import Reach, reach
+from stepnet.compiler.remarks import no_logs
+from stepnet.compiler.undo import Snapshot, is_only_thread
+from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import autocast_dtype, in_function_modes
+from stepnet.data.tree import Spec, flatten, names, unflatten
+from stepnet.errors import StreamWarning
+from stepnet.front.step import step_name
+from stepnet.interrupts import let_through
+from stepnet.user_line import user_level
+
+from .chunks import joined, parted
+from .keeper import Keeper, steps_of
+from .states import States
+
+_ROWS, _SINGLE = 16, 8  # of a chunk, and of chunks of one row each, that are run again
+_PUSHES = 8  # that are looked at, until one tells
+_LEAST = 1 / 32  # difference that counts: in parts of the largest number of a result
+_MORE = 4  # times what rounding makes of the same rows
+_NUMBERS = 2**24  # of tensors that a push may write to, which are compared
+_Out = TypeVar("_Out")
+
+
+class Cuts:
+    """Looks at the first pushes of a stream, until one tells whether the module sees the edges of chunks.
+
+    What the module does is not told from its code, but from what it gives for rows that it was just pushed,
+    from the first states on. It is left alone where to run it once more could be noticed: where the push drew
+    noise, or changed anything that the module can reach.
+    """
+
+    def __init__(self) -> None:
+        self._pushes = _PUSHES
+        self._single: list[Any] = []  # chunks of one row
+
+    @property
+    def wait(self) -> bool:
+        """Whether no push has told yet."""
+        return self._pushes > 0
+
+    def beside(
+        self,
+        push: Callable[[], _Out],
+        module: Any,
+        chunks: Mapping[Hashable, Any],
+        lengths: list[int],
+        x: Any,
+    ) -> _Out:
+        """What a push gives. Warns if the module gives other results for pieces of its rows.
+
+        Args:
+            push: runs the module.
+            chunks, lengths, x: what is pushed, how long each is, and all as one batch.
+        """
+        if isinstance(x, LoDTensor) and steps_of(module, x)[0]:  # which see one row at a time
+            self._pushes = 0
+            return push()
+        rows = self._rows(chunks, lengths)
+        if rows is None:
+            return push()
+        self._pushes -= 1
+        before = _Before.of(module)
+        out = push()
+        if before is None or before.changed():
+            return out
+        try:
+            with no_logs(), torch.random.fork_rng(devices=[]):
+                told, found = _told(module, *rows, before.tensors)
+        except Exception as error:  # the module's, for which these rows may be too few; or it logs
+            let_through(error)
+            return out
+        finally:
+            before.restore()
+        if told:
+            self._pushes = 0
+        if found is not None:
+            warnings.warn(
+                StreamWarning(step_name(module), found.name, found.rows, found.difference, found.largest),
+                stacklevel=user_level(),
+            )
+        return out
+
+    def _rows(
+        self, chunks: Mapping[Hashable, Any], lengths: list[int]
+    ) -> tuple[list[list[Any]], Spec] | None:
+        """Two pieces of rows that came, each in parts, and how a chunk is nested; None: not yet."""
+        n = max(lengths)
+        if n == 0:
+            return None
+        (leaf, *others), spec = flatten([*chunks.values()][lengths.index(n)])
+        if others:  # which may be whole at every push, as a memory is
+            self._pushes = 0
+            return None
+        if n == 1:
+            self._single.append(_copy(leaf))
+            if len(self._single) < _SINGLE:
+                return None
+            rows, self._single = self._single, []
+            return [rows[: _SINGLE // 2], rows[_SINGLE // 2 :]], spec
+        n = min(n, _ROWS)
+        return [[leaf[: n // 2]], [leaf[n // 2 : n]]], spec
+
+
+def _copy(rows: Any) -> Any:
+    return rows.map(Tensor.clone) if isinstance(rows, LoDTensor) else rows.clone()
+
+
+def _joined(pieces: Sequence[Any]) -> Any:
+    """The rows of pieces that follow each other."""
+    return LoDTensor.cat(pieces) if isinstance(pieces[0], LoDTensor) else torch.cat(tuple(pieces))
+
+
+class _Before:
+    """What a module can reach, as it was before a push."""
+
+    def __init__(self, found: Reach, written: list[Tensor]) -> None:
+        self.tensors, self._generators, self._held = found.tensors, found.generators, Snapshot(found.holders)
+        self._marks = [_mark(tensor) for tensor in self.tensors]
+        self._written, self._numbers = written, [tensor.clone() for tensor in written]
+        self._drawn = self._draws()
+
+    @classmethod
+    def of(cls, module: Any) -> _Before | None:
+        """None: whether a push changes anything would not be seen, or others would see one more run."""
+        if torch._C._len_torch_dispatch_stack() or in_function_modes():
+            return None
+        if _torch_module._global_forward_hooks or _torch_module._global_forward_pre_hooks:
+            return None
+        for part in module.modules() if isinstance(module, nn.Module) else (module,):
+            if hasattr(part, "_orig_mod") or hasattr(part, "_torchdynamo_orig_callable"):
+                return None  # compiled, for other lengths anew
+            if isinstance(part, nn.Module) and (
+                part._forward_hooks or part._forward_pre_hooks or part._compiled_call_impl is not None
+            ):
+                return None
+        found = reach(module, everything=True)
+        if found.refused is not None or found.open is not None or not found.complete:
+            return None
+        if not all(map(_is_plain, found.tensors)):
+            return None
+        trained = getattr(module, "training", True)
+        written = [t for t in found.tensors if trained or not isinstance(t, nn.Parameter)]  # by `.data`, say
+        return cls(found, written) if sum(t.numel() for t in written) <= _NUMBERS else None
+
+    def changed(self) -> bool:
+        """Whether the module, or anybody else, changed something or drew noise since."""
+        return (
+            [_mark(tensor) for tensor in self.tensors] != self._marks
+            or self._draws() != self._drawn
+            or self._held.changed()
+            or not all(map(torch.equal, self._numbers, self._written))
+        )
+
+    def restore(self) -> None:
+        """Put back what a run changed after all."""
+        if is_only_thread():
+            self._held.restore()
+
+    def _draws(self) -> list[Any]:
+        """The states of all generators."""
+        states = [torch.get_rng_state(), *(each.get_state() for each in self._generators)]
+        if torch.cuda.is_initialized():
+            states += torch.cuda.get_rng_state_all()
+        of_numpy: Any = np.random.get_state()
+        numbers = [state.numpy().tobytes() for state in states]
+        return [numbers, random.getstate(), of_numpy[1].tobytes(), of_numpy[2:]]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is seen when somebody writes to a tensor."""
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    return not (tensor.is_inference() or tensor.is_meta or tensor.is_quantized)
+
+
+def _mark(tensor: Tensor) -> tuple[int, ...]:
+    return tensor._version, tensor.data_ptr(), *tensor.shape
+
+
+class _Apart(NamedTuple):
+    """How two results of one name differ: how many rows they have, and by how much, in parts of the largest
+    number and as it is."""
+
+    name: str
+    rows: int
+    ratio: float
+    difference: float
+    largest: float
+
+
+def _told(
+    module: Any, pieces: list[list[Any]], spec: Spec, tensors: list[Tensor]
+) -> tuple[bool, _Apart | None]:
+    """Whether rows tell if a module sees where they are cut, and how its results differ if it does."""
+    rows = list(map(_joined, pieces))
+    whole = _joined(rows)
+    numbers = whole if isinstance(whole, Tensor) else whole.values
+    if bool((numbers == numbers[:1]).all()):
+        return False, None
+    once = _outputs(module, [whole], spec)
+    found = _apart(once, _outputs(module, rows, spec))
+    rounding = _rounding([*tensors, numbers, *once.values()])
+    if found is None or found.ratio <= (least := max(_LEAST, math.sqrt(rounding))):
+        return True, None
+    for again in (whole, _shaken(whole, rounding)):  # it draws noise, or makes much of a hair of difference
+        itself = _apart(once, _outputs(module, [again], spec))
+        least = max(least, 0.0 if itself is None else _MORE * itself.ratio)
+    return True, None if found.ratio <= least else found
+
+
+def _shaken(rows: Any, rounding: float) -> Any:
+    """Rows of which some numbers are larger by a few times the rounding."""
+
+    def shaken(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        some = torch.arange(x.numel(), device=x.device).view(x.shape) % 3 == 0
+        return x.where(some, x * (1 + 4 * rounding))
+
+    return shaken(rows) if isinstance(rows, Tensor) else rows.map(shaken)
+
+
+def _outputs(module: Any, pieces: list[Any], spec: Spec) -> dict[str, Tensor]:
+    """What a module gives for the pieces of a stream, a push each: the results with a row for each row, by
+    their names."""
+    states, out = States(), dict[str, list[Tensor]]()
+    for k, piece in enumerate(pieces):
+        x, levels, lengths = joined({0: unflatten(spec, [piece])})
+        keeper = Keeper(states, (0,), [k > 0], levels)
+        leaves, own = flatten(parted(keeper.answer(module, x), levels[0], lengths, module)[0])
+        keeper.done()
+        for name, leaf in zip(names(own, "y"), leaves, strict=True):
+            if len(leaf) == len(piece):
+                out.setdefault(name, []).append(leaf.values if isinstance(leaf, LoDTensor) else leaf)
+    return {name: torch.cat(parts) for name, parts in out.items() if len(parts) == len(pieces)}
+
+
+def _rounding(beside: list[Tensor]) -> float:
+    """Of the coarsest type that takes part."""
+    kinds = {t.dtype for t in beside} | {autocast_dtype(t.device.type) for t in beside}
+    return max(
+        (torch.finfo(k).eps for k in kinds if k and (k.is_floating_point or k.is_complex)), default=0.0
+    )
+
+
+def _apart(whole: dict[str, Tensor], cut: dict[str, Tensor]) -> _Apart | None:
+    """The result that differs most between two ways to cut; None: none does."""
+    found = None
+    for name, a in whole.items():
+        b = cut.get(name)
+        if b is None or a.shape != b.shape or not a.numel():
+            continue
+        wide = torch.complex128 if a.is_complex() else torch.float64
+        x, y = a.to("cpu", wide), b.to("cpu", wide)
+        same = (x == y) | (x.isnan() & y.isnan())
+        difference = (x - y).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf).max().item()
+        largest = torch.cat([x, y]).abs().nan_to_num(0.0, 0.0).max().item()
+        if a.is_floating_point() or a.is_complex():
+            ratio = difference / (largest or 1.0)
+        else:  # numbers of classes, say, of which none is larger than others
+            ratio = 1 - same.double().mean().item()
+        if ratio > (0.0 if found is None else found.ratio):
+            found = _Apart(name, len(a), ratio, difference, largest)
+    return found
