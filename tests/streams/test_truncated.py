@@ -127,6 +127,7 @@ WRONG = {
     "no state": (lambda x: truncated(x, rows=2, at_once=1), StepError, "at_once= needs the state"),
     "x": (lambda x: truncated([1], rows=2), StepError, "cuts tensors, LoDTensors and PackedSequences"),
     "state": (lambda x: truncated(x, torch.zeros(3, 1), rows=2), StepError, "one row per sequence"),
+    "layers first": (lambda x: truncated(x, torch.zeros(1, 2, 1), rows=2), StepError, r"transpose\(0, 1\)"),
     "lengths": (lambda x: truncated((x, x[:1]), rows=2), LoDError, "the same lengths"),
     "not handed on": (lambda x: list(truncated(x, torch.zeros(2, 1), rows=1)), StepError, "not handed on"),
 }

@@ -111,6 +111,8 @@ class Truncated:
                     "truncated: a state must have one row per sequence",
                     got=describe_leaf(leaf),
                     expected=f"{len(sequences)} rows",
+                    remedy="of states [layers, sequences, ...], as torch.nn has them, piece.state = "
+                    "h.transpose(0, 1), and back where a piece starts from it",
                 )
         if self._last is None:
             self._last = [leaf.new_zeros(len(self._lengths), *leaf.shape[1:]) for leaf in leaves]
