@@ -103,11 +103,16 @@ def check_row_mean(rank: int, parallel: Callable[[Net], Any]) -> None:
 
 def check_mistakes(rank: int) -> None:
     """Who makes one is told, and nobody waits for him."""
-    if rank == 0:
-        with pytest.raises(LoDError, match="'rows' must be one number"):
-            stepnet.distributed.row_mean(torch.tensor(1.0), -1)
-    else:
-        assert stepnet.distributed.row_mean(torch.tensor(1.0), 2).isnan()
+    for loss, rows, what in (
+        (torch.tensor(1.0), -1, "'rows' must be one number"),
+        (torch.tensor(1.0), None, "'rows' must be one number"),
+        (1.0, 2, "'loss_sum' must be a tensor"),
+    ):
+        if rank == 0:
+            with pytest.raises(LoDError, match=what):
+                stepnet.distributed.row_mean(loss, rows)
+        else:
+            assert stepnet.distributed.row_mean(torch.tensor(1.0), 2).isnan()
     first = dist.new_group([0])
     if rank == 0:
         assert stepnet.distributed.row_mean(torch.tensor(6.0), 4, group=first) == 1.5

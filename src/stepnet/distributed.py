@@ -31,29 +31,31 @@ def row_mean(loss_sum: Tensor, rows: Any, group: Any = None) -> Tensor:
         initialised, has the plain mean.
 
     Raises:
-        LoDError: `rows` is negative, or not one number, after the others got nan and wait for nobody; or this
-            process is not in the group.
+        LoDError: `loss_sum` is no tensor, or `rows` negative or not one number, after the others got nan and
+            wait for nobody; or this process is not in the group.
 
     >>> row_mean(torch.tensor(6.0), 4)
     tensor(1.5000)
     """
-    if not isinstance(loss_sum, Tensor):
-        raise LoDError("row_mean: 'loss_sum' must be a tensor", got=brief(loss_sum))
-    if not isinstance(rows, (Tensor, Real)):
-        raise LoDError("row_mean: 'rows' must be one number, not negative", got=brief(rows))
-    own = rows.device if isinstance(rows, Tensor) else "cpu"
-    total = torch.as_tensor(rows, dtype=torch.float64, device=own).detach().reshape(-1)
-    wrong = len(total) != 1 or not bool((total >= 0).all())
+    is_tensor = isinstance(loss_sum, Tensor)
+    if isinstance(rows, Tensor):
+        total = rows.detach().to(torch.float64).reshape(-1)
+    else:
+        number = float(rows) if isinstance(rows, Real) else torch.nan
+        total = torch.tensor([number], dtype=torch.float64, device="cpu")
+    wrong = not is_tensor or len(total) != 1 or not bool((total >= 0).all())
     processes = 1
     if dist.is_available() and dist.is_initialized():
         processes = dist.get_world_size(group)
         if processes < 1:
             raise LoDError("row_mean: this process is not in the group", remedy="call it in those that are")
-        total = torch.full((1,), torch.nan, dtype=torch.float64, device=own) if wrong else total
-        total = total.to(loss_sum.device, copy=True)
+        total = torch.full((1,), torch.nan, dtype=torch.float64, device=total.device) if wrong else total
+        total = total.to(loss_sum.device if is_tensor else total.device, copy=True)
         dist.all_reduce(total, group=group)
+    if not is_tensor:
+        raise LoDError("row_mean: 'loss_sum' must be a tensor", got=brief(loss_sum))
     if wrong:
-        raise LoDError("row_mean: 'rows' must be one number, not negative", got=rows)
+        raise LoDError("row_mean: 'rows' must be one number, not negative", got=brief(rows))
     scale = (processes / total[0]).to(loss_sum.device)
     if loss_sum.dtype in (torch.float16, torch.bfloat16):  # which have no such small numbers
         return (loss_sum.float() * scale.float()).to(loss_sum.dtype)

@@ -244,6 +244,25 @@ def test_refused_with_reason_and_line(backend, name):
     assert blamed(step) in str(caught.value)
 
 
+OVER_ROWS = {
+    "cumsum": lambda x: x.cumsum(0),
+    "cumsum of a mask": lambda x: (x > 9).cumsum(-1),  # which the numbers of a self-check do not tell apart
+    "cumprod": lambda x: x.cumprod(0),
+    "logcumsumexp": lambda x: x.logcumsumexp(0),
+    "cummax": lambda x: x.cummax(0).values,
+    "sort": lambda x: x.sort().values,
+    "softmax": lambda x: x.softmax(-1),
+    "flip": lambda x: x.flip(0),
+}
+
+
+@pytest.mark.parametrize("function", OVER_ROWS.values(), ids=OVER_ROWS)
+def test_rows_of_one_number_have_no_dimension_but_that_of_rows(function):
+    x = torch.randn(3, 5, dtype=DTYPE)
+    with pytest.raises(Unsupported, match="row"):
+        recurrent(lambda x, h: (function(x) + h, h), x, x[0], backend="eager")
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_right_by_the_plain_loop_with_one_warning(name):
     step, (x, h) = STEPS[name], inputs()

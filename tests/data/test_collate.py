@@ -91,7 +91,9 @@ def test_a_level_more():
     again = collate([nested, nested[:1]])
     assert again.recursive_sequence_lengths() == [[3, 1], [2, 0, 1, 2], [2, 1, 3, 2, 1]]
     jagged = torch.nested.as_nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged)
+    packed = torch.nn.utils.rnn.pack_sequence([torch.ones(1), torch.ones(2)], enforce_sorted=False)
     assert collate([jagged, jagged]).recursive_sequence_lengths() == [[2, 2], [2, 1, 2, 1]]
+    assert collate([packed, packed]).recursive_sequence_lengths() == [[2, 2], [1, 2, 1, 2]]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,8 @@ def test_a_level_more():
         ([1, 2.5], torch.float32),
         ([np.float64(1), np.float64(2)], torch.float64),
         ([np.int32(1), np.int32(2)], torch.int32),
+        ([1, np.int32(2)], torch.int32),
+        ([np.float32(1), np.float64(2)], torch.float64),
         ([torch.tensor(1.0, dtype=torch.bfloat16)] * 2, torch.bfloat16),
         ([np.array(1.0)] * 2, torch.float64),
     ],

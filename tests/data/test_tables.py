@@ -138,6 +138,9 @@ def test_groups_of_pandas():
     assert y.recursive_sequence_lengths() == [[2, 1, 1], [2, 1, 2, 1]]
     assert y.values.tolist() == [0, 5, 2, 1, 4, 3]
     assert keys["day"].tolist() == [2, 1, 1, 1]
+    frame["flag"], frame["count"] = True, pandas.array(range(6), dtype="Int64")
+    mixed, _ = from_pandas(frame, "user", ["count", "q", "flag"])
+    assert mixed.values.tolist()[:2] == [[0, 0.5, 1], [2, 0.5, 1]]
     none, keys = from_pandas(frame[:0], ["user", "day"], "q")
     assert none.recursive_sequence_lengths() == [[], []]
     assert len(keys) == 0

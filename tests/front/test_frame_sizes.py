@@ -68,6 +68,7 @@ SIZES: dict[str, Any] = {
     "tensor": lambda x, s, out: x * torch.tensor(x.shape[0]),
     "float": lambda x, s, out: x / math.sqrt(x.shape[1]),
     "the size of an array": lambda x, s, out: x * out.size(),
+    "a number more than the size of an array": lambda x, s, out: x * (2 * out.size() + 1),
 }  # fmt: skip
 
 
@@ -76,6 +77,45 @@ def test_sizes_are_those_of_the_step(body):
     for lengths in LENGTHS:
         array, rows = ragged(lengths)
         same(lambda x, s, out: body(x[0], s, out), [array], len(array), (rows, W))
+
+
+def test_the_size_of_an_array_that_a_scan_fills():
+    steps = torch.ones(4, 2)
+    for size, expected in ((4, [5, 5, 5, 5]), (6, [7, 7, 7, 7]), (2, [3, 3, 3, 4]), (0, [1, 2, 3, 4])):
+        x, out = TensorArray(unstack_from=steps), TensorArray(size=size)
+        loop = stepnet.create_whileloop([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s == x.size())
+            out.write(s, x.read(s) * (out.size() + 1))
+            loop.update(s, s + 1)
+        assert [int(out[t][0]) for t in range(4)] == expected
+        assert ("raised to a scan" in loop.explain()) == (size >= 4)
+    x, out = TensorArray(unstack_from=torch.ones(9, 2)), TensorArray(size=3)
+    loop = stepnet.create_whileloop([torch.tensor(5)])
+    with loop.frame() as (s,):
+        loop.break_if(s < out.size())  # of 6 places after the first step
+        out.write(s, x.read(s))
+        loop.update(s, s - 1)
+    assert (loop.results[0].item(), out.size()) == (4, 6)
+
+
+def test_a_loop_without_steps_reads_nothing():
+    rows = TensorArray()
+    for length in (2, 0, 3):
+        rows.write(torch.ones(length, 2))
+    ends = TensorArray()
+    outer = stepnet.create_whileloop([torch.tensor(0)])
+    with outer.frame() as (s,):
+        outer.break_if(s == rows.size())
+        x = rows.read(s)
+        inner = stepnet.create_whileloop([torch.tensor(0), torch.zeros(2)])
+        with inner.frame() as (t, h):
+            inner.break_if(t == x.shape[0])
+            inner.update(h, h * 2 + x[t])
+            inner.update(t, t + 1)
+        ends.write(s, inner.results[1])
+        outer.update(s, s + 1)
+    assert ends.stack()[:, 0].tolist() == [3, 0, 7]
 
 
 TOLD: dict[str, Any] = {

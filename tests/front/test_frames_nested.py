@@ -340,3 +340,38 @@ def test_an_rnn_op_in_a_frame(run):
     torch.testing.assert_close(found, plain)
     grads = [torch.autograd.grad(sum(t.square().sum() for t in r), [x, WEIGHT]) for r in (found, plain)]
     torch.testing.assert_close(*grads)
+
+
+HELD: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("held", ["a closure", "a global"])
+def test_functions_see_an_array_that_the_loop_fills_as_it_is_at_the_step(held):
+    x, out = TensorArray(unstack_from=torch.ones(4, 2, 3)), TensorArray()
+    HELD["out"] = out
+    array = (lambda: out) if held == "a closure" else (lambda: HELD["out"])
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == x.size())
+        _, y = stepnet.while_loop(
+            lambda k, v: k < 2, lambda k, v: (k + 1, v * (array().size() + 1)), (torch.tensor(0), x.read(s))
+        )
+        out.write(s, y)
+        loop.update(s, s + 1)
+    assert out.stack()[:, 0, 0].tolist() == [1, 4, 9, 16]
+    assert "run step by step" in loop.explain()
+
+
+def test_a_step_reads_what_the_frame_around_wrote_before():
+    x, out = torch.randn(3, 2, 2), TensorArray()
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s >= 3)
+        y = stepnet.map_fn(lambda row: row + out.read(s - 1, torch.zeros(2, 2)).sum(), torch.ones(2, 2) * s)
+        out.write(s, y + x[s])
+        loop.update(s, s + 1)
+    before, expected = torch.tensor(0.0), []
+    for t in range(3):
+        expected.append(t + before + x[t])
+        before = expected[-1].sum()
+    torch.testing.assert_close(out.stack(), torch.stack(expected))

@@ -201,6 +201,13 @@ def test_every_mismatch_is_named(stepnet_, values, options, words):
         op.run(scope)
 
 
+def test_a_dict_is_no_scope():
+    op, values = RecurrentOp(rnn, ["x"], ["y"]), {"x": torch.ones(2, B, I)}
+    for call in (op.run, op.infer_shape, op.create_scopes):
+        with pytest.raises(StepError, match="are in a Scope"):
+            call(values)
+
+
 def test_a_memory_needs_one_beginning():
     for wrong in ({}, {"init": "a", "shape": (1,)}):
         with pytest.raises(StepError, match="either from an init or from a shape"):

@@ -362,6 +362,8 @@ def outside(kind: str) -> None:
             torch.stack([a.read(s)]) @ torch.ones(3, 3)
         if kind == "stack inside":
             a.stack()
+        if kind == "write of a list":
+            a.write(s, [a.read(s)])
         if kind == "wrong shape in update":
             loop.update(s, torch.stack([s, s]))
         if kind == "update of another value":
@@ -406,6 +408,7 @@ def outside(kind: str) -> None:
         ("what torch branches on", "a symbolic value is no tensor"),
         ("shapes that do not fit", "test_while_frame.py:"),
         ("stack inside", "TensorArray.stack belongs after the frame"),
+        ("write of a list", "TensorArray.write: the value is no tensor"),
         ("wrong shape in update", "changed its shape or dtype"),
         ("update of another value", "must be a loop variable"),
         ("array made from a symbolic size", "made outside the frame"),

@@ -69,6 +69,22 @@ def test_which_sequences_are_in_a_piece():
     ]
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_tensors_a_few_sequences_at_once(axis):
+    x, h0 = torch.randn(3, 5, F, dtype=DTYPE), torch.randn(3, H, dtype=DTYPE)
+    given = x if axis else x.transpose(0, 1)
+    pieces, ys = truncated((given, given), h0, rows=2, at_once=2, axis=axis), [[], [], []]
+    for piece in pieces:
+        assert piece.x[0].shape[1 - axis] == len(piece.sequences) <= 2
+        steps = piece.x[1].transpose(0, 1) if axis else piece.x[1]
+        y, piece.state = recurrent(CELL, steps, piece.state)
+        for i, sequence in enumerate(piece.sequences.tolist()):
+            ys[sequence].append(y[:, i])
+    y, last = recurrent(CELL, x.transpose(0, 1), h0)
+    torch.testing.assert_close(torch.stack([torch.cat(each) for each in ys], 1), y)
+    torch.testing.assert_close(pieces.state, last.detach())
+
+
 def test_nested_sequences_are_cut_by_their_outermost():
     x = LoDTensor.from_lengths(torch.arange(8.0)[:, None], [[3, 1], [2, 0, 3, 3]])
     got = [piece_of(p) for p in truncated(x, (), rows=2)]
@@ -111,6 +127,7 @@ WRONG = {
     "no state": (lambda x: truncated(x, rows=2, at_once=1), StepError, "at_once= needs the state"),
     "x": (lambda x: truncated([1], rows=2), StepError, "cuts tensors, LoDTensors and PackedSequences"),
     "state": (lambda x: truncated(x, torch.zeros(3, 1), rows=2), StepError, "one row per sequence"),
+    "layers first": (lambda x: truncated(x, torch.zeros(1, 2, 1), rows=2), StepError, r"transpose\(0, 1\)"),
     "lengths": (lambda x: truncated((x, x[:1]), rows=2), LoDError, "the same lengths"),
     "not handed on": (lambda x: list(truncated(x, torch.zeros(2, 1), rows=1)), StepError, "not handed on"),
 }

@@ -263,7 +263,7 @@ def _refused(b: Builder, indices: Sequence[Any]) -> Any:
 
 def _running(op: str, b: Builder, x: Ref, dim: int, *, dtype: Any = None) -> Any:
     x = b.cast(x, b.meta_dtype())
-    if not b.values[x.name].shape:
+    if not b.values[x.name].shape and x.bdim is None:
         return x if op != "logcumsumexp" else NotImplemented
     return b.result(b.like(x.name, op, x.name, dim=feature_dim(b, x, dim)), x.bdim, x.fold)
 

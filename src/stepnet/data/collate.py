@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from stepnet.data.arguments import brief
@@ -24,7 +25,8 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
     and in it
 
     - a LoDTensor for tensors and arrays of one dimension or more, whose first counts rows, and for lists of
-      numbers; of two levels for lists of these, and of one level more for LoDTensors and nested tensors;
+      numbers; of two levels for lists of these, and of one level more for LoDTensors, nested tensors and
+      PackedSequences;
     - a tensor with an entry per sample for numbers and tensors of no dimension, and for what is named in
       `dense`: tensors of one shape;
     - a list for all else, as strings.
@@ -57,6 +59,8 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
             )
     if isinstance(first, Tensor) and first.is_nested:
         samples = [LoDTensor.from_nested(sample) for sample in samples]
+    if isinstance(first, PackedSequence):
+        samples = [LoDTensor.from_packed(sample) for sample in samples]
     if isinstance(samples[0], LoDTensor):
         return _nested(samples)
     if isinstance(first, Mapping):
@@ -82,7 +86,10 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
         ]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
     if isinstance(first, (bool, int, float, complex, np.number, np.bool_)):
-        return torch.as_tensor(np.array(samples)) if isinstance(first, np.generic) else torch.tensor(samples)
+        kinds = {type(sample): sample for sample in samples}
+        if any(isinstance(sample, np.generic) for sample in kinds.values()):
+            return torch.as_tensor(np.array(samples, np.result_type(*kinds.values())))
+        return torch.tensor(samples)
     if isinstance(first, (Tensor, np.ndarray)) and (is_dense or first.ndim == 0):
         return _stacked([torch.as_tensor(sample) for sample in samples], where)
     if isinstance(first, (Tensor, np.ndarray)) or _holds_numbers(samples):
@@ -95,9 +102,9 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
 
 def _kind(sample: Any) -> str:
     """What must be alike: numbers of all kinds are."""
-    if isinstance(sample, (bool, int, float, complex)):
+    if isinstance(sample, (bool, int, float, complex, np.number, np.bool_)):
         return "number"
-    if isinstance(sample, (Tensor, np.ndarray)) and not isinstance(sample, np.generic):
+    if isinstance(sample, (Tensor, np.ndarray)):
         return "tensor"
     return type(sample).__name__
 

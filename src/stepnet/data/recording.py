@@ -128,28 +128,31 @@ def recorded_in_frames(like: Callable[..., Any] | None = None, parts: int = 0) -
     return decorate
 
 
-def inside(tree: Any, seen: tuple[Any, ...] = ()) -> Iterator[InFrame]:
+def inside(tree: Any) -> Iterator[InFrame]:
     """The values inside a frame in a nesting: also what stands for an array, and what functions refer to.
 
     >>> list(inside([1, lambda: 2]))
     []
     """
-    if isinstance(tree, InFrame):
+    for leaf in reached(tree):
+        held = leaf if isinstance(leaf, InFrame) else leaf.deferred
+        if isinstance(held, InFrame):
+            yield held
+
+
+def reached(tree: Any, seen: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """The values inside a frame, and the TensorArrays, in a nesting and in what functions refer to."""
+    if isinstance(tree, InFrame) or hasattr(type(tree), "deferred"):
         yield tree
     elif isinstance(tree, (tuple, list)):
         for part in tree:
-            yield from inside(part, seen)
+            yield from reached(part, seen)
     elif isinstance(tree, dict):
         for part in tree.values():
-            yield from inside(part, seen)
-    elif type(tree) is FunctionType:
-        if not any(tree is other for other in seen):
-            for part in (*map(content, tree.__closure__ or ()), *(tree.__defaults__ or ())):
-                yield from inside(part, (*seen, tree))
-    else:
-        held = getattr(tree, "deferred", None) if hasattr(type(tree), "deferred") else None
-        if isinstance(held, InFrame):
-            yield held
+            yield from reached(part, seen)
+    elif type(tree) is FunctionType and not any(tree is other for other in seen):
+        for part in (*map(content, tree.__closure__ or ()), *(tree.__defaults__ or ())):
+            yield from reached(part, (*seen, tree))
 
 
 def content(cell: CellType) -> Any:

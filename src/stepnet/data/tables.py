@@ -216,7 +216,13 @@ class Tabular:
             sequences = len(starts)
             group = np.repeat(np.arange(sequences), np.diff(np.append(starts, len(order))))
         levels.append(np.append(starts, len(order)))
-        numbers = frame[columns].to_numpy()[order]
+        rows = frame[columns]
+        numbers = rows.to_numpy()
+        if numbers.dtype == object and isinstance(rows, pandas.DataFrame):  # of one kind each, perhaps
+            kinds = [column.to_numpy().dtype for _, column in rows.items()]
+            if all(kind.kind in "biuf" for kind in kinds):
+                numbers = rows.to_numpy(np.result_type(*kinds))
+        numbers = numbers[order]
         if numbers.dtype.kind not in "biuf":
             raise LoDError(
                 "from_pandas takes columns of numbers", got=str(numbers.dtype), remedy="frame.astype(...)"

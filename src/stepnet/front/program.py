@@ -22,7 +22,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import unrecorded
 from stepnet.data.recording import RECORDER, UNKNOWN, StandIn
 from stepnet.data.tree import Spec, flatten, leaves, map_leaves, unflatten
-from stepnet.errors import StepError, StepnetError
+from stepnet.errors import ArrayError, StepError, StepnetError
 from stepnet.user_line import user_line
 from stepnet.watchers import during
 
@@ -272,7 +272,8 @@ class Program:
         except (RuntimeError, IndexError, TypeError, ValueError, AttributeError, StepnetError) as error:
             known = all(isinstance(v, (Tensor, int, float)) for v in given)
             known &= self._true_of((args_template, kwargs_template)) != _NONE
-            if not known or any(isinstance(v, Tensor) and not v.numel() for v in given):
+            met = [*given, *leaves((args, kwargs), Tensor)]
+            if not known or any(isinstance(v, Tensor) and not v.numel() for v in met):
                 return unknown  # what stands for it here says too little
             raise does_not_fit(name, error, given, line) from error
         leaves_of, nested = flatten(example)
@@ -488,6 +489,12 @@ class Program:
         self, array: TensorArray, index: Any, value: Any, data_shared: bool = True, line: str = ""
     ) -> None:
         """Record `array.write(index, value, data_shared)`."""
+        if not isinstance(value, (Symbolic, Tensor, LoDTensor, StandIn)):
+            raise ArrayError(
+                "TensorArray.write: the value is no tensor",
+                got=f"{type(value).__name__} ({line or user_line().short})",
+                expected="a Tensor or a LoDTensor",
+            )
         number = self._number(array)
         self._last[number] = value._example if isinstance(value, Symbolic) else value
         index, value = self.template((index, value))

@@ -22,6 +22,7 @@ from stepnet.ir.loop import Loop
 from stepnet.ir.sweep import over_rows
 
 from .frame import WhileLoop
+from .program import Program
 from .recorded import Call, Count, Read
 from .recorded_step import RecordedStep
 from .scan_form import ScanForm, rule, scan_form
@@ -99,6 +100,7 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
     program, boot = loop.program, loop.loop_vars[form.counter]
     start, steps = _range(loop, form)
     low = start if form.by > 0 else start - steps + 1
+    _check_sizes(program, form, low + form.base + steps)
     x = [_column(loop, op, low + offset, steps) for op, offset in form.inputs]
     for (op, _), column in zip(form.inputs, x, strict=True):
         like = program.examples[op.out]
@@ -124,6 +126,14 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
         return results
 
     return Raised(form, body, x, state, finish)
+
+
+def _check_sizes(program: Program, form: ScanForm, end: int) -> None:
+    """Refuse a loop that asks for the size of an array which it makes grow, by writes up to `end`."""
+    written = {number for number, _ in form.outputs}
+    for op in program.ops:
+        if isinstance(op, Count) and op.array in written and program.arrays[op.array].size() < end:
+            raise rule("the size of an array that grows in the loop is used as a number", op)
 
 
 def _range(loop: WhileLoop, form: ScanForm) -> tuple[int, int]:

@@ -95,7 +95,7 @@ class _Raising:
         program = self.program
         bound, beyond = self._count()
         writes, base = self._writes()
-        numbers, rename = self._used_as_numbers(), self._sizes(writes)
+        numbers, rename = self._used_as_numbers(), self._sizes()
         inputs, states, read_back = self._reads(writes, base)
         rename |= read_back
         calls = self._calls(rename, numbers)
@@ -106,10 +106,7 @@ class _Raising:
         new += [renamed(writes[op.array].value, rename) for op in states]
         written = {op.array: renamed(op.value, rename) for op in writes.values()}
         y = list(dict.fromkeys(v for v in written.values() if v.place not in program.constants))
-        growing = {op.out for op in program.ops if isinstance(op, Count)}.difference(rename)
         used = [p for c in calls for p in places((c.args, c.kwargs))]
-        if not growing.isdisjoint(used):
-            raise rule("the size of an array that is written is used as a number")
         used += [p for v in new for p in places(v)]
         step = StepForm(
             calls=calls,
@@ -186,13 +183,12 @@ class _Raising:
             replace(c, args=renamed(c.args, rename), kwargs=renamed(c.kwargs, rename), line="") for c in calls
         )
 
-    def _sizes(self, writes: Mapping[int, Write]) -> dict[int, Any]:
+    def _sizes(self) -> dict[int, Any]:
         """The numbers that follow from sizes: in a scan these are the same at every step."""
         found: dict[int, Any] = {}
         for op in self.program.ops:
             if isinstance(op, Count):
-                if op.array not in writes:
-                    found[op.out] = self.program.examples[op.out]
+                found[op.out] = self.program.examples[op.out]
             elif isinstance(op, Call):
                 outs = range(op.out, op.out + op.count)
                 examples = [self.program.examples[place] for place in outs]

@@ -106,6 +106,14 @@ class Scope:
         return f"Scope({', '.join(self)})"
 
 
+def check_scope(given: Any) -> None:
+    """Refuse what is no Scope, such as a dict: outputs are written to it, and scopes of steps made of it."""
+    if not isinstance(given, Scope):
+        raise StepError(
+            "the values of an RNN op are in a Scope", got=type(given).__name__, remedy="stepnet.Scope(values)"
+        )
+
+
 class LocalVariables:
     """Watches a step's frame and keeps its local variables when it returns."""
 

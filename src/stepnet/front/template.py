@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Size
 
-from stepnet.data.recording import content, inside
+from stepnet.data.recording import content, inside, reached
 
 
 class Ref:
@@ -99,7 +99,7 @@ def encode(tree: Any, ref_of: Callable[[Any], Ref | None]) -> Any:
         return tuple([encode(item, ref_of) for item in tree])
     if kind is list or is_named(tree):
         return Packed(kind, tuple([encode(item, ref_of) for item in tree]))
-    if kind is FunctionType and (tree.__closure__ or tree.__defaults__) and any(True for _ in inside(tree)):
+    if kind is FunctionType and any(True for _ in reached(tree)):
         return _closed(tree, ref_of)
     if kind is dict:
         return Packed(dict, tuple([(key, encode(item, ref_of)) for key, item in tree.items()]))
@@ -121,7 +121,7 @@ def is_named(tree: Any) -> bool:
 
 def _closed(function: FunctionType, ref_of: Callable[[Any], Ref | None]) -> Closed:
     def held(part: Any) -> Any:
-        return (encode(part, ref_of),) if any(True for _ in inside(part, (function,))) else None
+        return (encode(part, ref_of),) if any(True for _ in reached(part, (function,))) else None
 
     cells = [held(content(cell)) for cell in function.__closure__ or ()]
     return Closed(function, tuple(cells), held(function.__defaults__))

@@ -13,7 +13,7 @@ from stepnet.data.recording import RECORDER, inside, recorded_in_frames
 from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
 from stepnet.front.memory import Memory, ScopeStep, Stepnet
-from stepnet.front.scope import Scope
+from stepnet.front.scope import Scope, check_scope
 
 Last = dict[str, Tensor]
 
@@ -56,6 +56,7 @@ def run_in_frame(
     >>> run_in_frame(Scope({"x": 1}), lambda scope, backend: {}, [], []) is None
     True
     """
+    check_scope(scope)
     values = scope.all_values()
     if RECORDER.get() is None or next(inside(values), None) is None:
         return None

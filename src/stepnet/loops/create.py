@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from stepnet.api import recurrent
 from stepnet.compiler.inner_loops import inner
 from stepnet.data.in_graph import is_exporting, leave_to_python, not_followed
+from stepnet.data.recording import RECORDER
 from stepnet.engine import run
 from stepnet.errors import IRError, StepError, Unsupported
 from stepnet.executors.base import Executor
@@ -24,7 +25,7 @@ from stepnet.front.raise_loop import Raised, raise_loop
 from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.scan_form import rule
 from stepnet.front.symbolic import OPEN
-from stepnet.watchers import Instead, instead, replaced, watched, watching
+from stepnet.watchers import Instead, during, instead, replaced, watched, watching
 
 from .as_while import run_as_while
 from .inside import record_inside
@@ -116,6 +117,11 @@ def _run_raised(loop: WhileLoop) -> list[Tensor]:
     if not executors:
         raise Unsupported("the backend 'naive' is set")
     raised = raise_loop(loop)
+    with _unfilled(loop, raised):
+        return _run_scan(loop, raised, executors)
+
+
+def _run_scan(loop: WhileLoop, raised: Raised, executors: Sequence[Executor]) -> list[Tensor]:
     if is_exporting():
         return _exported(loop, raised)
     if not raised.rowwise or raised.sizes in raised.form.as_row:
@@ -129,6 +135,22 @@ def _run_raised(loop: WhileLoop) -> list[Tensor]:
             raise refusal from None
     raised.form.as_row.add(raised.sizes)
     return results
+
+
+@contextlib.contextmanager
+def _unfilled(loop: WhileLoop, raised: Raised) -> Iterator[None]:
+    """In this block the arrays that a scan writes are as they were: a function of the user that is called in
+    it, and uses one unseen, as a global or an attribute, is refused."""
+    written = [loop.program.arrays[number] for number, _ in raised.form.outputs]
+    around = RECORDER.get()
+
+    def met(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if any(args[0] is array for array in written):
+            raise rule("a function that is called in the loop uses an array that the loop writes")
+        return NotImplemented if around is None else around(method, args, kwargs)
+
+    with during(RECORDER, met):
+        yield
 
 
 def _exported(loop: WhileLoop, raised: Raised) -> list[Tensor]:
@@ -174,7 +196,8 @@ def _saved(loop: WhileLoop, saving: Instead) -> list[Tensor]:
                 got=refusal.reason,
                 expected="arrays that are read and written at a counted step, or written once in each turn",
             ) from refusal
-    return raised.results(saving.loop(raised.loop, raised.feeds))
+    with _unfilled(loop, raised):
+        return raised.results(saving.loop(raised.loop, raised.feeds))
 
 
 ONE_ROW, ALONE = "the one row of a batch", "alone"

@@ -16,7 +16,7 @@ from stepnet.executors import naive
 from stepnet.executors.base import Backend
 from stepnet.front.memory import Memory, Stepnet
 from stepnet.front.meta import OnMeta, without_data
-from stepnet.front.scope import Scope, Variable
+from stepnet.front.scope import Scope, Variable, check_scope
 from stepnet.front.step import describe_leaf, describe_leaves, kept_dtypes
 from stepnet.ir.loop import BackEdge, Concat, Iteration, Loop, Merged, Slice
 from stepnet.watchers import instead
@@ -257,6 +257,7 @@ class RecurrentOp:
 
     def _check(self, scope: Scope) -> None:
         """Inputs and inits are there, and inputs are of one length."""
+        check_scope(scope)
         wrong: list[str] = []
         steps: dict[str, int] = {}
         for name in self.inputs:

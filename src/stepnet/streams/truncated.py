@@ -111,6 +111,8 @@ class Truncated:
                     "truncated: a state must have one row per sequence",
                     got=describe_leaf(leaf),
                     expected=f"{len(sequences)} rows",
+                    remedy="of states [layers, sequences, ...], as torch.nn has them, piece.state = "
+                    "h.transpose(0, 1), and back where a piece starts from it",
                 )
         if self._last is None:
             self._last = [leaf.new_zeros(len(self._lengths), *leaf.shape[1:]) for leaf in leaves]
@@ -129,8 +131,11 @@ class Truncated:
     def _cut(self, sequences: Tensor, starts: Tensor, counts: Tensor) -> Any:
         cut = []
         for leaf in self._leaves:
-            if isinstance(leaf, Tensor):
-                cut.append(leaf.narrow(self._axis, int(starts[0]), int(counts[0])))
+            if isinstance(leaf, Tensor):  # whose sequences are at one step, being of one length
+                steps = leaf.narrow(self._axis, int(starts[0]), int(counts[0]))
+                whole = len(sequences) == len(self._lengths)
+                batch = _batch_axis(leaf, self._axis)
+                cut.append(steps if whole else steps.index_select(batch, beside(sequences, steps)))
             elif isinstance(leaf, PackedSequence):
                 cut.append(part(LoDTensor.from_packed(leaf), sequences, starts, counts).to_packed())
             else:
@@ -203,4 +208,9 @@ def _lengths(leaf: Any, axis: int) -> Tensor:
         return leaf.lengths(0)
     if leaf.dim() < 2 or not -leaf.dim() <= axis < leaf.dim():
         raise StepError("truncated: x has no dimensions of time and sequences", got=describe_leaf(leaf))
-    return torch.full((leaf.shape[1 if axis % leaf.dim() == 0 else 0],), leaf.shape[axis])
+    return torch.full((leaf.shape[_batch_axis(leaf, axis)],), leaf.shape[axis])
+
+
+def _batch_axis(leaf: Tensor, axis: int) -> int:
+    """The axis of sequences, beside that of time."""
+    return 1 if axis % leaf.dim() == 0 else 0
