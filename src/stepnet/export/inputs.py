@@ -183,7 +183,7 @@ def dynamic_of(
             sizes = i.value.shape
             chosen.append({d: False for d in declared.get(i.name, ()) if sizes[d] > 1})
         elif dynamic is None:
-            last = i.value.dim() - 1 if i.value.dim() > 1 and i.value.is_floating_point() and not wide else -1
+            last = i.value.dim() - 1 if _has_features(i.value) and not wide else -1
             chosen.append({d: False for d, size in enumerate(i.value.shape) if size > 1 and d != last})
         else:
             dims = dynamic.get(i.name, ())
@@ -197,11 +197,16 @@ def dynamic_of(
     return chosen + [{} for _ in range(lods)]
 
 
+def _has_features(x: Tensor) -> bool:
+    """Whether the last dimension of an input mostly holds features."""
+    return x.dim() > 1 and x.is_floating_point()
+
+
 def without_features(
     made: Program, chosen: Sequence[dict[int, bool]], examples: Sequence[Tensor]
 ) -> list[dict[int, bool]]:
     """Of the dimensions that could be open: those that a recurrence knows as time or batch, and of the others
-    the first two, but not the last, which holds features, nor those that a recurrence knows as features."""
+    the first two, but not the last of numbers, nor those that a recurrence knows as features."""
     steps: set[str] = set()
     features: set[str] = set()
     for node in made.nodes:
@@ -224,7 +229,8 @@ def without_features(
         shape = sizes_of(node.meta["val"])
         texts = {d: str(shape[d]) for d in dims if not isinstance(shape[d], int)}
         known = {d for d, text in texts.items() if text in steps}
-        front = {d for d, text in texts.items() if d < 2 and d < example.dim() - 1 and text not in features}
+        most = min(2, example.dim() - _has_features(example))
+        front = {d for d, text in texts.items() if d < most and text not in features}
         kept.append({d: must for d, must in dims.items() if must or d not in texts or d in known | front})
     return kept
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import CellType, FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,17 +19,21 @@ from stepnet.front.recorded import Call
 from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.template import Literal, Packed
 
+from .open_sizes import settled
+
 Path = tuple[int, ...]  # through the parts of what code refers to
+_OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def sizes_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.SymInt]]:
-    """The sizes that are left open among what code refers to, each with the way to it.
+def sizes_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """The sizes that are left open among what code refers to, and numbers that follow from such, each with
+    the way to it.
 
     >>> list(sizes_in(lambda x, n=3: x * n))
     []
     """
     value = value.value if isinstance(value, Literal) else value
-    if isinstance(value, torch.SymInt):
+    if isinstance(value, _OPEN):
         yield path, value
     elif len(path) < 12:
         for i, part in enumerate(_parts(value)):
@@ -61,17 +65,24 @@ def as_tensors(code: Any, where: str) -> tuple[list[Path], list[Tensor]]:
         IRError: it reads more of them, where no other can be put.
     """
     found = dict(sizes_in(code))
-    sizes = [torch.scalar_tensor(cast(Any, size), dtype=torch.int64) for size in found.values()]
+    sizes = [_tensor(size) for size in found.values()]
     left = with_sizes(code, dict(zip(found, sizes, strict=True)))
     walk = Walk(set(reach(left).names))
     walk.hooks = True  # those of all modules are the trace's own
     walk.visit(left)
-    if any(isinstance(part, Same) and isinstance(part.value, torch.SymInt) for part in walk.key):
+    if any(isinstance(part, Same) and isinstance(part.value, _OPEN) for part in walk.key):
         raise IRError(
             f"{where} cannot be written: it reads a size that is left open, and would keep the example's",
             remedy="torch.tensor(x.shape[0]) in its place; or a local variable that it refers to",
         )
     return list(found), sizes
+
+
+def _tensor(size: Any) -> Tensor:
+    if isinstance(size, torch.SymBool):
+        return torch.scalar_tensor(settled(size))
+    dtype = torch.int64 if isinstance(size, torch.SymInt) else torch.get_default_dtype()
+    return torch.scalar_tensor(size, dtype=dtype)
 
 
 def _parts(value: Any) -> Sequence[Any]:
@@ -82,6 +93,8 @@ def _parts(value: Any) -> Sequence[Any]:
         return [value.func, value.args, value.keywords]
     if kind in (list, tuple):
         return value
+    if kind is slice:
+        return [value.start, value.stop, value.step]
     if kind is dict:
         return list(value.values())
     if isinstance(value, RecordedStep):
@@ -104,6 +117,8 @@ def _rebuilt(value: Any, parts: list[Any]) -> Any:
         return twin
     if kind is functools.partial:
         return functools.partial(parts[0], *parts[1], **parts[2])
+    if kind is slice:
+        return slice(*parts)
     if kind is dict:
         return dict(zip(value, parts, strict=True))
     if isinstance(value, RecordedStep):

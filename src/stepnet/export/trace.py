@@ -78,7 +78,7 @@ def program(
         raise IRError(
             f"{where} cannot be written: it changes buffers of a module as it runs",
             got=", ".join(changed),
-            remedy="module.eval() first",
+            remedy="module.eval() first; what stays from call to call as inputs and outputs",
         )
     by_name = {node.name: node for node in nodes}
     inputs = [by_name[str(name)] for name in signature.user_inputs]

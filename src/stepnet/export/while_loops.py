@@ -303,7 +303,7 @@ def _written(
     b: AtenNet, number: int, state: Sequence[FxNode], weights: Sequence[FxNode], sizes: Sequence[FxNode]
 ) -> tuple[Value, ...]:
     call: WhileCall = call_of(number)
-    two = [torch.tensor(2) for _ in sizes]
+    two = [torch.tensor(2, dtype=node.meta["val"].dtype) for node in sizes]
     shapes = [
         [GROWS if d in dims else size for d, size in enumerate(b.shape(node))]
         for node, dims in zip(state, call.grows, strict=True)

@@ -33,7 +33,7 @@ def write_step(
     shapes = [[s for i, s in enumerate(b.shape(n)) if i != steps.time] for n in x_nodes]
     shapes += [b.shape(n) for n in state_nodes]
     examples = [*(leaf.select(call.axis, 0) for leaf in call.x), *call.state]
-    two = [torch.tensor(2) for _ in size_nodes]
+    two = [torch.tensor(2, dtype=node.meta["val"].dtype) for node in size_nodes]
     trace = BodyTrace(b, where, shapes, examples, weight_nodes, call.weights, size_nodes, two)
 
     def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor]) -> list[Tensor]:
