@@ -257,7 +257,7 @@ def _inner_sizes(call: Any) -> Iterator[str]:
 
 def _cut_sizes(node: Any) -> list[Any]:
     """The sizes of a TensorIterator's inputs along the axes that they are cut along."""
-    number, inputs, _ = node.args
+    number, inputs, *_ = node.args
     call: IteratorCall = call_of(number)
     fed = dict(zip(call.sources, inputs, strict=True))
     return [sizes_of(fed[port.source].meta["val"])[port.axis] for port in call.loop.slices]

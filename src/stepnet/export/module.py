@@ -20,6 +20,7 @@ from stepnet.watchers import during
 
 from . import aten_math, aten_pick, aten_shape, certain, iterators, recurrences, sequences, while_loops  # noqa: F401  (they fill tables)
 from .aten import AtenNet, is_known, join_lead, split_lead
+from .attributes import as_it_was
 from .body_trace import FixedSize
 from .calls import Calls
 from .emit import Emit
@@ -69,9 +70,9 @@ def module_graph(
     try:
         with torch.no_grad(), calls.noted():
             a, k = unflatten(spec, [i.value for i in inputs])
-            with TorchRNNs(target):
+            with TorchRNNs(target), as_it_was(module) as replaced:
                 outputs = _outputs(_plain(module(*a, **k)), where)
-        trace = _Trace(module, where, spec, inputs, calls, dynamic)
+        trace = _Trace(module, where, spec, inputs, calls, dynamic, replaced)
         try:
             return _graph(Graph(name, target), trace, outputs, batch)
         except FixedSize:
@@ -88,8 +89,9 @@ class _Trace:
 
     def __init__(
         self, module: Any, where: str, spec: Any, inputs: list[Input], calls: Calls,
-        dynamic: Dynamic | None,
+        dynamic: Dynamic | None, replaced: dict[str, Tensor],
     ) -> None:  # fmt: skip
+        self.replaced = replaced  # by what it computed, in attributes of the module
         self.module, self.where, self.spec, self.inputs, self.calls = module, where, spec, inputs, calls
         self.dynamic = dynamic
         self.declared: Dynamic | None = getattr(module, "open_sizes", None) if dynamic is None else None
@@ -116,7 +118,17 @@ class _Trace:
         return made
 
     def _traced(self, dynamic: list[dict[int, bool]]) -> Program:
-        return program(self._run, self.module, self.examples, dynamic, self.where, is_known)
+        with as_it_was(self.module):
+            made = program(self._run, self.module, self.examples, dynamic, self.where, is_known)
+        read = {t.untyped_storage().data_ptr() for node, t in made.constants.items() if node.users}
+        carried = [name for name, old in self.replaced.items() if old.untyped_storage().data_ptr() in read]
+        if carried:
+            raise IRError(
+                f"{self.where} cannot be written: it keeps what it computes for its next call",
+                got=", ".join(carried),
+                remedy="what stays from call to call as inputs and outputs",
+            )
+        return made
 
     def _run(self, *leaves: Tensor) -> Sequence[Tensor]:
         values = iter(leaves)
