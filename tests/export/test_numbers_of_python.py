@@ -13,12 +13,14 @@ from file_formats import FORMATS
 from stepnet import (
     BackEdge,
     InputPort,
+    LoDTensor,
     Memory,
     OutputPort,
     RecurrentOp,
     Scope,
     TensorIterator,
     recurrent,
+    sequence_pool,
     while_loop,
 )
 from stepnet.errors import IRError
@@ -188,3 +190,34 @@ def test_what_would_be_the_examples_is_refused(why, tmp_path):
     package, _, name = FORMATS["onnx"]
     with pytest.raises(IRError, match=why):
         package.save(Module(REFUSED[why]), tmp_path / name, torch.randn(5, 2, 4))
+
+
+def ones(x):
+    return torch.ones_like(x.lengths()).sum()
+
+
+COUNTS = {
+    "a number": lambda x, h: h / len(x),
+    "rows of a shape": lambda x, h: h[: h.shape[0] // 2],
+    "range": lambda x, h: h + torch.arange(h.shape[0])[:, None],
+    "step": lambda x, h: recurrent(functools.partial(scaled, len(x)), x, h, backend="naive")[1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", COUNTS)
+def test_the_number_of_sequences_as_a_number_is_refused(what, tmp_path):
+    package, _, name = FORMATS["onnx"]
+    rows = LoDTensor.from_lengths(torch.randn(5, 4), [[2, 3]])
+    module = Module(lambda x: COUNTS[what](x, sequence_pool(x, "mean")))
+    with pytest.raises(IRError, match="number of sequences"):
+        package.save(module, tmp_path / name, rows)
+
+
+def test_the_number_of_sequences_as_a_tensor(tmp_path):
+    package, run, name = FORMATS["onnx"]
+    module = Module(lambda x: sequence_pool(x, "mean") / ones(x) + torch.zeros(len(x), 4))
+    package.save(module, tmp_path / name, LoDTensor.from_lengths(torch.randn(5, 4), [[2, 3]]))
+    rows = torch.randn(6, 4)
+    expected = module(LoDTensor.from_lengths(rows, [[2, 2, 2]]))
+    (found,) = run(tmp_path / name, [rows.reshape(3, 2, 4).numpy(), np.array([2, 2, 2])])
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)

@@ -92,7 +92,7 @@ def structures(inputs: Sequence[Input], target: Target) -> list[LoD]:
     return [found[k] for k in sorted(found)]
 
 
-def batch_number(module: Any, inputs: Sequence[Input]) -> int:
+def batch_number(module: Any, inputs: Sequence[Input], least: int = 101) -> int:
     """A number of sequences that is no other size of the module: where a trace meets it, it is the batch."""
     sizes = {size for i in inputs if isinstance(i.value, Tensor) for size in i.value.shape}
     sizes |= {size for i in inputs if i.lod is not None for size in i.value.values.shape[1:]}
@@ -105,7 +105,7 @@ def batch_number(module: Any, inputs: Sequence[Input]) -> int:
             got=[n.tolist() for n in counts],
             expected="two sequences at least in one of them",
         )
-    number = 101
+    number = least
     while (
         not all(number % d for d in range(2, 11))
         or any(size % number == 0 for size in sizes if size)

@@ -78,15 +78,24 @@ def as_tensors(code: Any, where: str) -> tuple[Referred, list[Tensor]]:
     found = dict(sizes_in(code))
     sizes = [_tensor(size) for size in found.values()]
     left = with_sizes(code, dict(zip(found, sizes, strict=True)))
-    walk = Walk(set(reach(left).names))
-    walk.hooks = True  # those of all modules are the trace's own
-    walk.visit(left)
-    if any(isinstance(part, Same) and isinstance(part.value, _OPEN) for part in walk.key):
+    if any(isinstance(part, Same) and isinstance(part.value, _OPEN) for part in _key(left)):
         raise IRError(
             f"{where} cannot be written: it reads a size that is left open, and would keep the example's",
             remedy="torch.tensor(x.shape[0]) in its place; or a local variable that it refers to",
         )
     return {path: _hint(size) for path, size in found.items()}, sizes
+
+
+def numbers_read(code: Any) -> list[float]:
+    """The numbers that code refers to."""
+    return [part for part in _key(code) if type(part) in (int, float)]
+
+
+def _key(code: Any) -> list[Any]:
+    walk = Walk(set(reach(code).names))
+    walk.hooks = True  # those of all modules are the trace's own
+    walk.visit(code)
+    return walk.key
 
 
 def examples(sizes: Referred) -> list[Tensor]:
