@@ -32,6 +32,7 @@ def of_sizes(x):
         "root": x / n**0.5 * (1 / n) ** 2,
         "picked": x.sort(0).values[n // 2] + x.select(0, n - 1) + x.median(0).values,
         "padded": F.pad(x, (0, 0, 0, 0, 0, -n % 4)) * 2,
+        "spaced": x * torch.linspace(-1, 2, n)[:, None, None] - x.data.mean(0),
         "filled": x.new_full((m,), n),
         "rolled": x.roll(n // 2, 0),
         "backwards": x[torch.arange(n - 1, -1, -1)] + torch.arange(3 * n, 0, -3)[:, None, None],

@@ -44,7 +44,7 @@ def check_counts(made: Program, again: Callable[[], tuple[Program, Mapping[int, 
             )
     pair: Any
     for pair in itertools.zip_longest(made.nodes, other.nodes):
-        if all(pair) and _alike(*pair, pairs):
+        if all(pair) and _alike(pair[0], pair[1], pairs):
             continue
         node = pair[0] or pair[1]
         line = line_of(node)
