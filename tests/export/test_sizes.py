@@ -17,6 +17,12 @@ from torch_since import torch_since
 since = torch_since("2.13", "its export fixes sizes that are computed with")
 
 
+def every_other(n):
+    table = torch.zeros(n, 5)
+    table[:, ::2], table[:, 1::2] = torch.arange(n)[:, None], torch.ones(n, 2)
+    return table
+
+
 def of_sizes(x):
     """x [n, m, 3], n at least 3."""
     n, m = x.shape[:2]
@@ -32,6 +38,8 @@ def of_sizes(x):
         "root": x / n**0.5 * (1 / n) ** 2,
         "picked": x.sort(0).values[n // 2] + x.select(0, n - 1) + x.median(0).values,
         "padded": F.pad(x, (0, 0, 0, 0, 0, -n % 4)) * 2,
+        "spaced": x * torch.linspace(-1, 2, n)[:, None, None] - x.data.mean(0),
+        "every other": every_other(n),
         "filled": x.new_full((m,), n),
         "rolled": x.roll(n // 2, 0),
         "backwards": x[torch.arange(n - 1, -1, -1)] + torch.arange(3 * n, 0, -3)[:, None, None],

@@ -399,19 +399,6 @@ def test_a_ragged_static_input_is_told(tmp_path):
         save(Model(run).eval(), tmp_path / "model.xml", LoDTensor.from_lengths(torch.randn(6, 3), [[4, 2]]))
 
 
-class Times(nn.Module):
-    n = 1
-
-    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        return x * self.n, h + x
-
-
-def an_attribute_as_a_number(self: Any, x: Tensor) -> Any:
-    step = Times()
-    step.n = x.shape[0]
-    return stepnet.recurrent(step, x, x[0])
-
-
 def test_dynamic_recurrent(tmp_path):
     def run(self: Any, x: LoDTensor) -> Any:
         def stepnet_(scope: Any) -> None:
@@ -567,7 +554,6 @@ def an_array_of_a_closure(self: Any, x: Tensor) -> Any:
     ("run", "words"),
     [
         (from_where_the_data_says, "an array is written elsewhere than at the step"),
-        (an_attribute_as_a_number, "it reads a size that is left open"),
         (grows, "what a loop in a file carries has one shape"),
         (rows_mixed, "a row is computed otherwise among others"),
         (one_row_otherwise, "it became 2 in the trace"),

@@ -19,6 +19,7 @@ from .in_sizes import in_sizes
 from .trace import AnyNumber, Numbers, Program, line_of, sizes_of
 
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat)
+_TAKEN = ("aten.item.default", "aten._local_scalar_dense.default")
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 
@@ -43,6 +44,11 @@ def find(node: FxNode) -> Rule | None:
 def is_size(node: Any) -> bool:
     """Whether a traced value is a size, not a tensor."""
     return isinstance(node, FxNode) and isinstance(node.meta.get("val"), _NUMBERS)
+
+
+def _draws(node: FxNode) -> bool:
+    """Whether a call draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def is_known(node: FxNode) -> bool:
@@ -107,10 +113,22 @@ class AtenNet:
             if node in live:
                 live.update(node.all_input_nodes)
         for node in nodes:
-            if node in live and node not in self.env and not is_size(node):
-                self.node = node
+            if node not in live or node in self.env:
+                continue
+            self.node = node
+            if not is_size(node):
                 self.env[node] = self._made(node)
                 self._note_sizes(node)
+            elif str(node.target) in _TAKEN:
+                self._note_number(node)
+
+    def _note_number(self, node: FxNode) -> None:
+        """Let a number that Python took from a tensor be the one that the tensor holds."""
+        number: Any = node.meta["val"]
+        if isinstance(number, (torch.SymInt, torch.SymFloat)):
+            dtype = torch.int64 if isinstance(number, torch.SymInt) else torch.float64
+            value = self.emit.reshape(self.out(node.args[0], dtype), [1])
+            self._sizes.setdefault(str(number.node.expr), value)
 
     def _note_sizes(self, node: FxNode) -> None:
         """Let sizes be found that nothing but this result says."""
@@ -130,18 +148,14 @@ class AtenNet:
         found = find(node)
         made = NotImplemented if found is None else found(self, *node.args, **node.kwargs)
         if made is NotImplemented:
-            raise self.refuse()
+            raise self.refuse("it draws random numbers, which a file does not" if _draws(node) else None)
         return made
 
     def _folded(self, node: FxNode) -> Any:
         """The result of a call on constants alone."""
         if not all(isinstance(self.env.get(n), Tensor) for n in node.all_input_nodes):
             return None
-        if (
-            str(node.target).startswith("stepnet.")
-            or "rand" in str(node.target)
-            or "dropout" in str(node.target)
-        ):
+        if str(node.target).startswith("stepnet.") or _draws(node):
             return None
         meta = node.meta.get("val")
         if isinstance(meta, Tensor) and any(isinstance(size, AnyNumber) for size in self.shape(node)):

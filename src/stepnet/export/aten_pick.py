@@ -38,11 +38,16 @@ def _slice_scatter(
     b: AtenNet, x: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
     first, last = 0 if start is None else start, END if end is None else end
-    if step != 1 or not isinstance(first, int) or not isinstance(last, int):
-        return NotImplemented
     size = b.shape(x)[dim]
+    if not isinstance(first, int) or not isinstance(last, int) or (step != 1 and not isinstance(size, int)):
+        return NotImplemented
     if isinstance(size, int):
-        first, last, _ = slice(first, last).indices(size)
+        first, last, step = slice(first, last, step).indices(size)
+    if step != 1:
+        places = torch.arange(size)
+        places[first:last:step] = torch.arange(size, size + len(range(first, last, step)))
+        both = b.emit.concat([b.out(x), b.out(source, b.dtype())], b.axis(x, dim))
+        return b.emit.take(both, b.emit.tensor(places), b.axis(x, dim))
     return _put_part(b, x, b.out(source, b.dtype()), b.axis(x, dim), first, last)
 
 

@@ -159,7 +159,8 @@ class Calls:
 def calls_inside(call: Any) -> tuple[Calls, ...]:
     """What the body of a loop was noted to call."""
     inner = getattr(call, "inner", None)
-    return tuple(calls for calls in (inner if isinstance(inner, tuple) else (inner,)) if calls is not None)
+    noted = (*(inner if isinstance(inner, tuple) else (inner,)), *getattr(call, "again", ()))
+    return tuple(calls for calls in noted if calls is not None)
 
 
 def inner_calls(target: Target, run: Callable[[], Any]) -> Calls | None:

@@ -92,7 +92,7 @@ def structures(inputs: Sequence[Input], target: Target) -> list[LoD]:
     return [found[k] for k in sorted(found)]
 
 
-def batch_number(module: Any, inputs: Sequence[Input]) -> int:
+def batch_number(module: Any, inputs: Sequence[Input], least: int = 101) -> int:
     """A number of sequences that is no other size of the module: where a trace meets it, it is the batch."""
     sizes = {size for i in inputs if isinstance(i.value, Tensor) for size in i.value.shape}
     sizes |= {size for i in inputs if i.lod is not None for size in i.value.values.shape[1:]}
@@ -105,7 +105,7 @@ def batch_number(module: Any, inputs: Sequence[Input]) -> int:
             got=[n.tolist() for n in counts],
             expected="two sequences at least in one of them",
         )
-    number = 101
+    number = least
     while (
         not all(number % d for d in range(2, 11))
         or any(size % number == 0 for size in sizes if size)
@@ -183,7 +183,7 @@ def dynamic_of(
             sizes = i.value.shape
             chosen.append({d: False for d in declared.get(i.name, ()) if sizes[d] > 1})
         elif dynamic is None:
-            last = i.value.dim() - 1 if i.value.dim() > 1 and i.value.is_floating_point() and not wide else -1
+            last = i.value.dim() - 1 if _has_features(i.value) and not wide else -1
             chosen.append({d: False for d, size in enumerate(i.value.shape) if size > 1 and d != last})
         else:
             dims = dynamic.get(i.name, ())
@@ -197,11 +197,16 @@ def dynamic_of(
     return chosen + [{} for _ in range(lods)]
 
 
+def _has_features(x: Tensor) -> bool:
+    """Whether the last dimension of an input mostly holds features."""
+    return x.dim() > 1 and x.is_floating_point()
+
+
 def without_features(
     made: Program, chosen: Sequence[dict[int, bool]], examples: Sequence[Tensor]
 ) -> list[dict[int, bool]]:
     """Of the dimensions that could be open: those that a recurrence knows as time or batch, and of the others
-    the first two, but not the last, which holds features, nor those that a recurrence knows as features."""
+    the first two, but not the last of numbers, nor those that a recurrence knows as features."""
     steps: set[str] = set()
     features: set[str] = set()
     for node in made.nodes:
@@ -224,7 +229,8 @@ def without_features(
         shape = sizes_of(node.meta["val"])
         texts = {d: str(shape[d]) for d in dims if not isinstance(shape[d], int)}
         known = {d for d, text in texts.items() if text in steps}
-        front = {d for d, text in texts.items() if d < 2 and d < example.dim() - 1 and text not in features}
+        most = min(2, example.dim() - _has_features(example))
+        front = {d for d, text in texts.items() if d < most and text not in features}
         kept.append({d: must for d, must in dims.items() if must or d not in texts or d in known | front})
     return kept
 
@@ -251,7 +257,7 @@ def _inner_sizes(call: Any) -> Iterator[str]:
 
 def _cut_sizes(node: Any) -> list[Any]:
     """The sizes of a TensorIterator's inputs along the axes that they are cut along."""
-    number, inputs, _ = node.args
+    number, inputs, *_ = node.args
     call: IteratorCall = call_of(number)
     fed = dict(zip(call.sources, inputs, strict=True))
     return [sizes_of(fed[port.source].meta["val"])[port.axis] for port in call.loop.slices]

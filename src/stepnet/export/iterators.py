@@ -29,6 +29,7 @@ from .calls import (
     at_places,
     call_of,
     inner_calls,
+    noted_calls,
     places_of,
     traced_op,
     unanswered,
@@ -36,6 +37,7 @@ from .calls import (
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .reads import tensors_read
+from .referred_sizes import Referred, as_tensors, examples, with_sizes
 
 
 @dataclass
@@ -49,6 +51,14 @@ class IteratorCall:
     where: str
     inner: Calls | None = None  # those that one iteration makes
     known: list[Any] = field(default_factory=list)  # sizes of time, in its trace
+    sizes: Referred = field(default_factory=dict)  # that are left open, and the body refers to
+    again: tuple[Calls, ...] = ()  # those that one iteration makes with tensors in place of sizes
+
+    def body(self, sizes: Sequence[Tensor]) -> Any:
+        """The body with tensors in place of the sizes that it refers to."""
+        body: Any = self.loop.body
+        new = dict(zip(self.sizes, sizes, strict=True))
+        return body.over(with_sizes(body.function, new)) if new else body
 
     @property
     def ports(self) -> list[Any]:
@@ -74,8 +84,8 @@ def iterations(port: ir.Slice | ir.Concat, size: Any) -> Any:
     return (end - start if port.stride > 0 else start - end) // abs(port.stride)
 
 
-@traced_op("(int call, Tensor[] inputs, Tensor[] weights) -> Tensor[]")
-def iterator(call: int, inputs: list[Tensor], weights: list[Tensor]) -> list[Tensor]:
+@traced_op("(int call, Tensor[] inputs, Tensor[] weights, Tensor[] sizes) -> Tensor[]")
+def iterator(call: int, inputs: list[Tensor], weights: list[Tensor], sizes: list[Tensor]) -> list[Tensor]:
     made: IteratorCall = call_of(call)
     feeds = dict(zip(made.sources, inputs, strict=True))
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
@@ -130,7 +140,8 @@ class LoopTracer(Tracer):
         number, call = self.next()
         code = code_of(loop).function
         weights = at_places(call.places, call.weights, code, call.where, "its body")
-        out = torch.ops.stepnet.iterator(number, [feeds[name] for name in call.sources], weights)
+        call.sizes, sizes = as_tensors(code, call.where)
+        out = torch.ops.stepnet.iterator(number, [feeds[name] for name in call.sources], weights, sizes)
         return dict(zip((port.output for port in loop.outputs), out, strict=True))
 
 
@@ -143,17 +154,21 @@ KINDS.append(Kind(_answered, LoopRecorder, lambda calls, _: LoopTracer(calls)))
 
 @rule("stepnet.iterator")
 def _written(
-    b: AtenNet, number: int, inputs: Sequence[FxNode], weights: Sequence[FxNode]
+    b: AtenNet, number: int, inputs: Sequence[FxNode], weights: Sequence[FxNode], sizes: Sequence[FxNode]
 ) -> tuple[Value, ...]:
     call: IteratorCall = call_of(number)
     loop, body = call.loop, call.loop.body
     fed = dict(zip(call.sources, inputs, strict=True))
     shapes = [_part(b.shape(fed[port.source]), port) for port in call.ports]
-    trace = BodyTrace(b, call.where, shapes, call.parts, weights, call.weights)
+    size_examples, calls = examples(call.sizes), call.inner
+    if sizes and calls is not None and calls.numbers():
+        calls = noted_calls(calls.target, lambda: call.body(size_examples)(*call.parts))
+        call.again += (calls,)
+    trace = BodyTrace(b, call.where, shapes, call.parts, weights, call.weights, sizes, size_examples)
 
-    def run(leaves: Sequence[Tensor], _: Sequence[Tensor]) -> Sequence[Tensor]:
-        with inside(b, call.where, call.inner):
-            return body(*leaves)
+    def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor]) -> Sequence[Tensor]:
+        with inside(b, call.where, calls):
+            return call.body(sizes)(*leaves)
 
     program = trace.traced(run, code_of(loop).function)
     graph = b.emit.graph.body(f"{body.name} body")

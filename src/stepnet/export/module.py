@@ -20,8 +20,10 @@ from stepnet.watchers import during
 
 from . import aten_math, aten_pick, aten_shape, certain, iterators, recurrences, sequences, while_loops  # noqa: F401  (they fill tables)
 from .aten import AtenNet, is_known, join_lead, split_lead
+from .attributes import as_it_was
 from .body_trace import FixedSize
 from .calls import Calls
+from .counts import check_counts
 from .emit import Emit
 from .graph import Graph, Target, Value
 from .inputs import (
@@ -61,7 +63,7 @@ def module_graph(
     args, kwargs = _arguments(example_inputs)
     leaves, spec = unpacked((args, kwargs))
     inputs = inputs_of(module, args, kwargs, leaves)
-    batch = 0
+    batch, given = 0, inputs
     if any(i.lod is not None for i in inputs):
         batch = batch_number(module, inputs)
         inputs = repeated(inputs, batch, dynamic)
@@ -69,9 +71,11 @@ def module_graph(
     try:
         with torch.no_grad(), calls.noted():
             a, k = unflatten(spec, [i.value for i in inputs])
-            with TorchRNNs(target):
+            with TorchRNNs(target), as_it_was(module) as replaced:
                 outputs = _outputs(_plain(module(*a, **k)), where)
-        trace = _Trace(module, where, spec, inputs, calls, dynamic)
+        trace = _Trace(module, where, spec, inputs, calls, dynamic, replaced)
+        if batch:
+            trace.others = repeated(given, batch_number(module, inputs, batch + 2), dynamic)
         try:
             return _graph(Graph(name, target), trace, outputs, batch)
         except FixedSize:
@@ -88,12 +92,14 @@ class _Trace:
 
     def __init__(
         self, module: Any, where: str, spec: Any, inputs: list[Input], calls: Calls,
-        dynamic: Dynamic | None,
+        dynamic: Dynamic | None, replaced: dict[str, Tensor],
     ) -> None:  # fmt: skip
+        self.replaced = replaced  # by what it computed, in attributes of the module
         self.module, self.where, self.spec, self.inputs, self.calls = module, where, spec, inputs, calls
         self.dynamic = dynamic
         self.declared: Dynamic | None = getattr(module, "open_sizes", None) if dynamic is None else None
         self.tensors = [i for i in inputs if isinstance(i.value, (Tensor, LoDTensor))]
+        self.others: list[Input] = []  # the same for another number of sequences
         self.lods = structures(inputs, calls.target)
         self.examples = [i.value.values if isinstance(i.value, LoDTensor) else i.value for i in self.tensors]
         self.levels = [level for lod in self.lods for level in range(len(lod.levels))]
@@ -115,8 +121,26 @@ class _Trace:
                 made = self._traced(fewer)
         return made
 
+    def again(self) -> tuple[Program, dict[int, int]]:
+        """The program for another number of sequences, and the numbers that change with it."""
+        other = _Trace(
+            self.module, self.where, self.spec, self.others, self.calls, self.dynamic, self.replaced
+        )
+        sizes = ([len(level) - 1 for lod in t.lods for level in lod.levels[:2]] for t in (self, other))
+        return other.program(), dict(zip(*sizes, strict=True))
+
     def _traced(self, dynamic: list[dict[int, bool]]) -> Program:
-        return program(self._run, self.module, self.examples, dynamic, self.where, is_known)
+        with as_it_was(self.module):
+            made = program(self._run, self.module, self.examples, dynamic, self.where, is_known)
+        read = {t.untyped_storage().data_ptr() for node, t in made.constants.items() if node.users}
+        carried = [name for name, old in self.replaced.items() if old.untyped_storage().data_ptr() in read]
+        if carried:
+            raise IRError(
+                f"{self.where} cannot be written: it keeps what it computes for its next call",
+                got=", ".join(carried),
+                remedy="what stays from call to call as inputs and outputs",
+            )
+        return made
 
     def _run(self, *leaves: Tensor) -> Sequence[Tensor]:
         values = iter(leaves)
@@ -148,6 +172,8 @@ class _Trace:
 def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph:
     """The program of a module as nodes."""
     made = trace.program()
+    if batch:
+        check_counts(made, trace.again, trace.where)
     numbers: dict[int, AnyNumber] = {batch: BATCH} if batch else {}
     for k, lod in enumerate(trace.lods):
         if len(lod.levels) > 1:

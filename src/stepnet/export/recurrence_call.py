@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.compiler.iteration import iteration
 from stepnet.compiler.pipeline import Compiled
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
@@ -16,8 +17,8 @@ from stepnet.data.tree import LEAF, Spec, unflatten
 from stepnet.errors import Unsupported
 from stepnet.ir.loop import Loop, Sweep
 
-from .calls import Calls
-from .referred_sizes import Path, with_sizes
+from .calls import Calls, noted_calls
+from .referred_sizes import Referred, examples, with_sizes
 
 
 @dataclass
@@ -37,7 +38,9 @@ class RecurrenceCall:
     y_spec: Spec = LEAF  # how what is joined is nested, by output
     inner: Calls | None = None  # those that one step makes
     known: list[Any] = field(default_factory=list)  # sizes of time and batch, in its trace
-    sizes: list[Path] = field(default_factory=list)  # where its body refers to sizes that are left open
+    sizes: Referred = field(default_factory=dict)  # that are left open, and its body refers to
+    read: list[float] = field(default_factory=list)  # numbers, where it runs over sequences
+    again: tuple[Calls, ...] = ()  # those that one step makes with tensors in place of sizes
 
     @property
     def ragged(self) -> bool:
@@ -89,6 +92,16 @@ class RecurrenceCall:
         body: Any = self.loop.body
         function = with_sizes(body.function, dict(zip(self.sizes, sizes, strict=True)))
         return replace(self.loop, body=body.over(function))
+
+    def with_sizes(self) -> tuple[list[Tensor], Calls | None]:
+        """The sizes that its body refers to, for the example, and the calls of one step with these."""
+        sizes = examples(self.sizes)
+        if self.inner is None or not sizes or not self.inner.numbers():
+            return sizes, self.inner
+        loop = self.loop_with(sizes)
+        calls = noted_calls(self.inner.target, lambda: iteration(loop, self.parts, self.state, ()))
+        self.again += (calls,)
+        return sizes, calls
 
     def outputs(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """The outputs of the loop from the leaves of what is joined and what is carried last."""

@@ -53,7 +53,7 @@ from .graph import Target, Value
 from .ragged_step import write_ragged_step
 from .reads import tensors_read
 from .recurrence_call import RecurrenceCall
-from .referred_sizes import as_tensors
+from .referred_sizes import as_tensors, numbers_read
 from .rows import unwritable
 from .scans import StepAxis, write_plan
 from .whole_step import write_step
@@ -232,6 +232,7 @@ class RecurrenceTracer(Tracer, AsLoop):
         weights = at_places(made.places, made.weights, _code(loop), made.where, owner="step")
         rows, lengths = x, list[Tensor]()
         if made.ragged:
+            made.read = numbers_read(code_of(loop).function)
             rows, levels = [leaf.values for leaf in x], x[0]._lod.levels
             lengths = [self.lengths(level) for level in (levels if made.above else levels[-1:])]
         elif made.axis > 1:

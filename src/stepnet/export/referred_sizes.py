@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -19,21 +20,35 @@ from stepnet.front.recorded import Call
 from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.template import Literal, Packed
 
+from .open_sizes import settled
+
 Path = tuple[int, ...]  # through the parts of what code refers to
+Referred = dict[Path, Any]  # numbers, as they are for the example
+_DEEPEST = 12
+_OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def sizes_in(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.SymInt]]:
-    """The sizes that are left open among what code refers to, each with the way to it.
+def sizes_in(
+    value: Any, path: Path = (), without: dict[int, Any] | None = None
+) -> Iterator[tuple[Path, Any]]:
+    """The sizes that are left open among what code refers to, and numbers that follow from such, each with
+    the way to it. `without`: parts that are known to hold none, by their id.
 
     >>> list(sizes_in(lambda x, n=3: x * n))
     []
     """
     value = value.value if isinstance(value, Literal) else value
-    if isinstance(value, torch.SymInt):
+    if isinstance(value, _OPEN):
         yield path, value
-    elif len(path) < 12:
-        for i, part in enumerate(_parts(value)):
-            yield from sizes_in(part, (*path, i))
+        return
+    without = {} if without is None else without
+    if len(path) == _DEEPEST or id(value) in without:
+        return
+    without[id(value)] = value
+    for i, part in enumerate(_parts(value)):
+        for found in sizes_in(part, (*path, i), without):
+            without.pop(id(value), None)
+            yield found
 
 
 def with_sizes(value: Any, new: Mapping[Path, Tensor]) -> Any:
@@ -54,24 +69,49 @@ def with_sizes(value: Any, new: Mapping[Path, Tensor]) -> Any:
     return _rebuilt(value, parts)
 
 
-def as_tensors(code: Any, where: str) -> tuple[list[Path], list[Tensor]]:
-    """The ways to the open sizes that code refers to, and a tensor for each.
+def as_tensors(code: Any, where: str) -> tuple[Referred, list[Tensor]]:
+    """The open sizes that code refers to, and a tensor for each.
 
     Raises:
         IRError: it reads more of them, where no other can be put.
     """
     found = dict(sizes_in(code))
-    sizes = [torch.scalar_tensor(cast(Any, size), dtype=torch.int64) for size in found.values()]
+    sizes = [_tensor(size) for size in found.values()]
     left = with_sizes(code, dict(zip(found, sizes, strict=True)))
-    walk = Walk(set(reach(left).names))
-    walk.hooks = True  # those of all modules are the trace's own
-    walk.visit(left)
-    if any(isinstance(part, Same) and isinstance(part.value, torch.SymInt) for part in walk.key):
+    if any(isinstance(part, Same) and isinstance(part.value, _OPEN) for part in _key(left)):
         raise IRError(
             f"{where} cannot be written: it reads a size that is left open, and would keep the example's",
             remedy="torch.tensor(x.shape[0]) in its place; or a local variable that it refers to",
         )
-    return list(found), sizes
+    return {path: _hint(size) for path, size in found.items()}, sizes
+
+
+def numbers_read(code: Any) -> list[float]:
+    """The numbers that code refers to."""
+    return [part for part in _key(code) if type(part) in (int, float)]
+
+
+def _key(code: Any) -> list[Any]:
+    walk = Walk(set(reach(code).names))
+    walk.hooks = True  # those of all modules are the trace's own
+    walk.visit(code)
+    return walk.key
+
+
+def examples(sizes: Referred) -> list[Tensor]:
+    """The sizes that code refers to, as they are for the example."""
+    return list(map(torch.tensor, sizes.values()))
+
+
+def _hint(size: Any) -> Any:
+    return size.node.hint if size.node.has_hint() else 1
+
+
+def _tensor(size: Any) -> Tensor:
+    if isinstance(size, torch.SymBool):
+        return torch.scalar_tensor(settled(size))
+    dtype = torch.int64 if isinstance(size, torch.SymInt) else torch.get_default_dtype()
+    return torch.scalar_tensor(cast(Any, size), dtype=dtype)
 
 
 def _parts(value: Any) -> Sequence[Any]:
@@ -80,15 +120,21 @@ def _parts(value: Any) -> Sequence[Any]:
         return [value.__defaults__, value.__kwdefaults__, *map(_content, value.__closure__ or ())]
     if kind is functools.partial:
         return [value.func, value.args, value.keywords]
-    if kind in (list, tuple):
+    if kind in (list, tuple, torch.Size) or _is_named(value):
         return value
+    if kind is MethodType:
+        return [value.__func__, value.__self__]
+    if kind is slice:
+        return [value.start, value.stop, value.step]
     if kind is dict:
         return list(value.values())
     if isinstance(value, RecordedStep):
         return value.step.calls
     if kind is Call:
         return [value.args, value.kwargs]
-    return [value.items] if kind is Packed else []
+    if kind is Packed:
+        return [value.items]
+    return list(vars(value).values()) if _is_object(value) else []
 
 
 def _rebuilt(value: Any, parts: list[Any]) -> Any:
@@ -104,13 +150,33 @@ def _rebuilt(value: Any, parts: list[Any]) -> Any:
         return twin
     if kind is functools.partial:
         return functools.partial(parts[0], *parts[1], **parts[2])
+    if kind is slice:
+        return slice(*parts)
     if kind is dict:
         return dict(zip(value, parts, strict=True))
     if isinstance(value, RecordedStep):
         return kind(replace(value.step, calls=tuple(parts)), value.constants)
     if kind is Call:
         return replace(value, args=parts[0], kwargs=parts[1])
-    return Packed(value.kind, parts[0]) if kind is Packed else kind(parts)
+    if kind is Packed:
+        return Packed(value.kind, parts[0])
+    if kind is MethodType:
+        return MethodType(*parts)
+    if _is_named(value):
+        return kind(*parts)
+    if _is_object(value):
+        twin = copy.copy(value)
+        vars(twin).update(zip(vars(value), parts, strict=True))
+        return twin
+    return tuple(parts) if kind is torch.Size else kind(parts)
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _is_object(value: Any) -> bool:
+    return hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType, FunctionType, Tensor))
 
 
 def _content(cell: CellType) -> Any:

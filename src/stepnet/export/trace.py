@@ -78,7 +78,7 @@ def program(
         raise IRError(
             f"{where} cannot be written: it changes buffers of a module as it runs",
             got=", ".join(changed),
-            remedy="module.eval() first",
+            remedy="module.eval() first; what stays from call to call as inputs and outputs",
         )
     by_name = {node.name: node for node in nodes}
     inputs = [by_name[str(name)] for name in signature.user_inputs]
@@ -155,7 +155,19 @@ def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> Any:
     return split(x, split_size_or_sections, dim)
 
 
+def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
+    """`linspace`, of which torch would fix how many numbers there are."""
+    if isinstance(steps, int) or isinstance(start, Tensor) or isinstance(end, Tensor):
+        return torch.linspace(start, end, steps, **options)
+    parts = torch.arange(steps) / (torch.scalar_tensor(steps) - 1).clamp(min=1)
+    return (start + (end - start) * parts).to(
+        **{k: v for k, v in options.items() if k in ("dtype", "device")}
+    )
+
+
 _KEEPING_SIZES: dict[Any, Callable[..., Any]] = {
+    torch.linspace: _linspace,
+    Tensor.data.__get__: Tensor.detach,  # pyright: ignore[reportAttributeAccessIssue]
     **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool),
     **dict.fromkeys((torch.tensor_split, Tensor.tensor_split), _tensor_split),
     **dict.fromkeys((torch.split, Tensor.split), _split),

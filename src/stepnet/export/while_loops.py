@@ -38,9 +38,9 @@ from .calls import (
     unanswered,
 )
 from .emit import Emit
-from .graph import LoopInput, LoopOp, LoopOutput, Value
+from .graph import LoopInput, LoopOp, LoopOutput, Target, Value
 from .reads import tensors_read
-from .referred_sizes import Path, as_tensors, with_sizes
+from .referred_sizes import Referred, as_tensors, examples, with_sizes
 from .trace import AnyNumber
 
 _ENDLESS = -1
@@ -60,15 +60,24 @@ class WhileCall:
     max_steps: int | None
     by_row: bool  # whether the first loop variable says which rows go on
     where: str
-    sizes: list[Path]  # where condition and body refer to sizes that are left open
+    sizes: Referred  # that are left open, and condition and body refer to
     joined: int | None = None  # of a loop of a file: how many values the body gives besides, to join
     grows: tuple[frozenset[int], ...] = ()  # dimensions of each loop variable that its turns change
     inner: tuple[Calls, ...] = ()  # those of the condition, of a turn
+    again: tuple[Calls, ...] = ()  # the same with tensors in place of sizes
 
     def functions(self, sizes: Sequence[Tensor]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Condition and body with tensors in place of the sizes that they refer to."""
         cond, body = with_sizes([self.cond, self.body], dict(zip(self.sizes, sizes, strict=True)))
         return cond, body
+
+    def noted(self, target: Target, given: Sequence[Tensor]) -> tuple[Calls, Calls]:
+        """The calls of the condition and of a turn, with the sizes of the example."""
+        cond, body = self.functions(examples(self.sizes))
+        return (
+            noted_calls(target, lambda: cond(*unflatten(self.spec, list(given)))),
+            noted_calls(target, lambda: cond(*self.turn(body, given)[0])),
+        )
 
     def turn(self, body: Callable[..., Any], values: Sequence[Tensor]) -> tuple[list[Any], list[Tensor]]:
         """The loop variables after a turn, nested as the body gives them, and what is joined."""
@@ -142,11 +151,8 @@ class WhileRecorder(Recorder):
                 out = while_joined(cond, turn, loop_vars, joined)
                 values, grows = _grown(seen, where) if changes is None else _changed(first, changes)
         places = places_of(used, _both(cond, body), where)
-        call = WhileCall(cond, body, spec, values, places, used, max_steps, by_row, where, [], joined, grows)
-        call.inner = (
-            noted_calls(self.target, lambda: cond(*unflatten(spec, given))),
-            noted_calls(self.target, lambda: cond(*call.turn(body, given)[0])),
-        )
+        call = WhileCall(cond, body, spec, values, places, used, max_steps, by_row, where, {}, joined, grows)
+        call.inner = call.noted(self.target, given)
         self.keep(call)
         return out
 
@@ -303,16 +309,19 @@ def _written(
     b: AtenNet, number: int, state: Sequence[FxNode], weights: Sequence[FxNode], sizes: Sequence[FxNode]
 ) -> tuple[Value, ...]:
     call: WhileCall = call_of(number)
-    two = [torch.tensor(2) for _ in sizes]
+    calls = call.inner
+    if sizes and any(part.numbers() for part in calls):
+        calls = call.noted(b.emit.graph.target, [value.clone() for value in call.first])
+        call.again += calls
     shapes = [
         [GROWS if d in dims else size for d, size in enumerate(b.shape(node))]
         for node, dims in zip(state, call.grows, strict=True)
     ]
-    trace = BodyTrace(b, call.where, shapes, call.first, weights, call.weights, sizes, two)
+    trace = BodyTrace(b, call.where, shapes, call.first, weights, call.weights, sizes, examples(call.sizes))
 
     def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor], *, first: bool) -> list[Tensor]:
         cond, body = call.functions(sizes)
-        values, rows, inner = list(leaves), [], call.inner[not first]
+        values, rows, inner = list(leaves), [], calls[not first]
         with (
             Picked(),
             inside(b, call.where, inner),

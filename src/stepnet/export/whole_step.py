@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
@@ -33,11 +32,11 @@ def write_step(
     shapes = [[s for i, s in enumerate(b.shape(n)) if i != steps.time] for n in x_nodes]
     shapes += [b.shape(n) for n in state_nodes]
     examples = [*(leaf.select(call.axis, 0) for leaf in call.x), *call.state]
-    two = [torch.tensor(2) for _ in size_nodes]
-    trace = BodyTrace(b, where, shapes, examples, weight_nodes, call.weights, size_nodes, two)
+    size_examples, calls = call.with_sizes()
+    trace = BodyTrace(b, where, shapes, examples, weight_nodes, call.weights, size_nodes, size_examples)
 
     def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor]) -> list[Tensor]:
-        with warnings.catch_warnings(), inside(b, where, call.inner):
+        with warnings.catch_warnings(), inside(b, where, calls):
             _spec, y, new = iteration(call.loop_with(sizes), leaves[: len(x)], leaves[len(x) :], ())
         return [*y, *new]
 

@@ -41,7 +41,9 @@ def clock(step: Any, x: Any, state: Any, steps: Any, axis: int) -> tuple[Clock, 
         )
     like = leaves[0]
     steps = int(steps) if isinstance(steps, np.integer) else steps
-    if isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0:
+    if isinstance(steps, torch.SymInt) or (
+        isinstance(steps, int) and not isinstance(steps, bool) and steps >= 0
+    ):
         rows = torch.zeros(steps, like.shape[0], 1, device=like.device)
         return Clock(rows.movedim(0, axis) if axis else rows), state
     if not isinstance(steps, (Tensor, list, tuple)):

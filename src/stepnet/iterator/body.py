@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,12 @@ class CallBody:
         if missing:
             raise LoopError(f"the body '{self.name}': {'; '.join(missing.values())}")
         return tuple(found[key] for key in self.keys)
+
+    def over(self, function: Callable[..., Any]) -> CallBody:
+        """The body of another function that takes and returns the same."""
+        twin = copy.copy(self)
+        twin.function = function
+        return twin
 
     def call(self, values: Sequence[Any]) -> Any:
         """Call the function; what it returns, as it is."""
