@@ -172,8 +172,6 @@ class _Trace:
 def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph:
     """The program of a module as nodes."""
     made = trace.program()
-    if batch:
-        check_counts(made, trace.again, trace.where)
     numbers: dict[int, AnyNumber] = {batch: BATCH} if batch else {}
     for k, lod in enumerate(trace.lods):
         if len(lod.levels) > 1:
@@ -215,6 +213,8 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
         if symbol in outer:
             ended = split_lead(emit, ended, outer[symbol])
         graph.result(ended, (text,), _shape(node, numbers, levels))
+    if batch:
+        check_counts(made, trace.again, trace.where)
     return graph
 
 
