@@ -133,6 +133,7 @@ class _Trace:
         with as_it_was(self.module):
             made = program(self._run, self.module, self.examples, dynamic, self.where, is_known)
         read = {t.untyped_storage().data_ptr() for node, t in made.constants.items() if node.users}
+        read.discard(0)  # of what is empty
         carried = [name for name, old in self.replaced.items() if old.untyped_storage().data_ptr() in read]
         if carried:
             raise IRError(
