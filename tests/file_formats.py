@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from torch import nn
 
 from stepnet import onnx, openvino
 from stepnet.export.module import _Trace
@@ -22,6 +23,17 @@ def run_openvino(path, arrays):
 
 
 FORMATS = {"onnx": (onnx, run_onnx, "m.onnx"), "openvino": (openvino, run_openvino, "m.xml")}
+
+
+class Applied(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
 
 
 def share_traces(monkeypatch, programs):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from file_formats import FORMATS
+from file_formats import FORMATS, Applied
 from stepnet import BackEdge, InputPort, OutputPort, TensorIterator, recurrent, while_loop
 
 
@@ -52,15 +51,6 @@ def by_a_loop_variable(x):
     return while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, v + y), (torch.tensor(0), y))[1:]
 
 
-class Module(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 BODIES = [by_steps, by_its_first_state, by_turns, by_a_loop_variable, by_ports, by_what_a_port_is_fed]
 
 
@@ -68,7 +58,7 @@ BODIES = [by_steps, by_its_first_state, by_turns, by_a_loop_variable, by_ports, 
 @pytest.mark.parametrize("format", FORMATS)
 def test_it_is_that_of_each_call(format, function, tmp_path):
     package, run, name = FORMATS[format]
-    package.save(Module(function), tmp_path / name, torch.randn(3, 2, 4))
+    package.save(Applied(function), tmp_path / name, torch.randn(3, 2, 4))
     again = package.load(tmp_path / name)
     x = torch.randn(5, 3, 4)
     expected = [value for part in function(x) for value in (part if isinstance(part, tuple) else (part,))]

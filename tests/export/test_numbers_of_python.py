@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from file_formats import FORMATS
+from file_formats import FORMATS, Applied
 from stepnet import (
     BackEdge,
     InputPort,
@@ -115,21 +115,12 @@ FOLLOWS = {
 }  # fmt: skip
 
 
-class Module(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 @since
 @pytest.mark.parametrize("what", FOLLOWS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_it_is_that_of_each_call(format, what, tmp_path):
     package, run, name = FORMATS[format]
-    package.save(Module(FOLLOWS[what]), tmp_path / name, torch.randn(5, 2, 4))
+    package.save(Applied(FOLLOWS[what]), tmp_path / name, torch.randn(5, 2, 4))
     x = torch.randn(8, 3, 4)
     for theirs, ours in zip(run(tmp_path / name, [x.numpy()]), FOLLOWS[what](x), strict=True):
         np.testing.assert_allclose(theirs, ours.numpy(), rtol=1e-5, atol=1e-5)
@@ -170,7 +161,7 @@ def steps_in_turns(x):
 @pytest.mark.parametrize("function", [inner_steps, inner_turns, steps_in_turns])
 def test_so_it_is_in_loops_inside_loops(function, tmp_path):
     package, run, name = FORMATS["onnx"]
-    package.save(Module(function), tmp_path / name, torch.randn(5, 2, 4))
+    package.save(Applied(function), tmp_path / name, torch.randn(5, 2, 4))
     x = torch.randn(8, 3, 4)
     for theirs, ours in zip(run(tmp_path / name, [x.numpy()]), function(x), strict=True):
         np.testing.assert_allclose(theirs, ours.numpy(), rtol=1e-5, atol=1e-5)
@@ -189,7 +180,7 @@ HALF = torch.full((4,), 0.5)
 def test_what_would_be_the_examples_is_refused(why, tmp_path):
     package, _, name = FORMATS["onnx"]
     with pytest.raises(IRError, match=why):
-        package.save(Module(REFUSED[why]), tmp_path / name, torch.randn(5, 2, 4))
+        package.save(Applied(REFUSED[why]), tmp_path / name, torch.randn(5, 2, 4))
 
 
 def ones(x):
@@ -208,14 +199,14 @@ COUNTS = {
 def test_the_number_of_sequences_as_a_number_is_refused(what, tmp_path):
     package, _, name = FORMATS["onnx"]
     rows = LoDTensor.from_lengths(torch.randn(5, 4), [[2, 3]])
-    module = Module(lambda x: COUNTS[what](x, sequence_pool(x, "mean")))
+    module = Applied(lambda x: COUNTS[what](x, sequence_pool(x, "mean")))
     with pytest.raises(IRError, match="number of sequences"):
         package.save(module, tmp_path / name, rows)
 
 
 def test_the_number_of_sequences_as_a_tensor(tmp_path):
     package, run, name = FORMATS["onnx"]
-    module = Module(lambda x: sequence_pool(x, "mean") / ones(x) + torch.zeros(len(x), 4))
+    module = Applied(lambda x: sequence_pool(x, "mean") / ones(x) + torch.zeros(len(x), 4))
     package.save(module, tmp_path / name, LoDTensor.from_lengths(torch.randn(5, 4), [[2, 3]]))
     rows = torch.randn(6, 4)
     expected = module(LoDTensor.from_lengths(rows, [[2, 2, 2]]))
