@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from stepnet.data.row_functions import functions_named
 from stepnet.errors import Unsupported
 
 from .ranges import RANGES
@@ -22,22 +23,16 @@ from .ranges import RANGES
 _FLOATS = (float, np.float64)
 
 
-def _functions(names: str) -> frozenset[Any]:
-    return frozenset(
-        getattr(where, name) for name in names.split() for where in (torch, Tensor) if hasattr(where, name)
-    )
-
-
 # Whose result depends on a whole number as on any other; elsewhere it may be a size or a place.
-_ARITHMETIC = _functions(
+_ARITHMETIC = functions_named(
     "add sub subtract mul multiply div divide true_divide rsub pow eq ne lt le gt ge __add__ __radd__ "
     "__iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__ __rtruediv__ __itruediv__ "
     "__div__ __rdiv__ __pow__ __rpow__ __ipow__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ add_ sub_ mul_ "
     "div_ pow_"
 )
-_PROMOTING = _ARITHMETIC | _functions("where remainder fmod __mod__ maximum minimum")
-_SUMS = _functions("add sub subtract add_ sub_")
-_LERP = _functions("lerp lerp_")
+_PROMOTING = _ARITHMETIC | functions_named("where remainder fmod __mod__ maximum minimum")
+_SUMS = functions_named("add sub subtract add_ sub_")
+_LERP = functions_named("lerp lerp_")
 # Numbers are in torch as they are in tensors of these; with sixteen bits it computes in more.
 _AS_TENSORS = frozenset({torch.float32, torch.float64, torch.int64})
 

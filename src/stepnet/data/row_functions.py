@@ -238,15 +238,16 @@ def _put(table: dict[Any, Rule], function: Any, rule: Rule) -> None:
         table[function] = rule
 
 
-def _functions(names: str) -> set[Any]:
+def functions_named(names: str) -> set[Any]:
+    """The functions of torch and methods of tensors of these names."""
     return {
         f for name in names.split() for space in (torch, Tensor) if callable(f := getattr(space, name, None))
     }
 
 
 RULES = _build()
-_ABOUT = _functions(ABOUT)
-_COMPARE = _functions(COMPARE)
+_ABOUT = functions_named(ABOUT)
+_COMPARE = functions_named(COMPARE)
 _REMEDY = {name: remedy for remedy, names in REMEDIES.items() for name in names.split()}
 
 

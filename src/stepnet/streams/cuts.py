@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as _torch_module
 
 from stepnet.compiler.reach import Reach, reach
 from stepnet.compiler.remarks import no_logs
@@ -25,7 +24,7 @@ from stepnet.interrupts import let_through
 from stepnet.user_line import user_level
 
 from .chunks import joined, parted
-from .keeper import Keeper, steps_of
+from .keeper import Keeper, hooks_of_all, runs_alone, steps_of
 from .states import States
 
 _ROWS, _SINGLE = 16, 8  # of a chunk, and of chunks of one row each, that are run again
@@ -139,14 +138,12 @@ class _Before:
         """None: whether a push changes anything would not be seen, or others would see one more run."""
         if torch._C._len_torch_dispatch_stack() or in_function_modes():
             return None
-        if _torch_module._global_forward_hooks or _torch_module._global_forward_pre_hooks:
+        if hooks_of_all():
             return None
         for part in module.modules() if isinstance(module, nn.Module) else (module,):
             if hasattr(part, "_orig_mod") or hasattr(part, "_torchdynamo_orig_callable"):
                 return None  # compiled, for other lengths anew
-            if isinstance(part, nn.Module) and (
-                part._forward_hooks or part._forward_pre_hooks or part._compiled_call_impl is not None
-            ):
+            if isinstance(part, nn.Module) and not runs_alone(part):
                 return None
         found = reach(module, everything=True)
         if found.refused is not None or found.open is not None or not found.complete:

@@ -181,6 +181,16 @@ class Keeper:
 _CALL, _FORWARD = nn.Module.__call__, Recurrent.forward
 
 
+def hooks_of_all() -> bool:
+    """Whether something else runs at each call of any module."""
+    return bool(_torch_module._global_forward_hooks or _torch_module._global_forward_pre_hooks)
+
+
+def runs_alone(module: nn.Module) -> bool:
+    """Whether a call of a module has no hook of its own, and is not compiled."""
+    return not (module._forward_hooks or module._forward_pre_hooks) and module._compiled_call_impl is None
+
+
 def steps_of(module: Any, x: LoDTensor) -> tuple[Sequence[Any], Backend | None]:
     """The steps that a module runs one after the other over what it is given, if it does nothing else; and
     by which backend."""
@@ -189,11 +199,8 @@ def steps_of(module: Any, x: LoDTensor) -> tuple[Sequence[Any], Backend | None]:
         not (kind is Recurrent or hasattr(kind, "_in_turn"))
         or kind.__call__ is not _CALL
         or "forward" in vars(module)
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        or _torch_module._global_forward_hooks
-        or _torch_module._global_forward_pre_hooks
-        or module._compiled_call_impl is not None
+        or not runs_alone(module)
+        or hooks_of_all()
     ):
         return (), None
     if kind is not Recurrent:

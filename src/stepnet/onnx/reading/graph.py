@@ -21,6 +21,7 @@ from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
 from .info import TABLE, Info, Misfit, error, tensor_of
+from .scopes import name_of
 from .sizes import RULES, on_sizes
 
 _LONGEST = 2**16  # numbers in a constant that is read as sizes or positions
@@ -96,7 +97,7 @@ class Graph:
         captured: dict[ir.Value, None] = {}
         made = set(own)
         for number, node in enumerate(graph):
-            place = f"{where}: {place_of(number, node)}"
+            place = f"{where}: {name_of(number, node)}"
             if node.op_type == "Constant" and node.domain in DOMAINS and len(node.outputs) == 1:
                 constants[node.outputs[0]] = _constant(node, place)
                 continue
@@ -212,11 +213,6 @@ def content_of(
         parts.append((node.op_type, info.opset, said, sorted(info.known.items()), reads, wanted, bodies))
     parts.append([of[value] for value in outputs])
     return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def place_of(number: int, node: ir.Node) -> str:
-    """A node of a graph, as errors call it."""
-    return f"node {number} '{(node.name or '')[:100]}' ({node.op_type[:100]})"
 
 
 def inputs_of(graph: ir.Graph) -> list[ir.Value]:

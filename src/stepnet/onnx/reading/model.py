@@ -22,11 +22,11 @@ from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
 from stepnet.file_model import ERRORS, STATES, FileModel, LoopReport, Socket, no_device, shorten
 
-from .graph import DOMAINS, Graph, inputs_of, place_of
+from .graph import DOMAINS, Graph, inputs_of
 from .info import TABLE
 from .joining import JoiningGraph
 from .rules import check_rules
-from .scopes import check_scopes
+from .scopes import check_scopes, name_of
 from .sparse import fill_in
 from .tables import as_tables
 
@@ -378,7 +378,7 @@ def _check_operators(model: ir.Model, where: str) -> None:
 def _unknown(graph: ir.Graph, within: str) -> Iterator[tuple[str, str]]:
     """The operators that have no row here, and where each of their nodes is."""
     for number, node in enumerate(graph):
-        place = f"{within}{place_of(number, node)}"
+        place = f"{within}{name_of(number, node)}"
         if node.domain not in DOMAINS:
             yield f"{node.domain}.{node.op_type}"[:100], place
         elif node.op_type not in TABLE and node.op_type != "Constant":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 
+import onnx_ir as ir
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
 from stepnet.errors import IRError
@@ -75,6 +76,6 @@ def _short(name: object) -> str:
     return shorten(str(name), 100)
 
 
-def name_of(number: int, node: NodeProto) -> str:
+def name_of(number: int, node: NodeProto | ir.Node) -> str:
     """A node of a graph, as errors call it."""
-    return f"node {number} '{_short(node.name)}' ({_short(node.op_type)})"
+    return f"node {number} '{_short(node.name or '')}' ({_short(node.op_type)})"
