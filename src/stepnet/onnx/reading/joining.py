@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from stepnet.data.bounded import Bounded
 from stepnet.executors.setting import check_backend
 from stepnet.file_model import Recorder, plainly_fed
 
@@ -57,7 +58,8 @@ class JoiningGraph(Graph):
     def __init__(self, *of: Any) -> None:
         super().__init__(*of)
         self._scans = any(isinstance(step.run, control.ScanRunner) for step in self.steps)
-        self._found: dict[Any, list[Step] | None] = {}  # steps with nodes in Scans, by the kind of a call
+        # steps with nodes in Scans, by the kind of a call
+        self._found = Bounded[Any, "list[Step] | None"](_MOST_KINDS)
 
     def plainly(
         self, arguments: Sequence[Any], around: Mapping[ir.Value, Any], recorder: Recorder | None
@@ -85,7 +87,5 @@ class JoiningGraph(Graph):
             *((t.dtype, t.requires_grad, *(size == 1 for size in t.shape)) for t in arguments),
         )
         if key not in self._found:
-            while len(self._found) >= _MOST_KINDS:
-                del self._found[next(iter(self._found))]
             self._found[key] = joined_steps.found(self._opset, self.steps, self.outputs, self.captured, given)
         return key, self._found[key]
