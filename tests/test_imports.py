@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import networkx as nx
@@ -31,6 +32,14 @@ def top(dotted: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All of a file, at any depth, but for what is in expressions: nothing is imported there."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from statements(child)
+
+
 def imports(source: str, package: str, is_part=lambda dotted: True) -> list[tuple[int, str]]:
     """(line, absolute dotted name) of everything that a file of `package` imports, at any depth of its code.
 
@@ -38,7 +47,7 @@ def imports(source: str, package: str, is_part=lambda dotted: True) -> list[tupl
     `from stepnet.data import lod` imports the file.
     """
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(ast.parse(source)):
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

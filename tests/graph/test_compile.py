@@ -269,12 +269,13 @@ def test_one_graph_with_the_same_values_and_gradients(
     make, arguments = CASES[case]
     model = make().double()
     counter = CompileCounterWithBackend("aot_eager")
+    exhaustive = request.config.getoption("exhaustive")
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     for k, lengths in enumerate(LENGTHS):
         with torch._dynamo.config.patch(error_on_recompile=k > 1):
             assert_alike(model, compiled, arguments(lengths))
     assert counter.frame_count <= 2
-    if case not in WITHOUT_GRADIENTS and not request.config.getoption("exhaustive"):
+    if case not in WITHOUT_GRADIENTS and not exhaustive:
         return
     # what keeps nothing for a gradient goes another way, and by a plan from the third on
     with torch.no_grad():
@@ -419,9 +420,10 @@ def test_first_run_in_a_graph_reads_what_tensors_stand_for() -> None:
         torch.testing.assert_close(
             results(*found), expected[k // 2], msg=lambda m, k=k: f"{steps[k // 2].__name__}: {m}"
         )
+    steps = steps[1:2]
     with torch.no_grad():
-        for k, found in enumerate(compiled(x, h)):
-            torch.testing.assert_close([*found], expected[k // 2][:2])
+        for found in compiled(x, h):
+            torch.testing.assert_close([*found], expected[1][:2])
 
 
 def test_a_step_reads_an_open_size_besides_its_weights() -> None:

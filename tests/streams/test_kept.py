@@ -78,7 +78,6 @@ def _as_it_is(net, monkeypatch):
 
 ALONE = [
     _as_it_is, _hooked, _hooked_everywhere, _own_forward, _replaced_forward, _replaced_call,
-    pytest.param(_compiled, marks=torch_since("2.13", "its Dynamo fails where layers are put together")),
     _other_parameters, _torch_cell, _eager,
 ]  # fmt: skip
 MODULES = [
@@ -92,6 +91,15 @@ MODULES = [
 @pytest.mark.parametrize("make", MODULES, ids=["recurrent", "lstm", "gru"])
 def test_a_module_that_only_runs_steps_is_what_it_was_made(make, change, monkeypatch):
     """It is pushed to without a call of the module: where nothing else would happen in it."""
+    as_it_was_made(make, change, monkeypatch)
+
+
+@torch_since("2.13", "its Dynamo fails where layers are put together")
+def test_a_module_that_is_compiled_is_what_it_was_made(monkeypatch):
+    as_it_was_made(MODULES[1], _compiled, monkeypatch)
+
+
+def as_it_was_made(make, change, monkeypatch):
     net, x = double(make()), torch.randn(2, 6, F, dtype=DTYPE)
     live = stream(net)
     live.push({live.open(k): x[k, :2] for k in (0, 1)})
