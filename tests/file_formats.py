@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from torch import nn
 
@@ -9,15 +11,27 @@ from stepnet import onnx, openvino
 from stepnet.export.module import _Trace
 
 
-def run_onnx(path, arrays):
+@functools.lru_cache(maxsize=1)
+def _session(path, written):
     ort = pytest.importorskip("onnxruntime")
-    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1  # others spin while they wait
+    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+@functools.lru_cache(maxsize=1)
+def _compiled(path, written):
+    ov = pytest.importorskip("openvino")
+    return ov.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+
+def run_onnx(path, arrays):
+    session = _session(path, path.stat().st_mtime_ns)
     return session.run(None, dict(zip([i.name for i in session.get_inputs()], arrays, strict=True)))
 
 
 def run_openvino(path, arrays):
-    ov = pytest.importorskip("openvino")
-    compiled = ov.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    compiled = _compiled(path, path.stat().st_mtime_ns)
     found = compiled(arrays)
     return [found[output] for output in compiled.outputs]
 

@@ -94,8 +94,8 @@ def test_demo_end_to_end(tmp_path, monkeypatch):
     assert (tmp_path / "stepnet-demo.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("ending", "magic"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")])
-def test_picture_formats(data, tmp_path, ending, magic):
+@pytest.mark.parametrize(("ending", "magic"), [(".pdf", b"%PDF"), (".svg", b"<?xml")])
+def test_other_picture_formats(data, tmp_path, ending, magic):
     run = Run(0, [2.0], [0.5], torch.arange(len(data.test.labels)) % 9)
     path = tmp_path / f"picture{ending}"
     picture.draw(path, [run], confusion([run], data), 0.941)

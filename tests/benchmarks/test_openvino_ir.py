@@ -19,6 +19,7 @@ from stepnet.openvino import load, save
 models, twins = openvino_ir._import("ir_models"), openvino_ir._import("ir_twins")
 
 
+@pytest.mark.exhaustive  # a run of the benchmark refuses what differs
 def test_both_compute_what_the_plain_loop_in_float64_does():
     names = []
     for case in openvino_ir.cases(quick=True):

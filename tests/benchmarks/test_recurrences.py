@@ -51,7 +51,9 @@ def run_command(*arguments):
 
 
 WORK_BY_LAYOUT = [(work, layout) for work in WORKS for layout in LAYOUTS]
-SOME = [("lstm", "dense"), ("layer_norm_lstm", "ragged"), ("min_gru", "dense"), ("window_lstm", "ragged")]
+SOME = [
+    ("window_lstm", "ragged")
+]  # the quick run below refuses an LSTM that differs, a run of all of them any
 
 
 @pytest.mark.parametrize(("work", "layout"), few(WORK_BY_LAYOUT, SOME))

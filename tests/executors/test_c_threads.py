@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
 
+from forks import Fork
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c import threads as c_threads
 from threads import at_once
@@ -133,43 +133,18 @@ def test_the_runtime_is_the_one_torch_uses():
         assert pool.team_size
 
 
-FORK = """
-import ctypes, os, sys, warnings
-warnings.simplefilter("ignore")
-import numpy as np, torch
-from stepnet.executors.c import build as c_build
-from stepnet.executors.c import threads as c_threads
-library = c_build.build(sys.stdin.read())
-
-def shares(_=None):
+def _shares(library: c_build.Library) -> bool:
     counts = np.zeros(16, np.int64)
-    pool = c_threads.pool(2)
-    run = library.handle.count
-    run(ctypes.byref(pool), ctypes.c_int64(16), ctypes.c_void_p(counts.ctypes.data), ctypes.c_int64(2000))
+    _call(library, "count", c_threads.pool(2), 16, counts, 2000)
     return counts.tolist() == [1] * 16
-
-torch.ones(1 << 20).exp_()  # torch's workers exist
-assert shares()
-child = os.fork()
-if child == 0:
-    os._exit(0 if shares() else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-import multiprocessing
-with multiprocessing.get_context("fork").Pool(2) as pool:
-    assert pool.map(shares, range(4)) == [True] * 4
-assert shares()
-print("done")
-"""
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_after_a_fork():
-    done = subprocess.run(
-        [sys.executable, "-c", FORK],
-        input=c_build.preamble() + SOURCE,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.stdout.strip() == "done", done.stderr
+def test_after_a_fork(library):
+    torch.set_num_threads(2)
+    torch.ones(1 << 20).exp_()  # torch's workers exist
+    assert _shares(library)
+    children = [Fork(_shares, library) for _ in range(4)]
+    assert _shares(library)
+    assert all(child.result() for child in children)
+    assert _shares(library)
