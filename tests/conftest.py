@@ -19,7 +19,7 @@ os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
 # No deadline: the first call of anything in torch is slow. In CI the same examples every time.
 settings.register_profile("exhaustive", deadline=None, derandomize="CI" in os.environ)
-settings.register_profile("ordinary", settings.get_profile("exhaustive"), max_examples=30)
+settings.register_profile("ordinary", settings.get_profile("exhaustive"), max_examples=20)
 
 
 def pytest_configure(config):

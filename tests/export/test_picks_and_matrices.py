@@ -88,7 +88,7 @@ def test_written_and_read_back(name, tmp_path, programs, monkeypatch):
     path = tmp_path / file
     form.save(Picks(), path, inputs(3))
     read = form.load(path)
-    for n in (3, 5, 1):
+    for n in (5, 1):
         given = inputs(n)
         expected = picks(*given)
         run = [torch.as_tensor(np.asarray(t)) for t in runtime(path, [t.numpy() for t in given])]

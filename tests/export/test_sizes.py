@@ -67,7 +67,7 @@ def test_computed_from_open_sizes(name, tmp_path, programs, monkeypatch):
     path = tmp_path / file
     form.save(OfSizes(), path, torch.randn(6, 2, 3))
     read = form.load(path)
-    for n, m in ((6, 2), (9, 3), (7, 1), (4, 2)):
+    for n, m in ((9, 3), (7, 1), (4, 2)):
         x = torch.randn(n, m, 3)
         run = [torch.as_tensor(np.asarray(t)) for t in runtime(path, [x.numpy()])]
         for found in (run, read(x)):

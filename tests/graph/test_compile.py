@@ -316,7 +316,8 @@ def test_steps_that_give_sequences_of_other_lengths() -> None:
         torch.compile(model, backend="eager", fullgraph=True)(words, h)
 
 
-@pytest.mark.parametrize("case", few(["closure", "ragged static"], ["ragged static"]))
+@pytest.mark.exhaustive  # what is compiled with fullgraph=True breaks nowhere
+@pytest.mark.parametrize("case", ["closure", "ragged static"])
 def test_one_graph_without_asking_for_it(case: str) -> None:
     torch.manual_seed(0)
     make, arguments = CASES[case]
