@@ -27,7 +27,7 @@ from stepnet.interrupts import let_through
 
 from .answers import ASKS, BY_VALUES, OF_ROWS, Answers, Guards
 from .applied import applied
-from .decompositions import Exact, exact
+from .decompositions import Exact, bare, exact
 from .draws import noise_of
 from .forward_mode import by_gradients
 from .joint import joint_graph
@@ -48,7 +48,8 @@ _EXTRA = (
     "slice_backward select_backward split tanh_backward sigmoid_backward threshold_backward stack unbind "
     "logaddexp addmv mv dot mse_loss xlogy square std std_mean diagonal_backward unfold_backward "
     "_prelu_kernel _prelu_kernel_backward prelu native_group_norm native_group_norm_backward "
-    "linalg_vector_norm"
+    "linalg_vector_norm upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d "
+    "_upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d native_channel_shuffle"
 )
 
 
@@ -61,9 +62,9 @@ _CASTS = {
 
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
-    from torch._decomp import core_aten_decompositions, get_decompositions
+    from torch._decomp import _core_aten_decompositions_post_autograd, get_decompositions
 
-    table = dict(core_aten_decompositions())
+    table = _core_aten_decompositions_post_autograd()  # of composite ops, autograd has left none
     packets = [getattr(torch.ops.aten, name) for name in _EXTRA.split() if hasattr(torch.ops.aten, name)]
     table.update(get_decompositions(packets))
     kept = (
@@ -73,7 +74,7 @@ def _decompositions() -> dict[Any, Any]:
     )  # normal form has rules for them
     for overload in [o for o in table if getattr(o, "overloadpacket", None) in kept]:
         del table[overload]
-    return keep_whole(table | exact())
+    return keep_whole({overload: bare(made) for overload, made in table.items()} | exact())
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,26 @@ _OURS: dict[str, Callable[..., Any]] = {
     "smooth_l1_loss_backward": _smooth_l1_loss_backward,
     "stack": _stack,
 }
+
+
+def bare(function: Any) -> Any:
+    """A decomposition of torch's without its guards against Dynamo, which import all of it: a second."""
+    within = getattr(function, "__wrapped__", None)
+    if within is None:
+        return function
+    made = bare(within)
+    if function.__code__ is _GUARD:
+        return made
+    if made is within:
+        return function
+    code, names, default = function.__code__, function.__globals__, function.__defaults__
+    cells = [types.CellType(made) if c.cell_contents is within else c for c in function.__closure__]
+    again = types.FunctionType(code, names, function.__name__, default, tuple(cells))
+    again.__kwdefaults__ = function.__kwdefaults__
+    return again
+
+
+_GUARD = torch._disable_dynamo(lambda: None).__code__
 
 
 def exact() -> dict[Any, Callable[..., Any]]:

@@ -25,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -230,7 +231,7 @@ class _Slot:
 _lock = threading.Lock()
 _loaded: dict[str, _Slot] = {}
 _object_lock = threading.Lock()  # one thread of a process builds products, others wait
-_objects: dict[str, bytes] = {}
+_objects: dict[tuple[Compiler, Product], bytes] = {}
 _need_all: set[Compiler] = set()
 
 
@@ -329,7 +330,7 @@ def _built_once(cc: Compiler, key: str, part: Part) -> Library:
 
 def _compile(cc: Compiler, key: str, part: Part) -> Library:
     started = time.perf_counter()
-    objects = [_object(cc, product) for product in with_needs(part.linked)]
+    objects = _objects_of(cc, with_needs(part.linked))
 
     def made(libraries: tuple[str, ...]) -> Library:
         path, _ = _made(cc, key, "step.so", part.source, objects, ("-shared",), libraries)
@@ -350,16 +351,23 @@ def _compile(cc: Compiler, key: str, part: Part) -> Library:
     return made(_LIBM)
 
 
+def _objects_of(cc: Compiler, products: Sequence[Product]) -> list[bytes]:
+    """The products of types as object files, built at one time; once a machine and compiler."""
+    with _object_lock:
+        missing = [product for product in products if (cc, product) not in _objects]
+        if missing:
+            with ThreadPoolExecutor(len(missing)) as pool:
+                made = pool.map(functools.partial(_object, cc), missing)
+                _objects.update(zip([(cc, product) for product in missing], made, strict=True))
+        return [_objects[cc, product] for product in products]
+
+
 def _object(cc: Compiler, product: Product) -> bytes:
-    """The products of a type as an object file; built once a machine and compiler."""
     source = product.object_text
     key = _key(cc, source)
-    with _object_lock:
-        if key not in _objects:
-            with cache_folder.alone(f"{key}.o", _MOST_WAIT):
-                kept = next((data for _, data in cache_folder.read(key, "o", _MOST_BYTES)), None)
-                _objects[key] = kept or _made(cc, key, "products.o", source, [], ("-c",), ())[1]
-        return _objects[key]
+    with cache_folder.alone(f"{key}.o", _MOST_WAIT):
+        kept = next((data for _, data in cache_folder.read(key, "o", _MOST_BYTES)), None)
+        return kept or _made(cc, key, "products.o", source, [], ("-c",), ())[1]
 
 
 def _made(
