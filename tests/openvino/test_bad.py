@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -226,3 +228,68 @@ def test_inputs_of_other_kinds(tmp_path):
     assert torch.equal(model(x.astype(">f4"), h)[0], model(x, h)[0])
     with pytest.raises(IRError, match="input 'x' must be a tensor or an array"):
         model(torch.from_numpy(x).to_sparse(), h)
+
+
+def changes(root):
+    """Each attribute of a file left out or of another value, each element left out or there twice."""
+    parents = {child: parent for parent in root.iter() for child in parent}
+    for element in list(root.iter()):
+        for name, old in list(element.attrib.items()):
+            del element.attrib[name]
+            yield f"no {name} of {element.tag}"
+            for new in ("", "x", "-1", "99", "1.5"):
+                element.set(name, new)
+                yield f"{name}={new} of {element.tag}"
+            element.set(name, old)
+        if element in parents:
+            place = list(parents[element]).index(element)
+            parents[element].remove(element)
+            yield f"no {element.tag}"
+            parents[element].insert(place, element)
+            parents[element].insert(place, element)
+            yield f"two of {element.tag}"
+            del parents[element][place]
+
+
+def test_every_refusal_says_what_it_got_and_what_it_expects(tmp_path):
+    path, refused, silent = summing(tmp_path), 0, []
+    root = ElementTree.parse(path).getroot()
+    for change in changes(root):
+        path.write_bytes(ElementTree.tostring(root))
+        try:
+            load(path)
+        except IRError as error:
+            refused += 1
+            if not re.fullmatch(
+                r"model\.xml: .+\n  got:      .+\n  expected: .+(\n  remedy: .+)?", str(error)
+            ):
+                silent.append(f"{change}: {error}")
+    assert refused > 300
+    assert not silent, silent[0]
+
+
+def test_errors_of_open_sizes_are_in_the_sizes_of_the_file(tmp_path):
+    net = Net()
+    x, w = net.parameter("x", "?,3"), net.const(np.ones((4, 5), "f4"))
+    net.result(net.add("MatMul", [x, w], name="product"))
+    with pytest.raises(IRError, match=r"MatMul layer 2 'product': \[\?, 3\] x \[4, 5\] do not match"):
+        load(net.write(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("axis", "says"),
+    [
+        (3, r"output port 3: axis 3 lies outside a result of 2 dimensions\n.*axis=3\n.*-2 to 1"),
+        (-1, "output port 3: part_size is 1, but the result has 3 elements along axis 1"),
+    ],
+)
+def test_what_a_loop_joins_is_known_when_it_is_read(axis, says, tmp_path):
+    net = Net()
+    trips, go, x = net.const(np.array(4)), net.const(np.array(True)), net.parameter("x", "1,3")
+    body = net.body()
+    state = body.parameter("h", "1,3")
+    new = body.result(body.add("Tanh", [state]))
+    ports = [sliced("input", 2, 0), sliced("output", 3, new, axis=axis)]
+    net.result(net.loop(body, [trips, go, x], "".join(ports), edge(new, 0), kind="Loop", version="opset5"))
+    with pytest.raises(IRError, match=rf"Loop layer 3 'Loop_3': {says}"):
+        load(net.write(tmp_path))

@@ -340,6 +340,8 @@ ROWS = [
     row("ReduceSum", [A, c([1])], A.sum(1), label="drop", keep_dims="false"),
     row("ReduceMean", [I, c([1])], np.trunc(I.mean(1)).astype(np.int64), label="whole", keep_dims="false"),
     row("ReduceL1", [A, c([1])], np.abs(A).sum(1), "opset4", keep_dims="false"),
+    row("ReduceL1", [A, c(np.zeros(0, "i8"))], np.abs(A), "opset4", keep_dims="true"),
+    row("ReduceL2", [A, c(np.zeros(0, "i8"))], np.abs(A), "opset4", keep_dims="true"),
     row("ReduceL2", [A, c([1])], np.sqrt((A**2).sum(1)), "opset4", keep_dims="false"),
     row("ReduceLogicalAnd", [A > -1, c([1])], (A > -1).all(1), keep_dims="false"),
     row("ReduceLogicalOr", [A > 1, c([1, 2])], (A > 1).any((1, 2)), keep_dims="false"),

@@ -8,7 +8,9 @@ ways, or for one size, is not known here; it shows when the model runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -49,7 +51,7 @@ class _Fault(Exception):
     def __init__(self, error: IRError, key: object) -> None:
         super().__init__(str(error))
         self.error = error
-        self.key = (str(error).split(":")[:3], key)
+        self.key = (re.sub(r"\d+", "?", str(error).splitlines()[0]), key)
 
     @classmethod
     def at(cls, layer: Layer, what: str, key: object = None, **said: Any) -> _Fault:
@@ -83,7 +85,14 @@ def check_shapes(
         found.append(faults)
     for where, fault in found[0].items():
         if all(where in faults and faults[where].key == fault.key for faults in found):
-            raise fault.error
+            raise IRError(_in_open_sizes(*(str(faults[where].error) for faults in found))) from fault.error
+
+
+def _in_open_sizes(text: str, other: str | None = None) -> str:
+    """What an error says, where it says it of two sizes: what differs is no size of the file."""
+    parts, others = (re.split(r"(\d+)", said) for said in (text, other or text))
+    alike = parts[::2] == others[::2]
+    return "".join("?" if alike and a != b else a for a, b in zip_longest(parts, others, fillvalue=""))
 
 
 def _check_states(
@@ -309,9 +318,10 @@ class Walk:
         shape[axis] = port.part_size or 1
         return torch.empty(shape, dtype=value.dtype, device="meta"), steps
 
-    def _joined(self, node: Node, port: Concat, value: Tensor, steps: int) -> Tensor:
+    def _part(self, node: Node, port: Concat, value: Tensor) -> tuple[int, int]:
+        """The axis along which the results of an output are joined, and how many each has there."""
         if not -value.dim() <= port.axis < value.dim():
-            raise _outside(node.layer, port.output, port.axis, "a result", value)
+            raise _outside(node.layer, f"output {port.output}", port.axis, "a result", value)
         axis, part = port.axis % value.dim(), port.part_size or 1
         if value.shape[axis] != part:
             size = value.shape[axis]
@@ -319,6 +329,10 @@ class Walk:
             got, wanted = f"a result of {list(value.shape)}", f"{part} along axis {axis}, or part_size={size}"
             what = f"output {port.output}: {text}"
             raise _Fault.at(node.layer, what, (part, size), got=got, expected=wanted)
+        return axis, part
+
+    def _joined(self, node: Node, port: Concat, value: Tensor, steps: int) -> Tensor:
+        axis, part = self._part(node, port, value)
         said, whole = abs(port.end - port.start) / abs(port.stride), steps * part
         text = f"output {port.output}: the range from {port.start} to {port.end} by {port.stride}"
         if port.start >= 0 and port.end >= 0 and said != steps:  # it says by itself how many there are
@@ -359,10 +373,11 @@ class Walk:
         kept = {to: start for to, start in loop.carried.items() if to in arguments}
         if any(not _alike(arguments[to], named[start]) for to, start in kept.items()):
             return [UNKNOWN] * len(node.outputs)
-        by_port = {
-            port.output: UNKNOWN if isinstance(port, Concat) else _shape_of(named[port.result])
-            for port in loop.outputs
-        }
+        by_port = {port.output: _shape_of(named[port.result]) for port in loop.outputs}
+        for port in loop.outputs:
+            if isinstance(port, Concat) and isinstance(value := by_port[port.output], Tensor):
+                self._part(node, port, value)
+                by_port[port.output] = UNKNOWN
         return [by_port[f"port {p.id}"] for p in node.layer.outputs]
 
     def _check_one(self, node: Node, value: Any, what: str) -> None:

@@ -280,7 +280,8 @@ class LoopRunner:
         self.reports = LoopReport(layer.where)
         if len(layer.inputs) < 2:
             raise IRError(
-                f"{layer.where}: has {len(layer.inputs)} inputs",
+                f"{layer.where}: has too few inputs",
+                got=f"{len(layer.inputs)} inputs",
                 expected="the trip count and the condition at least",
             )
         rows = layer.maps[""]
@@ -441,7 +442,9 @@ class IfRunner:
         self.index = {p.id: i for i, p in enumerate(layer.inputs)}
         self.branching = Branching(unanswered)
         if not layer.inputs:
-            raise IRError(f"{layer.where}: has no condition", expected="a condition as its first input")
+            raise IRError(
+                f"{layer.where}: has no condition", got="no inputs", expected="a condition as its first input"
+            )
 
     def __call__(self, condition: Any, *rest: Any) -> Sequence[Any]:
         not_in_recordings()

@@ -51,6 +51,7 @@ class OpenVINOModel(FileModel):
         if twice is not None:
             raise IRError(
                 f"{net.scope}: two inputs have the name '{shorten(twice)}'",
+                got=f"{times[twice]} Parameters of this name",
                 expected="a name of its own for each Parameter",
             )
         self.layers = Graph(net, Making(weights, RUNNERS, trainable))
@@ -140,7 +141,11 @@ def load(
     check_supported(net)
     open_states(net)
     if not net.results:
-        raise IRError(f"{net.scope}: has no Result layer", expected="a Result for each output")
+        raise IRError(
+            f"{net.scope}: has no Result layer",
+            got=f"{len(net.layers)} layers of other types",
+            expected="a Result for each output",
+        )
     check_parameters(net)
     if bin is not None:
         weights = Weights(Path(path_of("load: 'bin'", bin, error=IRError)))

@@ -70,7 +70,8 @@ def read_body(element: Any, scope: str, name: str, depth: int) -> Net:
     holder = only(element, "layers", scope)
     elements = [] if holder is None else holder.findall("layer")
     if not elements:
-        raise IRError(f"{scope}: has no layers", expected="<layers> with at least one <layer>")
+        found = "no <layers>" if holder is None else "<layers> without any"
+        raise IRError(f"{scope}: has no layers", got=found, expected="<layers> with at least one <layer>")
     layers: dict[int, Layer] = {}
     for found in elements:
         layer = _read_layer(found, scope, depth)
@@ -104,7 +105,9 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
     attributes.where = f"{scope}: layer {layer_id} '{shorten(name)}'"
     kind = attributes.text("type").strip()
     if not kind:
-        raise IRError(f"{attributes.where}: its type is empty", expected='type="Add" or another')
+        raise IRError(
+            f"{attributes.where}: its type is empty", got='type=""', expected='type="Add" or another'
+        )
     kind = {"parameter": "Parameter", "result": "Result"}.get(kind.lower(), kind)
     kind = _WITH_BODIES.get(kind.lower(), kind)
     where = f"{scope}: {shorten(kind)} layer {layer_id} '{shorten(name)}'"
@@ -129,6 +132,7 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
     if clash and kind in _WITH_BODIES.values():
         raise IRError(
             f"{where}: port id {min(clash)} names an input and an output",
+            got=f"inputs {[p.id for p in inputs][:8]}, outputs {[p.id for p in outputs][:8]}",
             expected="an id of its own for each port",
         )
     if kind == "Result" and len(inputs) != 1:
@@ -182,10 +186,13 @@ def _ports(element: Any, where: str, *, output: bool) -> tuple[Port, ...]:
         number = attributes.size("id")
         here = f"{where}, {kind} port {number}"
         if number in ports:
-            raise IRError(f"{here}: the port id is used twice", expected="an id of its own for each port")
-        precision = found.get("precision")
-        if precision is None and output:
-            raise IRError(f"{here}: has no precision", expected='precision="FP32" or another')
+            raise IRError(
+                f"{here}: the port id is used twice",
+                got=f'two times id="{number}"',
+                expected="an id of its own for each port",
+            )
+        attributes.where = here
+        precision = attributes.text("precision") if output else found.get("precision")
         element_type = None if precision is None else by_precision(precision, here)
         shape = tuple(_dim(d.text or "", here) for d in found.findall("dim"))
         ports[number] = Port(number, element_type, shape, _names(found.get("names")))
@@ -205,7 +212,7 @@ def _dim(text: str, where: str) -> int:
     if not _DIM.fullmatch(text):
         raise IRError(
             f"{where}: dim {shorten(text) or '(empty)'} is not allowed (-1 is dynamic)",
-            got=shorten(text),
+            got=shorten(text) or "nothing",
             expected="a size >= 0, or -1 for a dynamic one",
         )
     numbers = [int(part) for part in text.split("..") if part not in ("?", "-1", "")]

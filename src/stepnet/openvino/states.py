@@ -35,12 +35,15 @@ def open_states(net: Net) -> None:
     for layer in _with_bodies(net):
         if _kind(layer) is not None:
             raise IRError(
-                f"{layer.where}: a variable in a body is not read", expected="ReadValue and Assign outside"
+                f"{layer.where}: a variable in a body is not read",
+                got=f"a {layer.type} in a body",
+                expected="ReadValue and Assign outside",
             )
     reads, writes = (_by_variable(net, kind) for kind in ("readvalue", "assign"))
     for name in writes.keys() - reads.keys():
         raise IRError(
             f"{writes[name].where}: nothing reads the variable '{shorten(name)}'",
+            got=f"variables that are read: {', '.join(map(shorten, list(reads)[:8])) or 'none'}",
             expected=f'a ReadValue with variable_id="{shorten(name)}"',
         )
     free = max(net.layers, default=0) + 1
@@ -123,7 +126,8 @@ def _by_variable(net: Net, kind: str) -> dict[str, Layer]:
             )
         if kind == "readvalue" and (len(layer.inputs) > 1 or len(layer.outputs) != 1):
             raise IRError(
-                f"{layer.where}: has {len(layer.inputs)} inputs and {len(layer.outputs)} outputs",
+                f"{layer.where}: takes one value and gives one",
+                got=f"{len(layer.inputs)} inputs and {len(layer.outputs)} outputs",
                 expected="one output, and what the variable begins with as the input",
             )
         found[name] = layer
@@ -132,10 +136,8 @@ def _by_variable(net: Net, kind: str) -> dict[str, Layer]:
 
 def _type(layer: Layer) -> ElementType:
     attributes, port = Attributes(layer.attributes, layer.where), layer.outputs[0].type
-    if "variable_type" in attributes:
+    if port is None or "variable_type" in attributes:
         return by_name(attributes.text("variable_type"), layer.where, "variable_type")
-    if port is None:
-        raise IRError(f"{layer.where}: has no variable_type", expected='variable_type="f32" or another')
     return port
 
 

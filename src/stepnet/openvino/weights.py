@@ -127,11 +127,10 @@ def element_type_of(layer: Layer, attributes: Attributes) -> ElementType:
     Raises:
         IRError: it is unknown, or there is none.
     """
-    if "element_type" in attributes:
+    port = layer.outputs[0].type
+    if port is None or "element_type" in attributes:
         return by_name(attributes.text("element_type"), layer.where)
-    if layer.outputs[0].type is None:
-        raise IRError(f"{layer.where}: has no element_type", expected='element_type="f32" or another')
-    return layer.outputs[0].type
+    return port
 
 
 def _declared(layer: Layer, attributes: Attributes) -> tuple[ElementType, Shape]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import is_recorded
+from stepnet.file_model import is_recorded, widened
 
 from .info import Info, Misfit, Run, op
 
@@ -115,9 +115,9 @@ def _topk(node: Info) -> Run:
     axis, largest, count = node.get("axis", -1), bool(node.get("largest", 1)), node.number(1, "k")
 
     def topk(*inputs: Any) -> tuple[Tensor, Tensor]:
-        x, k = inputs[0], count(inputs)
+        (x,), k = widened(inputs[:1]), count(inputs)
         index = x.argsort(dim=axis, descending=largest, stable=True).narrow(axis, 0, k)
-        return x.gather(axis, index), index
+        return x.gather(axis, index).to(inputs[0].dtype), index
 
     return topk
 

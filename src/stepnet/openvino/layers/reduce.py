@@ -22,7 +22,9 @@ def _reduce(name: str, function: Reduction) -> Row:
 
         def reduce(x: Tensor, axes: Any) -> Tensor:
             chosen = axes_in(listed(axes), x.dim())
-            return function(x, chosen, keep).to(x.dtype) if chosen else x
+            if not chosen:  # over no axis: what is left is to take an amount, say
+                return function(x.unsqueeze(-1), [x.dim()], False).to(x.dtype)
+            return function(x, chosen, keep).to(x.dtype)
 
         return reduce
 
