@@ -17,6 +17,7 @@ class Grids(nn.Module):
     def __init__(self):
         super().__init__()
         self.group, self.instance = nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True)
+        self.batch = nn.BatchNorm1d(4)
         self.wider = nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2)
         self.alone, self.space = nn.ConvTranspose2d(2, 3, 3, dilation=2), nn.Conv3d(2, 1, 3, padding=1)
         self.mixed, self.bags = nn.Bilinear(6, 6, 3), nn.EmbeddingBag(4, 3, padding_idx=2)
@@ -28,7 +29,7 @@ class Grids(nn.Module):
         mask = nn.Transformer.generate_square_subsequent_mask(time)
         most, at = x.cummax(-1)
         return {
-            "norms": self.group(x) + self.instance(x) + F.instance_norm(x),
+            "norms": self.group(x) + self.instance(x) + F.instance_norm(x) * self.batch(x),
             "transposed": self.wider(x),
             "of one": self.alone(image[0]),
             "space": self.space(image[:, :, None]),
@@ -40,6 +41,7 @@ class Grids(nn.Module):
             "parts": F.adaptive_avg_pool1d(x, 3) - F.adaptive_max_pool1d(x, 3),
             "parts of images": F.adaptive_avg_pool2d(image, (2, None)) + F.adaptive_max_pool2d(image, (2, 1)),
             "resized": F.interpolate(image, scale_factor=2)
+            + F.interpolate(image, (2 * image.shape[2], 12))
             + F.interpolate(image, scale_factor=2, mode="bilinear"),
             "half": F.interpolate(x, scale_factor=0.5, mode="linear"),
             "steps": x

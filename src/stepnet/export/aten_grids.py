@@ -148,8 +148,9 @@ def _parts_most(b: AtenNet, x: Any, sizes: Any) -> Any:
 def _in_parts(b: AtenNet, op: str, x: Any, sizes: Any) -> Any:
     """Each axis of space cut into so many parts, which may share an entry, and each part as one."""
     count, rank, value = int(b.name.split("_pool")[1][0]), len(b.shape(x)), b.out(x)
-    for dim, wanted in zip(range(rank - count, rank), _each(sizes, count), strict=True):
-        size = wanted.meta["val"] if hasattr(wanted, "meta") else wanted
+    wanted: list[Any] = _each(sizes, count)
+    for dim, size in zip(range(rank - count, rank), wanted, strict=True):
+        size = size.meta["val"] if hasattr(size, "meta") else size
         length, axis = b.shape(x)[dim], b.axis(x, dim)
         if str(size) == str(length):
             continue
@@ -158,10 +159,30 @@ def _in_parts(b: AtenNet, op: str, x: Any, sizes: Any) -> Any:
         parts = []
         for i in range(size):
             first, last = (i * length) // size, ((i + 1) * length + size - 1) // size
-            bounds = (v if isinstance(v, int) else b.size(v) for v in (first, last))
-            part = value if size == 1 else b.emit.slice(value, axis, *bounds)
+            begin, end = (v if isinstance(v, int) else b.size(v) for v in (first, last))
+            part = value if size == 1 else b.emit.slice(value, axis, begin, end)
             parts.append(b.emit.call(op, part, b.emit.ints([axis]), keepdim=True))
         value = b.emit.concat(parts, axis)
+    return value
+
+
+@rule("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+def _nearest(b: AtenNet, x: Any, _: Any, factors: Any = None) -> Any:
+    """Entries by their places, which no runtime is to find by a quotient: some give 0.99999 for 1."""
+    if b.is_ragged(x):
+        return NotImplemented
+    value = b.out(x)
+    for dim in range(2, len(b.shape(x))):
+        length, wanted = b.number(b.shape(x)[dim]), b.number(b.shape()[dim])
+        places = b.emit.range(wanted)
+        if factors:
+            by = b.emit.number(1 / factors[dim - 2], torch.float32)
+            moved = b.emit.call("floor", b.emit.call("mul", b.emit.cast(places, torch.float32), by))
+            last = b.emit.call("sub", length, b.emit.scalar(1))
+            places = b.emit.call("minimum", b.emit.cast(moved, torch.int64), last)
+        else:
+            places = b.emit.call("floor_divide", b.emit.call("mul", places, length), wanted)
+        value = b.emit.take(value, places, dim)
     return value
 
 
@@ -213,6 +234,13 @@ def _batch_norm(
     shape = [-1] + [1] * (len(b.shape(x)) - 2)
     product = b.emit.call("mul", b.out(x), b.emit.tensor(scale.detach().reshape(shape)))
     return b.emit.call("add", product, b.emit.tensor(shift.detach().reshape(shape)))
+
+
+@rule("_native_batch_norm_legit_no_training")  # as which torch takes it apart
+def _batch_norm_apart(
+    b: AtenNet, x: Any, weight: Any, bias: Any, mean: Any, var: Any, momentum: float, eps: float
+) -> Any:
+    return (_batch_norm(b, x, weight, bias, mean, var, False, momentum, eps),)
 
 
 def edged(b: AtenNet, x: Any, pad: list[int], mode: str) -> Any:

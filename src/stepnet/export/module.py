@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.arguments import brief
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import as_written
 from stepnet.data.offsets import LENGTHS, LoD
 from stepnet.data.outputs import Outputs
 from stepnet.data.tree import flatten, names, unflatten
@@ -52,6 +53,7 @@ from .torch_rnns import TorchRNNs
 from .trace import BATCH, AnyNumber, Numbers, Program, program, sizes_of
 
 
+@as_written(torch.device("cpu"))  # a file is of no block of code
 def module_graph(
     module: Any, example_inputs: Any, target: Target, *, dynamic: Dynamic | None = None, name: str = "model"
 ) -> Graph:

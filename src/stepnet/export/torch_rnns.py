@@ -30,6 +30,8 @@ from .calls import Recorder
 from .graph import Target
 from .recurrences import PADDED
 
+_pack: Any = torch._VF._pack_padded_sequence  # pyright: ignore[reportAttributeAccessIssue]
+_pad: Any = torch._VF._pad_packed_sequence  # pyright: ignore[reportAttributeAccessIssue]
 _NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 _STEPS: dict[Any, tuple[str, Callable[..., Any]]] = {
     torch.lstm: ("LSTM", lstm_step),
@@ -91,10 +93,10 @@ class TorchRNNs(TorchFunctionMode):
         answered = around is not None and (self.nested or around is self.around)
         if not answered or kwargs:
             return func(*args, **(kwargs or {}))
-        if func is torch._pack_padded_sequence:
+        if func is _pack:
             return self._pack(*args)
         known = self.packed.get(id(args[1])) if len(args) > 1 else None
-        if known is not None and func is torch._pad_packed_sequence:
+        if known is not None and func is _pad:
             return func(*args) if self.real else _padded(known, args[0], *args[2:])
         if func is Tensor.__getitem__ and id(args[0]) in self.packed and args[1] == 0:
             return self.packed[id(args[0])].batch
@@ -110,9 +112,9 @@ class TorchRNNs(TorchFunctionMode):
         rows = x.movedim(1, 0) if batch_first else x
         steps, batch = rows.shape[:2]
         if self.real:
-            data, sizes = torch._pack_padded_sequence(x, lengths, batch_first)
+            data, sizes = _pack(x, lengths, batch_first)
         else:
-            longest = lengths.max().item()
+            longest: Any = lengths.max().item()
             torch._check(longest >= 1)
             torch._check(longest <= steps)
             torch._check(lengths.shape[0] == batch)
@@ -126,13 +128,14 @@ class TorchRNNs(TorchFunctionMode):
         self, known: _Packed, kind: str, function: Callable[..., Any], data: Tensor, *more: Any
     ) -> tuple[Tensor, ...]:
         if self.real:
-            rows = torch._pad_packed_sequence(data, known.batch_sizes, True, 0.0, known.steps)[0]
+            rows = _pad(data, known.batch_sizes, True, 0.0, known.steps)[0]
         else:
             rows = known.rows(data).movedim(1, 0)
+        layers: Any = partial(_layers, kind, function, rows)
         with during(PADDED, known.lengths):
-            y, *finals = _layers(kind, function, rows, *more, True)
+            y, *finals = layers(*more, True)
         if self.real:
-            return torch._pack_padded_sequence(y, known.lengths, True)[0], *finals
+            return _pack(y, known.lengths, True)[0], *finals
         return known.packed(y.movedim(1, 0)), *finals
 
 

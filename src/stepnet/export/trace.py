@@ -13,6 +13,7 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, nn
+from torch._decomp import get_decompositions
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import Node as FxNode
 from torch.fx import traceback as fx_traceback
@@ -323,9 +324,7 @@ def _checks(calls: Sequence[FxNode]) -> set[FxNode]:
 @functools.lru_cache(maxsize=1)
 def _simpler(operators: int) -> dict[Any, Callable[..., Any]]:
     """What calls are taken apart into, when torch has so many operators: to list them takes it 0.03 s."""
-    resized = torch._decomp.get_decompositions(
-        [torch.ops.aten.upsample_nearest2d.vec, torch.ops.aten.upsample_bilinear2d.vec]
-    )
+    resized = get_decompositions([torch.ops.aten.upsample_bilinear2d.vec])
     return {**torch.export.default_decompositions(), **resized, **small_matrices.TABLE}
 
 
