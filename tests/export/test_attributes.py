@@ -30,7 +30,7 @@ class Keeps(nn.Module):
         self.count += 1
         self.last = x[-1]
         y, self.seen["h"] = recurrent(smooth, x * self.last, x[0], backend="naive")
-        return y + self.mean * self.count
+        return y + self.mean
 
 
 class Carries(nn.Module):
@@ -42,6 +42,16 @@ class Carries(nn.Module):
         y, h = recurrent(smooth, x, self.h.expand(x.shape[1], 4), backend="naive")
         self.h = h.mean(0)
         return y
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return recurrent(smooth, x, x[0], backend="naive")[0] / self.calls
 
 
 def test_a_call_sees_nothing_of_the_example(tmp_path):
@@ -60,3 +70,9 @@ def test_what_the_next_call_would_start_from_is_refused(register, tmp_path):
     package, _, name = FORMATS["onnx"]
     with pytest.raises(IRError, match="for its next call\n  got:      h\n"):
         package.save(Carries(register), tmp_path / name, torch.randn(3, 2, 4))
+
+
+def test_so_is_a_number_that_it_counts(tmp_path):
+    package, _, name = FORMATS["onnx"]
+    with pytest.raises(IRError, match="keeps for its next call\n  got:      calls\n"):
+        package.save(Counts(), tmp_path / name, torch.randn(3, 2, 4))

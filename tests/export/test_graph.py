@@ -22,7 +22,10 @@ TARGET = Target(
 )
 EXPORT = Path(stepnet.__file__).parent / "export"
 # not by a row of a table
-BY_HAND = {"parameter", "constant", "result", "loop", "cell", "copy", "conv", "max_pool", "mean_pool"}
+BY_HAND = {
+    "parameter", "constant", "result", "loop", "cell", "copy", "conv", "conv_transpose", "max_pool",
+    "mean_pool",
+}  # fmt: skip
 
 
 def graph_of(module, *example, **options):

@@ -76,6 +76,8 @@ def _parts(tree: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
         return type(tree), tuple(tree._fields), tuple(tree)  # pyright: ignore[reportAttributeAccessIssue]
     if type(tree) in (tuple, list):
         return type(tree), tuple(range(len(tree))), tuple(tree)
+    if isinstance(tree, tuple) and type(tree).__module__ == "torch.return_types":  # of topk, sort, max
+        return tuple, tuple(range(len(tree))), tuple(tree)
     kind: Any = type(tree)
     if _is_record(kind):
         fields = tuple(kind.__dataclass_fields__)

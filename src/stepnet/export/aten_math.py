@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -141,6 +142,13 @@ def _as_it_is(b: AtenNet, x: Any) -> Value:
     return b.emit.call(b.name, b.out(x))
 
 
+@rule("round.decimals")
+def _rounded(b: AtenNet, x: Any, *, decimals: int = 0) -> Value:
+    there, back = ("mul", "div") if decimals > 0 else ("div", "mul")
+    scale = b.emit.number(10.0 ** abs(decimals), b.dtype())
+    return b.emit.call(back, b.emit.call("round", b.emit.call(there, b.out(x), scale)), scale)
+
+
 @rule("isinf")
 def _isinf(b: AtenNet, x: Any) -> Value:
     value = b.out(x)
@@ -199,7 +207,10 @@ def _elu(b: AtenNet, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale
 
 @rule("softplus")
 def _softplus(b: AtenNet, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    return b.emit.call("softplus", b.out(x)) if beta == 1 else NotImplemented
+    if beta == 1:
+        return b.emit.call("softplus", b.out(x))
+    scale = b.emit.number(float(beta), b.dtype())
+    return b.emit.call("div", b.emit.call("softplus", b.emit.call("mul", b.out(x), scale)), scale)
 
 
 @rule("dropout", "feature_dropout", "alpha_dropout")
@@ -241,10 +252,10 @@ def _variance(b: AtenNet, x: Any, dims: Any = None, *, correction: Any = 1, keep
     mean = b.emit.call("mean", value, over, keepdim=True)
     away = b.emit.call("sub", value, mean)
     total = b.emit.call("sum", b.emit.call("mul", away, away), over, keepdim=keepdim)
-    count: Any = 1
-    for d in dims or range(len(b.shape(x))):
-        count = count * b.shape(x)[d]
-    variance = b.emit.call("div", total, b.number(torch.sym_max(count - (correction or 0), 0), dtype))
+    sizes = [b.size(b.shape(x)[d]) for d in dims or range(len(b.shape(x)))]
+    count = b.emit.cast(reduce(lambda n, size: b.emit.call("mul", n, size), sizes), dtype)
+    left = b.emit.call("sub", b.emit.squeeze(count, 0), b.emit.number(correction or 0, dtype))
+    variance = b.emit.call("div", total, b.emit.call("maximum", left, b.emit.number(0, dtype)))
     if b.name == "var":
         return variance
     return variance, mean if keepdim else b.emit.squeeze(mean, *axes)
@@ -284,7 +295,10 @@ def _top(b: AtenNet, x: Any, dim: int, keepdim: bool = False) -> tuple[Value, Va
 @rule("argmax", "argmin")
 def _arg(b: AtenNet, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     if dim is None:
-        return NotImplemented
+        if b.is_ragged(x) or keepdim:
+            return NotImplemented
+        place = b.emit.top(b.emit.reshape(b.out(x), [-1]), 1, 0, b.name.removeprefix("arg"))[1]
+        return b.emit.squeeze(place, 0)
     return _topk(b, x, dim, keepdim, b.name.removeprefix("arg"))[1]
 
 
@@ -322,22 +336,15 @@ def _layer_norm(
     return out if bias is None else b.emit.call("add", out, b.out(bias))
 
 
-@rule("batch_norm")
-def _batch_norm(
-    b: AtenNet, x: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float,
-    eps: float, *_: Any,
-) -> Any:  # fmt: skip
-    if training or b.is_ragged(x):
+@rule("cdist")
+def _distances(b: AtenNet, x: Any, y: Any, p: float = 2.0, *_: Any) -> Any:
+    rank = len(b.shape(x))
+    if p not in (1, 2) or any(map(b.is_ragged, (x, y))) or len(b.shape(y)) != rank:
         return NotImplemented
-    scale = torch.rsqrt(b.constant(var) + eps)
-    if weight is not None:
-        scale = scale * b.constant(weight)
-    shift = -b.constant(mean) * scale
-    if bias is not None:
-        shift = shift + b.constant(bias)
-    shape = [-1] + [1] * (len(b.shape(x)) - 2)
-    product = b.emit.call("mul", b.out(x), b.emit.tensor(scale.detach().reshape(shape)))
-    return b.emit.call("add", product, b.emit.tensor(shift.detach().reshape(shape)))
+    apart = b.emit.call("sub", b.emit.unsqueeze(b.out(x), rank - 1), b.emit.unsqueeze(b.out(y), rank - 2))
+    parts = b.emit.call("mul", apart, apart) if p == 2 else b.emit.call("abs", apart)
+    total = b.emit.call("sum", parts, b.emit.ints([rank]), keepdim=False)
+    return b.emit.call("sqrt", total) if p == 2 else total
 
 
 # products
@@ -361,90 +368,20 @@ def _linear(b: AtenNet, x: Any, weight: Any, bias: Any = None) -> Value:
     return out if bias is None else b.emit.call("add", out, b.out(bias))
 
 
+@rule("bilinear")
+def _bilinear(b: AtenNet, x: Any, y: Any, weight: Any, bias: Any = None) -> Value:
+    rank = len(b.shape(x)) + b.is_ragged(x)
+    rows = matmul(b, b.emit.unsqueeze(b.out(x), rank - 1, rank), b.out(weight))
+    both = b.emit.call("mul", rows, b.emit.unsqueeze(b.out(y), rank - 1, rank))
+    out = b.emit.call("sum", both, b.emit.ints([rank, rank + 1]), keepdim=False)
+    return out if bias is None else b.emit.call("add", out, b.out(bias))
+
+
 @rule("addmm", "baddbmm")
 def _addmm(b: AtenNet, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     if beta != 1 or alpha != 1:
         return NotImplemented
     return b.emit.call("add", matmul(b, b.out(x), b.out(y)), b.out(bias))
-
-
-def _each(v: Any, count: int) -> list[int]:
-    """A number for each axis of space, of one or of all."""
-    v = [v] if isinstance(v, int) else list(v)
-    return v * count if len(v) == 1 else v
-
-
-@rule("conv1d", "conv2d")
-def _conv(
-    b: AtenNet, x: Any, weight: Any, bias: Any = None, stride: Any = (1,), padding: Any = (0,),
-    dilation: Any = (1,), groups: int = 1,
-) -> Any:  # fmt: skip
-    spatial = len(b.shape(weight)) - 2
-    if b.is_ragged(x) or len(b.shape(x)) != spatial + 2:
-        return NotImplemented
-
-    def each(v: Any) -> list[int]:
-        return _each(v, spatial)
-
-    if isinstance(padding, str):
-        total = [0] * spatial
-        if padding == "same":
-            total = [d * (k - 1) for d, k in zip(each(dilation), b.shape(weight)[2:], strict=True)]
-        begin = [size // 2 for size in total]
-        end = [size - front for size, front in zip(total, begin, strict=True)]
-    else:
-        begin = end = each(padding)
-    out = b.emit.call(
-        "conv", b.out(x), b.out(weight), strides=each(stride), dilations=each(dilation), pads_begin=begin,
-        pads_end=end, groups=groups, kernel=b.shape(weight),
-    )  # fmt: skip
-    if bias is None:
-        return out
-    return b.emit.call("add", out, b.emit.reshape(b.out(bias), [1, -1, *[1] * spatial]))
-
-
-@rule("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices")
-def _max_pool(
-    b: AtenNet, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False
-) -> Any:
-    several, users = b.name.endswith("_with_indices"), b.node.users if b.node is not None else ()
-    if several and any(user.args[1] for user in users):  # the indices are read
-        return NotImplemented
-    out = _pooled(b, "max_pool", x, kernel, stride, padding, dilation, ceil)
-    return (out,) if several and out is not NotImplemented else out
-
-
-@rule("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def _mean_pool(
-    b: AtenNet, x: Any, kernel: Any, stride: Any = (), padding: Any = 0, ceil: bool = False,
-    with_padding: bool = True, divisor: int | None = None,
-) -> Any:  # fmt: skip
-    if divisor is not None:
-        return NotImplemented
-    return _pooled(b, "mean_pool", x, kernel, stride, padding, 1, ceil, with_padding=bool(with_padding))
-
-
-def _pooled(
-    b: AtenNet, op: str, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool,
-    **more: bool,
-) -> Any:  # fmt: skip
-    count = int(b.name.split("_pool")[1][0])
-    if ceil or b.is_ragged(x) or len(b.shape(x)) != count + 2:
-        return NotImplemented
-    kernel = _each(kernel, count)
-    return b.emit.call(
-        op, b.out(x), kernel=kernel, strides=_each(stride, count) or kernel,
-        dilations=_each(dilation, count), pads=_each(padding, count), **more,
-    )  # fmt: skip
-
-
-@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
-def _whole_mean(b: AtenNet, x: Any, sizes: Any) -> Any:
-    if b.is_ragged(x) or any(size != 1 for size in _each(sizes, 1)):
-        return NotImplemented
-    rank = len(b.shape(x))
-    count = int(b.name.split("_pool")[1][0])
-    return b.emit.call("mean", b.out(x), b.emit.ints([*range(rank - count, rank)]), keepdim=True)
 
 
 @rule("scaled_dot_product_attention")
@@ -453,11 +390,12 @@ def _attention(
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
     width = b.shape(q)[-1]
-    if dropout or enable_gqa or not isinstance(width, int) or any(map(b.is_ragged, (q, k, v))):
+    if dropout or not isinstance(width, int) or any(map(b.is_ragged, (q, k, v))):
         return NotImplemented
     factor = 1 / math.sqrt(width) if scale is None else scale
     query = b.emit.call("mul", b.out(q), b.out(factor, b.dtype()))
-    scores = matmul(b, query, b.out(k), transposed=len(b.shape(k)))
+    keys, values = (_for_each_head(b, x, b.shape(q)[-3]) if enable_gqa else b.out(x) for x in (k, v))
+    scores = matmul(b, query, keys, transposed=len(b.shape(k)))
     seen = None
     if causal:
         rows, columns = (b.emit.range(b.emit.squeeze(b.size(b.shape(of)[-2]), 0)) for of in (q, k))
@@ -468,4 +406,11 @@ def _attention(
         scores = b.emit.call("add", scores, b.out(mask))
     if seen is not None:
         scores = b.emit.call("where", seen, scores, b.emit.number(-math.inf, b.dtype()))
-    return matmul(b, b.emit.call("softmax", scores, axis=len(b.shape(q)) - 1), b.out(v))
+    return matmul(b, b.emit.call("softmax", scores, axis=len(b.shape(q)) - 1), values)
+
+
+def _for_each_head(b: AtenNet, x: Any, heads: int) -> Value:
+    """Keys or values of few heads, those of each as often as queries share it."""
+    rank, few = len(b.shape(x)), b.shape(x)[-3]
+    each = b.emit.broadcast(b.emit.unsqueeze(b.out(x), rank - 2), b.emit.ints([heads // few, 1, 1]))
+    return b.emit.reshape(each, [*[0] * (rank - 3), heads, -1, b.shape(x)[-1]])

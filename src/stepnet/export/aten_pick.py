@@ -81,9 +81,20 @@ def _index(b: AtenNet, x: Any, indices: Sequence[Any]) -> Any:
         return b.emit.call("gather_nd", b.out(x), _nonzero(b, tables[0]))
     if len(dims) == 1:
         return b.emit.take(b.out(x), b.out(tables[0], torch.int64), b.axis(x, dims[0]))
-    if b.is_ragged(x) or dims != list(range(len(dims))):
+    if b.is_ragged(x):
         return NotImplemented
-    return b.emit.call("gather_nd", b.out(x), _places(b, tables))
+    rest = [d for d in range(len(b.shape(x))) if d not in dims]
+    out = b.emit.call("gather_nd", b.emit.transpose(b.out(x), dims + rest), _places(b, tables))
+    lead, front = len(_joint([b.shape(t) for t in tables])), _front(dims)
+    order = [*range(lead, lead + front), *range(lead), *range(lead + front, lead + len(rest))]
+    return b.emit.transpose(out, order)
+
+
+@rule("masked_select")
+def _masked_select(b: AtenNet, x: Any, mask: Any) -> Any:
+    if b.is_ragged(x) or list(map(str, b.shape(x))) != list(map(str, b.shape(mask))):
+        return NotImplemented
+    return b.emit.call("gather_nd", b.out(x), _nonzero(b, mask))
 
 
 @rule("nonzero")
@@ -98,6 +109,11 @@ def _dims(indices: Sequence[Any]) -> list[int]:
     return [d for d, index in enumerate(indices) if index is not None]
 
 
+def _front(dims: Sequence[int]) -> int:
+    """How many dimensions torch has before those of the tables: none if they do not stand side by side."""
+    return dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
+
+
 def _places(b: AtenNet, tables: Sequence[Any]) -> Value:
     """Indices beside one another, in a last axis of their own."""
     lead = _joint([b.shape(t) for t in tables])
@@ -108,24 +124,30 @@ def _places(b: AtenNet, tables: Sequence[Any]) -> Value:
 
 @rule("index_put")
 def _index_put(b: AtenNet, x: Any, indices: Sequence[Any], source: Any, accumulate: bool = False) -> Any:
-    if accumulate or b.is_ragged(x):
-        return NotImplemented
     dims = _dims(indices)
+    if b.is_ragged(x) or (accumulate and (len(dims) > 1 or b.dtype(indices[dims[0]]) == torch.bool)):
+        return NotImplemented
     tables, rank = [indices[d] for d in dims], len(b.shape(x))
     lone = math.prod(size if isinstance(size, int) else 2 for size in b.shape(source)) == 1
     if any(b.dtype(t) == torch.bool for t in tables):
         return _put_where(b, x, tables[0], source) if lone and indices[0] is tables[0] else NotImplemented
-    beside = dims == list(range(dims[0], dims[-1] + 1))
-    if beside and dims[0] > 0 and not lone:  # torch has its entries in the middle
-        return NotImplemented
     order = dims + [d for d in range(rank) if d not in dims]
-    lead, places = _joint([b.shape(t) for t in tables]), _places(b, tables)
+    lead, front = _joint([b.shape(t) for t in tables]), _front(dims)
     rest = [b.shape(x)[d] for d in order[len(dims) :]]
     entries = b.out(source, b.dtype())
     if lone:
         entries = b.emit.reshape_to(entries, b.emit.ints([]))
-    entries = b.emit.broadcast(entries, b.sizes([*lead, *rest]))
-    out = b.emit.call("scatter_nd", b.emit.transpose(b.out(x), order), places, entries)
+    entries = b.emit.broadcast(entries, b.sizes([*rest[:front], *lead, *rest[front:]]))
+    if accumulate:
+        places = b.emit.reshape(b.out(tables[0], torch.int64), [-1, *[1] * (rank - 1 - dims[0])])
+        places = b.emit.broadcast(places, b.emit.shape(entries))
+        if len(lead) > 1:
+            return NotImplemented
+        return b.emit.call("scatter", b.out(x), places, entries, axis=dims[0], add=True)
+    middle = range(front, front + len(lead))
+    around = [d for d in range(len(lead) + len(rest)) if d not in middle]
+    entries = b.emit.transpose(entries, [*middle, *around])
+    out = b.emit.call("scatter_nd", b.emit.transpose(b.out(x), order), _places(b, tables), entries)
     return b.emit.transpose(out, [order.index(d) for d in range(rank)])
 
 
@@ -181,16 +203,52 @@ def _median(b: AtenNet, x: Any, dim: int, keepdim: bool = False) -> Any:
     return (value, place) if keepdim else (b.emit.squeeze(value, axis), b.emit.squeeze(place, axis))
 
 
-@rule("cumprod", "logcumsumexp")
-def _running(b: AtenNet, x: Any, dim: int, **_: Any) -> Any:
-    """Each entry of all that come before it, as a matrix: no format has these over an axis."""
-    size, value = b.shape(x)[dim] if b.shape(x) else None, b.out(x, b.dtype())
-    if not isinstance(size, int) or not b.dtype().is_floating_point:
-        return NotImplemented
+@rule("kthvalue")
+def _kth(b: AtenNet, x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    made = _sort(b, x, dim)
+    if made is NotImplemented:
+        return made
+    axis = b.axis(x, dim)
+    parts = [b.emit.take(part, b.emit.ints([k - 1]), axis) for part in made]
+    return parts if keepdim else [b.emit.squeeze(part, axis) for part in parts]
+
+
+def _each_before(b: AtenNet, value: Value, x: Any, dim: int) -> tuple[Value, Value, list[int]]:
+    """An axis twice, moved to the end: for each entry the whole axis; where that is not after it; and the
+    order of the dimensions then."""
     rank = len(b.shape(x)) + b.is_ragged(x)
     order = [d for d in range(rank) if d != b.axis(x, dim)] + [b.axis(x, dim)]
     rows = b.emit.unsqueeze(b.emit.transpose(value, order), rank - 1)
-    before = b.emit.tensor(torch.ones(size, size, dtype=torch.bool).tril())
+    places = b.emit.range(b.number(b.shape(x)[dim]))
+    before = b.emit.call("le", b.emit.unsqueeze(places, 0), b.emit.unsqueeze(places, 1))
+    return rows, before, order
+
+
+@rule("cummax", "cummin")
+def _running_end(b: AtenNet, x: Any, dim: int) -> Any:
+    """By a matrix of all that come before: the last one that is as large, or as small."""
+    dtype = b.dtype(x)
+    if not b.shape(x) or not dtype.is_floating_point:
+        return NotImplemented
+    most, kind = b.name == "cummax", "amax" if b.name == "cummax" else "amin"
+    rows, before, order = _each_before(b, b.out(x), x, dim)
+    rank, back = len(order), [order.index(d) for d in range(len(order))]
+    last = b.emit.ints([rank])
+    kept = b.emit.call("where", before, rows, b.emit.number(-math.inf if most else math.inf, dtype))
+    end = b.emit.call(kind, kept, last, keepdim=True)
+    found = b.emit.call("and", before, b.emit.call("eq", rows, end))
+    place = b.emit.call("where", found, b.emit.range(b.number(b.shape(x)[dim])), b.emit.scalar(-1))
+    place = b.emit.call("amax", place, last, keepdim=False)
+    return [b.emit.transpose(part, back) for part in (b.emit.squeeze(end, rank), place)]
+
+
+@rule("cumprod", "logcumsumexp")
+def _running(b: AtenNet, x: Any, dim: int, **_: Any) -> Any:
+    """Each entry of all that come before it, as a matrix: no format has these over an axis."""
+    if not b.shape(x) or not b.dtype().is_floating_point:
+        return NotImplemented
+    rows, before, order = _each_before(b, b.out(x, b.dtype()), x, dim)
+    rank = len(order)
     last = b.emit.ints([rank])
     if b.name == "cumprod":
         kept = b.emit.call("where", before, rows, b.emit.number(1.0, b.dtype()))

@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node as FxNode
 
 from .aten import AtenNet, is_size, rule
+from .aten_grids import edged
 from .emit import END
 from .graph import Value
 from .trace import sizes_of
@@ -146,6 +147,32 @@ def _flip(b: AtenNet, x: Any, dims: Sequence[int]) -> Value:
     return out
 
 
+@rule("unfold")
+def _unfold(b: AtenNet, x: Any, dim: int, size: int, step: int) -> Value:
+    """Windows over an axis, their entries in a last axis of their own."""
+    axis, count = b.axis(x, dim), b.shape()[dim % len(b.shape(x))]
+    begins = b.emit.call("mul", b.emit.range(b.number(count)), b.emit.scalar(step))
+    places = b.emit.call("add", b.emit.unsqueeze(begins, 1), b.emit.ints(list(range(size))))
+    rank = len(b.shape()) + b.is_ragged(x)
+    order = [d for d in range(rank) if d != axis + 1] + [axis + 1]
+    return b.emit.transpose(b.emit.take(b.out(x), places, axis), order)
+
+
+@rule("diagonal")
+def _diagonal(b: AtenNet, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    if b.is_ragged(x):
+        return NotImplemented
+    rank = len(b.shape(x))
+    ends = [dim1 % rank, dim2 % rank]
+    lead = [d for d in range(rank) if d not in ends]
+    width = b.shape(x)[ends[1]]
+    count = b.emit.range(b.number(b.shape()[-1]))
+    places = b.emit.call("mul", count, b.number(width + 1))
+    begin = b.number(offset if offset >= 0 else -offset * width)
+    flat = b.emit.reshape(b.emit.transpose(b.out(x), lead + ends), [*[0] * len(lead), -1])
+    return b.emit.take(flat, b.emit.call("add", places, begin), len(lead))
+
+
 @rule("repeat")
 def _repeat(b: AtenNet, x: Any, repeats: Sequence[Any]) -> Any:
     if b.is_ragged(x):
@@ -159,7 +186,7 @@ def _pad(b: AtenNet, x: Any, pad: Sequence[Any], *rest: Any) -> Any:
     for item in rest:
         mode, value = (item, value) if isinstance(item, str) else (mode, item or 0.0)
     if mode != "constant":
-        return NotImplemented
+        return edged(b, x, list(pad), mode)
     rank = len(b.shape(x)) + b.is_ragged(x)
     begin, end = list[Any]([0] * rank), list[Any]([0] * rank)
     for k in range(len(pad) // 2):
@@ -210,7 +237,11 @@ def _arange(b: AtenNet, *ends: Any, **_: Any) -> Any:
         return b.emit.squeeze(b.size(value), 0) if isinstance(value, FxNode) else b.emit.scalar(value)
 
     if any(isinstance(_number(v), (float, torch.SymFloat)) for v in (start, end, step)):
-        return NotImplemented
+        first, last, by = (b.number(_number(v), torch.float64) for v in (start, end, step))
+        ratio = b.emit.call("div", b.emit.call("sub", last, first), by)
+        places = b.emit.range(b.emit.cast(b.emit.call("ceil", ratio), torch.int64))
+        steps = b.emit.call("mul", b.emit.cast(places, torch.float64), by)
+        return b.emit.cast(b.emit.call("add", steps, first), b.dtype())
     first, last = scalar(start), scalar(end)
     if isinstance(step, int) and step < 0:  # ONNX Runtime makes a range that ends at -1 a slice that does
         least = b.emit.call("add", b.emit.call("sub", first, last), scalar(-step - 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,22 +15,46 @@ _OWN = frozenset(vars(nn.Module()))
 _DATA = (Tensor, int, float, str, type(None), list, dict, tuple)
 
 
+@dataclass
+class Kept:
+    """What a run of a module left in its attributes: by name the tensors that others took the places of, and
+    the numbers that are others now."""
+
+    replaced: dict[str, Tensor] = field(default_factory=dict)
+    numbers: list[str] = field(default_factory=list)
+    after: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def put_back(self) -> None:
+        """Let the attributes be what the run left."""
+        for space, left in self.after:
+            if isinstance(space, list):
+                space[:] = left
+            else:
+                space.update(left)
+
+
 @contextmanager
-def as_it_was(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+def as_it_was(module: nn.Module) -> Iterator[Kept]:
     """Give the parts of a module the data back that their attributes were, when this is left; what was
-    yielded then holds the tensors that were in other ones' places, by name."""
+    yielded then tells of them."""
     before = [(path, space, space.copy()) for path, space in _spaces(module)]
-    replaced: dict[str, Tensor] = {}
+    kept = Kept()
     try:
-        yield replaced
+        yield kept
     finally:
         for path, space, old in before:
             now = dict(enumerate(space)) if isinstance(space, list) else space
             then = dict(enumerate(old)) if isinstance(old, list) else old
             changed = [name for name in {**then, **now} if _is_changed(name, now, then)]
             for name in changed:
+                known = f"{path}.{name}" if path else str(name)
                 for tensor in leaves(then.get(name), Tensor):
-                    replaced[f"{path}.{name}" if path else str(name)] = tensor
+                    kept.replaced[known] = tensor
+                if isinstance(then.get(name), (int, float)) and isinstance(now.get(name), (int, float)):
+                    kept.numbers.append(known)
+            if changed:
+                left = {name: now[name] for name in changed if name in now}
+                kept.after.append((space, [*space] if isinstance(space, list) else left))
             if isinstance(space, list):
                 space[:] = old
                 continue

@@ -1,9 +1,13 @@
-"""The number of sequences, which stands for any in what is written: as a size, for as a number it cannot."""
+"""Numbers of Python's in a program that are others in another call.
+
+How many sequences there are stands for any number in what is written, but only as a size. What a module
+counts in its attributes is no input of a file.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from torch.fx import Node as FxNode
@@ -13,8 +17,6 @@ from stepnet.errors import IRError
 from .calls import call_of
 from .trace import Program, line_of
 
-_MOST = 16  # what numbers of sequences are counted on to never come to, nor what is computed from such
-_END = 2**62
 _REMEDY = "torch.ones_like(x.lengths()).sum() in its place"
 
 
@@ -32,9 +34,6 @@ def check_counts(made: Program, again: Callable[[], tuple[Program, Mapping[int, 
     runs = [node for node in made.nodes if str(node.target).startswith("stepnet.recurrence")]
     calls = [call_of(cast(int, node.args[0])) for node in runs]
     read = [call.read for call in calls]
-    found = [number for node in made.nodes for number, is_size in _numbers(node) if not is_size]
-    if not any(map(_is_odd, [*found, *itertools.chain(*read)])):
-        return
     other, pairs = again()
     for call, numbers in zip(calls, read, strict=True):
         if call.read != numbers:
@@ -46,30 +45,50 @@ def check_counts(made: Program, again: Callable[[], tuple[Program, Mapping[int, 
     for pair in itertools.zip_longest(made.nodes, other.nodes):
         if all(pair) and _alike(pair[0], pair[1], pairs):
             continue
-        node = pair[0] or pair[1]
-        line = line_of(node)
         raise IRError(
-            f"{where} cannot be written: '{node.target}'" + (f" ({line})" if line else "")
-            + ": it computes with the number of sequences",
-            remedy=_REMEDY,
-        )  # fmt: skip
+            f"{_at(where, pair[0] or pair[1])}: it computes with the number of sequences", remedy=_REMEDY
+        )
 
 
-def _numbers(node: FxNode) -> Iterator[tuple[Any, bool]]:
-    """The numbers that a call is given, each with whether it is one of a list, as sizes are."""
-    own = str(node.target).startswith("stepnet.")  # the first says which call it stands for
-    for value in (*node.args[own:], *node.kwargs.values()):
+def check_counters(made: Program, following: Program, names: Sequence[str], where: str) -> None:
+    """Refuse a program that computes with numbers that a module keeps for its next call.
+
+    Args:
+        made: the program.
+        following: that of the next call. If it makes other calls of torch, the module made something once.
+        names: the numbers that the first call changed.
+        where: what is traced, for errors.
+
+    Raises:
+        IRError: a number in it is another in the next call.
+    """
+    pairs = list(zip(made.nodes, following.nodes, strict=False))
+    if len(made.nodes) != len(following.nodes) or any(a.target != b.target for a, b in pairs):
+        return
+    changed = next((a for a, b in pairs if not _alike(a, b, {})), None)
+    if changed is not None:
+        raise IRError(
+            f"{_at(where, changed)}: it computes with a number that the module keeps for its next call",
+            got=", ".join(names),
+            remedy="what stays from call to call as inputs and outputs",
+        )
+
+
+def _at(where: str, node: FxNode) -> str:
+    line = line_of(node)
+    return f"{where} cannot be written: '{node.target}'" + (f" ({line})" if line else "")
+
+
+def _given(node: FxNode) -> Iterator[tuple[Any, bool]]:
+    """What a call is given, other calls by name, each with whether it is one of a list, as sizes are."""
+    own = bool(node.args) and isinstance(node.args[0], int) and str(node.target).startswith("stepnet.")
+    for value in (*node.args[own:], *node.kwargs.values()):  # of some the first says which one it is
         for part in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(part, (int, float)):
-                yield part, part is not value
-
-
-def _is_odd(number: float) -> bool:
-    return _MOST < abs(number) < _END or (abs(number) < _MOST and number != int(number))
+            yield part.name if isinstance(part, FxNode) else part, part is not value
 
 
 def _alike(node: FxNode, twin: FxNode, pairs: Mapping[int, int]) -> bool:
-    ours, theirs = list(_numbers(node)), list(_numbers(twin))
+    ours, theirs = list(_given(node)), list(_given(twin))
     return str(node.target) == str(twin.target) and len(ours) == len(theirs) and all(
         a == b or a != a or (is_size and pairs.get(a) == b)
         for (a, is_size), (b, _) in zip(ours, theirs, strict=True)

@@ -38,8 +38,8 @@ OPS = _ops(
     # x; attribute axis; cumsum: x, axis; topk: x, how many, attributes axis and mode (max or min)
     "softmax log_softmax cumsum topk",
     # x, y; attribute transposed: the rank of y where its last two axes change places, or 0; conv: x, kernel,
-    # attributes as those of torch, and the shape of the kernel
-    "matmul conv",
+    # attributes as those of torch, and the shape of the kernel; conv_transpose: x, kernel, the same
+    "matmul conv conv_transpose",
     # x; attributes kernel, strides, dilations and pads (of either side); mean_pool: with_padding
     "max_pool mean_pool",
     # x, shape; attribute zero_keeps: 0 keeps a dimension; expand: to what both shapes broadcast to

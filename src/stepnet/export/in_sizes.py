@@ -14,6 +14,7 @@ from .graph import Value
 _ANY_TYPE = {"Add": "add", "Mul": "mul", "Max": "maximum", "Min": "minimum"}
 _REAL = {"FloatTrueDiv": "div", "IntTrueDiv": "div", "FloatPow": "pow", "OpaqueUnaryFn_sqrt": "sqrt",
          "OpaqueUnaryFn_exp": "exp", "OpaqueUnaryFn_log": "log"}  # fmt: skip
+_WHOLE = {"FloorToInt": "floor", "TruncToInt": "", "CeilToInt": "ceil"}
 
 
 def in_sizes(emit: Emit, expr: Any, value_of: Callable[[Any], Value]) -> Value | None:
@@ -39,6 +40,9 @@ def in_sizes(emit: Emit, expr: Any, value_of: Callable[[Any], Value]) -> Value |
     if kind in ("FloorToInt", "TruncToInt", "CeilToInt") and type(args[0]).__name__ == "IntTrueDiv":
         over, under = args[0].args
         return _rounded(emit, kind, over, under, value_of)
+    if kind in _WHOLE:
+        value, rounding = value_of(args[0]), _WHOLE[kind]
+        return emit.cast(emit.call(rounding, value) if rounding else value, torch.int64)
     if kind == "Abs":
         return emit.call("abs", value_of(args[0]))
     if kind == "RoundToInt":

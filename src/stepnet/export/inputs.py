@@ -211,9 +211,10 @@ def without_features(
     features: set[str] = set()
     for node in made.nodes:
         if str(node.target).startswith("stepnet.recurrence"):
-            number, x, state, weights, lengths, _ = node.args
-            alone = call_of(cast(int, number)).alone  # then it is not said what else its one row holds
-            lead = 1 if lengths else 2
+            number, x, state, weights, _, _ = node.args
+            call = call_of(cast(int, number))
+            alone = call.alone  # then it is not said what else its one row holds
+            lead = 1 if call.ragged else 2
             for leaves, skip in ((x, lead), (state, 1), (weights, 0)):
                 for leaf in leaves:  # pyright: ignore
                     steps |= _symbols(leaf.meta["val"].shape[:skip])
@@ -239,8 +240,11 @@ def closed(made: Program) -> bool:
     """Whether a recurrence of dense sequences has a fixed number of steps or sequences."""
     sizes: list[Any] = []
     for node in made.nodes:
-        if str(node.target).startswith("stepnet.recurrence") and not node.args[4]:
-            rows = 1 if call_of(cast(int, node.args[0])).alone else 2
+        if str(node.target).startswith("stepnet.recurrence"):
+            call = call_of(cast(int, node.args[0]))
+            if call.ragged:
+                continue
+            rows = 1 if call.alone else 2
             sizes += sizes_of(node.args[1][0].meta["val"])[:rows]  # pyright: ignore
         elif str(node.target).startswith("stepnet.iterator"):
             sizes += _cut_sizes(node)

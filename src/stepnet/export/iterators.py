@@ -140,7 +140,7 @@ class LoopTracer(Tracer):
         number, call = self.next()
         code = code_of(loop).function
         weights = at_places(call.places, call.weights, code, call.where, "its body")
-        call.sizes, sizes = as_tensors(code, call.where)
+        call.sizes, sizes = as_tensors(code, call.where, feeds.values())
         out = torch.ops.stepnet.iterator(number, [feeds[name] for name in call.sources], weights, sizes)
         return dict(zip((port.output for port in loop.outputs), out, strict=True))
 

@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.arguments import brief
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import as_written
 from stepnet.data.offsets import LENGTHS, LoD
 from stepnet.data.outputs import Outputs
 from stepnet.data.tree import flatten, names, unflatten
@@ -18,12 +19,22 @@ from stepnet.data.values import unpacked
 from stepnet.errors import IRError
 from stepnet.watchers import during
 
-from . import aten_math, aten_pick, aten_shape, certain, iterators, recurrences, sequences, while_loops  # noqa: F401  (they fill tables)
+from . import (  # noqa: F401  (they fill tables)
+    aten_grids,
+    aten_math,
+    aten_pick,
+    aten_shape,
+    certain,
+    iterators,
+    recurrences,
+    sequences,
+    while_loops,
+)
 from .aten import AtenNet, is_known, join_lead, split_lead
-from .attributes import as_it_was
+from .attributes import Kept, as_it_was
 from .body_trace import FixedSize
 from .calls import Calls
-from .counts import check_counts
+from .counts import check_counters, check_counts
 from .emit import Emit
 from .graph import Graph, Target, Value
 from .inputs import (
@@ -42,6 +53,7 @@ from .torch_rnns import TorchRNNs
 from .trace import BATCH, AnyNumber, Numbers, Program, program, sizes_of
 
 
+@as_written(torch.device("cpu"))  # a file is of no block of code
 def module_graph(
     module: Any, example_inputs: Any, target: Target, *, dynamic: Dynamic | None = None, name: str = "model"
 ) -> Graph:
@@ -71,11 +83,12 @@ def module_graph(
     try:
         with torch.no_grad(), calls.noted():
             a, k = unflatten(spec, [i.value for i in inputs])
-            with TorchRNNs(target), as_it_was(module) as replaced:
+            with TorchRNNs(target), as_it_was(module) as kept:
                 outputs = _outputs(_plain(module(*a, **k)), where)
-        trace = _Trace(module, where, spec, inputs, calls, dynamic, replaced)
+        trace = _Trace(module, where, spec, inputs, calls, dynamic, kept)
         if batch:
-            trace.others = repeated(given, batch_number(module, inputs, batch + 2), dynamic)
+            # By so many more, for what Python computes of it, a rest or a quotient, to be another number.
+            trace.others = repeated(given, batch + 11, dynamic)
         try:
             return _graph(Graph(name, target), trace, outputs, batch)
         except FixedSize:
@@ -92,9 +105,9 @@ class _Trace:
 
     def __init__(
         self, module: Any, where: str, spec: Any, inputs: list[Input], calls: Calls,
-        dynamic: Dynamic | None, replaced: dict[str, Tensor],
+        dynamic: Dynamic | None, kept: Kept,
     ) -> None:  # fmt: skip
-        self.replaced = replaced  # by what it computed, in attributes of the module
+        self.kept = kept  # by the run before, in attributes of the module
         self.module, self.where, self.spec, self.inputs, self.calls = module, where, spec, inputs, calls
         self.dynamic = dynamic
         self.declared: Dynamic | None = getattr(module, "open_sizes", None) if dynamic is None else None
@@ -123,18 +136,25 @@ class _Trace:
 
     def again(self) -> tuple[Program, dict[int, int]]:
         """The program for another number of sequences, and the numbers that change with it."""
-        other = _Trace(
-            self.module, self.where, self.spec, self.others, self.calls, self.dynamic, self.replaced
-        )
+        other = _Trace(self.module, self.where, self.spec, self.others, self.calls, self.dynamic, self.kept)
         sizes = ([len(level) - 1 for lod in t.lods for level in lod.levels[:2]] for t in (self, other))
         return other.program(), dict(zip(*sizes, strict=True))
 
+    def following(self) -> Program:
+        """The program of the call after the one before."""
+        with as_it_was(self.module):
+            self.kept.put_back()
+            return program(self._run, self.module, self.examples, self.dims, self.where, is_known)
+
     def _traced(self, dynamic: list[dict[int, bool]]) -> Program:
+        self.dims = dynamic
         with as_it_was(self.module):
             made = program(self._run, self.module, self.examples, dynamic, self.where, is_known)
         read = {t.untyped_storage().data_ptr() for node, t in made.constants.items() if node.users}
         read.discard(0)  # of what is empty
-        carried = [name for name, old in self.replaced.items() if old.untyped_storage().data_ptr() in read]
+        carried = [
+            name for name, old in self.kept.replaced.items() if old.untyped_storage().data_ptr() in read
+        ]
         if carried:
             raise IRError(
                 f"{self.where} cannot be written: it keeps what it computes for its next call",
@@ -214,6 +234,8 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
         if symbol in outer:
             ended = split_lead(emit, ended, outer[symbol])
         graph.result(ended, (text,), _shape(node, numbers, levels))
+    if trace.kept.numbers:
+        check_counters(made, trace.following(), trace.kept.numbers, trace.where)
     if batch:
         check_counts(made, trace.again, trace.where)
     return graph

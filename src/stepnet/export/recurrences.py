@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -58,6 +59,8 @@ from .rows import unwritable
 from .scans import StepAxis, write_plan
 from .whole_step import write_step
 
+# The lengths of sequences that are padded at their end, batch first: the recurrences here go by them.
+PADDED: ContextVar[Tensor | None] = ContextVar("stepnet_padded_lengths", default=None)
 _NO_GRAPH = "its Python asks tensors for values, or it draws random numbers"
 
 
@@ -227,10 +230,11 @@ class RecurrenceTracer(Tracer, AsLoop):
     def loop(self, loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
         number, made = self.next()
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
+        padded = PADDED.get()
         where = f"the recurrence of {made.where}"
-        made.sizes, sizes = as_tensors(code_of(loop).function, where)
+        made.sizes, sizes = as_tensors(code_of(loop).function, where, [*x, *state])
         weights = at_places(made.places, made.weights, _code(loop), made.where, owner="step")
-        rows, lengths = x, list[Tensor]()
+        rows, lengths = x, list[Tensor]() if padded is None else [padded]
         if made.ragged:
             made.read = numbers_read(code_of(loop).function)
             rows, levels = [leaf.values for leaf in x], x[0]._lod.levels
@@ -287,7 +291,11 @@ def _lowered(
     lengths: Sequence[FxNode], sizes: Sequence[FxNode],
 ) -> tuple[list[Value], list[Value]]:  # fmt: skip
     where = f"the recurrence of {call.where}"
-    steps = StepAxis(1 if call.ragged or call.axis == 1 else 0, call.sweep.reverse, _lengths(b, call, x))
+    if call.ragged:
+        steps = StepAxis(1, call.sweep.reverse, b.ragged[str(b.shape(x[0])[0])])
+    else:
+        padded = b.out(lengths[0]) if lengths else None
+        steps = StepAxis(int(call.axis == 1), call.sweep.reverse, padded)
     _check_open(b, call, x, where)
     states = [b.flat(node) for node in state]
     given = [b.out(node) for node in x]
@@ -306,18 +314,14 @@ def _lowered(
             plan = call.compiled.hoisted
             return write_plan(b.emit, plan, call.compiled.constants, given, states, values, steps)
         except Unsupported as error:
-            if call.ragged:  # else the step is written whole
+            if steps.lengths is not None:  # else the step is written whole
                 raise unwritable(b.emit.graph.target, where, error.reason, error.line) from error
-    if call.ragged:
+    if steps.lengths is not None:
         raise IRError(
             f"{where} cannot be written over ragged sequences: {call.refusal or _NO_GRAPH}",
             expected="a step whose rows are proved not to mix",
         )
     return write_step(b, call, where, given, states, (x, state, weights, sizes), steps)
-
-
-def _lengths(b: AtenNet, call: RecurrenceCall, x: Sequence[FxNode]) -> Value | None:
-    return b.ragged[str(b.shape(x[0])[0])] if call.ragged else None
 
 
 def _check_open(b: AtenNet, call: RecurrenceCall, x: Sequence[FxNode], where: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
@@ -23,7 +23,7 @@ from stepnet.front.template import Literal, Packed
 from .open_sizes import settled
 
 Path = tuple[int, ...]  # through the parts of what code refers to
-Referred = dict[Path, Any]  # numbers, as they are for the example
+Referred = dict[Path, tuple[Any, torch.dtype]]  # numbers, as they are for the example
 _DEEPEST = 12
 _OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -69,21 +69,23 @@ def with_sizes(value: Any, new: Mapping[Path, Tensor]) -> Any:
     return _rebuilt(value, parts)
 
 
-def as_tensors(code: Any, where: str) -> tuple[Referred, list[Tensor]]:
-    """The open sizes that code refers to, and a tensor for each.
+def as_tensors(code: Any, where: str, beside: Iterable[Any]) -> tuple[Referred, list[Tensor]]:
+    """The open sizes that code refers to, and a tensor for each, as exact as what it computes with `beside`.
 
     Raises:
         IRError: it reads more of them, where no other can be put.
     """
     found = dict(sizes_in(code))
-    sizes = [_tensor(size) for size in found.values()]
+    exact = any(value.dtype == torch.float64 for value in beside)
+    sizes = [_tensor(size, torch.float64 if exact else torch.get_default_dtype()) for size in found.values()]
     left = with_sizes(code, dict(zip(found, sizes, strict=True)))
     if any(isinstance(part, Same) and isinstance(part.value, _OPEN) for part in _key(left)):
         raise IRError(
             f"{where} cannot be written: it reads a size that is left open, and would keep the example's",
             remedy="torch.tensor(x.shape[0]) in its place; or a local variable that it refers to",
         )
-    return {path: _hint(size) for path, size in found.items()}, sizes
+    hints = [(_hint(size), made.dtype) for size, made in zip(found.values(), sizes, strict=True)]
+    return dict(zip(found, hints, strict=True)), sizes
 
 
 def numbers_read(code: Any) -> list[float]:
@@ -100,17 +102,17 @@ def _key(code: Any) -> list[Any]:
 
 def examples(sizes: Referred) -> list[Tensor]:
     """The sizes that code refers to, as they are for the example."""
-    return list(map(torch.tensor, sizes.values()))
+    return [torch.tensor(number, dtype=dtype) for number, dtype in sizes.values()]
 
 
 def _hint(size: Any) -> Any:
     return size.node.hint if size.node.has_hint() else 1
 
 
-def _tensor(size: Any) -> Tensor:
+def _tensor(size: Any, real: torch.dtype) -> Tensor:
     if isinstance(size, torch.SymBool):
         return torch.scalar_tensor(settled(size))
-    dtype = torch.int64 if isinstance(size, torch.SymInt) else torch.get_default_dtype()
+    dtype = torch.int64 if isinstance(size, torch.SymInt) else real
     return torch.scalar_tensor(cast(Any, size), dtype=dtype)
 
 

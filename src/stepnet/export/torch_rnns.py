@@ -1,13 +1,19 @@
-"""torch.nn's LSTM, GRU and RNN in a module that is saved: as recurrences, of which a trace has each step."""
+"""torch.nn's LSTM, GRU and RNN in a module that is saved: as recurrences, of which a trace has each step.
+
+What is packed in a trace stays padded, for no size of a file says how many rows it has: the data of a
+PackedSequence are all rows [time * batch, ...], its batch sizes those of the lengths that it was packed with.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -15,12 +21,17 @@ from stepnet.api import recurrent
 from stepnet.cells.gru import gru_step
 from stepnet.cells.lstm import lstm_step
 from stepnet.cells.rnn import rnn_step
+from stepnet.compiler.swapped import Swapped
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import IRError
-from stepnet.watchers import instead
+from stepnet.watchers import during, instead
 
+from .calls import Recorder
 from .graph import Target
+from .recurrences import PADDED
 
+_pack: Any = torch._VF._pack_padded_sequence  # pyright: ignore[reportAttributeAccessIssue]
+_pad: Any = torch._VF._pad_packed_sequence  # pyright: ignore[reportAttributeAccessIssue]
 _NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 _STEPS: dict[Any, tuple[str, Callable[..., Any]]] = {
     torch.lstm: ("LSTM", lstm_step),
@@ -30,6 +41,30 @@ _STEPS: dict[Any, tuple[str, Callable[..., Any]]] = {
 }
 
 
+# That states fit the batch, of which torch wants the number; the run of the module itself found it out.
+_FITTING = [
+    Swapped(owner, "check_forward_args", lambda self, x, hx, sizes: None) for owner in (nn.RNNBase, nn.LSTM)
+]
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """What was packed: its batch sizes and lengths, and how many steps and sequences it has."""
+
+    batch_sizes: Tensor
+    lengths: Tensor
+    steps: Any
+    batch: Any
+
+    def packed(self, rows: Tensor) -> Tensor:
+        """The data of rows [time, batch, ...]."""
+        return rows.reshape(self.steps * self.batch, *rows.shape[2:])
+
+    def rows(self, data: Tensor) -> Tensor:
+        """[time, batch, ...] of data."""
+        return data.reshape(self.steps, self.batch, *data.shape[1:])
+
+
 class TorchRNNs(TorchFunctionMode):
     """Answers for the functions behind these modules where something answers for recurrences; in the body of
     one only for a format that has loops there."""
@@ -37,16 +72,86 @@ class TorchRNNs(TorchFunctionMode):
     def __init__(self, target: Target) -> None:
         super().__init__()
         self.nested, self.around = target.nested is None, instead()
+        self.real = isinstance(self.around, Recorder)
+        self.packed: dict[int, _Packed] = {}  # by the id of its batch sizes
+        self.entered = contextlib.ExitStack()
+
+    def __enter__(self) -> Any:
+        if not self.real:
+            for check in _FITTING:
+                self.entered.enter_context(check.inside())
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.entered.close()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling():  # the branches of torch.cond
             return func(*args, **(kwargs or {}))
         around = instead()
         answered = around is not None and (self.nested or around is self.around)
-        known = _STEPS.get(func) if answered else None
-        if known is None or kwargs or isinstance(args[3], (list, tuple)):  # the rows of a PackedSequence
+        if not answered or kwargs:
             return func(*args, **(kwargs or {}))
-        return _layers(*known, *args)
+        if func is _pack:
+            return self._pack(*args)
+        known = self.packed.get(id(args[1])) if len(args) > 1 else None
+        if known is not None and func is _pad:
+            return func(*args) if self.real else _padded(known, args[0], *args[2:])
+        if func is Tensor.__getitem__ and id(args[0]) in self.packed and args[1] == 0:
+            return self.packed[id(args[0])].batch
+        if func not in _STEPS:
+            return func(*args)
+        if not isinstance(args[3], (list, tuple)):
+            return _layers(*_STEPS[func], *args)
+        if known is None:
+            return func(*args)
+        return self._run(known, *_STEPS[func], args[0], *args[2:])
+
+    def _pack(self, x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+        rows = x.movedim(1, 0) if batch_first else x
+        steps, batch = rows.shape[:2]
+        if self.real:
+            data, sizes = _pack(x, lengths, batch_first)
+        else:
+            longest: Any = lengths.max().item()
+            torch._check(longest >= 1)
+            torch._check(longest <= steps)
+            torch._check(lengths.shape[0] == batch)
+            inside = lengths.unsqueeze(0) > torch.arange(steps).unsqueeze(1)
+            sizes = inside.sum(1).narrow(0, 0, longest)
+            data = rows.reshape(steps * batch, *rows.shape[2:])
+        self.packed[id(sizes)] = _Packed(sizes, lengths, steps, batch)
+        return data, sizes
+
+    def _run(
+        self, known: _Packed, kind: str, function: Callable[..., Any], data: Tensor, *more: Any
+    ) -> tuple[Tensor, ...]:
+        if self.real:
+            rows = _pad(data, known.batch_sizes, True, 0.0, known.steps)[0]
+        else:
+            rows = known.rows(data).movedim(1, 0)
+        layers: Any = partial(_layers, kind, function, rows)
+        with during(PADDED, known.lengths):
+            y, *finals = layers(*more, True)
+        if self.real:
+            return _pack(y, known.lengths, True)[0], *finals
+        return known.packed(y.movedim(1, 0)), *finals
+
+
+def _padded(
+    known: _Packed, data: Tensor, batch_first: bool, fill: float, total: Any
+) -> tuple[Tensor, Tensor]:
+    """The rows of packed data, as many as the longest sequence has or as are asked for."""
+    rows, longest = known.rows(data), known.batch_sizes.shape[0]
+    if str(total) != str(known.steps):
+        rows = rows.narrow(0, 0, longest)
+    if str(total) not in (str(known.steps), str(longest)):
+        rows = functional.pad(rows, (0, 0) * (rows.dim() - 1) + (0, total - longest))
+    inside = torch.arange(rows.shape[0]).unsqueeze(1) < known.lengths.unsqueeze(0)
+    inside = inside.reshape(*inside.shape, *[1] * (rows.dim() - 2))
+    rows = torch.where(inside, rows, torch.full((), fill, dtype=rows.dtype))
+    return rows.movedim(1, 0) if batch_first else rows, known.lengths
 
 
 def _layers(

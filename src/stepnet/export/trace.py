@@ -13,6 +13,7 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, nn
+from torch._decomp import get_decompositions
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import Node as FxNode
 from torch.fx import traceback as fx_traceback
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.control import both_branches
+from stepnet.compiler.swapped import Swapped
 from stepnet.data.recording import Interned
 from stepnet.data.values import note_size, size_in
 from stepnet.errors import IRError, LoDError, Unsupported
@@ -106,7 +108,11 @@ Numbers = Mapping[int, AnyNumber]  # by the numbers that they were
 
 
 class _Lines(TorchFunctionMode):
-    """Tells torch's tracing which line of the user's code each call is in."""
+    """Tells torch's tracing which line of the user's code each call is in; `where` is its name in errors."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._set_grad_enabled:
@@ -115,6 +121,12 @@ class _Lines(TorchFunctionMode):
                 return func(*args)
         func = _KEEPING_SIZES.get(func, func)
         line = line_run_by(__file__)
+        if kwargs and kwargs.get("generator") is not None:
+            raise IRError(
+                f"{self.where} cannot be written: '{func.__name__}'" + (f" ({line.short})" if line else "")
+                + ": it draws random numbers, which a file does not",
+                remedy="what is drawn as an input of the module",
+            )  # fmt: skip
         fx_traceback.set_stack_trace([line.short] if line else [])
         number = _number(func, args, kwargs)  # before args may be changed in place
         with size_questions.passing((*args, *(kwargs or {}).values())):
@@ -155,6 +167,28 @@ def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> Any:
     return split(x, split_size_or_sections, dim)
 
 
+def _embedding_bag(
+    input: Tensor, weight: Tensor, offsets: Any = None, max_norm: Any = None, norm_type: float = 2,
+    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
+    per_sample_weights: Any = None, include_last_offset: bool = False, padding_idx: int | None = None,
+) -> Tensor:  # fmt: skip
+    """`embedding_bag` of bags of one size: of others no file has what torch makes of them."""
+    if input.dim() != 2 or max_norm is not None:
+        return F.embedding_bag(
+            input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
+            include_last_offset, padding_idx,
+        )  # fmt: skip
+    rows = F.embedding(input, weight)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    kept = torch.ones_like(input) if padding_idx is None else (input != padding_idx).to(input.dtype)
+    count, kept = kept.sum(1, keepdim=True), kept.unsqueeze(-1).bool()
+    if mode == "max":
+        return torch.where(count > 0, rows.masked_fill(~kept, -torch.inf).amax(1), 0.0)
+    total = rows.masked_fill(~kept, 0.0).sum(1)
+    return total if mode == "sum" else total / count.clamp(min=1)
+
+
 def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
     """`linspace`, of which torch would fix how many numbers there are."""
     if isinstance(steps, int) or isinstance(start, Tensor) or isinstance(end, Tensor):
@@ -167,6 +201,7 @@ def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
 
 _KEEPING_SIZES: dict[Any, Callable[..., Any]] = {
     torch.linspace: _linspace,
+    F.embedding_bag: _embedding_bag,
     Tensor.data.__get__: Tensor.detach,  # pyright: ignore[reportAttributeAccessIssue]
     **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool),
     **dict.fromkeys((torch.tensor_split, Tensor.tensor_split), _tensor_split),
@@ -204,14 +239,14 @@ def _number(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) ->
 class _Traced(nn.Module):
     """A function of tensors as a module, with `owner` (if it is one) among its own."""
 
-    def __init__(self, run: Callable[..., Sequence[Tensor]], owner: Any) -> None:
+    def __init__(self, run: Callable[..., Sequence[Tensor]], owner: Any, where: str) -> None:
         super().__init__()
-        self.run = run
+        self.run, self.where = run, where
         if isinstance(owner, nn.Module):
             self.owner = owner
 
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
-        with _Lines():
+        with _Lines(self.where):
             return tuple(self.run(*leaves))
 
 
@@ -225,11 +260,14 @@ def _traced(
         with (
             warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad(),
             fx_traceback.preserve_node_meta(), _nothing_kept(), size_questions.answered(),
-            both_branches(),
+            both_branches(), _CAUSAL.inside(),
         ):  # fmt: skip
             warnings.simplefilter("ignore")
             return export(
-                _Traced(run, owner), tuple(leaves), dynamic_shapes=(shapes,) if leaves else None, strict=False
+                _Traced(run, owner, where),
+                tuple(leaves),
+                dynamic_shapes=(shapes,) if leaves else None,
+                strict=False,
             )
     except (IRError, Unsupported):
         raise
@@ -247,6 +285,12 @@ def _traced(
             got=f"{type(error).__name__}: {text[0] if text else ''}",
             remedy="let sizes come from tensors (x.shape[0]), and use no Python control flow on values",
         ) from error
+
+
+# That a mask is causal, which torch asks of its entries, makes what it computes no other.
+_CAUSAL = Swapped(
+    torch.nn.modules.transformer, "_detect_is_causal_mask", lambda mask, causal=None, size=None: bool(causal)
+)
 
 
 def _nothing_kept() -> AbstractContextManager[Any]:
@@ -280,7 +324,8 @@ def _checks(calls: Sequence[FxNode]) -> set[FxNode]:
 @functools.lru_cache(maxsize=1)
 def _simpler(operators: int) -> dict[Any, Callable[..., Any]]:
     """What calls are taken apart into, when torch has so many operators: to list them takes it 0.03 s."""
-    return {**torch.export.default_decompositions(), **small_matrices.TABLE}
+    resized = get_decompositions([torch.ops.aten.upsample_bilinear2d.vec])
+    return {**torch.export.default_decompositions(), **resized, **small_matrices.TABLE}
 
 
 def sizes_of(value: Tensor, numbers: Numbers | None = None) -> list[Any]:

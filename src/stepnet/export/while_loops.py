@@ -214,7 +214,7 @@ class WhileTracer(Tracer):
             cond, body = _each_row(cond, body)
         leaves, spec = flatten(tuple(loop_vars))
         weights = at_places(call.places, call.weights, _both(cond, body), call.where)
-        call.sizes, sizes = as_tensors([cond, body], call.where)
+        call.sizes, sizes = as_tensors([cond, body], call.where, call.first)
         state = [
             leaf if isinstance(leaf, Tensor) else torch.scalar_tensor(leaf, dtype=like.dtype)
             for leaf, like in zip(leaves, call.first, strict=True)

@@ -258,12 +258,13 @@ def _matmul(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     return w.call("MatMul", x, y)
 
 
-@_rule("conv")
+@_rule("conv", "conv_transpose")
 def _conv(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     said = node.attributes
+    more = {name: said[name] for name in ("output_padding",) if name in said}
     return w.call(
-        "Conv", *inputs, strides=said["strides"], dilations=said["dilations"], group=said["groups"],
-        pads=[*said["pads_begin"], *said["pads_end"]],
+        "ConvTranspose" if more else "Conv", *inputs, strides=said["strides"], dilations=said["dilations"],
+        group=said["groups"], pads=[*said["pads_begin"], *said["pads_end"]], **more,
     )  # fmt: skip
 
 

@@ -86,7 +86,7 @@ class OpWriter(NetWriter):
         if node.op == "copy":  # the larger of a value and itself, which OpenVINO does not take for the same
             kind = "LogicalOr" if node.dtypes[0] == torch.bool else "Maximum"
             return self.net.layer(kind, [*inputs, *inputs], outputs=node.dtypes)
-        if node.op == "conv":
+        if node.op in ("conv", "conv_transpose"):
             return self._conv(node, *inputs)
         if node.op in ("max_pool", "mean_pool"):
             return self._pool(node, *inputs)
@@ -113,10 +113,15 @@ class OpWriter(NetWriter):
 
     def _conv(self, node: Node, x: Out, kernel: Out) -> Out:
         said = node.attributes
-        kind, groups, shape = "Convolution", said["groups"], said["kernel"]
+        groups, shape = said["groups"], said["kernel"]
+        kind = (
+            ("Group" if groups > 1 else "")
+            + "Convolution"
+            + ("BackpropData" if "output_padding" in said else "")
+        )
         if groups > 1:
-            kind = "GroupConvolution"
             pattern = self.numbers([groups, shape[0] // groups, *shape[1:]])
             kernel = self.net.layer("Reshape", [kernel, pattern], {"special_zero": True}, outputs=node.dtypes)
-        attributes = {name: said[name] for name in ("strides", "dilations", "pads_begin", "pads_end")}
+        names = ("strides", "dilations", "pads_begin", "pads_end", "output_padding")
+        attributes = {name: said[name] for name in names if name in said}
         return self.net.layer(kind, [x, kernel], attributes | {"auto_pad": "explicit"}, outputs=node.dtypes)

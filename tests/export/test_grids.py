@@ -1,0 +1,96 @@
+"""Convolutions, pools, norms, edges and windows over time and space: at any length of both."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from file_formats import FORMATS, share_traces
+
+
+class Grids(nn.Module):
+    """x [batch, 4, time], image [batch, 2, height, 6]: the sizes that are words are open."""
+
+    def __init__(self):
+        super().__init__()
+        self.group, self.instance = nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True)
+        self.batch = nn.BatchNorm1d(4)
+        self.wider = nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2)
+        self.alone, self.space = nn.ConvTranspose2d(2, 3, 3, dilation=2), nn.Conv3d(2, 1, 3, padding=1)
+        self.mixed, self.bags = nn.Bilinear(6, 6, 3), nn.EmbeddingBag(4, 3, padding_idx=2)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 4, batch_first=True), 1)
+
+    def calls(self, x, image):
+        time = x.shape[-1]
+        rows, place = torch.arange(x.shape[0]), x.argmax(1)
+        mask = nn.Transformer.generate_square_subsequent_mask(time)
+        most, at = x.cummax(-1)
+        return {
+            "norms": self.group(x) + self.instance(x) + F.instance_norm(x) * self.batch(x),
+            "transposed": self.wider(x),
+            "of one": self.alone(image[0]),
+            "space": self.space(image[:, :, None]),
+            "edges": torch.cat([F.pad(x, (2, 1), mode=m) for m in ("reflect", "replicate", "circular")]),
+            "windows": x.unfold(-1, 4, 3).mean(-1) + x.unfold(2, 4, 3).amax(-1),
+            "blocks": F.unfold(image, 3, padding=1),
+            "ceilings": F.max_pool1d(x, 3, 2, ceil_mode=True) + F.avg_pool1d(x, 3, 2, ceil_mode=True),
+            "of images": F.max_pool2d(image, (3, 2), 2, ceil_mode=True),
+            "parts": F.adaptive_avg_pool1d(x, 3) - F.adaptive_max_pool1d(x, 3),
+            "parts of images": F.adaptive_avg_pool2d(image, (2, None)) + F.adaptive_max_pool2d(image, (2, 1)),
+            "resized": F.interpolate(image, scale_factor=2)
+            + F.interpolate(image, (2 * image.shape[2], 12))
+            + F.interpolate(image, scale_factor=2, mode="bilinear"),
+            "half": F.interpolate(x, scale_factor=0.5, mode="linear"),
+            "steps": x
+            + torch.arange(0, time * 0.5, 0.5)
+            + torch.arange(1.0, time + 1)[: time // 2 + 1].sum(),
+            "diagonals": torch.diagonal(x.mT @ x, 1, 1, 2),
+            "masked": self.encoder(x.mT, mask=mask),
+            "shared": F.scaled_dot_product_attention(
+                image.repeat(1, 2, 1, 1), image, image, enable_gqa=True, is_causal=True
+            ),
+            "ends": most * at - x.cummin(-1)[0],
+            "kth": torch.cat(x.kthvalue(2, 1)),
+            "beside": x[:, torch.tensor([0, 2]), torch.tensor([1, 0])],
+            "apart": x[rows, :, place[:, 0] % 2],
+            "filled": x.index_fill(1, torch.tensor([0, 3]), 0.5),
+            "added": x.index_add(1, torch.tensor([0, 0]), x[:, :2]),
+            "rounded": torch.round(x, decimals=1) + torch.round(x * 90, decimals=-1),
+            "bags": self.bags(place),
+            "distances": torch.cdist(x, x) + torch.cdist(x, x, 1.0),
+            "mixed": self.mixed(image, image.flip(-1)),
+            "place": x.argmax(),
+            "softplus": F.softplus(x, 2.0),
+        }
+
+    def forward(self, x, image):
+        return {**self.calls(x, image), "top": x.topk(2, 1)}
+
+
+@pytest.fixture(scope="module")
+def programs():
+    return {}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_written_and_read_back(name, tmp_path, programs, monkeypatch):
+    share_traces(monkeypatch, programs)
+    form, runtime, file = FORMATS[name]
+    torch.manual_seed(0)
+    module, path = Grids().eval(), tmp_path / file
+    form.save(
+        module, path, (torch.randn(2, 4, 9), torch.randn(2, 2, 5, 6)), dynamic={"x": (0, 2), "image": (0, 2)}
+    )
+    read = form.load(path)
+    for batch, time, height in ((2, 9, 5), (3, 14, 8), (1, 7, 4)):
+        given = torch.randn(batch, 4, time), torch.randn(batch, 2, height, 6)
+        with torch.no_grad():
+            wanted = {**module.calls(*given), "top": given[0].topk(2, 1)[0], "": given[0].topk(2, 1)[1]}
+            ours = read(*given).tuple()
+        run = [torch.from_numpy(np.asarray(t)) for t in runtime(path, [t.numpy() for t in given])]
+        for found in (run, ours):
+            for (what, want), got in zip(wanted.items(), found, strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, msg=lambda m, w=what: f"{w}: {m}")

@@ -1,0 +1,65 @@
+"""pack_padded_sequence and pad_packed_sequence in a module: of any lengths in what is written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from file_formats import FORMATS
+from stepnet.errors import IRError
+from torch_since import torch_since
+
+pytestmark = torch_since("2.13", "its export fixes sizes that are computed with")
+
+
+class Packs(nn.Module):
+    """Layers in both directions, rows that change while they are packed, and a state of one's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True)
+        self.between, self.second = nn.Linear(8, 3), nn.GRU(3, 4)
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        y, (h, c) = self.first(packed)
+        inner = y._replace(data=torch.tanh(self.between(y.data)))
+        z, last = self.second(inner, h[:1] + c[:1])
+        z, counts = pad_packed_sequence(z, padding_value=-1.0)
+        whole, _ = pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])
+        return z, counts, whole, last, h
+
+
+def given(*lengths, longer=2):
+    return torch.randn(len(lengths), max(lengths) + longer, 3), torch.tensor(lengths)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_of_any_lengths(format, tmp_path):
+    package, runtime, name = FORMATS[format]
+    module = Packs().eval()
+    package.save(module, tmp_path / name, given(3, 1, 4))
+    read = package.load(tmp_path / name)
+    for args in (given(2, 5), given(1, longer=0), given(1, 7, 3, 7)):
+        with torch.no_grad():
+            wanted, ours = module(*args), read(*args).tuple()
+        run = [torch.from_numpy(np.asarray(t)) for t in runtime(tmp_path / name, [t.numpy() for t in args])]
+        for found in (run, ours):
+            torch.testing.assert_close(list(found), list(wanted), rtol=1e-5, atol=1e-5)
+
+
+def test_lengths_as_numbers_of_python_are_refused(tmp_path):
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.GRU(3, 4)
+
+        def forward(self, x, lengths):
+            return self.rnn(pack_padded_sequence(x, lengths.tolist(), True, False))[1]
+
+    package, _, name = FORMATS["onnx"]
+    with pytest.raises(IRError, match="cannot be written"):
+        package.save(Listed(), tmp_path / name, given(3, 1, 4))
