@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 
 from covering import few
 from outcomes import tensors
@@ -323,3 +324,26 @@ def test_no_hook_is_called_where_no_gradient_comes(backend, lengths):
         (y.values.sum() + final.sum()).backward()
     assert (rows.grad, w.grad) == (None, None)
     assert h.grad is not None
+
+
+@pytest.mark.parametrize("backend", ["naive", "eager", "c"])
+@pytest.mark.parametrize("used", [0, 1])
+def test_no_hook_is_called_where_the_results_in_use_bring_no_gradient(backend, used):
+    """Of either result: y reaches the rows and v, the final state the initial one and w."""
+    rows, h, v, w = (torch.randn(n, 3, dtype=torch.float64, requires_grad=True) for n in (5, 3, 3, 3))
+    inputs, called, counted = (rows * 1, h * 1, v, w), [], []
+    for t in inputs:
+        t.register_hook(lambda g: g * 0.5)  # which fails of None
+    for k in range(6):  # the last by places
+        x = LoDTensor.from_lengths(inputs[0], [[2, 0, 3]])
+        y, final = recurrent(lambda x, h: (x @ v, torch.tanh(h @ w)), x, inputs[1], backend=backend)
+        results = y.values, final
+        for j, t in enumerate(results):
+            t.register_hook(lambda g, j=j: called.append(j) or g * 2)
+        register_multi_grad_hook(results, lambda grads: counted.append([g is not None for g in grads]))
+        results[used].sum().backward(retain_graph=True)
+        assert called == [used] * (k + 1)
+        assert counted == [[j == used for j in range(2)]] * (k + 1)
+    reached = ((rows, v), (h, w))
+    assert all(t.grad is not None for t in reached[used])
+    assert all(t.grad is None for t in reached[1 - used])

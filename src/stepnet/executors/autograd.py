@@ -24,6 +24,7 @@ from .call import Call
 from .direct import Direct
 from .flow import carry_gradients
 from .gradients import gradients
+from .hooks import guard_inputs, guarded_results
 from .layout import Layout
 from .noise import generator_of, noise_of
 from .ready import Ready
@@ -254,12 +255,18 @@ class _PlanCall(torch.autograd.Function):
             once = not later and not torch.is_grad_enabled()
             found = direct.gradients(saved, grads, needed) if once else None
             if found is not None:
+                guard_inputs(saved, found)
                 return (None, None, *found)
             if not later:
                 saved = direct.by_names(saved)
             if not isinstance(ctx.call, Call):
                 _note(ctx, ctx.call(), [], bool(direct.steps), len(needed))
-        return (None, None, *_backward(ctx, saved, grads, needed, later))
+        found = _backward(ctx, saved, grads, needed, later)
+        guard_inputs(saved, found)
+        return (None, None, *found)
+
+
+guarded_results(_PlanCall)
 
 
 def _note(ctx: Any, call: Call, led: list[str], as_steps: bool, count: int) -> None:

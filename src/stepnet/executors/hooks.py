@@ -1,0 +1,54 @@
+"""Hooks of tensors are called where a gradient comes, as in the plain loop.
+
+torch's engine calls those of what a node of several tensors takes and gives with None where none comes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _Called:
+    """A hook that is not called with None."""
+
+    def __init__(self, hook: Callable[[Tensor], Any]):
+        self.hook = hook
+
+    def __call__(self, grad: Tensor | None) -> Any:
+        return None if grad is None else self.hook(grad)
+
+
+def _called(hook: Any) -> Any:
+    """The hook, not called with None; those of `register_multi_grad_hook` count the calls, and take None."""
+    counts = getattr(hook, "__module__", None) == torch.autograd.graph.__name__
+    return hook if counts or isinstance(hook, _Called) else _Called(hook)
+
+
+class _Hooks(OrderedDict[int, Any]):
+    def __setitem__(self, key: int, hook: Any) -> None:
+        super().__setitem__(key, _called(hook))
+
+
+def guarded_results(function: type[torch.autograd.Function]) -> None:
+    """See to the hooks of what this function gives, from when one is registered."""
+    node: Any = function._backward_cls  # pyright: ignore[reportAttributeAccessIssue]
+    registered = node._register_hook_dict
+
+    def register(self: Any, tensor: Tensor) -> None:
+        tensor._backward_hooks = _Hooks(tensor._backward_hooks or {})
+        registered(self, tensor)
+
+    node._register_hook_dict = register
+
+
+def guard_inputs(inputs: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
+    """See to the hooks of those of a node's inputs for which a backward of it has no gradient."""
+    for tensor, gradient in zip(inputs, gradients, strict=False):
+        if gradient is None and (hooks := tensor._backward_hooks):
+            for key, hook in hooks.items():
+                hooks[key] = _called(hook)
