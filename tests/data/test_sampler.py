@@ -124,8 +124,39 @@ def test_a_state_of_other_batches_is_refused():
     for wrong in ({}, 3, {k: v for k, v in state.items() if k != "epoch"}):
         with pytest.raises(LoDError, match="no state of a sampler"):
             RowBudgetSampler([3, 1, 2], 4).load_state_dict(wrong)
+    sampler = RowBudgetSampler([3, 1, 2], 4)
     with pytest.raises(LoDError, match="'batches' must be a whole number from 0"):
-        RowBudgetSampler([3, 1, 2], 4).load_state_dict({**state, "batches": -1})
+        sampler.load_state_dict({**state, "batches": -1})
+    past = "'batches' is past the end"
+    with pytest.raises(LoDError, match=past):
+        sampler.load_state_dict({**state, "epoch": 1, "batches": len(sampler) + 1})
+    with pytest.raises(LoDError, match=past):
+        sampler.state_dict(len(sampler) + 1)
+    assert sampler.state_dict() == state
+
+
+@given(st.integers(0, 12), st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_no_rank_has_more_at_the_end_of_an_epoch(sequences, world_size, others, drop_last):
+    sampler = RowBudgetSampler([2] * sequences, 2, world_size=world_size, rank=0, drop_last=drop_last)
+    list(sampler)
+    same, other = (
+        RowBudgetSampler([2] * sequences, 2, world_size=n, rank=n - 1, drop_last=drop_last)
+        for n in (world_size, others)
+    )
+    for restarted in (same, other):
+        restarted.load_state_dict(sampler.state_dict())
+    assert list(same) == []
+    assert drop_last or list(other) == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [iter, lambda n: (k for k in n), lambda n: np.array(n[::-1])[::-1], lambda n: np.array(n, object)],
+    ids=["iterator", "generator", "reversed", "objects"],
+)
+def test_kinds_of_lengths(kind):
+    lengths = [3, 1, 2, 5, 4]
+    assert list(RowBudgetSampler(kind(lengths), 6)) == list(RowBudgetSampler(lengths, 6))
 
 
 def test_a_pass_that_was_left_is_begun_anew():
@@ -178,6 +209,9 @@ def test_in_a_data_loader(context):
     assert all(isinstance(batch, LoDTensor) for batch in batches)
     assert [batch.lengths().tolist() for batch in batches] == [[3, 1, 2], [5, 0], [4]]
     assert batches[1].values.unique().tolist() == [3]
+    sampler = loader.batch_sampler
+    sampler.load_state_dict(sampler.state_dict(batches=1))
+    assert [batch.lengths().tolist() for batch in loader] == [[5, 0], [4]]
 
 
 ERRORS = {

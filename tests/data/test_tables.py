@@ -106,8 +106,27 @@ def test_other_lists_of_arrow():
     )
     encoded = arrow.ListArray.from_arrays([0, 2, 3], arrow.array([8, 9, 8]).dictionary_encode())
     same(from_arrow(encoded), LoDTensor.from_sequences([[8, 9], [8]]))
+    none = LoDTensor(torch.empty(0), [[0, 0, 0]])
+    same(from_arrow(arrow.array([[], []])), none)
     with pytest.raises(LoDError, match=r"column\.cast\(pyarrow\.list_"):
         from_arrow(arrow.array([[1, 2]], arrow.list_(arrow.int64(), 2)))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_views_of_arrow(large):
+    arrow = pytest.importorskip("pyarrow", minversion="16")
+    view, number = (arrow.large_list_view, arrow.int64()) if large else (arrow.list_view, arrow.int32())
+    column = arrow.array([[1, 2], [], [3, 4, 5], [6]], view(arrow.int64()))
+    for part in (column, column[1:], column[1:3], column[:0], arrow.chunked_array([column, column[2:]])):
+        x = from_arrow(part)
+        assert [each.tolist() for each in x] == part.to_pylist()
+    assert from_arrow(column).values.data_ptr() == column.values.buffers()[1].address
+    nested = arrow.array([[[1], [2, 3]], [], [[], [4]]], view(view(arrow.int64())))
+    same(from_arrow(nested[1:]), LoDTensor(torch.tensor([4]), [[0, 0, 2], [0, 0, 1]]))
+    kind = arrow.LargeListViewArray if large else arrow.ListViewArray
+    places = arrow.array([2, 0, 9, 1], number), arrow.array([2, 1, 0, 3], number)
+    anyhow = kind.from_arrays(*places, arrow.array([5, 6, 7, 8]))
+    assert [each.tolist() for each in from_arrow(anyhow)] == [[7, 8], [5], [], [6, 7, 8]]
 
 
 def test_numbers_of_another_byte_order():
@@ -123,6 +142,10 @@ def test_awkward_arrays_as_they_come():
     assert from_awkward(ak.Array([[1, 2], [], [3]])[1:]).recursive_sequence_lengths() == [[0, 1]]
     pairs = ak.from_regular(ak.Array(np.arange(6).reshape(2, 3)), axis=1)
     assert from_awkward(pairs).recursive_sequence_lengths() == [[3, 3]]
+    picked = ak.contents.IndexedArray(ak.index.Index64(np.array([2, 0])), ak.to_layout(array[:, :1]))
+    same(from_awkward(ak.Array(picked)), LoDTensor.from_sequences([[[3]], [[1, 2]]]))
+    same(from_awkward(ak.mask(ak.Array([[1], [2]]), [True, True])), LoDTensor.from_sequences([[1], [2]]))
+    same(from_awkward(ak.Array([[], []])), LoDTensor(torch.empty(0), [[0, 0, 0]]))
 
 
 def test_groups_of_pandas():

@@ -199,6 +199,28 @@ def test_what_has_no_graph_says_so(graph):
         graph(Decoder(), (a_state(2)["h"],))
 
 
+@pytest.mark.parametrize(
+    "decode",
+    [
+        greedy,
+        pytest.param(
+            functools.partial(beam_search, beam_size=2), marks=torch_since("2.13", "it has no numbers there")
+        ),
+    ],
+)
+def test_under_transforms(decode):
+    state = a_state(2)
+
+    def scores(h: Tensor) -> Tensor:
+        found = decode(step, {**state, "h": h}, bos=BOS, eos=EOS, max_length=3)[1]
+        return found if isinstance(found, Tensor) else found.values
+
+    h = state["h"]
+    torch.testing.assert_close(torch.func.grad(lambda h: scores(h).sum() + h.sum())(h), torch.ones_like(h))
+    with pytest.raises(StepError, match=r"numbers of scores, of which torch\.vmap shows none"):
+        torch.vmap(scores)(h[None])
+
+
 GOOD = {"bos": BOS, "eos": EOS, "beam_size": 2, "max_length": 3}
 
 

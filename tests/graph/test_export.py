@@ -92,6 +92,34 @@ def documents(*lengths: int) -> tuple[Tensor, ...]:
     return rows, torch.tensor([0, len(lengths) - 1, len(lengths) - 1, len(lengths)]), offsets, state
 
 
+class Memories(nn.Module):
+    """Steps that look at memories of any lengths: ragged, and one of all sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.key = nn.GRUCell(6, 4), nn.Linear(3, 4)
+
+    def forward(
+        self, rows: Tensor, offsets: Tensor, seen: Tensor, seen_offsets: Tensor, table: Tensor
+    ) -> Any:
+        def step(x: Tensor, h: Tensor, memory: Any) -> Any:
+            keys = self.key(memory.rows)
+            scores = (keys @ h.unsqueeze(-1)).squeeze(-1).masked_fill(~memory.mask, -1e9)
+            seen = (scores.softmax(1).unsqueeze(1) @ memory.rows).squeeze(1)
+            found = (h[:, :3] @ table.T).softmax(-1) @ table
+            h = self.cell(torch.cat([x + found, seen], 1), h)
+            return h, h
+
+        x, memory = LoDTensor(rows, [offsets]), LoDTensor(seen, [seen_offsets])
+        y, h = recurrent(step, x, sequence_pool(x.map(self.key), "sum"), static=memory)
+        return y.values, h
+
+
+def memories(*lengths: int) -> tuple[Tensor, ...]:
+    seen = rows_of(*[n + 1 for n in lengths])
+    return *rows_of(*lengths), *seen, torch.randn(len(lengths) + 2, 3, dtype=torch.float64)
+
+
 CASES: dict[str, tuple[type[nn.Module], Any, Sequence[tuple[Tensor, ...]]]] = {
     "dense": (Dense, ({0: ANY, 1: ANY},), [dense(5, 3), dense(2, 4)]),
     "documents": (
@@ -99,6 +127,7 @@ CASES: dict[str, tuple[type[nn.Module], Any, Sequence[tuple[Tensor, ...]]]] = {
         ({0: ANY}, {}, {0: ANY}, {}),
         [documents(2, 4, 1), documents(3, 0, 1, 5, 2)],
     ),
+    "memories": (Memories, ({0: ANY},) * 5, [memories(2, 4), memories(3, 0, 1, 5)]),
     "ragged": (Ragged, ({0: ANY}, {0: ANY}), [rows_of(2, 4), rows_of(3, 0, 1, 5)]),
 }
 
@@ -136,7 +165,7 @@ def save(case: str, path: Path) -> None:
     model = make().double()
     program = export(model, batches[0], dynamic_shapes=open_sizes)
     ops = [n for n in program.graph.nodes if n.target is torch.ops.stepnet.run.default]
-    assert len(ops) == (4 if case == "ragged" else 2)
+    assert len(ops) == {"dense": 2, "documents": 2, "memories": 5, "ragged": 4}[case]
     for args in batches:
         for a, b in zip(gradients(model, model, args), gradients(model, program.module(), args), strict=True):
             assert (a is None) == (b is None)
@@ -358,7 +387,8 @@ def test_tools_that_cannot_follow_a_loop_name_one_that_can(made: Any, tool: Any)
 def test_a_size_that_is_left_open_is_told() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor, memory: Tensor) -> Any:
-            return recurrent(lambda x, h: (x + h, x + memory.sum(0)), x, x[0])
+            n = memory.shape[0]
+            return recurrent(lambda x, h: (x + h, x + n), x, x[0])
 
     with pytest.raises(StepError, match="a size that the program leaves open"):
         export(Model(), (torch.randn(4, 2, 3), torch.randn(5, 3)), dynamic_shapes=({0: ANY}, {0: ANY}))

@@ -127,8 +127,6 @@ def test_wrong_slices_are_told_as_they_run() -> None:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo looks at it
 def test_nested_tensors_there_and_back() -> None:
-    """Back is where the graph breaks: how many rows there are is known as it runs."""
-
     def there(x: LoDTensor) -> Tensor:
         return x.to_nested() * 2
 
@@ -137,7 +135,7 @@ def test_nested_tensors_there_and_back() -> None:
 
     x = ragged([2, 0, 4])
     nested = torch.compile(there, backend="aot_eager", fullgraph=True)(x)
-    y = torch.compile(back, backend="aot_eager")(nested)
+    y = torch.compile(back, backend="aot_eager", fullgraph=True)(nested)
     assert y.recursive_sequence_lengths() == [[2, 0, 4]]
     y.values.square().sum().backward()
     torch.testing.assert_close((y.values, x.values.grad), (x.values, 2 * x.values))

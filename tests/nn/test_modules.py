@@ -278,6 +278,10 @@ ERRORS = {
     "num_layers": (lambda: ours.RNN(2, 3, 0), "RNN 'num_layers' must be a positive whole number"),
     "proj_size": (lambda: ours.LSTM(2, 3, proj_size=3), r"'proj_size' must be smaller.*\n.*3\n.*0 to 2"),
     "dropout": (lambda: ours.LSTM(2, 3, 2, dropout=2), "LSTM 'dropout' must be a probability"),
+    "nested": (
+        lambda: ours.GRU(2, 3)(torch.nested.nested_tensor([torch.ones(1, 2)], layout=torch.jagged)),
+        r"over a NestedTensor\n.*LoDTensor\.from_nested",
+    ),
     "order": (lambda: ours.GRU(2, 3, 2, 0.5), "GRU 'bias' must be True or False\n.*0.5"),
     "nonlinearity": (lambda: ours.RNN(2, 3, nonlinearity="sine"), "'tanh' or 'relu'"),
 }

@@ -276,6 +276,7 @@ REFUSED = {
     "reverse call": (lambda: lambda x: recurrent(CELL, x, reverse=True), "backwards, from"),
     "torch.nn": (lambda: nn.Sequential(nn.GRU(F, H)), "holds a torch.nn.GRU"),
     "a cell": (lambda: cells.GRU(F, H), "is a step, which runs one row"),
+    "nothing": (lambda: None, "'module' must be a function"),
     "a torch cell": (lambda: nn.GRUCell(F, H), "is a step, which runs one row"),
     "pooled": (Pooled, "takes 'mean' of the rows of a stream"),
     "softmax": (lambda: stepnet.sequence_softmax, "takes 'softmax' of the rows of a stream"),

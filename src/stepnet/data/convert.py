@@ -298,8 +298,8 @@ def rows_to_nested(values: Tensor, offsets: Tensor) -> Tensor:
     return torch.nested.nested_tensor_from_jagged(values, offsets=beside(offsets, values))
 
 
-def nested_to_rows(nested: Any) -> tuple[Tensor, Tensor]:
-    """A jagged NestedTensor [sequences, ragged, ...] to rows and lengths; no copy, unless it has holes."""
+def jagged(nested: Any) -> Any:
+    """A jagged NestedTensor [sequences, ragged, ...], or an error."""
     where = "LoDTensor.from_nested"
     if not isinstance(nested, Tensor) or not nested.is_nested:
         raise LoDError(f"{where} takes a NestedTensor", got=brief(nested))
@@ -309,17 +309,20 @@ def nested_to_rows(nested: Any) -> tuple[Tensor, Tensor]:
             got=str(nested.layout),
             remedy="make it with torch.nested.nested_tensor(..., layout=torch.jagged)",
         )
-    jagged: Any = nested
-    if jagged._ragged_idx != 1:  # what Dynamo says of the type of a size is no help
+    if nested._ragged_idx != 1:  # what Dynamo says of the type of a size is no help
         raise LoDError(
             f"{where}: the ragged dimension must be dimension 1",
             got=f"shape {nested.shape}",
             remedy="transpose it there first",
         )
-    values = jagged.values()
-    offsets = integers(jagged.offsets(), f"{where}: 'offsets'")
-    held = jagged.lengths()
-    lengths = offsets.diff() if held is None else integers(held, f"{where}: 'lengths'")
+    return nested
+
+
+def nested_to_rows(nested: Any) -> tuple[Tensor, Tensor]:
+    """A jagged NestedTensor [sequences, ragged, ...] to rows and lengths; no copy, unless it has holes."""
+    values, held = nested.values(), nested.lengths()
+    offsets = integers(nested.offsets(), "LoDTensor.from_nested: 'offsets'")
+    lengths = offsets.diff() if held is None else integers(held, "LoDTensor.from_nested: 'lengths'")
     if held is None and int(offsets[0]) == 0 and int(offsets[-1]) == values.shape[0]:
         return values, lengths
     rows = ranges(offsets[:-1], lengths)

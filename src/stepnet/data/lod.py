@@ -199,7 +199,10 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor.from_nested(nested).recursive_sequence_lengths()
         [[1, 2]]
         """
-        values, lengths = convert.nested_to_rows(nested)
+        jagged = convert.jagged(nested)
+        if in_graph.is_followed() and jagged.lengths() is None:
+            return LoDTensor(jagged.values(), [jagged.offsets()])
+        values, lengths = convert.nested_to_rows(jagged)
         return LoDTensor._make(values, LoD.from_lengths([lengths]))
 
     @staticmethod

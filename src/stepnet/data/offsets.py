@@ -5,7 +5,7 @@ Computed by numpy: what is kept is the same whatever somebody made of torch's op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from itertools import pairwise
 from typing import Any, final
@@ -352,10 +352,11 @@ def check_lengths(lengths: Tensor, what: str, most: int | None = None, most_is: 
 
 @outside_modes
 def integers(given: Any, what: str) -> Tensor:
-    """A list, array or tensor of integers as a fresh 1-D int64 CPU tensor; LoDError if it is not one."""
+    """A list, array, tensor or generator of integers as a fresh 1-D int64 CPU tensor; LoDError if it is not
+    one."""
     cause = None
     try:
-        tensor = real(given) if isinstance(given, Tensor) else torch.as_tensor(given)
+        tensor = real(given) if isinstance(given, Tensor) else torch.as_tensor(_as_torch_takes(given))
         if tensor is None:
             raise TypeError("a tensor without numbers, or of many")
         tensor = tensor.detach()
@@ -369,6 +370,16 @@ def integers(given: Any, what: str) -> Tensor:
     if said(LENGTHS) is not None and isinstance(given, Tensor) and real(given) is None:
         raise LoDError(f"{what}: what is traced has no numbers", got=brief(given)) from cause
     raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=brief(given)) from cause
+
+
+def _as_torch_takes(numbers: Any) -> Any:
+    """Numbers that torch makes a tensor of: no array of objects, none that runs backwards in memory."""
+    if isinstance(numbers, Iterator):
+        return list(numbers)
+    if isinstance(numbers, (list, tuple)):
+        return numbers
+    array = np.array(numbers, order="C")
+    return array.tolist() if array.dtype == object else array
 
 
 @outside_modes

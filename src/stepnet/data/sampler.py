@@ -27,7 +27,7 @@ class RowBudgetSampler:
     is a sum divided by the rows of all.
 
     Args:
-        lengths: the length of every sequence of the data set: a list, array or tensor.
+        lengths: the length of every sequence of the data set: a list, array, tensor or generator.
         rows: the budget of a batch.
         shuffle: whether sequences come in another order in each epoch; else as they are.
         seed: of the shuffling, together with the epoch.
@@ -84,20 +84,22 @@ class RowBudgetSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle for this epoch, and start at its beginning; the epoch it is in goes on where it is."""
-        if _whole("epoch", epoch, 0) != self.epoch:
-            self.epoch, self._next, self._start = epoch, 0, 0
+        if (wanted := _whole("epoch", epoch, 0)) != self.epoch:
+            self.epoch, self._next, self._start = wanted, 0, 0
 
     def __len__(self) -> int:
         """Batches of this rank in this epoch, from its beginning."""
         return len(self._own())
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._next, self._start = self._start, 0
-        return self._batches(self._own()[self._next :].tolist())
+        self._next = self._start
+        return self._batches()
 
-    def _batches(self, own: list[int]) -> Iterator[list[int]]:
-        order, bounds = self._planned()
-        for batch in own:
+    def _batches(self) -> Iterator[list[int]]:
+        # Begins as the first batch is asked for: a DataLoader with workers makes two iterators and uses one.
+        order, bounds = self._planned(self.epoch)
+        self._next, self._start = self._start, 0
+        for batch in self._own()[self._next :].tolist():
             self._next += 1
             yield order[bounds[batch] : bounds[batch + 1]].tolist()
 
@@ -105,13 +107,15 @@ class RowBudgetSampler:
         """Where in which epoch it is.
 
         Args:
-            batches: how many batches of this epoch were used; None for all that were handed out, which are
-                more where the workers of a DataLoader fetch ahead.
+            batches: how many batches of this rank in this epoch were used; None for all that were handed out,
+                which are more where the workers of a DataLoader fetch ahead.
+
+        Raises LoDError if there are not so many batches.
         """
-        done = self._next if batches is None else _whole("batches", batches, 0)
+        done = self._next if batches is None else _within(batches, len(self))
         return {
             "epoch": self.epoch,
-            "batches": done * self.world_size,
+            "batches": min(done * self.world_size, self._count(self.epoch)),
             **self._data(),
         }
 
@@ -129,7 +133,7 @@ class RowBudgetSampler:
         """Go on where another sampler of the same data was, also with another number of ranks.
 
         Raises LoDError if it planned other batches: by its seed, its budget, its order or its lengths; or if
-        it is no state of a sampler.
+        it is no state of a sampler, or of one past the end of its epoch. Then nothing changes.
         """
         wanted = self._data()
         missing = [
@@ -148,26 +152,32 @@ class RowBudgetSampler:
                     got=f"{state[name]}",
                     expected=f"{own}",
                 )
-        epoch, batches = (_whole(name, state[name], 0) for name in ("epoch", "batches"))
+        epoch = _whole("epoch", state["epoch"], 0)
+        count = self._count(epoch)
+        batches = _within(state["batches"], count)
         self.epoch = epoch
-        self._next = self._start = batches // self.world_size
+        self._next = self._start = len(self) if batches == count else batches // self.world_size
 
-    def _planned(self) -> tuple[np.ndarray, np.ndarray]:
-        """The order of all sequences in this epoch, and where in it batches begin and the last one ends."""
-        if self._plan is None or self._plan[0] != self.epoch:
+    def _planned(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The order of all sequences in an epoch, and where in it batches begin and the last one ends."""
+        if self._plan is None or self._plan[0] != epoch:
             order = np.arange(len(self.lengths))
             if self.shuffle:
-                order = np.random.default_rng((self.seed, self.epoch)).permutation(len(self.lengths))
+                order = np.random.default_rng((self.seed, epoch)).permutation(len(self.lengths))
             bounds = _dealt(self.lengths[order], self.rows)
             if self.drop_last and len(bounds) > 1:
                 left_over = self.lengths[order[bounds[-2] :]].sum() < self.rows
                 bounds = bounds[:-1] if left_over else bounds
-            self._plan = self.epoch, order, bounds
+            self._plan = epoch, order, bounds
         return self._plan[1:]
+
+    def _count(self, epoch: int) -> int:
+        """Batches of all ranks."""
+        return len(self._planned(epoch)[1]) - 1
 
     def _own(self) -> np.ndarray:
         """Which batches are this rank's."""
-        count = len(self._planned()[1]) - 1
+        count = self._count(self.epoch)
         each = count // self.world_size if self.drop_last else -(-count // self.world_size)
         return (self.rank + self.world_size * np.arange(each)) % max(count, 1)
 
@@ -195,6 +205,16 @@ def _dealt(lengths: np.ndarray, rows: int) -> np.ndarray:
 
 def _whole(name: str, value: Any, least: int) -> int:
     return whole(f"RowBudgetSampler '{name}'", value, least, error=LoDError)
+
+
+def _within(value: Any, most: int) -> int:
+    """A number of batches that an epoch has."""
+    batches = _whole("batches", value, 0)
+    if batches > most:
+        raise LoDError(
+            "RowBudgetSampler 'batches' is past the end of the epoch", got=batches, expected=f"0 to {most}"
+        )
+    return batches
 
 
 def _truth(name: str, value: Any) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stepnet.data.offsets import offsets_of, ranges
 from stepnet.errors import LoDError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Tabular:
             LoDError: it holds nulls, or other than lists of numbers; says at which level.
         """
         arrow = _imported("pyarrow")
+        types = arrow.types
         array = column
         if isinstance(array, arrow.ChunkedArray):
             chunks = array.chunks or [arrow.array([], array.type)]
@@ -57,25 +59,26 @@ class Tabular:
         if not isinstance(array, arrow.Array):
             raise LoDError("from_arrow takes an Array or a ChunkedArray", got=type(column).__name__)
         levels, sizes = [], []
-        while not arrow.types.is_primitive(array.type):
+        while not types.is_primitive(array.type):
             kind, depth = array.type, len(levels) + len(sizes)
             if array.null_count:
                 raise LoDError(
                     f"from_arrow: the lists of level {depth} hold nulls",
                     got=f"{array.null_count} of {len(array)}",
                 )
-            if arrow.types.is_dictionary(kind):
+            if types.is_dictionary(kind):
                 array = array.dictionary_decode()
-            elif arrow.types.is_fixed_size_list(kind):
+            elif types.is_null(kind):  # all lists are empty
+                array = arrow.array(torch.empty(0).numpy())
+            elif types.is_fixed_size_list(kind):
                 if _holds_lists(kind.value_type):
                     levels.append(torch.arange(len(array) + 1) * kind.list_size)
                 else:
                     sizes.append(kind.list_size)
                 array = array.flatten()
-            elif arrow.types.is_list(kind) or arrow.types.is_large_list(kind):
-                offsets = torch.from_numpy(array.offsets.to_numpy().astype(np.int64))
-                array = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
-                levels.append(offsets - offsets[0])
+            elif _is_list(kind):
+                array, offsets = _content(array)
+                levels.append(offsets)
             else:
                 raise LoDError(
                     "from_arrow takes lists of numbers, and lists of a fixed size inside them: "
@@ -138,15 +141,18 @@ class Tabular:
             if layout.is_regular and not _ragged_below(layout.content):
                 sizes.append(layout.size)
                 layout = layout.content[: len(layout) * layout.size]
+            elif layout.is_unknown:  # all lists are empty
+                layout = layout.to_NumpyArray(torch.empty(0).numpy().dtype)
+            elif (layout.is_indexed or layout.is_option) and not ak.any(ak.is_none(layout)):
+                layout = layout.project()
             elif layout.is_list and layout.parameter("__array__") is None:
                 layout = layout.to_ListOffsetArray64(True)
                 offsets = torch.from_numpy(np.array(layout.offsets.data, dtype=np.int64))
                 layout = layout.content[: int(offsets[-1])]
                 levels.append(offsets)
             else:
-                raise LoDError(
-                    "from_awkward takes lists of numbers", got=str(ak.type(array)), remedy="ak.drop_none"
-                )
+                remedy = "ak.drop_none(array)" if layout.is_option else None
+                raise LoDError("from_awkward takes lists of numbers", got=str(ak.type(array)), remedy=remedy)
         if not levels:
             raise LoDError(
                 "from_awkward: the array has no lists of any length",
@@ -258,10 +264,30 @@ class Tabular:
 
 def _holds_lists(kind: Any) -> bool:
     """Whether there are lists of any length among the values of an Arrow type."""
-    types = _imported("pyarrow").types
-    while types.is_fixed_size_list(kind):
+    while _imported("pyarrow").types.is_fixed_size_list(kind):
         kind = kind.value_type
-    return types.is_list(kind) or types.is_large_list(kind)
+    return _is_list(kind)
+
+
+def _is_list(kind: Any) -> bool:
+    """Whether an Arrow type is of lists of any length."""
+    types = _imported("pyarrow").types
+    views = hasattr(types, "is_list_view") and (types.is_list_view(kind) or types.is_large_list_view(kind))
+    return views or types.is_list(kind) or types.is_large_list(kind)
+
+
+def _content(lists: Any) -> tuple[Any, Tensor]:
+    """What is in Arrow's lists, one after the other, and their offsets in it."""
+    starts = torch.from_numpy(lists.offsets.to_numpy().astype(np.int64))
+    if hasattr(lists, "sizes"):  # views, in any order
+        lengths = torch.from_numpy(lists.sizes.to_numpy().astype(np.int64))
+        places, own = starts[lengths > 0], offsets_of(lengths)
+        first = int(places[0]) if len(places) else 0
+        if not torch.equal(places - first, own[:-1][lengths > 0]):
+            return lists.values.take(_imported("pyarrow").array(ranges(starts, lengths).numpy())), own
+    else:
+        first, own = int(starts[0]), starts - starts[0]
+    return lists.values.slice(first, int(own[-1])), own
 
 
 def _numbers(array: Any) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stepnet.data.arguments import number, whole
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import outside_modes, unwrapped
 from stepnet.data.tree import Spec
 from stepnet.errors import StepError
 
@@ -202,17 +203,23 @@ def _read_out(
     """Follow the parents back from where each sequence ended."""
     score, place = score[:, :n_best], place[:, :n_best]
     length, beam = place // beam_size, place % beam_size
-    table = torch.empty((len(words), *length.shape), dtype=torch.int64)
     rows = beam_size * torch.arange(len(length), device=length.device)[:, None]
-    at, ends = (t.flatten().cpu().numpy() for t in (beam + rows, length))
-    word, parent, read = (t.flatten(1).cpu().numpy() for t in (words, parents + rows, table))
-    for t in reversed(range(len(word))):  # by numpy, whose calls take less time
-        read[t] = word[t].take(at)
-        at = np.where(t < ends, parent[t].take(at), at)
-    table = table.to(length.device)
+    table = _read_back(*map(unwrapped, (beam + rows, length, words, parents + rows))).to(length.device)
     there = score > -torch.inf
     counts, lengths = there.sum(1), length[there]
     columns = table.movedim(0, -1)[there]  # [sequences, steps], row after row, best first
     within = torch.arange(len(table), device=length.device) < lengths[:, None]
     nested = LoDTensor.from_lengths(columns[within], [counts.tolist(), lengths.tolist()])
     return nested, LoDTensor.from_lengths(score[there], [counts.tolist()])
+
+
+@outside_modes
+def _read_back(at: Tensor, ends: Tensor, words: Tensor, parents: Tensor) -> Tensor:
+    """The words [steps, ...] of the sequences that ended at these beams, each behind its end anything."""
+    table = torch.empty((len(words), *ends.shape), dtype=torch.int64)
+    place, end = (t.flatten().cpu().numpy() for t in (at, ends))
+    word, parent, read = (t.flatten(1).cpu().numpy() for t in (words, parents, table))
+    for t in reversed(range(len(word))):  # by numpy, whose calls take less time
+        read[t] = word[t].take(place)
+        place = np.where(t < end, parent[t].take(place), place)
+    return table

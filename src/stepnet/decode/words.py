@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stepnet.data.arguments import function, whole
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import traced
+from stepnet.data.modes import traced, transforms
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
 from stepnet.front.step import describe_leaf, step_name
@@ -37,12 +37,17 @@ def checked_words(where: str, step: Any, bos: Any, eos: Any) -> tuple[int, int]:
     """The words that begin and end a sequence, of a step that can be called.
 
     Raises:
-        StepError: they are no words, or it cannot; or what runs is written down as a graph.
+        StepError: they are no words, or it cannot; or what runs is traced, or under vmap.
     """
     if traced():
         raise StepError(
             f"{where} goes by the numbers of scores, which no graph holds",
             remedy="export or trace the step, a graph of one word for each sequence, and decode with it",
+        )
+    if "Vmap" in transforms():
+        raise StepError(
+            f"{where} goes by the numbers of scores, of which torch.vmap shows none",
+            remedy="decode outside of it: all its sequences are rows of one state, [batches * B, ...]",
         )
     function(f"{where}: 'step'", step, "step(words, state) -> (scores, new_state)")
     return whole(f"{where}: 'bos'", bos), whole(f"{where}: 'eos'", eos, 0)

@@ -71,6 +71,17 @@ def _expanded(tensors: Sequence[Tensor], level: int) -> Any:
     return [entries.index_select(0, _owners(levels[-1], rows))]
 
 
+def _beside(tensors: Sequence[Tensor]) -> list[Tensor]:
+    rows, offsets = tensors[0], tensors[-1].to(tensors[0].device)
+    lengths = offsets.diff()
+    longest = torch.cat([lengths.new_zeros(1), lengths]).max()
+    steps = (torch.arange(rows.shape[0], device=rows.device) < longest).nonzero()[:, 0]
+    mask = steps < lengths[:, None]
+    at = torch.where(mask, offsets[:-1, None] + steps, 0)
+    shown = mask.view(*mask.shape, *[1] * (rows.dim() - 1))
+    return [torch.where(shown, rows[at], 0), mask]
+
+
 def _pooled(tensors: Sequence[Tensor], pooling: str, pad_value: float) -> Any:
     rows, offsets = tensors[0], tensors[-1].to(tensors[0].device)
     if rows.dtype not in (torch.float32, torch.float64):
@@ -98,5 +109,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lengths": _lengths,
     "reverse": _reversed,
     "expand": _expanded,
+    "beside": _beside,
     "pool": _pooled,
 }

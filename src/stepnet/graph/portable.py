@@ -7,8 +7,10 @@ it names operators of torch's library, tensors' sizes and plain values, and noth
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from keyword import iskeyword
 from typing import Any
@@ -124,18 +126,27 @@ def _traced(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[A
     shapes = [(row_shape(t, way.axis, way.levels), t.dtype, t.device) for t in tensors[:n_x]]
     shapes += [(tuple(t.shape[1:]), t.dtype, t.device) for t in tensors[n_x : n_x + n_state + n_static]]
     fixed = [(tuple(t.shape), t.dtype, t.device) for t in reads if isinstance(t, Tensor)]
-    sizes = [n for shape, _, _ in (*shapes, *fixed) for n in shape]
-    if len(fixed) < len(reads) or not all(isinstance(size, int) for size in sizes):
+    if len(fixed) < len(reads):
         raise refusal(recurrence, "it reads a size that the program leaves open")
     env = ShapeEnv()
     fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)  # constants of the step
     fake.cache_enabled = False  # as in `compiler.by_torch`
     with _disable_current_modes(), as_written(torch.device("cpu")), tracing(None):
         context = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
-        n = fake.from_tensor(torch.empty(_ROWS, 1), symbolic_context=context).shape[0]
-        pieces = [
-            fake.from_tensor(torch.empty(_ROWS + k, 1), symbolic_context=context).shape[0] for k in (2, 4)
-        ]
+        hints = itertools.count(_ROWS, 2)
+
+        def some() -> Any:
+            return fake.from_tensor(torch.empty(next(hints), 1), symbolic_context=context).shape[0]
+
+        n, pieces = some(), [some(), some()]
+        opened: dict[str, Any] = defaultdict(
+            some
+        )  # sizes that the program leaves open, by what it calls them
+
+        def known(shape: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(size if isinstance(size, int) else opened[str(size)] for size in shape)
+
+        shapes, fixed = ([(known(s), d, at) for s, d, at in some_of] for some_of in (shapes, fixed))
         with fake:
             rows = pieces[0] if way.inside else n
             inputs = [torch.empty((rows, *shape), dtype=d, device=at) for shape, d, at in shapes[:n_x]]

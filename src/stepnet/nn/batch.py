@@ -35,7 +35,7 @@ class Batch(NamedTuple):
         Raises:
             StepError: it is none of them.
         """
-        if type(given) is Tensor and given.dim() == 3:
+        if type(given) is Tensor and not given.is_nested and given.dim() == 3:
             return Batch(name, given, given, given.shape[0 if batch_first else 1], int(batch_first))
         if isinstance(given, PackedSequence):
             x = LoDTensor.from_packed(given)
@@ -44,6 +44,10 @@ class Batch(NamedTuple):
             if given.values.dim() == 2:
                 return Batch(name, given, given, given._lod.count(-1))
             got = f"a LoDTensor of rows {list(given.values.shape)}"
+        elif isinstance(given, Tensor) and given.is_nested:
+            raise StepError(
+                f"{name} cannot run over a NestedTensor", remedy="LoDTensor.from_nested(x), of jagged layout"
+            )
         elif isinstance(given, Tensor):
             if given.dim() == 2:
                 return Batch(name, given, given.unsqueeze(1), 1)

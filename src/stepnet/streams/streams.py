@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stepnet.api import Recurrent
-from stepnet.data.arguments import brief, whole
+from stepnet.data.arguments import brief, function, whole
 from stepnet.data.modes import traced
 from stepnet.errors import StreamError, UnknownStream
 from stepnet.front.step import step_name
@@ -324,6 +324,7 @@ def _plain_tensors() -> AbstractContextManager[Any]:
 
 
 def _check(module: Any) -> None:
+    function("stream: 'module'", module, "a module, or a function of a LoDTensor", error=StreamError)
     parts = module.modules() if isinstance(module, nn.Module) else ()
     for part in parts:
         if isinstance(part, nn.RNNBase):
