@@ -366,3 +366,16 @@ def test_repr_says_what_is_there():
     assert repr(array) == "TensorArray(size=3, written=1, values=[Tensor float32[2]])"
     long = filled(*torch.zeros(5, 2), ONE_LOD)
     assert repr(long).endswith("written=6, values=[" + "Tensor float32[2], " * 3 + "...])")
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("joined", [0, 1, -1])
+def test_stack_is_torch_stack_along_any_axes(axis, joined):
+    x = torch.randn(2, 3, 5, requires_grad=True)
+    array = TensorArray.unstack(x, axis)
+    expected = torch.stack(x.unbind(axis), joined)
+    y = array.stack(joined)
+    assert torch.equal(y, expected) and y.stride() == expected.stride()
+    assert torch.equal(*(torch.autograd.grad(t.square().sum(), x)[0] for t in (y, expected)))
+    y.detach().zero_()
+    assert torch.equal(array.stack(joined), expected)  # its memory is the caller's

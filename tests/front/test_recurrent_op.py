@@ -214,6 +214,30 @@ def test_a_memory_needs_one_beginning():
             Memory("h", "h_pre", **wrong)
 
 
+@pytest.mark.parametrize("pre_names", [("h_pre", "h_pre"), ("h_pre", "other")], ids=["pre_name", "name"])
+def test_memories_have_names_of_their_own(pre_names):
+    names = ("h", "h") if pre_names[1] == "other" else ("h", "g")
+    memories = [Memory(*both, shape=(H,)) for both in zip(names, pre_names, strict=True)]
+    with pytest.raises(StepError, match="RecurrentOp: two memories have the name 'h"):
+        RecurrentOp(rnn, ["x"], ["h"], memories)
+    with pytest.raises(StepError, match="dynamic_recurrent: two memories have the name 'h"):
+        stepnet.dynamic_recurrent(rnn, Scope(), ["x"], ["h"], memories)
+
+
+def test_a_run_that_keeps_no_scopes_says_so():
+    op = an_op()
+    op.run(a_scope(), keep_scopes=False)
+    with pytest.raises(StepError, match="kept no scopes"):
+        op.scopes[0]
+
+
+def test_what_a_scope_lacks_is_told_beside_all_that_is_in_reach():
+    with pytest.raises(StepError, match=r"one of \['w', 'h'\]"):
+        Scope({"w": 1}).new_scope({"h": 2})["z"]
+    with pytest.raises(StepError, match="must be a dict"):
+        Scope(3)  # type: ignore[arg-type]
+
+
 def test_a_variable_is_shared_not_copied():
     outer = Scope({"a": 1})
     inner = outer.new_scope()

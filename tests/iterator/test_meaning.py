@@ -35,6 +35,40 @@ def assert_same(loop, given, steps=None):
             torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12)
 
 
+def test_a_loop_inside_a_loop(backend, recwarn):
+    """Under "auto" compiled as part of the outer body, whose batch size is open while it is recorded."""
+    inner = TensorIterator(
+        lambda x, h: torch.tanh(h + x.squeeze(1)),
+        [InputPort("x", "x", axis=1), InputPort("h0", "h"), OutputPort("h", 0)],
+        [BackEdge(0, "h")],
+    )
+
+    def body(x, h):
+        h = inner(x.squeeze(1), h)["h"]
+        return h, h.unsqueeze(1)
+
+    ports = [InputPort("x", "x", axis=1), InputPort("h0", "h"), OutputPort("y", 1, axis=1)]
+    outer = TensorIterator(body, ports, [BackEdge(0, "h")])
+    x = torch.randn(3, 2, 4, 5, dtype=WHOLE, requires_grad=True)
+    h, rows = x.new_zeros(3, 5), []
+    for i in range(2):
+        for j in range(4):
+            h = torch.tanh(h + x[:, i, j])
+        rows.append(h)
+    y, expected = outer(x, x.new_zeros(3, 5))["y"], torch.stack(rows, 1)
+    torch.testing.assert_close(y, expected)
+    for got, want in zip(*(torch.autograd.grad(t.square().sum(), x) for t in (y, expected)), strict=True):
+        torch.testing.assert_close(got, want)
+    assert not [str(w.message) for w in recwarn if "plain loop" in str(w.message)]
+
+
+def test_shapes_are_given_by_position_too():
+    loop = TensorIterator(mixed, [InputPort("x", "x", axis=1), InputPort("h0", "h"), OutputPort("h", 0)])
+    assert loop.infer_shape((2, 4, 3), h0=(2, 3)) == loop.infer_shape(x=(2, 4, 3), h0=(2, 3))
+    with pytest.raises(LoopError, match="'x' is given by position and by name"):
+        loop.infer_shape((2, 4, 3), x=(2, 4, 3))
+
+
 def test_the_first_example_of_the_document(backend):
     """Slices backwards, joined backwards: the inputs' own order comes back."""
     ports = [

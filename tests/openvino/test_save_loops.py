@@ -158,8 +158,18 @@ def but_the_last(self: Any, x: Tensor) -> Any:
     return h.concat(0)
 
 
+def along_another_axis(self: Any, x: Tensor) -> Any:
+    xs, h = TensorArray.unstack(x.transpose(0, 1), axis=1), TensorArray()
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == xs.size())
+        h.write(s, self.cell(xs.read(s), h.read(s - 1, x.new_zeros(x.shape[1:]))))
+        loop.update(s, s + 1)
+    return h.stack(axis=1)
+
+
 @since
-@pytest.mark.parametrize("run", [from_one, but_the_last])
+@pytest.mark.parametrize("run", [from_one, but_the_last, along_another_axis])
 def test_a_frame_over_a_part_of_its_array(run, tmp_path):
     check_at_other_sizes(run, tmp_path / "model.xml")
 

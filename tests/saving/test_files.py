@@ -105,6 +105,14 @@ def test_what_was_trained_is_saved_in_the_mode_of_inference(classifier, tmp_path
     assert not torch.allclose(got, before)
     got[:, 0].sum().backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in loaded.parameters())
+    with torch.no_grad():
+        for parameter in loaded.parameters():
+            parameter.mul_(1.5)
+    loaded.save(tmp_path / "trained.xml")
+    again = stepnet.load(tmp_path / "trained.xml")
+    torch.testing.assert_close(again(words=X)[0], loaded(words=X)[0])
+    with pytest.raises(TapeError, match="by name"):
+        again(X)
 
 
 def test_float64_stays_float64(tmp_path):

@@ -27,6 +27,13 @@ from stepnet.layers import (
 from stepnet.tape import Tape
 
 
+def test_values_are_given_by_name():
+    with Tape() as tape:
+        net = tape.topology(fc(data("x", Dense(2)), 2))
+    with pytest.raises(TapeError, match=r"by name(.|\n)*1 without a name(.|\n)*\['x'\]"):
+        net(torch.zeros(1, 2))
+
+
 def names(topology):
     return list(dict.fromkeys(key.split(".")[0] for key in topology.state_dict()))
 

@@ -53,8 +53,8 @@ class Cell(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = check_size(self, "input_size", input_size)
-        self.hidden_size = check_size(self, "hidden_size", hidden_size)
+        self.input_size = positive_size(self, "input_size", input_size)
+        self.hidden_size = positive_size(self, "hidden_size", hidden_size)
         self.bias = bias
         rows = self.gates * hidden_size
         self.weight_ih = nn.Parameter(torch.empty(rows, input_size, device=device, dtype=dtype))
@@ -91,7 +91,7 @@ class Cell(nn.Module):
         return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
 
 
-def check_size(module: nn.Module, name: str, size: Any) -> int:
+def positive_size(module: nn.Module, name: str, size: Any) -> int:
     """A size that a layer can be built with, or an error that names it."""
     return whole(f"{type(module).__name__} '{name}'", size, 1)
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cell import check_size
+from .cell import positive_size
 from .heads import HeadsCell, lookup, outer
 
 TEMPERATURE = 16  # tau of the paper
@@ -45,7 +45,7 @@ class GLA(HeadsCell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, heads, key_size, bias, device, dtype)
-        rank = check_size(self, "decay_rank", decay_rank)
+        rank = positive_size(self, "decay_rank", decay_rank)
         self.decay = nn.Sequential(
             nn.Linear(input_size, rank, False, device, dtype),
             nn.Linear(rank, self.key_size, True, device, dtype),

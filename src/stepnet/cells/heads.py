@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stepnet.errors import StepError
 
-from .cell import check_size
+from .cell import positive_size
 
 
 class HeadsCell(nn.Module):
@@ -33,10 +33,10 @@ class HeadsCell(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = check_size(self, "input_size", input_size)
-        self.hidden_size = check_size(self, "hidden_size", hidden_size)
-        self.heads = check_size(self, "heads", heads)
-        self.key_size = check_size(self, "key_size", hidden_size if key_size is None else key_size)
+        self.input_size = positive_size(self, "input_size", input_size)
+        self.hidden_size = positive_size(self, "hidden_size", hidden_size)
+        self.heads = positive_size(self, "heads", heads)
+        self.key_size = positive_size(self, "key_size", hidden_size if key_size is None else key_size)
         self.bias = bias
         for name in ("hidden_size", "key_size"):
             size = getattr(self, name)

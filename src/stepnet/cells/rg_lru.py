@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cell import check_size
+from .cell import positive_size
 
 SHARPNESS = 8.0  # c of the paper
 
@@ -51,7 +51,7 @@ class RGLRU(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = self.hidden_size = check_size(self, "size", size)
+        self.input_size = self.hidden_size = positive_size(self, "size", size)
         self.recurrence_gate = nn.Linear(size, size, bias, device, dtype)
         self.input_gate = nn.Linear(size, size, bias, device, dtype)
         self.decay = nn.Parameter(torch.empty(size, device=device, dtype=dtype))

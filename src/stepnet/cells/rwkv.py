@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stepnet.errors import StepError
 
-from .cell import check_size
+from .cell import positive_size
 from .slstm import LOG_NOTHING
 
 
@@ -52,7 +52,7 @@ class RWKVTimeMix(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = self.hidden_size = check_size(self, "size", size)
+        self.input_size = self.hidden_size = positive_size(self, "size", size)
         if not 0 <= depth <= 1:
             raise StepError(
                 "RWKVTimeMix 'depth' must be a share of the network", got=f"{depth}", expected="0 to 1"

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cell import check_size
+from .cell import positive_size
 
 SHORTEST, LONGEST = 1e-3, 0.1  # time steps at the start
 
@@ -52,9 +52,9 @@ class SelectiveSSM(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = self.hidden_size = check_size(self, "size", size)
-        self.state_size = check_size(self, "state_size", state_size)
-        self.dt_rank = check_size(self, "dt_rank", math.ceil(size / 16) if dt_rank is None else dt_rank)
+        self.input_size = self.hidden_size = positive_size(self, "size", size)
+        self.state_size = positive_size(self, "state_size", state_size)
+        self.dt_rank = positive_size(self, "dt_rank", math.ceil(size / 16) if dt_rank is None else dt_rank)
         self.x_proj = nn.Linear(size, self.dt_rank + 2 * state_size, False, device, dtype)
         self.dt_proj = nn.Linear(self.dt_rank, size, True, device, dtype)
         self.A_log = nn.Parameter(torch.empty(size, state_size, device=device, dtype=dtype))

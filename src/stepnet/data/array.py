@@ -130,10 +130,7 @@ class TensorArray:
             )
         axis = axis_of(axis, tensor.dim(), "TensorArray.unstack", describe(tensor))
         self._clear()
-        if axis == 0:
-            self._put(0, Steps(tensor))
-        else:
-            self._fill(tensor.unbind(axis))
+        self._put(0, Steps(tensor.movedim(axis, 0) if axis else tensor))
         if not self._size:
             self._pattern = tensor.sum(axis, dtype=tensor.dtype)  # over an axis of length 0: keeps the graph
 
@@ -312,11 +309,13 @@ class TensorArray:
         tensor([0, 1, 2, 3])
         """
         where = "TensorArray.stack"
-        if self._steps is not None and not axis:
-            return self._steps.joined()
-        after = self._after_others()
-        if after is not None and not axis:
-            return after
+        steps = self._steps
+        whole = self._after_others() if steps is None else steps.whole()
+        if whole is not None:
+            axis = axis_of(axis, whole.dim(), where, f"the result has rank {whole.dim()}")
+            if axis:
+                return whole.movedim(0, axis).clone(memory_format=torch.contiguous_format)
+            return whole if steps is None else steps.joined()
         values = self._joinable(where)
         if isinstance(values[0], LoDTensor):
             raise ArrayError(

@@ -522,7 +522,9 @@ def _place(index: Any, n: int) -> int:
         )
     place = whole_number()
     if not -n <= place < n:
-        raise LoDIndexError(f"sequence {place} of a LoDTensor of {n} sequences", expected=f"{-n} to {n - 1}")
+        raise LoDIndexError(
+            f"sequence {place} of a LoDTensor of {n} sequences", expected=f"{-n} to {n - 1}" if n else None
+        )
     return place % n
 
 

@@ -55,6 +55,6 @@ class Steps:
         """The steps as a tensor of the caller's own."""
         tensor = self.whole()
         if not self._free:
-            return tensor.clone()
+            return tensor.clone(memory_format=torch.contiguous_format)
         self._free, self._given = False, tensor._version
         return tensor

@@ -15,6 +15,7 @@ from torch import Tensor
 from stepnet.compiler.reach import reach
 from stepnet.compiler.survey import Same
 from stepnet.compiler.walk import Walk
+from stepnet.data.recording import content
 from stepnet.errors import IRError
 from stepnet.front.recorded import Call
 from stepnet.front.recorded_step import RecordedStep
@@ -119,7 +120,7 @@ def _tensor(size: Any, real: torch.dtype) -> Tensor:
 def _parts(value: Any) -> Sequence[Any]:
     kind = type(value)
     if kind is FunctionType:
-        return [value.__defaults__, value.__kwdefaults__, *map(_content, value.__closure__ or ())]
+        return [value.__defaults__, value.__kwdefaults__, *map(content, value.__closure__ or ())]
     if kind is functools.partial:
         return [value.func, value.args, value.keywords]
     if kind in (list, tuple, torch.Size) or _is_named(value):
@@ -144,7 +145,7 @@ def _rebuilt(value: Any, parts: list[Any]) -> Any:
     if kind is FunctionType:
         defaults, by_name, *contents = parts
         cells = [
-            cell if part is _content(cell) else CellType(part)
+            cell if part is content(cell) else CellType(part)
             for cell, part in zip(value.__closure__ or (), contents, strict=True)
         ]
         twin = FunctionType(value.__code__, value.__globals__, value.__name__, defaults, tuple(cells))
@@ -179,10 +180,3 @@ def _is_named(value: Any) -> bool:
 
 def _is_object(value: Any) -> bool:
     return hasattr(value, "__dict__") and not isinstance(value, (type, ModuleType, FunctionType, Tensor))
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # it is empty
-        return None

@@ -118,7 +118,10 @@ class WhileLoop:
                 torch.as_tensor, (value,), {"dtype": None if old is None else old.dtype}
             )
         if not isinstance(value, (Symbolic, Tensor, StandIn)):
-            value = torch.as_tensor(value, dtype=None if old is None else old.dtype)
+            try:
+                value = torch.as_tensor(value, dtype=None if old is None else old.dtype)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise StepError("update: the value is no tensor", got=describe_leaf(value)) from error
         example = value._example if isinstance(value, Symbolic) else value
         if old is not None and isinstance(example, Tensor):
             check_kind(place, old, example, "")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.arguments import listed
 from stepnet.data.arguments import name as name_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import surely_differ
@@ -63,6 +64,22 @@ class Memory:
             return scope[self.init]
         assert self.shape is not None
         return torch.full((rows, *self.shape), self.value, dtype=like.dtype, device=like.device)
+
+
+def memories_of(where: str, memories: Sequence[Memory]) -> tuple[Memory, ...]:
+    """The memories of a stepnet, each of a name of its own.
+
+    Raises:
+        StepError: they are no list of memories, or two have a name or a pre-memory in common.
+    """
+    given = listed(f"{where}: 'memories'", memories, Memory)
+    for names in ([memory.name for memory in given], [memory.pre_name for memory in given]):
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise StepError(
+                f"{where}: two memories have the name '{twice}'", remedy="a name and a pre-memory for each"
+            )
+    return given
 
 
 class ScopeStep:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -34,15 +34,17 @@ class Scope:
 
     def __init__(
         self,
-        values: dict[str, Any] | None = None,
+        values: Mapping[str, Any] | None = None,
         parent: Scope | None = None,
         sequences: Tensor | None = None,
     ) -> None:
+        if not isinstance(values, Mapping | None):
+            raise StepError("Scope: 'values' must be a dict of names and values", got=type(values).__name__)
         self._variables = {name: Variable(value) for name, value in (values or {}).items()}
         self.parent = parent
         self.sequences = sequences
 
-    def new_scope(self, values: dict[str, Any] | None = None) -> Scope:
+    def new_scope(self, values: Mapping[str, Any] | None = None) -> Scope:
         """A child scope: it sees this scope's names, and its own hide them."""
         return Scope(values, parent=self)
 
@@ -89,7 +91,9 @@ class Scope:
         value = self.find(name)
         if value is None:
             raise StepError(
-                f"no value named '{name}' in this scope", got=name, expected=f"one of {list(self)}"
+                f"no value named '{name}' in this scope",
+                got=name,
+                expected=f"one of {list(self.all_values())}",
             )
         return value
 

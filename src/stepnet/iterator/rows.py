@@ -88,7 +88,10 @@ class RowLoop:
         out = None if replay is None else replay.run(fed)
         if out is not None:
             return out
-        kind = backend, torch.is_grad_enabled(), *((t.shape, t.dtype) for t in feeds.values())
+        shapes = [value.shape for value in feeds.values()]
+        kind: Any = None  # in a trace, whose open sizes do not hash
+        if not any(isinstance(size, torch.SymInt) for shape in shapes for size in shape):
+            kind = backend, torch.is_grad_enabled(), *shapes, *(value.dtype for value in feeds.values())
         tried: list[tuple[RowCall, Unsupported]] = []
         for number, call in self._from(self._ran.get(kind, 0), self._shown(feeds, steps)):
             noting = Noting() if like is not None and call.exact else None
@@ -107,7 +110,8 @@ class RowLoop:
                 for each in () if noting is None else noting.noted:
                     note_run(*each)
                 show(call.loop, call.feeds, backend)
-                self._ran[kind] = number
+                if kind is not None:
+                    self._ran[kind] = number
                 return out
         call, refusal = tried[0]
         show(call.loop, call.feeds, backend)

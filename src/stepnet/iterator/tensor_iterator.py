@@ -189,17 +189,9 @@ class TensorIterator(nn.Module):
         Raises:
             LoopError: as `forward`, of what is missing, unknown, given twice or no tensor.
         """
+        found, wrong = self._placed(args, kwargs)
         names = self.inputs
-        wrong: list[str] = []
-        if len(args) > len(names):
-            wrong.append(f"{len(args)} inputs are given by position, there are {len(names)}")
-        found: dict[str, Any] = dict(zip(names, args, strict=False))
-        for name, value in kwargs.items():
-            if name not in names:
-                wrong.append(f"there is no input {name!r}")
-            elif name in found:
-                wrong.append(f"input {name!r} is given by position and by name")
-            found[name] = value
+        wrong += [f"there is no input {name!r}" for name in kwargs if name not in names]
         for name in names:
             if name not in found:
                 wrong.append(f"input {name!r} is not given")
@@ -209,6 +201,15 @@ class TensorIterator(nn.Module):
             raise does_not_fit(step_name(self.body), wrong, f"inputs {', '.join(names)}")
         return found
 
+    def _placed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """What is given by name, also what was given by position, and what is wrong about that."""
+        wrong: list[str] = []
+        if len(args) > len(self.inputs):
+            wrong.append(f"{len(args)} inputs are given by position, there are {len(self.inputs)}")
+        by_position = dict(zip(self.inputs, args, strict=False))
+        wrong += [f"input {n!r} is given by position and by name" for n in kwargs if n in by_position]
+        return by_position | dict(kwargs), wrong
+
     def _steps(self, feeds: Mapping[str, Tensor]) -> int:
         found = fit(self.port_map, feeds)
         if found.wrong:
@@ -216,12 +217,13 @@ class TensorIterator(nn.Module):
             raise does_not_fit(step_name(self.body), found.wrong, f"inputs that fit; given: {given}")
         return found.steps
 
-    def infer_shape(self, **given: Any) -> dict[str, torch.Size]:
+    def infer_shape(self, *args: Any, **given: Any) -> dict[str, torch.Size]:
         """The shape of every output, without running the loop.
 
         Args:
-            given: each input by name: a shape (its dtype is that of the weights, else the default one), or a
-                tensor, of which shape and dtype are read; it may be a meta tensor or a fake one.
+            args, given: each input, by position or by name: a shape (its dtype is that of the weights, else
+                the default one), or a tensor, of which shape and dtype are read; it may be a meta tensor or a
+                fake one.
 
         Raises:
             LoopError: everything that does not fit, each port as it was written: inputs that are missing or
@@ -240,7 +242,10 @@ class TensorIterator(nn.Module):
         assert isinstance(body, CallBody)
         dtypes = [weight.dtype for weight in self.parameters() if weight.is_floating_point()]
         dtype = dtypes[0] if dtypes else torch.get_default_dtype()
-        return infer_shape(body, self.port_map, self.back_edges, given, dtype)
+        found, wrong = self._placed(args, given)
+        if wrong:
+            raise does_not_fit(step_name(self.body), wrong, f"inputs {', '.join(self.inputs)}")
+        return infer_shape(body, self.port_map, self.back_edges, found, dtype)
 
     def extra_repr(self) -> str:
         ports = [repr(part) for part in (*self.port_map, *self.back_edges)]

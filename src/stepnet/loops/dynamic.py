@@ -13,7 +13,7 @@ from stepnet.data.recording import AS_A_LAYER, InGrid, StandIn
 from stepnet.errors import StepError
 from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
-from stepnet.front.memory import Memory, Stepnet, check_rows
+from stepnet.front.memory import Memory, Stepnet, check_rows, memories_of
 from stepnet.front.scope import Scope
 from stepnet.front.static import memory_of
 from stepnet.front.step import describe_leaf
@@ -81,6 +81,7 @@ def dynamic_recurrent(
             backend=other or backend,
         )  # fmt: skip
 
+    memories = memories_of("dynamic_recurrent", memories)
     recorded = run_in_frame(scope, run, outputs, memories)
     if recorded is not None:
         return recorded

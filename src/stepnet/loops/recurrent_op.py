@@ -14,7 +14,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
 from stepnet.executors import naive
 from stepnet.executors.base import Backend
-from stepnet.front.memory import Memory, Stepnet
+from stepnet.front.memory import Memory, Stepnet, memories_of
 from stepnet.front.meta import OnMeta, without_data
 from stepnet.front.scope import Scope, Variable, check_scope
 from stepnet.front.step import describe_leaf, describe_leaves, kept_dtypes
@@ -37,6 +37,12 @@ class StepScopes:
         place = t + self._steps if t < 0 else t
         if not 0 <= place < self._steps:
             raise IndexError(f"there is no step {t}: the run had {self._steps}")
+        if not self._kept:
+            raise StepError(
+                "this run kept no scopes of its steps",
+                got="a run with keep_scopes=False, in a frame, or while a file is written",
+                remedy="op.run(scope)",
+            )
         if place not in self._kept:
             raise StepError(
                 f"the scope of step {place} was used again by a later step",
@@ -95,9 +101,9 @@ class RecurrentOp:
         *,
         reverse: bool = False,
     ) -> None:
-        self.inputs = listed("RecurrentOp: 'inputs'", inputs, str)
+        self.inputs = tuple(dict.fromkeys(listed("RecurrentOp: 'inputs'", inputs, str)))
         self.outputs = listed("RecurrentOp: 'outputs'", outputs, str)
-        self.memories = listed("RecurrentOp: 'memories'", memories, Memory)
+        self.memories = memories_of("RecurrentOp", memories)
         if not inputs:
             raise StepError("RecurrentOp needs an input to count its steps by")
         self.stepnet = function("RecurrentOp: 'stepnet'", stepnet, "stepnet(scope)")

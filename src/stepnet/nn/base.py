@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.api import recurrent
-from stepnet.cells.cell import check_size, draw
+from stepnet.cells.cell import draw, positive_size
 from stepnet.cells.wrapper import check_probability
 from stepnet.checks import no_graph_of
 from stepnet.data.arguments import truth, whole
@@ -90,9 +90,9 @@ class RNNBase(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = check_size(self, "input_size", input_size)
-        self.hidden_size = check_size(self, "hidden_size", hidden_size)
-        self.num_layers = check_size(self, "num_layers", num_layers)
+        self.input_size = positive_size(self, "input_size", input_size)
+        self.hidden_size = positive_size(self, "hidden_size", hidden_size)
+        self.num_layers = positive_size(self, "num_layers", num_layers)
         self.bias = self._flag("bias", bias)
         self.batch_first = self._flag("batch_first", batch_first)
         self.dropout = check_probability(type(self).__name__, "dropout", dropout)

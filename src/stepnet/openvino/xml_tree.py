@@ -43,7 +43,10 @@ def parse(path: Path) -> Any:
         ) from error
     except (ElementTree.ParseError, ValueError, LookupError, OverflowError) as error:
         raise IRError(
-            f"{path.name}: not XML", got=str(error)[:120], expected="an OpenVINO IR, <net ...>"
+            f"{path.name}: not XML",
+            got=str(error)[:120],
+            expected="an OpenVINO IR, <net ...>",
+            remedy="stepnet.onnx.load reads ONNX files" if path.suffix == ".onnx" else None,
         ) from error
 
 

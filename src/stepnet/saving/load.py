@@ -83,16 +83,16 @@ class SavedTopology(nn.Module):
             raise ValueError("it has other inputs or outputs than its model")
         _nested(self._structure, {leaf.name: None for leaf in self._leaves})
 
-    def forward(self, **feeds: Any) -> tuple[Any, Metrics]:
+    def forward(self, *args: Any, **feeds: Any) -> tuple[Any, Metrics]:
         """The outputs, nested as the saved topology's, and no metrics.
 
         Raises:
             TapeError: a value is missing, unknown or does not fit its data layer.
         """
-        if set(feeds) != set(self.types):
+        if args or set(feeds) != set(self.types):
             raise TapeError(
-                "a saved topology takes a value for each of its data layers",
-                got=f"values for {sorted(feeds)}",
+                "a saved topology takes a value for each of its data layers, by name",
+                got=f"{len(args)} without a name" if args else f"values for {sorted(feeds)}",
                 expected=f"values for {list(self.inputs)}",
             )
         tensors: dict[str, Tensor] = {}
@@ -114,6 +114,14 @@ class SavedTopology(nn.Module):
             grid, *lengths = (next(found) for _ in leaf.tensors)
             values[leaf.name] = PaddedLoD(grid, tuple(lengths)).ragged() if lengths else grid
         return _nested(self._structure, values), Metrics({}, _NOT_RUN)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as it is now, trained weights included: `load` reads that again.
+
+        Args:
+            path: NAME.xml; NAME.bin is written beside it.
+        """
+        openvino.save(self.model, path)
 
 
 def _type(said: Mapping[str, Any]) -> Dense | Integer:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stepnet.data.arguments import name as name_of
 from stepnet.data.tree import leaves, map_leaves
-from stepnet.errors import TapeError
+from stepnet.errors import StepnetError, TapeError
 from stepnet.user_line import user_line
 from stepnet.watchers import during
 
@@ -214,7 +214,9 @@ class Tape:
         try:
             return _tried(creation, examples)
         except Exception as error:
-            said = (str(error) or repr(error)).splitlines()[0]
+            lines = (str(error) or repr(error)).splitlines()
+            ours = isinstance(error, StepnetError)  # all of it is in the user's words
+            said = "; ".join(" ".join(line.split()) for line in lines) if ours else lines[0]
             raise TapeError(
                 f"{where} does not fit its inputs: {said}",
                 got=", ".join(f"'{self._creations[i].name}' {describe(v)}" for i, v in examples.items()),

@@ -241,8 +241,14 @@ class Topology(nn.Module):
         else:
             super().__setattr__(name, value)
 
-    def forward(self, **feeds: Any) -> tuple[Any, Metrics]:
-        """Play the layers on the values of the data layers."""
+    def forward(self, *args: Any, **feeds: Any) -> tuple[Any, Metrics]:
+        """Play the layers on the values of the data layers, given by name."""
+        if args:
+            raise TapeError(
+                "a topology takes the values of its data layers by name",
+                got=f"{len(args)} without a name",
+                expected=f"values for {list(self.inputs)}",
+            )
         missing = [name for name in self.inputs if name not in feeds]
         unknown = [name for name in feeds if name not in self._known]
         if missing or unknown:
