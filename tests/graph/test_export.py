@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import subprocess
 import sys
@@ -158,12 +159,18 @@ for path in sorted(Path(sys.argv[1]).glob("*.pt2")):
 """
 
 
-def save(case: str, path: Path) -> None:
-    """A program that gives what its model gives, and what that is."""
+@functools.cache
+def exported(case: str) -> tuple[nn.Module, torch.export.ExportedProgram]:
     torch.manual_seed(0)
     make, open_sizes, batches = CASES[case]
     model = make().double()
-    program = export(model, batches[0], dynamic_shapes=open_sizes)
+    return model, export(model, batches[0], dynamic_shapes=open_sizes)
+
+
+def save(case: str, path: Path) -> None:
+    """A program that gives what its model gives, and what that is."""
+    batches = CASES[case][2]
+    model, program = exported(case)
     ops = [n for n in program.graph.nodes if n.target is torch.ops.stepnet.run.default]
     assert len(ops) == {"dense": 2, "documents": 2, "memories": 5, "ragged": 4}[case]
     for args in batches:
@@ -353,7 +360,7 @@ EVIL = ([0, 100, 6], [5, 3, 6], [-500, 2, 6], [], [0, 2, 10**12], [0, 2, 5], [0.
 def test_offsets_that_a_program_hands_on_are_checked() -> None:
     """The nodes of a program are anybody's to change; what reads rows by offsets trusts them."""
     rows, offsets = rows_of(2, 4)
-    program = export(Ragged().double(), (rows, offsets), dynamic_shapes=({0: ANY}, {0: ANY})).module()
+    program = exported("ragged")[1].module()
     nodes = [n for n in program.graph.nodes if n.target is torch.ops.stepnet.run.default]
     given = [n for n in nodes if str(n.args[2]).startswith(("recurrence", "sequence pool"))]
     assert len(given) == 3

@@ -48,18 +48,6 @@ class Tagger(nn.Module):
         return self.out(z), h, c
 
 
-def test_any_number_of_steps_and_sequences(tmp_path, opened):
-    def inputs(t, b):
-        return torch.randn(t, b, 3), torch.randn(b, 4)
-
-    module = Tagger()
-    export(module, tmp_path / "m.onnx", *inputs(4, 2), dims=({0: OPEN, 1: OPEN}, {0: OPEN}))
-    written = opened(tmp_path / "m.onnx")
-    assert written.types.count("Scan") == 2
-    for t, b in ((5, 3), (1, 1), (9, 2)):
-        same(module, written, *inputs(t, b))
-
-
 class Rows(nn.Module):
     def __init__(self):
         super().__init__()
@@ -70,12 +58,23 @@ class Rows(nn.Module):
         return y.values, h
 
 
-def test_rows_of_sequences(tmp_path, opened):
-    def inputs(lengths):
-        return torch.randn(sum(lengths), 3), torch.tensor([0, *np.cumsum(lengths)])
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tagger, self.rows = Tagger(), Rows()
 
-    module = Rows()
-    export(module, tmp_path / "m.onnx", *inputs([4, 0, 5]), dims=({0: OPEN}, {0: OPEN}))
+    def forward(self, x, h, rows, offsets):
+        return *self.tagger(x, h), *self.rows(rows, offsets)
+
+
+def test_any_number_of_steps_and_sequences(tmp_path, opened):
+    def inputs(t, b, lengths):
+        rows, offsets = torch.randn(sum(lengths), 3), torch.tensor([0, *np.cumsum(lengths)])
+        return torch.randn(t, b, 3), torch.randn(b, 4), rows, offsets
+
+    module, dims = Both(), ({0: OPEN, 1: OPEN}, {0: OPEN}, {0: OPEN}, {0: OPEN})
+    export(module, tmp_path / "m.onnx", *inputs(4, 2, [4, 0, 5]), dims=dims)
     written = opened(tmp_path / "m.onnx")
-    for lengths in ([2, 0, 3], [1], [5, 1, 1, 7]):
-        same(module, written, *inputs(lengths))
+    assert written.types.count("Scan") == 3
+    for t, b, lengths in ((5, 3, [2, 0, 3]), (1, 1, [1]), (9, 2, [5, 1, 1, 7])):
+        same(module, written, *inputs(t, b, lengths))
