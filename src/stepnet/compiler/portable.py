@@ -125,11 +125,14 @@ def _class_name(kind: type) -> str:
     Raises:
         _Unknown: what it holds is told neither by the walk nor by its name.
     """
-    found: Any = sys.modules.get(kind.__module__)
-    for part in kind.__qualname__.split("."):
-        found = getattr(found, part, None)
-    if found is not kind and is_trusted_class(kind):
+    if type(kind.__module__) is not str:
         raise _Unknown
+    if is_trusted_class(kind):
+        found: Any = sys.modules.get(kind.__module__)
+        for part in kind.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if found is not kind:
+            raise _Unknown
     return f"{_name(type(kind))} {_name(kind)}"
 
 
