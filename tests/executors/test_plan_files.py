@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import types
 from collections import namedtuple
 
 import pytest
@@ -251,8 +252,82 @@ for name in ("GRU", "LayerNormLSTM", "SLSTM"):
     Recurrent(getattr(cells, name)(4, 4))(x)
 nn.LSTM(4, 4, num_layers=2, bidirectional=True)(x)
 inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+
+class Base(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = inner
+
+class Own(Base):
+    factor = 2.0
+
+    def forward(self, x, h):
+        return h, torch.tanh(self.inner(x) * self.factor + h)
+
+recurrent(Own(), x, torch.zeros(2, 4))
 recurrent(lambda x, h: (h, torch.tanh(inner(x) + h)), x, torch.zeros(2, 4))
 """
+
+
+CLASSES = """
+import torch
+
+class Meta(type): ...
+class Scale:
+    def of(self, x): return x * 2
+class Other(Scale): ...
+class Base(torch.nn.Module):
+    @property
+    def half(self): return 0.5
+class Step(Base):
+    factor = 2.0
+    scale = Scale()
+    @property
+    def bias(self): return 1.0
+    def helped(self, x): return x + self.bias
+    def forward(self, x, h):
+        if isinstance(self, torch.nn.Sequential): x = x * 3
+        if type(self.scale) is Other: x = x * 5
+        return x, self.helped(self.scale.of(x)) * self.factor + h * self.half
+"""
+SAME = {"again": ("", ""), "unread": ("self.half", "self.half\n    def unread(self): ...")}
+CHANGED = {
+    "an attribute": ("factor = 2.0", "factor = 3.0"),
+    "a method": ("x + self.bias", "x - self.bias"),
+    "a property": ("return 1.0", "return 1.5"),
+    "of the base": ("return 0.5", "return 0.25"),
+    "of an object": ("return x * 2", "return x * 4"),
+    "another base": ("Base(torch.nn.Module)", "Base(torch.nn.Sequential)"),
+    "another metaclass": ("class Scale:", "class Scale(metaclass=Meta):"),
+    "another class beside": ("scale = Scale()", "scale = Other()"),
+    "one of its name": ("class Other(Scale): ...", "Other = type('Scale', (), vars(Scale) | {})"),
+    "a base of another name": ("Base", "Bass"),
+}
+
+
+def of_a_class(old, new):
+    source = CLASSES.replace(old, new) if old else CLASSES
+    assert not old or source != CLASSES
+    module = types.ModuleType("classes_of_a_user")
+    exec(compile(source, "/classes_of_a_user.py", "exec"), vars(module))
+    sys.modules[module.__name__] = module
+    digests = []
+    with pytest.MonkeyPatch.context() as patch:
+        real = make._digest
+        patch.setattr(make, "_digest", lambda *given: digests.append(real(*given)) or digests[-1])
+        run(module.Step().double())
+    del sys.modules[module.__name__]
+    return digests[0]
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_a_class_of_the_users_is_known_again_by_what_it_holds(change):
+    assert of_a_class("", "") == of_a_class(*SAME[change]) is not None
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_a_class_that_holds_something_else_is_another_one(change):
+    assert of_a_class("", "") != of_a_class(*CHANGED[change])
 
 
 def test_in_a_process_of_its_own(tmp_path):
@@ -271,5 +346,5 @@ def test_in_a_process_of_its_own(tmp_path):
 
     one, other = digests("1", f"{FIRST}\n{digests_alone}"), digests("2", digests_alone)
     assert one == other
-    assert len(one) >= 5
+    assert len(one) >= 6
     assert "None" not in one

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.overrides import TorchFunctionMode
 
 from .simpler import SIMPLER, one_hot, simpler_call
@@ -102,7 +103,7 @@ def bare(function: Any) -> Any:
     return again
 
 
-_GUARD = torch._disable_dynamo(lambda: None).__code__
+_GUARD = _disable_dynamo(lambda: None).__code__
 
 
 def exact() -> dict[Any, Callable[..., Any]]:

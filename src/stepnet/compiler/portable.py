@@ -1,8 +1,7 @@
 """What a step reads, as a digest that another process finds again for the same step, or None.
 
-Plans are kept on disk under it. Two steps of one digest have the same code, structure and plain values;
-what cannot be told so surely (an object of a foreign library, a class of the user's by its name alone) has
-no digest.
+Plans are kept on disk under it. Two steps of one digest have the same code, structure and plain values, and
+classes with the same in them; what cannot be told so surely (an object of a foreign library) has no digest.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from stepnet.data.recording import Interned
 from stepnet.data.tree import Spec
 
 from .code_facts import Facts
-from .survey import Same, Survey
-from .trust import FOREIGN
+from .survey import Same, Survey, Walked
+from .trust import FOREIGN, is_trusted_class
 
 _PACKAGE = Path(__file__).parents[1]
 _PLAIN = (int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device)
@@ -50,13 +49,13 @@ def digest(*parts: Any) -> str | None:
     """
     found = hashlib.sha256(_versions().encode())
     try:
-        _feed(found.update, parts)
+        _feed(found.update, {}, parts)
     except _Unknown:
         return None
     return found.hexdigest()[:40]
 
 
-def _feed(put: Callable[[bytes], None], value: Any) -> None:
+def _feed(put: Callable[[bytes], None], classes: dict[type, int], value: Any) -> None:
     if isinstance(value, Enum):
         put(f"{_name(type(value))}.{value.name};".encode())
     elif isinstance(value, _PLAIN):
@@ -66,27 +65,31 @@ def _feed(put: Callable[[bytes], None], value: Any) -> None:
     elif isinstance(value, (tuple, list)):
         put(f"{type(value).__name__} {len(value)}(".encode())
         for item in value:
-            _feed(put, item)
+            _feed(put, classes, item)
     elif isinstance(value, frozenset):  # a constant of code, `x in {1, 2}`
         put(f"set {sorted(map(repr, value))};".encode())
     elif isinstance(value, Facts):
-        _feed(put, value.code)
+        _feed(put, classes, value.code)
     elif isinstance(value, Survey):
         owner = value.owner
-        _feed(put, owner.__name__)
+        _feed(put, classes, owner.__name__)
         if isinstance(owner, type) and value.names is None:  # as torch has it, but for these
             own = f"{owner.__qualname__}."
-            _feed(put, [(n, _described(h.value)) for n, h in value.held if not _as_written(own, n, h.value)])
+            held = [(name, held) for name, held in value.held if not _as_written(own, name, held.value)]
         else:
-            _feed(put, [(name, _described(held.value)) for name, held in value.held])
+            held = value.held
+        _feed(put, classes, [(name, _described(held.value)) for name, held in held])
     elif isinstance(value, types.CodeType):
-        _feed(put, tuple(getattr(value, name) for name in _CODE))
+        _feed(put, classes, tuple(getattr(value, name) for name in _CODE))
     elif isinstance(value, Spec):
-        _feed(put, (value.kind, value.keys, value.children))
+        _feed(put, classes, (value.kind, value.keys, value.children))
     elif isinstance(value, type):
         put(f"type {_name(value)};".encode())
     elif isinstance(value, Interned) and value.portable is not None:
         put(f"{_name(type(value))} {value.portable};".encode())
+    elif isinstance(value, Walked):
+        kind = value.value  # of two of one name, which it is
+        put(f"class {[*map(_class_name, kind.__mro__)]} {classes.setdefault(kind, len(classes))};".encode())
     elif isinstance(value, Same):
         put(f"object {_foreign_name(value.value)};".encode())
     else:
@@ -114,6 +117,23 @@ def _described(value: Any) -> Any:
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _class_name(kind: type) -> str:
+    """The name of a class that is walked, or of one beneath it.
+
+    Raises:
+        _Unknown: what it holds is told neither by the walk nor by its name.
+    """
+    if type(kind.__module__) is not str:
+        raise _Unknown
+    if is_trusted_class(kind):
+        found: Any = sys.modules.get(kind.__module__)
+        for part in kind.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if found is not kind:
+            raise _Unknown
+    return f"{_name(type(kind))} {_name(kind)}"
 
 
 def _foreign_name(value: Any) -> str:

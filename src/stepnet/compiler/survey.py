@@ -44,6 +44,10 @@ class Same:
         return id(self.value)
 
 
+class Walked(Same):
+    """A class of which the key tells what it holds, too."""
+
+
 class Survey:
     """Those attributes of a trusted module or class that code names; with no names, those of all trusted
     classes beneath a class.

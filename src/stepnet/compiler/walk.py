@@ -40,7 +40,7 @@ from .kinds import (
     slot_values,
 )
 from .patched import KERNEL, Patch
-from .survey import Same
+from .survey import Same, Walked
 from .trust import BY_VALUE, HEAP, is_module_of_python, is_stateful, is_trusted_class
 from .walk_code import END, CodeWalk
 
@@ -318,7 +318,7 @@ class Walk(CodeWalk):
 
     def _class(self, kind: type, makes: bool = False) -> None:
         """What code may find on a class: the attributes it names, and what operators call."""
-        self.key.append(Same(kind))
+        self.key.append(Walked(kind))
         for klass in kind.__mro__:
             if is_trusted_class(klass) or (id(klass), makes) in self.classes:
                 continue
@@ -372,7 +372,7 @@ class Walk(CodeWalk):
 
     def _type(self, kind: type) -> None:
         """A class that code names: it may be called, and asked for its attributes."""
-        self.key.append(Same(kind))
+        self.key.append(Same(kind) if is_trusted_class(kind) else Walked(kind))
         self._known_class(kind)
         if isinstance(kind, abc.ABCMeta):
             self.key.append(registered(kind))

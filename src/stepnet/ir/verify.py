@@ -1,4 +1,4 @@
-"""Rules that hold between passes. Tests verify every graph and plan they make; users never pay for it.
+"""Rules that hold between passes. Tests verify every graph and plan they make; of users', those from disk.
 
 joint    from capture: parameters to results and gradients
 body     a forward or a backward body: one step
@@ -8,7 +8,8 @@ adopted  a plan whose executor moved ops into its scans
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from stepnet.errors import GraphError
@@ -207,24 +208,22 @@ def _reads(loop: LoopPlan) -> Iterator[str]:
 
 def _cycles(loop: LoopPlan, stage: GraphStage) -> Iterator[str]:
     """Scans hold exactly what lies on a cycle, besides cheap ops that were moved to it."""
-    after = _followers(loop)
+    after, bit = _followers(loop)
     for region in loop.regions:
         for node in region.nodes:
-            names = [n for n in node.outputs if n]
-            turning = any(n in after[n] for n in names if n in after)
+            turning = any(after.get(n, 0) & bit[n] for n in node.outputs if n)
             if region.kind != "scan" and turning and node.op not in MADE_BY_FISSION:
                 yield f"{_text(node)}: lies on a cycle, but in a {region.kind}"
-            between = node.op == "matmul" and _is_between(region, node, after)
+            between = node.op == "matmul" and _is_between(region, node, after, bit)
             if region.kind == "scan" and not (turning or between or _movable(loop, node, stage)):
                 yield f"{_text(node)}: lies on no cycle, but in a scan"
-    homes: dict[str, int] = {}
+    cycles: dict[int, tuple[str, int]] = {}  # by what follows from one: a value on it, its region
     for at, region in enumerate(loop.regions):
-        homes |= dict.fromkeys(region.made, at)
-    for name, reached in after.items():
-        if name in reached:
-            for other in reached:
-                if other in homes and name in homes and name in after[other] and homes[name] != homes[other]:
-                    yield f"'{name}' and '{other}' lie on one cycle, but in two regions"
+        for name in region.made:
+            if after.get(name, 0) & bit[name]:
+                other, there = cycles.setdefault(after[name], (name, at))
+                if there != at:
+                    yield f"'{other}' and '{name}' lie on one cycle, but in two regions"
 
 
 def _movable(loop: LoopPlan, node: Node, stage: GraphStage) -> bool:
@@ -235,14 +234,15 @@ def _movable(loop: LoopPlan, node: Node, stage: GraphStage) -> bool:
     return node.op in ("sum_rows", "sum_steps") or moved
 
 
-def _is_between(region: Region, node: Node, after: dict[str, set[str]]) -> bool:
+def _is_between(region: Region, node: Node, after: Mapping[str, int], bit: Mapping[str, int]) -> bool:
     """Whether a node follows from one cycle of its scan, and another one waits for it."""
     turning = {c.parameter for c in region.carries}
-    return not turning.isdisjoint(after[node.output]) and any(node.output in after[name] for name in turning)
+    follows = any(after[name] & bit[node.output] for name in turning)
+    return follows and any(after[node.output] & bit[name] for name in turning)
 
 
-def _followers(loop: LoopPlan) -> dict[str, set[str]]:
-    """For each value everything that depends on it, through carries too."""
+def _followers(loop: LoopPlan) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """For each value everything that depends on it, through carries too, as bits; and the bit of each."""
     next_to: dict[str, set[str]] = {name: set() for name in loop.body.values}
     for node in loop.body.nodes:
         for name in node.inputs:
@@ -250,17 +250,14 @@ def _followers(loop: LoopPlan) -> dict[str, set[str]]:
     for carry in loop.carries:
         if carry.parameter != carry.result:
             next_to.setdefault(carry.result, set()).add(carry.parameter)
-    found: dict[str, set[str]] = {}
-    for root in next_to:
-        seen: set[str] = set()
-        todo = list(next_to[root])
-        while todo:
-            name = todo.pop()
-            if name not in seen:
-                seen.add(name)
-                todo.extend(next_to.get(name, ()))
-        found[root] = seen
-    return found
+    bit: defaultdict[str, int] = defaultdict(lambda: 1 << len(bit))
+    after, known = dict.fromkeys(next_to, 0), None
+    while after != known:
+        known = dict(after)
+        for name in reversed(next_to):
+            for follower in next_to[name]:
+                after[name] |= bit[follower] | after.get(follower, 0)
+    return after, bit
 
 
 def _plan(plan: Plan) -> Iterator[str]:
