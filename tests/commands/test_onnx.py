@@ -110,10 +110,10 @@ def test_inspect(stepnet, model, tmp_path):
 
 
 def test_inspect_of_a_window_of_one_axis(stepnet, tmp_path):
-    import stepnet.onnx
+    from stepnet.onnx import save
 
-    stepnet.onnx.save(torch.nn.MaxPool1d(3), tmp_path / "p.onnx", torch.randn(2, 4, 9))
-    code, out, err = stepnet("inspect", tmp_path / "p.onnx", "--json", "--shape", "x=2,4,9")
+    save(torch.nn.MaxPool1d(3), tmp_path / "p.onnx", torch.randn(2, 4, 9))
+    code, out, err = stepnet("inspect", tmp_path / "p.onnx", "--json", "--shape", "input=2,4,9")
     assert (code, err) == (0, "")
     (pool,) = [layer for layer in json.loads(out)["net"]["layers"] if layer["type"] == "MaxPool"]
     assert pool["cost"]["flops"] == 3 * 2 * 4 * 3
