@@ -109,6 +109,16 @@ def test_inspect(stepnet, model, tmp_path):
     assert stepnet("inspect", model, "--bin", "w.bin").code == 2
 
 
+def test_inspect_of_a_window_of_one_axis(stepnet, tmp_path):
+    from stepnet.onnx import save
+
+    save(torch.nn.MaxPool1d(3), tmp_path / "p.onnx", torch.randn(2, 4, 9))
+    code, out, err = stepnet("inspect", tmp_path / "p.onnx", "--json", "--shape", "input=2,4,9")
+    assert (code, err) == (0, "")
+    (pool,) = [layer for layer in json.loads(out)["net"]["layers"] if layer["type"] == "MaxPool"]
+    assert pool["cost"]["flops"] == 3 * 2 * 4 * 3
+
+
 def test_what_crosses_the_border_of_a_loop(stepnet, tmp_path):
     """A Loop that carries a sum and joins its tanh; a Scan as it was before opset 9, with lengths."""
     onnx = pytest.importorskip("onnx")

@@ -76,3 +76,28 @@ def test_so_is_a_number_that_it_counts(tmp_path):
     package, _, name = FORMATS["onnx"]
     with pytest.raises(IRError, match="keeps for its next call\n  got:      calls\n"):
         package.save(Counts(), tmp_path / name, torch.randn(3, 2, 4))
+
+
+class Parts(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.layer = norm, torch.compile(nn.Linear(4, 4), backend="eager")
+
+    def forward(self, x):
+        return recurrent(smooth, self.norm(self.layer(x).mT).mT, x[0], backend="naive")[0]
+
+
+def test_buffers_stay_and_parts_that_torch_compiles_are_what_they_were(tmp_path):
+    package, run, name = FORMATS["onnx"]
+    module, x = Parts(nn.BatchNorm1d(4)), torch.randn(3, 2, 4)
+    with pytest.raises(IRError, match="changes buffers"):
+        package.save(module, tmp_path / name, x)
+    assert not module.norm.running_mean.any()
+    module.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        package.save(torch.compile(module, backend="eager"), tmp_path / name, x)
+    assert module.layer.forward != module.layer._orig_mod.__call__
+    (found,) = run(tmp_path / name, [x.numpy()])
+    plain = Parts(module.norm)
+    plain.layer = module.layer._orig_mod
+    torch.testing.assert_close(torch.from_numpy(found), plain.eval()(x))

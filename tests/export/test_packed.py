@@ -26,7 +26,7 @@ class Packs(nn.Module):
     def forward(self, x, lengths):
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
         y, (h, c) = self.first(packed)
-        inner = y._replace(data=torch.tanh(self.between(y.data)))
+        inner = y._replace(data=torch.tanh(self.between(y.data)) + packed.data)
         z, last = self.second(inner, h[:1] + c[:1])
         z, counts = pad_packed_sequence(z, padding_value=-1.0)
         whole, _ = pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])
@@ -51,15 +51,24 @@ def test_of_any_lengths(format, tmp_path):
             torch.testing.assert_close(list(found), list(wanted), rtol=1e-5, atol=1e-5)
 
 
-def test_lengths_as_numbers_of_python_are_refused(tmp_path):
-    class Listed(nn.Module):
+def numbers(rnn, x, lengths):
+    return rnn(pack_padded_sequence(x, lengths.tolist(), True, False))[1]
+
+
+def among_rows(rnn, x, lengths):
+    return rnn(pack_padded_sequence(x, lengths, True, False))[0].data.mean(0)
+
+
+@pytest.mark.parametrize("function", [numbers, among_rows])
+def test_lengths_as_numbers_of_python_and_what_mixes_rows_are_refused(function, tmp_path):
+    class Refused(nn.Module):
         def __init__(self):
             super().__init__()
             self.rnn = nn.GRU(3, 4)
 
-        def forward(self, x, lengths):
-            return self.rnn(pack_padded_sequence(x, lengths.tolist(), True, False))[1]
+        def forward(self, *args):
+            return function(self.rnn, *args)
 
     package, _, name = FORMATS["onnx"]
     with pytest.raises(IRError, match="cannot be written"):
-        package.save(Listed(), tmp_path / name, given(3, 1, 4))
+        package.save(Refused(), tmp_path / name, given(3, 1, 4))

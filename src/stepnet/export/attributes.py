@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from stepnet.data.tree import leaves
@@ -63,6 +64,38 @@ def as_it_was(module: nn.Module) -> Iterator[Kept]:
                     space[name] = then[name]
                 else:
                     del space[name]
+
+
+@contextmanager
+def run_plainly(module: nn.Module) -> Iterator[None]:
+    """Let a module run uncompiled in here, and leave its buffers as they were."""
+    before = [(b, b.clone()) for b in module.buffers() if not b.is_meta]
+    try:
+        with uncompiled(module):
+            yield
+    finally:
+        for buffer, old in before:
+            if not torch.equal(buffer, old):
+                buffer.copy_(old)
+
+
+@contextmanager
+def uncompiled(module: nn.Module) -> Iterator[None]:
+    """Let the parts of a module that torch compiles be called as what they were."""
+    instead: list[tuple[dict[str, Any], str, Any]] = []
+    for part in module.modules():
+        if "_orig_mod" in part._modules:
+            instead.append((vars(part), "forward", part._modules["_orig_mod"].__call__))
+        if part._compiled_call_impl is not None:
+            instead.append((vars(part), "_compiled_call_impl", None))
+    before = [space[name] for space, name, _ in instead]
+    try:
+        for space, name, value in instead:
+            space[name] = value
+        yield
+    finally:
+        for (space, name, _), value in zip(instead, before, strict=True):
+            space[name] = value
 
 
 def _spaces(module: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -31,7 +31,7 @@ from . import (  # noqa: F401  (they fill tables)
     while_loops,
 )
 from .aten import AtenNet, is_known, join_lead, split_lead
-from .attributes import Kept, as_it_was
+from .attributes import Kept, as_it_was, run_plainly, uncompiled
 from .body_trace import FixedSize
 from .calls import Calls
 from .counts import check_counters, check_counts
@@ -71,6 +71,7 @@ def module_graph(
     """
     if not isinstance(module, nn.Module):
         raise IRError("save: 'module' must be a module of torch", got=brief(module))
+    module = getattr(module, "_orig_mod", module)  # if torch.compile made it
     where = _described(module)
     args, kwargs = _arguments(example_inputs)
     leaves, spec = unpacked((args, kwargs))
@@ -83,7 +84,7 @@ def module_graph(
     try:
         with torch.no_grad(), calls.noted():
             a, k = unflatten(spec, [i.value for i in inputs])
-            with TorchRNNs(target), as_it_was(module) as kept:
+            with TorchRNNs(target), run_plainly(module), as_it_was(module) as kept:
                 outputs = _outputs(_plain(module(*a, **k)), where)
         trace = _Trace(module, where, spec, inputs, calls, dynamic, kept)
         if batch:
@@ -142,13 +143,13 @@ class _Trace:
 
     def following(self) -> Program:
         """The program of the call after the one before."""
-        with as_it_was(self.module):
+        with as_it_was(self.module), uncompiled(self.module):
             self.kept.put_back()
             return program(self._run, self.module, self.examples, self.dims, self.where, is_known)
 
     def _traced(self, dynamic: list[dict[int, bool]]) -> Program:
         self.dims = dynamic
-        with as_it_was(self.module):
+        with as_it_was(self.module), uncompiled(self.module):
             made = program(self._run, self.module, self.examples, dynamic, self.where, is_known)
         read = {t.untyped_storage().data_ptr() for node, t in made.constants.items() if node.users}
         read.discard(0)  # of what is empty

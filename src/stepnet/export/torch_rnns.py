@@ -1,7 +1,7 @@
 """torch.nn's LSTM, GRU and RNN in a module that is saved: as recurrences, of which a trace has each step.
 
-What is packed in a trace stays padded, for no size of a file says how many rows it has: the data of a
-PackedSequence are all rows [time * batch, ...], its batch sizes those of the lengths that it was packed with.
+What is packed in a trace stays padded: the data of a PackedSequence are rows of ragged sequences, of which
+no size of a file says how many there are.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from stepnet.data.lod import LoDTensor
 from stepnet.errors import IRError
 from stepnet.watchers import during, instead
 
-from .calls import Recorder
-from .graph import Target
+from .aten import AtenNet, rule
+from .calls import Recorder, traced_op
+from .graph import Target, Value
 from .recurrences import PADDED
 
 _pack: Any = torch._VF._pack_padded_sequence  # pyright: ignore[reportAttributeAccessIssue]
@@ -47,22 +48,48 @@ _FITTING = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Packed:
-    """What was packed: its batch sizes and lengths, and how many steps and sequences it has."""
+    """What was packed: its batch sizes and lengths, and how many steps, sequences and rows it has."""
 
     batch_sizes: Tensor
     lengths: Tensor
     steps: Any
     batch: Any
+    count: Any = None
 
     def packed(self, rows: Tensor) -> Tensor:
-        """The data of rows [time, batch, ...]."""
-        return rows.reshape(self.steps * self.batch, *rows.shape[2:])
+        """The data of rows [batch, time, ...]."""
+        data = torch.ops.stepnet.rows_of_padded(rows, self.lengths)
+        self.count = data.shape[0] if self.count is None else self.count
+        torch._check(data.shape[0] == self.count)
+        return data
 
     def rows(self, data: Tensor) -> Tensor:
-        """[time, batch, ...] of data."""
-        return data.reshape(self.steps, self.batch, *data.shape[1:])
+        """[batch, time, ...] of data."""
+        return torch.ops.stepnet.padded_of_rows(data, self.batch, self.steps)
+
+
+@traced_op("(Tensor x, Tensor lengths) -> Tensor")
+def rows_of_padded(x: Tensor, lengths: Tensor) -> Tensor:
+    count = torch.library.get_ctx().new_dynamic_size(min=2)
+    return x.new_empty([count, *x.shape[2:]])
+
+
+@traced_op("(Tensor rows, SymInt batch, SymInt steps) -> Tensor")
+def padded_of_rows(rows: Tensor, batch: int, steps: int) -> Tensor:
+    return rows.new_empty([batch, steps, *rows.shape[1:]])
+
+
+@rule("stepnet.rows_of_padded")
+def _rows_written(b: AtenNet, x: Any, lengths: Any) -> Value:
+    b.ragged[str(b.shape()[0])] = b.out(lengths)
+    return b.out(x)
+
+
+@rule("stepnet.padded_of_rows")
+def _padded_written(b: AtenNet, rows: Any, batch: Any, steps: Any) -> Value:
+    return b.out(rows)
 
 
 class TorchRNNs(TorchFunctionMode):
@@ -109,20 +136,19 @@ class TorchRNNs(TorchFunctionMode):
         return self._run(known, *_STEPS[func], args[0], *args[2:])
 
     def _pack(self, x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
-        rows = x.movedim(1, 0) if batch_first else x
-        steps, batch = rows.shape[:2]
+        rows = x if batch_first else x.movedim(1, 0)
+        batch, steps = rows.shape[:2]
         if self.real:
             data, sizes = _pack(x, lengths, batch_first)
         else:
             longest: Any = lengths.max().item()
-            torch._check(longest >= 1)
+            torch._check(longest >= 2)  # as torch takes it of all open sizes
             torch._check(longest <= steps)
             torch._check(lengths.shape[0] == batch)
             inside = lengths.unsqueeze(0) > torch.arange(steps).unsqueeze(1)
             sizes = inside.sum(1).narrow(0, 0, longest)
-            data = rows.reshape(steps * batch, *rows.shape[2:])
-        self.packed[id(sizes)] = _Packed(sizes, lengths, steps, batch)
-        return data, sizes
+        known = self.packed[id(sizes)] = _Packed(sizes, lengths, steps, batch)
+        return data if self.real else known.packed(rows), sizes
 
     def _run(
         self, known: _Packed, kind: str, function: Callable[..., Any], data: Tensor, *more: Any
@@ -130,20 +156,20 @@ class TorchRNNs(TorchFunctionMode):
         if self.real:
             rows = _pad(data, known.batch_sizes, True, 0.0, known.steps)[0]
         else:
-            rows = known.rows(data).movedim(1, 0)
+            rows = known.rows(data)
         layers: Any = partial(_layers, kind, function, rows)
         with during(PADDED, known.lengths):
             y, *finals = layers(*more, True)
         if self.real:
             return _pack(y, known.lengths, True)[0], *finals
-        return known.packed(y.movedim(1, 0)), *finals
+        return known.packed(y), *finals
 
 
 def _padded(
     known: _Packed, data: Tensor, batch_first: bool, fill: float, total: Any
 ) -> tuple[Tensor, Tensor]:
     """The rows of packed data, as many as the longest sequence has or as are asked for."""
-    rows, longest = known.rows(data), known.batch_sizes.shape[0]
+    rows, longest = known.rows(data).movedim(1, 0), known.batch_sizes.shape[0]
     if str(total) != str(known.steps):
         rows = rows.narrow(0, 0, longest)
     if str(total) not in (str(known.steps), str(longest)):

@@ -261,6 +261,6 @@ def _cost(node: Any, given: Sequence[Any], gave: Sequence[Any]) -> Cost:
         theirs: node.attributes[name].value for name, theirs in _ATTRIBUTES.items() if name in node.attributes
     }
     attributes = {
-        name: value if isinstance(value, str) else str(value).strip("()[]") for name, value in known.items()
+        name: value if isinstance(value, str) else str(value).strip("()[],") for name, value in known.items()
     }
     return layer_cost(node.op_type, attributes, [t for t in given if t is not None], gave)
