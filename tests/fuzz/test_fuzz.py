@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from covering import few
+from stepnet import recurrent
 
-from . import calls, frames, models, orders, sequences
+from . import calls, frames, heaps, models, orders, sequences
 from .compare import Declined, check
 from .seeds import held
 from .steps import make_case
@@ -82,6 +83,19 @@ def test_calls(seed):
 @pytest.mark.parametrize("seed", few(range(40), (5, 9, 16)))
 def test_sequences(seed):
     assert sequences.check(seed) is None
+
+
+@pytest.mark.parametrize("seeds", few(SMALL, SMALL[:1]), ids=lambda seeds: str(seeds[0]))
+def test_heaps(seeds):
+    assert not [found for found in map(heaps.difference, seeds) if found]
+
+
+def test_a_heap_that_differs_is_told(monkeypatch):
+    def other(step, x, state, *, backend, **how):
+        return recurrent(step, x, state if backend == "naive" else state * 2, backend="naive", **how)
+
+    monkeypatch.setattr(heaps, "recurrent", other)
+    assert "tensors differ" in str(heaps.difference(0))
 
 
 def test_a_stage_that_differs_is_told(monkeypatch):
