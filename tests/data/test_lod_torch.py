@@ -162,7 +162,7 @@ def test_compile_takes_row_wise_code_in_one_graph() -> None:
     w = torch.randn(3)
 
     def block(x: LoDTensor) -> LoDTensor:
-        y = torch.relu(linear(x)) * 2 + w
+        y = torch.relu(linear(x)) @ torch.outer(w, w) * 2 + w
         return y.with_values(y.values + 1).tanh()
 
     compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
