@@ -255,9 +255,14 @@ _REMEDY = {name: remedy for remedy, names in REMEDIES.items() for name in names.
 
 
 def call_by_rows(
-    kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    kind: type[Any],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rule: Rule | None = None,
 ) -> Any:
-    """Call a torch function on the values of the LoDTensors (of class ``kind``) among its arguments.
+    """Call a torch function on the values of the LoDTensors (of class ``kind``) among its arguments. ``rule``
+    is that of the table, where Dynamo would not find it.
 
     Every tensor of the result comes back as a LoDTensor of the same LoD. An in-place function changes the
     values and gives back the LoDTensor that it was called on.
@@ -274,7 +279,7 @@ def call_by_rows(
         return call.on_values()
     if function in _COMPARE:
         return all(x._lod == call.ragged[0]._lod for x in call.ragged) and call.on_values()
-    rule = RULES.get(function)
+    rule = rule or RULES.get(function)
     if rule is None:
         raise RowMixError(
             f"{call.name} mixes the rows of a LoDTensor, or is not known to keep them apart",
