@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stepnet.data.lod import LoDTensor
@@ -173,6 +175,27 @@ def test_compile_takes_row_wise_code_in_one_graph() -> None:
         assert got.recursive_sequence_lengths() == x.recursive_sequence_lengths()
         (grad,) = torch.autograd.grad(got.values.sum(), values)
         torch.testing.assert_close(grad, torch.autograd.grad(block(x).values.sum(), values)[0])
+
+
+@pytest.mark.usefixtures("_fresh_dynamo")
+def test_compile_takes_operators_of_what_it_makes() -> None:
+    def block(rows: Tensor) -> Tensor:
+        x = LoDTensor.from_lengths(rows, [[2, 3]])
+        return ((1 - x) ** 2 // 2 + 2 % (x + 3) + 1 / (x + 3) + 2**x).values
+
+    rows = torch.rand(5, 3)
+    compiled = torch.compile(block, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(rows), block(rows))
+
+
+@pytest.mark.usefixtures("_fresh_dynamo")
+@pytest.mark.parametrize(
+    "product", [lambda x, w: x @ w, lambda x, w: w @ x, torch.matmul, lambda x, w: torch.matmul(w, x)]
+)
+def test_compile_multiplies_in_the_order_that_is_written(product: Any) -> None:
+    x, w = LoDTensor(torch.randn(5, 3, 3), [[0, 2, 5]]), torch.randn(5, 3, 3)
+    compiled = torch.compile(product, backend="eager")
+    torch.testing.assert_close(compiled(x, w).values, product(x, w).values)
 
 
 @pytest.mark.usefixtures("_fresh_dynamo")

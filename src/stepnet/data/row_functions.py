@@ -6,6 +6,7 @@ mixes rows of different sequences would give numbers that look right.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -215,6 +216,8 @@ def _build() -> dict[Any, Rule]:
             _put(table, getattr(space, f"special_{name}", None), rule)
             if rule is pointwise and not name.startswith("__"):
                 _put(table, getattr(space, f"{name}_", None), rules.in_place)
+        if name.startswith("__"):  # as Dynamo calls it
+            _put(table, getattr(operator, name, None), rule)
     for name in IN_PLACE.split():
         _put(table, getattr(Tensor, name), rules.in_place)
     for name in IN_PLACE_TOO.split():
@@ -252,9 +255,14 @@ _REMEDY = {name: remedy for remedy, names in REMEDIES.items() for name in names.
 
 
 def call_by_rows(
-    kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    kind: type[Any],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rule: Rule | None = None,
 ) -> Any:
-    """Call a torch function on the values of the LoDTensors (of class ``kind``) among its arguments.
+    """Call a torch function on the values of the LoDTensors (of class ``kind``) among its arguments. ``rule``
+    is that of the table, where Dynamo would not find it.
 
     Every tensor of the result comes back as a LoDTensor of the same LoD. An in-place function changes the
     values and gives back the LoDTensor that it was called on.
@@ -271,7 +279,7 @@ def call_by_rows(
         return call.on_values()
     if function in _COMPARE:
         return all(x._lod == call.ragged[0]._lod for x in call.ragged) and call.on_values()
-    rule = RULES.get(function)
+    rule = rule or RULES.get(function)
     if rule is None:
         raise RowMixError(
             f"{call.name} mixes the rows of a LoDTensor, or is not known to keep them apart",
@@ -284,10 +292,10 @@ def call_by_rows(
     return _wrap(call, call.on_values())
 
 
-def _on_leaves(operator: Callable[..., Any], body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _on_leaves(wrapping: Callable[..., Any], body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """An operator of torch that runs a body, such as a checkpoint, in a graph: it takes tensors."""
     leaves, spec = tree_flatten(args)
-    return operator(lambda *given: body(*tree_unflatten(given, spec)), *leaves, **kwargs)
+    return wrapping(lambda *given: body(*tree_unflatten(given, spec)), *leaves, **kwargs)
 
 
 def _wrap(call: FunctionCall, result: Any) -> Any:

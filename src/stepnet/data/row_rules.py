@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
+from stepnet.data.in_graph import leave_to_python
 from stepnet.errors import LoDError, RowMixError
 
 REQUIRED: Any = object()
@@ -291,6 +292,10 @@ def matmul(call: FunctionCall) -> None:
     a, b = call.operands()
     if call.function is Tensor.__rmatmul__:
         a, b = b, a
+    elif torch.compiler.is_dynamo_compiling() and not isinstance(a, call.kind):
+        name = getattr(call.function, "__name__", "")
+        if getattr(torch, name, None) is not call.function:  # Dynamo turns `x @ w` around for this call
+            leave_to_python("stepnet: a LoDTensor is multiplied in a graph by torch.matmul(x, w)")
     both = isinstance(a, call.kind) and isinstance(b, call.kind)
     na, nb = a.ndim, b.ndim
     if both:
