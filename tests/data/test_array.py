@@ -375,7 +375,8 @@ def test_stack_is_torch_stack_along_any_axes(axis, joined):
     array = TensorArray.unstack(x, axis)
     expected = torch.stack(x.unbind(axis), joined)
     y = array.stack(joined)
-    assert torch.equal(y, expected) and y.stride() == expected.stride()
+    assert torch.equal(y, expected)
+    assert y.stride() == expected.stride()
     assert torch.equal(*(torch.autograd.grad(t.square().sum(), x)[0] for t in (y, expected)))
     y.detach().zero_()
     assert torch.equal(array.stack(joined), expected)  # its memory is the caller's
