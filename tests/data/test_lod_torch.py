@@ -181,7 +181,9 @@ def test_compile_takes_row_wise_code_in_one_graph() -> None:
 def test_compile_takes_operators_of_what_it_makes() -> None:
     def block(rows: Tensor) -> Tensor:
         x = LoDTensor.from_lengths(rows, [[2, 3]])
-        return ((1 - x) ** 2 // 2 + 2 % (x + 3) + 1 / (x + 3) + 2**x).values
+        y = (1 - x) ** 2 // 2 + 2 % (x + 3) + 1 / (x + 3) + 2**x
+        y -= rows
+        return (y + (x + 1) ** rows + rows // (x + 1) + rows ** (x % (rows + 1))).values
 
     rows = torch.rand(5, 3)
     compiled = torch.compile(block, backend="eager", fullgraph=True)

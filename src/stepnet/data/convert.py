@@ -309,13 +309,14 @@ def jagged(nested: Any) -> Any:
             got=str(nested.layout),
             remedy="make it with torch.nested.nested_tensor(..., layout=torch.jagged)",
         )
-    if nested._ragged_idx != 1:  # what Dynamo says of the type of a size is no help
+    found: Any = nested
+    if found._ragged_idx != 1:  # what Dynamo says of the type of a size is no help
         raise LoDError(
             f"{where}: the ragged dimension must be dimension 1",
             got=f"shape {nested.shape}",
             remedy="transpose it there first",
         )
-    return nested
+    return found
 
 
 def nested_to_rows(nested: Any) -> tuple[Tensor, Tensor]:

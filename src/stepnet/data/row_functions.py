@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -216,7 +217,7 @@ def _build() -> dict[Any, Rule]:
             _put(table, getattr(space, f"special_{name}", None), rule)
             if rule is pointwise and not name.startswith("__"):
                 _put(table, getattr(space, f"{name}_", None), rules.in_place)
-        if name.startswith("__"):  # as Dynamo calls it
+        if name.startswith("__"):  # as Dynamo calls it in an export
             _put(table, getattr(operator, name, None), rule)
     for name in IN_PLACE.split():
         _put(table, getattr(Tensor, name), rules.in_place)
@@ -249,20 +250,21 @@ def functions_named(names: str) -> set[Any]:
 
 
 RULES = _build()
+# Operators that torch wrote in Python, which Dynamo does not find in a table: by their names.
+_IN_PYTHON = {
+    f.__name__: RULES[f]
+    for name, f in vars(Tensor).items()
+    if name.startswith("__") and isinstance(f, FunctionType) and f in RULES
+}
 _ABOUT = functions_named(ABOUT)
 _COMPARE = functions_named(COMPARE)
 _REMEDY = {name: remedy for remedy, names in REMEDIES.items() for name in names.split()}
 
 
 def call_by_rows(
-    kind: type[Any],
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    rule: Rule | None = None,
+    kind: type[Any], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call a torch function on the values of the LoDTensors (of class ``kind``) among its arguments. ``rule``
-    is that of the table, where Dynamo would not find it.
+    """Call a torch function on the values of the LoDTensors (of class ``kind``) among its arguments.
 
     Every tensor of the result comes back as a LoDTensor of the same LoD. An in-place function changes the
     values and gives back the LoDTensor that it was called on.
@@ -279,6 +281,9 @@ def call_by_rows(
         return call.on_values()
     if function in _COMPARE:
         return all(x._lod == call.ragged[0]._lod for x in call.ragged) and call.on_values()
+    rule = None
+    if torch.compiler.is_dynamo_compiling():
+        rule = _IN_PYTHON.get(getattr(function, "__name__", ""))
     rule = rule or RULES.get(function)
     if rule is None:
         raise RowMixError(

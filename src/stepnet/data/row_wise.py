@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from stepnet.data.arguments import brief
-from stepnet.data.row_functions import ATTRIBUTES, RULES, call_by_rows
+from stepnet.data.row_functions import ATTRIBUTES, call_by_rows
 from stepnet.errors import RowMixError
 
 if TYPE_CHECKING:
@@ -28,12 +28,11 @@ ABOUT_ATTRIBUTES = frozenset(
 
 def _operator(name: str) -> Callable[[Rows, Any], Rows]:
     method = getattr(Tensor, name)
-    rule = RULES.get(method)
 
     def call(self: RowWise, other: Any) -> Any:
         if isinstance(other, np.ndarray):
             raise _meets_an_array(other)
-        return call_by_rows(type(self), method, (self, other), {}, rule)
+        return call_by_rows(type(self), method, (self, other), {})
 
     call.__name__ = name
     return call
