@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from loop_reference import Misfit, run
-from stepnet import BackEdge, InputPort, OutputPort, TensorIterator
+from stepnet import BackEdge, InputPort, OutputPort, TensorArray, TensorIterator, create_whileloop, recurrent
 from stepnet.errors import LoopError
 from stepnet.executors.setting import set_backend
 
@@ -60,6 +60,26 @@ def test_a_loop_inside_a_loop(backend, recwarn):
     for got, want in zip(*(torch.autograd.grad(t.square().sum(), x) for t in (y, expected)), strict=True):
         torch.testing.assert_close(got, want)
     assert not [str(w.message) for w in recwarn if "plain loop" in str(w.message)]
+
+
+def test_a_loop_inside_a_frame():
+    cell = torch.nn.GRUCell(3, 4)
+    loop = TensorIterator(
+        lambda x, h: cell(x.squeeze(0), h),
+        [InputPort("x", "x", axis=0), InputPort("h0", "h"), OutputPort("h", 0)],
+        [BackEdge(0, "h")],
+    )
+    x = torch.randn(4, 3, 2, 3)
+    xs, ends = TensorArray(unstack_from=x), TensorArray()
+    frame = create_whileloop(loop_vars=[torch.tensor(0)])
+    with frame.frame() as (s,):
+        frame.break_if(s == xs.size())
+        ends.write(s, loop(xs.read(s), ends.read(s - 1, torch.zeros(2, 4)))["h"])
+        frame.update(s, s + 1)
+    expected, _ = recurrent(cell, x.flatten(0, 1), torch.zeros(2, 4))
+    torch.testing.assert_close(ends.stack(), expected[2::3])
+    got, want = (torch.autograd.grad(y.sum(), cell.weight_hh)[0] for y in (ends.stack(), expected[2::3]))
+    torch.testing.assert_close(got, want)
 
 
 def test_shapes_are_given_by_position_too():

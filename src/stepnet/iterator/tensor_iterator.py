@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stepnet.data.lod import LoDTensor
 from stepnet.data.outputs import Outputs
+from stepnet.data.recording import RECORDER, inside, recorded_in_frames
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.base import Backend
@@ -147,6 +148,10 @@ class TensorIterator(nn.Module):
         Warns:
             SlowPathWarning: once for a body that cannot be compiled and runs by the plain loop.
         """
+        recorded = not torch.compiler.is_compiling() and RECORDER.get() is not None
+        if recorded and next(inside((args, kwargs)), None) is not None:
+            made: Any = self._part_of_frame(args, kwargs)  # one value where nothing is known of it
+            return Outputs(self.outputs, tuple(made[i] for i in range(len(self.outputs))))
         instead = INSTEAD.get()
         if instead is not None:
             feeds = self.feeds(*args, **kwargs)
@@ -155,6 +160,10 @@ class TensorIterator(nn.Module):
             outside: Any = torch.compiler.disable(self._run)
             return outside(args, kwargs)
         return self._run(args, kwargs)
+
+    @recorded_in_frames()
+    def _part_of_frame(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        return self(*args, **kwargs).tuple()
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outputs:
         return self._named(self._by_name(self.feeds(*args, **kwargs)))
