@@ -15,7 +15,7 @@ from stepnet.watchers import during
 
 from .as_written import as_written
 from .control import plain_control
-from .remarks import no_logs
+from .remarks import no_remarks
 from .swapped import Swapped
 
 See = Callable[[Any, Any], tuple[Any, Any]]
@@ -30,7 +30,7 @@ def applied(see: See, made: Made | None = None) -> Iterator[None]:
     `made(args, result)` meet what it makes of those; let torch's control flow be Python's, and what torch
     compiles run as it is written."""
     seeing = (*_seeing.get(), (see, made))
-    with during(_seeing, seeing), _APPLY.inside(), plain_control(), as_written(), no_logs():
+    with during(_seeing, seeing), _APPLY.inside(), plain_control(), as_written(), no_remarks():
         yield
 
 

@@ -45,8 +45,8 @@ PURE = words(
     for name, value in vars(builtins).items()
     if isinstance(value, type) and issubclass(value, BaseException)
 }
-# Whose effect no compiled loop repeats.
-EFFECTS = words("print input breakpoint open exit quit")
+# Whose effect no compiled loop repeats: those that are stopped when they are called (see `remarks`).
+EFFECTS = words("print input breakpoint exit quit")
 SEEDS = frozenset({"manual_seed", "manual_seed_all", "set_rng_state"})  # of torch's noise
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.compiler.reach import Reach, reach
-from stepnet.compiler.remarks import no_logs
+from stepnet.compiler.remarks import no_remarks
 from stepnet.compiler.undo import Snapshot, is_only_thread
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, in_function_modes
@@ -78,7 +78,7 @@ class Cuts:
         if before is None or before.changed():
             return out
         try:
-            with no_logs(), torch.random.fork_rng(devices=[]):
+            with no_remarks(), torch.random.fork_rng(devices=[]):
                 told, found = _told(module, *rows, before.tensors)
         except Exception as error:  # the module's, for which these rows may be too few; or it logs
             let_through(error)
