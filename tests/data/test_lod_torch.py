@@ -178,6 +178,7 @@ def test_compile_takes_row_wise_code_in_one_graph() -> None:
 
 
 @pytest.mark.usefixtures("_fresh_dynamo")
+@torch_since("2.13", "it follows no offsets")
 def test_compile_takes_operators_of_what_it_makes() -> None:
     def block(rows: Tensor) -> Tensor:
         x = LoDTensor.from_lengths(rows, [[2, 3]])
