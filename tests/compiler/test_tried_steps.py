@@ -462,31 +462,6 @@ def test_effects_are_those_of_the_plain_loop(name):
     torch.testing.assert_close(results[1][:2], results[0][:2])
 
 
-@pytest.mark.parametrize("catches", [(), Exception])
-def test_a_printing_step_prints_at_every_step(capsys, catches):
-    """A step that could print, and does not, compiles."""
-    x, h = inputs()
-    says = True
-
-    def step(x, h):
-        try:
-            if says:
-                print("step")
-        except catches:
-            pass
-        return x, h + x
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SlowPathWarning)
-        recurrent(step, x, h)
-    assert capsys.readouterr().out == "step\n" * 3
-    assert explain(step, x, h).refusals[0].reason == "it calls print(), once for each step"
-    capsys.readouterr()
-    says = False
-    assert explain(step, x, h).executor != "naive"
-    assert capsys.readouterr().out == ""
-
-
 def test_a_hook_that_collects_leaves_other_steps_compiled():
     """It may come and go: with it the plain loop runs, without it a plan."""
     cell, other, kept = Cell(), Cell(), []

@@ -202,3 +202,28 @@ def test_steps_over_whole_sequences():
 def test_what_does_not_fit_is_said_as_recurrent_says_it(step, x, state, message, backend):
     with pytest.raises(StepError, match=message):
         explain(step, x, state, backend=backend)
+
+
+@pytest.mark.parametrize("catches", [(), Exception])
+def test_a_printing_step_prints_at_every_step(capsys, catches):
+    """A step that could print, and does not, compiles."""
+    x, h = torch.randn(T, B, 3), torch.zeros(B, 3)
+    says = True
+
+    def step(x, h):
+        try:
+            if says:
+                print("step")
+        except catches:
+            pass
+        return x, h + x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", stepnet.errors.SlowPathWarning)
+        stepnet.recurrent(step, x, h)
+    assert capsys.readouterr().out == "step\n" * T
+    assert explain(step, x, h).refusals[0].reason == "it calls print(), once for each step"
+    capsys.readouterr()
+    says = False
+    assert explain(step, x, h).executor != "naive"
+    assert capsys.readouterr().out == ""
