@@ -132,8 +132,8 @@ def check_batch(body: StepBody, x: list[Any], state: list[Tensor], axis: int) ->
 def sequences_of(x: Any, level: int, axis: int) -> int:
     """How many sequences x holds: entries of the LoD level, or the batch dimension beside `axis`."""
     if isinstance(x, LoDTensor):
-        x._check_level(level, "the steps of a recurrence")
-        return x._lod.count(level)
+        x.check_level(level, "the steps of a recurrence")
+        return x.structure.count(level)
     shape = list(x.shape)
     if -len(shape) <= axis < len(shape):
         del shape[axis]

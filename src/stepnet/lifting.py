@@ -156,7 +156,7 @@ class _OuterRun:
             self._given_up.add(number)  # it will not be tried again: the run over all steps was wasted
             return None
         leaf = self._here[places[0]]
-        y = [LoDTensor._make(rows(cut[self._t]), leaf._lod) for cut in kept.y]
+        y = [LoDTensor.of(rows(cut[self._t]), leaf.structure) for cut in kept.y]
         return unflatten(kept.y_spec, y), [rows(cut[self._t]) for cut in kept.final]
 
     def may_run_once(self, x: Any, state: Any) -> bool:
@@ -198,8 +198,8 @@ class _OuterRun:
             return None
         whole = [self._x[place] for place in places]
         below = self._level % whole[0].lod_level + 1
-        x = [LoDTensor._make(w.values, LoD.trusted(w._lod.levels[below:], len(w.values))) for w in whole]
-        n = len(x[0]._lod.levels[-1]) - 1
+        x = [LoDTensor.of(w.values, LoD.trusted(w.structure.levels[below:], len(w.values))) for w in whole]
+        n = len(x[0].structure.levels[-1]) - 1
         if inner.booted:
             state = list(boot(n))
             if not all(len(s) and _uniform(s) for s in state):
@@ -210,7 +210,7 @@ class _OuterRun:
         if found is None:
             return None
         y, y_spec, final = run(x, state)
-        outer = whole[0]._lod
+        outer = whole[0].structure
         ends = LoD.trusted(outer.levels[:-1], n)
         return _Lifted(
             call=_call(inner, places),
@@ -218,8 +218,8 @@ class _OuterRun:
             about=_about(found[1]),
             boot=[s[:1].detach() for s in state],
             y_spec=y_spec,
-            y=[self._cut_of(LoDTensor._make(leaf.values, outer)) for leaf in y],
-            final=[self._cut_of(LoDTensor._make(leaf, ends)) for leaf in final],
+            y=[self._cut_of(LoDTensor.of(leaf.values, outer)) for leaf in y],
+            final=[self._cut_of(LoDTensor.of(leaf, ends)) for leaf in final],
         )
 
     def _cut_of(self, value: LoDTensor) -> LoDCut:

@@ -289,20 +289,20 @@ class _Ragged:
 
     def __init__(self, leaves: list[Any], spec: Spec, level: int) -> None:
         first = leaves[0]
-        first._check_level(level, "the steps of a recurrence")
+        first.check_level(level, "the steps of a recurrence")
         self.leaves, self.spec = leaves, spec
         self.level = level % first.lod_level
-        self.levels = first._lod.levels[: self.level + 1]
+        self.levels = first.structure.levels[: self.level + 1]
         for leaf in leaves[1:]:
-            own = leaf._lod.levels
+            own = leaf.structure.levels
             if len(own) <= self.level or not _same(own[self.level], self.levels[-1]):
                 raise LoDError(
                     "two inputs of recurrent must have sequences of the same lengths",
-                    got=f"lengths {first._lod.show()} and {leaf._lod.show()}",
+                    got=f"lengths {first.structure.show()} and {leaf.structure.show()}",
                 )
         self.offsets = self.levels[-1]
-        below = first._lod.levels[self.level + 1 :]
-        self.n, self.count = len(self.offsets) - 1, len(below[0]) - 1 if below else first._lod.rows
+        below = first.structure.levels[self.level + 1 :]
+        self.n, self.count = len(self.offsets) - 1, len(below[0]) - 1 if below else first.structure.rows
         self._layout: Layout | None = None
 
     def aligned(self, marks: Any) -> Tensor:
@@ -311,10 +311,10 @@ class _Ragged:
             marks = LoDTensor.from_packed(marks)
         if not isinstance(marks, LoDTensor):
             return marks_of(marks, [(self.count,), (self.count, 1)], WHERE)
-        if not _same(marks._lod.levels[-1], self.offsets):
+        if not _same(marks.structure.levels[-1], self.offsets):
             raise LoDError(
                 f"{WHERE} must have sequences of the lengths that x has",
-                got=f"lengths {marks._lod.show()}",
+                got=f"lengths {marks.structure.show()}",
                 expected=f"lengths {short(self.offsets.diff())}",
             )
         count = marks.values.shape[0]  # that of x: but a trace has a symbol for each
@@ -322,7 +322,7 @@ class _Ragged:
 
     def beside(self, marks: Tensor) -> LoDTensor:
         """The marks as a second input."""
-        return LoDTensor._make(marks, LoD.trusted(self.levels, self.count))
+        return LoDTensor.of(marks, LoD.trusted(self.levels, self.count))
 
     def pieces(self, flags: Tensor, after: bool) -> Pieces | None:
         """The sequences cut at `truths`; None where none of those holds. Where there is a C compiler, their
@@ -361,7 +361,7 @@ def _same(offsets: Tensor, others: Tensor) -> bool:
 
 def _above(x: LoDTensor, levels: tuple[Tensor, ...], level: int) -> Any:
     """x with other levels above `level`."""
-    return LoDTensor._make(x.values, LoD.trusted((*levels, *x._lod.levels[level:]), x._lod.rows))
+    return LoDTensor.of(x.values, LoD.trusted((*levels, *x.structure.levels[level:]), x.structure.rows))
 
 
 class _Dense:
@@ -414,7 +414,7 @@ class _Dense:
                     got=describe_leaf(leaf),
                     expected=f"{self.steps} steps of {self.n}, as in {describe_leaf(self.leaves[0])}",
                 )
-        return unflatten(self.spec, [LoDTensor._make(table.flatten(0, 1), lod) for table in tables])
+        return unflatten(self.spec, [LoDTensor.of(table.flatten(0, 1), lod) for table in tables])
 
     def laid(self, pieces: Pieces, reverse: bool) -> Layout | None:
         """Where the rows of the pieces stand, if x is one tensor that holds a row for each step."""

@@ -141,10 +141,10 @@ def _cuts(leaves: list[Any], level: int, axis: int, reverse: bool) -> _Ragged | 
             )
         if not all(-leaf.lod_level <= level < leaf.lod_level for leaf in leaves):
             return None
-        first = ragged[0]._lod.levels
+        first = ragged[0].structure.levels
         levels = first[: level % len(first) + 1]
         below = [_dropped(leaf, level % leaf.lod_level) for leaf in ragged]
-        if not all(torch.equal(leaf._lod.levels[0], levels[-1]) for leaf in below):
+        if not all(torch.equal(leaf.structure.levels[0], levels[-1]) for leaf in below):
             return None
         return _Ragged(below, levels, reverse)
     if not leaves or not all(
@@ -158,7 +158,7 @@ def _cuts(leaves: list[Any], level: int, axis: int, reverse: bool) -> _Ragged | 
 
 
 def _dropped(x: LoDTensor, count: int) -> LoDTensor:
-    return LoDTensor._make(x._values, LoD.trusted(x._lod.levels[count:], x._lod.rows))
+    return LoDTensor.of(x.values, LoD.trusted(x.structure.levels[count:], x.structure.rows))
 
 
 class _Dense:
@@ -229,11 +229,11 @@ class _Ragged:
         return y, rows_at(by_leaf(lambda *leaves: torch.cat(leaves), *(states for _, states in ended)), order)
 
     def _of_rows(self, rows: Tensor) -> LoDTensor:
-        return LoDTensor._make(rows, LoD.trusted(self.levels, len(rows)))
+        return LoDTensor.of(rows, LoD.trusted(self.levels, len(rows)))
 
     def _whole(self, cut: Windows, leaves: list[LoDTensor]) -> LoDTensor:
         y = cut.join(leaves, self.levels[-1])
-        return LoDTensor._make(y._values, LoD.trusted((*self.levels[:-1], *y._lod.levels), y._lod.rows))
+        return LoDTensor.of(y.values, LoD.trusted((*self.levels[:-1], *y.structure.levels), y.structure.rows))
 
 
 class _Results:
@@ -259,7 +259,7 @@ class _Results:
             return
         self.joined = self.joined or [Joined(self.size, self.axis) for _ in leaves]
         for joined, leaf in zip(self.joined, leaves, strict=True):
-            joined.add(leaf._values if isinstance(leaf, LoDTensor) else leaf, place)
+            joined.add(leaf.values if isinstance(leaf, LoDTensor) else leaf, place)
 
     def whole(
         self, join: Callable[[list[Any]], Any], of_rows: Callable[[Tensor], Any] = lambda rows: rows

@@ -327,7 +327,7 @@ def test_with_values_and_map_keep_the_lod() -> None:
     x = two_levels()
     y = x.with_values(torch.ones(9, 5, dtype=torch.int32))
     z = x.map(lambda v: v.unsqueeze(1) * 2)
-    assert y._lod is x._lod is z._lod
+    assert y.structure is x.structure is z.structure
     assert torch.equal(z.values, x.values.unsqueeze(1) * 2)
     for bad in (lambda: x.with_values(torch.ones(8)), lambda: x.map(torch.sum)):
         with pytest.raises(LoDError, match="rows"):
@@ -341,7 +341,7 @@ def test_detach_and_to() -> None:
     assert x.detach().values.data_ptr() == x.values.data_ptr()
     y = x.to(torch.float64)
     assert y.dtype == torch.float64
-    assert y._lod is x._lod
+    assert y.structure is x.structure
     assert x.to("meta").device.type == "meta"
 
 
@@ -359,7 +359,7 @@ def test_repr_tells_the_structure() -> None:
 # Immutable
 
 
-@pytest.mark.parametrize("name", ["values", "lod", "_values", "_lod", "anything"])
+@pytest.mark.parametrize("name", ["values", "lod", "_values", "structure", "anything"])
 def test_attributes_cannot_be_set_or_deleted(name: str) -> None:
     x = two_levels()
     with pytest.raises(FrozenError, match=name):

@@ -148,7 +148,7 @@ def works_as_on_each_sequence_alone(function: Callable[[Any], Any]) -> None:
     alone = [leaves(function(piece)) for piece in pieces(x)]
     for k, result in enumerate(results):
         assert isinstance(result, LoDTensor)
-        assert result._lod is x._lod
+        assert result.structure is x.structure
         torch.testing.assert_close(result.values, torch.cat([parts[k].values for parts in alone]))
     for result, expected in zip(results, leaves(function(x.values)), strict=True):
         torch.testing.assert_close(result.values, expected)
@@ -177,7 +177,7 @@ DEEP: dict[str, Callable[[Any], Any]] = {
 def test_row_wise_functions_of_more_feature_dimensions(function: Callable[[Any], Any]) -> None:
     x = ragged(5, 7)
     result = function(x)
-    assert result._lod is x._lod
+    assert result.structure is x.structure
     torch.testing.assert_close(result.values, torch.cat([function(piece).values for piece in pieces(x)]))
     torch.testing.assert_close(result.values, function(x.values))
 
@@ -203,17 +203,17 @@ def test_row_wise_functions_of_more_feature_dimensions(function: Callable[[Any],
 def test_modules(module: nn.Module) -> None:
     module, x = module.double(), ragged(7)
     result = module(x)
-    assert result._lod is x._lod
+    assert result.structure is x.structure
     torch.testing.assert_close(result.values, torch.cat([module(piece).values for piece in pieces(x)]))
 
 
 def test_modules_of_integers_and_of_chance() -> None:
     ids = LoDTensor.from_lengths(torch.randint(0, 9, (11,)), LENGTHS)
     embedded = nn.Embedding(9, 4)(ids)
-    assert embedded._lod is ids._lod
+    assert embedded.structure is ids.structure
     assert embedded.shape == (11, 4)
     dropped = nn.Dropout(0.5)(torch.ones_like(ragged(50)))
-    assert dropped._lod is not None
+    assert dropped.structure is not None
     assert set(dropped.values.unique().tolist()) == {0.0, 2.0}
     assert not torch.equal(dropped.values[0], dropped.values[1])
 
@@ -365,9 +365,9 @@ def test_the_last_dimension_of_bare_rows_is_rows(function: Callable) -> None:
 def test_two_lod_tensors_of_one_lod() -> None:
     x = ragged(7)
     same = LoDTensor(torch.ones(11, 1), x.lod)
-    assert same._lod is not x._lod
+    assert same.structure is not x.structure
     torch.testing.assert_close((x + same).values, x.values + 1)
-    assert (x + same)._lod is x._lod
+    assert (x + same).structure is x.structure
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_plain_tensors_meet_features_or_all_rows(rows: int, shape: tuple, works:
 
     if works:
         assert torch.equal(meet().values, x.values * plain)
-        assert meet()._lod is x._lod
+        assert meet().structure is x.structure
     else:
         with pytest.raises(RowMixError, match="a plain tensor of shape"):
             meet()
@@ -553,4 +553,4 @@ def test_named_results_keep_their_names() -> None:
     best = x.max(-1)
     assert type(best) is torch.return_types.max
     assert torch.equal(best.values.values, x.values.max(-1).values)
-    assert best.indices._lod is x._lod
+    assert best.indices.structure is x.structure

@@ -350,7 +350,7 @@ class Builder:
         names = []
         for operand in operands:
             if isinstance(operand, Ref):
-                names.append(self._aligned(self.cast(operand, compute), len(meta.shape), bdim))
+                names.append(self.aligned(self.cast(operand, compute), len(meta.shape), bdim))
             else:
                 names.append(self.full(operand, (), compute))
         shape = lead + self.row_shape(meta.shape, bdim)
@@ -383,14 +383,14 @@ class Builder:
         bdim, _ = self.batch_at(self.meta.shape)
         shape, dtype = self.row_shape(self.meta.shape, bdim), self.meta_dtype()
         ref = self.cast(operand, dtype)
-        name = self._aligned(ref, len(self.meta.shape), bdim)
+        name = self.aligned(ref, len(self.meta.shape), bdim)
         whole = (*self.values[name].shape[: ref.fold], *shape)
         kind: Kind = "row" if bdim is not None else self.values[name].kind
         if self.values[name].shape != whole or (kind == "row") != (self.values[name].kind == "row"):
             name = self.emit("expand", (name,), whole, dtype, kind)
         return Ref(name, bdim, ref.fold)
 
-    def _aligned(self, ref: Ref, ndim: int, bdim: int | None) -> str:
+    def aligned(self, ref: Ref, ndim: int, bdim: int | None) -> str:
         """An operand whose dimensions line up with those of the result once the batch is left out."""
         value = self.values[ref.name]
         if ref.bdim is None:

@@ -86,7 +86,7 @@ def _bernoulli(b: Builder, x: Ref, p: Any = None, **_: Any) -> Any:
     odds, rank = x if p is None else p, len(b.meta.shape)
     dtype, shape = b.values[noise.name].dtype, b.values[noise.name].shape
     if isinstance(odds, Ref):
-        name = b._aligned(b.cast(odds, dtype), rank, noise.bdim)
+        name = b.aligned(b.cast(odds, dtype), rank, noise.bdim)
     else:
         name = b.full(odds, (), dtype)
     hit = b.emit("lt", (noise.name, name), shape, "bool", "row")

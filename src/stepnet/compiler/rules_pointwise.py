@@ -267,10 +267,10 @@ def _where(b: Builder, condition: Ref, x: Any, y: Any) -> Any:
     bdim, times = b.batch_at(meta.shape)
     fold, lead = b.folded([r for r in (condition, x, y) if isinstance(r, Ref)], times)
     dtype = b.meta_dtype()
-    names = [b._aligned(condition, len(meta.shape), bdim)]
+    names = [b.aligned(condition, len(meta.shape), bdim)]
     for operand in (x, y):
         if isinstance(operand, Ref):
-            names.append(b._aligned(b.cast(operand, dtype), len(meta.shape), bdim))
+            names.append(b.aligned(b.cast(operand, dtype), len(meta.shape), bdim))
         else:
             names.append(b.full(operand, (), dtype))
     return b.result(b.emit("where", names, (*lead, *b.row_shape(meta.shape, bdim)), dtype), bdim, fold)

@@ -77,12 +77,12 @@ def _expand(b: Builder, x: Ref, sizes: Any, implicit: bool = False) -> Any:
     value = b.values[x.name]
     if x.fold and at == 0:
         lead = value.shape[: x.fold]
-        name = b._aligned(x, len(meta.shape), at)
+        name = b.aligned(x, len(meta.shape), at)
         if b.values[name].shape != (*lead, *shape):
             name = b.emit("expand", (name,), (*lead, *shape), value.dtype, "row")
         return b.result(name, at, x.fold)
     if (at is None or times == 1) and not x.fold:
-        name = b._aligned(x, len(meta.shape), at) if at is not None else x.name
+        name = b.aligned(x, len(meta.shape), at) if at is not None else x.name
         if b.values[name].shape == shape and (at is None) == (x.bdim is None):
             return b.result(name, at)
         kind = "row" if at is not None else b.kind(name)

@@ -66,10 +66,10 @@ class LoDTensor(RowWise, Tabular):
     tensor([0., 0., 0., 0., 0., 0., 0., 0., 1.])
     """
 
-    __slots__ = ("__weakref__", "_lod", "_values")
+    __slots__ = ("__weakref__", "_values", "structure")
 
     _values: Tensor
-    _lod: LoD
+    structure: LoD  # what tensors that are cut alike share
     # DistributedDataParallel and fully_shard look for tensors in dataclasses, not in pytrees.
     __dataclass_fields__: ClassVar[Any] = _Fields.__dataclass_fields__
     __dataclass_params__: ClassVar[Any] = vars(_Fields)["__dataclass_params__"]
@@ -85,11 +85,11 @@ class LoDTensor(RowWise, Tabular):
 
     def _fill(self, values: Any, lod: LoD) -> None:
         object.__setattr__(self, "_values", values)
-        object.__setattr__(self, "_lod", lod)
+        object.__setattr__(self, "structure", lod)
 
     @staticmethod
-    def _make(values: Any, lod: LoD) -> LoDTensor:
-        """Join values to a LoD that is known to fit; neither is checked."""
+    def of(values: Any, lod: LoD) -> LoDTensor:
+        """Values and a structure that is known to fit them; neither is checked, as `with_values` does."""
         x = object.__new__(LoDTensor)
         x._fill(values, lod)
         return x
@@ -131,7 +131,7 @@ class LoDTensor(RowWise, Tabular):
         else:
             structure = LoD.from_lengths(lengths)
         _check_values(values, structure)
-        return LoDTensor._make(values, structure)
+        return LoDTensor.of(values, structure)
 
     @staticmethod
     @recorded_in_frames()
@@ -153,9 +153,9 @@ class LoDTensor(RowWise, Tabular):
         LoDTensor(3 sequences, lengths [[2, 0, 1]], values [3] int64)
         """
         if in_graph.is_followed() and _are_rows(sequences):
-            return LoDTensor._make(*in_graph.joined(sequences))
+            return LoDTensor.of(*in_graph.joined(sequences))
         values, lengths = convert.join_sequences(sequences)
-        return LoDTensor._make(values, LoD.from_lengths(lengths))
+        return LoDTensor.of(values, LoD.from_lengths(lengths))
 
     @staticmethod
     @recorded_in_frames()
@@ -171,9 +171,9 @@ class LoDTensor(RowWise, Tabular):
         levels = in_graph.levels_of([lengths])
         if levels is not None:
             values, offsets = in_graph.call("unpad", [padded, *levels], [], batch_first)
-            return LoDTensor._make(values, LoD.trusted((offsets,), values.shape[0]))
+            return LoDTensor.of(values, LoD.trusted((offsets,), values.shape[0]))
         values, lengths = convert.padded_to_rows(padded, lengths, batch_first)
-        return LoDTensor._make(values, LoD.from_lengths([lengths]))
+        return LoDTensor.of(values, LoD.from_lengths([lengths]))
 
     @staticmethod
     def from_packed(packed: PackedSequence) -> LoDTensor:
@@ -185,9 +185,9 @@ class LoDTensor(RowWise, Tabular):
         """
         if isinstance(packed, PackedSequence) and in_graph.is_followed():
             values, offsets = in_graph.unpacked(packed)
-            return LoDTensor._make(values, LoD.trusted((offsets,), values.shape[0]))
+            return LoDTensor.of(values, LoD.trusted((offsets,), values.shape[0]))
         values, lengths = convert.packed_to_rows(packed)
-        return LoDTensor._make(values, LoD.from_lengths([lengths]))
+        return LoDTensor.of(values, LoD.from_lengths([lengths]))
 
     @staticmethod
     def from_nested(nested: Tensor) -> LoDTensor:
@@ -203,7 +203,7 @@ class LoDTensor(RowWise, Tabular):
         if in_graph.is_followed() and jagged.lengths() is None:
             return LoDTensor(jagged.values(), [jagged.offsets()])
         values, lengths = convert.nested_to_rows(jagged)
-        return LoDTensor._make(values, LoD.from_lengths([lengths]))
+        return LoDTensor.of(values, LoD.from_lengths([lengths]))
 
     @staticmethod
     @recorded_in_frames()
@@ -216,8 +216,8 @@ class LoDTensor(RowWise, Tabular):
         LoDTensor(3 sequences, lengths [[2, 1, 4]], values [7] float32)
         """
         _check_batches(batches)
-        lod = pieces.one_after_the_other([x._lod for x in batches])
-        return LoDTensor._make(torch.cat([x._values for x in batches]), lod)
+        lod = pieces.one_after_the_other([x.structure for x in batches])
+        return LoDTensor.of(torch.cat([x._values for x in batches]), lod)
 
     # Ways out, of the sequences of the last level
 
@@ -230,10 +230,10 @@ class LoDTensor(RowWise, Tabular):
         (tensor([[1, 2],
                 [3, 0]]), tensor([2, 1]))
         """
-        lengths = self._lod.lengths()
+        lengths = self.structure.lengths()
         if in_graph.is_followed():
             how = padding_value, batch_first
-            return in_graph.call("pad", [self._values], [self._lod], *how)[0], lengths
+            return in_graph.call("pad", [self._values], [self.structure], *how)[0], lengths
         return convert.rows_to_padded(self._values, lengths, padding_value, batch_first), lengths
 
     def to_packed(self) -> PackedSequence:
@@ -244,7 +244,7 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor(torch.tensor([1, 2, 3]), [[0, 1, 3]]).to_packed().data
         tensor([2, 1, 3])
         """
-        return convert.rows_to_packed(self._values, self._lod.lengths())
+        return convert.rows_to_packed(self._values, self.structure.lengths())
 
     def to_nested(self) -> Tensor:
         """The sequences of the last level as a jagged NestedTensor over the same memory. Differentiable.
@@ -252,7 +252,7 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor(torch.zeros(3, 4), [[0, 1, 3]]).to_nested().is_nested
         True
         """
-        return convert.rows_to_nested(self._values, self._lod.levels[-1])
+        return convert.rows_to_nested(self._values, self.structure.levels[-1])
 
     # Structure
 
@@ -264,12 +264,12 @@ class LoDTensor(RowWise, Tabular):
     @property
     def lod(self) -> tuple[Tensor, ...]:
         """Offsets per level, outermost first: int64 on the CPU. Copies: writing to them changes nothing."""
-        return self._lod.copies()
+        return self.structure.copies()
 
     @property
     def lod_level(self) -> int:
         """How many levels of sequences."""
-        return len(self._lod.levels)
+        return len(self.structure.levels)
 
     def lengths(self, level: int = -1) -> Tensor:
         """Lengths of the sequences of one level, in elements of that level: int64 on the CPU.
@@ -277,11 +277,11 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor(torch.zeros(9), [[0, 2, 3], [0, 3, 5, 9]]).lengths()
         tensor([3, 2, 4])
         """
-        self._check_level(level, "LoDTensor.lengths")
+        self.check_level(level, "LoDTensor.lengths")
         answer = said(LENGTHS)
-        return self._lod.lengths(level) if answer is None else answer(self._lod.levels[level])
+        return self.structure.lengths(level) if answer is None else answer(self.structure.levels[level])
 
-    def _check_level(self, level: int, where: str) -> None:
+    def check_level(self, level: int, where: str) -> None:
         if not -self.lod_level <= whole(f"{where}: 'level'", level, error=LoDError) < self.lod_level:
             raise LoDError(
                 f"{where}: no such level",
@@ -295,11 +295,11 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor(torch.zeros(9), [[0, 2, 3], [0, 3, 5, 9]]).recursive_sequence_lengths()
         [[2, 1], [3, 2, 4]]
         """
-        return self._lod.lists()
+        return self.structure.lists()
 
     def __len__(self) -> int:
         """Sequences of the outermost level."""
-        return len(self._lod)
+        return len(self.structure)
 
     def __bool__(self) -> bool:
         raise LoDError("the truth of a LoDTensor is ambiguous", remedy="len(x) > 0, or x.values.any()")
@@ -319,20 +319,20 @@ class LoDTensor(RowWise, Tabular):
             start, stop, step = index.indices(len(self))
             if step != 1:
                 return self.select_sequences(list(range(start, stop, step)))
-            levels, first, last = self._lod.span(start, max(start, stop))
-            return LoDTensor._make(self._values[first:last], LoD.trusted(levels, last - first))
+            levels, first, last = self.structure.span(start, max(start, stop))
+            return LoDTensor.of(self._values[first:last], LoD.trusted(levels, last - first))
         place = _place(index, len(self))
-        levels, first, last = self._lod.span(place, place + 1)
+        levels, first, last = self.structure.span(place, place + 1)
         return self._below(levels, self._values[first:last])
 
     def __iter__(self) -> Iterator[Any]:
         # One split: indexing n times would make the backward pass quadratic.
-        for i, rows in enumerate(self._values.split(self._lod.row_lengths().tolist())):
-            yield self._below(self._lod.span(i, i + 1)[0], rows)
+        for i, rows in enumerate(self._values.split(self.structure.row_lengths().tolist())):
+            yield self._below(self.structure.span(i, i + 1)[0], rows)
 
     @staticmethod
     def _below(levels: tuple[Tensor, ...], rows: Tensor) -> Any:
-        return LoDTensor._make(rows, LoD.trusted(levels[1:], len(rows))) if len(levels) > 1 else rows
+        return LoDTensor.of(rows, LoD.trusted(levels[1:], len(rows))) if len(levels) > 1 else rows
 
     def select_sequences(self, indices: Any) -> LoDTensor:
         """The sequences of the outermost level at ``indices`` (integers, repeats allowed), in that order.
@@ -344,15 +344,15 @@ class LoDTensor(RowWise, Tabular):
         LoDTensor(2 sequences, lengths [[3, 0]], values [3] int64)
         """
         chosen = integers(indices, "LoDTensor.select_sequences: 'indices'")
-        i = self._lod.missing(chosen)
+        i = self.structure.missing(chosen)
         if i is not None:
             raise LoDIndexError(
                 "LoDTensor.select_sequences: no such sequence",
                 got=f"{int(chosen[i])} at index {i}",
                 expected=f"0 to {len(self) - 1}" if len(self) else "none, as there are no sequences",
             )
-        lod, rows = self._lod.take(chosen)
-        return LoDTensor._make(self._values.index_select(0, beside(rows, self._values)), lod)
+        lod, rows = self.structure.take(chosen)
+        return LoDTensor.of(self._values.index_select(0, beside(rows, self._values)), lod)
 
     def drop_levels(self, count: int = 1) -> LoDTensor:
         """The sequences of an inner level as a batch of their own: the ``count`` outermost levels go.
@@ -368,7 +368,7 @@ class LoDTensor(RowWise, Tabular):
                 got=repr(count),
                 expected=f"0 to {self.lod_level - 1}, as it has {self.lod_level}",
             )
-        return LoDTensor._make(self._values, LoD.trusted(self._lod.levels[count:], self._lod.rows))
+        return LoDTensor.of(self._values, LoD.trusted(self.structure.levels[count:], self.structure.rows))
 
     def split_at(self, marks: Any, after: bool = False) -> LoDTensor:
         """Cut the sequences of the last level before each marked row: one level more, of their pieces.
@@ -384,17 +384,17 @@ class LoDTensor(RowWise, Tabular):
         what = "LoDTensor.split_at: 'marks'"
         after = truth("LoDTensor.split_at: 'after'", after, error=LoDError)
         if isinstance(marks, LoDTensor):
-            if marks._lod != self._lod:
+            if marks.structure != self.structure:
                 raise LoDError(
                     f"{what} must have the LoD of the rows",
-                    got=f"first difference at {self._lod.difference(marks._lod)}",
+                    got=f"first difference at {self.structure.difference(marks.structure)}",
                 )
             marks = marks._values
-        rows = self._lod.rows
+        rows = self.structure.rows
         flags = pieces.truths(pieces.marks_of(marks, [(rows,), (rows, 1)], what))
         if flags is None:
             raise LoDError(f"{what} must have numbers to cut by", got=brief(marks))
-        return LoDTensor._make(self._values, pieces.split(self._lod, pieces.places(flags), after))
+        return LoDTensor.of(self._values, pieces.split(self.structure, pieces.places(flags), after))
 
     def join_pieces(self) -> LoDTensor:
         """One level less: a sequence of the last level but one holds the rows of its own. Undoes `split_at`.
@@ -406,7 +406,7 @@ class LoDTensor(RowWise, Tabular):
         """
         if self.lod_level < 2:
             raise LoDError("LoDTensor.join_pieces needs two levels or more", got=f"{self.lod_level}")
-        return LoDTensor._make(self._values, pieces.joined(self._lod))
+        return LoDTensor.of(self._values, pieces.joined(self.structure))
 
     # Values
 
@@ -416,8 +416,8 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor(torch.zeros(3, 4), [[0, 2, 3]]).with_values(torch.ones(3))
         LoDTensor(2 sequences, lengths [[2, 1]], values [3] float32)
         """
-        _check_values(values, self._lod)
-        return LoDTensor._make(values, self._lod)
+        _check_values(values, self.structure)
+        return LoDTensor.of(values, self.structure)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> LoDTensor:
         """The same LoD over ``fn(values)``, called once; fn should treat every row alike.
@@ -430,7 +430,7 @@ class LoDTensor(RowWise, Tabular):
 
     def detach(self) -> LoDTensor:
         """The same rows, cut from the autograd graph."""
-        return LoDTensor._make(self._values.detach(), self._lod)
+        return LoDTensor.of(self._values.detach(), self.structure)
 
     def to(self, *args: Any, **kwargs: Any) -> LoDTensor:
         """``values.to(...)``: another device or dtype, or those of a tensor. The LoD stays on the CPU.
@@ -439,14 +439,14 @@ class LoDTensor(RowWise, Tabular):
         torch.float64
         """
         args = tuple(a._values if isinstance(a, LoDTensor) else a for a in args)
-        return LoDTensor._make(self._values.to(*args, **kwargs), self._lod)
+        return LoDTensor.of(self._values.to(*args, **kwargs), self.structure)
 
     def pin_memory(self) -> LoDTensor:
         """``values.pin_memory()``: a DataLoader calls it where there is a GPU. The LoD stays as it is.
 
         Raises what torch raises where there is none.
         """
-        return LoDTensor._make(self._values.pin_memory(), self._lod)
+        return LoDTensor.of(self._values.pin_memory(), self.structure)
 
     def is_pinned(self) -> bool:
         """Whether the values are in pinned memory."""
@@ -480,28 +480,28 @@ class LoDTensor(RowWise, Tabular):
     # Copies, files and text
 
     def __copy__(self) -> LoDTensor:
-        return LoDTensor._make(self._values, self._lod)
+        return LoDTensor.of(self._values, self.structure)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LoDTensor:
-        twin = LoDTensor._make(copy.deepcopy(self._values, memo), self._lod)
+        twin = LoDTensor.of(copy.deepcopy(self._values, memo), self.structure)
         if twin._values is self._values:  # a copy without its fields, which will be set: Lightning does so
             _TO_BE_FILLED[id(twin)] = twin
         return twin
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Through the constructor: what comes out of a file is checked like anything else.
-        return LoDTensor, (self._values, self._lod.levels)
+        return LoDTensor, (self._values, self.structure.levels)
 
     def __repr__(self) -> str:
         v = self._values
         if not isinstance(v, Tensor):
-            return f"LoDTensor({len(self)} sequences, lengths {self._lod.show()}, values {brief(v)})"
+            return f"LoDTensor({len(self)} sequences, lengths {self.structure.show()}, values {brief(v)})"
         tail = "" if v.device.type == "cpu" else f" {v.device}"
         if v.requires_grad:
             tail += f" grad_fn={v.grad_fn.name()}" if v.grad_fn is not None else " requires_grad"
         return (
-            f"LoDTensor({len(self)} sequence{'' if len(self) == 1 else 's'}, lengths {self._lod.show()}, "
-            f"values {list(v.shape)} {dtype_name(v.dtype)}{tail})"
+            f"LoDTensor({len(self)} sequence{'' if len(self) == 1 else 's'}, "
+            f"lengths {self.structure.show()}, values {list(v.shape)} {dtype_name(v.dtype)}{tail})"
         )
 
     def _repr_html_(self) -> str:
@@ -577,12 +577,12 @@ def _check_values(values: Any, lod: LoD) -> None:
 
 
 def _flatten(x: LoDTensor) -> tuple[list[Tensor], LoD]:
-    if in_program(x._lod.levels[0]):
+    if in_program(x.structure.levels[0]):
         raise LoDError(
             "a program that torch.export writes is for any lengths, and cannot give a LoDTensor of them",
             remedy="return x.values and x.lod, which are tensors of the program",
         )
-    return [x._values], x._lod
+    return [x._values], x.structure
 
 
 torch.serialization.add_safe_globals([LoDTensor])
@@ -592,7 +592,7 @@ pytree.register_node(
     leaves=lambda _: ["values"],
     flatten=_flatten,
     # Unchecked: torch rebuilds trees around axis numbers, placeholders and batched gradients too.
-    unflatten=lambda leaves, lod: LoDTensor._make(next(iter(leaves)), lod),
+    unflatten=lambda leaves, lod: LoDTensor.of(next(iter(leaves)), lod),
     dump=lambda lod: [level.tolist() for level in lod.levels],
     load=LoD,
 )

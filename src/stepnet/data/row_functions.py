@@ -280,7 +280,7 @@ def call_by_rows(
     if function in _ABOUT:
         return call.on_values()
     if function in _COMPARE:
-        return all(x._lod == call.ragged[0]._lod for x in call.ragged) and call.on_values()
+        return all(x.structure == call.ragged[0].structure for x in call.ragged) and call.on_values()
     rule = None
     if torch.compiler.is_dynamo_compiling():
         rule = _IN_PYTHON.get(getattr(function, "__name__", ""))
@@ -306,11 +306,11 @@ def _on_leaves(wrapping: Callable[..., Any], body: Callable[..., Any], *args: An
 def _wrap(call: FunctionCall, result: Any) -> Any:
     if isinstance(result, Tensor):
         first = call.ragged[0]
-        if result is first._values:
+        if result is first.values:
             return first
         if result.ndim == 0 or result.shape[0] != call.rows:
             call.refuse(f"a result of shape {list(result.shape)}")
-        return call.kind._make(result, first._lod)
+        return call.kind.of(result, first.structure)
     if isinstance(result, (list, tuple)):
         parts = [_wrap(call, part) for part in result]
         if type(result) in (list, tuple):

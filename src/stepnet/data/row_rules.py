@@ -56,9 +56,9 @@ class FunctionCall:
 
     def _bare(self, given: Any) -> Any:
         if isinstance(given, self.kind):
-            return given._values
+            return given.values
         if type(given) in (list, tuple):
-            return type(given)(a._values if isinstance(a, self.kind) else a for a in given)
+            return type(given)(a.values if isinstance(a, self.kind) else a for a in given)
         return given
 
     @property
@@ -72,15 +72,15 @@ class FunctionCall:
 
     @property
     def rows(self) -> int:
-        return self.ragged[0]._lod.rows
+        return self.ragged[0].structure.rows
 
     @property
     def shape(self) -> Sequence[int]:
-        return self.ragged[0]._values.shape
+        return self.ragged[0].values.shape
 
     @property
     def ndim(self) -> int:
-        return self.ragged[0]._values.ndim
+        return self.ragged[0].values.ndim
 
     def argument(self, at: int, name: str, default: Any = None) -> Any:
         """The argument at place ``at``, or called ``name``."""
@@ -110,19 +110,19 @@ def check_same_lod(call: FunctionCall) -> None:
     """All LoDTensors of a call must have one LoD, and as many rows as it says."""
     first = call.ragged[0]
     for other in call.ragged[1:]:
-        if other._lod is not first._lod and other._lod != first._lod:
+        if other.structure is not first.structure and other.structure != first.structure:
             raise LoDError(
                 f"{call.name}: two LoDTensors must have the same LoD",
-                got=f"lengths {first._lod.show()} and {other._lod.show()}; "
-                f"first difference at {first._lod.difference(other._lod)}",
+                got=f"lengths {first.structure.show()} and {other.structure.show()}; "
+                f"first difference at {first.structure.difference(other.structure)}",
                 remedy="stepnet.sequence_expand(t, x) repeats one entry per sequence to the rows of x"
                 + (f"; {call.remedy}" if call.function in JOINS else ""),
             )
     for x in call.ragged:
-        if x._values.ndim == 0 or x._values.shape[0] != x._lod.rows:
+        if x.values.ndim == 0 or x.values.shape[0] != x.structure.rows:
             raise LoDError(
                 f"{call.name}: the values of a LoDTensor no longer fit its LoD",
-                got=f"values of shape {list(x._values.shape)} for {x._lod.rows} rows",
+                got=f"values of shape {list(x.values.shape)} for {x.structure.rows} rows",
                 remedy="keep dimension 0 in tree_map; give vmap in_dims and out_dims other than 0",
             )
 
@@ -406,9 +406,9 @@ def where(call: FunctionCall) -> None:
 
 def _one_ndim(call: FunctionCall) -> None:
     for x in call.ragged:
-        if x._values.ndim != call.ndim:
+        if x.values.ndim != call.ndim:
             call.refuse(
-                f"LoDTensors with values of {call.ndim} and {x._values.ndim} dimensions",
+                f"LoDTensors with values of {call.ndim} and {x.values.ndim} dimensions",
                 expected="equally many, so that rows meet rows",
                 remedy="x.unsqueeze(-1) adds a feature dimension",
             )

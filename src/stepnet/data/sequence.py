@@ -58,9 +58,9 @@ def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any
             "sequence_pool: no such pooling", got=repr(pooling), expected=", ".join(get_args(Pooling))
         )
     if in_graph.is_exported():
-        (pooled,) = in_graph.call("pool", [x._values], [x._lod], pooling, pad_value)
-        levels = x._lod.levels[:-1]
-        return LoDTensor._make(pooled, LoD.trusted(levels, pooled.shape[0])) if levels else pooled
+        (pooled,) = in_graph.call("pool", [x.values], [x.structure], pooling, pad_value)
+        levels = x.structure.levels[:-1]
+        return LoDTensor.of(pooled, LoD.trusted(levels, pooled.shape[0])) if levels else pooled
     instead = said(INSTEAD)
     if instead is not None:
         pooled = instead(pooling, x, x.values, pad_value)
@@ -68,12 +68,12 @@ def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any
         pooled = _end_rows(x, pooling, pad_value)
     elif pooling == "max":
         check_fill(pad_value, x.dtype, "pad_value")
-        out = x.values.new_full((len(x._lod.levels[-1]) - 1, *x.shape[1:]), pad_value)
+        out = x.values.new_full((len(x.structure.levels[-1]) - 1, *x.shape[1:]), pad_value)
         pooled = out.scatter_reduce(0, _owner_index(x, x.values), x.values, "amax", include_self=False)
     else:
         pooled = _sums(x, pooling, pad_value)
-    levels = x._lod.levels[:-1]
-    return LoDTensor._make(pooled, LoD.trusted(levels, pooled.shape[0])) if levels else pooled
+    levels = x.structure.levels[:-1]
+    return LoDTensor.of(pooled, LoD.trusted(levels, pooled.shape[0])) if levels else pooled
 
 
 @recorded_in_frames()
@@ -89,18 +89,18 @@ def sequence_softmax(x: LoDTensor) -> LoDTensor:
     if not x.dtype.is_floating_point:
         raise LoDError("sequence_softmax takes floating point values", got=x.dtype, remedy="x.float()")
     if in_graph.is_exported():
-        return LoDTensor._make(in_graph.call("softmax", [x._values], [x._lod])[0], x._lod)
+        return LoDTensor.of(in_graph.call("softmax", [x.values], [x.structure])[0], x.structure)
     instead = said(INSTEAD)
     if instead is not None:
         return x.with_values(instead("softmax", x, x.values, 0.0))
     rows = _wide(x.values)
     index = _owner_index(x, rows)
-    none = rows.new_zeros(len(x._lod.levels[-1]) - 1, *x.shape[1:])
+    none = rows.new_zeros(len(x.structure.levels[-1]) - 1, *x.shape[1:])
     # The largest is taken off for range only: it does not change the result, so it needs no gradient.
     largest = none.scatter_reduce(0, index, rows.detach(), "amax", include_self=False)
     powers = (rows - largest.gather(0, index)).exp()
     sums = none.scatter_add(0, index, powers)
-    return LoDTensor._make((powers / sums.gather(0, index)).to(x.dtype), x._lod)
+    return LoDTensor.of((powers / sums.gather(0, index)).to(x.dtype), x.structure)
 
 
 @recorded_in_frames()
@@ -141,22 +141,22 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
             expected=len(lengths),
             remedy=remedy,
         )
-    repeats = y._lod.owner() if last else owners(lengths, sum(lengths.tolist()))
+    repeats = y.structure.owner() if last else owners(lengths, sum(lengths.tolist()))
     if isinstance(x, LoDTensor):
         return x.select_sequences(repeats)
-    levels = y._lod.levels[: ref_level % y.lod_level + 1]
-    lod = y._lod if len(levels) == y.lod_level else LoD.trusted(levels, len(repeats))
-    return LoDTensor._make(x.index_select(0, beside(repeats, x)), lod)
+    levels = y.structure.levels[: ref_level % y.lod_level + 1]
+    lod = y.structure if len(levels) == y.lod_level else LoD.trusted(levels, len(repeats))
+    return LoDTensor.of(x.index_select(0, beside(repeats, x)), lod)
 
 
 def _expanded_in_graph(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int) -> LoDTensor:
     if isinstance(x, LoDTensor):
-        values, *levels = in_graph.call("repeat", [x._values, y._values], [x._lod, y._lod], ref_level)
-        return LoDTensor._make(values, LoD.trusted(tuple(levels), values.shape[0]))
-    (values,) = in_graph.call("expand", [x, y._values], [y._lod], ref_level)
-    levels = y._lod.levels[: ref_level % y.lod_level + 1]
-    lod = y._lod if len(levels) == y.lod_level else LoD.trusted(levels, values.shape[0])
-    return LoDTensor._make(values, lod)
+        values, *levels = in_graph.call("repeat", [x.values, y.values], [x.structure, y.structure], ref_level)
+        return LoDTensor.of(values, LoD.trusted(tuple(levels), values.shape[0]))
+    (values,) = in_graph.call("expand", [x, y.values], [y.structure], ref_level)
+    levels = y.structure.levels[: ref_level % y.lod_level + 1]
+    lod = y.structure if len(levels) == y.lod_level else LoD.trusted(levels, values.shape[0])
+    return LoDTensor.of(values, lod)
 
 
 @recorded_in_frames()
@@ -179,13 +179,13 @@ def sequence_concat(xs: Sequence[LoDTensor]) -> LoDTensor:
     first = xs[0]
     _ask_whole("concat", first)
     if in_graph.is_followed():
-        values, last = in_graph.call("concat", [x._values for x in xs], [x._lod for x in xs])
-        return LoDTensor._make(values, LoD.trusted((*first._lod.levels[:-1], last), values.shape[0]))
+        values, last = in_graph.call("concat", [x.values for x in xs], [x.structure for x in xs])
+        return LoDTensor.of(values, LoD.trusted((*first.structure.levels[:-1], last), values.shape[0]))
     for i, x in enumerate(xs[1:], 1):
         _check_joins(first, x, i)
-    lod, rows = _concat([x._lod for x in xs])
+    lod, rows = _concat([x.structure for x in xs])
     values = torch.cat([x.values for x in xs])
-    return LoDTensor._make(values.index_select(0, beside(rows, values)), lod)
+    return LoDTensor.of(values.index_select(0, beside(rows, values)), lod)
 
 
 @outside_modes
@@ -207,11 +207,11 @@ def sequence_reverse(x: LoDTensor) -> LoDTensor:
     """
     _check_ragged(x, "sequence_reverse")
     if in_graph.is_exported():
-        return LoDTensor._make(in_graph.call("reverse", [x._values], [x._lod])[0], x._lod)
+        return LoDTensor.of(in_graph.call("reverse", [x.values], [x.structure])[0], x.structure)
     instead = said(INSTEAD)
     if instead is not None:
         return x.with_values(instead("reverse", x, x.values, 0.0))
-    return LoDTensor._make(x.values.index_select(0, beside(_mirrored(x._lod), x.values)), x._lod)
+    return LoDTensor.of(x.values.index_select(0, beside(_mirrored(x.structure), x.values)), x.structure)
 
 
 @outside_modes
@@ -236,10 +236,10 @@ def sequence_slice(x: LoDTensor, offset: Any, length: Any) -> LoDTensor:
     _check_ragged(x, "sequence_slice")
     _ask_whole("slice", x)
     if in_graph.is_followed():
-        values, last = in_graph.call("slice", [_numbers(offset), _numbers(length), x._values], [x._lod])
-        return LoDTensor._make(values, LoD.trusted((*x._lod.levels[:-1], last), values.shape[0]))
-    lod, rows = _sliced(x._lod, offset, length)
-    return LoDTensor._make(x.values.index_select(0, beside(rows, x.values)), lod)
+        values, last = in_graph.call("slice", [_numbers(offset), _numbers(length), x.values], [x.structure])
+        return LoDTensor.of(values, LoD.trusted((*x.structure.levels[:-1], last), values.shape[0]))
+    lod, rows = _sliced(x.structure, offset, length)
+    return LoDTensor.of(x.values.index_select(0, beside(rows, x.values)), lod)
 
 
 @outside_modes
@@ -314,16 +314,16 @@ def _check_ragged(x: Any, function: str, name: str = "x") -> None:
 
 
 def _check_joins(a: LoDTensor, b: LoDTensor, i: int) -> None:
-    if a.lod_level != b.lod_level or len(a._lod.levels[-1]) != len(b._lod.levels[-1]):
-        difference = a._lod.difference(b._lod)
+    if a.lod_level != b.lod_level or len(a.structure.levels[-1]) != len(b.structure.levels[-1]):
+        difference = a.structure.difference(b.structure)
     elif a.lod_level > 1:
-        difference = LoD.trusted(a._lod.levels[:-1]).difference(LoD.trusted(b._lod.levels[:-1]))
+        difference = LoD.trusted(a.structure.levels[:-1]).difference(LoD.trusted(b.structure.levels[:-1]))
     else:
         difference = "none"
     if difference != "none":
         raise LoDError(
             f"sequence_concat: [0] and [{i}] must be alike in all levels above the last",
-            got=f"{difference}; lengths {a._lod.show()} and {b._lod.show()}",
+            got=f"{difference}; lengths {a.structure.show()} and {b.structure.show()}",
         )
     if a.shape[1:] != b.shape[1:]:
         raise LoDError(
@@ -340,7 +340,7 @@ def _wide(values: Tensor) -> Tensor:
 
 def _owner_index(x: LoDTensor, rows: Tensor) -> Tensor:
     """The sequence of every row, as an index of the shape of the rows (a view)."""
-    owner = beside(x._lod.owner(), rows)
+    owner = beside(x.structure.owner(), rows)
     return owner.view(-1, *(1,) * (rows.ndim - 1)).expand(rows.shape)
 
 
@@ -348,8 +348,8 @@ def _end_rows(x: LoDTensor, which: str, pad_value: float) -> Tensor:
     check_fill(pad_value, x.dtype, "pad_value")
     if torch.compiler.is_dynamo_compiling():
         return _end_rows_in_graph(x, which, pad_value)
-    full, rows = _ends(x._lod, which)
-    ends, sequences = x.values.index_select(0, beside(rows, x.values)), len(x._lod.levels[-1]) - 1
+    full, rows = _ends(x.structure, which)
+    ends, sequences = x.values.index_select(0, beside(rows, x.values)), len(x.structure.levels[-1]) - 1
     if len(full) == sequences:
         return ends
     return x.values.new_full((sequences, *x.shape[1:]), pad_value).index_copy(0, beside(full, ends), ends)
@@ -357,7 +357,7 @@ def _end_rows(x: LoDTensor, which: str, pad_value: float) -> Tensor:
 
 def _end_rows_in_graph(x: LoDTensor, which: str, pad_value: float) -> Tensor:
     """Without sizes that no graph knows: an empty sequence takes a row, and leaves it."""
-    offsets = beside(x._lod.levels[-1], x.values)
+    offsets = beside(x.structure.levels[-1], x.values)
     rows = offsets[:-1] if which == "first" else offsets[1:] - 1
     held = torch.cat([x.values, x.values.new_zeros(1, *x.shape[1:])])
     ends = held.index_select(0, rows.clamp(min=0))
@@ -374,7 +374,7 @@ def _ends(lod: LoD, which: str) -> tuple[Tensor, Tensor]:
 
 
 def _sums(x: LoDTensor, pooling: str, pad_value: float) -> Tensor:
-    rows, lengths = _wide(x.values), x._lod.lengths()
+    rows, lengths = _wide(x.values), x.structure.lengths()
     integral = not (rows.is_floating_point() or rows.is_complex())
     if integral and pooling != "sum":
         raise LoDError(

@@ -39,7 +39,7 @@ def unpack(x: LoDTensor, level: int, sort_by_length: bool) -> tuple[list[Any], V
         )
     level %= x.lod_level
     sort_by_length = truth("TensorArray.unpack: 'sort_by_length'", sort_by_length, error=ArrayError)
-    elements, counts, begins, ends, order = _cut(told(x._lod.levels[level]), level, sort_by_length)
+    elements, counts, begins, ends, order = _cut(told(x.structure.levels[level]), level, sort_by_length)
     joined = _take(x, level, elements)
     return split(joined, counts), joined, _stacked(begins, ends, order)
 
@@ -62,16 +62,16 @@ class Steps(NamedTuple):
         check_fit(values, "the values of all steps", free=0)
         whole, places = join(values), invert(self.elements)
         if not isinstance(whole, LoDTensor):
-            return LoDTensor._make(permute_rows(whole, places), lod)
+            return LoDTensor.of(permute_rows(whole, places), lod)
         taken = _take(whole, -1, places)
-        return LoDTensor._make(taken._values, LoD.trusted((*lod.levels, *taken._lod.levels)))
+        return LoDTensor.of(taken.values, LoD.trusted((*lod.levels, *taken.structure.levels)))
 
 
 def steps_of(x: LoDTensor, level: int) -> Steps:
     """The steps of a level, counted from 0, the outermost."""
-    elements, counts, _, _, order = _cut(told(x._lod.levels[level]), level, True)
+    elements, counts, _, _, order = _cut(told(x.structure.levels[level]), level, True)
     last = level == x.lod_level - 1
-    taken = permute_rows(x._values, elements) if last else _take(x, level, elements)
+    taken = permute_rows(x.values, elements) if last else _take(x, level, elements)
     return Steps(split(taken, counts), counts, order, elements)
 
 
@@ -171,14 +171,14 @@ def take_elements(x: LoDTensor, level: int, elements: Tensor, drop_level: bool =
 
 def _take(x: Value, level: int, elements: Tensor) -> Any:
     """The elements of a level, without that level and those above; level -1 is x as a list of elements."""
-    below = x._lod.levels[level + 1 :] if isinstance(x, LoDTensor) else ()
+    below = x.structure.levels[level + 1 :] if isinstance(x, LoDTensor) else ()
     lod, places = LoD.trusted(below).take(elements) if below else (None, elements)
     values = rows(x)
     if _each_once(places, len(values)):
         taken = permute_rows(values, places)
     else:
         taken = values.index_select(0, beside(places, values))
-    return taken if lod is None else LoDTensor._make(taken, lod)
+    return taken if lod is None else LoDTensor.of(taken, lod)
 
 
 @outside_modes
@@ -221,9 +221,9 @@ def split(joined: Value, counts: list[int]) -> list[Any]:
         return []
     if not isinstance(joined, LoDTensor):
         return list(joined.split(counts))
-    lods, sizes = _lods_of_pieces(joined._lod, counts)
+    lods, sizes = _lods_of_pieces(joined.structure, counts)
     pieces = zip(joined.values.split(sizes), lods, strict=True)
-    return [LoDTensor._make(piece, lod) for piece, lod in pieces]
+    return [LoDTensor.of(piece, lod) for piece, lod in pieces]
 
 
 @outside_modes
@@ -247,7 +247,7 @@ def join(values: Sequence[Value]) -> Value:
     tables = [value for value in values if isinstance(value, LoDTensor)]
     if not tables:
         return joined
-    return LoDTensor._make(joined, _joined_lod([table._lod for table in tables]))
+    return LoDTensor.of(joined, _joined_lod([table.structure for table in tables]))
 
 
 @outside_modes

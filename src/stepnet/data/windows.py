@@ -39,7 +39,7 @@ class Windows:
     def cut(self, x: LoDTensor, places: Sequence[Place]) -> Iterator[tuple[LoDTensor, Copied | None]]:
         """The windows of x, whose outermost sequences are cut, each when it is asked for; and what their rows
         were copied of, if they were. Differentiable. `places`: of the elements."""
-        lod, rows = LoD.trusted((self.offsets, *x._lod.levels[1:]), x._lod.rows), None
+        lod, rows = LoD.trusted((self.offsets, *x.structure.levels[1:]), x.structure.rows), None
         if not self.in_order:
             lod, rows = lod.take(self.order)
         spans, start = [], 0
@@ -49,10 +49,10 @@ class Windows:
         if x.lod_level > 1:
             places = [(a, b - a) if rows is None else rows[a:b] for _, a, b in spans]
         del rows
-        parts = taken(x._values, 0, places)
+        parts = taken(x.values, 0, places)
         for part, (levels, first, last), place in zip(parts, spans, places, strict=True):
-            copied = Copied(part, x._values, place) if isinstance(place, Tensor) else None
-            yield LoDTensor._make(part, LoD.trusted(levels, last - first)), copied
+            copied = Copied(part, x.values, place) if isinstance(place, Tensor) else None
+            yield LoDTensor.of(part, LoD.trusted(levels, last - first)), copied
 
     def places(self) -> list[Place]:
         """Of each window, the elements of the sequences that lie in it."""
@@ -66,7 +66,7 @@ class Windows:
         y = LoDTensor.cat(windows) if len(windows) > 1 else windows[0]
         if not self.in_order:
             y = y.select_sequences(_inverse(self.order))
-        return LoDTensor._make(y._values, LoD.trusted((whole, *y._lod.levels[1:]), y._lod.rows))
+        return LoDTensor.of(y.values, LoD.trusted((whole, *y.structure.levels[1:]), y.structure.rows))
 
 
 @outside_modes
@@ -111,11 +111,11 @@ def part(x: LoDTensor, sequences: Tensor, starts: Tensor, counts: Tensor) -> LoD
     >>> part(x, torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([2, 2])).values
     tensor([1, 2, 4, 5])
     """
-    levels, index = _part(x._lod, sequences, starts, counts)
+    levels, index = _part(x.structure, sequences, starts, counts)
     first = int(index[0]) if len(index) else 0
     if len(sequences) == 1:
-        return LoDTensor._make(x._values[first : first + len(index)], levels)
-    return LoDTensor._make(x._values.index_select(0, beside(index, x._values)), levels)
+        return LoDTensor.of(x.values[first : first + len(index)], levels)
+    return LoDTensor.of(x.values.index_select(0, beside(index, x.values)), levels)
 
 
 @outside_modes

@@ -95,7 +95,7 @@ class Asked(NamedTuple):
         """The same, with one row for all of x: it says what rows are like, and holds none of the others."""
         rows = self.rows.detach()[:1].clone().expand(self.rows.shape)
         rows.requires_grad_(self.rows.requires_grad)
-        x = LoDTensor._make(rows, self.x._lod) if isinstance(self.x, LoDTensor) else rows.view(self.x.shape)
+        x = LoDTensor.of(rows, self.x.structure) if isinstance(self.x, LoDTensor) else rows.view(self.x.shape)
         return self._replace(x=x, rows=rows)
 
     @property
@@ -179,7 +179,7 @@ def _joined(
     assert spec is not None
     y: list[Any] = out[:n_y]
     if type(x) is LoDTensor:
-        y = [LoDTensor._make(rows, x._lod) for rows in y]
+        y = [LoDTensor.of(rows, x.structure) for rows in y]
     whole = y[0] if spec.children == (LEAF,) else unflatten(spec, y)[spec.keys[0]]
     return whole, out[n_y] if state is LEAF else unflatten(state, out[n_y:])
 
@@ -203,7 +203,7 @@ def _table(x: Any, way: Way, pieces: Layout | None) -> tuple[Tensor, Layout] | N
     rows = x.values
     if type(rows) is not Tensor or rows.dim() < 2 or only_plain([rows]) is not None or not rows.is_cpu:
         return None
-    return rows, pieces or Layout.of(x._lod, way.reverse)
+    return rows, pieces or Layout.of(x.structure, way.reverse)
 
 
 def asked(
@@ -325,7 +325,7 @@ def warm(
     if state is None:
         _, level, axis, _ = way
         if isinstance(x, LoDTensor):
-            n = x._lod.count(-1) if level == -1 else None
+            n = x.structure.count(-1) if level == -1 else None
         else:
             n = x.shape[1 - axis] if axis in (0, 1) and x.dim() > 2 else None
         if n is None or not boots(step):
@@ -347,7 +347,7 @@ def _warm(
     found, tensors = unchanged
     states, spec = ([state], LEAF) if type(state) is Tensor else flatten(state)
     ragged = isinstance(x, LoDTensor)
-    rows, n, seen = (x._values, x._lod.count(-1), x._values.shape[1:]) if ragged else (x, None, x.shape)
+    rows, n, seen = (x.values, x.structure.count(-1), x.values.shape[1:]) if ragged else (x, None, x.shape)
     if pieces is not None:
         n = pieces.sequences
     if n is not None:  # sequences of any lengths, and about as many
@@ -367,7 +367,7 @@ def _warm(
     ):
         layout = like.call.layout if pieces is None else pieces
         if pieces is None and isinstance(x, LoDTensor):
-            layout = Layout.of(x._lod, way[0])
+            layout = Layout.of(x.structure, way[0])
         if like.table is not None:
             rows = rows.reshape(like.table)
         form = like.form, like.way, found.key, tensors, rows, layout, None

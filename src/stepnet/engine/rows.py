@@ -63,9 +63,11 @@ def _as_table(
         for leaf in leaves:
             if not isinstance(leaf, LoDTensor) or leaf.lod_level != first.lod_level:
                 raise Unsupported("x mixes LoDTensors of different levels with other values")
-            if leaf._lod is not first._lod and not torch.equal(leaf._lod.levels[-1], first._lod.levels[-1]):
+            if leaf.structure is not first.structure and not torch.equal(
+                leaf.structure.levels[-1], first.structure.levels[-1]
+            ):
                 raise Unsupported("inputs of different lengths")
-        layout = Layout.of(first._lod, reverse)
+        layout = Layout.of(first.structure, reverse)
         return layout, [leaf.values for leaf in leaves], first.with_values, ()
     shapes = set()
     for leaf in leaves:

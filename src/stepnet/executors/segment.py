@@ -186,7 +186,7 @@ class LoDCut(Cut):
         self.steps, self.order = len(self._cut.counts), self._cut.order
 
     def _reversed(self, x: LoDTensor) -> LoDTensor:
-        return take_elements(x, self.level, _mirrored(x._lod.levels[self.level]))
+        return take_elements(x, self.level, _mirrored(x.structure.levels[self.level]))
 
     def __getitem__(self, t: int) -> Any:
         return self._cut.values[t]
@@ -245,7 +245,7 @@ class LoDCut(Cut):
             inner = zero.lod if isinstance(zero, LoDTensor) else ()
             rows = (zero.values if isinstance(zero, LoDTensor) else zero).detach()
             return LoDTensor(rows, (*self.value.lod[: self.level + 1], *inner))
-        joined = self._cut.joined(kept, LoD.trusted(self.value._lod.levels[: self.level + 1]))
+        joined = self._cut.joined(kept, LoD.trusted(self.value.structure.levels[: self.level + 1]))
         return self._reversed(joined) if self.reverse else joined
 
 

@@ -46,11 +46,11 @@ def inputs_of(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], leave
     for text, value in zip(found, leaves, strict=True):
         number = None
         if isinstance(value, LoDTensor):
-            same = [k for k, lod in enumerate(lods) if lod == value._lod]
+            same = [k for k, lod in enumerate(lods) if lod == value.structure]
             number = same[0] if same else len(lods)
             if not same:
-                lods.append(value._lod)
-            value = LoDTensor._make(value.values, lods[number])
+                lods.append(value.structure)
+            value = LoDTensor.of(value.values, lods[number])
         made.append(Input(text, value, number))
     return made
 
@@ -81,11 +81,11 @@ def structures(inputs: Sequence[Input], target: Target) -> list[LoD]:
     found: dict[int, LoD] = {}
     for i in inputs:
         if i.lod is not None:
-            found[i.lod] = i.value._lod
-            if len(i.value._lod.levels) > most:
+            found[i.lod] = i.value.structure
+            if len(i.value.structure.levels) > most:
                 raise IRError(
                     f"input '{i.name}' cannot be written: it has sequences of sequences",
-                    got=f"{len(i.value._lod.levels)} levels",
+                    got=f"{len(i.value.structure.levels)} levels",
                     expected=f"{'one level' if most == 1 else 'two levels'}: it becomes a padded input and "
                     "its lengths",
                 )
@@ -98,7 +98,7 @@ def batch_number(module: Any, inputs: Sequence[Input], least: int = 101) -> int:
     sizes |= {size for i in inputs if i.lod is not None for size in i.value.values.shape[1:]}
     if isinstance(module, nn.Module):
         sizes |= {size for t in (*module.parameters(), *module.buffers()) for size in t.shape}
-    counts = [i.value._lod.lengths(0) for i in inputs if i.lod is not None and i.value.lod_level > 1]
+    counts = [i.value.structure.lengths(0) for i in inputs if i.lod is not None and i.value.lod_level > 1]
     if any(n.numel() and int(n.max()) < 2 for n in counts):
         raise IRError(
             "an example of sequences of sequences holds no two sequences in one",
@@ -125,7 +125,7 @@ def repeated(inputs: Sequence[Input], count: int, dynamic: Dynamic | None) -> li
     one for each sequence: in the dimensions that `dynamic` says, else the first that is as long as the batch.
     """
     first = next(i for i in inputs if i.lod is not None)
-    given = len(first.value._lod.levels[0]) - 1
+    given = len(first.value.structure.levels[0]) - 1
     if not given:
         raise IRError(f"input '{first.name}' holds no sequence", expected="an example of one at least")
     chosen = torch.arange(count) % given
@@ -133,15 +133,15 @@ def repeated(inputs: Sequence[Input], count: int, dynamic: Dynamic | None) -> li
     made = []
     for i in inputs:
         if i.lod is not None:
-            if len(i.value._lod.levels[0]) - 1 != given:
+            if len(i.value.structure.levels[0]) - 1 != given:
                 raise IRError(
                     f"input '{i.name}' has another number of sequences than '{first.name}'",
-                    got=len(i.value._lod.levels[0]) - 1,
+                    got=len(i.value.structure.levels[0]) - 1,
                     expected=given,
                 )
             more = i.value.select_sequences(chosen)
-            lod = structures.setdefault(i.lod, more._lod)
-            made.append(replace(i, value=LoDTensor._make(more.values, lod)))
+            lod = structures.setdefault(i.lod, more.structure)
+            made.append(replace(i, value=LoDTensor.of(more.values, lod)))
         elif isinstance(i.value, Tensor):
             if dynamic is not None and i.name in dynamic:
                 dims = [d % i.value.dim() for d in dynamic[i.name]]

@@ -174,7 +174,7 @@ class _Trace:
                 continue
             rows = next(values)
             lod = shared.setdefault(i.lod, LoD.trusted(self.lods[i.lod].levels, rows.shape[0]))
-            rebuilt.append(LoDTensor._make(rows, lod))
+            rebuilt.append(LoDTensor.of(rows, lod))
         by_offsets = {id(level): next(values) for lod in self.lods for level in lod.levels}
 
         def lengths(offsets: Tensor) -> Tensor:

@@ -42,15 +42,15 @@ def write_ragged_step(
     x, state, weights, lengths = nodes
     emit, outer, grid = b.emit, b.flat(lengths[0]), b.out(lengths[1])
     parts: list[LoDTensor] = call.parts
-    (offsets,) = parts[0]._lod.levels
+    (offsets,) = parts[0].structure.levels
     shapes: list[Any] = [[_OpenSize(), *_sizes(node)[1:]] for node in x]
     shapes += [[len(offsets) - 1], *map(_sizes, state)]
-    examples = [*(part.values for part in parts), parts[0]._lod.lengths(), *call.state]
+    examples = [*(part.values for part in parts), parts[0].structure.lengths(), *call.state]
     trace = BodyTrace(b, where, shapes, examples, weights, call.weights)
     count = len(x)
 
     def run(leaves: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
-        rows = [LoDTensor._make(leaf, LoD.trusted((offsets,), leaf.shape[0])) for leaf in leaves[:count]]
+        rows = [LoDTensor.of(leaf, LoD.trusted((offsets,), leaf.shape[0])) for leaf in leaves[:count]]
 
         def own(level: Tensor) -> Tensor:
             if level is not offsets:
@@ -61,7 +61,7 @@ def write_ragged_step(
             _spec, y, new = iteration(call.loop, rows, leaves[count + 1 :], ())
         found = []
         for leaf in y:
-            if isinstance(leaf, LoDTensor) and leaf._lod.levels[-1] is not offsets:
+            if isinstance(leaf, LoDTensor) and leaf.structure.levels[-1] is not offsets:
                 raise IRError(f"{where} cannot be written: it gives sequences of other lengths")
             found.append(leaf.values if isinstance(leaf, LoDTensor) else leaf)
         return [*found, *new]

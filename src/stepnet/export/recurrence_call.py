@@ -82,7 +82,7 @@ class RecurrenceCall:
         for leaf in self.x:
             rows = leaf.values
             rows = rows[some % len(rows)] if len(rows) else rows.new_zeros(2 * batch, *rows.shape[1:])
-            parts.append(LoDTensor._make(rows, LoD.trusted(offsets, 2 * batch)))
+            parts.append(LoDTensor.of(rows, LoD.trusted(offsets, 2 * batch)))
         return parts
 
     def loop_with(self, sizes: Sequence[Tensor]) -> Loop:

@@ -237,27 +237,27 @@ class RecurrenceTracer(Tracer, AsLoop):
         rows, lengths = x, list[Tensor]() if padded is None else [padded]
         if made.ragged:
             made.read = numbers_read(code_of(loop).function)
-            rows, levels = [leaf.values for leaf in x], x[0]._lod.levels
+            rows, levels = [leaf.values for leaf in x], x[0].structure.levels
             lengths = [self.lengths(level) for level in (levels if made.above else levels[-1:])]
         elif made.axis > 1:
             rows = [leaf.movedim(made.axis, 0) for leaf in x]
         out = torch.ops.stepnet.recurrence(number, rows, state, weights, lengths, sizes)
         y, final = out[: len(made.y)], out[len(made.y) :]
         if made.ragged:
-            lods = [x[0]._lod] * len(y)
+            lods = [x[0].structure] * len(y)
             if made.above:
                 lods = [
                     lods[0] if old.lod_level == 2 else LoD.trusted(lods[0].levels[:1], leaf.shape[0])
                     for old, leaf in zip(made.y, y, strict=True)
                 ]
-            y = [LoDTensor._make(leaf, lod) for leaf, lod in zip(y, lods, strict=True)]
+            y = [LoDTensor.of(leaf, lod) for leaf, lod in zip(y, lods, strict=True)]
         elif made.axis > 1:
             y = [leaf.movedim(0, made.axis) for leaf in y]
         return made.outputs([*y, *final])
 
     def sequences(self, kind: str, of: LoDTensor, x: Tensor, pad: float) -> Tensor:
         """An operation on whole sequences as one node."""
-        lengths = self.lengths(of._lod.levels[-1])
+        lengths = self.lengths(of.structure.levels[-1])
         return torch.ops.stepnet.sequences(kind, of.values, x, lengths, float(pad))
 
 

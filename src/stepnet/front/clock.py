@@ -61,6 +61,6 @@ def clock(step: Any, x: Any, state: Any, steps: Any, axis: int) -> tuple[Clock, 
         )
     if in_graph.is_followed():
         rows, lod = in_graph.of_lengths(lengths, known)
-        return Clock(LoDTensor._make(rows.to(like.device), lod)), state
+        return Clock(LoDTensor.of(rows.to(like.device), lod)), state
     rows = torch.zeros(int(lengths.sum()), 1, device=like.device)
     return Clock(LoDTensor.from_lengths(rows, [lengths])), state

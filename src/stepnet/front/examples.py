@@ -26,7 +26,7 @@ def like_values_of(array: TensorArray) -> Any:
     """A value like those in an array, None if it holds none."""
     if array.deferred is not None:
         waits: Any = array.deferred
-        array = waits._example if isinstance(waits, Symbolic) else waits.stand_in_example()
+        array = waits.example if isinstance(waits, Symbolic) else waits.stand_in_example()
         if array is None:
             return None
     if array._whole is not None:
@@ -39,7 +39,7 @@ def like_values_of(array: TensorArray) -> Any:
 
 def first_place(index: Symbolic) -> Any:
     """An index without data: 0 for one that is a single integer."""
-    example = index._example
+    example = index.example
     single = isinstance(example, Tensor) and not example.dim()
     return 0 if single and not example.dtype.is_floating_point and example.dtype != torch.bool else index
 
@@ -47,7 +47,7 @@ def first_place(index: Symbolic) -> Any:
 def bare_leaf(leaf: Any) -> Any:
     """What stands for a result: without data, None where it is not known."""
     if isinstance(leaf, LoDTensor):
-        return LoDTensor._make(leaf.values.detach().to("meta"), leaf._lod)
+        return LoDTensor.of(leaf.values.detach().to("meta"), leaf.structure)
     if isinstance(leaf, Tensor):
         return leaf if leaf.device.type == "meta" else leaf.detach().to("meta")
     return None if leaf is UNKNOWN else leaf
@@ -126,7 +126,7 @@ def key_of(value: Any) -> Any:
         like = key_of(value.stand_in_example())
         return None if like is None else (StandIn, like)
     if isinstance(value, Symbolic):
-        return key_of(value._example)
+        return key_of(value.example)
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
     return (int, value) if type(value) is int else None

@@ -88,7 +88,7 @@ class WhileLoop:
                 remedy=f"{_as_names(self.loop_vars)} names the loop variables as they are inside: the "
                 "tensors of loop_vars do not change; compare one of those, or what was computed from one",
             )
-        example = condition._example
+        example = condition.example
         if example is not None and not is_one_boolean(example):
             raise not_one_boolean(example, "")
         self.program.break_if(condition)
@@ -122,7 +122,7 @@ class WhileLoop:
                 value = torch.as_tensor(value, dtype=None if old is None else old.dtype)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise StepError("update: the value is no tensor", got=describe_leaf(value)) from error
-        example = value._example if isinstance(value, Symbolic) else value
+        example = value.example if isinstance(value, Symbolic) else value
         if old is not None and isinstance(example, Tensor):
             check_kind(place, old, example, "")
         self.updates[place] = self.program.template(value)
@@ -214,7 +214,7 @@ class Frame:
             return self._make(array, args, kwargs)
         if isinstance(array.deferred, Symbolic):
             return self._of_values(array, name, args, kwargs)
-        if program._made_inside(array):
+        if program.made_inside(array):
             if id(array) in program.made and not _any_symbolic(args, kwargs):
                 return NotImplemented
             if id(array) in program.made and name == "write":
@@ -250,7 +250,7 @@ class Frame:
     def _of_values(self, array: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of an array that is itself a value of the program."""
         program = self._loop.program
-        around = array.deferred._program is not program
+        around = array.deferred.program is not program
         if around and name in ("read", "write", "size"):
             return getattr(program, name)(*args, **kwargs)
         if name == "write":

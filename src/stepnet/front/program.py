@@ -137,17 +137,17 @@ class Program:
 
     def _ref(self, value: Any) -> Ref | None:
         if isinstance(value, TensorArray):
-            if not isinstance(value.deferred, Symbolic) and not self._made_inside(value):
+            if not isinstance(value.deferred, Symbolic) and not self.made_inside(value):
                 return ref(-1 - self._number(value))
             # As it is now: what is written to it later is not seen by what is recorded here.
             value = copy.copy(value) if value.deferred is None else value.deferred
-        if isinstance(value, Symbolic) and value._program is self:
+        if isinstance(value, Symbolic) and value.program is self:
             if not self.open:
                 raise outside(value)
             return value._ref
         if not isinstance(value, (Tensor, LoDTensor, StandIn, Symbolic, TensorArray, PackedSequence)):
             return None
-        if isinstance(value, Symbolic) and not self._encloses(value._program):
+        if isinstance(value, Symbolic) and not self._encloses(value.program):
             raise outside(value)
         place = self._places.get(id(value))
         if place is None:
@@ -167,7 +167,7 @@ class Program:
             around = around.around
         return around is not None and program.open
 
-    def _made_inside(self, array: TensorArray) -> bool:
+    def made_inside(self, array: TensorArray) -> bool:
         """Whether an array was made in this frame or in one around it, so that each step has its own."""
         program: Program | None = self
         while program is not None:
@@ -257,7 +257,7 @@ class Program:
         if name in ("__getitem__", "getitem"):  # without data, an index that is one integer is to be a number
             args = (args[0], map_leaves(args[1], Symbolic, first_place))
         given = [
-            v._example if isinstance(v, Symbolic) else None
+            v.example if isinstance(v, Symbolic) else None
             for v in leaves((args, kwargs), (Symbolic, TensorArray))
         ]
         unknown = TrieNode(None, (None,), unknown=kind_of_unknown(name, args, kwargs))
@@ -375,7 +375,7 @@ class Program:
 
     def told_number(self, value: Symbolic) -> Any:
         """A symbolic number for Python: that of the first step, which every other step must have, too."""
-        number, line = value._example, user_line().short
+        number, line = value.example, user_line().short
         if number is None:
             raise StepError(
                 "Python needs one number for all steps of a frame, and here it has none yet",
@@ -393,7 +393,7 @@ class Program:
 
     def told_length(self, value: Symbolic) -> int:
         """`len` of a value, which can only be a number."""
-        example = value._example
+        example = value.example
         if example is None:
             raise StepError(
                 "this symbolic value's length is not known, so it cannot be taken apart",
@@ -415,9 +415,9 @@ class Program:
 
         def example(value: Any) -> Any:
             if isinstance(value, TensorArray):
-                found = value.deferred._example if isinstance(value.deferred, Symbolic) else None
+                found = value.deferred.example if isinstance(value.deferred, Symbolic) else None
             else:
-                found = value._example if isinstance(value, Symbolic) else self._bare(value)
+                found = value.example if isinstance(value, Symbolic) else self._bare(value)
             if found is None:
                 raise _Unknown
             return found
@@ -432,7 +432,7 @@ class Program:
         if isinstance(value, LoDTensor):
             return bare_leaf(value)
         if isinstance(value, Symbolic):  # of a frame around this one
-            return value._example
+            return value.example
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self._meta:
@@ -457,7 +457,7 @@ class Program:
         number = self._number(array)
         example = self._last.get(number)
         if example is None and default is not None:
-            example = default._example if isinstance(default, Symbolic) else default
+            example = default.example if isinstance(default, Symbolic) else default
         if example is None:
             example = like_values_of(array)
         if isinstance(example, StandIn):
@@ -496,7 +496,7 @@ class Program:
                 expected="a Tensor or a LoDTensor",
             )
         number = self._number(array)
-        self._last[number] = value._example if isinstance(value, Symbolic) else value
+        self._last[number] = value.example if isinstance(value, Symbolic) else value
         index, value = self.template((index, value))
         self._plain(Write, line, number, index, value, data_shared)
 

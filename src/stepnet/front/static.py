@@ -79,7 +79,7 @@ def memory_of(leaf: Any, n: int, what: str) -> Tensor | Padded:
 
 def padded(memory: LoDTensor) -> Padded:
     """Sequences side by side, to a length that few batches do not share: each makes a plan of its own."""
-    told(memory._lod.levels[-1])
+    told(memory.structure.levels[-1])
     lengths = memory.lengths().to(memory.values.device)
     longest = int(lengths.max()) if len(lengths) else 0
     size = length_of_padded(longest)

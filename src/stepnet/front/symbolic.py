@@ -49,11 +49,11 @@ class Symbolic(InFrame):
     number; one that is the same at every step is an int.
     """
 
-    __slots__ = ("_example", "_program", "_ref")
+    __slots__ = ("_ref", "example", "program")
     __hash__ = object.__hash__
 
     def __init__(self, program: Recording, ref: Ref, example: Any) -> None:
-        self._program, self._ref, self._example = program, ref, example
+        self.program, self._ref, self.example = program, ref, example
 
     @classmethod
     def __torch_function__(
@@ -69,15 +69,15 @@ class Symbolic(InFrame):
         if name.startswith("_"):
             raise AttributeError(f"a symbolic value has no attribute '{name}'")
         if name == "device":
-            return self._program.device
+            return self.program.device
         if name in _OF_AUTOGRAD:
             raise StepError(
                 f"what autograd knows of a value in a frame is not known while the frame is written ({name})",
                 got=user_line().short,
                 remedy="leave it to autograd, or ask outside of the frame",
             )
-        kinds = (LoDTensor,) if isinstance(self._example, LoDTensor) else (Tensor,)
-        if self._example is None:
+        kinds = (LoDTensor,) if isinstance(self.example, LoDTensor) else (Tensor,)
+        if self.example is None:
             kinds = (LoDTensor, Tensor) if name == "values" else (Tensor, LoDTensor)
         attribute = next((getattr(kind, name) for kind in kinds if hasattr(kind, name)), None)
         if attribute is None:
@@ -99,11 +99,11 @@ class Symbolic(InFrame):
 
     def __iter__(self) -> Any:
         count, whole = len(self), cast(Any, self)
-        sequences = isinstance(self._example, LoDTensor)
+        sequences = isinstance(self.example, LoDTensor)
         return iter([whole[i] for i in range(count)] if sequences else self.unbind(0))
 
     def __repr__(self) -> str:
-        kind = "?" if self._example is None else describe_leaf(self._example)
+        kind = "?" if self.example is None else describe_leaf(self.example)
         return f"<symbolic {self._ref} {kind}>"
 
 
@@ -155,7 +155,7 @@ class SymbolicNumber(Symbolic):
         raise AttributeError(f"a symbolic number has no attribute '{name}'")
 
     def __repr__(self) -> str:
-        known = "?" if self._example is None else f"{self._example} at the first step"
+        known = "?" if self.example is None else f"{self.example} at the first step"
         return f"<symbolic {self._ref}, {known}>"
 
 
@@ -215,7 +215,7 @@ def at_home(value: Symbolic) -> Recording:
         StepError: the value's frame is not open here.
     """
     inner = around = OPEN.get()
-    while around is not None and around is not value._program:
+    while around is not None and around is not value.program:
         around = around.around
     if around is None or inner is None:
         raise outside(value)
@@ -253,7 +253,7 @@ def _operator(name: str, swapped: bool = False) -> Callable[..., Any]:
             if name not in ("eq", "ne"):
                 return NotImplemented
             # the shapes of a tape's items have None there
-            return (others[0] is None and self._program.is_open(self._example)) == (name == "eq")
+            return (others[0] is None and self.program.is_open(self.example)) == (name == "eq")
         args = (*others, self) if swapped else (self, *others)
         return at_home(self).call(function, args, {}, name)
 

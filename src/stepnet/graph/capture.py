@@ -151,12 +151,12 @@ def captured(
     fresh_leaves = _pytree.tree_leaves(() if fresh is None else fresh)
     first = x_leaves[0]
     ragged = isinstance(first, LoDTensor)
-    levels = len(first._lod.levels) if ragged else 0
+    levels = len(first.structure.levels) if ragged else 0
     inside = levels - 1 - level % levels if ragged else 0
-    values = [leaf._values if isinstance(leaf, LoDTensor) else leaf for leaf in x_leaves]
-    offsets = [t for leaf in x_leaves for t in leaf._lod.levels] if ragged else []
+    values = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in x_leaves]
+    offsets = [t for leaf in x_leaves for t in leaf.structure.levels] if ragged else []
     if isinstance(marks, LoDTensor):
-        marks = marks._values
+        marks = marks.values
     beside = offsets if marks is None else [*offsets, marks, *fresh_leaves]
     n_x, n_state = len(values), len(state_leaves)
     autocast = autocast_now()
@@ -170,7 +170,7 @@ def captured(
         x_leaves_t, lod = rows[:n_x], None
         if inside:
             lod = LoD.trusted(tuple(rows[len(rows) - inside :]), rows[0].shape[0])
-            x_leaves_t = [LoDTensor._make(t, lod) for t in x_leaves_t]
+            x_leaves_t = [LoDTensor.of(t, lod) for t in x_leaves_t]
         x_t = None if clocked else _pytree.tree_unflatten(x_leaves_t, x_spec)
         state_t = _pytree.tree_unflatten(rows[n_x : n_x + n_state], state_spec)
         if static is None:
@@ -179,9 +179,9 @@ def captured(
             y, new = step(x_t, state_t, _pytree.tree_unflatten(rows[n_x + n_state :], static_spec))
         y_leaves, y_spec = _pytree.tree_flatten(y, is_leaf=_is_ragged)
         whole = [isinstance(leaf, LoDTensor) for leaf in y_leaves]
-        if any(isinstance(leaf, LoDTensor) and leaf._lod is not lod for leaf in y_leaves):
+        if any(isinstance(leaf, LoDTensor) and leaf.structure is not lod for leaf in y_leaves):
             torch._dynamo.graph_break()  # entries of other lengths than those of x
-        y_leaves: list[Any] = [leaf._values if isinstance(leaf, LoDTensor) else leaf for leaf in y_leaves]
+        y_leaves: list[Any] = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in y_leaves]
         new_leaves, new_spec = _pytree.tree_flatten(new)
         if new_spec != state_spec:
             torch._dynamo.graph_break()  # the loop tells it
@@ -199,11 +199,11 @@ def captured(
     )  # fmt: skip
     if inside:
         steps = LoD.trusted(tuple(offsets[: levels - inside]), offsets[levels - inside].shape[0] - 1)
-        lods = {_WHOLE: first._lod, _STEPS: steps}
+        lods = {_WHOLE: first.structure, _STEPS: steps}
         y = _pytree.tree_map(lambda leaf: _of_steps(leaf, lods), y, is_leaf=_is_cut)
     elif ragged:
         y = _pytree.tree_map(
-            lambda leaf: _of_steps({_STEPS: leaf}, {_STEPS: first._lod}), y, is_leaf=_is_ragged
+            lambda leaf: _of_steps({_STEPS: leaf}, {_STEPS: first.structure}), y, is_leaf=_is_ragged
         )
     return y, final
 
@@ -221,7 +221,7 @@ def _of_steps(leaf: Any, lods: dict[str, LoD]) -> LoDTensor:
     if isinstance(leaf, LoDTensor):
         return leaf
     ((kind, table),) = leaf.items()
-    return table if isinstance(table, LoDTensor) else LoDTensor._make(table, lods[kind])
+    return table if isinstance(table, LoDTensor) else LoDTensor.of(table, lods[kind])
 
 
 def side_by_side(static: Any) -> Any:
@@ -230,16 +230,16 @@ def side_by_side(static: Any) -> Any:
     def seen(leaf: Any) -> Any:
         if isinstance(leaf, PackedSequence):
             leaf = LoDTensor.from_packed(leaf)
-        if not isinstance(leaf, LoDTensor) or len(leaf._lod.levels) != 1:
+        if not isinstance(leaf, LoDTensor) or len(leaf.structure.levels) != 1:
             return leaf
-        return Padded(*in_graph.call("beside", [leaf._values], [leaf._lod]))
+        return Padded(*in_graph.call("beside", [leaf.values], [leaf.structure]))
 
     return None if static is None else _pytree.tree_map(seen, static, is_leaf=_is_whole)
 
 
 def packed_tables(like: PackedSequence, y: Any) -> Any:
     """LoDTensors in a nesting as PackedSequences like another."""
-    return _pytree.tree_map(lambda leaf: pack_like(like, leaf._values), y, is_leaf=_is_ragged)
+    return _pytree.tree_map(lambda leaf: pack_like(like, leaf.values), y, is_leaf=_is_ragged)
 
 
 TAKES = (
@@ -278,12 +278,12 @@ def can_be_node(x: Any, static: Any, level: int, plain: bool) -> bool:
     leaves = _pytree.tree_leaves(x, is_leaf=_is_whole)
     for leaf in leaves:
         if isinstance(leaf, LoDTensor):
-            above = (level + 1) % len(leaf._lod.levels) != 0
+            above = (level + 1) % len(leaf.structure.levels) != 0
             if not isinstance(leaves[0], LoDTensor):
                 return False
-            if above and (not plain or static is not None or leaf._lod is not leaves[0]._lod):
+            if above and (not plain or static is not None or leaf.structure is not leaves[0].structure):
                 return False
-            if len(leaf._lod.levels) != len(leaves[0]._lod.levels):
+            if len(leaf.structure.levels) != len(leaves[0].structure.levels):
                 return False
         elif not isinstance(leaf, Tensor) or leaf.dim() < 2 or isinstance(leaves[0], LoDTensor):
             return False

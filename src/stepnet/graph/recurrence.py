@@ -131,7 +131,7 @@ class Recurrence:
         if way.levels:
             x = tuple(_ragged(rows, take(way.levels)) for rows in x)
             if way.inside:  # all leaves share one
-                x = tuple(LoDTensor._make(leaf._values, x[0]._lod) for leaf in x)
+                x = tuple(LoDTensor.of(leaf.values, x[0].structure) for leaf in x)
         how: dict[str, Any] = {}
         if way.in_windows:
             how |= {"checkpoint": way.checkpoint, "detach_every": way.detach_every}
@@ -320,18 +320,18 @@ def _bound_to_pieces(call: Recurrence, reads: Sequence[Any]) -> Callable[..., An
     """`_bound` of a step whose x are sequences."""
 
     def step(x: Any, state: Any) -> Any:
-        lod = x[0]._lod
-        results = call.step(*(leaf._values for leaf in x), *state, *lod.levels, *reads)
+        lod = x[0].structure
+        results = call.step(*(leaf.values for leaf in x), *state, *lod.levels, *reads)
         n_y = len(call.y)
         y = zip(call.y, results[:n_y], strict=True)
-        return tuple(LoDTensor._make(t, lod) if leaf.whole else t for leaf, t in y), tuple(results[n_y:])
+        return tuple(LoDTensor.of(t, lod) if leaf.whole else t for leaf, t in y), tuple(results[n_y:])
 
     step.__name__ = call.way.name
     return step
 
 
 def _ragged(rows: Tensor, levels: tuple[Tensor, ...]) -> LoDTensor:
-    return LoDTensor._make(rows, LoD.handed(levels, rows.shape[0]))
+    return LoDTensor.of(rows, LoD.handed(levels, rows.shape[0]))
 
 
 def autocast_now() -> tuple[tuple[str, str], ...]:

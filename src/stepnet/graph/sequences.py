@@ -44,7 +44,7 @@ class SequenceCall:
         values, lods = self._parts(tensors)
         plain = values[: len(values) - len(lods)]
         ragged = [
-            LoDTensor._make(v, LoD.handed(tuple(levels), v.shape[0]))
+            LoDTensor.of(v, LoD.handed(tuple(levels), v.shape[0]))
             for v, levels in zip(values[len(plain) :], lods, strict=True)
         ]
         return self.function.run(plain, ragged, *self.options, *sizes)

@@ -74,7 +74,7 @@ def record_inside(loop: WhileLoop) -> list[Any]:
     own = [
         number
         for number, array in enumerate(program.arrays)
-        if isinstance(array.deferred, Symbolic) or outer._made_inside(array)
+        if isinstance(array.deferred, Symbolic) or outer.made_inside(array)
     ]
     written = sorted({op.array for op in program.ops if isinstance(op, Write)}.intersection(own))
     inner = InnerLoop(loop, own, written)

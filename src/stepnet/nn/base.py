@@ -215,7 +215,7 @@ class RNNBase(nn.Module):
 
     def _in_turn(self, x: LoDTensor) -> Sequence[LayerStep]:
         """The steps of its layers, if all that a call does is to run these over the rows of x, forwards."""
-        rows, draws = x._values, self.dropout and self.training and self.num_layers > 1
+        rows, draws = x.values, self.dropout and self.training and self.num_layers > 1
         if (
             type(self).forward is not _FORWARD
             or self.bidirectional

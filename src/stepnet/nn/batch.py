@@ -42,7 +42,7 @@ class Batch(NamedTuple):
             return Batch(name, given, x, len(x))
         if isinstance(given, LoDTensor):
             if given.values.dim() == 2:
-                return Batch(name, given, given, given._lod.count(-1))
+                return Batch(name, given, given, given.structure.count(-1))
             got = f"a LoDTensor of rows {list(given.values.shape)}"
         elif isinstance(given, Tensor) and given.is_nested:
             raise StepError(

@@ -145,7 +145,7 @@ class Graph(nn.Module):
         self.bodies = nn.ModuleDict()
         self.constant_slots: list[tuple[int, str]] = []
         self._prepared = Prepared()
-        self._slot_of: dict[tuple[int, int], int] = {}
+        self.slot_of: dict[tuple[int, int], int] = {}
         self.nodes: list[Node] = []
         constants = self._read_constants(making.weights)
         used = {s for i in net.order for s in net.layers[i].sources if i not in constants}
@@ -161,11 +161,11 @@ class Graph(nn.Module):
                 self.nodes.append(self._node(layer, slots, constants, making))
         self.parameter_slots = tuple(self._slot(i, 0) for i in net.parameters)
         self.result_slots = tuple(self._slot(*net.layers[i].sources[0]) for i in net.results)
-        self.slot_count = len(self._slot_of)
+        self.slot_count = len(self.slot_of)
         self._plan_releases()
 
     def _slot(self, layer: int, output: int) -> int:
-        return self._slot_of.setdefault((layer, output), len(self._slot_of))
+        return self.slot_of.setdefault((layer, output), len(self.slot_of))
 
     def _read_constants(self, weights: Weights) -> dict[int, Tensor]:
         """Constants by layer; one that only changes a constant's precision is a constant, too."""

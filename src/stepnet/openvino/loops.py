@@ -322,7 +322,7 @@ class LoopRunner:
         source = self.graph.net.layers[self.condition].sources[0]
         if source[0] in given and self.carried.get(source[0], self.condition) == self.condition:
             return bool(given[source[0]].all())  # handed on as it came
-        name = dict(self.graph.constant_slots).get(self.graph._slot_of[source])
+        name = dict(self.graph.constant_slots).get(self.graph.slot_of[source])
         return name is not None and bool(getattr(self.graph, name).all())
 
     @beside_graphs

@@ -29,12 +29,12 @@ def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], lis
         if len(chunks) == 1:
             lengths = [first_chunk.shape[0]]
             rows = first_chunk.clone() if is_contiguous(first_chunk) else first_chunk.contiguous()
-            batch = LoDTensor._make(rows, _of_lengths((lengths[0],)))
-            return batch, batch._lod.levels, lengths
+            batch = LoDTensor.of(rows, _of_lengths((lengths[0],)))
+            return batch, batch.structure.levels, lengths
         parts = list(chunks.values())
         if _are_alike(parts):  # as of hundreds of streams at once
             batch, lengths = _batch(parts)
-            return batch, batch._lod.levels, lengths
+            return batch, batch.structure.levels, lengths
     first, spec = flatten(first_chunk)
     columns: list[list[Any]] = [[] for _ in first]
     for id, chunk in chunks.items():
@@ -48,7 +48,7 @@ def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], lis
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
     batches = list(map(_batch, columns))
-    return unflatten(spec, [x for x, _ in batches]), batches[0][0]._lod.levels, batches[0][1]
+    return unflatten(spec, [x for x, _ in batches]), batches[0][0].structure.levels, batches[0][1]
 
 
 def _are_alike(chunks: list[Any]) -> bool:
@@ -79,12 +79,12 @@ def _batch(parts: list[Any]) -> tuple[LoDTensor, list[int]]:
     """The parts as sequences of one batch, and how long each is."""
     lengths = [part.shape[0] if isinstance(part, Tensor) else len(part) for part in parts]
     if isinstance(parts[0], LoDTensor):
-        below = one_after_the_other([part._lod for part in parts])
+        below = one_after_the_other([part.structure for part in parts])
         lod = LoD.trusted((offsets_of(torch.tensor(lengths)), *below.levels), below.rows)
         parts = [part.values for part in parts]
     else:
         lod = _of_lengths(tuple(lengths))
-    return LoDTensor._make(torch.cat(parts), lod), lengths  # a copy: the module may write to it
+    return LoDTensor.of(torch.cat(parts), lod), lengths  # a copy: the module may write to it
 
 
 @functools.lru_cache(maxsize=16)  # streams that send as many frames each time
@@ -103,7 +103,7 @@ def parted(y: Any, offsets: Tensor, lengths: list[int], module: Any) -> Sequence
     Raises:
         StreamError: it is not of so many sequences.
     """
-    if type(y) is LoDTensor and y._lod.levels[0] is offsets:
+    if type(y) is LoDTensor and y.structure.levels[0] is offsets:
         return _sequences(y, offsets, lengths)
     n, (first, *rest) = len(lengths), y if isinstance(y, tuple) and y else (y,)
     others = flatten(rest)[0]
@@ -122,5 +122,5 @@ def parted(y: Any, offsets: Tensor, lengths: list[int], module: Any) -> Sequence
 def _sequences(x: LoDTensor, offsets: Tensor, lengths: list[int]) -> Sequence[Any]:
     if x.lod_level > 1:
         return list(x)
-    own = lengths if x._lod.levels[0] is offsets else x.lengths().tolist()
+    own = lengths if x.structure.levels[0] is offsets else x.lengths().tolist()
     return x.values.split(own) if len(own) > 1 else [x.values]

@@ -154,11 +154,11 @@ class Keeper:
                 expected="LoDTensors with a sequence for each stream",
                 remedy="a module that streams gets a LoDTensor, and hands LoDTensors from layer to layer",
             )
-        own: Sequence[Tensor] = leaf._lod.levels
+        own: Sequence[Tensor] = leaf.structure.levels
         if len(own) > len(self.levels):
             raise StreamError(
                 f"the recurrence over '{step_name(as_step(step))}' is over pieces of a chunk",
-                got=f"lengths {leaf._lod.show()}",
+                got=f"lengths {leaf.structure.show()}",
                 expected=f"{self.levels[0].diff().tolist()}, those of the chunks",
                 remedy="a piece may go on in the next chunk: recurrent(..., resets=marks) cuts streams, too",
             )
@@ -172,7 +172,7 @@ class Keeper:
             return False
         raise StreamError(
             f"the recurrence over '{step_name(as_step(step))}' is not over the streams",
-            got=f"lengths {leaf._lod.show()}",
+            got=f"lengths {leaf.structure.show()}",
             expected=f"{self.levels[0].diff().tolist()}, those of the chunks",
             remedy="what makes rows longer or shorter, as a strided convolution, cannot be cut anywhere",
         )
