@@ -44,7 +44,7 @@ def test_unstack_fills_as_a_new_array_is_made(kind, axis, x):
     assert (array.size(), made.size()) == (x.shape[axis],) * 2
     assert torch.equal(array.stack(axis), x)
     assert torch.equal(made.stack(axis), x)
-    assert array._values.keys() == made.values.keys()
+    assert array._values.keys() == made._values.keys()
 
 
 @given(

@@ -135,8 +135,9 @@ class AtenNet:
         made, value = self.env[node], node.meta.get("val")
         if isinstance(made, Value) and isinstance(value, Tensor):
             for axis, size in enumerate(value.shape):
-                known = str(size) in self.ragged or not isinstance(size, torch.SymInt)
-                if not known and free_unbacked_symbols(size) == {size.node.expr}:
+                if not isinstance(size, torch.SymInt) or str(size) in self.ragged:
+                    continue
+                if free_unbacked_symbols(size) == {size.node.expr}:
                     self.sources.setdefault(str(size), (made, axis))
 
     def _made(self, node: FxNode) -> Any:

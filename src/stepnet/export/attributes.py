@@ -84,8 +84,9 @@ def uncompiled(module: nn.Module) -> Iterator[None]:
     """Let the parts of a module that torch compiles be called as what they were."""
     instead: list[tuple[dict[str, Any], str, Any]] = []
     for part in module.modules():
-        if "_orig_mod" in part._modules:
-            instead.append((vars(part), "forward", part._modules["_orig_mod"].__call__))
+        original = part._modules.get("_orig_mod")
+        if original is not None:
+            instead.append((vars(part), "forward", original.__call__))
         if part._compiled_call_impl is not None:
             instead.append((vars(part), "_compiled_call_impl", None))
     before = [space[name] for space, name, _ in instead]

@@ -138,6 +138,7 @@ class TorchRNNs(TorchFunctionMode):
     def _pack(self, x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
         rows = x if batch_first else x.movedim(1, 0)
         batch, steps = rows.shape[:2]
+        data = None
         if self.real:
             data, sizes = _pack(x, lengths, batch_first)
         else:
@@ -148,7 +149,7 @@ class TorchRNNs(TorchFunctionMode):
             inside = lengths.unsqueeze(0) > torch.arange(steps).unsqueeze(1)
             sizes = inside.sum(1).narrow(0, 0, longest)
         known = self.packed[id(sizes)] = _Packed(sizes, lengths, steps, batch)
-        return data if self.real else known.packed(rows), sizes
+        return known.packed(rows) if data is None else data, sizes
 
     def _run(
         self, known: _Packed, kind: str, function: Callable[..., Any], data: Tensor, *more: Any
