@@ -110,12 +110,28 @@ def _unnamed(steps: list[dis.Instruction], place: int) -> frozenset[str]:
     if kind == "BINARY_MODULO" or (kind == "BINARY_OP" and steps[place].argrepr in ("%", "%=")):
         number = steps[place - 1].opname == "LOAD_CONST" and isinstance(steps[place - 1].argval, (int, float))
         return frozenset() if number else TEXTS
-    if kind in _GLOBALS and value == "type":
-        return MAKES
-    if kind in _ATTRIBUTES and value == "__class__":
-        asked = place + 1 < len(steps) and steps[place + 1].opname in _ATTRIBUTES  # for what it holds
-        return frozenset() if asked else MAKES
+    of_type = kind in _GLOBALS and value == "type"
+    if of_type or (kind in _ATTRIBUTES and value == "__class__"):
+        return frozenset() if _is_only_asked(steps[place + 1 :], of_type) else MAKES
     return PATTERNS if kind == "MATCH_CLASS" else frozenset()
+
+
+def _is_only_asked(steps: list[dis.Instruction], of_type: bool) -> bool:
+    """Whether a class is only asked for what it holds, or whether it is another one. `of_type`: `type`, which
+    is on the stack before these instructions, gives it; else the class itself is."""
+    above = 0  # it on the stack
+    for step in steps:
+        kind = step.opname
+        if kind in ("IS_OP", "COMPARE_OP") or (kind in _ATTRIBUTES and not above):
+            return not of_type and above <= 1
+        if not kind.startswith("LOAD_") and kind not in ("PRECALL", "CALL"):
+            return False
+        above += dis.stack_effect(step.opcode, step.arg)
+        if above < 0:  # a call took it
+            if not of_type or (kind, step.arg, above) != ("CALL", 1, -1):
+                return False
+            of_type, above = False, 0
+    return False
 
 
 _FORMATS = frozenset({"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT_VALUE"})
