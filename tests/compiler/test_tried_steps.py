@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.autograd import Variable
 from torch.nn.utils import prune
 
 from plans import entry_of
@@ -556,29 +555,6 @@ def test_what_changes_at_every_call_stops_being_compiled():
     assert entry_of(step, x, h, backend="auto").ready is None
     assert entry_of(step, x, h, backend="auto").ready is not None, "it has come to rest"
 
-
-def test_aliases_that_torch_tells_no_mode_of():
-    """`Variable(x)` is made where what it is an alias of is made; a captured one is not found again."""
-
-    def step(x, h):
-        one, kept = Variable(x.data.new(x.shape[0], 1).fill_(1)), Variable(torch.zeros(x.shape[0], D))
-        kept += x
-        h = torch.tanh(torch.cat([one, kept[:, 1:]], 1) * Variable(h) + h)
-        return h, h
-
-    def captured(x, h):
-        return x * Variable(SCALES), torch.tanh(h)
-
-    x, h = torch.randn(4, 2, D, requires_grad=True), torch.randn(2, D, requires_grad=True)
-    assert explain(step, x, h).executor != "naive"
-    (y, last), (same, too) = recurrent(step, x, h), recurrent(step, x, h, backend="naive")
-    torch.testing.assert_close((y, last), (same, too))
-    got, wanted = (torch.autograd.grad(out.sum(), (x, h)) for out in (y, same))
-    torch.testing.assert_close(got, wanted)
-    assert "could not be found again" in explain(captured, x, h).refusals[0].reason
-
-
-SCALES = torch.ones(D)
 
 LETS_GO = {
     "compiled": lambda x, h: (x + h, torch.tanh(x + h)),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import builtins
 import dis
 import types
+from collections.abc import Container
 from typing import Any
 
 from .trust import is_trusted_code, words
@@ -161,6 +162,17 @@ def facts(code: types.CodeType) -> Facts:
         _ALIVE.append(code)  # its id stays taken
         _BY_ID[id(code)] = known
     return known
+
+
+def line_that_sets(code: types.CodeType, names: Container[str]) -> tuple[str, int] | None:
+    """The first attribute of these names that code sets, and the number of the line where it does."""
+    lines, number = dict(dis.findlinestarts(code)), 0
+    for step in dis.get_instructions(code):
+        number = lines.get(step.offset) or number
+        if step.opname == "STORE_ATTR" and step.argval in names:
+            return step.argval, number
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return next(filter(None, (line_that_sets(c, names) for c in inner)), None)
 
 
 def names_in(code: types.CodeType) -> tuple[str, ...]:
