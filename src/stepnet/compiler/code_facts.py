@@ -119,8 +119,9 @@ def _unnamed(steps: list[dis.Instruction], place: int) -> frozenset[str]:
 
 def _is_only_asked(steps: list[dis.Instruction], of_type: bool) -> bool:
     """Whether a class is only asked for what it holds, or whether it is another one. `of_type`: `type`, which
-    is on the stack before these instructions, gives it; else the class itself is."""
-    above = 0  # it on the stack
+    is on the stack before these instructions, gives it; else the class itself is. What `type` gives may be
+    called where Python 3.10 makes calls."""
+    above = 0  # how many are above it on the stack
     for step in steps:
         kind = step.opname
         if kind in ("IS_OP", "COMPARE_OP") or (kind in _ATTRIBUTES and not above):
