@@ -320,6 +320,30 @@ def test_names_of_arguments_are_none_of_attributes():
 WEIGHT = torch.ones(1, 1, 1)
 
 
+class OfSomeKind:
+    def __init__(self):
+        self.__dict__["kind"] = 1  # no walk sees what code like this makes
+
+    def same(self, other):
+        return other.__class__ is self.__class__
+
+    def alike(self, other):
+        return type(other) is type(self)
+
+    def anew(self, other):
+        return type(self)(), other is self
+
+
+def test_classes_that_are_only_compared_are_not_called():
+    """What makes an object is read where code may call the class of one, not where it holds two together."""
+    some = OfSomeKind()
+    made = dataclasses.make_dataclass("Made", ["size"])(1)
+    assert reach(lambda x, h: (x, h * (made == made) * some.same(some))).open is None
+    if sys.version_info >= (3, 11):
+        assert reach(lambda x, h: (x, h * some.alike(some))).open is None
+    assert reach(lambda x, h: (x, h, some.anew(some))).open is not None
+
+
 def test_what_nobody_names_of_an_installed_module_is_left_alone():
     """A step tried on sample rows is undone; what torch imports as it traces is not the step's doing."""
 

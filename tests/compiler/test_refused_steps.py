@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.autograd import Variable
 
+from stepnet import explain
 from stepnet.api import Recurrent, recurrent
 from stepnet.errors import SlowPathWarning, Unsupported
 
@@ -329,3 +331,53 @@ def test_the_warning_is_of_the_line_that_calls(name):
     with torch.no_grad(), pytest.warns(SlowPathWarning) as warned:
         call(x, h)
     assert [each.filename for each in warned] == [__file__]
+
+
+def test_the_attribute_that_a_step_sets_is_named():
+    """Where, and what to do: without it, the step is compiled."""
+
+    class Neuron(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mem", torch.zeros(0))
+
+        def charge(self, x):
+            self.mem = torch.tanh(self.mem + x)
+
+        def forward(self, x, mem):
+            self.mem = mem
+            self.charge(x)
+            return self.mem, self.mem
+
+    step, x, h = Neuron(), torch.randn(4, 2, D), torch.zeros(2, D)
+    for _ in range(2):  # the second call is told without a trial
+        told = explain(step, x, h).refusals[0]
+        assert "it sets .mem" in told.reason
+        assert "local names" in told.remedy
+        assert told.code in ("self.mem = torch.tanh(self.mem + x)", "self.mem = mem")
+    assert step.mem.numel() == 0
+    assert explain(lambda x, mem: 2 * (torch.tanh(mem + x),), x, h).executor != "naive"
+
+
+def test_aliases_that_torch_tells_no_mode_of():
+    """`Variable(x)` is made where what it is an alias of is made; a captured one is not found again."""
+
+    def step(x, h):
+        one, kept = Variable(x.data.new(x.shape[0], 1).fill_(1)), Variable(torch.zeros(x.shape[0], D))
+        kept += x
+        h = torch.tanh(torch.cat([one, kept[:, 1:]], 1) * Variable(h) + h)
+        return h, h
+
+    def captured(x, h):
+        return x * Variable(SCALES), torch.tanh(h)
+
+    x, h = torch.randn(4, 2, D, requires_grad=True), torch.randn(2, D, requires_grad=True)
+    assert explain(step, x, h).executor != "naive"
+    (y, last), (same, too) = recurrent(step, x, h), recurrent(step, x, h, backend="naive")
+    torch.testing.assert_close((y, last), (same, too))
+    got, wanted = (torch.autograd.grad(out.sum(), (x, h)) for out in (y, same))
+    torch.testing.assert_close(got, wanted)
+    assert "could not be found again" in explain(captured, x, h).refusals[0].reason
+
+
+SCALES = torch.ones(D)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import builtins
 import dis
 import types
+from collections.abc import Container
 from typing import Any
 
 from .trust import is_trusted_code, words
@@ -110,12 +111,29 @@ def _unnamed(steps: list[dis.Instruction], place: int) -> frozenset[str]:
     if kind == "BINARY_MODULO" or (kind == "BINARY_OP" and steps[place].argrepr in ("%", "%=")):
         number = steps[place - 1].opname == "LOAD_CONST" and isinstance(steps[place - 1].argval, (int, float))
         return frozenset() if number else TEXTS
-    if kind in _GLOBALS and value == "type":
-        return MAKES
-    if kind in _ATTRIBUTES and value == "__class__":
-        asked = place + 1 < len(steps) and steps[place + 1].opname in _ATTRIBUTES  # for what it holds
-        return frozenset() if asked else MAKES
+    of_type = kind in _GLOBALS and value == "type"
+    if of_type or (kind in _ATTRIBUTES and value == "__class__"):
+        return frozenset() if _is_only_asked(steps[place + 1 :], of_type) else MAKES
     return PATTERNS if kind == "MATCH_CLASS" else frozenset()
+
+
+def _is_only_asked(steps: list[dis.Instruction], of_type: bool) -> bool:
+    """Whether a class is only asked for what it holds, or whether it is another one. `of_type`: `type`, which
+    is on the stack before these instructions, gives it; else the class itself is. What `type` gives may be
+    called where Python 3.10 makes calls."""
+    above = 0  # how many are above it on the stack
+    for step in steps:
+        kind = step.opname
+        if kind in ("IS_OP", "COMPARE_OP") or (kind in _ATTRIBUTES and not above):
+            return not of_type and above <= 1
+        if not kind.startswith("LOAD_") and kind not in ("PRECALL", "CALL"):
+            return False
+        above += dis.stack_effect(step.opcode, step.arg)
+        if above < 0:  # a call took it
+            if not of_type or (kind, step.arg, above) != ("CALL", 1, -1):
+                return False
+            of_type, above = False, 0
+    return False
 
 
 _FORMATS = frozenset({"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "CONVERT_VALUE"})
@@ -145,6 +163,17 @@ def facts(code: types.CodeType) -> Facts:
         _ALIVE.append(code)  # its id stays taken
         _BY_ID[id(code)] = known
     return known
+
+
+def line_that_sets(code: types.CodeType, names: Container[str]) -> tuple[str, int] | None:
+    """The first attribute of these names that code sets, and the number of the line where it does."""
+    lines, number = dict(dis.findlinestarts(code)), 0
+    for step in dis.get_instructions(code):
+        number = lines.get(step.offset) or number
+        if step.opname == "STORE_ATTR" and step.argval in names:
+            return step.argval, number
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return next(filter(None, (line_that_sets(c, names) for c in inner)), None)
 
 
 def names_in(code: types.CodeType) -> tuple[str, ...]:

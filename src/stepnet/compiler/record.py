@@ -115,6 +115,7 @@ class _Reader(TorchFunctionMode):
         self.numbers: dict[int, int] = {}
         self.read: set[int] = set()
         self.memory: set[int] = set()  # of what is read; a view or an alias of it counts as made
+        self.made: set[int] = set()  # of whatever is in `numbers`
         self.alive: list[Tensor] = []  # ids in `numbers` stay taken
         self.of_rows, self.of_captured = Followers(given), Followers()
         self.claims = Claims()
@@ -131,18 +132,23 @@ class _Reader(TorchFunctionMode):
                 self.alive.append(tensor)
                 if is_wrapped(tensor):
                     self.add(unwrapped(tensor))
+                else:
+                    self.made.add(unseen_memory_of(tensor))
 
     def meet(self, tensor: Tensor) -> None:
         if is_wrapped(tensor):  # by a transform inside the step
             tensor = unwrapped(tensor)
         if id(tensor) not in self.numbers:
-            kind = type(tensor)
+            kind, memory = type(tensor), unseen_memory_of(tensor)
+            if memory in self.made and memory not in self.memory:
+                self.add(tensor)  # by an alias that torch tells no mode of, as Variable(x)
+                return
             if getattr(kind, _DISPATCH, None) is not getattr(Tensor, _DISPATCH, None):  # torch compiles
                 raise Unsupported(f"it meets a {kind.__name__}, which is dispatched by rules of its own")
             self.add(tensor)
             self.read.add(id(tensor))
             self.of_captured.add([tensor])
-            self.memory.add(unseen_memory_of(tensor))
+            self.memory.add(memory)
             self.tensors.append(tensor)
 
     def met(self, args: Any, kwargs: Any) -> tuple[Any, Any]:

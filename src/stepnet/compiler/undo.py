@@ -36,8 +36,10 @@ _in_a_row = Bounded[Any, int](10_000)  # attempts that changed something, by the
 _SURELY = 3
 
 
-def undone(holders: Iterable[Any], root: Any, attempt: Callable[[Snapshot], _T]) -> tuple[_T, bool]:
-    """What an attempt gives, and whether it changes what containers hold, which is undone then.
+def undone(
+    holders: Iterable[Any], root: Any, attempt: Callable[[Snapshot], _T]
+) -> tuple[_T, frozenset[str] | None]:
+    """What an attempt gives, and if it changes what containers hold, which is undone then, by which names.
 
     Where there are other threads, it changed something if it does so twice, and nothing changes without it.
 
@@ -62,7 +64,9 @@ def _no_garbage_collected() -> Iterator[None]:
             gc.enable()
 
 
-def _undone(holders: list[Any], root: Any, attempt: Callable[[Snapshot], _T]) -> tuple[_T, bool]:
+def _undone(
+    holders: list[Any], root: Any, attempt: Callable[[Snapshot], _T]
+) -> tuple[_T, frozenset[str] | None]:
     taken = list[Snapshot]()
 
     def tried() -> _T:
@@ -77,17 +81,18 @@ def _undone(holders: list[Any], root: Any, attempt: Callable[[Snapshot], _T]) ->
     result = tried()
     if not taken[0].changed():
         _in_a_row.pop(root, None)
-        return result, False
+        return result, None
     if not is_only_thread() and _in_a_row.get(root, 0) < _SURELY:
         if _others_change(holders, time.perf_counter() - began):
             _in_a_row.pop(root, None)
-            return attempt(Snapshot(())), False
+            return attempt(Snapshot(())), None
         result = tried()
         if not taken[1].changed():
-            return result, False
+            return result, None
+    names = taken[0].names_changed()
     _restore(taken)
     _in_a_row[root] = _in_a_row.get(root, 0) + 1
-    return result, True
+    return result, names
 
 
 def is_only_thread() -> bool:
@@ -125,6 +130,15 @@ class Snapshot:
         """True if any of them holds something else by now; compares which objects, never what they equal."""
         return any(not _same(way.read(holder), held) for holder, way, held in self._kept)
 
+    def names_changed(self) -> frozenset[str]:
+        """The names by which dicts, those of attributes among them, hold something else by now."""
+        found = set[str]()
+        for holder, way, held in self._kept:
+            if type(holder) is dict:
+                before, now = (_named(items) for items in (held, way.read(holder)))
+                found |= {name for name in now if before.get(name, MISSING) is not now[name]}
+        return frozenset(found)
+
     def restore(self) -> bool:
         """Put back what was there. True if something had changed."""
         found = False
@@ -159,6 +173,12 @@ def _read_dict(value: Any) -> list[Any]:
         return [*now, *now.values()]
     pairs = list(dict.items(value))
     return [name for name, _ in pairs] + [item for _, item in pairs]
+
+
+def _named(held: list[Any]) -> dict[str, Any]:
+    half = len(held) // 2
+    pairs = zip(held[:half], held[half:], strict=True)
+    return {name: item for name, item in pairs if type(name) is str}  # others compare by code of the user's
 
 
 def _write_dict(value: Any, held: list[Any]) -> None:

@@ -57,6 +57,7 @@ class Entry:
     notes: list[str] = field(default_factory=list)
     wrong: bool = False  # an executor did not pass the self-check
     changes: bool = False  # the step changed what it reads
+    changed: frozenset[str] = frozenset()  # by these names
     twice: bool | None = None  # of a derivative's plan: whether second derivatives by it are right
     forward_mode: bool | None = None  # and whether derivatives in forward mode are
     unsure: bool = False  # other threads ran while it was made, or C could not be built
@@ -106,7 +107,8 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
         return found
 
     (entry, to_keep), changed = undone(holders, reads.root, attempt)
-    entry.changes |= changed
+    if changed is not None:
+        entry.changes, entry.changed = True, changed
     if entry.changes:
         return entry
     failed = entry.ready is None or entry.wrong

@@ -47,7 +47,6 @@ from .choice import Slower, about_as_many
 from .directions import Find, RunsAlong
 from .make import Entry, for_as_many, make, refused_as, stands
 from .reads import (
-    CHANGES,
     FailsOnSamples,
     Reads,
     ReadsChanged,
@@ -336,8 +335,8 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
         known = _entries.get(key)
         if known is not None and stands(known):
             return for_as_many(known, loop, reads, sequences)
-        if reads.open is None and is_changing(reads.reach):
-            return _refused(reads, CHANGES)
+        if reads.open is None and (changes := is_changing(reads.reach)) is not None:
+            return _refused(reads, changes)
         family = (reads.code, signature)
         if _is_unsteady(family, key, code_of(loop).function):
             return _refused(reads, _UNSTEADY)
@@ -346,8 +345,7 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
             _misses.get(family, {}).pop(hash(key), None)  # the entry would not be met again
             if not entry.changes:
                 return entry
-            note_changing(reads.reach)
-            return _refused(reads, CHANGES)
+            return _refused(reads, note_changing(reads.reach, entry.changed))
         entry.times = 1 if known is None else known.times + 1
         entry.pause = 2**entry.times
         entry.family = family

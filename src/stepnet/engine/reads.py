@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler.capture import without_hooks, without_modes
-from stepnet.compiler.code_facts import Facts
+from stepnet.compiler.code_facts import Facts, line_that_sets
 from stepnet.compiler.draws import kept
 from stepnet.compiler.inner_loops import MOST, inner_loops, too_long
 from stepnet.compiler.iteration import iteration, reached
@@ -31,15 +31,10 @@ from stepnet.data.bounded import Bounded
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
-from stepnet.user_line import line_in
+from stepnet.user_line import Line, line_in
 
 from .rows import Sequences, samples
 from .varying import Inputs, Steps, inputs_of, varying
-
-CHANGES = Unsupported(
-    "the step changes Python objects as it runs (a list, a counter): a compiled loop would not",
-    remedy="return what is collected as part of y, or backend='naive'",
-)
 
 
 class ReadsChanged(Unsupported):
@@ -52,31 +47,56 @@ class ReadsChanged(Unsupported):
         )
 
 
-# Steps that changed objects as they were tried, and how often they were met since; those tried once more.
-_changing: dict[int, int] = {}
+# Steps that changed objects as they were tried: how often they were met since, and why they have no plan.
+# Those that are tried once more.
+_changing: dict[int, tuple[int, Unsupported]] = {}
 _once_more: dict[int, int] = {}
 _RARELY = 256
 
 
-def note_changing(found: Reach) -> None:
-    """From now on take steps that read the same, but for what a step counts and collects, to change it."""
+def note_changing(found: Reach, names: frozenset[str]) -> Unsupported:
+    """From now on take steps that read the same, but for what a step counts and collects, to change it.
+
+    Args:
+        found: what such a step reads.
+        names: by which it changed what its objects hold.
+    """
     if len(_changing) + len(_once_more) > 10_000:
         _changing.clear()
         _once_more.clear()
-    like = _but_for_counts(found)
-    _changing[like] = _once_more.pop(like, 0)
+    like, refusal = _but_for_counts(found), _changes(found, names)
+    _changing[like] = _once_more.pop(like, 0), refusal
+    return refusal
 
 
-def is_changing(found: Reach) -> bool:
-    """Whether a step is known to change objects. It is tried again from time to time, ever more rarely."""
+def is_changing(found: Reach) -> Unsupported | None:
+    """Why a step that is known to change objects has no plan. It is tried again from time to time, ever more
+    rarely."""
     like = _but_for_counts(found) if _changing else None
     if like not in _changing:
-        return False
-    met = _changing[like] = _changing[like] + 1
+        return None
+    met, refusal = _changing[like]
+    met += 1
+    _changing[like] = met, refusal
     if met & (met - 1) and met % _RARELY:
-        return True
-    _once_more[like] = _changing.pop(like)
-    return False
+        return refusal
+    _once_more[like] = _changing.pop(like)[0]
+    return None
+
+
+def _changes(found: Reach, names: frozenset[str]) -> Unsupported:
+    """Why there is no plan: the first attribute that its code sets, where it was one."""
+    what, line, more = "a list, a counter", None, ""
+    for code in (item.code for item in found.key if type(item) is Facts and not names.isdisjoint(item.sets)):
+        if (at := line_that_sets(code, names)) is not None:
+            what, line = f"it sets .{at[0]}", Line(code.co_filename, at[1]).short
+            more = "assign to local names, not to attributes: what the next step needs is state; "
+            break
+    return Unsupported(
+        f"the step changes Python objects as it runs ({what}): a compiled loop would not",
+        remedy=f"{more}return what is collected as part of y, or backend='naive'",
+        line=line,
+    )
 
 
 def _but_for_counts(found: Reach) -> int:
@@ -218,8 +238,8 @@ def read(
             like = varying(known.key) if lifts else None
             return known if like is None else _lifted(loop, known, like, x, states, shared)
         found.open = "more objects, or larger arrays, than a key can hold"
-    if is_changing(found):
-        return Reads(found, (), tensors, refusal=CHANGES)
+    if (changes := is_changing(found)) is not None:
+        return Reads(found, (), tensors, refusal=changes)
     made = _recorded(loop, found, x, states, shared)
     if isinstance(made, Unsupported):
         return Reads(found, (), tensors, found.open, made)
@@ -315,7 +335,6 @@ def _record(
         return made
 
     made, changes = undone(whole.holders, found.key[0], attempt)
-    if changes and not isinstance(made, Unsupported):
-        note_changing(found)
-        return CHANGES
+    if changes is not None and not isinstance(made, Unsupported):
+        return note_changing(found, changes)
     return made
