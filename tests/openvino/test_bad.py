@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import stepnet
 from ir_files import Net, edge, sliced
 from stepnet.errors import IRError
 from stepnet.openvino import load
@@ -153,6 +154,21 @@ def test_a_state_keeps_its_element_type(tmp_path):
     path.write_text(text.replace(to_result, by_convert, 1))
     with pytest.raises(IRError, match=LOOP + ": back edge from 'hn' to 'hi'.*\n.*int64\n.*float32"):
         load(path)
+
+
+@pytest.mark.parametrize("backend", ["auto", "naive"])
+def test_what_only_an_iteration_gives(backend, tmp_path):
+    net = Net()
+    x = net.parameter("x", "?,3")
+    body = net.body()
+    last = body.result(body.add("Abs", [body.parameter("xi", "1,3")]), "yo")
+    net.result(net.loop(body, [x], sliced("input", 0, 0, axis=0) + sliced("output", 1, last)))
+    stepnet.set_backend(backend)
+    model = load(net.write(tmp_path))
+    assert model(torch.ones(2, 3))[0].tolist() == [[1, 1, 1]]
+    says = LOOP.replace("2", "1") + r": output port 1 has no value: .*\n.*back edge from the Result 'yo'\n"
+    with pytest.raises(IRError, match=says):
+        model(torch.ones(0, 3))
 
 
 def test_what_decides_is_one_value(tmp_path):
