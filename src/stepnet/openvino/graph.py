@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError, StepnetError
 from stepnet.export.open_sizes import Repeated, Sizes, plain
-from stepnet.file_model import ERRORS, UNSIGNED, Prepared, Recorder, plainly_fed, widened
+from stepnet.file_model import ERRORS, UNSIGNED, Prepared, Recorder, error, given, plainly_fed, widened
 from stepnet.ir.last_uses import last_uses
 
 from .attributes import Attributes
@@ -74,13 +73,13 @@ class Node:
                     arguments = [plain(value) for value in arguments]
             result = self.computed(arguments)
         except Misfit as misfit:
-            raise self.error(misfit) from misfit
+            raise self.error(misfit, arguments) from misfit
         except IRError:
             raise
-        except StepnetError as error:
-            raise IRError(f"{self.layer.where}: {error.args[0]}") from error
-        except ERRORS as error:
-            raise self.error(error, arguments) from error
+        except StepnetError as problem:
+            raise IRError(f"{self.layer.where}: {problem.args[0]}") from problem
+        except ERRORS as problem:
+            raise self.error(problem, arguments) from problem
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
     def computed(self, arguments: Sequence[Any]) -> Any:
@@ -99,21 +98,10 @@ class Node:
         name = self.layer.attributes.get("destination_type")
         return None if name is None else by_name(name, self.layer.where, "destination_type").dtype
 
-    def error(self, error: BaseException, arguments: Sequence[Any] = ()) -> IRError:
+    def error(self, problem: BaseException, arguments: Sequence[Any]) -> IRError:
         """An IRError that names this layer."""
-        if isinstance(error, Misfit):
-            return IRError(f"{self.layer.where}: {error.what}", got=error.got, expected=error.expected)
-        text = str(error).strip().splitlines()
-        given = ", ".join(_brief(a) for a in arguments)
-        return IRError(
-            f"{self.layer.where}: {text[0][:300] if text else type(error).__name__}", got=given or None
-        )
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return typed_shape(value)
-    return str(value)[:80]
+        fitting = f"inputs and attributes that fit {self.layer.type}, as OpenVINO defines it"
+        return error(self.layer.where, problem, given(arguments), fitting)
 
 
 @dataclass(frozen=True)

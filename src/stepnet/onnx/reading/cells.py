@@ -56,7 +56,7 @@ class Cell:
         direction = node.get("direction", "forward")
         kinds = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
         if direction not in kinds:
-            raise Misfit("no such direction", direction, ", ".join(kinds))
+            raise Misfit("no such direction", repr(direction), ", ".join(kinds))
         self.reversed = kinds[direction]
         self.layout = node.get("layout", 0)
         if self.layout not in (0, 1):
@@ -85,7 +85,7 @@ class Cell:
         for name in names:
             known = _CANONICAL.get(str(name).lower())
             if known is None:
-                raise Misfit("no such activation", name, ", ".join(sorted(_NAMES)))
+                raise Misfit("no such activation", repr(name), ", ".join(sorted(_NAMES)))
             numbers = {}
             if known in _ALPHA:
                 numbers["alpha"] = next(alphas, None)
