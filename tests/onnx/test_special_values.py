@@ -76,11 +76,14 @@ def test_selu_of_large_numbers_has_gradients(tmp_path):
 def test_casts_to_eight_bits(saturate, tmp_path):
     """Of what lies beyond the largest number, too; 464 is halfway to where the next would be."""
     x = torch.tensor([INF, -INF, NAN, -0.0, 3e-3, 240.0, 250.0, 464.0, -465.0, 500.0, 57344.0, 65536.0, -1e9])
-    kinds = range(17, 21)
-    made = " ".join(
-        f"z{k} = Cast<to = {k}, saturate = {saturate}>(x) y{k} = Cast<to = 1>(z{k})" for k in kinds
+    made, rule = (
+        "o = Constant<value = float {0}>() s = Constant<value = float {1}>()",
+        f"saturate = {saturate}",
     )
-    outputs = ", ".join(f"float[N] y{k}" for k in kinds)
+    for k in range(17, 21):
+        made += f" z{k} = Cast<to = {k}, {rule}>(x) y{k} = Cast<to = 1>(z{k}) p{k} = Cast<to = {k}>(o)"
+        made += f" q{k} = QuantizeLinear<{rule}>(x, s, p{k}) w{k} = Cast<to = 1>(q{k})"
+    outputs = ", ".join(f"float[N] y{k}, float[N] w{k}" for k in range(17, 21))
     found = read(f"g (float[N] x) => ({outputs}) {{ {made} }}", tmp_path, opset=20)(x)
     expected = runtime.InferenceSession(str(tmp_path / "m.onnx")).run(None, {"x": x.numpy()})
     for a, b in zip(found, expected, strict=True):

@@ -123,10 +123,11 @@ def _clip(node: Info) -> Run:
 
 @op("Cast")
 def _cast(node: Info) -> Run:
-    return functools.partial(_to, bool(node.get("saturate", 1)), dtype=dtype_of(node.get("to", 0)))
+    return functools.partial(cast, bool(node.get("saturate", 1)), dtype=dtype_of(node.get("to", 0)))
 
 
-def _to(saturate: bool, x: Tensor, dtype: torch.dtype) -> Tensor:
+def cast(saturate: bool, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x of another type; what is beyond the numbers of one of eight bits, by ONNX's rule."""
     if x.dtype == dtype:
         return x
     if dtype.itemsize == 1 and dtype.is_floating_point:  # of which torch saturates some, by its version
@@ -150,7 +151,7 @@ def _of_other_size(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @op("CastLike", inputs=(2, 2))
 def _cast_like(node: Info) -> Run:
-    to = functools.partial(_to, bool(node.get("saturate", 1)))
+    to = functools.partial(cast, bool(node.get("saturate", 1)))
     return lambda x, like: to(x, like.dtype)
 
 
