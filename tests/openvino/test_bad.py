@@ -123,6 +123,8 @@ CHANGED = {
         "Parameter layer 0 'x': its element_type and the precision of its port differ.*\n.*f32, I64"),
     "an element type of nothing": ('element_type="f32"', 'element_type=""',
         "(?s)element_type  is unknown.*nothing"),
+    "names that end the line": ('id="3" name="hn"', 'id="2" name="h&#10;n"',
+        BODY + r"layer id 2 is used twice\n  got:      'total' and 'h\\nn'\n"),
     "a name that ends the line": ('element_type="f32"', 'element_type="a&#10;b"',
         r"element_type a\\nb is unknown"),
 }  # fmt: skip

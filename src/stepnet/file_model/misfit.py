@@ -30,7 +30,7 @@ class Misfit(Exception):
         self.dims = dims
 
 
-def error(where: str, problem: BaseException, got: str, expected: str) -> IRError:
+def error(where: str, problem: BaseException, got: object, expected: object) -> IRError:
     """An IRError that says where; and what was given and wanted, where the problem does not say it."""
     if isinstance(problem, Misfit):
         what = problem.what
@@ -44,8 +44,13 @@ def error(where: str, problem: BaseException, got: str, expected: str) -> IRErro
 
 def given(values: Sequence[Any]) -> str:
     """What a node was given, as errors show it."""
-    shown = (typed_shape(v) if isinstance(v, Tensor) else str(v)[:80] for v in values)
-    return ", ".join(shown) or "no inputs"
+    return ", ".join(map(_shown, values)) or "no inputs"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(part, Tensor) for part in value):
+        return f"a sequence of {len(value)}: [{', '.join(map(typed_shape, value[:4]))}]"
+    return typed_shape(value) if isinstance(value, Tensor) else str(value)[:80]
 
 
 def same_types(tensors: Sequence[Tensor]) -> None:

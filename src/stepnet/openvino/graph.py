@@ -201,6 +201,7 @@ class Graph(nn.Module):
                 if value.numel() > _LONGEST:
                     raise IRError(
                         f"{layer.where}: input {i} has {value.numel()} numbers",
+                        got=value.numel(),
                         expected=f"at most {_LONGEST}",
                     )
                 fixed[i] = value.tolist()

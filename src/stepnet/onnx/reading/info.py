@@ -106,7 +106,7 @@ class Info:
             got = found(inputs)
             if isinstance(got, list):
                 if len(got) != 1 or isinstance(got[0], list):
-                    raise Misfit(f"{what} must be one number", got[:8])
+                    raise Misfit(f"{what} must be one number", got[:8], "one")
                 (got,) = got
             return got
 
@@ -137,7 +137,7 @@ def numbers_of(value: Any) -> Any:
     if not isinstance(value, Tensor):
         if hasattr(value, "tolist"):
             return value.tolist()
-        raise Misfit("a tensor of numbers is needed", type(value).__name__)
+        raise Misfit("a tensor of numbers is needed", given([value]), "a tensor")
     if value.numel() > 2**16:
         raise Misfit("too many numbers for sizes or positions", value.numel(), f"at most {2**16}")
     return value.tolist()
