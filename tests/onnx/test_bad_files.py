@@ -182,6 +182,7 @@ def test_refused_when_read(name, tmp_path):
         stepnet.onnx.load(write(tmp_path / "m.onnx", **made))
 
 
+PAIRS = helper.make_graph([node("Add", "ab", "c")], "b", [value("a", 3), value("b", 3)], [value("c", 3)])
 RUN = {
     "a shape": (given([node("Reshape", "xs")], constants=[ints("s", 7, 7)]), r"\(Reshape\)"),
     "a large tensor": (given([node("Expand", "xs")], constants=[ints("s", 10**9, 10**6, 1, 1)]), "too large"),
@@ -195,6 +196,24 @@ RUN = {
     ),
     "many copies": (given([node("Tile", "xs")], constants=[ints("s", 10**9, 10**9)]), "too large"),
     "a place": (given([node("Gather", "xs")], constants=[ints("s", 9)]), r"\(Gather\)"),
+    "steps of a sequence": (
+        given(
+            [node("Unsqueeze", ["x", "a"], "z"), node("RNN", ["z", "w", "w", "", "l"], hidden_size=3)],
+            constants=[
+                ints("a", 0),
+                numpy_helper.from_array(np.ones((1, 3, 3), np.float32), "w"),
+                numpy_helper.from_array(np.array([1, 2], np.int32), "l"),
+            ],
+        ),
+        r"\(RNN\): sequence_lens does not fit X\n.*\[1, 2\]\n.*0 to 1, the steps of X",
+    ),
+    "steps of another number": (
+        given(
+            [node("Scan", "xs", num_scan_inputs=2, body=PAIRS)],
+            constants=[numpy_helper.from_array(np.ones((3, 3), np.float32), "s")],
+        ),
+        r"\(Scan\): what is scanned has different numbers of steps\n.*\[2, 3\]\n",
+    ),
     "an axis": (given([node("Squeeze", "xs")], constants=[ints("s", 0)]), "must have one element"),
 }
 
@@ -203,7 +222,7 @@ RUN = {
 def test_refused_when_run(name, tmp_path):
     made, text = RUN[name]
     model = stepnet.onnx.load(write(tmp_path / "m.onnx", inputs=[X], **made))
-    with pytest.raises(IRError, match=rf"m\.onnx: node 0 'n'.*{text}"):
+    with pytest.raises(IRError, match=rf"m\.onnx: node \d 'n'.*{text}"):
         model(torch.ones(2, 3))
 
 

@@ -32,7 +32,8 @@ def _place(node: Info, index: int) -> Callable[..., int]:
     def place(inputs: Sequence[Any], size: int, default: int = -1, new: int = 0) -> int:
         at = default if (said := number(inputs)) is None else said
         if not -size <= at < size + new:
-            raise Misfit("no such place in the sequence", at, f"{-size} to {size + new - 1}")
+            places = f"{-size} to {size + new - 1}" if size + new else "a sequence that is not empty"
+            raise Misfit("no such place in the sequence", at, places)
         return at
 
     return place
