@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,8 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.errors import IRError
+
+from .model import shorten
 
 
 class Misfit(Exception):
@@ -45,6 +47,11 @@ def error(where: str, problem: BaseException, got: object, expected: object) -> 
 def given(values: Sequence[Any]) -> str:
     """What a node was given, as errors show it."""
     return ", ".join(map(_shown, values)) or "no inputs"
+
+
+def attributes_text(attributes: Collection[str]) -> str:
+    """What a node says of itself, as errors show it."""
+    return f"attributes {', '.join(map(shorten, attributes))}" if attributes else "no attributes"
 
 
 def _shown(value: Any) -> str:

@@ -13,7 +13,17 @@ from torch import Tensor, nn
 
 from stepnet.errors import IRError, StepnetError
 from stepnet.export.open_sizes import Repeated, Sizes, plain
-from stepnet.file_model import ERRORS, UNSIGNED, Prepared, Recorder, error, given, plainly_fed, widened
+from stepnet.file_model import (
+    ERRORS,
+    UNSIGNED,
+    Prepared,
+    Recorder,
+    attributes_text,
+    error,
+    given,
+    plainly_fed,
+    widened,
+)
 from stepnet.ir.last_uses import last_uses
 
 from .attributes import Attributes
@@ -72,13 +82,11 @@ class Node:
                 if not isinstance(self.run, SequenceRunner):
                     arguments = [plain(value) for value in arguments]
             result = self.computed(arguments)
-        except Misfit as misfit:
-            raise self.error(misfit, arguments) from misfit
         except IRError:
             raise
         except StepnetError as problem:
             raise IRError(f"{self.layer.where}: {problem.args[0]}") from problem
-        except ERRORS as problem:
+        except (Misfit, *ERRORS) as problem:
             raise self.error(problem, arguments) from problem
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
@@ -100,8 +108,10 @@ class Node:
 
     def error(self, problem: BaseException, arguments: Sequence[Any]) -> IRError:
         """An IRError that names this layer."""
-        fitting = f"inputs and attributes that fit {self.layer.type}, as OpenVINO defines it"
-        return error(self.layer.where, problem, given(arguments), fitting)
+        return error(self.layer.where, problem, given(arguments), _FITTING.format(self.layer.type))
+
+
+_FITTING = "inputs and attributes that fit {}, as OpenVINO defines it"
 
 
 @dataclass(frozen=True)
@@ -208,9 +218,8 @@ class Graph(nn.Module):
         try:
             run = row.make(layer, Attributes(layer.attributes, layer.where))
         except Misfit as misfit:
-            raise IRError(
-                f"{layer.where}: {misfit.what}", got=misfit.got, expected=misfit.expected
-            ) from misfit
+            said = attributes_text(layer.attributes)
+            raise error(layer.where, misfit, said, _FITTING.format(layer.type)) from misfit
         known = {}
         reads = isinstance(run, SequenceRunner) or layer.type.lower() in ON_SIZES
         for i, (source, _) in enumerate(layer.sources if reads else ()):

@@ -53,13 +53,11 @@ class Step:
                     return (found,)
                 arguments = [v if k in self.info.read else plain(v) for k, v in enumerate(arguments)]
             result = self.run(*arguments)
-        except Misfit as misfit:
-            raise error(self.where, misfit, given(arguments), FITTING) from misfit
         except IRError:
             raise
         except StepnetError as problem:
             raise IRError(f"{self.where}: {problem.args[0]}") from problem
-        except ERRORS as problem:
+        except (Misfit, *ERRORS) as problem:
             raise error(self.where, problem, given(arguments), FITTING) from problem
         result = result if isinstance(result, tuple) else (result,)  # a list is one sequence
         if len(result) < len(self.outputs):

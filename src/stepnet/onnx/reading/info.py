@@ -13,7 +13,7 @@ from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
-from stepnet.file_model import ERRORS, Misfit, error, shorten
+from stepnet.file_model import ERRORS, Misfit, attributes_text, error
 from stepnet.file_model import check_size as check_size
 from stepnet.file_model import given as given
 
@@ -225,11 +225,6 @@ def op(*names: str, inputs: tuple[int, int] = (1, 1)) -> Callable[[Make], Make]:
 FITTING = "inputs and attributes that fit this operator, as ONNX defines it"
 FILLED = "numbers that fill its shape"
 NUMBERS = "a type of numbers that torch has, as FLOAT, INT64 or BOOL"
-
-
-def attributes_text(attributes: Collection[str]) -> str:
-    """What a node says of itself, as errors show it."""
-    return f"attributes {', '.join(map(shorten, attributes))}" if attributes else "no attributes"
 
 
 def body_of(node: Info, name: str, inputs: int | None) -> Any:
