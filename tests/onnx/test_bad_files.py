@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 from pathlib import Path
 
@@ -181,6 +182,7 @@ def test_refused_when_read(name, tmp_path):
         stepnet.onnx.load(write(tmp_path / "m.onnx", **made))
 
 
+PAIRS = helper.make_graph([node("Add", "ab", "c")], "b", [value("a", 3), value("b", 3)], [value("c", 3)])
 RUN = {
     "a shape": (given([node("Reshape", "xs")], constants=[ints("s", 7, 7)]), r"\(Reshape\)"),
     "a large tensor": (given([node("Expand", "xs")], constants=[ints("s", 10**9, 10**6, 1, 1)]), "too large"),
@@ -194,6 +196,24 @@ RUN = {
     ),
     "many copies": (given([node("Tile", "xs")], constants=[ints("s", 10**9, 10**9)]), "too large"),
     "a place": (given([node("Gather", "xs")], constants=[ints("s", 9)]), r"\(Gather\)"),
+    "steps of a sequence": (
+        given(
+            [node("Unsqueeze", ["x", "a"], "z"), node("RNN", ["z", "w", "w", "", "l"], hidden_size=3)],
+            constants=[
+                ints("a", 0),
+                numpy_helper.from_array(np.ones((1, 3, 3), np.float32), "w"),
+                numpy_helper.from_array(np.array([1, 2], np.int32), "l"),
+            ],
+        ),
+        r"\(RNN\): sequence_lens does not fit X\n.*\[1, 2\]\n.*0 to 1, the steps of X",
+    ),
+    "steps of another number": (
+        given(
+            [node("Scan", "xs", num_scan_inputs=2, body=PAIRS)],
+            constants=[numpy_helper.from_array(np.ones((3, 3), np.float32), "s")],
+        ),
+        r"\(Scan\): what is scanned has different numbers of steps\n.*\[2, 3\]\n",
+    ),
     "an axis": (given([node("Squeeze", "xs")], constants=[ints("s", 0)]), "must have one element"),
 }
 
@@ -202,7 +222,7 @@ RUN = {
 def test_refused_when_run(name, tmp_path):
     made, text = RUN[name]
     model = stepnet.onnx.load(write(tmp_path / "m.onnx", inputs=[X], **made))
-    with pytest.raises(IRError, match=rf"m\.onnx: node 0 'n'.*{text}"):
+    with pytest.raises(IRError, match=rf"m\.onnx: node \d 'n'.*{text}"):
         model(torch.ones(2, 3))
 
 
@@ -327,6 +347,70 @@ def test_a_state_of_a_scan_keeps_its_shape(sizes, backend, tmp_path):
     with pytest.raises(IRError, match=r"'n' \(Scan\): state 0 changes its shape in step 0\n"):
         model(torch.ones(sizes), torch.ones(2, 2, 3))
     assert model(torch.ones(sizes), torch.ones(0, 2, 3))[0].shape == sizes
+
+
+def changes(message, path):
+    """What a file says: each field left out, there twice, or of another value."""
+    for field in message.DESCRIPTOR.fields:
+        here, held = f"{path}.{field.name}", message.SerializeToString()
+        values = getattr(message, field.name)
+        count = len(values) if field.is_repeated else int(message.HasField(field.name))
+        for i in range(count) if field.name not in ("doc_string", "raw_data") else ():
+            if field.is_repeated:
+                del values[i]
+            else:
+                message.ClearField(field.name)
+            yield f"no {here}"
+            message.ParseFromString(held)
+            values = getattr(message, field.name)
+            if field.is_repeated:
+                values.append(values[i])
+                yield f"two {here}"
+                message.ParseFromString(held)
+                values = getattr(message, field.name)
+            if field.message_type:
+                yield from changes(values[i] if field.is_repeated else values, f"{here}[{i}]")
+                continue
+            for new in (
+                (-1, 99)
+                if isinstance(values[i] if field.is_repeated else values, (int, float))
+                else ("", "x", b"x")
+            ):
+                try:
+                    if field.is_repeated:
+                        values[i] = new
+                    else:
+                        setattr(message, field.name, new)
+                except (TypeError, ValueError):  # of no such field
+                    continue
+                yield f"{here}={new}"
+                message.ParseFromString(held)
+                values = getattr(message, field.name)
+
+
+LAWFUL = """<ir_version: 9, opset_import: ["": 18]>
+g (float[2,3] s, float[T,2,3] x, bool c) => (float[2,3] last, float[T,2,3] y) {
+  last, y = Scan<num_scan_inputs = 1,
+                 body = b (float[2,3] h, float[2,3] row) => (float[2,3] n, float[2,3] o) {
+    n = If(c) <then_branch = t () => (float[2,3] u) { u = Add(h, row) },
+               else_branch = f () => (float[2,3] v) { v = Neg(row) }>  o = Relu(n) }>(s, x) }"""
+
+
+def test_every_refusal_says_what_it_got_and_what_it_expects(tmp_path):
+    model, path, refused, silent = onnx.parser.parse_model(LAWFUL), tmp_path / "m.onnx", 0, []
+    given = torch.ones(2, 3), torch.ones(4, 2, 3), torch.tensor(True)
+    for change in changes(model, "model"):
+        path.write_bytes(model.SerializeToString())
+        try:
+            stepnet.onnx.load(path)(*given)
+        except IRError as error:
+            refused += 1
+            if not re.fullmatch(
+                r"m\.onnx: .+\n  got:      .+\n  expected: .+(\n  remedy:   .+)?", str(error)
+            ):
+                silent.append(f"{change}: {error}")
+    assert refused > 100
+    assert not silent, "\n".join(silent)
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):

@@ -26,7 +26,8 @@ class Called(nn.Module):
 
 WRITTEN = {
     "sign": torch.sign, "rsqrt": torch.rsqrt, "isinf": torch.isinf, "selu": F.selu, "trunc": torch.trunc,
-    "remainder": torch.remainder,
+    "remainder": torch.remainder, "e4m3": lambda x: x.to(torch.float8_e4m3fn).float(),
+    "e5m2": lambda x: x.to(torch.float8_e5m2).float(),
 }  # fmt: skip
 
 
@@ -43,8 +44,9 @@ def test_written(name, tmp_path):
     torch.testing.assert_close(stepnet.onnx.load(tmp_path / "m.onnx")(*x)[0], found, equal_nan=True)
 
 
-def read(text, folder):
-    onnx.save(onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 13]> {text}'), folder / "m.onnx")
+def read(text, folder, opset=13):
+    head = f'<ir_version: 9, opset_import: ["": {opset}]>'
+    onnx.save(onnx.parser.parse_model(f"{head} {text}"), folder / "m.onnx")
     return stepnet.onnx.load(folder / "m.onnx")
 
 
@@ -68,3 +70,21 @@ def test_selu_of_large_numbers_has_gradients(tmp_path):
     (slope,) = torch.autograd.grad(model(x)[0].sum(), x)
     assert slope.isfinite().all()
     torch.testing.assert_close(model(x)[0], F.selu(x))
+
+
+@pytest.mark.parametrize("saturate", [0, 1])
+def test_casts_to_eight_bits(saturate, tmp_path):
+    """Of what lies beyond the largest number, too; 464 is halfway to where the next would be."""
+    x = torch.tensor([INF, -INF, NAN, -0.0, 3e-3, 240.0, 250.0, 464.0, -465.0, 500.0, 57344.0, 65536.0, -1e9])
+    made, rule = (
+        "o = Constant<value = float {0}>() s = Constant<value = float {1}>()",
+        f"saturate = {saturate}",
+    )
+    for k in range(17, 21):
+        made += f" z{k} = Cast<to = {k}, {rule}>(x) y{k} = Cast<to = 1>(z{k}) p{k} = Cast<to = {k}>(o)"
+        made += f" q{k} = QuantizeLinear<{rule}>(x, s, p{k}) w{k} = Cast<to = 1>(q{k})"
+    outputs = ", ".join(f"float[N] y{k}, float[N] w{k}" for k in range(17, 21))
+    found = read(f"g (float[N] x) => ({outputs}) {{ {made} }}", tmp_path, opset=20)(x)
+    expected = runtime.InferenceSession(str(tmp_path / "m.onnx")).run(None, {"x": x.numpy()})
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, torch.from_numpy(b), equal_nan=True, rtol=0, atol=0)

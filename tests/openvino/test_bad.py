@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import stepnet
 from ir_files import Net, edge, sliced
 from stepnet.errors import IRError
 from stepnet.openvino import load
@@ -122,6 +123,8 @@ CHANGED = {
         "Parameter layer 0 'x': its element_type and the precision of its port differ.*\n.*f32, I64"),
     "an element type of nothing": ('element_type="f32"', 'element_type=""',
         "(?s)element_type  is unknown.*nothing"),
+    "names that end the line": ('id="3" name="hn"', 'id="2" name="h&#10;n"',
+        BODY + r"layer id 2 is used twice\n  got:      'total' and 'h\\nn'\n"),
     "a name that ends the line": ('element_type="f32"', 'element_type="a&#10;b"',
         r"element_type a\\nb is unknown"),
 }  # fmt: skip
@@ -153,6 +156,21 @@ def test_a_state_keeps_its_element_type(tmp_path):
     path.write_text(text.replace(to_result, by_convert, 1))
     with pytest.raises(IRError, match=LOOP + ": back edge from 'hn' to 'hi'.*\n.*int64\n.*float32"):
         load(path)
+
+
+@pytest.mark.parametrize("backend", ["auto", "naive"])
+def test_what_only_an_iteration_gives(backend, tmp_path):
+    net = Net()
+    x = net.parameter("x", "?,3")
+    body = net.body()
+    last = body.result(body.add("Abs", [body.parameter("xi", "1,3")]), "yo")
+    net.result(net.loop(body, [x], sliced("input", 0, 0, axis=0) + sliced("output", 1, last)))
+    stepnet.set_backend(backend)
+    model = load(net.write(tmp_path))
+    assert model(torch.ones(2, 3))[0].tolist() == [[1, 1, 1]]
+    says = LOOP.replace("2", "1") + r": output port 1 has no value: .*\n.*back edge from the Result 'yo'\n"
+    with pytest.raises(IRError, match=says):
+        model(torch.ones(0, 3))
 
 
 def test_what_decides_is_one_value(tmp_path):

@@ -177,7 +177,7 @@ class PlainRun:
                 raise LoopError(
                     f"'{port.output}' asks for the last '{port.result}', which no back edge carries",
                     got="no steps" if first.order is None else "sequences that end at different steps",
-                    remedy="add a back edge for it, or take it as Concat and select the last step",
+                    remedy="add a back edge for it, or join its steps along an axis and select the last",
                 )
         return outputs
 

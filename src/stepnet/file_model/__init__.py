@@ -4,7 +4,10 @@ from .distinct import distinct as distinct
 from .fourier import transformed as transformed
 from .misfit import UNSIGNED as UNSIGNED
 from .misfit import Misfit as Misfit
+from .misfit import attributes_text as attributes_text
 from .misfit import check_size as check_size
+from .misfit import error as error
+from .misfit import given as given
 from .misfit import same_types as same_types
 from .misfit import sign as sign
 from .misfit import widened as widened

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stepnet.data.dtypes import dtype_name
+from stepnet.data.dtypes import dtype_name, typed_shape
+from stepnet.errors import IRError
+
+from .model import shorten
 
 
 class Misfit(Exception):
@@ -27,6 +30,34 @@ class Misfit(Exception):
         self.got = got
         self.expected = expected
         self.dims = dims
+
+
+def error(where: str, problem: BaseException, got: object, expected: object) -> IRError:
+    """An IRError that says where; and what was given and wanted, where the problem does not say it."""
+    if isinstance(problem, Misfit):
+        what = problem.what
+        got = got if problem.got is None else problem.got
+        expected = expected if problem.expected is None else problem.expected
+    else:
+        text = str(problem).strip().splitlines()
+        what = text[0][:300] if text else type(problem).__name__
+    return IRError(f"{where}: {what}", got=got, expected=expected)
+
+
+def given(values: Sequence[Any]) -> str:
+    """What a node was given, as errors show it."""
+    return ", ".join(map(_shown, values)) or "no inputs"
+
+
+def attributes_text(attributes: Collection[str]) -> str:
+    """What a node says of itself, as errors show it."""
+    return f"attributes {', '.join(map(shorten, attributes))}" if attributes else "no attributes"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list) and all(isinstance(part, Tensor) for part in value):
+        return f"a sequence of {len(value)}: [{', '.join(map(typed_shape, value[:4]))}]"
+    return typed_shape(value) if isinstance(value, Tensor) else str(value)[:80]
 
 
 def same_types(tensors: Sequence[Tensor]) -> None:
@@ -56,7 +87,7 @@ def check_size(shape: Sequence[Any]) -> list[Any]:
     """
     known = [size for size in shape if isinstance(size, int)]
     if min(known, default=0) < 0:
-        raise Misfit("a size is negative", list(shape), dims=str(shape))
+        raise Misfit("a size is negative", list(shape), "sizes >= 0", dims=str(shape))
     if math.prod(known) > MOST:
         raise Misfit("the result would be too large", list(shape), f"at most {MOST} numbers", dims=str(shape))
     return list(shape)

@@ -233,7 +233,9 @@ class FileModel(nn.Module):
             if name is None:
                 raise IRError(f"{where} has no input '{shorten(key)}'", got=key, expected=names)
             if name in values:
-                raise IRError(f"{where} is given input '{name}' twice")
+                raise IRError(
+                    f"{where} is given input '{name}' twice", got="by place and by name", expected="once"
+                )
             values[name] = value
         values = dict.fromkeys(self._begun) | values
         missing = [name for name in names if name not in values]
@@ -250,7 +252,8 @@ class FileModel(nn.Module):
             try:
                 value = torch.from_numpy(array)
             except TypeError as problem:
-                raise IRError(f"{where} is of a type that torch has none for", got=array.dtype) from problem
+                what = f"{where} is of a type that torch has none for"
+                raise IRError(what, got=array.dtype, expected=socket) from problem
         if socket.dtype is None:
             return list(value) if isinstance(value, (list, tuple)) else value
         if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_nested:

@@ -111,7 +111,10 @@ def _rule(*ops: str) -> Callable[[Rule], Rule]:
 
 @_rule("cast")
 def _cast(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
-    return w.call("Cast", *inputs, to=from_torch_dtype(node.dtypes[0]))
+    (dtype,), beyond = node.dtypes, {}
+    if dtype.itemsize == 1 and dtype.is_floating_point:  # of which torch saturates some, by its version
+        beyond = {"saturate": int(float(torch.tensor(torch.inf).to(dtype)) < torch.inf)}
+    return w.call("Cast", *inputs, to=from_torch_dtype(dtype), **beyond)
 
 
 @_rule("add")

@@ -114,7 +114,7 @@ class Attributes:
             )
         value = int(text)
         if not -_TOP <= value < _TOP:
-            raise IRError(f"{self.where}: {name} does not fit in 64 bits", got=text.strip())
+            raise IRError(f"{self.where}: {name} does not fit in 64 bits", got=text.strip(), expected="less")
         return value
 
     def _float(self, name: str, text: str) -> float:

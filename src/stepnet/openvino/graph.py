@@ -11,10 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError, StepnetError
 from stepnet.export.open_sizes import Repeated, Sizes, plain
-from stepnet.file_model import ERRORS, UNSIGNED, Prepared, Recorder, plainly_fed, widened
+from stepnet.file_model import (
+    ERRORS,
+    UNSIGNED,
+    Prepared,
+    Recorder,
+    attributes_text,
+    error,
+    given,
+    plainly_fed,
+    widened,
+)
 from stepnet.ir.last_uses import last_uses
 
 from .attributes import Attributes
@@ -73,14 +82,12 @@ class Node:
                 if not isinstance(self.run, SequenceRunner):
                     arguments = [plain(value) for value in arguments]
             result = self.computed(arguments)
-        except Misfit as misfit:
-            raise self.error(misfit) from misfit
         except IRError:
             raise
-        except StepnetError as error:
-            raise IRError(f"{self.layer.where}: {error.args[0]}") from error
-        except ERRORS as error:
-            raise self.error(error, arguments) from error
+        except StepnetError as problem:
+            raise IRError(f"{self.layer.where}: {problem.args[0]}") from problem
+        except (Misfit, *ERRORS) as problem:
+            raise self.error(problem, arguments) from problem
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
     def computed(self, arguments: Sequence[Any]) -> Any:
@@ -99,21 +106,12 @@ class Node:
         name = self.layer.attributes.get("destination_type")
         return None if name is None else by_name(name, self.layer.where, "destination_type").dtype
 
-    def error(self, error: BaseException, arguments: Sequence[Any] = ()) -> IRError:
+    def error(self, problem: BaseException, arguments: Sequence[Any]) -> IRError:
         """An IRError that names this layer."""
-        if isinstance(error, Misfit):
-            return IRError(f"{self.layer.where}: {error.what}", got=error.got, expected=error.expected)
-        text = str(error).strip().splitlines()
-        given = ", ".join(_brief(a) for a in arguments)
-        return IRError(
-            f"{self.layer.where}: {text[0][:300] if text else type(error).__name__}", got=given or None
-        )
+        return error(self.layer.where, problem, given(arguments), _FITTING.format(self.layer.type))
 
 
-def _brief(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return typed_shape(value)
-    return str(value)[:80]
+_FITTING = "inputs and attributes that fit {}, as OpenVINO defines it"
 
 
 @dataclass(frozen=True)
@@ -213,15 +211,15 @@ class Graph(nn.Module):
                 if value.numel() > _LONGEST:
                     raise IRError(
                         f"{layer.where}: input {i} has {value.numel()} numbers",
+                        got=value.numel(),
                         expected=f"at most {_LONGEST}",
                     )
                 fixed[i] = value.tolist()
         try:
             run = row.make(layer, Attributes(layer.attributes, layer.where))
         except Misfit as misfit:
-            raise IRError(
-                f"{layer.where}: {misfit.what}", got=misfit.got, expected=misfit.expected
-            ) from misfit
+            said = attributes_text(layer.attributes)
+            raise error(layer.where, misfit, said, _FITTING.format(layer.type)) from misfit
         known = {}
         reads = isinstance(run, SequenceRunner) or layer.type.lower() in ON_SIZES
         for i, (source, _) in enumerate(layer.sources if reads else ()):

@@ -231,7 +231,7 @@ class Walk:
             result = node.computed(arguments)
         except Misfit as misfit:
             raise _Fault(
-                node.error(misfit), str(misfit.dims) if misfit.dims is not None else shapes
+                node.error(misfit, arguments), str(misfit.dims) if misfit.dims is not None else shapes
             ) from misfit
         except NotImplementedError:
             return None

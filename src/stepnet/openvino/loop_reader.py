@@ -80,7 +80,7 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
     if axis is not None:
         here = f"{where} external_port_id={external}"
         if layer.type == "If":
-            raise IRError(f"{here}: a branch of If is not sliced", got=f"axis={axis}")
+            raise IRError(f"{here}: a branch of If is not sliced", got=f"axis={axis}", expected="no axis")
         if stride == 0:
             raise IRError(
                 f"{here}: stride must not be 0",

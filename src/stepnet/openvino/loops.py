@@ -25,7 +25,7 @@ from stepnet.executors.segment import Count, Cut
 from stepnet.executors.setting import check_backend
 from stepnet.export.calls import unanswered
 from stepnet.export.open_sizes import settled
-from stepnet.file_model import LoopReport, beside_graphs, not_in_recordings
+from stepnet.file_model import LoopReport, beside_graphs, not_in_recordings, shorten
 from stepnet.file_model.branching import Branching
 from stepnet.ir.loop import (
     BackEdge,
@@ -261,8 +261,11 @@ class TensorIteratorRunner:
         feeds = dict(zip(self.ports, values, strict=True))
         if INSTEAD.get() is not None:  # what writes the model takes a TensorIterator
             return as_iterator(self.loop, feeds, self.outputs)
-        out = self.rows.run(feeds, self._counted(), self.reports)
+        counted = self._counted()
+        out = self.rows.run(feeds, counted, self.reports)
         if out is None:
+            if 0 in (counted, *(Cut.of(port, feeds[port.source]).steps for port in self.loop.slices)):
+                _check_no_step(self.loop)
             out = naive.run(self.loop, feeds)
         return tuple(out[name] for name in self.outputs)
 
@@ -348,7 +351,7 @@ class LoopRunner:
             out = self._by_rows(feeds, counted)
         if out is None:
             if not go or trips == 0 or longest == 0:
-                self._check_no_step()
+                _check_no_step(self.loop)
             steps = 0
 
             def count(step: int, *_: Any) -> None:
@@ -383,15 +386,6 @@ class LoopRunner:
             return False
         return all(isinstance(size, int) or settled(size == self.trips) for size in sizes)
 
-    def _check_no_step(self) -> None:
-        """Refuse outputs that are the last value of what only a step would give."""
-        carried = self.loop.carried.values()
-        for port in self.loop.outputs:
-            if isinstance(port, Last) and port.result not in carried:
-                raise Misfit(
-                    f"output {port.output} has no value: the loop ran no step", expected="at least one step"
-                )
-
     def _by_rows(self, feeds: Mapping[str, Any], counted: int | str) -> dict[str, Any] | None:
         """The outputs, if the loop is compiled."""
         loop = self.rows.loop
@@ -415,6 +409,17 @@ class LoopRunner:
         if not self._goes_on(first) or (trips < 0 and longest is None):
             return "its body computes the condition to go on"
         return longest if trips < 0 and longest is not None else trips
+
+
+def _check_no_step(loop: Loop) -> None:
+    """Refuse outputs of a loop that runs no step which are the last value of what only a step would give."""
+    for port in loop.outputs:
+        if isinstance(port, Last) and port.result not in loop.carried.values():
+            raise Misfit(
+                f"output {port.output} has no value: the loop runs no iteration",
+                got=f"no back edge from the Result '{shorten(port.result)}'",
+                expected="at least one iteration, or a back edge, whose first value is given",
+            )
 
 
 _BRANCHES = ("then_", "else_")

@@ -66,7 +66,9 @@ def read_body(element: Any, scope: str, name: str, depth: int) -> Net:
         IRError: a rule is broken.
     """
     if depth > DEEPEST:
-        raise IRError(f"{scope}: bodies are nested too deeply", got=f"more than {DEEPEST} levels")
+        raise IRError(
+            f"{scope}: bodies are nested too deeply", got=depth, expected=f"{DEEPEST} levels at most"
+        )
     holder = only(element, "layers", scope)
     elements = [] if holder is None else holder.findall("layer")
     if not elements:
@@ -78,7 +80,7 @@ def read_body(element: Any, scope: str, name: str, depth: int) -> Net:
         if layer.id in layers:
             raise IRError(
                 f"{scope}: layer id {layer.id} is used twice",
-                got=f"'{layers[layer.id].name}' and '{layer.name}'",
+                got=f"'{shorten(layers[layer.id].name)}' and '{shorten(layer.name)}'",
                 expected="an id of its own for each layer",
             )
         layers[layer.id] = layer
@@ -168,7 +170,9 @@ def _layer_info(element: Any) -> tuple[tuple[str, dict[str, str]], ...]:
 def _model_info(element: Any, where: str, depth: int = 0) -> dict[str, Any]:
     """Keys and values; a key that is no XML name stands in the attribute `name`."""
     if depth > DEEPEST:
-        raise IRError(f"{where}: rt_info is nested too deeply", got=f"more than {DEEPEST} levels")
+        raise IRError(
+            f"{where}: rt_info is nested too deeply", got=depth, expected=f"{DEEPEST} levels at most"
+        )
     found: dict[str, Any] = {}
     for child in [] if element is None else element:
         value = child.get("value")
@@ -217,7 +221,7 @@ def _dim(text: str, where: str) -> int:
         )
     numbers = [int(part) for part in text.split("..") if part not in ("?", "-1", "")]
     if any(number >= 2**63 for number in numbers):
-        raise IRError(f"{where}: dim {text} does not fit in 64 bits", got=text)
+        raise IRError(f"{where}: dim {text} does not fit in 64 bits", got=text, expected="less")
     if numbers != sorted(numbers):
         raise IRError(f"{where}: dim {text} ends before it begins", got=text, expected="such as 1..8")
     return numbers[0] if numbers and ".." not in text else -1

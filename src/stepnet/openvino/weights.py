@@ -61,7 +61,7 @@ class Weights:
         if layer.value is not None:
             return layer.value
         if len(layer.outputs) != 1:
-            raise IRError(f"{layer.where}: must have one output", got=f"{len(layer.outputs)} outputs")
+            raise IRError(f"{layer.where}: must have one output", got=len(layer.outputs), expected=1)
         attributes = Attributes(layer.attributes, layer.where)
         offset, size = attributes.size("offset"), attributes.size("size")
         element_type, shape = _declared(layer, attributes)

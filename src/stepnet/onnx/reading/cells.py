@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
+from stepnet.errors import LoDError
 from stepnet.file_model import not_in_recordings, stays
 from stepnet.file_model.prepared import plainly_fed
 from stepnet.watchers import instead
@@ -56,7 +57,7 @@ class Cell:
         direction = node.get("direction", "forward")
         kinds = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
         if direction not in kinds:
-            raise Misfit("no such direction", direction, ", ".join(kinds))
+            raise Misfit("no such direction", repr(direction), ", ".join(kinds))
         self.reversed = kinds[direction]
         self.layout = node.get("layout", 0)
         if self.layout not in (0, 1):
@@ -85,7 +86,7 @@ class Cell:
         for name in names:
             known = _CANONICAL.get(str(name).lower())
             if known is None:
-                raise Misfit("no such activation", name, ", ".join(sorted(_NAMES)))
+                raise Misfit("no such activation", repr(name), ", ".join(sorted(_NAMES)))
             numbers = {}
             if known in _ALPHA:
                 numbers["alpha"] = next(alphas, None)
@@ -146,9 +147,7 @@ class Cell:
             elif instead() is not None:  # what writes the model knows no sequences but those of its inputs
                 y, last = recurrent(masked(step), (x, within(x, lengths)), state, reverse=reverse)
             else:
-                rows, last = recurrent(
-                    step, LoDTensor.from_padded(x, lengths, batch_first=False), state, reverse=reverse
-                )
+                rows, last = recurrent(step, _ragged(x, lengths), state, reverse=reverse)
                 y = rows.to_padded(batch_first=False)[0]
                 y = torch.cat([y, y.new_zeros(x.shape[0] - y.shape[0], *y.shape[1:])])
             ys.append(y)
@@ -188,6 +187,14 @@ class Cell:
         if state is None:
             return x.new_zeros(batch, hidden)
         return (state.transpose(0, 1) if self.layout else state)[d]
+
+
+def _ragged(x: Tensor, lengths: Tensor) -> LoDTensor:
+    try:
+        return LoDTensor.from_padded(x, lengths, batch_first=False)
+    except LoDError as problem:
+        wanted = f"numbers from 0 to {x.shape[0]}, the steps of X"
+        raise Misfit("sequence_lens does not fit X", lengths[:8].tolist(), wanted) from problem
 
 
 def within(x: Tensor, lengths: Tensor) -> Tensor:

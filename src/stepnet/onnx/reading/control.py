@@ -10,6 +10,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError
 from stepnet.file_model import LoopReport, beside_graphs, decided, not_in_recordings
 from stepnet.file_model.own_end import OwnEndLoop
@@ -198,6 +199,13 @@ class ScanRunner:
         )
 
     def _run(self, values: Sequence[Any]) -> Sequence[Any]:
+        for (axis, _), value in zip(self.cut, values[self.states :], strict=False):
+            if not -value.dim() <= axis < value.dim():
+                what = f"attribute 'scan_input_axes': {axis} lies outside of an input"
+                raise Misfit(what, typed_shape(value), f"{-value.dim()} to {value.dim() - 1}")
+        steps = [v.shape[axis] for (axis, _), v in zip(self.cut, values[self.states :], strict=False)]
+        if all(isinstance(count, int) for count in steps) and len(set(steps)) > 1:  # else they are open
+            raise Misfit("what is scanned has different numbers of steps", steps, "the same for each input")
         body = self.scan.body
         feeds = dict(zip(body.parameters, values, strict=True))
         run = partial(self.scan.run, feeds, plainly=is_watched())

@@ -123,8 +123,20 @@ def _clip(node: Info) -> Run:
 
 @op("Cast")
 def _cast(node: Info) -> Run:
-    dtype = dtype_of(node.get("to", 0))
-    return lambda x: x if x.dtype == dtype else x.to(dtype)
+    return functools.partial(cast, bool(node.get("saturate", 1)), dtype=dtype_of(node.get("to", 0)))
+
+
+def cast(saturate: bool, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x of another type; what is beyond the numbers of one of eight bits, by ONNX's rule."""
+    if x.dtype == dtype:
+        return x
+    if dtype.itemsize == 1 and dtype.is_floating_point:  # of which torch saturates some, by its version
+        x, most = x.float(), torch.finfo(dtype).max
+        if saturate:
+            x = x.clamp(-most, most)
+        elif dtype == torch.float8_e4m3fn:  # 464 is halfway to the next number, if there were one
+            x = x.masked_fill(x.abs() > 464, torch.nan)
+    return x.to(dtype)
 
 
 @op("BitCast")
@@ -139,7 +151,8 @@ def _of_other_size(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 @op("CastLike", inputs=(2, 2))
 def _cast_like(node: Info) -> Run:
-    return lambda x, like: x.to(like.dtype)
+    to = functools.partial(cast, bool(node.get("saturate", 1)))
+    return lambda x, like: to(x, like.dtype)
 
 
 @op("IsInf")

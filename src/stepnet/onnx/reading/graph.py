@@ -20,7 +20,7 @@ from stepnet.export.open_sizes import Sizes, plain
 from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
-from .info import TABLE, Info, Misfit, error, tensor_of
+from .info import FILLED, FITTING, TABLE, Info, Misfit, attributes_text, error, given, tensor_of
 from .scopes import name_of
 from .sizes import RULES, on_sizes
 
@@ -53,17 +53,19 @@ class Step:
                     return (found,)
                 arguments = [v if k in self.info.read else plain(v) for k, v in enumerate(arguments)]
             result = self.run(*arguments)
-        except Misfit as misfit:
-            raise error(self.where, misfit) from misfit
         except IRError:
             raise
         except StepnetError as problem:
             raise IRError(f"{self.where}: {problem.args[0]}") from problem
-        except ERRORS as problem:
-            raise error(self.where, problem, arguments) from problem
+        except (Misfit, *ERRORS) as problem:
+            raise error(self.where, problem, given(arguments), FITTING) from problem
         result = result if isinstance(result, tuple) else (result,)  # a list is one sequence
         if len(result) < len(self.outputs):
-            raise IRError(f"{self.where}: has more outputs than its operator", got=len(self.outputs))
+            raise IRError(
+                f"{self.where}: has more outputs than its operator",
+                got=len(self.outputs),
+                expected=f"at most {len(result)}",
+            )
         return result
 
 
@@ -122,9 +124,10 @@ class Graph:
     def _step(self, node: ir.Node, place: str, constants: dict[ir.Value, Tensor], opset: int) -> Step:
         row = TABLE.get(node.op_type)
         if row is None:
-            raise IRError(f"{place}: must have one output", got=len(node.outputs))
+            raise IRError(f"{place}: must have one output", got=len(node.outputs), expected=1)
         if not row.least <= len(node.inputs) <= row.most:
-            raise IRError(f"{place}: has {len(node.inputs)} inputs", expected=f"{row.least} to {row.most}")
+            count, wanted = len(node.inputs), f"{row.least} to {row.most}"
+            raise IRError(f"{place}: has {count} inputs", got=count, expected=wanted)
         bodies = {
             name: type(self)(a.as_graph(), constants, opset, f"{place}, {name}")
             for name, a in node.attributes.items()
@@ -143,7 +146,7 @@ class Graph:
         except IRError:
             raise
         except (Misfit, *ERRORS) as problem:
-            raise error(place, problem) from problem
+            raise error(place, problem, attributes_text(node.attributes), FITTING) from problem
         return Step(place, run, (*node.inputs, *outer), tuple(node.outputs), info)
 
     @property
@@ -222,14 +225,14 @@ def inputs_of(graph: ir.Graph) -> list[ir.Value]:
 
 def _folded(step: Step, constants: Mapping[ir.Value, Tensor]) -> Sequence[Tensor] | None:
     """What a node gives that computes with a few whole numbers of the file; None: it runs in each call."""
-    given = [constants.get(value) for value in step.inputs if value is not None]
-    few = all(x is not None and x.numel() <= _FEW and not x.is_floating_point() for x in given)
-    if step.info.node.op_type not in _OF_SIZES or not given or not few or None in step.inputs:
+    known = [constants.get(value) for value in step.inputs if value is not None]
+    few = all(x is not None and x.numel() <= _FEW and not x.is_floating_point() for x in known)
+    if step.info.node.op_type not in _OF_SIZES or not known or not few or None in step.inputs:
         return None
     if step.info.node.op_type == "ConstantOfShape" and math.prod(step.info.known[0]) > _FEW:
         return None
     try:
-        found = [plain(result) for result in step.call(given)]
+        found = [plain(result) for result in step.call(known)]
     except IRError:  # which a call meets, too
         return None
     return found if all(isinstance(x, Tensor) and not x.is_floating_point() for x in found) else None
@@ -253,5 +256,8 @@ def _constant(node: ir.Node, place: str) -> Tensor:
         except IRError:
             raise
         except ERRORS as problem:
-            raise error(place, problem) from problem
-    raise IRError(f"{place}: holds no constant that torch has", got=", ".join(node.attributes))
+            raise error(place, problem, attributes_text(node.attributes), FILLED) from problem
+    what = f"{place}: holds no constant that torch has"
+    raise IRError(
+        what, got=attributes_text(node.attributes), expected="value, value_float, value_int or lists of these"
+    )

@@ -13,9 +13,9 @@ from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
-from stepnet.errors import IRError
-from stepnet.file_model import ERRORS, Misfit
+from stepnet.file_model import ERRORS, Misfit, attributes_text, error
 from stepnet.file_model import check_size as check_size
+from stepnet.file_model import given as given
 
 
 @dataclass
@@ -53,7 +53,8 @@ class Info:
             return value
         value = list(value) if isinstance(value, (tuple, list)) else value
         if default is not None and not _alike(value, default):
-            raise Misfit(f"attribute '{name}' is of another type", value, f"as {default!r}")
+            got = "nothing" if value is None else value
+            raise Misfit(f"attribute '{name}' is of another type", got, f"as {default!r}")
         return value
 
     def choice(self, name: str, known: Collection[str], default: str) -> str:
@@ -105,7 +106,7 @@ class Info:
             got = found(inputs)
             if isinstance(got, list):
                 if len(got) != 1 or isinstance(got[0], list):
-                    raise Misfit(f"{what} must be one number", got[:8])
+                    raise Misfit(f"{what} must be one number", got[:8], "one")
                 (got,) = got
             return got
 
@@ -136,7 +137,7 @@ def numbers_of(value: Any) -> Any:
     if not isinstance(value, Tensor):
         if hasattr(value, "tolist"):
             return value.tolist()
-        raise Misfit("a tensor of numbers is needed", type(value).__name__)
+        raise Misfit("a tensor of numbers is needed", given([value]), "a tensor")
     if value.numel() > 2**16:
         raise Misfit("too many numbers for sizes or positions", value.numel(), f"at most {2**16}")
     return value.tolist()
@@ -151,7 +152,7 @@ def dtype_of(number: int) -> torch.dtype:
     try:
         return to_torch_dtype(ir.DataType(number))
     except (ValueError, TypeError, KeyError) as error:
-        raise Misfit("torch has no such element type", number) from error
+        raise Misfit("torch has no such element type", number, NUMBERS) from error
 
 
 def tensor_of(data: ir.TensorProtocol, where: str) -> Tensor:
@@ -164,17 +165,17 @@ def tensor_of(data: ir.TensorProtocol, where: str) -> Tensor:
         if isinstance(data, ir.ExternalTensor):
             _check_outside(data)
         if any(isinstance(size, int) and size < 0 for size in data.shape):
-            raise Misfit("a size is negative", list(data.shape))
+            raise Misfit("a size is negative", list(data.shape), "sizes >= 0")
         array = data.numpy()
         if array.dtype.kind not in "biufcV" and "float" not in array.dtype.name:
-            raise Misfit("is of a type that torch does not have", array.dtype.name)
+            raise Misfit("is of a type that torch does not have", array.dtype.name, NUMBERS)
         if array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
         return torch.from_numpy(array.copy())
     except Misfit as misfit:
-        raise error(where, misfit) from misfit
+        raise error(where, misfit, str(data.name), "a file of numbers in the folder of the model") from misfit
     except (*ERRORS, OSError) as problem:
-        raise error(where, problem) from problem
+        raise error(where, problem, f"{data.dtype}{list(data.shape)}", FILLED) from problem
 
 
 def _check_outside(data: ir.ExternalTensor) -> None:
@@ -221,23 +222,16 @@ def op(*names: str, inputs: tuple[int, int] = (1, 1)) -> Callable[[Make], Make]:
     return register
 
 
-def error(where: str, problem: BaseException, inputs: Sequence[Any] = ()) -> IRError:
-    """An IRError that names a node."""
-    if isinstance(problem, Misfit):
-        return IRError(f"{where}: {problem.what}", got=problem.got, expected=problem.expected)
-    text = str(problem).strip().splitlines()
-    shown = ", ".join(
-        f"{str(v.dtype).removeprefix('torch.')}{list(v.shape)}" if isinstance(v, Tensor) else str(v)[:80]
-        for v in inputs
-    )
-    return IRError(f"{where}: {text[0][:300] if text else type(problem).__name__}", got=shown or None)
+FITTING = "inputs and attributes that fit this operator, as ONNX defines it"
+FILLED = "numbers that fill its shape"
+NUMBERS = "a type of numbers that torch has, as FLOAT, INT64 or BOOL"
 
 
 def body_of(node: Info, name: str, inputs: int | None) -> Any:
     """A graph in an attribute, which takes so many values."""
     graph = node.bodies.get(name)
     if graph is None:
-        raise Misfit(f"the graph '{name}' is not there")
+        raise Misfit(f"the graph '{name}' is not there", attributes_text(node.node.attributes), f"{name}=...")
     if inputs is not None and len(graph.inputs) != inputs:
         raise Misfit(f"the graph '{name}' takes another number of values", len(graph.inputs), inputs)
     return graph
@@ -246,7 +240,7 @@ def body_of(node: Info, name: str, inputs: int | None) -> Any:
 def one_value(value: Any, what: str, dtype: torch.dtype = torch.bool) -> Tensor:
     """A tensor of one element, as a scalar."""
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise Misfit(f"the {what} must be one value", getattr(value, "shape", type(value).__name__))
+        raise Misfit(f"the {what} must be one value", given([value]), "one number")
     if value.dtype != dtype:
         raise Misfit(f"the {what} is of another type", dtype_name(value.dtype), dtype_name(dtype))
     return value.reshape(())

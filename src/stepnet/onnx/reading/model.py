@@ -23,9 +23,9 @@ from stepnet.errors import IRError
 from stepnet.file_model import ERRORS, STATES, FileModel, LoopReport, Socket, no_device, shorten
 
 from .graph import DOMAINS, Graph, inputs_of
-from .info import TABLE
+from .info import NUMBERS, TABLE
 from .joining import JoiningGraph
-from .rules import check_rules
+from .rules import check_opset, check_rules
 from .scopes import check_scopes, name_of
 from .sparse import fill_in
 from .tables import as_tables
@@ -58,13 +58,14 @@ class ONNXModel(FileModel):
         ends = inputs_of(model.graph), model.graph.outputs
         inputs, outputs = ([_socket(value, where) for value in values] for values in ends)
         if not outputs:
-            raise IRError(f"{where}: the graph has no outputs", expected="one at least")
+            raise IRError(f"{where}: the graph has no outputs", got=0, expected="one at least")
         super().__init__(model.graph.name or "", where, tuple(inputs), tuple(outputs))
         self.graph, self.metadata, self.opset = graph, dict(model.metadata_props), opset
         for sockets in (self.inputs, self.outputs):
             names = [socket.name for socket in sockets]
             if len(set(names)) < len(names):
-                raise IRError(f"{where}: two inputs or outputs have one name", got=names)
+                what = f"{where}: two inputs or outputs have one name"
+                raise IRError(what, got=", ".join(names), expected="a name of its own for each")
         self.states = self._said_states()
         self._model = model
         self._constants: dict[ir.Value, str] = {}
@@ -189,7 +190,7 @@ def _socket(value: ir.Value, where: str) -> Socket:
             dtype = to_torch_dtype(value.dtype) if value.dtype is not None else None
         except (TypeError, ValueError, KeyError) as problem:
             raise IRError(
-                f"{where}: '{value.name}': torch has no such element type", got=value.dtype
+                f"{where}: '{value.name}': torch has no such element type", got=value.dtype, expected=NUMBERS
             ) from problem
     shape = None if value.shape is None else tuple(d if isinstance(d, int) else -1 for d in value.shape)
     return Socket(value.name or "", shape, dtype)
@@ -225,13 +226,15 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
     try:
         no_device(place).open("rb").close()
     except OSError as problem:
-        raise IRError(f"{where}: cannot be read: {problem.strerror}", expected="an ONNX file") from problem
+        what = f"{where}: cannot be read: {problem.strerror}"
+        raise IRError(what, got=str(place), expected="an ONNX file") from problem
     try:
         proto = onnx.load(place, load_external_data=False)
         if not proto.HasField("graph"):
             raise IRError(
                 f"{where}: holds no graph", got=f"{place.stat().st_size} bytes", expected="an ONNX file"
             )
+        check_opset(proto, DOMAINS, where)
         fill_in(proto.graph, where)
         _check_constants(proto.graph, where)
         check_scopes(proto, where)
@@ -251,6 +254,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
         text = str(cause).strip().splitlines()
         raise IRError(
             f"{where}: cannot be read: {text[0][:300] if text else type(problem).__name__}",
+            got=type(problem).__name__,
             expected="an ONNX file",
         ) from problem
     try:
@@ -264,9 +268,8 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
         raise
     except (OSError, *ERRORS) as problem:  # of onnx-ir, which reads much of a file when it is asked for it
         text = str(problem).strip().splitlines()
-        raise IRError(
-            f"{where}: breaks a rule: {text[0][:300] if text else type(problem).__name__}"
-        ) from problem
+        what = f"{where}: breaks a rule: {text[0][:300] if text else type(problem).__name__}"
+        raise IRError(what, got=type(problem).__name__, expected="a file by the rules of ONNX") from problem
 
 
 def supported_types() -> list[str]:
@@ -345,20 +348,23 @@ def _check_names(model: ir.Model, where: str) -> None:
         names = [node.name, node.op_type, node.domain, *(v.name for v in (*node.inputs, *node.outputs) if v)]
         wrong = next((name for name in names if name is not None and not isinstance(name, str)), None)
         if wrong is not None:
-            raise IRError(f"{where}: a name is no text", got=repr(wrong)[:100])
+            raise IRError(f"{where}: a name is no text", got=repr(wrong)[:100], expected="UTF-8")
 
 
 def _check_constants(graph: GraphProto, where: str) -> None:
     """Refuse constants, inputs and outputs of no type that ONNX has."""
-    kinds = [(f"constant '{shorten(t.name)}'", t.data_type) for t in graph.initializer]
+    kinds = [(f"constant '{shorten(t.name)}'", t.data_type or "none") for t in graph.initializer]
     kinds += [(f"'{shorten(v.name)}'", v.type.tensor_type.elem_type) for v in (*graph.input, *graph.output)]
+    for number, node in enumerate(graph.node):
+        for attribute in node.attribute:
+            place = f"{name_of(number, node)}, {shorten(attribute.name)}"
+            if attribute.type == AttributeProto.GRAPH:
+                _check_constants(attribute.g, f"{where}: {place}")
+            elif attribute.type == AttributeProto.TENSOR:
+                kinds.append((place, attribute.t.data_type or "none"))
     for what, kind in kinds:
         if kind not in TensorProto.DataType.values():
-            raise IRError(f"{where}: {what} is of no element type that is known", got=kind)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                _check_constants(attribute.g, where)
+            raise IRError(f"{where}: {what} is of no element type that is known", got=kind, expected=NUMBERS)
 
 
 def _check_operators(model: ir.Model, where: str) -> None:
@@ -380,9 +386,9 @@ def _unknown(graph: ir.Graph, within: str) -> Iterator[tuple[str, str]]:
     for number, node in enumerate(graph):
         place = f"{within}{name_of(number, node)}"
         if node.domain not in DOMAINS:
-            yield f"{node.domain}.{node.op_type}"[:100], place
+            yield shorten(f"{node.domain}.{node.op_type}"), place
         elif node.op_type not in TABLE and node.op_type != "Constant":
-            yield node.op_type[:100], place
+            yield shorten(node.op_type) or "''", place
         for name, attribute in node.attributes.items():
             if attribute.type == ir.AttributeType.GRAPH:
                 yield from _unknown(attribute.as_graph(), f"{place}, {name}: ")

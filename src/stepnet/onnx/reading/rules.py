@@ -22,7 +22,7 @@ from stepnet.errors import IRError
 from stepnet.file_model import shorten
 
 from .cells import GATES, check_sizes
-from .info import Misfit, dtype_of, error
+from .info import FITTING, Misfit, attributes_text, dtype_of, error
 from .scopes import name_of
 
 _SMALL = 2**10  # bytes of a constant that may say a shape
@@ -44,11 +44,11 @@ _UNCHECKED = "unchecked"
 _DECLARED = re.compile(r"existing shape differ|merge shape info|inferred and declared dim|inferred=0\b")
 
 
-def check_rules(proto: ModelProto, domains: Sequence[str], where: str) -> None:
-    """Refuse nodes that ONNX does not know in this form, and static shapes and types that do not fit.
+def check_opset(proto: ModelProto, domains: Sequence[str], where: str) -> int:
+    """The version of the operators.
 
     Raises:
-        IRError: says the node, and what it is given.
+        IRError: ONNX does not know it.
     """
     versions = {imported.domain: imported.version for imported in proto.opset_import}
     opset = max((versions.get(domain, 0) for domain in domains), default=0)
@@ -58,6 +58,16 @@ def check_rules(proto: ModelProto, domains: Sequence[str], where: str) -> None:
             f"{where}: of a set of operators that is not known", got=opset, expected=f"at most {newest}",
             remedy="write the model for an older set, or install a newer onnx",
         )  # fmt: skip
+    return opset
+
+
+def check_rules(proto: ModelProto, domains: Sequence[str], where: str) -> None:
+    """Refuse nodes that ONNX does not know in this form, and static shapes and types that do not fit.
+
+    Raises:
+        IRError: says the node, and what it is given.
+    """
+    opset = check_opset(proto, domains, where)
     for place, node in _nodes(proto.graph, where):
         if node.domain in domains and defs.has(node.op_type):
             _check_form(node, opset, place)
@@ -83,7 +93,8 @@ def _check_form(node: NodeProto, opset: int, place: str) -> None:
         name = attribute.name
         if name not in schema.attributes:
             known = ", ".join(sorted(schema.attributes)) or "no attributes"
-            raise IRError(f"{place}: has no attribute of this name", got=shorten(name), expected=known)
+            got = shorten(name) or "no name"
+            raise IRError(f"{place}: has no attribute of this name", got=got, expected=known)
         if given.count(name) > 1:
             raise IRError(f"{place}: has the attribute '{name}' twice", got=given.count(name), expected=1)
         kind = AttributeProto.AttributeType.Name(attribute.type)
@@ -92,11 +103,14 @@ def _check_form(node: NodeProto, opset: int, place: str) -> None:
             raise IRError(f"{place}: attribute '{name}' is of another type", got=kind, expected=wanted)
     missing = [name for name, known in schema.attributes.items() if known.required and name not in given]
     if missing:
-        raise IRError(f"{place}: attribute '{missing[0]}' is not there", expected=f"{missing[0]}=...")
+        what = f"{place}: attribute '{missing[0]}' is not there"
+        raise IRError(what, got=", ".join(given) or "no attributes", expected=f"{missing[0]}=...")
     for name, known in zip(node.input, schema.inputs, strict=False):
         if not name and known.option == defs.OpSchema.FormalParameterOption.Single:
             raise IRError(
-                f"{place}: the input '{known.name}' is left out", expected=f"a value for {known.name}"
+                f"{place}: the input '{known.name}' is left out",
+                got="no name",
+                expected=f"a value for {known.name}",
             )
     if len(node.output) > schema.max_output:
         raise IRError(
@@ -135,8 +149,9 @@ def _blame(graph: GraphProto, light: ModelProto, text: str, where: str) -> None:
         node = graph.node[number]
         place = f"{place}: {name_of(number, node)}"
     known = {} if len(path) > 1 else _known(light)
-    given = [known[name] for name in node.input if name in known]
-    raise IRError(f"{place}: {what[0][:200]}", got=", ".join(map(_shown, given)) or None)
+    given = (_shown(known[name]) if name in known else shorten(name) or "nothing" for name in node.input)
+    shown = ", ".join(given) or "no inputs"
+    raise IRError(f"{place}: {what[0][:200]}", got=shown, expected=FITTING)
 
 
 def _check_cells(
@@ -151,7 +166,8 @@ def _check_cells(
         try:
             check_sizes(node.op_type, directions, said.get("layout", 0), said.get("hidden_size"), shapes)
         except Misfit as misfit:
-            raise error(f"{where}: {name_of(number, node)}", misfit) from misfit
+            place = f"{where}: {name_of(number, node)}"
+            raise error(place, misfit, attributes_text(said), FITTING) from misfit
 
 
 def _light(proto: ModelProto) -> ModelProto:

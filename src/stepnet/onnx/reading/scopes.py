@@ -33,7 +33,11 @@ def _check_graph(graph: GraphProto, around: Set[str], functions: Functions, wher
         times = Counter(value.name for value in names)
         twice = next((name for name, count in times.items() if count > 1), None)
         if twice is not None:
-            raise IRError(f"{where}: two {kind} have the name '{_short(twice)}'", expected=_OWN)
+            raise IRError(
+                f"{where}: two {kind} have the name '{_short(twice)}'",
+                got=f"{times[twice]} of them",
+                expected=_OWN,
+            )
         made.update(times)  # older files list constants among the inputs
     _check_nodes(graph.node, made, around, [value.name for value in graph.output], functions, where)
 
@@ -48,6 +52,8 @@ def _check_nodes(
             if name and name not in made and name not in around:
                 raise IRError(
                     f"{place}: reads '{_short(name)}', which nothing before it makes",
+                    got=f"'{_short(name)}'",
+                    expected="an input, a constant, or what a node before it makes",
                     remedy="nodes must be in the order that they run",
                 )
         for attribute in node.attribute:
@@ -62,11 +68,15 @@ def _check_nodes(
             )  # fmt: skip
         for name in node.output:
             if name and name in made:
-                raise IRError(f"{place}: makes '{_short(name)}', which is there before it", expected=_OWN)
+                what = f"{place}: makes '{_short(name)}', which is there before it"
+                raise IRError(what, got=f"'{_short(name)}'", expected=_OWN)
             made.add(name)
     for name in outputs:
         if name not in made and name not in around:
-            raise IRError(f"{where}: nothing makes the output '{_short(name)}'")
+            what = f"{where}: nothing makes the output '{_short(name)}'"
+            raise IRError(
+                what, got=f"'{_short(name)}'", expected="an input, a constant, or what a node makes"
+            )
 
 
 _OWN = "a name of its own for each"

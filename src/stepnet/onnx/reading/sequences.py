@@ -10,13 +10,13 @@ from torch import Tensor
 
 from stepnet.export.open_sizes import Sizes, plain
 
-from .info import Info, Misfit, Run, dtype_of, op
+from .info import Info, Misfit, Run, dtype_of, given, op
 from .tables import is_table
 
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise Misfit("a sequence is needed", type(value).__name__)
+        raise Misfit("a sequence is needed", given([value]), "a sequence of tensors")
     return value
 
 
@@ -27,12 +27,13 @@ def _is_table(value: Any) -> bool:
 
 def _place(node: Info, index: int) -> Callable[..., int]:
     """A function from the inputs of a call to a place in a sequence of so many."""
-    number = node.listed(index)
+    number = node.number(index)
 
     def place(inputs: Sequence[Any], size: int, default: int = -1, new: int = 0) -> int:
-        (at,) = [default] if (given := number(inputs)) is None else given
+        at = default if (said := number(inputs)) is None else said
         if not -size <= at < size + new:
-            raise Misfit("no such place in the sequence", at, f"{-size} to {size + new - 1}")
+            places = f"{-size} to {size + new - 1}" if size + new else "a sequence that is not empty"
+            raise Misfit("no such place in the sequence", at, places)
         return at
 
     return place
@@ -104,8 +105,8 @@ def _split(node: Info) -> Run:
             rows = x.movedim(axis, 0)
             rows = rows.unsqueeze(axis % x.dim() + 1) if keep else rows
             return rows if table else list(rows.unbind(0))
-        if isinstance(wanted, int) and wanted < 1:
-            raise Misfit("parts must have elements", wanted)
+        if wanted < 1 if isinstance(wanted, int) else any(not isinstance(size, int) for size in wanted):
+            raise Misfit("parts must have sizes", wanted, "a number above 0, or one for each part")
         return list(x.split(wanted, axis))
 
     return split
@@ -117,7 +118,9 @@ def _concat(node: Info) -> Run:
 
     def concat(xs: Any) -> Tensor:
         if not _is_table(xs):
-            return torch.stack(_list(xs), axis) if new else torch.cat(_list(xs), axis)
+            if not _list(xs):
+                raise Misfit("joins no tensors", "an empty sequence", "one tensor at least")
+            return torch.stack(xs, axis) if new else torch.cat(xs, axis)
         if new:
             return xs.movedim(0, axis)
         at = axis % (xs.dim() - 1)
@@ -140,7 +143,7 @@ def _has_element(node: Info) -> Run:
 def _get_element(node: Info) -> Run:
     def get(x: Any) -> Any:
         if x is None:
-            raise Misfit("the optional value is not there")
+            raise Misfit("the optional value is not there", "nothing", "a value")
         return x
 
     return get

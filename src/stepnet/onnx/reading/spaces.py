@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from stepnet.file_model import Misfit, Window, max_places, max_pool, mean_pool, transposed
 
+from .elementwise import cast
 from .info import Info, Run, dtype_of, op
 
 
@@ -151,6 +152,7 @@ def _dequantize(node: Info) -> Run:
 
 @op("QuantizeLinear", inputs=(2, 3))
 def _quantize(node: Info) -> Run:
+    saturate = bool(node.get("saturate", 1))
     axis, block = node.get("axis", 1), node.get("block_size", 0)
     fixed = dtype_of(node.get("output_dtype")) if node.get("output_dtype", 0) else None
 
@@ -158,7 +160,8 @@ def _quantize(node: Info) -> Run:
         dtype = fixed or (torch.uint8 if zero is None else zero.dtype)
         out = x / each(scale, x, axis, block).to(x.dtype)
         if dtype.is_floating_point:
-            return (out if zero is None else out + each(zero, x, axis, block).to(x.dtype)).to(dtype)
+            out = out if zero is None else out + each(zero, x, axis, block).to(x.dtype)
+            return cast(saturate, out, dtype)
         out = out.round().double()
         out = out if zero is None else out + each(zero, x, axis, block).double()
         return out.clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max).to(dtype)

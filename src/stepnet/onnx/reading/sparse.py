@@ -35,7 +35,8 @@ def _filled(sparse: SparseTensorProto, where: str) -> TensorProto:
     where = f"{where}: sparse constant '{shorten(sparse.values.name)}'"
     for part, name in ((sparse.values, "numbers"), (sparse.indices, "places")):
         if part.data_location == TensorProto.EXTERNAL:
-            raise IRError(f"{where}: its {name} stand in another file", expected="numbers in the model's own")
+            what = f"{where}: its {name} stand in another file"
+            raise IRError(what, got="external data", expected="numbers in the model's own")
     sizes, numbers = list(sparse.dims), numpy_helper.to_array(sparse.values)
     places = numpy_helper.to_array(sparse.indices)
     count = numbers.shape[0] if numbers.ndim == 1 else -1
