@@ -127,8 +127,8 @@ def repeated(inputs: Sequence[Input], count: int, dynamic: Dynamic | None) -> li
     """
     first = next(i for i in inputs if i.lod is not None)
     given = len(first.value.structure.levels[0]) - 1
-    if not given:
-        raise IRError(f"input '{first.name}' holds no sequence", expected="an example of one at least")
+    if not len(first.value.values):
+        raise IRError(f"input '{first.name}' holds no row", expected="an example of one sequence at least")
     chosen = torch.arange(count) % given
     structures: dict[int, LoD] = {}
     made = []
