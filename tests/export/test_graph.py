@@ -167,6 +167,23 @@ def test_rows_of_ragged_sequences_are_not_made_from_nothing():
         graph_of(Made(lambda rows: torch.ones(rows.shape[0], 3)), x)
 
 
+def test_an_example_without_steps_is_refused():
+    ports = [
+        stepnet.InputPort("a", "a", axis=0),
+        stepnet.InputPort("s", "s"),
+        stepnet.OutputPort("y", 0, axis=0),
+    ]
+    iterator = stepnet.TensorIterator(lambda a, s: (a + s,) * 2, ports, [stepnet.BackEdge(1, "s")])
+    recurrence, none = stepnet.Recurrent(cells.LSTM(3, 4)), torch.randn(0, 2, 3)
+    for module, *example in (
+        (recurrence, none),
+        (recurrence, LoDTensor.from_lengths(none[:, 0], [[0, 0]])),
+        (iterator, none, torch.randn(1, 2, 3)),
+    ):
+        with pytest.raises(IRError, match=r"holds no|has no step"):
+            graph_of(module, *example)
+
+
 def test_weights_without_data_cannot_be_written():
     module = stepnet.Recurrent(cells.PeepholeLSTM(3, 4)).to("meta")
     with pytest.raises(IRError, match="a constant has no data"):

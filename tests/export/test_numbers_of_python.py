@@ -169,11 +169,15 @@ def test_so_it_is_in_loops_inside_loops(function, tmp_path):
 
 @since
 def test_it_is_as_exact_as_what_it_is_of(tmp_path):
+    def function(x):
+        k, rate = x.shape[0], 1 / x.shape[0]
+        return steps(x, lambda a, h: (h * (1 / k) * k**0.5, a + h * torch.tensor(1 / k) * rate))
+
     package, run, name = FORMATS["onnx"]
-    package.save(Applied(FOLLOWS["a quotient"]), tmp_path / name, torch.randn(5, 2, 4).double())
+    package.save(Applied(function), tmp_path / name, torch.randn(5, 2, 4).double())
     x = torch.randn(7, 3, 4).double()
     found = run(tmp_path / name, [x.numpy()])[0]
-    np.testing.assert_allclose(found, FOLLOWS["a quotient"](x)[0].numpy(), rtol=1e-12)
+    np.testing.assert_allclose(found, function(x)[0].numpy(), rtol=1e-12)
 
 
 REFUSED = {
@@ -197,7 +201,16 @@ def ones(x):
     return torch.ones_like(x.lengths()).sum()
 
 
+def of_many(x, h):
+    if len(x) > 1:
+        h = h - h.mean(0)
+    return h
+
+
 COUNTS = {
+    "a threshold": lambda x, h: h if len(x) > 3 else sequence_pool(x, "max"),
+    "whether it is one": of_many,
+    "the least": lambda x, h: h * min(len(x), 8),
     "a small rest": lambda x, h: h * (len(x) % 2),
     "what it decides": lambda x, h: h if len(x) % 2 else sequence_pool(x, "max"),
     "rows of a shape": lambda x, h: h[: h.shape[0] // 2],

@@ -43,11 +43,14 @@ def test_of_any_lengths(format, tmp_path):
     module = Packs().eval()
     package.save(module, tmp_path / name, given(3, 1, 4))
     read = package.load(tmp_path / name)
+    other, again, twice = next(FORMATS[f] for f in FORMATS if f != format)
+    other.save(read, tmp_path / ("again_" + twice), given(3, 1, 4))
     for args in (given(2, 5), given(1, longer=0), given(1, 7, 3, 7)):
         with torch.no_grad():
             wanted, ours = module(*args), read(*args).tuple()
-        run = [torch.from_numpy(np.asarray(t)) for t in runtime(tmp_path / name, [t.numpy() for t in args])]
-        for found in (run, ours):
+        runs = (runtime(tmp_path / name, [t.numpy() for t in args]),
+                again(tmp_path / ("again_" + twice), [t.numpy() for t in args]))  # fmt: skip
+        for found in (*([torch.from_numpy(np.asarray(t)) for t in run] for run in runs), ours):
             torch.testing.assert_close(list(found), list(wanted), rtol=1e-5, atol=1e-5)
 
 

@@ -164,7 +164,7 @@ def _joint(shapes: Sequence[Sequence[Any]]) -> list[Any]:
     joint: list[Any] = [1] * max(map(len, shapes))
     for shape in shapes:
         for k, size in enumerate(reversed(shape), 1):
-            joint[-k] = size if joint[-k] == 1 else joint[-k]
+            joint[-k] = size if isinstance(joint[-k], int) and joint[-k] == 1 else joint[-k]
     return joint
 
 

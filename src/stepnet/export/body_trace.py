@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
@@ -16,7 +17,7 @@ from stepnet.watchers import Instead
 from .aten import AtenNet, is_known
 from .calls import KINDS, Calls, Kind, Lengths
 from .graph import Graph, LoopInput, Target, Value
-from .trace import Program, program, sizes_of
+from .trace import Program, of_python, program, sizes_of
 
 Body = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 
@@ -62,6 +63,9 @@ class BodyTrace:
         def whole(*leaves: Tensor) -> Sequence[Tensor]:
             sizes = self.count + len(self.loose)
             swap = {id(t): leaf for t, leaf in zip(self.loose, leaves[self.count : sizes], strict=True)}
+            if any(t.dtype == torch.float64 for t in self.examples[: self.count]):
+                for size in leaves[sizes:]:
+                    of_python(size)
             with Replaced(swap):
                 made = run(leaves[: self.count], leaves[sizes:])
             return [swap.get(id(value), value) for value in made]  # what no operator was given

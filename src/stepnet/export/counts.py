@@ -7,7 +7,7 @@ counts in its attributes is no input of a file.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from torch.fx import Node as FxNode
@@ -17,37 +17,57 @@ from stepnet.errors import IRError
 from .calls import call_of
 from .trace import Program, line_of
 
+_RECURRENCE = "stepnet.recurrence"
 _REMEDY = "torch.ones_like(x.lengths()).sum() in its place"
 
 
-def check_counts(made: Program, again: Callable[[], tuple[Program, Mapping[int, int]]], where: str) -> None:
-    """Refuse a program that computes with the number of sequences.
+def check_counts(made: Program, others: Iterable[tuple[Program, Mapping[int, int]]], where: str) -> None:
+    """Refuse a program that computes with the number of sequences, or that it decides.
 
     Args:
         made: the program.
-        again: traces it for other numbers of sequences; by each of `made` the one in its place.
+        others: it for other numbers of sequences; with each by those of `made` the ones in its place. Of one
+            sequence torch makes other calls, so of that only the lines are asked.
         where: what is traced, for errors.
 
     Raises:
-        IRError: a number in it is another for other numbers of sequences.
+        IRError: another number of sequences makes it another.
     """
-    runs = [node for node in made.nodes if str(node.target).startswith("stepnet.recurrence")]
-    calls = [call_of(cast(int, node.args[0])) for node in runs]
+    calls = [call_of(cast(int, n.args[0])) for n in made.nodes if str(n.target).startswith(_RECURRENCE)]
     read = [call.read for call in calls]
-    other, pairs = again()
-    for call, numbers in zip(calls, read, strict=True):
-        if call.read != numbers:
+    for other, pairs in others:
+        for call, numbers in zip(calls, read, strict=True):
+            if call.read != numbers:
+                raise IRError(
+                    f"the recurrence of {call.where} cannot be written: it reads the number of sequences",
+                    remedy=_REMEDY,
+                )
+        changed = _first_line(made, other) if 1 in pairs.values() else _first_call(made, other, pairs)
+        if changed is not None:
             raise IRError(
-                f"the recurrence of {call.where} cannot be written: it reads the number of sequences",
+                f"{_at(where, changed)}: it computes with the number of sequences, or that decides it",
                 remedy=_REMEDY,
             )
+
+
+def _first_call(made: Program, other: Program, pairs: Mapping[int, int]) -> FxNode | None:
+    """The first call that is another."""
     pair: Any
     for pair in itertools.zip_longest(made.nodes, other.nodes):
-        if all(pair) and _alike(pair[0], pair[1], pairs):
-            continue
-        raise IRError(
-            f"{_at(where, pair[0] or pair[1])}: it computes with the number of sequences", remedy=_REMEDY
-        )
+        if not all(pair) or not _alike(pair[0], pair[1], pairs):
+            return pair[0] or pair[1]
+    return None
+
+
+def _first_line(made: Program, other: Program) -> FxNode | None:
+    """The first call in a line of the user's that is another."""
+    runs: list[list[FxNode]] = [
+        [next(nodes) for _, nodes in itertools.groupby(program.nodes, line_of)] for program in (made, other)
+    ]
+    for ours, theirs in itertools.zip_longest(*runs):
+        if ours is None or theirs is None or line_of(ours) != line_of(theirs):
+            return ours or theirs
+    return None
 
 
 def check_counters(made: Program, following: Program, names: Sequence[str], where: str) -> None:

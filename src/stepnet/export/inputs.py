@@ -22,6 +22,7 @@ from .iterators import IteratorCall
 from .trace import Program, sizes_of
 
 Dynamic = Mapping[str, Sequence[int]]
+FEW = 2  # sequences of another example: fewer than most of what a number of sequences is compared with
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def batch_number(module: Any, inputs: Sequence[Input], least: int = 101) -> int:
         )
     number = least
     while (
-        not all(number % d for d in range(2, 11))
+        not all(number % d and (number - FEW) % d for d in range(2, 11))  # nor the same rest as of a few
         or any(size % number == 0 for size in sizes if size)
         or any(_repeats(n, number) in {*sizes, number} for n in counts)
     ):
@@ -126,8 +127,8 @@ def repeated(inputs: Sequence[Input], count: int, dynamic: Dynamic | None) -> li
     """
     first = next(i for i in inputs if i.lod is not None)
     given = len(first.value.structure.levels[0]) - 1
-    if not given:
-        raise IRError(f"input '{first.name}' holds no sequence", expected="an example of one at least")
+    if not len(first.value.values):
+        raise IRError(f"input '{first.name}' holds no row", expected="an example of one sequence at least")
     chosen = torch.arange(count) % given
     structures: dict[int, LoD] = {}
     made = []

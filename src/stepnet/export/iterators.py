@@ -13,6 +13,7 @@ from torch.fx import Node as FxNode
 
 from stepnet.compiler.capture import Replaced
 from stepnet.compiler.iteration import code_of
+from stepnet.errors import IRError
 from stepnet.ir import loop as ir
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.user_line import user_line
@@ -119,6 +120,14 @@ class LoopRecorder(Recorder):
                 warnings.simplefilter("ignore")
                 out = run()
             made = IteratorCall(loop, [], [], [], where)
+            for port in loop.slices:
+                shape = feeds[port.source].shape
+                if shape[port.axis] < (port.part_size or 1):
+                    raise IRError(
+                        f"{where} cannot be written: the example of its input '{port.source}' holds no slice",
+                        got=list(shape),
+                        expected=f"{port.part_size or 1} or more along axis {port.axis}",
+                    )
             made.parts = [part_of(port, feeds[port.source]).detach().clone() for port in made.ports]
             used = tensors_read(lambda: loop.body(*made.parts), made.parts)
             if self.target.nested is not None:

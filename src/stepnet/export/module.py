@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from .counts import check_counters, check_counts
 from .emit import Emit
 from .graph import Graph, Target, Value
 from .inputs import (
+    FEW,
     Dynamic,
     Input,
     batch_number,
@@ -88,8 +90,7 @@ def module_graph(
                 outputs = _outputs(_plain(module(*a, **k)), where)
         trace = _Trace(module, where, spec, inputs, calls, dynamic, kept)
         if batch:
-            # By so many more, for what Python computes of it, a rest or a quotient, to be another number.
-            trace.others = repeated(given, batch + 11, dynamic)
+            trace.others = [repeated(given, count, dynamic) for count in (FEW, 1)]
         try:
             return _graph(Graph(name, target), trace, outputs, batch)
         except FixedSize:
@@ -113,7 +114,7 @@ class _Trace:
         self.dynamic = dynamic
         self.declared: Dynamic | None = getattr(module, "open_sizes", None) if dynamic is None else None
         self.tensors = [i for i in inputs if isinstance(i.value, (Tensor, LoDTensor))]
-        self.others: list[Input] = []  # the same for another number of sequences
+        self.others: list[list[Input]] = []  # the same for other numbers of sequences
         self.lods = structures(inputs, calls.target)
         self.examples = [i.value.values if isinstance(i.value, LoDTensor) else i.value for i in self.tensors]
         self.levels = [level for lod in self.lods for level in range(len(lod.levels))]
@@ -135,11 +136,13 @@ class _Trace:
                 made = self._traced(fewer)
         return made
 
-    def again(self) -> tuple[Program, dict[int, int]]:
-        """The program for another number of sequences, and the numbers that change with it."""
-        other = _Trace(self.module, self.where, self.spec, self.others, self.calls, self.dynamic, self.kept)
-        sizes = ([len(level) - 1 for lod in t.lods for level in lod.levels[:2]] for t in (self, other))
-        return other.program(), dict(zip(*sizes, strict=True))
+    def again(self) -> Iterator[tuple[Program, dict[int, int]]]:
+        """The program for other numbers of sequences that it takes, and the numbers that change with them."""
+        for inputs in self.others:
+            other = _Trace(self.module, self.where, self.spec, inputs, self.calls, self.dynamic, self.kept)
+            sizes = ([len(level) - 1 for lod in t.lods for level in lod.levels[:2]] for t in (self, other))
+            with contextlib.suppress(IRError):  # of the module: `topk(3, 0)` needs three sequences
+                yield other.program(), dict(zip(*sizes, strict=True))
 
     def following(self) -> Program:
         """The program of the call after the one before."""
@@ -238,7 +241,7 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
     if trace.kept.numbers:
         check_counters(made, trace.following(), trace.kept.numbers, trace.where)
     if batch:
-        check_counts(made, trace.again, trace.where)
+        check_counts(made, trace.again(), trace.where)
     return graph
 
 

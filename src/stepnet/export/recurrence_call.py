@@ -14,7 +14,7 @@ from stepnet.compiler.pipeline import Compiled
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import LEAF, Spec, unflatten
-from stepnet.errors import Unsupported
+from stepnet.errors import IRError, Unsupported
 from stepnet.ir.loop import Loop, Sweep
 
 from .calls import Calls, noted_calls
@@ -75,6 +75,13 @@ class RecurrenceCall:
     def parts(self) -> list[Any]:
         """What one step is given of x: the first of each, or of sequences a short one for each."""
         if not self.ragged:
+            empty = [list(leaf.shape) for leaf in self.x if not leaf.shape[self.axis]]
+            if empty:
+                raise IRError(
+                    f"the recurrence of {self.where} cannot be written: the example has no step",
+                    got=empty[0],
+                    expected=f"2 or more along axis {self.axis}",
+                )
             return [leaf.select(self.axis, 0) for leaf in self.x]
         batch = len(self.state[0]) if self.state else 0
         offsets, some = LoD.from_lengths([[2] * batch]).levels, torch.arange(2 * batch)

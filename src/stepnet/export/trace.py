@@ -107,6 +107,27 @@ BATCH = AnyNumber("sequences")
 Numbers = Mapping[int, AnyNumber]  # by the numbers that they were
 
 
+_MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.scalar_tensor)
+_OF_PYTHON = "_stepnet_number_of_python"
+
+
+def of_python(value: Tensor) -> None:
+    """Note that a tensor stands for a number of Python's, whose quotients are float64."""
+    setattr(value, _OF_PYTHON, True)
+
+
+def _of_numbers(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Tensor:
+    """What a call makes of numbers of Python's."""
+    real = result.is_floating_point()
+    if func in _MADE_OF_NUMBERS:
+        return result.to(torch.get_default_dtype()) if real and kwargs.get("dtype") is None else result
+    if real:
+        result = func(*(arg.double() if isinstance(arg, Tensor) else arg for arg in args), **kwargs)
+    if not result.dim():
+        of_python(result)
+    return result
+
+
 class _Lines(TorchFunctionMode):
     """Tells torch's tracing which line of the user's code each call is in; `where` is its name in errors."""
 
@@ -131,6 +152,9 @@ class _Lines(TorchFunctionMode):
         number = _number(func, args, kwargs)  # before args may be changed in place
         with size_questions.passing((*args, *(kwargs or {}).values())):
             result = func(*args, **(kwargs or {}))
+            tensors = [arg for arg in args if isinstance(arg, Tensor)]
+            if isinstance(result, Tensor) and tensors and all(hasattr(t, _OF_PYTHON) for t in tensors):
+                result = _of_numbers(func, args, kwargs or {}, result)
         if number is not None and isinstance(result, Tensor) and _is_one(result):
             note_size(result, number)  # else a number that the trace knows nothing of
         return result
@@ -226,7 +250,7 @@ def _is_one(result: Tensor) -> bool:
 
 def _number(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     """The one integer that a call gives, if it follows from sizes; it is made of numbers, or added to one."""
-    if func in (torch.tensor, torch.as_tensor, torch.scalar_tensor):
+    if func in _MADE_OF_NUMBERS:
         return args[0] if isinstance(args[0], torch.SymInt) else None
     if func in _FILLED:
         return _FILLED[func]

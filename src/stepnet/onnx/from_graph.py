@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
@@ -84,6 +85,26 @@ class OpWriter(GraphWriter):
         if node.op == "result":
             self.results[number] = inputs[0]
             return inputs[0]
+        dtypes = (*node.dtypes, *map(_dtype, node.inputs))
+        return self._in_float32(node, inputs) if torch.bfloat16 in dtypes else self._op(node, inputs)
+
+    def _in_float32(self, node: Node, inputs: list[ir.Value]) -> Any:
+        """An op of bfloat16, for which ONNX Runtime has hardly any: each result is rounded."""
+        if node.op in ("cast", "reshape", "shape"):
+            return self._op(node, inputs)
+        wide = [
+            self.call("Cast", x, to=ir.DataType.FLOAT) if _dtype(value) == torch.bfloat16 else x
+            for x, value in zip(inputs, node.inputs, strict=True)
+        ]
+        dtypes = tuple(torch.float32 if dtype == torch.bfloat16 else dtype for dtype in node.dtypes)
+        made = self._op(replace(node, dtypes=dtypes), wide)
+        back = tuple(
+            self.call("Cast", x, to=ir.DataType.BFLOAT16) if dtype == torch.bfloat16 else x
+            for x, dtype in zip(made if isinstance(made, tuple) else (made,), node.dtypes, strict=True)
+        )
+        return back if isinstance(made, tuple) else back[0]
+
+    def _op(self, node: Node, inputs: list[ir.Value]) -> Any:
         if node.op in OPS:
             kind, attributes = OPS[node.op]
             return self.call(kind, *inputs, **attributes)
@@ -99,6 +120,11 @@ class OpWriter(GraphWriter):
         made = ir.val(name, from_torch_dtype(node.dtypes[0]), ir.Shape(shape))
         self.inputs.append(made)
         return made
+
+
+def _dtype(value: Value) -> torch.dtype:
+    """The dtype of a value."""
+    return value.graph.dtype(value)
 
 
 def _rule(*ops: str) -> Callable[[Rule], Rule]:
@@ -155,7 +181,8 @@ def _norm(w: GraphWriter, node: Node) -> ir.Value | None:
 def _made_once(w: GraphWriter, value: Value, op: str) -> Node | None:
     """The op that makes a value, if it is of this kind and nothing else reads it."""
     made = w.graph.nodes[value.node]
-    return made if made.op == op and w.uses[value] == 1 else None
+    alone = w.uses[value] == 1 and made.dtypes[0] != torch.bfloat16
+    return made if made.op == op and alone else None
 
 
 def _product_and_bias(w: GraphWriter, added: Sequence[Value], parts: Sequence[int] = ()) -> Any:
@@ -164,7 +191,8 @@ def _product_and_bias(w: GraphWriter, added: Sequence[Value], parts: Sequence[in
     nodes = w.graph.nodes
     product, bias = added
     made, row = nodes[product.node], nodes[bias.node].content
-    if made.op != "matmul" or w.uses[product] > 1 or not isinstance(row, Tensor) or row.dim() != 1:
+    once = w.uses[product] == 1 and made.dtypes[0] != torch.bfloat16
+    if made.op != "matmul" or not once or not isinstance(row, Tensor) or row.dim() != 1:
         return None
     x, factor = made.inputs
     weight = nodes[factor.node].content
@@ -255,7 +283,7 @@ def _matmul(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     if rank:
         content = node.inputs[1].graph.nodes[node.inputs[1].node].content
         if isinstance(content, Tensor):
-            y = w.constant(content.transpose(-2, -1))
+            y = w.constant(content.transpose(-2, -1).to(node.dtypes[0]))
         else:
             y = w.call("Transpose", y, perm=[*range(rank - 2), rank - 1, rank - 2])
     return w.call("MatMul", x, y)

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import nn
 
 from stepnet.data.arguments import path as path_of
+from stepnet.data.modes import as_written
 from stepnet.errors import IRError
 from stepnet.export import module_graph
 from stepnet.export.graph import Graph
@@ -72,6 +74,7 @@ def save(
     replace_file(model_of(graph, f16=f16, states=known), place)
 
 
+@as_written(torch.device("cpu"))
 def model_of(
     graph: Graph, *, f16: bool = False, metadata: Mapping[str, str] | None = None,
     states: Mapping[str, str] | None = None,

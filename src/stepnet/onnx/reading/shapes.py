@@ -146,6 +146,8 @@ def _gather_nd(node: Info) -> Run:
     batch = node.get("batch_dims", 0)
 
     def gather(x: Tensor, index: Tensor) -> Tensor:
+        if not batch:
+            return x[tuple(index.unbind(-1))]
         lead = x.shape[:batch]
         flat, places = x.reshape(-1, *x.shape[batch:]), index.reshape(-1, *index.shape[batch:])
         rows = [one[tuple(at.unbind(-1))] for one, at in zip(flat, places, strict=True)]
@@ -274,7 +276,7 @@ def _range(node: Info) -> Run:
         low, high, step = ((end(inputs) or [0])[0] for end in ends)
         if step == 0:
             raise Misfit("the step of a range is 0")
-        high = low if (high - low) * step < 0 else high
+        high = torch.sym_max(low, high) if step > 0 else torch.sym_min(low, high)  # data may decide them
         many = (high - low) // step
         check_size([int(many) if isinstance(many, float) else many])
         return torch.arange(low, high, step, dtype=inputs[0].dtype)
