@@ -116,6 +116,7 @@ class _Reader(TorchFunctionMode):
         self.read: set[int] = set()
         self.memory: set[int] = set()  # of what is read; a view or an alias of it counts as made
         self.made: set[int] = set()  # of whatever is in `numbers`
+        self.given: frozenset[int] = frozenset()  # of what is given, which may be a captured tensor's, too
         self.alive: list[Tensor] = []  # ids in `numbers` stay taken
         self.of_rows, self.of_captured = Followers(given), Followers()
         self.claims = Claims()
@@ -124,6 +125,7 @@ class _Reader(TorchFunctionMode):
         self.asks_captured = False
         self._noise = torch.get_rng_state()
         self.add(given)
+        self.given = frozenset(self.made)
 
     def add(self, tensors: Any) -> None:
         for tensor in leaves(tensors, Tensor):
@@ -140,7 +142,7 @@ class _Reader(TorchFunctionMode):
             tensor = unwrapped(tensor)
         if id(tensor) not in self.numbers:
             kind, memory = type(tensor), unseen_memory_of(tensor)
-            if memory in self.made and memory not in self.memory:
+            if memory in self.made and memory not in self.memory and memory not in self.given:
                 self.add(tensor)  # by an alias that torch tells no mode of, as Variable(x)
                 return
             if getattr(kind, _DISPATCH, None) is not getattr(Tensor, _DISPATCH, None):  # torch compiles
