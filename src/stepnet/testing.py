@@ -178,10 +178,15 @@ def check_step(
     """Hold a recurrence against the oracle: y, final state and every gradient, sequence by sequence.
 
     Args:
-        step, x, state, reverse, axis, backend: as for `recurrent`; the last LoD level is cut.
+        step: as for `recurrent`.
+        x: as for `recurrent`; the last LoD level is cut.
+        state: as for `recurrent`.
         weights: what else gets gradients, by name; None: the parameters of a module, the tensors and
             modules in the closure and the globals of a function.
         run: gives `(y, final_state)`; None: `recurrent` with these arguments.
+        backend: as for `recurrent`.
+        reverse: as for `recurrent`.
+        axis: as for `recurrent`.
         through: the loss is made of "y", of "final" or of both.
         tolerance: how far numbers may be apart.
 

@@ -230,9 +230,9 @@ class TensorIterator(nn.Module):
         """The shape of every output, without running the loop.
 
         Args:
-            args, given: each input, by position or by name: a shape (its dtype is that of the weights, else
-                the default one), or a tensor, of which shape and dtype are read; it may be a meta tensor or a
-                fake one.
+            args: inputs by position: a shape (its dtype is that of the weights, else the default one), or a
+                tensor, of which shape and dtype are read; it may be a meta tensor or a fake one.
+            given: inputs by name.
 
         Raises:
             LoopError: everything that does not fit, each port as it was written: inputs that are missing or
