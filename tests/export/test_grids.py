@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from file_formats import FORMATS, share_traces
+from file_formats import FORMATS
 
 
 class Grids(nn.Module):
@@ -70,14 +70,9 @@ class Grids(nn.Module):
         return {**self.calls(x, image), "top": x.topk(2, 1)}
 
 
-@pytest.fixture(scope="module")
-def programs():
-    return {}
-
-
 @pytest.mark.parametrize("name", FORMATS)
-def test_written_and_read_back(name, tmp_path, programs, monkeypatch):
-    share_traces(monkeypatch, programs)
+@pytest.mark.usefixtures("one_trace")
+def test_written_and_read_back(name, tmp_path):
     form, runtime, file = FORMATS[name]
     torch.manual_seed(0)
     module, path = Grids().eval(), tmp_path / file

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from file_formats import FORMATS, share_traces
+from file_formats import FORMATS
 from stepnet import recurrent
 
 N = 3
@@ -76,14 +76,9 @@ class Picks(nn.Module):
         return tuple(picks(x, k, a).values())
 
 
-@pytest.fixture(scope="module")
-def programs():
-    return {}
-
-
 @pytest.mark.parametrize("name", FORMATS)
-def test_written_and_read_back(name, tmp_path, programs, monkeypatch):
-    share_traces(monkeypatch, programs)
+@pytest.mark.usefixtures("one_trace")
+def test_written_and_read_back(name, tmp_path):
     form, runtime, file = FORMATS[name]
     path = tmp_path / file
     form.save(Picks(), path, inputs(3))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from file_formats import FORMATS, share_traces
+from file_formats import FORMATS
 from stepnet.errors import StepnetError
 from torch_since import torch_since
 
@@ -54,15 +54,10 @@ class OfSizes(nn.Module):
         return tuple(of_sizes(x).values())
 
 
-@pytest.fixture(scope="module")
-def programs():
-    return {}
-
-
 @since
 @pytest.mark.parametrize("name", FORMATS)
-def test_computed_from_open_sizes(name, tmp_path, programs, monkeypatch):
-    share_traces(monkeypatch, programs)
+@pytest.mark.usefixtures("one_trace")
+def test_computed_from_open_sizes(name, tmp_path):
     form, runtime, file = FORMATS[name]
     path = tmp_path / file
     form.save(OfSizes(), path, torch.randn(6, 2, 3))

@@ -56,8 +56,7 @@ class Entry:
     refusals: list[tuple[str, Unsupported]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     wrong: bool = False  # an executor did not pass the self-check
-    changes: bool = False  # the step changed what it reads
-    changed: frozenset[str] = frozenset()  # by these names
+    changes: frozenset[str] | None = None  # the step changed what it reads, by these names
     twice: bool | None = None  # of a derivative's plan: whether second derivatives by it are right
     forward_mode: bool | None = None  # and whether derivatives in forward mode are
     unsure: bool = False  # other threads ran while it was made, or C could not be built
@@ -106,10 +105,10 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
             return made(None)
         return found
 
-    (entry, to_keep), changed = undone(holders, reads.root, attempt)
-    if changed is not None:
-        entry.changes, entry.changed = True, changed
-    if entry.changes:
+    (entry, to_keep), names = undone(holders, reads.root, attempt)
+    if names is not None:
+        entry.changes = names
+    if entry.changes is not None:
         return entry
     failed = entry.ready is None or entry.wrong
     if others.changed(failed):
@@ -207,7 +206,7 @@ def _compile(
     if loops.too_long is not None:
         raise loops.too_long
     most = steps_of_inner_loops(reads, loops.longest)
-    if entry.changes:
+    if entry.changes is not None:
         return None
     numbers = [] if reads.inputs is None else reads.inputs.tensors
     weights = _weights((*seen.tensors, *numbers), reads)
@@ -224,7 +223,7 @@ def _compile(
     if reads.open is not None and len(compiled.followed) < len(weights):
         raise Unsupported("the step reads a tensor that the trace could not follow")
     if snapshot.changed():
-        entry.changes = True
+        entry.changes = frozenset()
         return None
     if numbers:
         entry.notes.append(
@@ -377,7 +376,7 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
             raise FailsOnSamples(error) from error
     if before != versions(reads.tensors):
         raise Unsupported("the step changes a tensor it did not make, in place")
-    entry.changes = snapshot.changed()
+    entry.changes = frozenset() if snapshot.changed() else None
     return seen
 
 

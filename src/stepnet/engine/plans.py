@@ -50,12 +50,12 @@ from .reads import (
     FailsOnSamples,
     Reads,
     ReadsChanged,
-    is_changing,
     looks,
     more_inner_steps,
     note_changing,
     read,
     steps_of_inner_loops,
+    why_changing,
 )
 from .rows import Noise, Sequences, as_rows
 from .transforms import Further, find_transformed
@@ -335,17 +335,17 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
         known = _entries.get(key)
         if known is not None and stands(known):
             return for_as_many(known, loop, reads, sequences)
-        if reads.open is None and (changes := is_changing(reads.reach)) is not None:
+        if reads.open is None and (changes := why_changing(reads.reach)) is not None:
             return _refused(reads, changes)
         family = (reads.code, signature)
         if _is_unsteady(family, key, code_of(loop).function):
             return _refused(reads, _UNSTEADY)
         entry = make(loop, reads, sequences, backend)
-        if entry.changes or refused_as(ReadsChanged, entry):  # what it changed is in the key
+        if entry.changes is not None or refused_as(ReadsChanged, entry):  # what it changed is in the key
             _misses.get(family, {}).pop(hash(key), None)  # the entry would not be met again
-            if not entry.changes:
+            if entry.changes is None:
                 return entry
-            return _refused(reads, note_changing(reads.reach, entry.changed))
+            return _refused(reads, note_changing(reads.reach, entry.changes))
         entry.times = 1 if known is None else known.times + 1
         entry.pause = 2**entry.times
         entry.family = family

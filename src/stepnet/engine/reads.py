@@ -69,7 +69,7 @@ def note_changing(found: Reach, names: frozenset[str]) -> Unsupported:
     return refusal
 
 
-def is_changing(found: Reach) -> Unsupported | None:
+def why_changing(found: Reach) -> Unsupported | None:
     """Why a step that is known to change objects has no plan. It is tried again from time to time, ever more
     rarely."""
     like = _but_for_counts(found) if _changing else None
@@ -238,7 +238,7 @@ def read(
             like = varying(known.key) if lifts else None
             return known if like is None else _lifted(loop, known, like, x, states, shared)
         found.open = "more objects, or larger arrays, than a key can hold"
-    if (changes := is_changing(found)) is not None:
+    if (changes := why_changing(found)) is not None:
         return Reads(found, (), tensors, refusal=changes)
     made = _recorded(loop, found, x, states, shared)
     if isinstance(made, Unsupported):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from stepnet.data.outputs import Outputs
 from stepnet.data.tree import flatten, names, unflatten
 from stepnet.data.values import unpacked
 from stepnet.errors import IRError
+from stepnet.front.step import original_of
 from stepnet.watchers import during
 
 from . import (  # noqa: F401  (they fill tables)
@@ -73,7 +73,7 @@ def module_graph(
     """
     if not isinstance(module, nn.Module):
         raise IRError("save: 'module' must be a module of torch", got=brief(module))
-    module = getattr(module, "_orig_mod", module)  # if torch.compile made it
+    module = original_of(module)
     where = _described(module)
     args, kwargs = _arguments(example_inputs)
     leaves, spec = unpacked((args, kwargs))
@@ -141,8 +141,11 @@ class _Trace:
         for inputs in self.others:
             other = _Trace(self.module, self.where, self.spec, inputs, self.calls, self.dynamic, self.kept)
             sizes = ([len(level) - 1 for lod in t.lods for level in lod.levels[:2]] for t in (self, other))
-            with contextlib.suppress(IRError):  # of the module: `topk(3, 0)` needs three sequences
-                yield other.program(), dict(zip(*sizes, strict=True))
+            try:
+                made = other.program()
+            except IRError:  # of the module: `topk(3, 0)` needs three sequences
+                continue
+            yield made, dict(zip(*sizes, strict=True))
 
     def following(self) -> Program:
         """The program of the call after the one before."""

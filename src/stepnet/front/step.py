@@ -293,7 +293,7 @@ class TorchCell(nn.Module):
 def as_step(step: Any) -> Callable[..., Any]:
     """Accept a function, a module or a torch.nn cell as a step; what torch compiled as what it was, for the
     loop is compiled with all its steps."""
-    step = _uncompiled(step)
+    step = original_of(step)
     if isinstance(step, nn.RNNCellBase):
         return TorchCell(step)
     if not callable(step):
@@ -305,7 +305,8 @@ def as_step(step: Any) -> Callable[..., Any]:
     return step
 
 
-def _uncompiled(step: Any) -> Any:
+def original_of(step: Any) -> Any:
+    """A function or a module as it was before `torch.compile`."""
     if isinstance(step, nn.Module):
         compiled = type(step).__module__ == "torch._dynamo.eval_frame"
         return step._orig_mod if compiled else step
