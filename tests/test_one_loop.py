@@ -13,7 +13,7 @@ import pytest
 
 from stepnet import engine, repeat
 from stepnet.compiler import iteration, pipeline
-from stepnet.engine import check, make, plans
+from stepnet.engine import check, make, plain, plans
 from stepnet.executors import naive
 from stepnet.front import raise_loop, recorded_step, step
 from stepnet.ir import sweep
@@ -28,7 +28,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "stepnet"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 TAKES = [
-    engine.run, engine.find_plan, engine.read, plans.lookup, make.make, check.plain_loop, check.self_check,
+    engine.run, engine.find_plan, engine.read, plans.lookup, make.make, plain.plain_loop, check.self_check,
     pipeline.compile_loop, iteration.iteration, naive.run, naive.PlainRun,
 ]  # fmt: skip
 GIVES = [

@@ -36,10 +36,10 @@ from stepnet.executors.setting import nothing_around, only_plain
 from stepnet.ir.loop import Loop
 from stepnet.watchers import note_run
 
-from .check import plain_loop
 from .choice import about_as_many
 from .directions import Find, MadeLater, RunsAlong
 from .make import Entry
+from .plain import plain_loop
 from .reads import Reads, looks
 from .rows import Sequences
 from .walked import Found, boots, forget_steps, note, unchanged_step

@@ -28,7 +28,7 @@ from stepnet.executors.ready import Ready
 from stepnet.executors.registry import AUTO, tried
 from stepnet.ir.loop import Loop
 
-from .check import plain_loop
+from .plain import plain_loop
 from .rows import Noise, Sequences, few
 
 STEPS, MOST_SEQUENCES = 16, 64  # of a timed run

@@ -24,11 +24,13 @@ from stepnet.executors.twice import Moves, by_along, by_plain_loop, leads_to, of
 from stepnet.ir.loop import Loop
 
 from .along import differs, loop_along
-from .check import close, looseness, plain_loop, read_again, sample_layout, sampled
+from .check import sample_layout, sampled
 from .choice import about_as_many
 from .make import Entry, apart
+from .plain import plain_loop, read_again
 from .reads import Reads, looks, read
 from .repeats import Repeats, Unrecorded
+from .rounding import close, looseness
 from .rows import Sequences
 
 T = TypeVar("T")

@@ -42,10 +42,11 @@ from stepnet.ir.loop import Loop
 from stepnet.user_line import user_level
 
 from . import again, varying
-from .check import plain_loop, same_in_modes
+from .check import same_in_modes
 from .choice import Slower, about_as_many
 from .directions import Find, RunsAlong
 from .make import Entry, for_as_many, make, refused_as, stands
+from .plain import plain_loop
 from .reads import (
     FailsOnSamples,
     Reads,

@@ -21,10 +21,10 @@ from stepnet.executors.ready import Ready
 from stepnet.executors.transformed import Derivative, Run
 from stepnet.ir.loop import Code, Loop
 
-from .check import plain_loop
 from .directions import Find, MadeLater, RunsAlong
 from .make import Entry
 from .members import loop_of_members
+from .plain import plain_loop
 from .reads import Reads, closed
 from .rows import Sequences, as_rows
 

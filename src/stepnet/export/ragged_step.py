@@ -21,7 +21,7 @@ from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .recurrence_call import RecurrenceCall
 from .scans import StepAxis, mask_of, per_sequence
-from .trace import sizes_of
+from .trace import Program, sizes_of
 
 
 class _OpenSize:
@@ -39,8 +39,46 @@ def write_ragged_step(
     Raises:
         IRError: the step cannot be traced, or calls what cannot be written.
     """
-    x, state, weights, lengths = nodes
-    emit, outer, grid = b.emit, b.flat(lengths[0]), b.out(lengths[1])
+    x, state, _, lengths = nodes
+    emit, grid = b.emit, b.out(lengths[1])
+    trace, program = _traced(b, call, where, nodes)
+    loop = _PaddedLoop(b, call, where, b.flat(lengths[0]))
+    arguments = [
+        loop.cut(
+            split_lead(emit, b.out(node), grid), port.parameter, b.dtype(node), (-1, *_open(b, node)[1:])
+        )
+        for port, node in zip(call.loop.slices, x, strict=False)
+    ]
+    own_lengths = loop.cut(grid, "lengths", torch.int64, ())
+    steps_of = emit.squeeze(mask_of(emit, loop.steps, grid), 2)
+    running = loop.cut(steps_of, "running", torch.bool, ())
+    old = [loop.carried(port.parameter, node) for port, node in zip(call.loop.merged, state, strict=False)]
+    rest = trace.rest(loop.body, "shared_{}")
+    loop.ins += rest
+    inner, n_y = loop.inner, len(call.y)
+    for node in program.inputs[: len(x)]:
+        inner.ragged[str(node.meta["val"].shape[0])] = own_lengths
+    out = inner.run(program, [*arguments, own_lengths, *old, *(i.parameter for i in rest)])
+    shown = program.outputs[:n_y]
+    made = loop.made(
+        [loop.joined(value, node) for value, node in zip(out, shown, strict=False)],
+        [
+            loop.kept(running, value, before, node)
+            for value, before, node in zip(out[n_y:], old, program.outputs[n_y:], strict=True)
+        ],
+        old,
+    )
+    ragged = [inner.is_ragged(node) for node in shown]
+    tables = [join_lead(emit, v) if is_table else v for v, is_table in zip(made, ragged, strict=False)]
+    return tables, made[n_y:]
+
+
+def _traced(
+    b: AtenNet, call: RecurrenceCall, where: str,
+    nodes: tuple[Sequence[FxNode], Sequence[FxNode], Sequence[FxNode], Sequence[FxNode]],
+) -> tuple[BodyTrace, Program]:  # fmt: skip
+    """The step on the rows of one sequence of each; it takes x, its lengths, and the states."""
+    x, state, weights, _ = nodes
     parts: list[LoDTensor] = call.parts
     (offsets,) = parts[0].structure.levels
     shapes: list[Any] = [[_OpenSize(), *_sizes(node)[1:]] for node in x]
@@ -66,50 +104,59 @@ def write_ragged_step(
             found.append(leaf.values if isinstance(leaf, LoDTensor) else leaf)
         return [*found, *new]
 
-    program = trace.traced(run, code_of(call.loop).function)
-    name = call.loop.body.name
-    body = emit.graph.body(f"{name} body")
-    steps, inner = StepAxis(1, call.sweep.reverse, outer), AtenNet(Emit(body), where)
-    inner.numbers = b.numbers
-    ins: list[LoopInput] = []
-    arguments: list[Value] = []
+    return trace, trace.traced(run, code_of(call.loop).function)
 
-    def cut(value: Value, name: str, dtype: torch.dtype, shape: Sequence[int]) -> Value:
-        part = body.parameter(name, dtype, (-1, 1, *shape))
-        ins.append(LoopInput(value, part, **steps.cut()))
-        return inner.emit.take(part, inner.emit.scalar(0), 1)
 
-    for i, node in enumerate(x):
-        table = split_lead(emit, b.out(node), grid)
-        arguments.append(cut(table, call.loop.slices[i].parameter, b.dtype(node), (-1, *_open(b, node)[1:])))
-    arguments.append(cut(grid, "lengths", torch.int64, ()))
-    running = cut(emit.squeeze(mask_of(emit, steps, grid), 2), "running", torch.bool, ())
-    old = []
-    for i, node in enumerate(state):
-        old.append(body.parameter(call.loop.merged[i].parameter, b.dtype(node), (-1, *_open(b, node)[1:])))
-        ins.append(LoopInput(b.flat(node), old[-1]))
-    rest = trace.rest(body, "shared_{}")
-    ins += rest
-    for node in program.inputs[:count]:
-        inner.ragged[str(node.meta["val"].shape[0])] = arguments[count]
-    out = inner.run(program, [*arguments, *old, *(i.parameter for i in rest)])
-    shown = program.outputs[: len(call.y)]
-    joined = []
-    for value, node in zip(out, shown, strict=False):
-        shape = [-1, 1, *([-1] if inner.is_ragged(node) else []), *_open(inner, node)[1:]]
-        joined.append(body.result(inner.emit.copied(inner.emit.unsqueeze(value, 1)), shape=shape))
-    results = []
-    for value, before, node in zip(out[len(shown) :], old, program.outputs[len(shown) :], strict=True):
-        going = per_sequence(inner.emit, running, len(inner.shape(node)) - 1)
-        results.append(body.result(inner.emit.copied(inner.emit.call("where", going, value, before))))
-    outs = [*(LoopOutput(r, **steps.cut()) for r in joined), *map(LoopOutput, results)]
-    loop = LoopOp(body, tuple(ins), tuple(outs), tuple(zip(results, old, strict=True)))
-    made = emit.graph.loop(loop, name)
-    tables = [
-        join_lead(emit, value) if inner.is_ragged(node) else value
-        for value, node in zip(made, shown, strict=False)
-    ]
-    return tables, list(made[len(shown) :])
+class _PaddedLoop:
+    """A loop over the sequences of each sequence of sequences, as it is made.
+
+    Attributes:
+        body: the graph of its body.
+        inner: nodes of the traced step, added to the body.
+        steps: how its inputs are cut, and its results joined.
+        ins: what comes in.
+    """
+
+    def __init__(self, b: AtenNet, call: RecurrenceCall, where: str, counts: Value) -> None:
+        """`counts`: of sequences in each."""
+        self._b, self._name = b, call.loop.body.name
+        self.body = b.emit.graph.body(f"{self._name} body")
+        self.steps = StepAxis(1, call.sweep.reverse, counts)
+        self.inner = AtenNet(Emit(self.body), where)
+        self.inner.numbers = b.numbers
+        self.ins: list[LoopInput] = []
+
+    def cut(self, value: Value, name: str, dtype: torch.dtype, shape: Sequence[int]) -> Value:
+        """In the body, the part of a value that one step gets."""
+        part = self.body.parameter(name, dtype, (-1, 1, *shape))
+        self.ins.append(LoopInput(value, part, **self.steps.cut()))
+        return self.inner.emit.take(part, self.inner.emit.scalar(0), 1)
+
+    def carried(self, name: str, node: FxNode) -> Value:
+        """In the body, a state of the step before."""
+        b = self._b
+        old = self.body.parameter(name, b.dtype(node), (-1, *_open(b, node)[1:]))
+        self.ins.append(LoopInput(b.flat(node), old))
+        return old
+
+    def joined(self, value: Value, node: FxNode) -> int:
+        """A result of the body that is one step of y."""
+        emit, ragged = self.inner.emit, [-1] if self.inner.is_ragged(node) else []
+        shape = [-1, 1, *ragged, *_open(self.inner, node)[1:]]
+        return self.body.result(emit.copied(emit.unsqueeze(value, 1)), shape=shape)
+
+    def kept(self, running: Value, value: Value, before: Value, node: FxNode) -> int:
+        """A result of the body that is a state: the new one of the sequences that still run."""
+        emit = self.inner.emit
+        going = per_sequence(emit, running, len(self.inner.shape(node)) - 1)
+        return self.body.result(emit.copied(emit.call("where", going, value, before)))
+
+    def made(self, y: Sequence[int], new: Sequence[int], old: Sequence[Value]) -> list[Value]:
+        """The loop; what it gives for y, and the last states."""
+        outs = [*(LoopOutput(r, **self.steps.cut()) for r in y), *map(LoopOutput, new)]
+        back = tuple(zip(new, old, strict=True))
+        loop = LoopOp(self.body, tuple(self.ins), tuple(outs), back)
+        return list(self._b.emit.graph.loop(loop, self._name))
 
 
 def _sizes(node: FxNode) -> list[Any]:
