@@ -209,51 +209,62 @@ def check_step(
     if final_spec != expected.state_spec:
         raise AssertionError(f"the final state is nested as {final_spec}, expected {expected.state_spec}")
 
-    ours: list[tuple[Tensor, Tensor]] = []  # (result, seed) of the loss, and the same of the oracle
-    theirs: list[tuple[Tensor, Tensor]] = []
-    generator = torch.Generator().manual_seed(11)
-
-    def compare(name: str, b: int, rows: int, got: Tensor, wanted: Tensor, part: str) -> None:
-        assert_close(f"{name} of sequence {b} (length {rows})", got, wanted, tolerance.values)
-        seed = torch.randn(wanted.shape, generator=generator, dtype=torch.float64).to(wanted.dtype)
-        if part not in through:
-            return
-        if wanted.requires_grad:
-            if not got.requires_grad:
-                raise AssertionError(f"{name} of sequence {b} has no gradient, expected one")
-            theirs.append((wanted, seed))
-        if got.requires_grad:  # where the oracle has no gradient, ours must come to zero
-            ours.append((got, seed))
-
-    count = len(expected.y)
+    pairs, count = _Pairs(through, tolerance), len(expected.y)
     if not count:
-        ours += [(t, torch.ones_like(t)) for t in map(_tensor, (*y_leaves, *final_leaves)) if t.requires_grad]
+        leaves = map(_tensor, (*y_leaves, *final_leaves))
+        pairs.ours += [(t, torch.ones_like(t)) for t in leaves if t.requires_grad]
     for k, (name, leaf) in enumerate(zip(names(y_spec, "y"), y_leaves, strict=True)):
         _check_kind(name, leaf, x_leaves[0], expected.sample[k], axis)
         for b, rows in enumerate(sequences_of(leaf, axis)):
-            compare(name, b, len(rows), rows, expected.y[b][k], "y")
+            pairs.compare(name, b, len(rows), rows, expected.y[b][k], "y")
     for k, (name, leaf) in enumerate(zip(names(final_spec, "final state"), final_leaves, strict=True)):
         if len(leaf) != count:
             raise AssertionError(f"{name} has {len(leaf)} rows, expected one for each of {count} sequences")
         for b in range(count):
             length = len(expected.y[b][0]) if expected.y[b] else 0
-            compare(name, b, length, leaf[b : b + 1], expected.final[b][k], "final")
+            pairs.compare(name, b, length, leaf[b : b + 1], expected.final[b][k], "final")
 
-    found = _weights(step) if weights is None else dict(weights)
     state_leaves, state_spec = flatten(() if state is None else state)
     values = [_tensor(leaf) for leaf in x_leaves]
-    wanted = [
+    given = [
         *zip(names(x_spec, "x"), values, strict=True),
         *zip(names(state_spec, "state"), state_leaves, strict=True),
-        *found.items(),
+        *(_weights(step) if weights is None else weights).items(),
     ]
-    wanted = [(name, tensor) for name, tensor in wanted if tensor.requires_grad]
-    if not wanted or not ours:
-        return
-    tensors = [tensor for _, tensor in wanted]
-    mine, other = (_gradients(pairs, tensors) for pairs in (ours, theirs))
-    for (name, tensor), a, b in zip(wanted, mine, other, strict=True):
+    for (name, tensor), a, b in pairs.gradients([pair for pair in given if pair[1].requires_grad]):
         _compare_gradient(name, a, b, tensor, x_leaves, tolerance, axis)
+
+
+class _Pairs:
+    """Results compared so far, each with its part of the loss: of ours, and of the oracle."""
+
+    def __init__(self, through: Sequence[str], tolerance: Tolerance) -> None:
+        self._through, self._tolerance = through, tolerance
+        self._generator = torch.Generator().manual_seed(11)
+        self.ours: list[tuple[Tensor, Tensor]] = []
+        self._theirs: list[tuple[Tensor, Tensor]] = []
+
+    def compare(self, name: str, b: int, rows: int, got: Tensor, wanted: Tensor, part: str) -> None:
+        """Raises AssertionError: a result of sequence b, which has so many rows, is another."""
+        assert_close(f"{name} of sequence {b} (length {rows})", got, wanted, self._tolerance.values)
+        seed = torch.randn(wanted.shape, generator=self._generator, dtype=torch.float64).to(wanted.dtype)
+        if part not in self._through:
+            return
+        if wanted.requires_grad:
+            if not got.requires_grad:
+                raise AssertionError(f"{name} of sequence {b} has no gradient, expected one")
+            self._theirs.append((wanted, seed))
+        if got.requires_grad:  # where the oracle has no gradient, ours must come to zero
+            self.ours.append((got, seed))
+
+    def gradients(
+        self, wanted: Sequence[tuple[str, Tensor]]
+    ) -> Iterator[tuple[tuple[str, Tensor], Tensor, Tensor]]:
+        """What gets a gradient, with ours and that of the oracle."""
+        if wanted and self.ours:
+            tensors = [tensor for _, tensor in wanted]
+            both = (_gradients(pairs, tensors) for pairs in (self.ours, self._theirs))
+            yield from zip(wanted, *both, strict=True)
 
 
 def _check_kind(name: str, y: Any, x: Any, sample: Tensor, axis: int) -> None:
