@@ -64,6 +64,16 @@ def tiles(request: pytest.FixtureRequest) -> ctypes.CDLL:
     return twin_library(request, text(2, True) + ENTRY)
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86")
+@pytest.mark.parametrize(("cpu", "tiles"), [("x86-64-v3", 2), ("cooperlake", 2), ("sapphirerapids", 1)])
+def test_it_is_whole_on_other_cpus(cpu: str, tiles: int):
+    cc = c_build.compiler()
+    flags = [flag for flag in cc.flags if not flag.startswith("-march")]
+    command = [*cc.command, *flags, f"-march={cpu}", "-Werror=implicit", "-fsyntax-only", "-x", "c", "-"]
+    told = subprocess.run(command, input=text(tiles, True) + ENTRY, text=True, capture_output=True)
+    assert not told.returncode, told.stderr
+
+
 def multiply(library, c, d, a, matrix, parts: int) -> None:
     rows, (K, N) = a.places.shape[0], matrix.shape
     library.packed_size.restype = ctypes.c_int64
