@@ -192,6 +192,20 @@ void sn_pack_split(float *restrict packed, const float *restrict source, int64_t
         return name##_in(__VA_ARGS__, 3);                                                                             \
     }
 
+#if !SN_FAST_SPLIT
+/* The `parts` numbers whose sum each of n floats is, n no more than a block's; zeros behind them. */
+SN_INLINE void sn_split_floats(uint16_t *restrict to, int64_t apart, const float *restrict x, int64_t n, int parts) {
+    float rest[SN_DEPTH_BF16] = {0};
+    memcpy(rest, x, (size_t)n * sizeof *rest);
+    for (int p = 0; p < parts; ++p)
+        _Pragma("omp simd") for (int64_t i = 0; i < SN_DEPTH_BF16; ++i) {
+            const float near = sn_round_bf16(rest[i]);
+            to[p * apart + i] = sn_store_bf16(near);
+            rest[i] -= near;
+        }
+}
+#endif
+
 /* Columns k0 .. k0 + depth of m rows of A as `parts` numbers each: the first of row i at to[i * stride], each next block of
  * 32 columns `next` further on, each next part `apart`. Zeros behind the last column. */
 SN_INLINE sn_sizes sn_split_rows_in(uint16_t *restrict to, int64_t stride, int64_t next, int64_t apart, sn_rows_f32 A,
