@@ -8,6 +8,7 @@ import shutil
 import tempfile
 
 import pytest
+from _pytest.doctest import DoctestModule
 
 _made: list[str] = []
 
@@ -18,6 +19,17 @@ collect_ignore_glob = [] if importlib.util.find_spec("onnx_ir") else ["src/stepn
 def pytest_addoption(parser: pytest.Parser) -> None:
     text = "every test, also those that an ordinary run leaves out (tests/covering.py)"
     parser.addoption("--exhaustive", action="store_true", help=text)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path):
+    """Examples are looked for where there are some: to look is to import a file and go through all of it."""
+    found = yield
+    return [one for one in found if not isinstance(one, DoctestModule) or _has_examples(file_path)]
+
+
+def _has_examples(path):
+    return not path.name.startswith("test_") and ">>>" in path.read_text(encoding="utf-8")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 MADE_ANEW = ("compiler", "fuzz", "test_modes.py")
 OPTIMISED = ("executors",)
 PLAIN = ("cells", "layers", "nn", "saving", "tape")
-EAGER = ("commands", "file_model", "onnx", "openvino")
+EAGER = ("commands", "export", "file_model", "onnx", "openvino", "streams")
 SETTINGS = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -47,8 +47,8 @@ def pytest_runtest_protocol(item, nextitem):
 def _as_it_was(request):
     """Each test draws the same numbers. Settings of the process that it changes are put back. A file says as
     `BACKEND` what runs its recurrences; those that test other things than that are run by the plain loop, and
-    those of files by torch ops, which need no build, but in `make fuzz`. A mode of torch that outlives what
-    entered it would see all calls."""
+    those of files and streams by torch ops, which need no build, but in `make fuzz`. A mode of torch
+    that outlives what entered it would see all calls."""
     import stepnet
 
     torch.default_generator.manual_seed(0)  # torch.manual_seed keeps the stack of each call for other devices

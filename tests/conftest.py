@@ -6,8 +6,6 @@ import importlib
 import os
 from pathlib import Path
 
-import pytest
-from _pytest.doctest import DoctestModule
 from hypothesis import settings
 
 from covering import left_out
@@ -27,15 +25,6 @@ def pytest_configure(config):
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         # not in the process that only hands out tests, which others wait for: it needs no torch
         config.pluginmanager.register(importlib.import_module("around_tests"))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collect_file(file_path):
-    """Files of tests hold no examples to look for."""
-    found = yield
-    return [
-        one for one in found if not (file_path.name.startswith("test_") and isinstance(one, DoctestModule))
-    ]
 
 
 def pytest_collection_modifyitems(config, items):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,17 @@ def openvino_model(path: Path) -> Callable[[Sequence[Tensor]], list[Tensor]] | N
         return [torch.from_numpy(np.array(out[i])) for i in range(len(compiled.outputs))]
 
     return run
+
+
+class Beside(nn.Module):
+    """Modules of the same inputs in one model: it is traced, written and opened once for all."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(modules)
+
+    def forward(self, *inputs: Any) -> list[Any]:
+        return [part(*inputs) for part in self.parts]
 
 
 @contextlib.contextmanager

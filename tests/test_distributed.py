@@ -119,6 +119,7 @@ def test_fully_shard_of_a_cell(make):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rnn", RNNS)
 @pytest.mark.parametrize("output", [None, torch.float32], ids=["bfloat16 out", "float32 out"])
 def test_fully_shard_with_mixed_precision(rnn, output):

@@ -107,6 +107,7 @@ def test_equals_the_masked_loop(backend):
     law()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["eager", "c"])
 @pytest.mark.parametrize(("axis", "reverse"), [(0, False), (0, True), (1, False)])
 def test_pieces_of_tensors_run_where_they_lie(backend, axis, reverse):

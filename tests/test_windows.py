@@ -82,6 +82,7 @@ def test_law(backend):
     law()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "asked", [{"checkpoint": 2}, {"detach_every": 2}, {"checkpoint": 1, "detach_every": 2}]
 )
@@ -477,6 +478,7 @@ class Mixed(nn.Module):
 MIXED = Mixed()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", ["dense", "batch first", "one sequence", "ragged"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_windows_are_written_where_they_lie(kind, backend):

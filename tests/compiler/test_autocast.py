@@ -76,7 +76,9 @@ AROUND = {
 
 
 BOTH = [(step, around) for step in STEPS for around in AROUND]
-IN_TURN = [(step, around) for i, (step, around) in enumerate(BOTH) if around == "bfloat16" or i % 3 == 0]
+IN_TURN = [(step, around) for step, around in BOTH if around == "bfloat16" or step is plain] + [
+    (inside, "none")
+]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor 
 
 DTYPE = torch.float64
 D = 3
-LENGTHS = [3, 0, 1, 4]
+LENGTHS = [2, 0, 1, 3]
 GENERATOR = torch.Generator().manual_seed(2)
 W, V = ((torch.randn(D, D, generator=GENERATOR, dtype=DTYPE) / 2).requires_grad_() for _ in range(2))
 GATE = torch.tensor(1.0, dtype=DTYPE)

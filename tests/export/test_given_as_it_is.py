@@ -9,6 +9,8 @@ import torch
 from file_formats import FORMATS, Applied
 from stepnet import BackEdge, InputPort, OutputPort, TensorIterator, recurrent, while_loop
 
+BACKEND = "auto"
+
 
 def by_steps(x):
     y = x[0] * 2
@@ -54,6 +56,7 @@ def by_a_loop_variable(x):
 BODIES = [by_steps, by_its_first_state, by_turns, by_a_loop_variable, by_ports, by_what_a_port_is_fed]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("function", BODIES)
 @pytest.mark.parametrize("format", FORMATS)
 def test_it_is_that_of_each_call(format, function, tmp_path):

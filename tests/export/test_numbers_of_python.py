@@ -116,6 +116,7 @@ FOLLOWS = {
 
 
 @since
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("what", FOLLOWS)
 @pytest.mark.parametrize("format", FORMATS)
 def test_it_is_that_of_each_call(format, what, tmp_path):

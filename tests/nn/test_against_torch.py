@@ -87,6 +87,7 @@ def gradients(outputs, x, hx, module):
     return outcomes.gradients(outputs, [x, *states, *module.parameters()])
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("kind", "stack", "layout", "given"), cases(LAYOUTS))
 def test_dense(kind, stack, layout, given):
     module, peer = pair(kind, **stack, batch_first=layout == "batch first")

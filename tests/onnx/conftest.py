@@ -87,8 +87,10 @@ def check(tmp_path):
         for steps, batch in sizes:
             example = make(steps, batch)
             expected, found = results(module, example), written(*flatten(example)[0])
-            for a, b in zip(found, expected, strict=True):
-                torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+            for a, b, name in zip(found, expected, written.outputs, strict=True):
+                torch.testing.assert_close(
+                    a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=f"{name}: {{}}".format
+                )
         return written
 
     return check

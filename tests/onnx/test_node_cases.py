@@ -62,15 +62,6 @@ def cases(every=False):
     return {case.name.removeprefix("test_"): case for case in node._NodeTestCases}
 
 
-def pytest_generate_tests(metafunc):
-    if "names" in metafunc.fixturenames:
-        every = metafunc.config.getoption("exhaustive")
-        found = {}  # by the first word, digits left out
-        for name in names(every):
-            found.setdefault(re.match("[a-z]*", name)[0], []).append(name)
-        metafunc.parametrize("names", found.values(), ids=found)
-
-
 def names(every=False):
     wanted = [n for n in cases(every) if every or re.match(LOOPS, n) or re.match(rf"{AROUND}(_|\d|$)", n)]
     return [n for n in wanted if why_left(n, cases(every)[n].model.graph) is None]
@@ -110,8 +101,9 @@ def same(found, expected):
         np.testing.assert_allclose(found.double(), wanted.double(), rtol=max(1e-3, rough), atol=1e-5)
 
 
-def test_nodes(names, tmp_path):
-    holds(check, {name: (name, tmp_path) for name in names})
+def test_nodes(request, tmp_path):
+    """One test: to know their names takes seconds, which each process that collects tests would need."""
+    holds(check, {name: (name, tmp_path) for name in names(request.config.getoption("exhaustive"))})
 
 
 def check(name, tmp_path):

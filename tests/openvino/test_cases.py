@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from covering import few
 from stepnet.errors import IRError
 from stepnet.executors.setting import set_backend
 from stepnet.openvino import load
@@ -50,7 +51,11 @@ def check(folder: Path, model=None):
     return model
 
 
-@pytest.mark.parametrize("folder", [p for p in GOOD if p.name not in REFUSED], ids=lambda p: p.name)
+READ = [p for p in GOOD if p.name not in REFUSED]
+ALONE = [p for p in READ if p.name not in COMPILED]
+
+
+@pytest.mark.parametrize("folder", few(READ, ALONE), ids=lambda p: p.name)
 def test_right_answers(folder):
     set_backend("naive")
     check(folder)

@@ -8,7 +8,7 @@ from torch import nn
 
 import stepnet
 from covering import few
-from saved_modules import check, plain_loops
+from saved_modules import Beside, check, plain_loops
 from stepnet import cells
 
 CELLS = {
@@ -42,12 +42,12 @@ LIKE_OTHERS = {
     "RNN relu", "MinGRU", "MinLSTM", "VariationalDropout", "GLA", "DeltaNet", "torch GRUCell",
     "torch RNNCell", "AllStates", "RGLRU", "GatedDeltaNet",
 }  # fmt: skip
+GROUPS = [[name for name in CELLS if name not in LIKE_OTHERS], sorted(LIKE_OTHERS)]
 
 
-@pytest.mark.parametrize("name", few(CELLS, CELLS.keys() - LIKE_OTHERS))
-def test_a_cell(name, tmp_path):
-    reverse = len(name) % 2 == 0
-    module = stepnet.Recurrent(CELLS[name](), reverse=reverse)
+@pytest.mark.parametrize("names", few(GROUPS, GROUPS[:1]), ids=", ".join)
+def test_cells(names, tmp_path):
+    module = Beside(stepnet.Recurrent(CELLS[name](), reverse=len(name) % 2 == 0) for name in names)
     check(module, lambda t, b: (torch.randn(t, b, 3),), tmp_path / "m.xml")
 
 

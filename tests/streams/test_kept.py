@@ -87,6 +87,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("change", ALONE, ids=lambda change: change.__name__[1:])
 @pytest.mark.parametrize("make", MODULES, ids=["recurrent", "lstm", "gru"])
 def test_a_module_that_only_runs_steps_is_what_it_was_made(make, change, monkeypatch):

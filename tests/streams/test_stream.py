@@ -20,6 +20,7 @@ from stepnet.errors import StreamError, UnknownStream
 from stepnet.streams import streams as stream_file
 from threads import at_once
 
+BACKEND = "auto"
 DTYPE = torch.float64
 F, H = 2, 3
 CLOSE = {"rtol": 0, "atol": 1e-10}

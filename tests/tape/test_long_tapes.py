@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 
+from covering import few
 from stepnet import LoDTensor
 from stepnet.layers import Dense, Sequence, data, fc, memory, recurrent_group
 from stepnet.tape import Tape
@@ -38,8 +39,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "value"), KINDS.values(), ids=KINDS)
-def test_a_thousand_layers_are_built_printed_and_played_without_deep_recursion(kind, value, shallow):
+@pytest.mark.parametrize("name", few(KINDS, ["sequences"]))
+def test_a_thousand_layers_are_built_printed_and_played_without_deep_recursion(name, shallow):
+    kind, value = KINDS[name]
     with Tape() as tape:
         x = long_chain(1000, kind)
     assert len(tape) == 1001
@@ -91,4 +93,4 @@ def calls(make, n):
 @pytest.mark.parametrize("make", [long_chain, chain_of_groups])
 def test_work_grows_as_the_tape_does(make):
     calls(make, 40)  # what is done once, and kept
-    assert calls(make, 800) < 4.4 * calls(make, 200)
+    assert calls(make, 400) < 4.4 * calls(make, 100)

@@ -1,5 +1,7 @@
 """A program as users write it, with types and no cast: `pyright` and `mypy` in their strict modes take it."""
 
+# pyright: strict
+
 from __future__ import annotations
 
 import torch

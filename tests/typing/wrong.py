@@ -1,4 +1,7 @@
-"""Mistakes that a type checker is to find: each line that is marked, and no other."""
+"""Mistakes that a type checker is to find: each line that is marked, and no other. It tells of marks where it
+finds nothing."""
+
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
 
 from __future__ import annotations
 
@@ -20,23 +23,23 @@ def no_pair(x: Tensor, h: Tensor) -> Tensor:
     return h
 
 
-recurrent(step, x, h0, backend="cuda")  # wrong
-recurrent(42, x, h0)  # wrong
-recurrent(no_pair, x, h0)  # wrong
-recurrent(step, x, (h0, h0))  # wrong
-recurrent(step, x, h0, reverse="yes")  # wrong
-recurrent(step, x, h0, revers=True)  # wrong
-recurrent(nn.LSTMCell(1, 2), x, h0)[1][0].nonsense()  # wrong
-recurrent(stepnet.cells.LSTM(1, 2), x)[1].sum()  # wrong
-Recurrent(42)  # wrong
-Recurrent(step, backend="cuda")  # wrong
-Recurrent(nn.GRUCell(1, 2))(x, (h0, h0))  # wrong
-Recurrent(nn.LSTMCell(1, 2))(x)[1].sum()  # wrong
-stepnet.nn.LSTM(1, 2)(x, h0)  # wrong
-stepnet.nn.GRU(1, 2)(x)[1][0].nonsense()  # wrong
-set_backend("cuda")  # wrong
-while_loop(lambda i: i < 3, lambda i: (i + 1, i), (torch.tensor(0),))  # wrong
-while_loop(42, lambda i: (i,), (torch.tensor(0),))  # wrong
-LoDTensor.from_lengths([1.0], [[1]])  # wrong
-x.values = torch.zeros(4, 1)  # wrong
-print(x.values.nonsense)  # wrong
+recurrent(step, x, h0, backend="cuda")  # pyright: ignore
+recurrent(42, x, h0)  # pyright: ignore
+recurrent(no_pair, x, h0)  # pyright: ignore
+recurrent(step, x, (h0, h0))  # pyright: ignore
+recurrent(step, x, h0, reverse="yes")  # pyright: ignore
+recurrent(step, x, h0, revers=True)  # pyright: ignore
+recurrent(nn.LSTMCell(1, 2), x, h0)[1][0].nonsense()  # pyright: ignore
+recurrent(stepnet.cells.LSTM(1, 2), x)[1].sum()  # pyright: ignore
+Recurrent(42)  # pyright: ignore
+Recurrent(step, backend="cuda")  # pyright: ignore
+Recurrent(nn.GRUCell(1, 2))(x, (h0, h0))  # pyright: ignore
+Recurrent(nn.LSTMCell(1, 2))(x)[1].sum()  # pyright: ignore
+stepnet.nn.LSTM(1, 2)(x, h0)  # pyright: ignore
+stepnet.nn.GRU(1, 2)(x)[1][0].nonsense()  # pyright: ignore
+set_backend("cuda")  # pyright: ignore
+while_loop(lambda i: i < 3, lambda i: (i + 1, i), (torch.tensor(0),))  # pyright: ignore
+while_loop(42, lambda i: (i,), (torch.tensor(0),))  # pyright: ignore
+LoDTensor.from_lengths([1.0], [[1]])  # pyright: ignore
+x.values = torch.zeros(4, 1)  # pyright: ignore
+print(x.values.nonsense)  # pyright: ignore

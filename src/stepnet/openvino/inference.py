@@ -9,7 +9,7 @@ ways, or for one size, is not known here; it shows when the model runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -67,10 +67,16 @@ def check_shapes(
     Raises:
         IRError: a layer's inputs do not fit, whatever sizes the dynamic dimensions have.
     """
+    _check(_walks(graph, shapes, dtypes))
+
+
+def _walks(
+    graph: Graph, shapes: Sequence[tuple[int, ...] | None], dtypes: Sequence[torch.dtype]
+) -> Iterator[Walk]:
+    """A walk for each size of the dynamic dimensions; one where there are none."""
     dynamic = any(shape is None or -1 in shape for shape in shapes)
-    found: list[dict[str, _Fault]] = []
     for size in SIZES if dynamic else SIZES[:1]:
-        faults: dict[str, _Fault] = {}
+        walk = Walk({})
         arguments: list[Any] = []
         for shape, dtype in zip(shapes, dtypes, strict=True):
             if shape is None:
@@ -78,11 +84,17 @@ def check_shapes(
             else:
                 sizes = [size if d == -1 else d for d in shape]
                 arguments.append(torch.empty(sizes, dtype=dtype, device="meta"))
-        results = Walk(faults).graph(graph, arguments)
-        _check_states(graph, shapes, dtypes, results, faults)
-        if not faults:
+        results = walk.graph(graph, arguments)
+        _check_states(graph, shapes, dtypes, results, walk.faults)
+        yield walk
+
+
+def _check(walks: Iterable[Walk]) -> None:
+    found: list[dict[str, _Fault]] = []
+    for walk in walks:
+        if not walk.faults:
             return
-        found.append(faults)
+        found.append(walk.faults)
     for where, fault in found[0].items():
         if all(where in faults and faults[where].key == fault.key for faults in found):
             raise IRError(_in_open_sizes(*(str(faults[where].error) for faults in found))) from fault.error
@@ -130,16 +142,9 @@ def infer(
     Raises:
         IRError: a layer's inputs do not fit, whatever sizes the dynamic dimensions have.
     """
-    check_shapes(graph, shapes, dtypes)
-    walks: list[dict[int, Sequence[Any]]] = []
-    for size in SIZES:
-        walk = Walk({}, {})
-        sizes = [[size if d == -1 else d for d in shape] for shape in shapes]
-        walk.graph(
-            graph, [torch.empty(s, dtype=d, device="meta") for s, d in zip(sizes, dtypes, strict=True)]
-        )
-        walks.append(walk.seen)
-    first, second = walks
+    walks = [*_walks(graph, shapes, dtypes)]
+    _check(walks)
+    first, second = walks[0].seen, walks[-1].seen
     return {
         key: [_merged(a, b) for a, b in zip(first[key], second[key], strict=False)]
         for key in first.keys() & second.keys()
@@ -226,6 +231,9 @@ class Walk:
         return results
 
     def _call(self, node: Node, arguments: Sequence[Any]) -> Sequence[Any] | None:
+        same = _same_calls(node, arguments)
+        if same in _KNOWN:
+            return [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in _KNOWN[same]]
         shapes = str([list(a.shape) if isinstance(a, Tensor) else a for a in arguments])
         try:
             result = node.computed(arguments)
@@ -245,6 +253,8 @@ class Walk:
                 check_bytes(value.shape, value.element_size(), node.layer.where)
             except IRError as error:
                 raise _Fault(error, shapes) from error
+        if same is not None and len(_KNOWN) < _MOST_KNOWN and all(value.is_meta for value in results):
+            _KNOWN[same] = [(tuple(value.shape), value.dtype) for value in results]
         return results
 
     def _tensor_iterator(
@@ -400,6 +410,22 @@ class Walk:
             _shape_of(branches[0][p.id]) if _alike(branches[0][p.id], branches[1][p.id]) else UNKNOWN
             for p in node.layer.outputs
         ]
+
+
+# What layers give of shapes. Those of a model are few, and each is met in its body, in the whole, and again
+# when the file is read; a call of torch takes many times as long as a look.
+_KNOWN: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {}
+_MOST_KNOWN = 4_000
+
+
+def _same_calls(node: Node, arguments: Sequence[Any]) -> str | None:
+    """What a layer's results follow from, where they are shapes."""
+    if not all(a.is_meta for a in arguments if isinstance(a, Tensor)):
+        return None
+    layer = node.layer
+    of = [(list(a.shape), a.dtype) if isinstance(a, Tensor) else a for a in arguments]
+    text = str((layer.type, layer.version, layer.attributes, [port.type for port in layer.outputs], of))
+    return text if len(text) < 2000 else None
 
 
 def _outside(layer: Layer, what: str, axis: int, of: str, value: Tensor) -> _Fault:

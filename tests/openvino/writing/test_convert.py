@@ -76,6 +76,7 @@ def sequence(path, kind, direction, *, weights="constants"):
     write(b.net(), path)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sequence_lengths_are_kept(kind, direction, tmp_path):
