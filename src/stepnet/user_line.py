@@ -71,17 +71,18 @@ def _users_frame(frame: FrameType) -> tuple[FrameType, int]:
     return frame, level
 
 
-def line_run_by(file: str) -> Line | None:
-    """The innermost line of the user's code among what a file runs; where there is none, of the package's."""
+def run_by(file: str) -> tuple[Line, int] | None:
+    """The innermost line of the user's code among what a file runs, and which instruction is run there; where
+    there is none, of the package's."""
     frame, own = sys._getframe(1), None
     while frame is not None and frame.f_code.co_filename == file:  # the caller itself
         frame = frame.f_back
     while frame is not None and frame.f_code.co_filename != file:
         line = Line(frame.f_code.co_filename, frame.f_lineno)
         if is_users(line.file):
-            return line
+            return line, frame.f_lasti
         if own is None and line.file.startswith(_PACKAGE):
-            own = line
+            own = line, frame.f_lasti
         frame = frame.f_back
     return own
 

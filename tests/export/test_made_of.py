@@ -40,6 +40,7 @@ OF_TWO = ("atan2", "hypot", "copysign", "ldexp")
 # OpenVINO's exp of NaN is infinite, which is no matter of what is written
 ODD = {
     ("openvino", "expm1"): X.isfinite(),
+    ("openvino", "erfc"): X.isfinite(),
     ("openvino", "exp2"): X.isfinite(),
     ("openvino", "ldexp"): Y.isfinite(),
 }
@@ -117,7 +118,7 @@ def test_in_a_step(name, tmp_path):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("what", ["erfc", "erfinv", "lgamma", "digamma", "i0"])
+@pytest.mark.parametrize("what", ["erfinv", "lgamma", "digamma", "i0"])
 def test_what_cannot_be_made_is_named(what, name, tmp_path):
     form, _, file = FORMATS[name]
     module, example = stepping(what)

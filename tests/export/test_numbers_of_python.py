@@ -208,9 +208,17 @@ def of_many(x, h):
     return h
 
 
+def picked(which, a, b):
+    return a if which else b
+
+
 COUNTS = {
     "a threshold": lambda x, h: h if len(x) > 3 else sequence_pool(x, "max"),
     "whether it is one": of_many,
+    "which of two functions": lambda x, h: (h.sum if len(x) > 1 else h.mean)(1),
+    "what is made or not": lambda x, h: h.exp() if len(x) > 1 else h,
+    "which of two tensors": lambda x, h: picked(len(x) > 1, h.exp(), h.sin()),
+    "a large threshold": lambda x, h: h if len(x) <= 256 else sequence_pool(x, "max"),
     "the least": lambda x, h: h * min(len(x), 8),
     "a small rest": lambda x, h: h * (len(x) % 2),
     "what it decides": lambda x, h: h if len(x) % 2 else sequence_pool(x, "max"),

@@ -35,6 +35,17 @@ def picks(x, k, a):
         "scatter": torch.zeros_like(x).scatter(1, k[:, :1], x[:, :1]),
         "scatter a number": x.scatter(1, k[:, 1:2], 2.5),
         "scatter_add": x.scatter_add(1, k, some),
+        "scatter the first": x.scatter(1, k[1:, :2], x) + x.scatter_add(0, k[:1].clamp(max=0), some),
+        "gather of the first": x.gather(1, k[1:, :2]) + a[:, 0].gather(1, k)[1:, :1],
+        "scatter onto": x.scatter(1, k[:, :1], 2.5, reduce="add"),
+        **{
+            f"scatter_reduce {how} {own}": x.scatter_reduce(1, k // 2, some, how, include_self=own)
+            for how in ("sum", "prod", "mean", "amax", "amin")
+            for own in (True, False)
+        },
+        "searched": torch.searchsorted(TABLE[0], x) - torch.searchsorted(some.cumsum(-1), x, right=True),
+        "searched a number": torch.searchsorted(TABLE[2], 7.0)
+        + torch.bucketize(k, k[0].sort()[0], right=True),
         "sort": torch.cat(x.sort(-1, descending=True), -1),
         "argsort": k.argsort(-1) + x.argsort(-1),
         "rows of a table": TABLE[k] + TABLE[k[:, 0] - N][:, None],

@@ -349,6 +349,37 @@ def test_a_state_of_a_scan_keeps_its_shape(sizes, backend, tmp_path):
     assert model(torch.ones(sizes), torch.ones(0, 2, 3))[0].shape == sizes
 
 
+OF_VALUES = {
+    "SequenceAt.*no such place": (
+        [node("SplitToSequence", ["x"], ["s"], keepdims=0), node("SequenceAt", ["s", "i"])], 5, "-2 to 1",
+    ),
+    "Loop.*to be joined changes its shape in step 1": (
+        [node("Loop", ["i", "", "x"], ["z", "y"], body=helper.make_graph(
+            [node("Concat", ["v", "v"], ["w"], axis=0), node("Identity", ["c"], ["d"])], "b",
+            *([helper.make_tensor_value_info(name, kind, None) for name, kind in names] for names in (
+                (("k", 7), ("c", 9), ("v", 1)), (("d", 9), ("w", 1), ("w", 1)),
+            )),
+        ))], 3, r"\[4, 3\]",
+    ),
+    "Scan.*'scan_output_axes': 7 lies outside": (
+        [node("Scan", ["x"], num_scan_inputs=1, scan_output_axes=[7], body=helper.make_graph(
+            [node("Tanh", ["v"], ["w"])], "b",
+            *([helper.make_tensor_value_info(name, 1, None)] for name in ("v", "w")),
+        ))], 0, "-2 to 1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", OF_VALUES)
+def test_what_only_a_call_shows_is_told_in_the_words_of_the_file(message, tmp_path):
+    nodes, number, expected = OF_VALUES[message]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, None)
+    path = write(tmp_path / "m.onnx", nodes, [x, value("i", kind=TensorProto.INT64)])
+    model = stepnet.onnx.load(path)
+    with pytest.raises(IRError, match=rf"'n' \({message}[^\n]*\n.*got.*\n.*expected: {expected}"):
+        model(torch.ones(2, 3), torch.tensor(number))
+
+
 def changes(message, path):
     """What a file says: each field left out, there twice, or of another value."""
     for field in message.DESCRIPTOR.fields:

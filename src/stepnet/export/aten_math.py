@@ -16,7 +16,7 @@ from .graph import Value
 
 _MORE = [
     "hardswish", "mish", "sinh", "cosh", "tan", "atan", "asin", "acos", "silu", "hardsigmoid", "asinh",
-    "acosh", "atanh", "exp2", "log2", "log10",
+    "acosh", "atanh", "exp2", "log2", "log10", "erfc",
 ]  # fmt: skip
 _UNARY = UNARY | dict(zip(_MORE, _MORE, strict=True))
 _LOGIC = LOGIC | {f"__{op}__": op for op in ("and", "or", "xor")}  # operators of Python

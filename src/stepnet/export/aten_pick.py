@@ -9,21 +9,80 @@ from typing import Any
 import torch
 
 from .aten import AtenNet, rule
+from .aten_shape import first_of
 from .emit import END
 from .graph import Value
 
+_HOW = {
+    "sum": "add",
+    "prod": "mul",
+    "amax": "max",
+    "amin": "min",
+    "mean": "add",
+    "add": "add",
+    "multiply": "mul",
+}
 
-@rule("scatter.src", "scatter.value", "scatter_add")
-def _scatter(b: AtenNet, x: Any, dim: int, index: Any, source: Any) -> Any:
-    places = b.out(index)
-    if hasattr(source, "meta"):
-        if list(map(str, b.shape(source))) != list(map(str, b.shape(index))):
-            return NotImplemented
-        entries = b.out(source, b.dtype())
-    else:
-        entries = b.emit.broadcast(b.emit.number(source, b.dtype()), b.emit.shape(places))
-    add = b.name == "scatter_add"
-    return b.emit.call("scatter", b.out(x, b.dtype()), places, entries, axis=b.axis(x, dim), add=add)
+
+@rule("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce", "scatter_add")
+def _scatter(b: AtenNet, x: Any, dim: int, index: Any, source: Any, *, reduce: str | None = None) -> Any:
+    how = "add" if b.name == "scatter_add" else _HOW[reduce] if reduce else "none"
+    entries = _entries(b, index, source)
+    if entries is None:
+        return NotImplemented
+    return b.emit.call("scatter", b.out(x, b.dtype()), b.out(index), entries, axis=b.axis(x, dim), how=how)
+
+
+@rule("scatter_reduce")
+def _scatter_reduce(
+    b: AtenNet, x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
+) -> Any:
+    entries, places, value = _entries(b, index, source), b.out(index), b.out(x, b.dtype())
+    if entries is None or not b.dtype().is_floating_point:
+        return NotImplemented
+
+    def put(into: Value, new: Value, how: str) -> Value:
+        return b.emit.call("scatter", into, places, new, axis=b.axis(x, dim), how=how)
+
+    def filled(number: float) -> Value:
+        return b.emit.broadcast(b.emit.number(number, b.dtype()), b.emit.shape(places))
+
+    if not include_self:  # what changes nothing in the places of what is written
+        first = {"prod": 1.0, "amax": -math.inf, "amin": math.inf}.get(reduce, 0.0)
+        value = put(value, filled(first), "none")
+    out = put(value, entries, _HOW[reduce])
+    if reduce != "mean":
+        return out
+    one = b.emit.broadcast(b.emit.number(1.0, b.dtype()), b.emit.shape(value))
+    one = one if include_self else put(one, filled(0.0), "none")
+    return b.emit.call("div", out, put(one, filled(1.0), "add"))
+
+
+def _entries(b: AtenNet, index: Any, source: Any) -> Value | None:
+    """What is put into the places of an index, the first of more; None: it is of ragged sequences."""
+    if not hasattr(source, "meta"):
+        return b.emit.broadcast(b.emit.number(source, b.dtype()), b.emit.shape(b.out(index)))
+    return first_of(b, b.out(source, b.dtype()), source, index)
+
+
+@rule("searchsorted", "bucketize")
+def _search(
+    b: AtenNet, table: Any, x: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+    sorter: Any = None,
+) -> Any:  # fmt: skip
+    """How many come before each: all are compared."""
+    table, x = (x, table) if b.name == "bucketize" else (table, x)
+    if sorter is not None or b.is_ragged(table):
+        return NotImplemented
+    dtype = torch.promote_types(b.dtype(table), b.dtype(x)) if hasattr(x, "meta") else b.dtype(table)
+    rank = len(b.shape(x)) + b.is_ragged(x) if hasattr(x, "meta") else 0
+    row = b.out(table, dtype)
+    if len(b.shape(table)) > 1:
+        row = b.emit.unsqueeze(row, rank - 1)
+    each = b.emit.unsqueeze(b.out(x, dtype), rank)
+    behind = b.emit.call("gt" if right or side == "right" else "ge", row, each)
+    before = b.emit.cast(b.emit.call("not", behind), torch.int64)
+    return b.emit.cast(b.emit.call("sum", before, b.emit.ints([rank]), keepdim=False), b.dtype())
 
 
 @rule("copy")
@@ -143,7 +202,7 @@ def _index_put(b: AtenNet, x: Any, indices: Sequence[Any], source: Any, accumula
         places = b.emit.broadcast(places, b.emit.shape(entries))
         if len(lead) > 1:
             return NotImplemented
-        return b.emit.call("scatter", b.out(x), places, entries, axis=dims[0], add=True)
+        return b.emit.call("scatter", b.out(x), places, entries, axis=dims[0], how="add")
     middle = range(front, front + len(lead))
     around = [d for d in range(len(lead) + len(rest)) if d not in middle]
     entries = b.emit.transpose(entries, [*middle, *around])

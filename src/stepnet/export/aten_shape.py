@@ -98,8 +98,24 @@ def _index_select(b: AtenNet, x: Any, dim: int, index: Any) -> Value:
 
 
 @rule("gather")
-def _gather(b: AtenNet, x: Any, dim: int, index: Any, **_: Any) -> Value:
-    return b.emit.call("gather", b.out(x), b.out(index), axis=b.axis(x, dim))
+def _gather(b: AtenNet, x: Any, dim: int, index: Any, **_: Any) -> Any:
+    whole = b.out(x)
+    table = first_of(b, whole, x, index, dim % max(len(b.shape(x)), 1))
+    if table is None:
+        return NotImplemented
+    if table is not whole:  # OpenVINO leaves out a slice before its GatherElements, which then fails
+        table = b.emit.call("copy", table)
+    return b.emit.call("gather", table, b.out(index), axis=b.axis(x, dim))
+
+
+def first_of(b: AtenNet, value: Value, x: Any, index: Any, but: int | None = None) -> Value | None:
+    """A tensor cut to the sizes of an index, in all axes but one; None: one is of ragged sequences."""
+    for axis, (size, least) in enumerate(zip(b.shape(x), b.shape(index), strict=False)):
+        if str(size) != str(least) and axis != but:
+            if b.is_ragged(x) or b.is_ragged(index):
+                return None
+            value = b.emit.slice(value, axis, 0, b.size(least))
+    return value
 
 
 @rule("embedding")

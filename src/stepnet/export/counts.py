@@ -14,6 +14,7 @@ from torch.fx import Node as FxNode
 
 from stepnet.errors import IRError
 
+from .asked import Request
 from .calls import call_of
 from .trace import Program, line_of
 
@@ -26,8 +27,8 @@ def check_counts(made: Program, others: Iterable[tuple[Program, Mapping[int, int
 
     Args:
         made: the program.
-        others: it for other numbers of sequences; with each by those of `made` the ones in its place. Of one
-            sequence torch makes other calls, so of that only the lines are asked.
+        others: it for other numbers of sequences; with each by those of `made` the ones in its place. Of few
+            sequences torch makes other calls, so of those only what the user's code asks for is compared.
         where: what is traced, for errors.
 
     Raises:
@@ -42,7 +43,8 @@ def check_counts(made: Program, others: Iterable[tuple[Program, Mapping[int, int
                     f"the recurrence of {call.where} cannot be written: it reads the number of sequences",
                     remedy=_REMEDY,
                 )
-        changed = _first_line(made, other) if 1 in pairs.values() else _first_call(made, other, pairs)
+        many = all(a <= b for a, b in pairs.items())
+        changed = (_first_call(made, other, pairs) if many else None) or _first_request(made, other, pairs)
         if changed is not None:
             raise IRError(
                 f"{_at(where, changed)}: it computes with the number of sequences, or that decides it",
@@ -51,7 +53,7 @@ def check_counts(made: Program, others: Iterable[tuple[Program, Mapping[int, int
 
 
 def _first_call(made: Program, other: Program, pairs: Mapping[int, int]) -> FxNode | None:
-    """The first call that is another."""
+    """The first call of torch's that is another."""
     pair: Any
     for pair in itertools.zip_longest(made.nodes, other.nodes):
         if not all(pair) or not _alike(pair[0], pair[1], pairs):
@@ -59,13 +61,10 @@ def _first_call(made: Program, other: Program, pairs: Mapping[int, int]) -> FxNo
     return None
 
 
-def _first_line(made: Program, other: Program) -> FxNode | None:
-    """The first call in a line of the user's that is another."""
-    runs: list[list[FxNode]] = [
-        [next(nodes) for _, nodes in itertools.groupby(program.nodes, line_of)] for program in (made, other)
-    ]
-    for ours, theirs in itertools.zip_longest(*runs):
-        if ours is None or theirs is None or line_of(ours) != line_of(theirs):
+def _first_request(made: Program, other: Program, pairs: Mapping[int, int]) -> Request | None:
+    """The first call of the user's that is another."""
+    for ours, theirs in itertools.zip_longest(made.asked, other.asked):
+        if ours is None or theirs is None or not ours.is_as(theirs, pairs):
             return ours or theirs
     return None
 
@@ -94,9 +93,12 @@ def check_counters(made: Program, following: Program, names: Sequence[str], wher
         )
 
 
-def _at(where: str, node: FxNode) -> str:
-    line = line_of(node)
-    return f"{where} cannot be written: '{node.target}'" + (f" ({line})" if line else "")
+def _at(where: str, call: FxNode | Request) -> str:
+    if isinstance(call, Request):
+        name, line = call.name, call.place and call.place[0].short
+    else:
+        name, line = str(call.target), line_of(call)
+    return f"{where} cannot be written: '{name}'" + (f" ({line})" if line else "")
 
 
 def _given(node: FxNode) -> Iterator[tuple[Any, bool]]:

@@ -47,8 +47,9 @@ OPS = _ops(
     # x, axes; permute: x, dims; pad: x, before, after, number; slice: x, starts, ends, steps, axes
     "squeeze unsqueeze permute pad slice",
     # parts, attribute axis; split: x, axis, sizes; take: x, index, axis, attribute batch_dims;
-    # gather: x, index, attribute axis; scatter: x, index, new entries, attributes axis and add (onto what is
-    # there); gather_nd, scatter_nd: x, index [..., n] of its first n axes, for scatter_nd new entries
+    # gather: x, index, attribute axis; scatter: x, index, new entries, attributes axis and how (none, or what
+    # is done with what is there: add, mul, max, min); gather_nd, scatter_nd: x, index [..., n] of its first n
+    # axes, for scatter_nd new entries
     "cat split take gather scatter gather_nd scatter_nd",
     # x; range: start, end, step; nonzero: [dimensions, entries]
     "shape range nonzero",

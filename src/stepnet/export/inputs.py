@@ -22,7 +22,10 @@ from .iterators import IteratorCall
 from .trace import Program, sizes_of
 
 Dynamic = Mapping[str, Sequence[int]]
-FEW = 2  # sequences of another example: fewer than most of what a number of sequences is compared with
+SOME = 101  # sequences of an example; and of others, fewer and more than what such a number is compared with
+FEW = 1, 2, 8  # the first that the module takes
+_MANY = 10_007  # if they are short: so many numbers as an example of them may hold
+_MOST = 2**24
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,17 @@ def structures(inputs: Sequence[Input], target: Target) -> list[LoD]:
     return [found[k] for k in sorted(found)]
 
 
-def batch_number(module: Any, inputs: Sequence[Input], least: int = 101) -> int:
-    """A number of sequences that is no other size of the module: where a trace meets it, it is the batch."""
+def many(inputs: Sequence[Input]) -> tuple[int, int]:
+    """How many sequences, about, another example has: as many as are no burden, or few more."""
+    given = len(next(i.value for i in inputs if i.lod is not None).structure.levels[0]) - 1
+    tables = (i.value if i.lod is None else i.value.values for i in inputs)
+    numbers = sum(table.numel() for table in tables if isinstance(table, Tensor))
+    return max(2 * SOME, min(_MANY, _MOST * given // max(numbers, 1))), 2 * SOME
+
+
+def batch_number(module: Any, inputs: Sequence[Input], least: int = SOME, other: int = 0) -> int:
+    """A number of sequences that is no other size of the module: where a trace meets it, it is the batch. Its
+    rests are other ones than those of another number."""
     sizes = {size for i in inputs if isinstance(i.value, Tensor) for size in i.value.shape}
     sizes |= {size for i in inputs if i.lod is not None for size in i.value.values.shape[1:]}
     if isinstance(module, nn.Module):
@@ -108,11 +120,11 @@ def batch_number(module: Any, inputs: Sequence[Input], least: int = 101) -> int:
         )
     number = least
     while (
-        not all(number % d and (number - FEW) % d for d in range(2, 11))  # nor the same rest as of a few
+        not all((number - other) % d for d in range(2, 11))
         or any(size % number == 0 for size in sizes if size)
         or any(_repeats(n, number) in {*sizes, number} for n in counts)
     ):
-        number += 2
+        number += 1
     return number
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from .graph import Value
@@ -86,6 +87,40 @@ def _log1p(emit: Nodes, x: Value) -> Value:
     half = emit.call("atanh", part)
     far = emit.call("log", emit.call("add", x, _number(emit, 1.0, x)))
     return emit.call("where", near, emit.call("add", half, half), far)
+
+
+@_made
+def _erfc(emit: Nodes, x: Value) -> Value:
+    """t exp(p(t) - z^2) for t = 2 / (2 + z) and a polynomial p, z the size of x: nothing cancels."""
+    wide = emit.graph.dtype(x) == torch.float64
+    size, most = emit.call("abs", x), _number(emit, 40.0, x)  # of which it is 0
+    size = emit.call("where", emit.call("gt", size, most), most, size)
+    t = emit.call("div", _number(emit, 2.0, x), emit.call("add", size, _number(emit, 2.0, x)))
+    u = emit.call("sub", emit.call("add", t, t), _number(emit, 1.0, x))  # from -1 to 1
+    last, before, both = _number(emit, 0.0, x), _number(emit, 0.0, x), emit.call("add", u, u)
+    first, *others = _tail(28 if wide else 12)
+    for factor in reversed(others):  # of Chebyshev's polynomials, by Clenshaw
+        once = emit.call("sub", emit.call("mul", both, last), before)
+        last, before = emit.call("add", once, _number(emit, factor, x)), last
+    series = emit.call("sub", emit.call("mul", u, last), before)
+    series = emit.call("add", series, _number(emit, first, x))
+    steps = _number(emit, 16.0, x)  # z^2 is large: a part of it without rounding
+    near = emit.call("div", emit.call("floor", emit.call("mul", size, steps)), steps)
+    rest = emit.call("mul", emit.call("sub", size, near), emit.call("add", size, near))
+    out = emit.call("mul", t, emit.call("exp", emit.call("sub", series, rest)))
+    out = emit.call("mul", out, emit.call("exp", emit.call("neg", emit.call("mul", near, near))))
+    other = emit.call("sub", _number(emit, 2.0, x), out)
+    return emit.call("where", emit.call("lt", x, _number(emit, 0.0, x)), other, out)
+
+
+def _tail(degree: int) -> list[float]:
+    """Of log(erfc(z) exp(z^2) / t), as a series in 2 t - 1."""
+
+    def of(u: np.ndarray) -> np.ndarray:
+        t = torch.from_numpy((u + 1) / 2)
+        return (torch.special.erfcx(2 / t - 2) / t).log().numpy()
+
+    return np.polynomial.chebyshev.chebinterpolate(of, degree).tolist()
 
 
 @_made

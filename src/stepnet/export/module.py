@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ from .inputs import (
     closed,
     dynamic_of,
     inputs_of,
+    many,
     repeated,
     structures,
     without_features,
@@ -90,7 +92,8 @@ def module_graph(
                 outputs = _outputs(_plain(module(*a, **k)), where)
         trace = _Trace(module, where, spec, inputs, calls, dynamic, kept)
         if batch:
-            trace.others = [repeated(given, count, dynamic) for count in (FEW, 1)]
+            more = [batch_number(module, inputs, least, batch) for least in many(given)]
+            trace.others = [[partial(repeated, given, n, dynamic) for n in counts] for counts in (more, FEW)]
         try:
             return _graph(Graph(name, target), trace, outputs, batch)
         except FixedSize:
@@ -114,7 +117,7 @@ class _Trace:
         self.dynamic = dynamic
         self.declared: Dynamic | None = getattr(module, "open_sizes", None) if dynamic is None else None
         self.tensors = [i for i in inputs if isinstance(i.value, (Tensor, LoDTensor))]
-        self.others: list[list[Input]] = []  # the same for other numbers of sequences
+        self.others: list[list[Callable[[], list[Input]]]] = []  # the same for more sequences, and for fewer
         self.lods = structures(inputs, calls.target)
         self.examples = [i.value.values if isinstance(i.value, LoDTensor) else i.value for i in self.tensors]
         self.levels = [level for lod in self.lods for level in range(len(lod.levels))]
@@ -137,15 +140,18 @@ class _Trace:
         return made
 
     def again(self) -> Iterator[tuple[Program, dict[int, int]]]:
-        """The program for other numbers of sequences that it takes, and the numbers that change with them."""
-        for inputs in self.others:
-            other = _Trace(self.module, self.where, self.spec, inputs, self.calls, self.dynamic, self.kept)
-            sizes = ([len(level) - 1 for lod in t.lods for level in lod.levels[:2]] for t in (self, other))
-            try:
-                made = other.program()
-            except IRError:  # of the module: `topk(3, 0)` needs three sequences
-                continue
-            yield made, dict(zip(*sizes, strict=True))
+        """The program for more sequences, and for fewer, of the first number of each that it takes; and with
+        each which numbers change with them."""
+        for given in self.others:
+            for inputs in given:
+                t = _Trace(self.module, self.where, self.spec, inputs(), self.calls, self.dynamic, self.kept)
+                try:
+                    made = t.program()
+                except IRError:  # of the module: `topk(3, 0)` needs three sequences
+                    continue
+                sizes = ([len(n) - 1 for lod in of.lods for n in lod.levels[:2]] for of in (self, t))
+                yield made, dict(zip(*sizes, strict=True))
+                break
 
     def following(self) -> Program:
         """The program of the call after the one before."""

@@ -25,9 +25,10 @@ from stepnet.compiler.swapped import Swapped
 from stepnet.data.recording import Interned
 from stepnet.data.values import note_size, size_in
 from stepnet.errors import IRError, LoDError, Unsupported
-from stepnet.user_line import line_run_by
+from stepnet.user_line import run_by
 
 from . import size_questions, small_matrices
+from .asked import Asked, Request
 from .open_sizes import settle
 
 Known = Callable[[FxNode], bool]
@@ -35,12 +36,14 @@ Known = Callable[[FxNode], bool]
 
 @dataclass(frozen=True)
 class Program:
-    """A traced function: its inputs and outputs as nodes, and the values of those that are constants."""
+    """A traced function: its inputs and outputs as nodes, the values of those that are constants, and what
+    its Python asked torch for."""
 
     inputs: tuple[FxNode, ...]
     constants: dict[FxNode, Tensor]
     nodes: tuple[FxNode, ...]
     outputs: tuple[FxNode, ...]
+    asked: Sequence[Request] = ()
 
 
 def program(
@@ -60,7 +63,8 @@ def program(
     Raises:
         IRError: it cannot be traced, or a dimension that must be dynamic is not.
     """
-    exported = _lowered(_traced(run, owner, [leaf.detach() for leaf in leaves], dynamic, where), known)
+    traced = _Traced(run, owner, where)
+    exported = _lowered(_exported(traced, [leaf.detach() for leaf in leaves], dynamic, where), known)
     signature = exported.graph_signature
     values = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     lifted = signature.inputs_to_lifted_tensor_constants
@@ -86,7 +90,7 @@ def program(
     inputs = [by_name[str(name)] for name in signature.user_inputs]
     outputs = [by_name[str(name)] for name in signature.user_outputs]
     plain = tuple(n for n in nodes if n.op == "call_function")
-    return Program(tuple(inputs), constants, plain, tuple(outputs))
+    return Program(tuple(inputs), constants, plain, tuple(outputs), traced.asked.calls)
 
 
 class AnyNumber(Interned):
@@ -129,11 +133,12 @@ def _of_numbers(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], resul
 
 
 class _Lines(TorchFunctionMode):
-    """Tells torch's tracing which line of the user's code each call is in; `where` is its name in errors."""
+    """Tells torch's tracing which line of the user's code each call is in, and notes what that asks for;
+    `where` is its name in errors."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, asked: Asked) -> None:
         super().__init__()
-        self.where = where
+        self.where, self.asked = where, asked
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._set_grad_enabled:
@@ -141,7 +146,8 @@ class _Lines(TorchFunctionMode):
             with torch._C.DisableTorchFunction():
                 return func(*args)
         func = _KEEPING_SIZES.get(func, func)
-        line = line_run_by(__file__)
+        place = run_by(__file__)
+        line = place and place[0]
         if kwargs and kwargs.get("generator") is not None:
             raise IRError(
                 f"{self.where} cannot be written: '{func.__name__}'" + (f" ({line.short})" if line else "")
@@ -157,6 +163,7 @@ class _Lines(TorchFunctionMode):
                 result = _of_numbers(func, args, kwargs or {}, result)
         if number is not None and isinstance(result, Tensor) and _is_one(result):
             note_size(result, number)  # else a number that the trace knows nothing of
+        self.asked.call(place, func.__name__, (args, kwargs), result)
         return result
 
 
@@ -265,19 +272,21 @@ class _Traced(nn.Module):
 
     def __init__(self, run: Callable[..., Sequence[Tensor]], owner: Any, where: str) -> None:
         super().__init__()
-        self.run, self.where = run, where
+        self.run, self.where, self.asked = run, where, Asked()
         if isinstance(owner, nn.Module):
             self.owner = owner
 
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
-        with _Lines(self.where):
-            return tuple(self.run(*leaves))
+        self.asked.begin()
+        with _Lines(self.where, self.asked):
+            results = tuple(self.run(*leaves))
+        self.asked.results(results)
+        return results
 
 
-def _traced(
-    run: Callable[..., Sequence[Tensor]], owner: Any, leaves: Sequence[Tensor],
-    dynamic: Sequence[dict[int, bool]], where: str,
-) -> ExportedProgram:  # fmt: skip
+def _exported(
+    traced: _Traced, leaves: Sequence[Tensor], dynamic: Sequence[dict[int, bool]], where: str
+) -> ExportedProgram:
     shapes = tuple({d: Dim.DYNAMIC if must else Dim.AUTO for d, must in dims.items()} for dims in dynamic)
     try:
         # Out of inference mode, whose tensors do not tell that they were changed.
@@ -288,7 +297,7 @@ def _traced(
         ):  # fmt: skip
             warnings.simplefilter("ignore")
             return export(
-                _Traced(run, owner, where),
+                traced,
                 tuple(leaves),
                 dynamic_shapes=(shapes,) if leaves else None,
                 strict=False,

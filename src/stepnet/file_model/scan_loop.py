@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.bounded import Bounded
+from stepnet.data.dtypes import typed_shape
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
@@ -98,7 +99,14 @@ class ScanBody:
         x = [v.squeeze(axis) for v, axis in zip(values[self.states : count], self.cut, strict=True)]
         results = self.graph.run((*values[: self.states], *x, *number), around)
         new, rows = results[: self.states], results[self.states :]
-        return (*new, *(row.unsqueeze(axis) for row, axis in zip(rows, self.joined, strict=True)))
+        return (*new, *(_as_slice(row, axis) for row, axis in zip(rows, self.joined, strict=True)))
+
+
+def _as_slice(row: Tensor, axis: int) -> Tensor:
+    if not -row.dim() - 1 <= axis <= row.dim():
+        what = f"attribute 'scan_output_axes': {axis} lies outside of an output"
+        raise Misfit(what, typed_shape(row), f"{-row.dim() - 1} to {row.dim()}")
+    return row.unsqueeze(axis)
 
 
 class Leads(NamedTuple):

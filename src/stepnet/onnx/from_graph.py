@@ -356,8 +356,8 @@ def _take(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
 
 @_rule("scatter")
 def _scatter(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
-    how = "add" if node.attributes["add"] else "none"
-    return w.call("ScatterElements", *inputs, axis=node.attributes["axis"], reduction=how)
+    said = node.attributes
+    return w.call("ScatterElements", *inputs, axis=said["axis"], reduction=said["how"])
 
 
 @_rule("topk")

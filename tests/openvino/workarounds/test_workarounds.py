@@ -273,3 +273,21 @@ def test_attributes_left_out_are_written(type, version, shape, tmp_path):
     right = {"SoftMax": x.softmax(1), "ShapeOf": torch.tensor(shape), "DepthToSpace": x}[type]
     torch.testing.assert_close(torch.from_numpy(found), right, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(load(tmp_path / "m.xml")(x)["y"], right)
+
+
+def test_whole_sums_are_multiplied(tmp_path):
+    """Also by -1, where one is subtracted from another."""
+    openvino = pytest.importorskip("openvino")
+
+    class Sums(torch.nn.Module):
+        def forward(self, x, y):
+            a, b = x[:, :, None] * torch.arange(3), x[:, :, None] * y[:, None]
+            return a.sum(-1) - b.sum(-1), x - 3 * b.amax(-1), 1 - b.prod(-1)
+
+    module, path = Sums(), tmp_path / "sums.xml"
+    x, y = torch.randint(-4, 9, (5, 3)), torch.randint(-4, 9, (5, 3))
+    save(module, path, (x, y))
+    compiled = openvino.Core().compile_model(str(path), "CPU")
+    found = [torch.as_tensor(v) for v in compiled([x.numpy(), y.numpy()]).values()]
+    for got, read, want in zip(found, load(path)(x, y), module(x, y), strict=True):
+        assert got.tolist() == read.tolist() == want.tolist()

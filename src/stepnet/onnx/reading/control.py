@@ -92,12 +92,20 @@ def _loop(node: Info) -> Run:
         if scanned and not step:
             return (*state, *_no_rows(body, body.outputs[1 + carried :], (condition, *state), around))
         if not blocks:
-            return (*state, *map(torch.stack, rows))
-        more = [[torch.stack(table)] if table else [] for table in rows]
+            return (*state, *map(_stacked, rows))
+        more = [[_stacked(table)] if table else [] for table in rows]
         return (*state, *(torch.cat([*a, *b]) for a, b in zip(tables, more, strict=True)))
 
     run.reports = (by_rows or by_blocks).reports  # type: ignore[union-attr,attr-defined]
     return run
+
+
+def _stacked(rows: Sequence[Tensor]) -> Tensor:
+    for step, row in enumerate(rows):
+        if row.shape != rows[0].shape:
+            what = f"what its steps give to be joined changes its shape in step {step}"
+            raise Misfit(what, list(row.shape), list(rows[0].shape))
+    return torch.stack([*rows])
 
 
 def _by_blocks(node: Info, body: Graph, joined: int) -> OwnEndLoop:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from stepnet.errors import StepnetError
 from stepnet.export.open_sizes import Sizes, plain
-from stepnet.file_model import ERRORS, Otherwise, not_in_recordings
+from stepnet.file_model import ERRORS, Misfit, Otherwise, not_in_recordings
 from stepnet.file_model.scan_loop import ScanLoop
 from stepnet.ir.last_uses import last_uses
 
@@ -539,7 +539,7 @@ def found(
                     step.run.body.check(values) for step in joined if isinstance(step.run, Joined)
                 ):
                     new = joined
-    except (StepnetError, Declined, *ERRORS):  # the plain way meets it, too, and tells it
+    except (StepnetError, Declined, Misfit, *ERRORS):  # the plain way meets it, too, and tells it
         return None
     if new is None:
         return None

@@ -59,8 +59,12 @@ def _at(node: Info) -> Run:
         xs, position = inputs[:2]
         if not _is_table(xs):
             return _list(xs)[place(inputs, len(xs))]
-        rows = plain(position).reshape(1)
-        return xs.index_select(0, torch.where(rows < 0, rows + xs.shape[0], rows)).squeeze(0)
+        rows, size = plain(position).reshape(1), xs.shape[0]
+        try:
+            return xs.index_select(0, torch.where(rows < 0, rows + size, rows)).squeeze(0)
+        except IndexError:
+            place(inputs, size)  # says what is wrong
+            raise
 
     return at
 

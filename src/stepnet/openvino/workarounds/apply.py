@@ -11,6 +11,7 @@ from .old_cells import plain_cells
 from .ranges import whole_ranges
 from .shared_memory import keep_apart
 from .shared_ports import one_port_each
+from .whole_reductions import apart_from_products
 
 
 def worked_around(net: Net) -> Net:
@@ -21,6 +22,7 @@ def worked_around(net: Net) -> Net:
         plain_cells(edit)
         for layer in list(inner.layers.values()):
             with_defaults(layer)
+            apart_from_products(edit, layer)
             if layer.bodies:
                 one_port_each(edit, layer)
             if layer.bodies and layer.type != "If":

@@ -29,6 +29,7 @@ OPENVINO = Target(
 )
 
 _FEW = 16  # whole numbers: an axis, a shape
+_REDUCTIONS = {"add": "sum", "mul": "prod"}
 _GELU = {"none": "ERF", "tanh": "TANH"}
 
 # The attributes of a layer from those of its op, where they are not the same.
@@ -44,7 +45,7 @@ _ATTRIBUTES: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
     "reshape": lambda a: {"special_zero": a["zero_keeps"]},
     "expand": lambda a: {"mode": "bidirectional"},
     "pad": lambda a: {"pad_mode": "constant"},
-    "scatter": lambda a: {"reduction": "sum" if a["add"] else "none", "use_init_val": True},
+    "scatter": lambda a: {"reduction": _REDUCTIONS.get(a["how"], a["how"]), "use_init_val": True},
     **dict.fromkeys(("shape", "range", "nonzero"), lambda a: {"output_type": "i64"}),
 }
 
