@@ -32,15 +32,19 @@ from stepnet.ir.loop import Loop
 
 from .check import versions
 from .make import apart
-from .reads import FailsOnSamples, Reads, looks
+from .reads import FailsOnSamples, Reads
 
 _TRIED = 3  # steps: that which may begin otherwise, one as all others, and one that is held against it
-_LEAST = 6  # steps that are worth it
+_LEAST = 12  # steps that are worth it, if they are small
 
 # By what a step reads and is given: where it keeps tensors, as (which of the objects that a walk meets, the
 # dict in it, the name); None if it changes anything else.
 _Where = tuple[int, "str | None", str]
 _known = Bounded[int, "tuple[_Where, ...] | None"](10_000)
+# By a step's code: how often in a row what it read was new, as a number that changes at each call is. It is
+# tried ever more rarely then.
+_misses = Bounded[Any, int](10_000)
+_MOST_MISSES = 12
 
 
 def run_with_attributes(
@@ -186,11 +190,14 @@ def _places(loop: Loop, feeds: Mapping[str, Any], reads: Reads) -> list[Place] |
         return None
     if feeds[loop.sources[0][0]].shape[sweep.axis] < _LEAST:
         return None
-    holders, (cut, carried, _) = reads.reach.holders, loop.sources
-    given = looks([feeds[name] for name in (*cut, *carried)])
-    like = hash((reads.key, given, torch.is_grad_enabled()))
+    holders, like = reads.reach.holders, _like(loop, feeds, reads)
     if like not in _known:
+        misses = _misses[reads.root] = _misses.get(reads.root, 0) + 1
+        if misses > _MOST_MISSES and misses & (misses - 1):
+            return None
         _known[like] = _found(loop, feeds, reads)
+    else:
+        _misses.pop(reads.root, None)
     where = _known[like]
     if where is None:
         return None
@@ -199,6 +206,14 @@ def _places(loop: Loop, feeds: Mapping[str, Any], reads: Reads) -> list[Place] |
         return places
     del _known[like]
     return None
+
+
+def _like(loop: Loop, feeds: Mapping[str, Any], reads: Reads) -> int:
+    """What is the same for calls of which one tells what all change."""
+    cut, carried, _ = loop.sources
+    given = [(feeds[name], 2) for name in cut] + [(feeds[name], 1) for name in carried]
+    looks = [(type(t), t.shape[rows:], t.dtype, t.requires_grad) for t, rows in given]
+    return hash((reads.key, tuple(looks), torch.is_grad_enabled()))
 
 
 def _is_there(place: Place) -> bool:
