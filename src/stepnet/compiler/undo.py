@@ -127,6 +127,9 @@ class Snapshot:
             if way is not None and holder is not sys.modules:  # what is imported stays so
                 self._kept.append((holder, way, way.read(holder)))
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def changed(self) -> bool:
         """True if any of them holds something else by now; compares which objects, never what they equal."""
         return any(not _same(way.read(holder), held) for holder, way, held in self._kept)

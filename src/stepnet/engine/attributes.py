@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from stepnet.compiler.attributes import Place, WithAttributes
 from stepnet.compiler.iteration import code_of, reached
 from stepnet.compiler.kinds import shows_attributes
-from stepnet.compiler.undo import Snapshot, undone
+from stepnet.compiler.undo import Snapshot, is_only_thread, undone
 from stepnet.data.bounded import Bounded
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import Unsupported
@@ -34,6 +34,7 @@ from .check import versions
 from .make import apart
 from .reads import FailsOnSamples, Reads
 
+_T = TypeVar("_T")
 _TRIED = 3  # steps: that which may begin otherwise, one as all others, and one that is held against it
 _LEAST = 12  # steps that are worth it, if they are small
 
@@ -141,13 +142,12 @@ def carrying(
     if not places:
         return None
 
-    def attempt(_: Snapshot) -> tuple[Loop, dict[str, Any]] | None:
-        with apart(reads), torch.random.fork_rng(devices=[]):
-            first = _begun(loop, feeds)[1]
-            held = all(map(_is_held, [place.value for place in places]))
-            return _carrying(loop, _steps(loop, feeds, 0), first, places) if held else None
+    def begun() -> tuple[Loop, dict[str, Any]] | None:
+        first = _begun(loop, feeds)[1]
+        held = all(map(_is_held, [place.value for place in places]))
+        return _carrying(loop, _steps(loop, feeds, 0), first, places) if held else None
 
-    found = undone(reached(loop, everything=True).holders, reads.root, attempt)[0]
+    found = _undone(loop, reads, begun)
     return None if found is None else (*found, [place.name for place in places])
 
 
@@ -195,7 +195,10 @@ def _places(loop: Loop, feeds: Mapping[str, Any], reads: Reads) -> list[Place] |
         misses = _misses[reads.root] = _misses.get(reads.root, 0) + 1
         if misses > _MOST_MISSES and misses & (misses - 1):
             return None
-        _known[like] = _found(loop, feeds, reads)
+        found = _found(loop, feeds, reads)
+        if found is None and not is_only_thread():  # which may be for what others did
+            return None
+        _known[like] = found
     else:
         _misses.pop(reads.root, None)
     where = _known[like]
@@ -226,17 +229,28 @@ def _is_there(place: Place) -> bool:
 
 
 def _found(loop: Loop, feeds: Mapping[str, Any], reads: Reads) -> tuple[_Where, ...] | None:
-    """Where a body keeps tensors; None if it does anything else. What it changes as it is tried is undone."""
+    """Where a body keeps tensors; None if it does anything else."""
 
-    def attempt(_: Snapshot) -> tuple[_Where, ...] | None:
+    def tried() -> tuple[_Where, ...] | None:
         try:
-            with apart(reads), torch.random.fork_rng(devices=[]):
-                return _tried(loop, feeds, reads.reach.holders)
+            return _tried(loop, feeds, reads.reach.holders)
         except Exception as error:  # whatever it is, the plain loop meets it, too
             let_through(error)
             return None
 
-    return undone(reached(loop, everything=True).holders, reads.root, attempt)[0]
+    return _undone(loop, reads, tried)
+
+
+def _undone(loop: Loop, reads: Reads, attempt: Callable[[], _T]) -> _T | None:
+    """What an attempt gives; what it changes is undone. None where others change things, too."""
+
+    def tried(snapshot: Snapshot) -> _T | None:
+        if not len(snapshot):
+            return None
+        with apart(reads), torch.random.fork_rng(devices=[]):
+            return attempt()
+
+    return undone(reached(loop, everything=True).holders, reads.root, tried)[0]
 
 
 def _tried(loop: Loop, feeds: Mapping[str, Any], holders: Sequence[Any]) -> tuple[_Where, ...] | None:
