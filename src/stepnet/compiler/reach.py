@@ -12,6 +12,7 @@ by itself: such a step is held against what it does (`record`), not against what
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 from collections.abc import Callable, Sequence, Set
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from stepnet.interrupts import let_through
 
+from .attributes import WithAttributes
 from .code_facts import Facts, facts
 from .numbers import but_for_numbers
 from .patched import patched
@@ -79,7 +81,8 @@ def reach(step: Callable[..., Any], given: Sequence[type] = (), *, everything: b
     """
     root = _root(step)
     try:
-        return _walked(step, given, root, everything)
+        with step.apart() if isinstance(step, WithAttributes) else contextlib.nullcontext():
+            return _walked(step, given, root, everything)
     except Exception as error:  # of a class's own attributes, which a walk cannot do without
         let_through(error)
         refused = f"what it reads cannot be looked into: {type(error).__name__}"
@@ -143,5 +146,7 @@ def _root(step: Any) -> Any:
     """What is the same for every closure a piece of source gives."""
     if isinstance(step, functools.partial):
         return _root(step.func)
+    if isinstance(step, WithAttributes):
+        return WithAttributes, _root(step.step)
     function = getattr(step, "__func__", step) if isinstance(step, types.MethodType) else step
     return facts(function.__code__) if isinstance(function, types.FunctionType) else type(function)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from stepnet.data.bounded import Bounded
 
@@ -126,9 +127,30 @@ class Snapshot:
             if way is not None and holder is not sys.modules:  # what is imported stays so
                 self._kept.append((holder, way, way.read(holder)))
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def changed(self) -> bool:
         """True if any of them holds something else by now; compares which objects, never what they equal."""
         return any(not _same(way.read(holder), held) for holder, way, held in self._kept)
+
+    def items_changed(self) -> list[tuple[dict[str, Any], str, Tensor]] | None:
+        """The dicts that hold another tensor by a name, the names, and what they held; None where anything
+        else is another."""
+        found: list[tuple[dict[str, Any], str, Tensor]] = []
+        for holder, way, held in self._kept:
+            if _same(now := way.read(holder), held):
+                continue
+            half = len(held) // 2
+            if type(holder) is not dict or len(now) != len(held) or not _same(now[:half], held[:half]):
+                return None
+            for name, before, after in zip(held, held[half:], now[half:], strict=False):
+                if before is not after:
+                    if type(name) is not str or type(before) is not Tensor or type(after) is not Tensor:
+                        return None
+                    if not any(holder is known and name == other for known, other, _ in found):
+                        found.append((holder, name, before))
+        return found
 
     def names_changed(self) -> frozenset[str]:
         """The names by which dicts, those of attributes among them, hold something else by now."""

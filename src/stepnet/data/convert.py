@@ -182,19 +182,20 @@ def _visit(
 
 
 def rows_to_padded(
-    values: Tensor, lengths: Tensor, padding_value: float = 0.0, batch_first: bool = True
+    values: Tensor, lengths: Tensor, padding_value: float = 0.0, batch_first: bool = True, longest: int = 0
 ) -> Tensor:
-    """[rows, ...] to [sequences, longest, ...], or [longest, sequences, ...]; the rest is padding."""
+    """[rows, ...] to [sequences, longest, ...], or [longest, sequences, ...]; the rest is padding. `longest`:
+    at least so many are given room."""
     check_fill(padding_value, values.dtype, "padding_value")
     batch_first = truth("LoDTensor.to_padded: 'batch_first'", batch_first, error=LoDError)
-    shape, places = _places_in_grid(lengths, batch_first)
+    shape, places = _places_in_grid(lengths, batch_first, longest)
     flat = values.new_full((shape[0] * shape[1], *values.shape[1:]), padding_value)
     return flat.index_copy(0, beside(places, values), values).view(*shape, *values.shape[1:])
 
 
 @outside_modes
-def _places_in_grid(lengths: Tensor, batch_first: bool) -> tuple[tuple[int, int], Tensor]:
-    n, longest = len(lengths), int(lengths.max()) if len(lengths) else 0
+def _places_in_grid(lengths: Tensor, batch_first: bool, longest: int = 0) -> tuple[tuple[int, int], Tensor]:
+    n, longest = len(lengths), max(longest, int(lengths.max()) if len(lengths) else 0)
     owner, step = _owners_and_steps(lengths)
     return ((n, longest), owner * longest + step) if batch_first else ((longest, n), step * n + owner)
 

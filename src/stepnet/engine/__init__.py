@@ -4,6 +4,7 @@ from .again import Asked as Asked
 from .again import Steps as Steps
 from .again import Way as Way
 from .again import asked as asked
+from .attributes import carrying as carrying
 from .plans import Entry as Entry
 from .plans import find_plan as find_plan
 from .plans import is_as_ever as is_as_ever

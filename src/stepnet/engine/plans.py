@@ -42,12 +42,14 @@ from stepnet.ir.loop import Loop
 from stepnet.user_line import user_level
 
 from . import again, varying
+from .attributes import run_with_attributes
 from .check import same_in_modes
 from .choice import Slower, about_as_many
 from .directions import Find, RunsAlong
 from .make import Entry, for_as_many, make, refused_as, stands
 from .plain import plain_loop
 from .reads import (
+    ChangesObjects,
     FailsOnSamples,
     Reads,
     ReadsChanged,
@@ -104,6 +106,13 @@ def run(
     find = _finding(backend)
     (entry, reads, sequences), transformed, further = _found(loop, feeds, backend, find)
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
+        refusal = _reason(entry)
+        if isinstance(refusal, (ChangesObjects, FailsOnSamples)):  # it may fail by what it kept before
+            done = run_with_attributes(loop, feeds, reads, refusal, backend, run)
+            if done is not None:
+                if done[1] is not None and warn and backend == AUTO:
+                    _tell(SlowPathWarning, loop, reads, done[1])
+                return done[0]
         raise _refusal(entry, loop, reads, sequences, backend=backend, warn=warn)
     if warn and backend == AUTO:
         _tell_of_torch_ops(entry, loop, reads, sequences)

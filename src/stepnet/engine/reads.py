@@ -47,6 +47,10 @@ class ReadsChanged(Unsupported):
         )
 
 
+class ChangesObjects(Unsupported):
+    """The step changes objects as it runs."""
+
+
 # Steps that changed objects as they were tried: how often they were met since, and why they have no plan.
 # Those that are tried once more.
 _changing: dict[int, tuple[int, Unsupported]] = {}
@@ -92,7 +96,7 @@ def _changes(found: Reach, names: frozenset[str]) -> Unsupported:
             what, line = f"it sets .{at[0]}", Line(code.co_filename, at[1]).short
             more = "assign to local names, not to attributes: what the next step needs is state; "
             break
-    return Unsupported(
+    return ChangesObjects(
         f"the step changes Python objects as it runs ({what}): a compiled loop would not",
         remedy=f"{more}return what is collected as part of y, or backend='naive'",
         line=line,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -116,7 +117,7 @@ def _erfc(emit: Nodes, x: Value) -> Value:
 def _tail(degree: int) -> list[float]:
     """Of log(erfc(z) exp(z^2) / t), as a series in 2 t - 1."""
 
-    def of(u: np.ndarray) -> np.ndarray:
+    def of(u: np.ndarray) -> Any:
         t = torch.from_numpy((u + 1) / 2)
         return (torch.special.erfcx(2 / t - 2) / t).log().numpy()
 

@@ -80,12 +80,10 @@ def memory_of(leaf: Any, n: int, what: str) -> Tensor | Padded:
 def padded(memory: LoDTensor) -> Padded:
     """Sequences side by side, to a length that few batches do not share: each makes a plan of its own."""
     told(memory.structure.levels[-1])
-    lengths = memory.lengths().to(memory.values.device)
-    longest = int(lengths.max()) if len(lengths) else 0
-    size = length_of_padded(longest)
-    rows = rows_to_padded(memory.values, memory.lengths(), 0)
-    rows = torch.nn.functional.pad(rows, (*(0, 0) * (rows.dim() - 2), 0, size - longest))
-    return Padded(rows, torch.arange(size, device=rows.device) < lengths[:, None])
+    lengths = memory.lengths()
+    size = length_of_padded(int(lengths.max()) if len(lengths) else 0)
+    rows = rows_to_padded(memory.values, lengths, 0, longest=size)
+    return Padded(rows, torch.arange(size, device=rows.device) < lengths.to(rows.device)[:, None])
 
 
 def length_of_padded(longest: int) -> int:

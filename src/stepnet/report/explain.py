@@ -17,7 +17,7 @@ from stepnet.compiler.reach import reach
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
 from stepnet.data.values import rows
-from stepnet.engine import Entry, find_plan
+from stepnet.engine import Entry, carrying, find_plan
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
@@ -165,7 +165,7 @@ def explain_loop(
     chosen = check_backend(backend)
     captures: Any = reach(body.function)
     code = SourceLines(captures.files)
-    entry = Entry()
+    entry, kept = Entry(), ""
     if chosen == PLAIN.name or scopes:
         asked = "scopes=True" if scopes else "backend='naive'"
         refusal = getattr(body.function, "refusal", None) or Unsupported(f"{asked} asks for the plain loop")
@@ -173,13 +173,18 @@ def explain_loop(
     else:
         try:
             entry, captures, _ = find_plan(loop, feeds, backend=chosen)
+            if entry.ready is None and (carried := carrying(loop, feeds, captures)) is not None:
+                entry, captures, _ = find_plan(*carried[:2], backend=chosen)
+                if entry.ready is not None:
+                    loop, feeds, names = carried
+                    kept = f"carried as state after the first step: {', '.join(f'.{n}' for n in names)}"
         except Unsupported as refusal:
             entry.refusals.append(("compiler", refusal))
     counts = _counts(x_leaves[0], sweep)
     loops: tuple[LoopSummary, ...] = ()
     saved: tuple[Saved, ...] = ()
     linear: tuple[str, ...] = ()
-    notes = list(entry.notes)
+    notes = [*([kept] if kept else []), *entry.notes]
     if entry.ready is not None and entry.y_spec is not None:
         executor, label = entry.ready.executor.name, entry.ready.executor.label
         tensors = [captures.tensors[place] for place in entry.weights]
