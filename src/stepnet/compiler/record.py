@@ -292,7 +292,7 @@ class _Recorder(_Reader):
             if kind is nn.Parameter:  # what `functional_call` puts in its place may be none
                 kind = Tensor
             return "new", kind, value.shape, value.dtype, value.requires_grad, value.device
-        if kind in BY_VALUE and kind is not slice:
+        if kind in BY_VALUE:
             return kind, repr(value)
         if kind is slice:
             return slice, self.coded(value.start), self.coded(value.stop), self.coded(value.step)
