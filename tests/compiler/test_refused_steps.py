@@ -360,8 +360,8 @@ def test_the_attribute_that_a_step_sets_is_named():
 
 
 def test_aliases_that_torch_tells_no_mode_of():
-    """`Variable(x)` is made where what it is an alias of is made. One of what is captured is not found again,
-    nor one of what is given, which may be captured, too."""
+    """`Variable(x)` is made where what it is an alias of is made. One of what is captured, or is given and
+    may be captured, too, is refused by what was called, as are other such calls."""
 
     def step(x, h):
         one, kept = Variable(x.data.new(x.shape[0], 1).fill_(1)), Variable(torch.zeros(x.shape[0], D))
@@ -378,8 +378,11 @@ def test_aliases_that_torch_tells_no_mode_of():
     torch.testing.assert_close((y, last), (same, too))
     got, wanted = (torch.autograd.grad(out.sum(), (x, h)) for out in (y, same))
     torch.testing.assert_close(got, wanted)
-    for refused in (captured, lambda x, h: (x, torch.tanh(Variable(h)))):
-        assert "could not be found again" in explain(refused, x, h).refusals[0].reason
+    for made in (Variable, nn.Parameter, lambda t: t.as_subclass(torch.Tensor)):
+        told = explain(lambda x, h, made=made: (x, torch.tanh(made(h))), x, h).refusals[0]
+        assert "of which torch tells nobody" in told.reason
+        assert "leave out" in told.remedy
+    assert "of which torch tells nobody" in explain(captured, x, h).refusals[0].reason
 
 
 SCALES = torch.ones(D)

@@ -26,6 +26,7 @@ from stepnet.compiler.probe import ROWS
 from stepnet.compiler.record import tried as tried_on
 from stepnet.compiler.undo import Snapshot, is_only_thread, undone
 from stepnet.data.modes import autocast_dtype, default_device, for_plans
+from stepnet.data.storage import memory_of
 from stepnet.data.tree import Spec
 from stepnet.errors import NotBuilt, StepnetError, Unsupported
 from stepnet.executors import plan_files
@@ -209,7 +210,7 @@ def _compile(
     if entry.changes is not None:
         return None
     numbers = [] if reads.inputs is None else reads.inputs.tensors
-    weights = _weights((*seen.tensors, *numbers), reads)
+    weights = _weights((*seen.tensors, *numbers), reads, (*x, *states))
     signature = _signature(loop, sequences, weights, seen.draws)
     key = None if reads.open is not None or numbers or seen.draws else _digest(loop, reads, signature, most)
     noise = drawn_in_order(seen.draws, reads.reach.generators, [ROWS])
@@ -244,10 +245,16 @@ def _check_devices(inputs: Sequence[Tensor]) -> None:
         raise Unsupported(f"torch's default device is {default_device().type}, the rows are on {device.type}")
 
 
-def _weights(tensors: Sequence[Tensor], reads: Reads) -> _Weights:
+def _weights(tensors: Sequence[Tensor], reads: Reads, rows: Sequence[Tensor]) -> _Weights:
     """The tensors that a body read on a few rows, found among those that it refers to."""
     places = {id(t): i for i, t in enumerate(reads.tensors)}
-    if any(id(tensor) not in places for tensor in tensors):
+    lost = [tensor for tensor in tensors if id(tensor) not in places]
+    if lost and not {*map(memory_of, lost)}.isdisjoint(map(memory_of, (*reads.tensors, *rows))):
+        raise Unsupported(
+            "the step makes one tensor of another by a call of which torch tells nobody",
+            remedy="leave out Variable(t), nn.Parameter(t) and t.as_subclass(); t.detach() has no gradient",
+        )
+    if lost:
         raise Unsupported(
             "the step reads a tensor that could not be found again from the step",
             remedy="keep it in a closure, an attribute or a module that the step refers to",
