@@ -10,6 +10,7 @@ import collections
 import contextlib
 import contextvars
 import ctypes
+import decimal
 import gc
 import itertools
 import os
@@ -259,6 +260,24 @@ class Effects:
         step.count = 0
         return step, lambda: step.count
 
+    def a_new_attribute_of_a_function():
+        def step(x, h):
+            count.calls = getattr(count, "calls", 0) + 1
+            return x * count.calls, torch.tanh(x + h)
+
+        def count(): ...
+
+        return step, lambda: count.calls
+
+    def an_attribute_of_a_module_of_python():
+        random.calls = 0
+
+        def step(x, h):
+            random.calls += 1
+            return x * random.calls, torch.tanh(x + h)
+
+        return step, lambda: vars(random).pop("calls")
+
     def an_attribute_of_a_class():
         class Step:
             count = 0
@@ -349,6 +368,15 @@ class Effects:
         def step(x, h):
             counts[0] += 1
             return x * float(counts[0]), torch.tanh(x + h)
+
+        return step, lambda: counts.tolist()
+
+    def an_array_of_objects():
+        counts = np.array([0, None], dtype=object)
+
+        def step(x, h):
+            counts[0] += 1
+            return x * counts[0], torch.tanh(x + h)
 
         return step, lambda: counts.tolist()
 
@@ -479,6 +507,20 @@ def test_a_hook_that_collects_leaves_other_steps_compiled():
     handle.remove()
     recurrent(cell, x, h, backend="eager")
     assert len(kept) == 3
+
+
+def test_a_step_that_changes_an_object_of_c_is_told():
+    """What that holds cannot be put back."""
+    context = decimal.Context(prec=5)
+
+    def step(x, h):
+        context.prec += 1
+        return x * context.prec, torch.tanh(x + h)
+
+    x, h = inputs()
+    with pytest.warns(SlowPathWarning, match="changes Python objects as it runs"):
+        y, _ = recurrent(step, x, h)
+    assert y.values.unique().numel() > 3  # another number at each step
 
 
 @pytest.mark.parametrize("opens", [False, True])

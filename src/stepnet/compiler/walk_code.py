@@ -181,8 +181,8 @@ class CodeWalk(abc.ABC):
             self.opened(f"{function.__name__} asks objects how they are copied")
             self.in_python = before
             return
+        self.hold(function.__dict__)  # an empty one, too: it may set attributes of its own
         if function.__dict__:
-            self.hold(function.__dict__)
             self._attributes(function.__dict__)
         self.named(known.names)
         for name in OF_FUNCTIONS:
@@ -212,6 +212,8 @@ class CodeWalk(abc.ABC):
                 self.trail = trail, function, name, held
                 if isinstance(held, types.ModuleType):
                     self._space(held, known.names)
+                    if known.sets and not self.in_python:  # a module of Python's or torch's, too
+                        self.holders.append(Names(vars(held), tuple(sorted(known.sets))))
                 else:
                     self.visit(held)
         self.trail = trail

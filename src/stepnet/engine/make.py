@@ -42,7 +42,7 @@ from stepnet.user_line import line_in
 from .check import self_check, versions
 from .choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
 from .meanwhile import Meanwhile
-from .reads import FailsOnSamples, Reads, ReadsChanged, read, steps_of_inner_loops
+from .reads import FailsOnSamples, Reads, ReadsChanged, read, read_anew, steps_of_inner_loops
 from .rows import Noise, Sequences, samples
 
 
@@ -114,6 +114,9 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
     failed = entry.ready is None or entry.wrong
     if others.changed(failed):
         return _refused_for(ReadsChanged())
+    if others.alone and reads.open is not None and read_anew(reads, loop, sequences) is None:
+        entry.changes = frozenset()  # by what no walk sees: a cache, an object of C
+        return entry
     entry.unsure = (failed and not others.alone) or _not_built(entry)
     if to_keep is not None:
         plan_files.write(*to_keep)
