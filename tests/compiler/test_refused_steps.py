@@ -54,6 +54,11 @@ class Steps:
         h = torch.tanh(h + x / (1 + x.abs().sum()))  #
         return h, h
 
+    def hook_on_the_state(x, h):
+        _ = h.requires_grad and h.register_hook(lambda g: g / 2)  #
+        h = torch.tanh(x @ W + h)
+        return h, h
+
     def largest_of_the_batch(x, h):
         h = torch.tanh(h + x - x.amax(0))  #
         return h, h
@@ -202,6 +207,7 @@ WORDS = {
     "numpy": "numpy",
     "boolean_mask": "a mask picks",
     "nonzero": "how many values a mask picks",
+    "hook_on_the_state": "hooks onto the gradient of a tensor that it did not make",
     "changes_a_captured_tensor": "changes a tensor it did not make, in place",
     "scripted": "it calls what torch.jit compiled",
     "modules_of_python": "it reads sys.modules, which leads to everything",

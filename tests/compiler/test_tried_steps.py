@@ -278,6 +278,33 @@ class Effects:
 
         return step, lambda: vars(random).pop("calls")
 
+    def an_attribute_of_torch():
+        torch.calls = 0
+
+        def step(x, h):
+            torch.calls += 1
+            return x * torch.calls, torch.tanh(x + h)
+
+        return step, lambda: vars(torch).pop("calls")
+
+    def a_hook_of_a_module():
+        layer = nn.Identity()
+
+        def step(x, h):
+            layer.register_forward_hook(lambda module, given, out: out * 1.1)
+            return layer(x), torch.tanh(x + h)
+
+        return step, lambda: len(layer._forward_hooks)
+
+    def gradients_of_a_weight():
+        weight = torch.ones(D, requires_grad=True)
+
+        def step(x, h):
+            (weight * x).sum().backward()
+            return x * weight.grad, torch.tanh(x + h)
+
+        return step, lambda: weight.grad.tolist()
+
     def an_attribute_of_a_class():
         class Step:
             count = 0

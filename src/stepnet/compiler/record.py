@@ -35,7 +35,7 @@ from .ranges import RANGES
 from .reach import reach
 from .survey import Same
 from .trust import BY_VALUE, is_trusted_class, is_trusted_code
-from .writes import SHOWS_MEMORY, written
+from .writes import HOOKS_ON, SHOWS_MEMORY, hooks_on_others, written
 
 _MOST_BYTES = 4096
 _DISPATCH = "__torch_dispatch__"
@@ -181,6 +181,8 @@ class _Reader(TorchFunctionMode):
             raise Unsupported(
                 "the step hands the memory of a tensor it did not make to numpy, which may write into it"
             )
+        if func in HOOKS_ON and id(args[0]) in self.read:
+            raise hooks_on_others()
         out = func(*args, **kwargs)
         if func in OWN_STATE:
             self.told(args, out)

@@ -297,6 +297,8 @@ class Walk(CodeWalk):
         whole = self.everything or read_whole(kind)
         own = module.__dict__
         self.hold(own)
+        if self.everything:
+            self.holders += [own[name] for name in HOOKS if isinstance(own.get(name), dict)]
         if any(map(own.get, HOOKS)):
             for name in HOOKS:
                 if own.get(name):
