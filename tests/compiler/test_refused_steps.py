@@ -5,6 +5,7 @@ The reference is a loop by hand over the whole batch: these steps see more than 
 
 from __future__ import annotations
 
+import decimal
 import functools
 import inspect
 import sys
@@ -167,6 +168,11 @@ class Steps:
         h = torch.tanh(SCRIPTED(x) + h)
         return h, h
 
+    def gradients_of_a_weight(x, h):
+        (W[0] * x.detach()).sum().backward()
+        h = torch.tanh(x @ W + h)
+        return h, h
+
     def modules_of_python(x, h):
         h = torch.tanh(x * sys.modules["math"].pi + h)
         return h, h
@@ -210,6 +216,7 @@ WORDS = {
     "hook_on_the_state": "hooks onto the gradient of a tensor that it did not make",
     "changes_a_captured_tensor": "changes a tensor it did not make, in place",
     "scripted": "it calls what torch.jit compiled",
+    "gradients_of_a_weight": "it calls backward(), which adds to gradients of others",
     "modules_of_python": "it reads sys.modules, which leads to everything",
     "by_the_type_of_an_argument": "by BY_TYPE it may ",
     "one_noise_for_all_rows": "noise that is shared by all rows",
@@ -392,3 +399,17 @@ def test_aliases_that_torch_tells_no_mode_of():
 
 
 SCALES = torch.ones(D)
+
+
+def test_a_step_that_changes_an_object_of_c_is_told():
+    """What that holds cannot be put back."""
+    context = decimal.Context(prec=5)
+
+    def step(x, h):
+        context.prec += 1
+        return x * context.prec, torch.tanh(x + h)
+
+    x, h = inputs()
+    with pytest.warns(SlowPathWarning, match="changes Python objects as it runs"):
+        y, _ = recurrent(step, x, h)
+    assert (y[1] / x[1]).max() > (y[0] / x[0]).max() + 0.5  # another number at each step
