@@ -194,7 +194,7 @@ class CodeWalk(abc.ABC):
                 self.visit(getattr(function, name))
         if not known.names.isdisjoint(SEEDS):
             self.refused = self.refused or "it sets the seed of torch's noise, once for each step"
-        if "backward" in known.names:
+        if "backward" in known.names and code.co_name != "backward":  # of a Function beneath another
             self.refused = self.refused or (
                 "it calls backward(), which adds to gradients of others; torch.autograd.grad(...) does not"
             )
