@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from stepnet.compiler.iteration import code_of
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import transformed
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.data.values import rows
@@ -75,6 +76,8 @@ class _Lifted:
     found: tuple[Any, Sequence[Tensor]]
     about: list[tuple[int, bool]]
     boot: list[Tensor]
+    weights: list[Tensor]  # copies, as of x: what is written by way of `.data` is counted nowhere
+    x: list[LoDCut]
     y_spec: Spec
     y: list[LoDCut]
     final: list[LoDCut]
@@ -144,7 +147,7 @@ class _OuterRun:
     ) -> tuple[Any, list[Tensor]] | None:
         number, self.calls = self.calls, self.calls + 1
         places = self._places(inner.x)
-        if places is None or number in self._given_up:
+        if places is None or number in self._given_up or _is_in_a_mode():
             return None
         kept = self._kept.get(number)
         if kept is None:
@@ -217,6 +220,8 @@ class _OuterRun:
             found=found,
             about=_about(found[1]),
             boot=[s[:1].detach() for s in state],
+            weights=[t.detach().clone() for t in found[1]],
+            x=[self._cut_of(w.with_values(w.values.detach().clone())) for w in whole],
             y_spec=y_spec,
             y=[self._cut_of(LoDTensor.of(leaf.values, outer)) for leaf in y],
             final=[self._cut_of(LoDTensor.of(leaf, ends)) for leaf in final],
@@ -225,8 +230,7 @@ class _OuterRun:
     def _cut_of(self, value: LoDTensor) -> LoDCut:
         return LoDCut(Slice("lifted", "lifted", **self._cut), value)
 
-    @staticmethod
-    def _same(kept: _Lifted, inner: Inner, places: list[int], read: Read) -> bool:
+    def _same(self, kept: _Lifted, inner: Inner, places: list[int], read: Read) -> bool:
         """Whether the call would compute, row by row, what the kept one computed."""
         if kept.call != _call(inner, places):
             return False
@@ -235,9 +239,15 @@ class _OuterRun:
             return False
         if any(a is not b for a, b in zip(found[1], kept.found[1], strict=True)):
             return False
-        return all(
+        if not all(
             torch.equal(s.detach(), row.expand_as(s)) for s, row in zip(inner.state, kept.boot, strict=True)
-        )
+        ):
+            return False
+        if transformed():  # where nobody writes so, and vmap compares no numbers
+            return True
+        here = [rows(self._here[place]) for place in places]
+        known = [*kept.weights, *(rows(cut[self._t]) for cut in kept.x)]
+        return all(map(_equal, (*found[1], *here), known))
 
 
 _LOOP: ContextVar[_OuterRun | None] = ContextVar("the loop over whole sequences that runs", default=None)
@@ -260,6 +270,11 @@ def _call(inner: Inner, places: list[int]) -> tuple[Any, ...]:
     )
 
 
+def _is_in_a_mode() -> bool:
+    """Whether a mode of torch is around, which may do other things at each step."""
+    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+
+
 def _about(tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
     return [(_version(t), t.requires_grad) for t in tensors]
 
@@ -275,6 +290,10 @@ def _code(step: Any) -> Any:
 def _version(leaf: Any) -> int:
     values = rows(leaf)
     return -1 if values.is_inference() else values._version
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype is b.dtype and torch.equal(a.detach(), b)
 
 
 def _uniform(state: Tensor) -> bool:

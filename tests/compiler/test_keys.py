@@ -161,6 +161,21 @@ class Ways:
         exec("def step(x, h):\n    from .inner import gain\n    return x * gain, h", space)
         return space["step"], lambda: setattr(inner, "gain", 3.0)
 
+    def index_in_a_slice():
+        class Size:
+            def __init__(self, rows):
+                self.rows = rows
+
+            def __index__(self):
+                return self.rows
+
+            def __repr__(self):
+                return "size"
+
+        size = Size(1)
+        part = slice(size)
+        return lambda x, h: (x[:, part], h), lambda: setattr(size, "rows", 2)
+
     def attribute_of_a_partial():
         part = functools.partial(max, 1)
         part.gain = 2.0

@@ -19,6 +19,7 @@ from torch.nn.modules import linear as linear_layer
 from stepnet import cells, recurrent
 from stepnet.compiler.patched import patched
 from stepnet.compiler.reach import reach
+from stepnet.data import sequence
 from stepnet.data.offsets import LoD
 from stepnet.errors import Unsupported
 from stepnet.executors.layout import Layout, _ragged
@@ -145,6 +146,14 @@ class Seeded(Layers):
     def __init__(self) -> None:
         super().__init__()
         self.noise = torch.Generator().manual_seed(7)
+
+
+def test_a_function_beneath_those_of_sequences():
+    key = reach(Layers()).key
+    with mock.patch.object(sequence, "_sums", math.prod):
+        assert [name for name, *_ in patched()] == ["stepnet.data.sequence._sums"]
+        assert reach(Layers()).key != key
+    assert reach(Layers()).key == key
 
 
 def test_a_cache_that_torch_begins_anew_is_nothing_replaced():

@@ -5,6 +5,7 @@ The reference is a loop by hand over the whole batch: these steps see more than 
 
 from __future__ import annotations
 
+import decimal
 import functools
 import inspect
 import sys
@@ -52,6 +53,11 @@ class Steps:
 
     def sum_of_everything(x, h):
         h = torch.tanh(h + x / (1 + x.abs().sum()))  #
+        return h, h
+
+    def hook_on_the_state(x, h):
+        _ = h.requires_grad and h.register_hook(lambda g: g / 2)  #
+        h = torch.tanh(x @ W + h)
         return h, h
 
     def largest_of_the_batch(x, h):
@@ -162,6 +168,11 @@ class Steps:
         h = torch.tanh(SCRIPTED(x) + h)
         return h, h
 
+    def gradients_of_a_weight(x, h):
+        (W[0] * x.detach()).sum().backward()
+        h = torch.tanh(x @ W + h)
+        return h, h
+
     def modules_of_python(x, h):
         h = torch.tanh(x * sys.modules["math"].pi + h)
         return h, h
@@ -202,8 +213,10 @@ WORDS = {
     "numpy": "numpy",
     "boolean_mask": "a mask picks",
     "nonzero": "how many values a mask picks",
+    "hook_on_the_state": "hooks onto the gradient of a tensor that it did not make",
     "changes_a_captured_tensor": "changes a tensor it did not make, in place",
     "scripted": "it calls what torch.jit compiled",
+    "gradients_of_a_weight": "it calls backward(), which adds to gradients of others",
     "modules_of_python": "it reads sys.modules, which leads to everything",
     "by_the_type_of_an_argument": "by BY_TYPE it may ",
     "one_noise_for_all_rows": "noise that is shared by all rows",
@@ -360,8 +373,8 @@ def test_the_attribute_that_a_step_sets_is_named():
 
 
 def test_aliases_that_torch_tells_no_mode_of():
-    """`Variable(x)` is made where what it is an alias of is made. One of what is captured is not found again,
-    nor one of what is given, which may be captured, too."""
+    """`Variable(x)` is made where what it is an alias of is made. One of what is captured, or is given and
+    may be captured, too, is refused by what was called, as are other such calls."""
 
     def step(x, h):
         one, kept = Variable(x.data.new(x.shape[0], 1).fill_(1)), Variable(torch.zeros(x.shape[0], D))
@@ -378,8 +391,25 @@ def test_aliases_that_torch_tells_no_mode_of():
     torch.testing.assert_close((y, last), (same, too))
     got, wanted = (torch.autograd.grad(out.sum(), (x, h)) for out in (y, same))
     torch.testing.assert_close(got, wanted)
-    for refused in (captured, lambda x, h: (x, torch.tanh(Variable(h)))):
-        assert "could not be found again" in explain(refused, x, h).refusals[0].reason
+    for made in (Variable, nn.Parameter, lambda t: t.as_subclass(torch.Tensor)):
+        told = explain(lambda x, h, made=made: (x, torch.tanh(made(h))), x, h).refusals[0]
+        assert "of which torch tells nobody" in told.reason
+        assert "leave out" in told.remedy
+    assert "of which torch tells nobody" in explain(captured, x, h).refusals[0].reason
 
 
 SCALES = torch.ones(D)
+
+
+def test_a_step_that_changes_an_object_of_c_is_told():
+    """What that holds cannot be put back."""
+    context = decimal.Context(prec=5)
+
+    def step(x, h):
+        context.prec += 1
+        return x * context.prec, torch.tanh(x + h)
+
+    x, h = inputs()
+    with pytest.warns(SlowPathWarning, match="changes Python objects as it runs"):
+        y, _ = recurrent(step, x, h)
+    assert (y[1] / x[1]).max() > (y[0] / x[0]).max() + 0.5  # another number at each step

@@ -259,6 +259,23 @@ class Effects:
         step.count = 0
         return step, lambda: step.count
 
+    def counts_elsewhere():
+        def count(): ...
+
+        random.calls = torch.calls = 0
+        numbers, layer = np.array([0, None], dtype=object), nn.Identity()
+
+        def step(x, h):
+            count.calls = getattr(count, "calls", 0) + 1
+            random.calls += 1
+            torch.calls += 1
+            numbers[0] += 1
+            layer.register_forward_hook(lambda module, given, out: out * 1.1)
+            return layer(x) * count.calls, torch.tanh(x + h)
+
+        found = count, random, torch
+        return step, lambda: [vars(o).pop("calls") for o in found] + [numbers[0], len(layer._forward_hooks)]
+
     def an_attribute_of_a_class():
         class Step:
             count = 0

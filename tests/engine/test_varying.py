@@ -78,6 +78,22 @@ def count(value):
     NOW.n = value
 
 
+def test_what_a_step_does_with_a_number_is_known_of_rows_like_these_alone():
+    """Of others Python may do something else with it."""
+    x = torch.randn(3, 2, D)
+
+    def step(x, h):
+        h = torch.tanh(x + h * (NOW.t if x.requires_grad else 3 * NOW.t))
+        return h, h
+
+    for needs, shift in ((True, 0), (False, 0.05), (False, 0)):
+        x.requires_grad_(needs)
+        for value in (0.2, 0.3, 0.4, 0.5, 0.6):
+            temperature(value + shift)
+            ours, plain = (recurrent(step, x, torch.zeros(2, D), backend=b)[0] for b in ("auto", "naive"))
+            torch.testing.assert_close(ours, plain)
+
+
 USES = {
     "product": lambda h: h * NOW.t,
     "quotient": lambda h: h / (NOW.t + 1),

@@ -38,6 +38,7 @@ from .own_state import OWN_STATE
 from .ranges import RANGES
 from .traces import Input
 from .whole_calls import keep_whole
+from .writes import HOOKS_ON, hooks_on_others
 
 _EXTRA = (
     "native_layer_norm native_layer_norm_backward _softmax _log_softmax _softmax_backward_data "
@@ -186,6 +187,8 @@ class _Swap(Replaced):
             )
         if func is Tensor.__deepcopy__ and not args[0].requires_grad:
             return args[0].clone()
+        if func in HOOKS_ON and args[0].is_leaf:  # what the step is given or reads
+            raise hooks_on_others()
         if (noise := noise_of(func, args, kwargs)) is not None:
             return noise
         if self.answers.passes(func, args):

@@ -28,7 +28,8 @@ _FAMILIES = (
     "torch.nn.", "torch.functional", "torch._tensor", "torch.distributions.", "torch.linalg", "torch.fft",
     "torch.special", "torch.autograd.function",
 )  # fmt: skip
-_OURS = ("stepnet.cells.", "stepnet.nn.", "stepnet.layers.")  # what steps call
+# What steps call.
+_OURS = ("stepnet.cells.", "stepnet.nn.", "stepnet.layers.", "stepnet.data.", "stepnet.ops")
 # In the place of which torch puts others itself; and what computes nothing: Lightning has a `torch.compile`.
 _OF_TORCH = {
     "torch": words("manual_seed Storage compile load save"),

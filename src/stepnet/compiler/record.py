@@ -35,7 +35,7 @@ from .ranges import RANGES
 from .reach import reach
 from .survey import Same
 from .trust import BY_VALUE, is_trusted_class, is_trusted_code
-from .writes import SHOWS_MEMORY, written
+from .writes import HOOKS_ON, SHOWS_MEMORY, hooks_on_others, written
 
 _MOST_BYTES = 4096
 _DISPATCH = "__torch_dispatch__"
@@ -181,6 +181,8 @@ class _Reader(TorchFunctionMode):
             raise Unsupported(
                 "the step hands the memory of a tensor it did not make to numpy, which may write into it"
             )
+        if func in HOOKS_ON and id(args[0]) in self.read:
+            raise hooks_on_others()
         out = func(*args, **kwargs)
         if func in OWN_STATE:
             self.told(args, out)
@@ -292,7 +294,7 @@ class _Recorder(_Reader):
             if kind is nn.Parameter:  # what `functional_call` puts in its place may be none
                 kind = Tensor
             return "new", kind, value.shape, value.dtype, value.requires_grad, value.device
-        if kind in BY_VALUE and kind is not slice:
+        if kind in BY_VALUE:
             return kind, repr(value)
         if kind is slice:
             return slice, self.coded(value.start), self.coded(value.stop), self.coded(value.step)

@@ -58,7 +58,7 @@ OF_COPIES = words(
 
 BY_VALUE = frozenset(
     {
-        float, complex, bytes, type(Ellipsis), type(NotImplemented), slice, range,
+        float, complex, bytes, type(Ellipsis), type(NotImplemented), range,
         torch.dtype, torch.device, torch.layout, torch.memory_format,
     }
 )  # fmt: skip

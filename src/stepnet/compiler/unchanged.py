@@ -38,7 +38,7 @@ from .walk_code import OF_FUNCTIONS
 _CELL = _REFERENCE = _SIZE = 16  # bytes from the start of an object to what it holds: of CPython 3.10 to 3.13
 _TYPE, _ITEMS = 8, 24
 _MANAGED = 1 << 4  # of a class's flags: the dict of an object stands before it
-_FIXED = frozenset({*PLAIN, *BY_VALUE})  # never change
+_FIXED = frozenset({*PLAIN, *BY_VALUE, slice})  # never change
 # Modules are looked into by name, methods and functions of C are what they are of.
 _NEVER_CHANGE = (types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 _MOST = 2500  # words

@@ -269,12 +269,14 @@ def _write_bytes(value: Any, held: list[Any]) -> None:
 
 def _read_array(value: Any) -> list[Any]:
     plain = np.ndarray.view(value, np.ndarray)
-    return [] if plain.dtype.hasobject else [plain.tobytes()]
+    return plain.ravel().tolist() if plain.dtype == object else [plain.tobytes()]
 
 
 def _write_array(value: Any, held: list[Any]) -> None:
     plain = np.ndarray.view(value, np.ndarray)
-    if held and plain.flags.writeable:
+    if plain.dtype == object and plain.flags.writeable:
+        plain.flat[:] = held
+    elif plain.flags.writeable and not plain.dtype.hasobject:
         plain[...] = np.frombuffer(held[0], plain.dtype).reshape(plain.shape)
 
 

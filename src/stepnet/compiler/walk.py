@@ -100,6 +100,10 @@ class Walk(CodeWalk):
     def _by_value(self, value: Any) -> None:
         self.key.append((type(value), repr(value)))  # tells -0.0 from 0.0, and nan from nothing
 
+    def _slice(self, value: Any) -> None:
+        self.key.append(slice)
+        self._items((value.start, value.stop, value.step))
+
     def _interned(self, value: Any) -> None:
         self.key.append(value)
 
@@ -293,6 +297,8 @@ class Walk(CodeWalk):
         whole = self.everything or read_whole(kind)
         own = module.__dict__
         self.hold(own)
+        if self.everything:
+            self.holders += [own[name] for name in HOOKS if isinstance(own.get(name), dict)]
         if any(map(own.get, HOOKS)):
             for name in HOOKS:
                 if own.get(name):
@@ -512,6 +518,7 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     (types.MethodType, Walk._method),
     (types.ModuleType, Walk._package),
     (functools.partial, Walk._partial),
+    (slice, Walk._slice),
     ((list, tuple, collections.deque), Walk._sequence),
     (dict, Walk._mapping),
     ((set, frozenset), Walk._set),

@@ -62,6 +62,7 @@ class CodeWalk(abc.ABC):
     known: set[type] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
     hooks: bool = False
+    sets: set[str] = field(default_factory=set)  # attributes that the step's own code sets
     in_python: bool = False  # in code of Python's own: what that holds is no matter of the step's
     depth: int = 0  # of visits in each other
     later: deque[tuple[Any, bool, Any]] = field(default_factory=deque[tuple[Any, bool, Any]])
@@ -153,6 +154,8 @@ class CodeWalk(abc.ABC):
             return
         known = facts(code)
         before, self.in_python = self.in_python, is_of_python(code.co_filename)
+        if not self.in_python and not known.trusted:
+            self.sets |= known.sets
         trail = self.trail
         self.key.append(known)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -181,8 +184,8 @@ class CodeWalk(abc.ABC):
             self.opened(f"{function.__name__} asks objects how they are copied")
             self.in_python = before
             return
+        self.hold(function.__dict__)  # an empty one, too: it may set attributes of its own
         if function.__dict__:
-            self.hold(function.__dict__)
             self._attributes(function.__dict__)
         self.named(known.names)
         for name in OF_FUNCTIONS:
@@ -191,6 +194,10 @@ class CodeWalk(abc.ABC):
                 self.visit(getattr(function, name))
         if not known.names.isdisjoint(SEEDS):
             self.refused = self.refused or "it sets the seed of torch's noise, once for each step"
+        if "backward" in known.names and code.co_name != "backward":  # of a Function beneath another
+            self.refused = self.refused or (
+                "it calls backward(), which adds to gradients of others; torch.autograd.grad(...) does not"
+            )
         if not known.names.isdisjoint(REFLECTION):
             self.opened(f"{function.__name__} looks into the insides of objects")
         if not known.names.isdisjoint(TENSOR_STATE):
@@ -271,6 +278,8 @@ class CodeWalk(abc.ABC):
         """The attributes of a Python module that code names."""
         kind, space = type(module), vars(module)
         trusted = is_trusted_module(module)
+        if not trusted and (sets := self.sets.intersection(names)):  # a module of Python's, too
+            self.holders.append(Names(space, tuple(sorted(sets))))
         if kind is not types.ModuleType and not trusted:
             self.opened(f"module {module.__name__}, which finds its attributes by itself")
         if trusted:
@@ -297,6 +306,8 @@ class CodeWalk(abc.ABC):
         known = survey(module, names)
         if known.open is not None:
             self.opened(known.open)
+        if sets := self.sets & names:
+            self.holders += [Names(space, tuple(sorted(sets))) for space in known.spaces]
         self._surveyed(known)
 
     def _surveyed(self, known: Survey) -> None:

@@ -12,10 +12,23 @@ from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
 from stepnet.data.tree import leaves
+from stepnet.errors import Unsupported
+from stepnet.user_line import user_line
 
 # What gives a tensor's memory to code that may write into it, of which no mode is told.
 SHOWS_MEMORY = frozenset({Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
+# What has a tensor's gradient handed to other code from then on.
+HOOKS_ON = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_hook})
 _READ_ONLY = frozenset({"__invert__", "__int__", "__index__", "__iter__"})  # they begin like __iadd__
+
+
+def hooks_on_others() -> Unsupported:
+    """Why a step is refused that hooks onto what it is given or reads: of a state, that may be y, too."""
+    return Unsupported(
+        "the step hooks onto the gradient of a tensor that it did not make, once for each step",
+        remedy="hook onto what the step makes, or onto x, the first state or a weight before the call",
+        line=user_line().short,
+    )
 
 
 def writes(name: str) -> bool:

@@ -26,6 +26,7 @@ from stepnet.compiler.probe import ROWS
 from stepnet.compiler.record import tried as tried_on
 from stepnet.compiler.undo import Snapshot, is_only_thread, undone
 from stepnet.data.modes import autocast_dtype, default_device, for_plans
+from stepnet.data.storage import memory_of
 from stepnet.data.tree import Spec
 from stepnet.errors import NotBuilt, StepnetError, Unsupported
 from stepnet.executors import plan_files
@@ -41,7 +42,7 @@ from stepnet.user_line import line_in
 from .check import self_check, versions
 from .choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
 from .meanwhile import Meanwhile
-from .reads import FailsOnSamples, Reads, ReadsChanged, read, steps_of_inner_loops
+from .reads import FailsOnSamples, Reads, ReadsChanged, read, read_anew, steps_of_inner_loops
 from .rows import Noise, Sequences, samples
 
 
@@ -113,6 +114,9 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
     failed = entry.ready is None or entry.wrong
     if others.changed(failed):
         return _refused_for(ReadsChanged())
+    if others.alone and reads.open is not None and read_anew(reads, loop, sequences) is None:
+        entry.changes = frozenset()  # by what no walk sees: a cache, an object of C
+        return entry
     entry.unsure = (failed and not others.alone) or _not_built(entry)
     if to_keep is not None:
         plan_files.write(*to_keep)
@@ -209,7 +213,7 @@ def _compile(
     if entry.changes is not None:
         return None
     numbers = [] if reads.inputs is None else reads.inputs.tensors
-    weights = _weights((*seen.tensors, *numbers), reads)
+    weights = _weights((*seen.tensors, *numbers), reads, (*x, *states))
     signature = _signature(loop, sequences, weights, seen.draws)
     key = None if reads.open is not None or numbers or seen.draws else _digest(loop, reads, signature, most)
     noise = drawn_in_order(seen.draws, reads.reach.generators, [ROWS])
@@ -244,10 +248,16 @@ def _check_devices(inputs: Sequence[Tensor]) -> None:
         raise Unsupported(f"torch's default device is {default_device().type}, the rows are on {device.type}")
 
 
-def _weights(tensors: Sequence[Tensor], reads: Reads) -> _Weights:
+def _weights(tensors: Sequence[Tensor], reads: Reads, rows: Sequence[Tensor]) -> _Weights:
     """The tensors that a body read on a few rows, found among those that it refers to."""
     places = {id(t): i for i, t in enumerate(reads.tensors)}
-    if any(id(tensor) not in places for tensor in tensors):
+    lost = [tensor for tensor in tensors if id(tensor) not in places]
+    if lost and not {*map(memory_of, lost)}.isdisjoint(map(memory_of, (*reads.tensors, *rows))):
+        raise Unsupported(
+            "the step makes one tensor of another by a call of which torch tells nobody",
+            remedy="leave out Variable(t), nn.Parameter(t) and t.as_subclass(); t.detach() has no gradient",
+        )
+    if lost:
         raise Unsupported(
             "the step reads a tensor that could not be found again from the step",
             remedy="keep it in a closure, an attribute or a module that the step refers to",

@@ -28,6 +28,7 @@ from stepnet.compiler.record import Record, record
 from stepnet.compiler.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.walk_code import END
 from stepnet.data.bounded import Bounded
+from stepnet.data.modes import autocast_dtype
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
@@ -261,7 +262,16 @@ def _lifted(
     shared: Sequence[Tensor],
 ) -> Reads:  # fmt: skip
     """What a run of a closed step depends on, whatever its numbers are."""
-    did: _Did | None = like.recorded.get(known.key)
+    rows = [(t.shape[1:], t.dtype, t.requires_grad, t.device) for t in (*x, *states)]  # Python may ask for it
+    call = (
+        known.key,
+        *rows,
+        *looks(known.tensors),
+        torch.is_grad_enabled(),
+        autocast_dtype("cpu"),
+        torch.get_default_dtype(),
+    )
+    did: _Did | None = like.recorded.get(call)
     if did is None:
         made = _recorded(loop, known.reach, x, states, shared)
         places = {id(t): at for at, t in enumerate(known.tensors)}
@@ -274,7 +284,7 @@ def _lifted(
         if reached(loop).key != known.reach.key:  # another thread changed it meanwhile
             return known
         if is_only_thread():
-            like.recorded[known.key] = did
+            like.recorded[call] = did
     key, inputs = inputs_of(did.key, did.numbers, _device(x, states))
     if inputs is None:
         return known

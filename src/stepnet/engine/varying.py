@@ -24,7 +24,8 @@ _WHOLE = range(-(2**63), 2**63)  # that a tensor holds
 
 @dataclass
 class Steps:
-    """Steps that read the same but for numbers. `recorded`: what those did that read such a key."""
+    """Steps that read the same but for numbers. `recorded`: what those did that read such a key, on rows like
+    these."""
 
     planned: set[Any] = field(default_factory=set)  # keys for which plans were made
     lifts: bool = True

@@ -122,7 +122,7 @@ class JoinedWrites:
     def fill(self, rows: Sequence[Tensor]) -> None:
         """Write what was joined to the arrays."""
         for array, row in zip(self.arrays, rows, strict=True):
-            self._loop.program.arrays[array]._hold(Steps(row, own=True))
+            self._loop.program.arrays[array]._hold(Steps(row))
 
 
 def _is_zero(boot: Any) -> bool:
