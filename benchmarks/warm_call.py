@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -40,6 +41,7 @@ def cases(quick: bool) -> Iterator[Case]:
     yield _case("own step forward", lambda backend: _forward(step, lod, start, backend))
     if not quick:
         yield _case("lstm forward", lambda backend: _forward(lstm, lod, None, backend))
+        yield _case("lstm forward, lengths that change", lambda backend: _in_turn(lstm, lod.values, backend))
     yield _case("lstm train", lambda backend: _training(lstm, lod, backend))
     for rows in () if quick else (1, 16):
         yield _one_step("torch.nn.GRUCell", nn.GRUCell(UNITS, UNITS), rows)
@@ -100,6 +102,14 @@ def _forward(
         return {"y": y.values}
 
     return run
+
+
+def _in_turn(step: Any, rows: Tensor, backend: str) -> Callable[[], Mapping[str, Tensor]]:
+    """Batches of other lengths and other numbers of rows, one after the other."""
+    lengths = (5, 3, 2, 4), (5, 3, 1, 4), (2, 3, 2, 4), (2, 4, 1, 4)
+    batches = [LoDTensor.from_lengths(rows[: sum(own)], [list(own)]) for own in lengths]
+    calls = itertools.cycle([_forward(step, batch, None, backend) for batch in batches])
+    return lambda: next(calls)()
 
 
 def _training(cell: nn.Module, x: LoDTensor, backend: str) -> Callable[[], Mapping[str, Tensor]]:

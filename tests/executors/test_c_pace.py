@@ -1,14 +1,17 @@
 """Calls by all threads or by one, whichever takes less."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
 
-from stepnet import Recurrent, cells
+from stepnet import LoDTensor, Recurrent, cells, recurrent
 from stepnet.engine import plans
 from stepnet.executors.c import scan as c_scan
 from stepnet.executors.c.pace import Pace
 from stepnet.executors.c.scan import CScan
+from stepnet.executors.direct import Direct
 
 OPTIMISED = False  # both ways run the same code
 
@@ -96,3 +99,22 @@ def test_the_numbers_and_gradients_are_the_same(cell, sharing, sequences, monkey
     assert sharing in shared
     for by_threads, by_one in zip(*found, strict=True):
         assert torch.equal(by_threads, by_one)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_calls_by_places_have_a_pace(monkeypatch):
+    monkeypatch.setattr(c_scan, "ALONE", 0)
+    turns, forward = itertools.cycle([True, False, False]), Direct.forward
+    noted, found = [], []
+    monkeypatch.setattr(Pace, "takes_all", lambda self: next(turns))
+    monkeypatch.setattr(Pace, "note", lambda self, by_all, *_: noted.append(by_all))
+    monkeypatch.setattr(Direct, "forward", lambda *given: (found.append(out := forward(*given)), out)[1])
+    step, others = cells.LSTM(4, 4), [[4, 4, 1], [6, 2, 2], [3, 3, 3]]
+    for lengths in [*[[5, 3, 2]] * 7, *others * 3]:
+        x = LoDTensor.from_lengths(torch.randn(sum(lengths), 4), [lengths])
+        with torch.no_grad():
+            (y, final), (expected, last) = (recurrent(step, x, backend=b) for b in ("c", "naive"))
+        torch.testing.assert_close((y.values, *final), (expected.values, *last))
+    assert len(found) >= 9
+    assert None not in found
+    assert {*noted[-9:]} == {True, False}

@@ -17,6 +17,7 @@ from stepnet import LoDTensor, recurrent
 from stepnet.cells import LSTM
 from stepnet.errors import StepError
 from stepnet.executors.direct import Direct, Lately
+from threads import at_once
 
 BACKEND = "c"
 OPTIMISED = False  # both ways run the same code
@@ -304,12 +305,28 @@ def test_without_a_backward_sequences_may_be_others(monkeypatch):
 
     monkeypatch.setattr(Direct, "forward", noted)
     step = LSTM(D, D)
-    for lengths in ([3, 4], [3, 4], [2, 5], [1, 6], [5, 2], [7, 0], [2, 2, 3], [4, 3], [3, 4]):
-        x = LoDTensor.from_lengths(ROWS["ragged"], [lengths])
+    others = [[2, 5], [1, 6], [5, 2], [7, 0], [1, 3], [4, 2], [0, 5], [4, 4], [2, 2, 3], [3, 4]]
+    for lengths in [*[[3, 4]] * 7, *others]:
+        x = LoDTensor.from_lengths(torch.randn(sum(lengths), D), [lengths])
         with torch.no_grad():
             (y, final), (expected, last) = (recurrent(step, x, backend=b) for b in (BACKEND, "naive"))
         torch.testing.assert_close((y.values, *final), (expected.values, *last))
-    assert any(found)
+    assert found[-9:] == [True] * 8 + [False], found  # of [4, 4] by names: more rows; [3, 4] is the first
+
+
+@torch.no_grad()
+def test_calls_of_other_rows_at_once():
+    step = LSTM(D, D)
+    batches = [LoDTensor.from_lengths(torch.randn(20 * k * k, D), [[20 * k * k]]) for k in (1, 2, 3, 4)]
+    expected = [recurrent(step, x, backend="naive")[0].values for x in batches]
+
+    def run(k: int) -> None:
+        with torch.no_grad():
+            for i in range(60):
+                y = recurrent(step, batches[i * k % 4], backend=BACKEND)[0].values
+                torch.testing.assert_close(y, expected[i * k % 4])
+
+    at_once(run)
 
 
 @pytest.mark.parametrize("lengths", [[2, 0, 3], [0, 0]])

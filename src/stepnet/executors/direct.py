@@ -27,10 +27,11 @@ from .ready import Ready
 from .tables import as_table
 from .twice import is_plain
 
-MOST = 1 << 18  # bytes of what is kept for backward, which lies in one piece
+MOST = 1 << 20  # bytes of a table, and of what is kept for backward, which lies in one piece
 _SURE = 3  # runs on the same sequences by names, for what is laid out takes as long as a few more of those
 _LINE = 64  # numbers that one value of those begins after another at the least
 _MOST_KINDS = 64  # of gradients that are asked of one
+_MOST_RUNS = 16  # kinds of runs that are known at a time
 _CPU = torch.device("cpu")
 
 Run = Callable[[Sequence[int], Layout], None]  # a scan of some sequences, on what lies at some addresses
@@ -92,7 +93,7 @@ class _Backward(NamedTuple):
 
 class Direct:
     """Runs of a plan on the same sequences, of tensors that look the same, each in one piece. Where no
-    backward follows, on other sequences over as many rows, too.
+    backward follows, on other sequences, too, over about as many rows.
 
     Scans are given the addresses of what is saved: inputs, y, and what else is kept, which lies in one piece;
     and of the last states, or of what comes in and the gradients.
@@ -100,6 +101,7 @@ class Direct:
     Attributes:
         layout: where rows stand.
         steps: see `call.Call`.
+        most: the most rows of a call.
         trains: whether a backward may follow.
         ready: the plan.
         still: the results that need none.
@@ -117,9 +119,10 @@ class Direct:
         self.ready, self.layout = ready, layout
         self._inputs = [_outline(t.shape, t.dtype) for t in inputs]
         self._strides = {name: stride(t) for name, t in zip(ready.names, inputs, strict=False)}
+        self.most = layout.rows if self.trains or steps else _to_next_power(layout.rows)
         rows = steps or (layout.rows,)
         self._y = [_outline((*rows, *kinds[name].shape), dtype_of(kinds[name].dtype)) for name in plan.y]
-        self._shapes = {name: (layout.rows, *kinds[name].shape) for name in ready.extra}
+        self._shapes = {name: (self.most, *kinds[name].shape) for name in ready.extra}
         sizes = [-(-math.prod(shape) // _LINE) * _LINE for shape in self._shapes.values()]
         types = {kinds[name].dtype for name in ready.extra}
         self._kept = [_outline((sum(sizes),), dtype_of(each)) for each in types]
@@ -147,7 +150,7 @@ class Direct:
         lone = ready.forward.lone(None, False)
         if lone is not None and (lone.before or lone.after):
             raise LookupError
-        self._run = _addressed(lone, layout, Places(named, self._strides, boots, made, lasts))
+        self._run = _addressed(lone, layout, self.most, Places(named, self._strides, boots, made, lasts))
         self._made = [*self._y, *self._kept, *(_outline(t.shape, t.dtype) for t in states)]
         self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
         carry = carry_gradients(plan, layout, needs) if self.trains else ()
@@ -162,11 +165,18 @@ class Direct:
         y, kept = len(self._y), len(self._y) + len(self._kept)
         likes = self._made
         if layout is not self.layout:
-            states = inputs[self._states]
-            if not all(map(is_contiguous, states)):  # strides of one row tell nothing of others
+            # strides of one row tell nothing of others
+            if not all(map(is_contiguous, inputs[: self._states.stop])):
                 return None
-            likes = [*likes[:kept], *states]
-        made = [empty_like(like) for like in likes]
+            likes = [*likes[:kept], *inputs[self._states]]
+        if layout.rows == self.layout.rows:
+            made = [empty_like(like) for like in likes]
+        elif 0 < layout.rows <= self.most:
+            shapes = [(layout.rows, *like.shape[1:]) for like in likes[:y]]
+            made = [empty(s, dtype=t.dtype, device="cpu") for s, t in zip(shapes, likes, strict=False)]
+            made += map(empty_like, likes[y:])
+        else:
+            return None
         addresses = [*map(data_ptr, inputs), *map(data_ptr, made)]
         if not all(addresses):
             return None
@@ -205,7 +215,10 @@ class Direct:
         addresses = [data_ptr(t) for t in (*saved, *tables, *made)]
         if not all(addresses) or any(map(Tensor.is_neg, tables)):
             return None
-        way.run(addresses, self.layout.backward)
+        try:
+            way.run(addresses, self.layout.backward)
+        except LookupError:
+            return None
         out = [None if k is None else made[k] for k in way.out]
         for k in way.copies:
             out[k] = made[way.out[k] or 0].clone()
@@ -305,7 +318,7 @@ class Direct:
             values[name] = Place(after + len(made) + len(shifted) + k)
         lasts = {name: found.pop(name) for name in tangents if name in found}
         at = Places(values, self._strides, boots, found, lasts)
-        run = _addressed(lone, layout.backward, at)
+        run = _addressed(lone, layout.backward, layout.rows, at)
         zeros = [like if came else zeros_like(like) for like, came in zip(results, given, strict=True)]
         likes = [*self._inputs, *self._y, *self._kept, *results, *(like for _, like in made)]
         reads: list[tuple[str, int, int | None, tuple[int, ...]]] = []
@@ -319,12 +332,12 @@ class Direct:
         return _Backward(run, zeros, [*shifted.values()], made, out, copies, *maps, reads, late)
 
 
-def _addressed(lone: Lone | None, layout: Layout, at: Places) -> Run:
-    """The scan with which a loop begins. Raises LookupError."""
+def _addressed(lone: Lone | None, layout: Layout, most: int, at: Places) -> Run:
+    """The scan with which a loop begins. `most`: rows of a call. Raises LookupError."""
     scan = None if lone is None else getattr(lone.scan, "addressed", None)
     if lone is None or scan is None:
         raise LookupError
-    return scan(layout, at, lone.products)
+    return scan(layout, most, at, lone.products)
 
 
 def _outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -334,19 +347,22 @@ def _outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return like
 
 
+def _to_next_power(n: int) -> int:
+    """The largest number of as many bits."""
+    return (1 << n.bit_length()) - 1
+
+
 class Lately:
     """How runs go by places that are on the same sequences, and threads, as several before; without a
-    backward, on sequences over as many rows."""
+    backward, on sequences over about as many rows."""
 
     def __init__(self) -> None:
-        self._kind: Any = None
-        self._runs = 0
-        self._known: tuple[Any, Direct | None] | None = None
+        self._known = Bounded[Any, "int | Direct | None"](_MOST_RUNS)  # a number: of runs so far
 
     @property
     def by_places(self) -> bool:
-        """Whether the last one that was on the same sequences, and threads, as several before went so."""
-        return self._known is not None and self._known[1] is not None
+        """Whether some go so."""
+        return any(isinstance(known, Direct) for known in self._known.values())
 
     def direct(
         self, ready: Ready, layout: Layout, inputs: Sequence[Tensor], steps: tuple[int, ...], trains: bool,
@@ -354,14 +370,14 @@ class Lately:
     ) -> Direct | None:  # fmt: skip
         """That of such a run; None: it goes by names. Inputs are known to look like those before. `trains`:
         whether a backward may follow. `needs`: which of them need a gradient; None: as they say."""
-        threads, known = torch.get_num_threads(), self._known
-        kind = (layout if trains else (layout.rows, layout.stride)), threads
-        if known is not None and known[0] == kind:
-            return known[1]
-        if self._kind != kind:
-            self._kind, self._runs = kind, 0
-        self._runs += 1
-        if self._runs <= _SURE:
+        rows = layout.rows if steps else layout.rows.bit_length()
+        kind = (layout if trains else (rows, layout.stride)), torch.get_num_threads()
+        known = self._known.get(kind, 0)
+        if not isinstance(known, int):
+            return known
+        if known < _SURE:
+            if 4 * layout.rows < MOST:  # else a number for each row is too much
+                self._known[kind] = known + 1
             return None
         if needs is None:
             needs = [torch.is_grad_enabled() and t.requires_grad for t in inputs]
@@ -369,5 +385,5 @@ class Lately:
             found = Direct(ready, layout, inputs, steps, needs)
         except LookupError:
             found = None
-        self._known = kind, found
+        self._known[kind] = found
         return found

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Callable, Sequence
+from time import perf_counter_ns
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from stepnet.executors.layout import Layout
 from . import few as c_few
 from . import threads as c_threads
 from .desk import Desk, Desks, Placed, padded
+from .products import float_parts
 
 
 class Writer:
@@ -64,43 +66,59 @@ class Addressed:
     Args:
         desks: makes arguments that are right but for where tensors lie.
         placed: where rows stand.
-        moved: that of other sequences over as many rows. Raises LookupError: they ask for other arguments.
+        moved: that of other sequences, over as many rows at the most. Raises LookupError: they ask for other
+            arguments.
+        by_one: a placement on one thread in place of one that has a pace.
         run: its function.
         address: of that.
         written: the rest of its arguments.
+        parts: what `float_parts` is to say at a call; None: it makes no difference.
     """
 
     def __init__(
-        self, desks: Desks, placed: Placed, moved: Callable[[Layout], Placed], run: Callable[..., None],
-        address: int, written: Writer,
+        self, desks: Desks, placed: Placed, moved: Callable[[Layout], Placed],
+        by_one: Callable[[Placed], Placed], run: Callable[..., None], address: int, written: Writer,
+        parts: int | None,
     ) -> None:  # fmt: skip
         self._desks, self._placed, self._moved, self._written = desks, placed, moved, written
-        self._run, self._address = run, address
+        self._by_one, self._last, self._rooms = by_one, placed, desks.rooms
+        self._run, self._address, self._parts = run, address, parts
         self._places = [(at, p.which, p.offset) for at, p in written.places if p.which is not None]
         self._idle: list[_Laid] = []  # list.pop and append are atomic
 
     def __call__(self, addresses: Sequence[int], layout: Layout) -> None:
-        """Run it on what lies there. Raises LookupError: not these sequences."""
+        """Run it on what lies there. Raises LookupError: not these sequences, or not so exactly."""
+        if self._parts is not None and float_parts() != self._parts:
+            raise LookupError
+        placed = self._last
+        if placed.layout is not layout:
+            placed = self._last = self._placed if self._placed.layout is layout else self._moved(layout)
+        pace, by_all = placed.pace, True
+        if pace is not None and not (by_all := pace.takes_all()):
+            placed = self._by_one(placed)
         try:
             one = self._idle.pop()
         except IndexError:
             one = self._laid()
-        if one.desk.placed.layout is not layout:
-            try:
-                placed = self._placed if self._placed.layout is layout else self._moved(layout)
-            except LookupError:
-                self._idle.append(one)
-                raise
-            one = one._replace(desk=self._desks.moved(one.desk, placed))
-        _, _, numbers, address = one.desk
+        try:
+            room = self._rooms.pop()
+        except IndexError:
+            room = empty(placed.size, dtype=torch.uint8)  # another call may be in that of the desk
+        if placed is not one.desk.placed or room is not one.desk.space:
+            one = one._replace(desk=self._desks.moved(one.desk, placed, room))
+        _, room, numbers, address = one.desk
         for at, which, offset in self._places:
             numbers[at] = addresses[which] + offset
-        pool, served = c_threads.pool(self._placed.used), self._written.count
+        pool, served = c_threads.pool(placed.used), self._written.count
+        began = 0 if pace is None else perf_counter_ns()
         if len(numbers) > served:
             numbers[served + 1] = ctypes.addressof(pool)
             c_few.library()(address + 8 * served)
         else:
             self._run(pool, address)
+        if pace is not None:
+            pace.note(by_all, perf_counter_ns() - began, layout.rows)
+        self._rooms.append(room)
         self._idle.append(one)
 
     def _laid(self) -> _Laid:

@@ -80,6 +80,7 @@ class Desks:
             self.count += _WIDTHS.get(field.role, 1)
         self._matrices, self._shared = self.places("matrix"), self.places("shared")
         self._idle: list[Desk] = []  # list.pop and append are atomic
+        self.rooms: list[Tensor] = []  # workspaces that a call takes and gives back
 
     def places(self, *roles: str) -> list[tuple[int, str]]:
         """Of the fields with some roles, where each stands among the arguments, and its value."""
@@ -108,9 +109,11 @@ class Desks:
         self._write(desk)
         return desk
 
-    def moved(self, desk: Desk, placed: Placed) -> Desk:
-        """The same desk for another placement; what is no part of that stays as it is."""
-        space = desk.space if desk.space.numel() >= placed.size else empty(placed.size, dtype=torch.uint8)
+    def moved(self, desk: Desk, placed: Placed, space: Tensor | None = None) -> Desk:
+        """The same desk for another placement, and in that workspace if it is large enough."""
+        space = desk.space if space is None else space
+        if space.numel() < placed.size:
+            space = empty(placed.size, dtype=torch.uint8)
         desk = desk._replace(placed=placed, space=space)
         self._write(desk)
         return desk

@@ -28,7 +28,7 @@ from stepnet.data.dtypes import dtype_of
 from stepnet.data.heap import KEPT, new_table
 from stepnet.errors import BuildError, NoCompiler, NotBuilt, StepIndexError, describe
 from stepnet.executors import cache_folder
-from stepnet.executors.direct import Places
+from stepnet.executors.direct import MOST, Places
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import features
 from stepnet.executors.schedule.program import Program
@@ -64,6 +64,8 @@ WORTH_PACKING = ((1 << 21, 20), (1 << 17, 6), (0, 3))
 WORTH_SPLITTING = 512  # rows, for fewer of which splitting a matrix takes longer than it saves (measured)
 SMALL = 1 << 14  # bytes of a table of which one is kept to make others like it
 _MOST_KINDS = 64  # of calls, whose pace one scan remembers
+_MOST_PLACED = 64  # sequences, of which one scan remembers the arguments
+_FEW_ROWS = 1 << 12  # of more rows it remembers those alone
 _NEW = ("out", "state", "sum", "total")  # what a call makes tensors for
 
 
@@ -113,7 +115,7 @@ class CScan:
         self._named = {kept: name for name, kept in p.renamed.items()}
         self.hidden = {self._named.get(name, name) for name in made} - {*loop.wanted}
         self._may_fail = bool(p.faults)
-        self._placed: Placed | None = None
+        self._placements = Bounded[tuple[Layout, int, int], Placed](_MOST_PLACED)
         self._paces = Bounded[tuple[int, int, int], Pace](_MOST_KINDS)
         self._tables = Bounded[tuple[int, int, int, int], tuple[Table, ...]](_MOST_KINDS)
         self._has_totals = bool(p.totals)
@@ -150,15 +152,10 @@ class CScan:
         """See `PreparedLoop`. `products`: of few rows, those over rows that are to be made, too."""
         threads = torch.get_num_threads()
         split = float_parts() if self._splits and layout.rows >= WORTH_SPLITTING else 0
-        placed = self._placed
-        if placed is None or placed.key != (threads, split) or placed.layout is not layout:
-            placed = self._placed = self._place(layout, threads, split)
+        placed = self._place(layout, threads, split)
         pace, by_all = placed.pace, True
         if pace is not None and not (by_all := pace.takes_all()):
-            if placed.alone is None:
-                placed = self._placed = placed._replace(alone=self._by_one(placed, split))
-            assert placed.alone is not None
-            placed = placed.alone
+            placed = self._by_one(placed)
         desk = self._desks.take(placed)
         numbers = desk.numbers
         finals: dict[str, Tensor] = {}
@@ -214,17 +211,23 @@ class CScan:
             finals[name] = states[name]
         return finals
 
-    def addressed(self, layout: Layout, at: Places, products: Sequence[str] | None = None) -> Addressed:
+    def addressed(
+        self, layout: Layout, most: int, at: Places, products: Sequence[str] | None = None
+    ) -> Addressed:
         """This scan of these sequences, as a function of addresses. `at`: where a call has what it reads and
-        makes. `products`: see `__call__`. Raises LookupError: a call takes more than addresses."""
+        makes. `most`: rows of a call. `products`: see `__call__`. Raises LookupError: a call takes more than
+        addresses."""
         p, kinds, known = self.source.program, self._whose[0].body.values, set(products or ())
-        split = self._splits and layout.rows >= WORTH_SPLITTING
-        if self._held or self._may_fail or self._has_totals or split:
+        if self._held or self._may_fail or self._has_totals:
             raise LookupError
-        placed = self._place(layout, torch.get_num_threads(), 0)
+        parts = float_parts() if self._splits and most >= WORTH_SPLITTING else None
+        placed = self._place(layout, torch.get_num_threads(), parts or 0)
         known.update(self._named.get(table.name, table.name) for table in placed.tables)
-        large = any(math.prod(t.shape) * t.dtype.itemsize >= KEPT for t in placed.tables)
-        if placed.pace is not None or (p.sums and placed.parts > 1) or large or not known >= {*at.made}:
+        tables = self._tables_for(layout, most, placed.parts)
+        large = any(math.prod(t.shape) * t.dtype.itemsize >= MOST for t in tables)
+        if (p.sums and placed.parts > 1) or large or not known >= {*at.made}:
+            raise LookupError
+        if placed.pace is not None and (p.sums or placed.sharing in ("turns", "features")):
             raise LookupError
         code = self._code(placed.sharing)
         w = Writer(self._desks.count)
@@ -233,7 +236,7 @@ class CScan:
         def size(name: str, rows: int = 1) -> int:
             return rows * math.prod(kinds[name].shape) * dtype_of(kinds[name].dtype).itemsize
 
-        for table in placed.tables:
+        for table in tables:
             name = self._named.get(table.name, table.name)
             if name not in made:
                 made[name] = w.own(math.prod(table.shape) * table.dtype.itemsize)
@@ -264,13 +267,14 @@ class CScan:
         kind = _kind(placed)
 
         def for_others(layout: Layout) -> Placed:
-            other = self._place(layout, torch.get_num_threads(), 0)
-            fits = not w.served and (not w.of_sequences or layout.sequences <= placed.layout.sequences)
-            if not fits or _kind(other) != kind:
+            other = self._place(layout, torch.get_num_threads(), parts or 0)
+            fits = not w.of_sequences or layout.sequences <= placed.layout.sequences
+            if w.served or layout.rows > most or not fits or _kind(other) != kind:
                 raise LookupError
             return other
 
-        return Addressed(self._desks, placed, for_others, code.run, code.address, w)
+        how = for_others, self._by_one, code.run, code.address, w, parts
+        return Addressed(self._desks, placed, *how)
 
     def _moves(
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], alive: list[Tensor]
@@ -303,6 +307,15 @@ class CScan:
 
     def _place(self, layout: Layout, threads: int, split: int) -> Placed:
         """What the arguments of a call are for these sequences, on at most so many threads."""
+        kind = layout, threads, split
+        placed = self._placements.get(kind)
+        if placed is None:
+            if layout.rows > _FEW_ROWS:
+                self._placements.clear()
+            placed = self._placements[kind] = self._placed_anew(layout, threads, split)
+        return placed
+
+    def _placed_anew(self, layout: Layout, threads: int, split: int) -> Placed:
         placed, work = self._placed_on(layout, threads, split), layout.rows * self._row_work
         # where each has sequences of its own, sums have as many parts as there are threads
         meets = placed.sharing is not None or (work < SHORT and not self.source.program.sums)
@@ -313,8 +326,16 @@ class CScan:
             self._paces[kind] = Pace()
         return placed._replace(pace=self._paces[kind])
 
-    def _by_one(self, placed: Placed, split: int) -> Placed:
+    def _by_one(self, placed: Placed) -> Placed:
         """A placement on one thread, which adds the same numbers in the same order."""
+        kind = placed.layout, *placed.key
+        known = self._placements.get(kind, placed)
+        if known.alone is None:
+            known = self._placements[kind] = placed._replace(alone=self._alone_of(placed, placed.key[1]))
+        assert known.alone is not None
+        return known.alone
+
+    def _alone_of(self, placed: Placed, split: int) -> Placed:
         layout, shares = placed.layout, 1
         if self.source.program.sums:
             if placed.sharing == "turns":
@@ -366,7 +387,7 @@ class CScan:
             tuple(share_bytes * slots + at for at in packed),
             share_bytes * slots + packed_bytes + 64,
             slots * members,
-            self._tables_for(layout, slots * members),
+            self._tables_for(layout, layout.rows, slots * members),
         )
 
     def _packed(self, sharing: Sharing | None, split: int) -> tuple[list[int], int]:
@@ -381,10 +402,10 @@ class CScan:
             found = self._packings[sharing, split] = places, at
         return found
 
-    def _tables_for(self, layout: Layout, parts: int) -> tuple[Table, ...]:
+    def _tables_for(self, layout: Layout, rows: int, parts: int) -> tuple[Table, ...]:
         """The tensors that a call makes, which are the same for many layouts of as many rows."""
         led_by = layout.stride if layout.is_packed else 0
-        kind = layout.rows, layout.sequences if self._has_totals else 0, led_by, parts
+        kind = rows, layout.sequences if self._has_totals else 0, led_by, parts
         tables = self._tables.get(kind)
         if tables is None:
             tables = self._tables[kind] = self._new_tables(*kind)
@@ -469,7 +490,7 @@ class CScan:
 
 def _kind(placed: Placed) -> tuple[Any, ...]:
     """What generated code that is given addresses only is made for."""
-    return placed.layout.rows, placed.key, placed.used, placed.sharing, placed.parts, placed.pace
+    return placed.key, placed.used, placed.sharing, placed.parts
 
 
 _MAKES_LIKE: dict[Any, Callable[..., Tensor]] = {empty: empty_like, zeros: zeros_like}
