@@ -199,7 +199,7 @@ def test_every_mismatch_is_named(stepnet_, values, options, words):
         op.infer_shape(scope)
     for word in words:
         assert word in str(caught.value)
-    with pytest.raises(StepError, match="do not fit|fails"):
+    with pytest.raises(StepError, match=r"do not fit|fails"):
         op.run(scope)
 
 

@@ -60,8 +60,8 @@ class Scope:
         return self._variables.setdefault(name, Variable())
 
     def share(self, name: str, variable: Variable) -> None:
-        """Let a name of this scope stand for a variable of another: a reference, never a copy. What is written
-        to the name later is this scope's own.
+        """Let a name of this scope stand for a variable of another: a reference, never a copy. What is
+        written to the name later is this scope's own.
 
         >>> before, step = Scope({"h": 1}), Scope()
         >>> step.share("h_pre", before.var("h"))
