@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .attributes import Attributes
 from .element_types import ElementType
 
 Shape = tuple[int, ...]  # -1: a dynamic dimension
@@ -67,6 +68,11 @@ class Layer:
     rt_info: tuple[tuple[str, dict[str, str]], ...] = ()
     output_names: tuple[str, ...] = ()  # of a Result
     value: Tensor | None = None
+
+    @property
+    def said(self) -> Attributes:
+        """Its attributes, read strictly."""
+        return Attributes(self.attributes, self.where)
 
 
 @dataclass

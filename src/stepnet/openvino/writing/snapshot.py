@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stepnet.openvino.attributes import Attributes
-from stepnet.openvino.element_types import ElementType, by_dtype, by_name
+from stepnet.openvino.element_types import ElementType, by_dtype
 from stepnet.openvino.graph import Graph
 from stepnet.openvino.layers.elementwise import convert
 from stepnet.openvino.model import OpenVINOModel, parameter_type
+from stepnet.openvino.reader import declared_type
 from stepnet.openvino.records import Layer, Net
 from stepnet.openvino.states import closed_states
 from stepnet.openvino.table import is_constant
@@ -98,9 +98,4 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _declared(layer: Layer) -> ElementType:
     """The type of a constant, or of a Convert of one."""
-    attributes = Attributes(layer.attributes, layer.where)
-    key = "element_type" if is_constant(layer) else "destination_type"
-    port = layer.outputs[0].type
-    if key not in attributes and port is not None:
-        return port
-    return by_name(attributes.text(key), layer.where, key)
+    return declared_type(layer, "element_type" if is_constant(layer) else "destination_type")

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from stepnet.errors import IRError
-from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.element_types import ElementType, by_name
 from stepnet.openvino.records import Layer, Net, PortMap, PortRow, Shape
 from stepnet.openvino.table import is_constant
@@ -56,7 +55,7 @@ class _Unfused:
         self.net, self.layer = net, layer
         self.edit = Editor(net)
         self.cell, self.version = _CELLS[layer.type.lower()]
-        attributes = Attributes(layer.attributes, layer.where)
+        attributes = layer.said
         self.hidden = attributes.size("hidden_size")
         self.direction = attributes.choice("direction", ("forward", "reverse", "bidirectional"), "forward")
         self.attributes = {k: v for k, v in layer.attributes.items() if k != "direction"}
