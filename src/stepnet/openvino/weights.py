@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import IRError
-from stepnet.file_model import no_device
+from stepnet.file_model import opened
 
 from .element_types import ElementType
 from .reader import declared_type
@@ -37,16 +37,10 @@ class Weights:
         self._converted: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
         if path is None:
             return
-        try:
-            with no_device(path).open("rb") as file:
-                self.length = file.seek(0, 2)
-                if self.length:
-                    self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise IRError(
-                f"{path.name}: cannot be read: {reason}", got=str(path), expected="the .bin file"
-            ) from error
+        with opened(path, "the .bin file") as file:
+            self.length = file.seek(0, 2)
+            if self.length:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickled and copied with the constants that were read, without the file."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stepnet.errors import IRError, MissingExtraError
-from stepnet.file_model import no_device
+from stepnet.file_model import opened
 
 
 def parse(path: Path) -> Any:
@@ -20,13 +20,8 @@ def parse(path: Path) -> Any:
         from defusedxml import DefusedXmlException, ElementTree
     except ImportError as error:
         raise MissingExtraError("reading OpenVINO IR", package="defusedxml", extra="openvino") from error
-    try:
-        content = no_device(path).read_bytes().lstrip()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise IRError(
-            f"{path.name}: cannot be read: {reason}", got=str(path), expected="an .xml file"
-        ) from error
+    with opened(path, "an .xml file") as file:
+        content = file.read().lstrip()
     if not content:
         raise IRError(
             f"{path.name}: the file is empty: not an OpenVINO IR",
