@@ -248,6 +248,15 @@ def declared_shape(layer: Layer, key: str = "shape") -> Shape | None:
     return layer.outputs[0].shape if text is None else shape_from_text(text, layer.where)
 
 
+def shape_text(shape: Shape | None) -> str:
+    """A shape as attributes say it.
+
+    >>> shape_text((-1, 1, 3)), shape_text(None)
+    ('?,1,3', '...')
+    """
+    return "..." if shape is None else ",".join("?" if size < 0 else str(size) for size in shape)
+
+
 def shape_from_text(text: str, where: str) -> Shape | None:
     """The shape that an attribute such as `"?,1,3"` gives; "" is a scalar, "..." any rank (None).
 

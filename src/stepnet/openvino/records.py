@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -73,6 +73,11 @@ class Layer:
     def said(self) -> Attributes:
         """Its attributes, read strictly."""
         return Attributes(self.attributes, self.where)
+
+    def change_output(self, index: int, **changes: Any) -> None:
+        """Give an output other names, or another type or shape."""
+        port = replace(self.outputs[index], **changes)
+        self.outputs = (*self.outputs[:index], port, *self.outputs[index + 1 :])
 
 
 @dataclass

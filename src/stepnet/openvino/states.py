@@ -19,7 +19,7 @@ from stepnet.file_model import shorten
 
 from .attributes import Attributes
 from .layers.row import Misfit, Row, plain
-from .reader import declared_shape, declared_type
+from .reader import declared_shape, declared_type, shape_text
 from .records import Layer, Net, Port
 
 AFTER = "_out"
@@ -143,9 +143,8 @@ def _result(number: int, name: str, write: Layer, scope: str) -> Layer:
 
 def _parameter(number: int, name: str, read: Layer) -> Layer:
     kind, sizes = declared_type(read, "variable_type"), declared_shape(read, "variable_shape")
-    text = "..." if sizes is None else ",".join("?" if size < 0 else str(size) for size in sizes)
     where = f"{read.where}: its variable '{shorten(name)}'"
-    attributes = {"element_type": kind.name, "shape": text}
+    attributes = {"element_type": kind.name, "shape": shape_text(sizes)}
     return Layer(number, name, "Parameter", "opset1", attributes, (), (Port(0, kind, sizes),), where)
 
 

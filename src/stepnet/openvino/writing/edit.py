@@ -123,8 +123,8 @@ class Editor:
         for old, new in moved.items():
             names = self.port(old).names
             if names:
-                self._name(old, ())
-                self._name(new, names)
+                for (number, index), called in ((old, ()), (new, names)):
+                    self.net.layers[number].change_output(index, names=called)
 
     def needed(self) -> set[int]:
         """The layers from which a Result can be reached."""
@@ -143,11 +143,6 @@ class Editor:
         for i in list(self.net.layers):
             if i not in alive:
                 del self.net.layers[i]
-
-    def _name(self, at: Source, names: tuple[str, ...]) -> None:
-        layer = self.net.layers[at[0]]
-        port = replace(layer.outputs[at[1]], names=names)
-        layer.outputs = (*layer.outputs[: at[1]], port, *layer.outputs[at[1] + 1 :])
 
     def done(self) -> None:
         """Put the layers in order again."""
