@@ -33,6 +33,9 @@ class Body:
         weight = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0))
         return self.net.layer("MatMul", [value, self.net.constant(weight)], PRODUCT)
 
+    def part(self, value):
+        return self.net.layer("Multiply", [value, self.net.constant(torch.tensor(0.9))])
+
     def __getattr__(self, name):
         return lambda *values: self.net.layer(name, values)
 
@@ -58,6 +61,10 @@ def twins(b):
     return [b.Tanh(b.Add(b.product(b.states[0]), b.flat(b.x))), b.Tanh(whole), b.Tanh(whole)]
 
 
+def part_of_x(b):
+    return [b.Add(b.states[2], b.Abs(b.states[1])), b.part(b.flat(b.x)), b.Sigmoid(b.flat(b.whole))]
+
+
 BODIES = {
     "twins": (3, twins),
     "delay": (1, lambda b: [b.flat(b.x)]),
@@ -71,6 +78,7 @@ BODIES = {
     "change places": (3, change_places),
     "keep": (2, lambda b: [b.Add(b.flat(b.x), b.states[0]), b.states[1]]),
     "only count": (1, only_count),
+    "part of x": (3, part_of_x),
 }
 
 
@@ -113,6 +121,9 @@ def by_hand(name, values):
 
         def product(self, value):
             return value @ torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0))
+
+        def part(self, value):
+            return value * 0.9
 
         def __getattr__(self, op):
             return getattr(torch, op.lower())
