@@ -194,8 +194,8 @@ class RecurrentOp:
         Args:
             scope: holds inputs, inits and all that the stepnet reads besides.
             keep_scopes: False runs the stepnet as `stepnet.recurrent` runs a step, compiled where that is
-                possible: faster, and `op.scopes` stays empty. Inits and outputs that the outer scope holds are
-                not in its reach then.
+                possible: faster, and `op.scopes` stays empty. Inits and outputs in the outer scope are not in
+                its reach then.
 
         Raises:
             StepError: something does not fit, by name; an input is ragged.
