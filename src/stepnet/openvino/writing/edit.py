@@ -110,10 +110,6 @@ class Editor:
         layer.outputs = tuple(replace(port, id=i) for i, port in enumerate(layer.outputs, len(sources)))
         layer.sources = tuple(sources)
 
-    def replace_output(self, old: Source, new: Source) -> None:
-        """Let all who read one output read another. Names go along."""
-        self.replace_outputs({old: new})
-
     def replace_outputs(self, moved: Mapping[Source, Source]) -> None:
         """Let all who read some outputs read others. Names go along."""
         for layer in self.net.layers.values():

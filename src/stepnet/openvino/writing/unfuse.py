@@ -82,7 +82,7 @@ class _Unfused:
             if len(parts) > 1:
                 shape = (shape[0], len(parts), *shape[2:])
                 joined = self._one("Concat", parts, shape, {"axis": "1"})
-            self.edit.replace_output((self.layer.id, index), joined)
+            self.edit.replace_outputs({(self.layer.id, index): joined})
         del self.net.layers[self.layer.id]
 
     def _mask(self) -> Source:
