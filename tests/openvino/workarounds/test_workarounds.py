@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from ir_cases import case
+from stepnet import BackEdge, InputPort, OutputPort, TensorIterator
+from stepnet.errors import IRError
 from stepnet.openvino import load, save
 from stepnet.openvino.writing.builder import In, NetBuilder, To
 from stepnet.openvino.writing.xml_writer import write
@@ -157,6 +159,21 @@ def test_openvino_runs_bodies_right(name, reverse, tmp_path):
     for k, (again, right) in enumerate(zip(load(tmp_path / "m.xml")(*values), expected, strict=True)):
         torch.testing.assert_close(torch.from_numpy(found[k]), right, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(again, right)
+
+
+def test_a_range_that_fits_few_lengths_is_read(tmp_path):
+    loop = TensorIterator(
+        lambda x, z, h: h + x + z,
+        [InputPort("x", "x", axis=0, start=-4, end=3), InputPort("z", "z", axis=0, start=0, end=2),
+         InputPort("h", "h"), OutputPort("y", 0)],
+        [BackEdge(0, "h")],
+    )  # fmt: skip
+    x, z, h = torch.randn(4, 2, 3), torch.randn(5, 2, 3), torch.zeros(1, 2, 3)
+    save(loop, tmp_path / "m.xml", (x, z, h))
+    again = load(tmp_path / "m.xml")
+    torch.testing.assert_close(again(x, z, h)[0], (x[1:3] + z[:2]).sum(0, keepdim=True))
+    with pytest.raises(IRError, match="different numbers of steps"):
+        again(torch.randn(12, 2, 3), z, h)
 
 
 def layers(path, kind):
