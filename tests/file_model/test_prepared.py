@@ -150,6 +150,20 @@ LAID = {
 }  # fmt: skip
 
 
+def test_a_list_of_the_first_input_alone(tmp_path):
+    """It is a list of values of the call, as any other list is."""
+    import onnx
+
+    onnx.save(
+        parser.parse_model(HEAD + "g (float[N] x) => (float[M] y) { y = Concat <axis = 0> (x, x) }"),
+        tmp_path / "g.onnx",
+    )
+    model = stepnet.onnx.load(tmp_path / "g.onnx")
+    for _ in range(3):
+        check(model, torch.randn(2))
+    assert functions(model.graph) == 1
+
+
 def test_views_of_views_in_any_memory(tmp_path):
     """Chains of views, of the input, of what is computed and of constants, each in one call; results that
     lie in one another stay so."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -197,7 +199,7 @@ def test_every_mismatch_is_named(stepnet_, values, options, words):
         op.infer_shape(scope)
     for word in words:
         assert word in str(caught.value)
-    with pytest.raises(StepError):
+    with pytest.raises(StepError, match=r"do not fit|fails"):
         op.run(scope)
 
 
@@ -222,6 +224,35 @@ def test_memories_have_names_of_their_own(pre_names):
         RecurrentOp(rnn, ["x"], ["h"], memories)
     with pytest.raises(StepError, match="dynamic_recurrent: two memories have the name 'h"):
         stepnet.dynamic_recurrent(rnn, Scope(), ["x"], ["h"], memories)
+
+
+def test_a_pre_memory_hides_no_input():
+    memory = Memory("h", "x", shape=(H,))
+    with pytest.raises(StepError, match="RecurrentOp: an input and a pre-memory have the name 'x'"):
+        RecurrentOp(rnn, ["x"], ["h"], [memory])
+    with pytest.raises(StepError, match="dynamic_recurrent: an input and a pre-memory have the name 'x'"):
+        stepnet.dynamic_recurrent(rnn, Scope(), ["y"], ["h"], [memory], static_inputs=["x"])
+
+
+def test_what_a_step_writes_over_its_pre_memory_is_its_own():
+    def over(step):
+        step["h_pre"] = step["h_pre"] + 100
+        step["h"] = step["h_pre"] + step["x"]
+
+    op = RecurrentOp(over, ["x"], ["h"], [Memory("h", "h_pre", "h_boot")])
+    scope = Scope({"x": torch.ones(3, 1, 1), "h_boot": torch.zeros(1, 1)})
+    op.run(scope)
+    assert [step["h"].item() for step in op.scopes] == scope["h"].flatten().tolist() == [101, 202, 303]
+
+
+def test_an_op_is_copied_without_what_its_run_left():
+    op, scope = an_op(), a_scope()
+    op.run(scope)  # what it holds now has gradients: torch would not copy it
+    again = copy.deepcopy(op)
+    assert (len(again.scopes), again.last) == (0, {})
+    y = scope["y"]
+    again.run(scope)
+    assert torch.equal(scope["y"], y)
 
 
 def test_a_run_that_keeps_no_scopes_says_so():

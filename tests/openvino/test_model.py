@@ -208,6 +208,26 @@ def test_broken_files(tmp_path, old, new, says):
         load(path)
 
 
+SPELLED = [
+    ('<?xml version="1.0"', ' \n<?xml version="1.0"'),
+    ("<net", '<net xmlns="http://ir"'),
+    ('precision="FP32"', 'precision="f32"'),
+    ('shape="2"', 'shape="[ 1..9 ]"'),
+    ("<layers>", "<layers><!-- Exp --><?by hand?>"),
+]
+
+
+def test_other_spellings(tmp_path):
+    net = Net()
+    net.result(net.add("Exp", [net.parameter("x", "2")]))
+    path = net.write(tmp_path)
+    text = path.read_text()
+    for old, new in SPELLED:
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+        assert torch.equal(load(path)(torch.zeros(2))[0], torch.ones(2))
+
+
 def test_without_defusedxml(tmp_path, monkeypatch):
     path = tmp_path / "model.xml"
     path.write_text("<net/>")

@@ -1,6 +1,8 @@
 """What models from files share, whatever the format."""
 
 from .distinct import distinct as distinct
+from .files import opened as opened
+from .files import writing as writing
 from .fourier import transformed as transformed
 from .misfit import UNSIGNED as UNSIGNED
 from .misfit import Misfit as Misfit
@@ -17,7 +19,6 @@ from .model import FileModel as FileModel
 from .model import LoopReport as LoopReport
 from .model import Socket as Socket
 from .model import beside_graphs as beside_graphs
-from .model import no_device as no_device
 from .model import shorten as shorten
 from .prepared import ERRORS as ERRORS
 from .prepared import Prepared as Prepared

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import copy
-import errno
 import functools
-import stat
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,18 +26,6 @@ def shorten(text: str, limit: int = 80) -> str:
     """Text of a file as a message can hold it."""
     text = text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
     return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def no_device(path: Path) -> Path:
-    """A path that is no pipe and no device: one may be waited for, or read, without end.
-
-    Raises:
-        OSError: it is, or nothing is there.
-    """
-    mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file")
-    return path
 
 
 @dataclass(frozen=True)

@@ -482,7 +482,7 @@ def _source(value: Any, held: dict[str, Any]) -> str:
         return f"v{value.number}"
     if value is None or type(value) in (bool, int):
         return repr(value)
-    if not any(_slots_in(value)) and not isinstance(value, list):
+    if next(_slots_in(value), None) is None and not isinstance(value, list):
         return _held(value, held)
     if isinstance(value, slice):
         return (

@@ -66,13 +66,21 @@ class Memory:
         return torch.full((rows, *self.shape), self.value, dtype=like.dtype, device=like.device)
 
 
-def memories_of(where: str, memories: Sequence[Memory]) -> tuple[Memory, ...]:
+def memories_of(where: str, memories: Sequence[Memory], inputs: Sequence[str]) -> tuple[Memory, ...]:
     """The memories of a stepnet, each of a name of its own.
 
     Raises:
-        StepError: they are no list of memories, or two have a name or a pre-memory in common.
+        StepError: they are no list of memories, two have a name or a pre-memory in common, or a pre-memory
+            would hide an input.
     """
     given = listed(f"{where}: 'memories'", memories, Memory)
+    hidden = next((memory.pre_name for memory in given if memory.pre_name in inputs), None)
+    if hidden is not None:
+        raise StepError(
+            f"{where}: an input and a pre-memory have the name '{hidden}'",
+            got=f"inputs {list(inputs)}",
+            remedy="another pre_name: a step reads both",
+        )
     for names in ([memory.name for memory in given], [memory.pre_name for memory in given]):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:

@@ -41,6 +41,7 @@ class Scope:
         if not isinstance(values, Mapping | None):
             raise StepError("Scope: 'values' must be a dict of names and values", got=type(values).__name__)
         self._variables = {name: Variable(value) for name, value in (values or {}).items()}
+        self._shared: set[str] = set()
         self.parent = parent
         self.sequences = sequences
 
@@ -59,7 +60,8 @@ class Scope:
         return self._variables.setdefault(name, Variable())
 
     def share(self, name: str, variable: Variable) -> None:
-        """Let a name of this scope stand for a variable of another: a reference, never a copy.
+        """Let a name of this scope stand for a variable of another: a reference, never a copy. What is
+        written to the name later is this scope's own.
 
         >>> before, step = Scope({"h": 1}), Scope()
         >>> step.share("h_pre", before.var("h"))
@@ -68,6 +70,7 @@ class Scope:
         2
         """
         self._variables[name] = variable
+        self._shared.add(name)
 
     def find(self, name: str) -> Any:
         """The value of a name here or in an enclosing scope; None if there is none."""
@@ -98,6 +101,9 @@ class Scope:
         return value
 
     def __setitem__(self, name: str, value: Any) -> None:
+        if name in self._shared:
+            self._shared.remove(name)
+            self._variables[name] = Variable()
         self.var(name).value = value
 
     def __iter__(self) -> Iterator[str]:

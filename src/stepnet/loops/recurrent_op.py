@@ -103,7 +103,7 @@ class RecurrentOp:
     ) -> None:
         self.inputs = tuple(dict.fromkeys(listed("RecurrentOp: 'inputs'", inputs, str)))
         self.outputs = listed("RecurrentOp: 'outputs'", outputs, str)
-        self.memories = memories_of("RecurrentOp", memories)
+        self.memories = memories_of("RecurrentOp", memories, self.inputs)
         if not inputs:
             raise StepError("RecurrentOp needs an input to count its steps by")
         self.stepnet = function("RecurrentOp: 'stepnet'", stepnet, "stepnet(scope)")
@@ -111,6 +111,10 @@ class RecurrentOp:
         self.name = getattr(stepnet, "__name__", type(stepnet).__name__)
         self.scopes = StepScopes({}, 0)
         self.last: dict[str, Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copied and pickled without what a run left."""
+        return vars(self) | {"scopes": StepScopes({}, 0), "last": {}}
 
     def infer_shape(self, scope: Scope) -> dict[str, torch.Size]:
         """The shape of every output, without running a step on data.
@@ -129,18 +133,10 @@ class RecurrentOp:
             with torch.no_grad(), OnMeta():
                 self.stepnet(step)
         except RuntimeError as error:
-            names = (*self.inputs, *(memory.pre_name for memory in self.memories))
-            raise StepError(
-                f"stepnet '{self.name}' fails: {str(error).splitlines()[0]}",
-                got=describe_leaves(names, (step[name] for name in names)),
-            ) from error
+            raise self._failed("fails", step, error) from error
         written = set(step)
         wrong = [f"output '{n}' is never written by the stepnet" for n in self.outputs if n not in written]
-        wrong += [
-            f"output '{n}' is no tensor but {describe_leaf(step[n])}"
-            for n in self.outputs
-            if n in written and not isinstance(step[n], Tensor)
-        ]
+        wrong += self._no_tensors(step)
         for name, boot in boots.items():
             if name not in written:
                 wrong.append(f"memory '{name}' is never written by the stepnet")
@@ -198,7 +194,8 @@ class RecurrentOp:
         Args:
             scope: holds inputs, inits and all that the stepnet reads besides.
             keep_scopes: False runs the stepnet as `stepnet.recurrent` runs a step, compiled where that is
-                possible: faster, and `op.scopes` stays empty.
+                possible: faster, and `op.scopes` stays empty. Inits and outputs in the outer scope are not in
+                its reach then.
 
         Raises:
             StepError: something does not fit, by name; an input is ragged.
@@ -235,9 +232,10 @@ class RecurrentOp:
             self.stepnet(step)
         except RuntimeError as error:
             self.infer_shape(scope)  # says what does not fit, by name, if it is that
-            raise StepError(f"stepnet '{self.name}' failed at step {t}: {error}") from error
+            raise self._failed(f"failed at step {t}", step, error) from error
         own = list(step)
         wrong = [f"output '{n}' is not written at step {t}" for n in self.outputs if n not in own]
+        wrong += self._no_tensors(step)
         for memory in self.memories:
             if memory.name not in own:
                 wrong.append(f"memory '{memory.name}' is not written at step {t}")
@@ -247,6 +245,21 @@ class RecurrentOp:
                     f"{describe_leaf(step[memory.name])} at step {t}"
                 )
         self._report(wrong)
+
+    def _no_tensors(self, step: Scope) -> list[str]:
+        found = {name: step[name] for name in self.outputs if name in list(step)}
+        return [
+            f"output '{name}' is no tensor but {describe_leaf(value)}"
+            for name, value in found.items()
+            if not isinstance(value, Tensor)
+        ]
+
+    def _failed(self, how: str, step: Scope, error: RuntimeError) -> StepError:
+        names = (*self.inputs, *(memory.pre_name for memory in self.memories))
+        return StepError(
+            f"stepnet '{self.name}' {how}: {str(error).splitlines()[0]}",
+            got=describe_leaves(names, (step[name] for name in names)),
+        )
 
     def _run_compiled(self, scope: Scope, backend: Backend | None = None) -> dict[str, Tensor]:
         self._check(scope)

@@ -20,7 +20,7 @@ from stepnet.errors import IRError
 from stepnet.export import module_graph
 from stepnet.export.graph import Graph
 from stepnet.export.states import state_pairs
-from stepnet.file_model import STATES, FileModel
+from stepnet.file_model import STATES, FileModel, writing
 
 from .from_graph import ONNX, OpWriter
 
@@ -120,15 +120,8 @@ def replace_file(model: ir.Model, path: Path) -> None:
     """Write the files beside the older ones, and put them in their places when they are complete."""
     weights = model.graph.initializers.values()
     size = sum(0 if value.const_value is None else value.const_value.nbytes for value in weights)
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            new = Path(folder) / path.name
-            ir.save(model, new, external_data=f"{path.name}.data" if size > LARGE else None)
-            for file in sorted(Path(folder).iterdir(), reverse=True):  # the constants first
-                os.replace(file, path.with_name(file.name))
-    except OSError as error:
-        raise IRError(
-            f"{path.name}: cannot be written: {error.strerror or error}",
-            got=str(path),
-            expected="a folder that is there and can be written to",
-        ) from error
+    with writing(path), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        new = Path(folder) / path.name
+        ir.save(model, new, external_data=f"{path.name}.data" if size > LARGE else None)
+        for file in sorted(Path(folder).iterdir(), reverse=True):  # the constants first
+            os.replace(file, path.with_name(file.name))

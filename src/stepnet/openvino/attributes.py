@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from stepnet.errors import IRError
 from stepnet.file_model import shorten
 
+from .element_types import ElementType, by_name
+
 _INT = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _FLOAT = re.compile(
     r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]{1,4})?|[+-]?inf(inity)?|nan", re.I | re.ASCII
@@ -52,6 +54,10 @@ class Attributes:
                 expected=", ".join(choices),
             )
         return value
+
+    def element_type(self, name: str, default: str | None = None) -> ElementType:
+        """An element type, such as f32."""
+        return by_name(self.text(name, default), self.where, name)
 
     def int(self, name: str, default: int | None = None) -> int:
         """A whole number of at most 64 bits."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from .model import OpenVINOModel, load
 from .writing.compress import compress
-from .writing.naming import name_ends
 from .writing.snapshot import snapshot
 from .writing.unfuse import unfuse as unfuse_sequences
 from .writing.xml_writer import write
@@ -38,9 +37,7 @@ def convert(
     stepnet.errors.IRError: missing.xml: cannot be read: No such file or directory
     ...
     """
-    read = model if isinstance(model, OpenVINOModel) else load(model)
-    net = snapshot(read)
-    name_ends(net, [output.name for output in read.outputs][: len(net.results)])
+    net = snapshot(model if isinstance(model, OpenVINOModel) else load(model))
     if unfuse:
         unfuse_sequences(net)
     if f16:

@@ -73,12 +73,13 @@ def by_name(name: str, where: str, attribute: str = "element_type") -> ElementTy
 
 
 def by_precision(name: str, where: str) -> ElementType:
-    """The type that a port's `precision` names.
+    """The type that a port's `precision` names, in its own words or those of attributes.
 
     Raises:
         IRError: it is unknown.
     """
-    found = _BY_PRECISION.get(name.strip().upper())
+    name = name.strip()
+    found = _BY_PRECISION.get(name.upper(), _BY_NAME.get(name))
     if found is None:
         raise IRError(
             f"{where}: precision {shorten(name, 40)} is unknown",

@@ -26,7 +26,6 @@ from stepnet.file_model import (
 )
 from stepnet.ir.last_uses import last_uses
 
-from .attributes import Attributes
 from .element_types import by_name
 from .layers.elementwise import convert
 from .layers.row import Misfit, Row
@@ -176,9 +175,7 @@ class Graph(nn.Module):
                 source = constants[layer.sources[0][0]]
                 row = ROWS["convert"]
                 _check_arity(layer, row)
-                to = row.make(layer, Attributes(layer.attributes, layer.where))(
-                    torch.empty((), dtype=source.dtype)
-                )
+                to = row.make(layer, layer.said)(torch.empty((), dtype=source.dtype))
                 if source.dtype.is_floating_point and to.dtype.is_floating_point:
                     constants[i] = weights.converted(source, to.dtype, convert)
         return constants
@@ -216,7 +213,7 @@ class Graph(nn.Module):
                     )
                 fixed[i] = value.tolist()
         try:
-            run = row.make(layer, Attributes(layer.attributes, layer.where))
+            run = row.make(layer, layer.said)
         except Misfit as misfit:
             said = attributes_text(layer.attributes)
             raise error(layer.where, misfit, said, _FITTING.format(layer.type)) from misfit

@@ -22,9 +22,7 @@ from stepnet.errors import Unsupported
 from stepnet.file_model import FileBody
 from stepnet.ir.loop import Invariant, Iteration, Loop, Slice
 
-from .attributes import Attributes
 from .graph import Graph, Node
-from .reader import shape_from_text
 from .records import Layer
 
 Value = tuple[int, bool]  # a slot of the graph, and whether its last two axes are swapped
@@ -209,8 +207,7 @@ def _product(node: Node, known: set[int]) -> Product | None:
     if node.layer.type.lower() != "matmul" or len(known.intersection(node.inputs)) != 1:
         return None
     after = node.inputs[1] in known
-    attributes = Attributes(node.layer.attributes, node.layer.where)
-    turned = [attributes.bool("transpose_a", False), attributes.bool("transpose_b", False)]
+    turned = [node.layer.said.bool(name, False) for name in ("transpose_a", "transpose_b")]
     row, matrix = (0, 1) if after else (1, 0)
     shape = _declared(node.layer, row)
     if len(shape) < 3 or len(_declared(node.layer, matrix)) != len(shape):
@@ -230,18 +227,10 @@ def _pick(node: Node, known: set[int], numbers: Mapping[int, int]) -> Pick | Non
         axis = axis[0]
     if node.inputs[0] not in known or rank > 1 or type(axis) is not int:
         return None
-    if Attributes(node.layer.attributes, node.layer.where).int("batch_dims", 0) != 0:
+    if node.layer.said.int("batch_dims", 0) != 0:
         return None
     label = f"{node.layer.name} #{node.outputs[0]}"
     return Pick(label, node.inputs[0], node.outputs[0], axis, rank == 0)
-
-
-def parameter_shape(layer: Layer) -> tuple[int, ...]:
-    """The shape that a Parameter declares; () if it declares none."""
-    attributes = Attributes(layer.attributes, layer.where)
-    if "shape" in attributes:
-        return shape_from_text(attributes.text("shape"), layer.where) or ()
-    return layer.outputs[0].shape or ()
 
 
 def _declared(layer: Layer, i: int) -> tuple[int, ...]:

@@ -269,6 +269,8 @@ class Walk:
             arguments[port.parameter], counts[port.parameter] = found
         arguments |= {port.parameter: feeds[port.source] for port in (*loop.merged, *loop.invariants)}
         if len(set(counts.values())) > 1:
+            if 0 in counts.values():  # perhaps of a range that is none in a dimension of the sizes tried
+                return [UNKNOWN] * len(node.outputs)
             text = ", ".join(f"'{shorten(name)}': {count}" for name, count in list(counts.items())[:8])
             what, wanted = "sliced inputs have different numbers of iterations", "the same number for each"
             raise _Fault.at(

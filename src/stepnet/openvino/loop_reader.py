@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from stepnet.errors import IRError
@@ -13,6 +13,10 @@ from .records import Layer, Net, PortMap, PortRow
 from .xml_tree import only
 
 PURPOSES = ("current_iteration", "execution_condition")
+_SIDES = {  # what a row joins on each side, the purpose that it may have there, and the other side
+    "input": ("Parameter", "current_iteration", "output"),
+    "output": ("Result", "execution_condition", "input"),
+}
 BodyReader = Callable[[Any, str, str, int], Net]
 
 
@@ -108,19 +112,7 @@ def _check_inputs(layer: Layer, net: Net, rows: PortMap) -> None:
     fed: dict[int, int] = {}
     for row in rows.inputs:
         where = f"{layer.where}: port_map input internal_layer_id={row.internal}"
-        _check_internal(layer, net, row, "Parameter", where)
-        if row.purpose == "execution_condition":
-            raise IRError(
-                f"{where}: execution_condition is the purpose of an output",
-                got="a port_map input",
-                expected='purpose="current_iteration", or none',
-            )
-        if row.purpose is None and row.external not in ports:
-            raise IRError(
-                f"{where}: external_port_id={row.external} names no input port",
-                got=row.external,
-                expected=f"one of {list(ports)[:8]}",
-            )
+        _check_ends(layer, net, row, ports, "input", where)
         if row.internal in fed:
             raise IRError(
                 f"{where}: the Parameter is fed twice",
@@ -143,23 +135,10 @@ def _check_outputs(layer: Layer, net: Net, rows: PortMap) -> None:
     conditions = 0
     for row in rows.outputs:
         where = f"{layer.where}: port_map output internal_layer_id={row.internal}"
-        _check_internal(layer, net, row, "Result", where)
-        if row.purpose == "current_iteration":
-            raise IRError(
-                f"{where}: current_iteration is the purpose of an input",
-                got="a port_map output",
-                expected='purpose="execution_condition", or none',
-            )
-        if row.purpose == "execution_condition":
-            conditions += 1
-            if row.external < 0:
-                continue
-        if row.external not in ports:
-            raise IRError(
-                f"{where}: external_port_id={row.external} names no output port",
-                got=row.external,
-                expected=f"one of {list(ports)[:8]}",
-            )
+        _check_ends(layer, net, row, ports, "output", where)
+        conditions += row.purpose is not None
+        if row.external < 0:
+            continue
         if row.external in seen:
             raise IRError(
                 f"{where}: output port {row.external} has two port_map entries",
@@ -178,7 +157,9 @@ def _check_outputs(layer: Layer, net: Net, rows: PortMap) -> None:
             )
 
 
-def _check_internal(layer: Layer, net: Net, row: PortRow, kind: str, where: str) -> None:
+def _check_ends(layer: Layer, net: Net, row: PortRow, ports: Collection[int], side: str, where: str) -> None:
+    """A row joins a layer of the body that is of its side with a port, or has the purpose of that side."""
+    kind, purpose, other = _SIDES[side]
     found = net.layers.get(row.internal)
     if found is None:
         raise IRError(
@@ -192,6 +173,18 @@ def _check_internal(layer: Layer, net: Net, row: PortRow, kind: str, where: str)
             f" which is a {shorten(found.type)}",
             got=found.type,
             expected=f"a {kind} of the body",
+        )
+    if row.purpose not in (None, purpose):
+        raise IRError(
+            f"{where}: {row.purpose} is the purpose of an {other}",
+            got=f"a port_map {side}",
+            expected=f'purpose="{purpose}", or none',
+        )
+    if row.external not in ports and (row.purpose is None or (side == "output" and row.external >= 0)):
+        raise IRError(
+            f"{where}: external_port_id={row.external} names no {side} port",
+            got=row.external,
+            expected=f"one of {list(ports)[:8]}",
         )
 
 

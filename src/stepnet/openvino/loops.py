@@ -44,9 +44,10 @@ from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.watchers import watching
 
 from .graph import Graph
-from .hoisting import Hoisted, parameter_shape
+from .hoisting import Hoisted
 from .layers.row import Misfit
 from .own_end import OwnEndRunner, WholeStep
+from .reader import declared_shape
 from .records import Layer, Net, PortMap, PortRow
 from .rowwise import Adapter
 
@@ -129,7 +130,7 @@ def _ports(
             number = body.graph.net.layers[row.internal]
             kind = number.outputs[0].type
             dtype = "int64" if kind is None else dtype_name(kind.dtype)
-            inputs.append(Iteration(parameter, dtype, len(parameter_shape(number))))
+            inputs.append(Iteration(parameter, dtype, len(declared_shape(number) or ())))
         elif row.axis is not None:
             inputs.append(Slice(source, parameter, **_cut(row)))
         else:

@@ -14,16 +14,15 @@ from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
 from stepnet.file_model import FileModel, LoopReport, Socket, shorten
 
-from .attributes import Attributes
 from .element_types import ElementType
 from .graph import Graph, Making
 from .inference import check_shapes
 from .loops import RUNNERS
-from .reader import read_net, shape_from_text
+from .reader import declared_shape, declared_type, read_net
 from .records import Layer, Net, Shape
 from .states import open_states
 from .table import check_supported, is_constant
-from .weights import Weights, check_bytes, check_rank, element_type_of
+from .weights import Weights, check_bytes, check_rank
 
 
 class OpenVINOModel(FileModel):
@@ -167,15 +166,13 @@ def parameter_type(layer: Layer) -> tuple[ElementType, Shape | None]:
     Raises:
         IRError: they are unknown, or no machine could hold such a tensor.
     """
-    attributes = Attributes(layer.attributes, layer.where)
-    element_type, port = element_type_of(layer, attributes), layer.outputs[0]
+    element_type, shape = declared_type(layer), declared_shape(layer)
     if element_type.bits < 8:
         raise IRError(
             f"{layer.where}: only constants are of {element_type.name}",
             got=element_type.name,
             expected="an element type of whole bytes",
         )
-    shape = shape_from_text(attributes.text("shape"), layer.where) if "shape" in attributes else port.shape
     if shape is not None:
         check_rank(shape, layer.where)
         check_bytes(shape, element_type.dtype.itemsize, layer.where)

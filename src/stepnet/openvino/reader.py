@@ -14,7 +14,7 @@ from stepnet.errors import IRError
 from stepnet.file_model import shorten
 
 from .attributes import Attributes
-from .element_types import by_name, by_precision
+from .element_types import ElementType, by_name, by_precision
 from .loop_reader import read_loop_parts
 from .order import connect
 from .records import Layer, Net, Port, Shape
@@ -225,6 +225,36 @@ def _dim(text: str, where: str) -> int:
     if numbers != sorted(numbers):
         raise IRError(f"{where}: dim {text} ends before it begins", got=text, expected="such as 1..8")
     return numbers[0] if numbers and ".." not in text else -1
+
+
+def declared_type(layer: Layer, key: str = "element_type") -> ElementType:
+    """The element type of what a layer gives: an attribute, or that of its port, as in early files of
+    version 10.
+
+    Raises:
+        IRError: it is unknown, or there is none.
+    """
+    port = layer.outputs[0].type
+    return layer.said.element_type(key) if port is None or key in layer.attributes else port
+
+
+def declared_shape(layer: Layer, key: str = "shape") -> Shape | None:
+    """The shape of what a layer gives, as an attribute or its port says it; None: of any rank.
+
+    Raises:
+        IRError: it is malformed.
+    """
+    text = layer.attributes.get(key)
+    return layer.outputs[0].shape if text is None else shape_from_text(text, layer.where)
+
+
+def shape_text(shape: Shape | None) -> str:
+    """A shape as attributes say it.
+
+    >>> shape_text((-1, 1, 3)), shape_text(None)
+    ('?,1,3', '...')
+    """
+    return "..." if shape is None else ",".join("?" if size < 0 else str(size) for size in shape)
 
 
 def shape_from_text(text: str, where: str) -> Shape | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
+from .attributes import Attributes
 from .element_types import ElementType
 
 Shape = tuple[int, ...]  # -1: a dynamic dimension
@@ -67,6 +68,16 @@ class Layer:
     rt_info: tuple[tuple[str, dict[str, str]], ...] = ()
     output_names: tuple[str, ...] = ()  # of a Result
     value: Tensor | None = None
+
+    @property
+    def said(self) -> Attributes:
+        """Its attributes, read strictly."""
+        return Attributes(self.attributes, self.where)
+
+    def change_output(self, index: int, **changes: Any) -> None:
+        """Give an output other names, or another type or shape."""
+        port = replace(self.outputs[index], **changes)
+        self.outputs = (*self.outputs[:index], port, *self.outputs[index + 1 :])
 
 
 @dataclass

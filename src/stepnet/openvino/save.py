@@ -15,7 +15,6 @@ from stepnet.export import module_graph
 
 from .model import OpenVINOModel
 from .writing.from_graph import OPENVINO, net_of
-from .writing.naming import name_ends
 from .writing.snapshot import snapshot
 from .writing.xml_writer import write
 
@@ -69,6 +68,4 @@ def save(
             got="example_inputs" if example_inputs is not None else "dynamic",
             expected="the model and the path alone",
         )
-    net = snapshot(module)
-    name_ends(net, [output.name for output in module.outputs][: len(net.results)])
-    write(net, place)
+    write(snapshot(module), place)

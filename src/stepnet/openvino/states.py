@@ -18,10 +18,9 @@ from stepnet.errors import IRError
 from stepnet.file_model import shorten
 
 from .attributes import Attributes
-from .element_types import ElementType, by_name
 from .layers.row import Misfit, Row, plain
-from .reader import shape_from_text
-from .records import Layer, Net, Port, Shape
+from .reader import declared_shape, declared_type, shape_text
+from .records import Layer, Net, Port
 
 AFTER = "_out"
 
@@ -87,12 +86,12 @@ def read_value(layer: Layer, attributes: Attributes) -> Callable[..., Any]:
             return state
         if len(values) > 1 and values[0] is not None:
             return values[0]
-        sizes = _sizes(layer)
+        sizes = declared_shape(layer, "variable_shape")
         if sizes is None or -1 in sizes:
             raise Misfit(
                 "says nothing of what it begins with", expected="the variable as an input", got=declared
             )
-        return torch.zeros(sizes, dtype=_type(layer).dtype)
+        return torch.zeros(sizes, dtype=declared_type(layer, "variable_type").dtype)
 
     return read
 
@@ -117,7 +116,7 @@ def _by_variable(net: Net, kind: str) -> dict[str, Layer]:
         layer = net.layers[i]
         if _kind(layer) != kind:
             continue
-        name = Attributes(layer.attributes, layer.where).text("variable_id")
+        name = layer.said.text("variable_id")
         if name in found:
             raise IRError(
                 f"{layer.where}: the variable '{shorten(name)}' has two layers of this type",
@@ -134,20 +133,6 @@ def _by_variable(net: Net, kind: str) -> dict[str, Layer]:
     return found
 
 
-def _type(layer: Layer) -> ElementType:
-    attributes, port = Attributes(layer.attributes, layer.where), layer.outputs[0].type
-    if port is None or "variable_type" in attributes:
-        return by_name(attributes.text("variable_type"), layer.where, "variable_type")
-    return port
-
-
-def _sizes(layer: Layer) -> Shape | None:
-    attributes = Attributes(layer.attributes, layer.where)
-    if "variable_shape" in attributes:
-        return shape_from_text(attributes.text("variable_shape"), layer.where)
-    return layer.outputs[0].shape
-
-
 def _result(number: int, name: str, write: Layer, scope: str) -> Layer:
     if not write.outputs:
         write.outputs = (replace(write.inputs[0], id=-1),)
@@ -157,10 +142,9 @@ def _result(number: int, name: str, write: Layer, scope: str) -> Layer:
 
 
 def _parameter(number: int, name: str, read: Layer) -> Layer:
-    kind, sizes = _type(read), _sizes(read)
-    text = "..." if sizes is None else ",".join("?" if size < 0 else str(size) for size in sizes)
+    kind, sizes = declared_type(read, "variable_type"), declared_shape(read, "variable_shape")
     where = f"{read.where}: its variable '{shorten(name)}'"
-    attributes = {"element_type": kind.name, "shape": text}
+    attributes = {"element_type": kind.name, "shape": shape_text(sizes)}
     return Layer(number, name, "Parameter", "opset1", attributes, (), (Port(0, kind, sizes),), where)
 
 

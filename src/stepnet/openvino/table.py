@@ -19,30 +19,18 @@ from .layers import (
     resizing,
     sequences,
     shape,
-)
+)  # fmt: skip
 from .layers.row import Row
 from .records import Layer, Net
 
 ROWS: dict[str, Row] = {
     row.type.lower(): row
     for module in (
-        elementwise,
-        activations,
-        shape,
-        indexing,
-        moving,
-        bags,
-        fourier,
-        decoding,
-        resizing,
-        reduce,
-        matrix,
-        cells,
-        sequences,
-        states,
+        elementwise, activations, shape, indexing, moving, bags, fourier, decoding, resizing, reduce, matrix,
+        cells, sequences, states,
     )
     for row in module.ROWS
-}
+}  # fmt: skip
 STRUCTURE = {"parameter", "result", "const", "constant", "tensoriterator", "loop", "if"}
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import IRError
-from stepnet.file_model import no_device
+from stepnet.file_model import opened
 
-from .attributes import Attributes
-from .element_types import ElementType, by_name
+from .element_types import ElementType
+from .reader import declared_type
 from .records import Layer, Shape
 
 # More bytes than any machine has: a shape that asks for it is wrong, and is refused before anything is made.
@@ -37,16 +37,10 @@ class Weights:
         self._converted: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
         if path is None:
             return
-        try:
-            with no_device(path).open("rb") as file:
-                self.length = file.seek(0, 2)
-                if self.length:
-                    self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise IRError(
-                f"{path.name}: cannot be read: {reason}", got=str(path), expected="the .bin file"
-            ) from error
+        with opened(path, "the .bin file") as file:
+            self.length = file.seek(0, 2)
+            if self.length:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickled and copied with the constants that were read, without the file."""
@@ -62,9 +56,9 @@ class Weights:
             return layer.value
         if len(layer.outputs) != 1:
             raise IRError(f"{layer.where}: must have one output", got=len(layer.outputs), expected=1)
-        attributes = Attributes(layer.attributes, layer.where)
+        attributes = layer.said
         offset, size = attributes.size("offset"), attributes.size("size")
-        element_type, shape = _declared(layer, attributes)
+        element_type, shape = _declared(layer)
         if any(d < 0 for d in shape):
             raise IRError(
                 f"{layer.where}: a constant has no dynamic dimension", got=_text(shape), expected="sizes >= 0"
@@ -120,22 +114,9 @@ def _unpacked(packed: Tensor, element_type: ElementType) -> Tensor:
     return flat if element_type.dtype is torch.uint8 else torch.where(flat < 8, flat, flat - 16)
 
 
-def element_type_of(layer: Layer, attributes: Attributes) -> ElementType:
-    """The element type of a Const or a Parameter: an attribute, or that of its port in the earliest files of
-    version 10.
-
-    Raises:
-        IRError: it is unknown, or there is none.
-    """
-    port = layer.outputs[0].type
-    if port is None or "element_type" in attributes:
-        return by_name(attributes.text("element_type"), layer.where)
-    return port
-
-
-def _declared(layer: Layer, attributes: Attributes) -> tuple[ElementType, Shape]:
+def _declared(layer: Layer) -> tuple[ElementType, Shape]:
     """Type and shape, from the attributes or from the port."""
-    element_type = element_type_of(layer, attributes)
+    element_type, attributes = declared_type(layer), layer.said
     shape = tuple(attributes.ints("shape")) if "shape" in attributes else layer.outputs[0].shape or ()
     check_rank(shape, layer.where)
     return element_type, shape

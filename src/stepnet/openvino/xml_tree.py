@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stepnet.errors import IRError, MissingExtraError
-from stepnet.file_model import no_device
+from stepnet.file_model import opened
 
 
 def parse(path: Path) -> Any:
@@ -20,21 +20,16 @@ def parse(path: Path) -> Any:
         from defusedxml import DefusedXmlException, ElementTree
     except ImportError as error:
         raise MissingExtraError("reading OpenVINO IR", package="defusedxml", extra="openvino") from error
-    try:
-        content = no_device(path).read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise IRError(
-            f"{path.name}: cannot be read: {reason}", got=str(path), expected="an .xml file"
-        ) from error
-    if not content.strip():
+    with opened(path, "an .xml file") as file:
+        content = file.read().lstrip()
+    if not content:
         raise IRError(
             f"{path.name}: the file is empty: not an OpenVINO IR",
-            got=f"{len(content)} bytes",
+            got="nothing, or blanks",
             expected="<net ...>",
         )
     try:
-        return ElementTree.fromstring(content, forbid_dtd=True, forbid_entities=True, forbid_external=True)
+        root = ElementTree.fromstring(content, forbid_dtd=True, forbid_entities=True, forbid_external=True)
     except DefusedXmlException as error:
         raise IRError(
             f"{path.name}: DTD and entity declarations are refused",
@@ -48,6 +43,10 @@ def parse(path: Path) -> Any:
             expected="an OpenVINO IR, <net ...>",
             remedy="stepnet.onnx.load reads ONNX files" if path.suffix == ".onnx" else None,
         ) from error
+    if root.tag.endswith("}net"):  # with xmlns="...", which means nothing here
+        for element in root.iter():
+            element.tag = element.tag.rpartition("}")[2]
+    return root
 
 
 def only(element: Any, tag: str, where: str) -> Any:

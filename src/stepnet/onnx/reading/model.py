@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from stepnet.data.arguments import path as path_of
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
-from stepnet.file_model import ERRORS, STATES, FileModel, LoopReport, Socket, no_device, shorten
+from stepnet.file_model import ERRORS, STATES, FileModel, LoopReport, Socket, opened, shorten
 
 from .graph import DOMAINS, Graph, inputs_of
 from .info import NUMBERS, TABLE
@@ -223,11 +223,8 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
     """
     place = Path(path_of("load: 'path'", path, error=IRError))
     where = place.name
-    try:
-        no_device(place).open("rb").close()
-    except OSError as problem:
-        what = f"{where}: cannot be read: {problem.strerror}"
-        raise IRError(what, got=str(place), expected="an ONNX file") from problem
+    with opened(place, "an ONNX file"):
+        pass
     try:
         proto = onnx.load(place, load_external_data=False)
         if not proto.HasField("graph"):

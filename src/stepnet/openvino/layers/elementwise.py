@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from stepnet.openvino.attributes import Attributes
-from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
 
 from .row import Function, Maker, Misfit, Row, plain, same_types, shape_text
@@ -94,7 +93,7 @@ def _select(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _convert(layer: Layer, attributes: Attributes) -> Function:
-    kind = by_name(attributes.text("destination_type"), layer.where, "destination_type")
+    kind = attributes.element_type("destination_type")
     if kind.bits < 8:
         raise Misfit("only constants are of less than a byte", got=kind.name)
     return lambda x: convert(x, kind.dtype)

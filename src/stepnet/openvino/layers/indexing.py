@@ -11,7 +11,6 @@ from torch import Tensor
 
 from stepnet.file_model import sliced
 from stepnet.openvino.attributes import Attributes
-from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
 
 from .row import Function, Misfit, Row, axis_in, check_size, integers, listed, number, plain, shape_text
@@ -182,8 +181,7 @@ def _top_k(layer: Layer, attributes: Attributes) -> Function:
     axis = attributes.int("axis")
     largest = attributes.choice("mode", ("max", "min")) == "max"
     by_index = attributes.choice("sort", ("value", "index", "none"), "value") == "index"
-    given = attributes.text("index_element_type", "i32")
-    dtype = by_name(given, layer.where, "index_element_type").dtype
+    dtype = attributes.element_type("index_element_type", "i32").dtype
 
     def top_k(x: Tensor, k: Any) -> tuple[Tensor, Tensor]:
         at, count = axis_in(axis, x.dim()), number(k, "k")
@@ -305,7 +303,7 @@ def _one_hot(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _non_zero(layer: Layer, attributes: Attributes) -> Function:
-    dtype = by_name(attributes.text("output_type", "i64"), layer.where, "output_type").dtype
+    dtype = attributes.element_type("output_type", "i64").dtype
     return lambda x: torch.nonzero(x).t().to(dtype)
 
 

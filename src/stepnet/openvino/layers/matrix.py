@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from stepnet.file_model import Window, max_places, max_pool, mean_pool, transposed
 from stepnet.openvino.attributes import Attributes
-from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
 
 from .row import Function, Misfit, Row, axis_in, listed, same_types, shape_text
@@ -153,7 +152,7 @@ def _window(attributes: Attributes, kernel: list[int] | None, rounding: str = "f
 
 def _max_pool(layer: Layer, attributes: Attributes) -> Function:
     window = _pool_window(attributes)
-    dtype = by_name(attributes.text("index_element_type", "i64"), layer.where, "index_element_type").dtype
+    dtype = attributes.element_type("index_element_type", "i64").dtype
     if len(layer.outputs) == 1:
         return lambda x: max_pool(window, x)
     axis = attributes.int("axis", 0)
@@ -176,8 +175,7 @@ _LARGEST = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
 
 def _adaptive(kind: Sequence[Callable[..., Any]]) -> Callable[[Layer, Attributes], Function]:
     def make(layer: Layer, attributes: Attributes) -> Function:
-        given = attributes.text("index_element_type", "i64")
-        dtype = by_name(given, layer.where, "index_element_type").dtype
+        dtype = attributes.element_type("index_element_type", "i64").dtype
 
         def pool(x: Tensor, sizes: Any) -> Any:
             shape = listed(sizes)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from stepnet.file_model import sliced
 from stepnet.openvino.attributes import Attributes
-from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
 
 from .row import Function, Misfit, Row, axis_in, check_size, listed, number, plain, shape_text
@@ -153,7 +152,7 @@ def _slice_scatter(x: Tensor, updates: Tensor, start: Any, stop: Any, step: Any,
 
 
 def _eye(layer: Layer, attributes: Attributes) -> Function:
-    dtype = by_name(attributes.text("output_type"), layer.where, "output_type").dtype
+    dtype = attributes.element_type("output_type").dtype
 
     def eye(rows: Any, columns: Any, diagonal: Any, batch: Any = ()) -> Tensor:
         high, wide, shift = number(rows, "rows"), number(columns, "columns"), number(diagonal, "diagonal")
@@ -166,7 +165,7 @@ def _eye(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _places_in(layer: Layer, attributes: Attributes, right: bool, sequence: Tensor, x: Tensor) -> Tensor:
-    dtype = by_name(attributes.text("output_type", "i64"), layer.where, "output_type").dtype
+    dtype = attributes.element_type("output_type", "i64").dtype
     kind = torch.promote_types(sequence.dtype, x.dtype)
     found = torch.searchsorted(sequence.to(kind).contiguous(), x.to(kind).contiguous(), right=right)
     return found.to(dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 from stepnet.data.in_graph import is_exporting
 from stepnet.export.open_sizes import Sizes
 from stepnet.openvino.attributes import Attributes
-from stepnet.openvino.element_types import by_name
+from stepnet.openvino.reader import declared_type
 from stepnet.openvino.records import Layer
 from stepnet.watchers import instead
 
@@ -204,7 +204,7 @@ def _tile(x: Tensor, repeats: Any) -> Tensor:
 
 
 def _shape_of(layer: Layer, attributes: Attributes) -> Function:
-    dtype = by_name(attributes.text("output_type", "i64"), layer.where, "output_type").dtype
+    dtype = attributes.element_type("output_type", "i64").dtype
 
     def shape_of(x: Tensor) -> Any:
         if is_exporting() or instead() is not None:
@@ -215,10 +215,8 @@ def _shape_of(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _range(layer: Layer, attributes: Attributes) -> Function:
-    given = attributes.values.get("output_type")
-    fixed = None if given is None else by_name(given, layer.where, "output_type").dtype
-    port = layer.outputs[0].type
-    dtype = fixed or (port.dtype if port is not None else torch.float32)
+    said = "output_type" in attributes or layer.outputs[0].type is not None
+    dtype = declared_type(layer, "output_type").dtype if said else torch.float32
 
     def arange(start: Any, stop: Any, step: Any) -> Tensor:
         a, b, by = number(start, "start"), number(stop, "stop"), number(step, "step")

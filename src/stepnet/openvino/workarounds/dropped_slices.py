@@ -59,7 +59,7 @@ def _forwards(edit: Editor, layer: Layer, row: PortRow) -> PortRow:
     index = [port.id for port in layer.outputs].index(row.external)
     source = layer.id, index
     turned = edit.slice(source, -1, -END, -1, row.axis, layer.outputs[index].shape, near=layer)
-    edit.replace_output(source, turned)
+    edit.replace_outputs({source: turned})
     edit.rewire(edit.net.layers[turned[0]], 0, source)
     return replace(row, start=0, end=-1, stride=1)
 

@@ -21,7 +21,7 @@ def plain_cells(edit: Editor) -> None:
         kind = layer.type.lower()
         if kind not in _UNBIASED:
             continue
-        attributes = Attributes(layer.attributes, layer.where)
+        attributes = layer.said
         hidden = attributes.size("hidden_size")
         if len(layer.sources) == _UNBIASED[kind]:
             rank = len(edit.port(layer.sources[-1]).shape or ())

@@ -46,10 +46,8 @@ def _input(edit: Editor, layer: Layer, row: PortRow) -> PortRow:
     index = [port.id for port in layer.inputs].index(row.external)
     source = layer.sources[index]
     port = edit.port(source)
-    if low < 0 <= high:
-        size = port.shape[row.axis] if port.shape else -1
-        if size < 0:  # right for few lengths only, and a Slice would hide for which
-            return row
+    size = port.shape[row.axis] if port.shape else -1
+    if low < 0 <= high and size >= 0:
         low, high = low + size + 1, high if high < size else -1
     if (low, high) != (0, -1):
         # An end of -1 is behind the last element here, and the last element itself in a Slice.

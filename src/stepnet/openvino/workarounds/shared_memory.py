@@ -59,7 +59,7 @@ class _Body:
     def run(self) -> None:
         for i in self.net.order:
             layer = self.net.layers[i]
-            for operand in _written_over(layer):
+            for operand in self._written_over(layer):
                 if self._harmful(layer, operand):
                     self._spare(layer, operand)
         for result, target in self.loop.back_edges:
@@ -118,7 +118,7 @@ class _Body:
             if kind in _SAME or self._is_squeeze(layer):
                 operands = (0,)
             else:
-                operands = tuple(i for i in _written_over(layer) if self._fits(layer, i))
+                operands = tuple(i for i in self._written_over(layer) if self._fits(layer, i))
             for i in reversed(operands):
                 if layer.sources[i] not in came:
                     came[layer.sources[i]] = at
@@ -141,11 +141,22 @@ class _Body:
             m == n or -1 in (m, n) for m, n in zip(given, made, strict=True)
         )
 
+    def _written_over(self, layer: Layer) -> tuple[int, ...]:
+        """The operands that a layer may write its result over. OpenVINO puts a constant behind."""
+        kind = layer.type.lower()
+        if kind == "select":
+            return (1, 2)
+        if kind in _EITHER_WAY and is_constant(self.net.layers[layer.sources[0][0]]):
+            return (1,)
+        return (0,) if kind in _OVER_FIRST and layer.sources else ()
+
     def _turned(self, layer: Layer, operand: int) -> bool:
         """Swap the operands of an addition and its like."""
         if operand != 0 or layer.type.lower() not in _EITHER_WAY:
             return False
         first, second = layer.sources
+        if is_constant(self.net.layers[second[0]]):
+            return False
         self.edit.rewire(layer, 0, second)
         self.edit.rewire(layer, 1, first)
         return True
@@ -184,11 +195,3 @@ def first_of_equals(net: Net) -> dict[int, int]:
             key = layer.type.lower(), layer.version, tuple(sorted(layer.attributes.items())), inputs
         first[i] = seen.setdefault(key, i)
     return first
-
-
-def _written_over(layer: Layer) -> tuple[int, ...]:
-    """The operands that a layer may write its result over."""
-    kind = layer.type.lower()
-    if kind == "select":
-        return (1, 2)
-    return (0,) if kind in _OVER_FIRST and layer.sources else ()

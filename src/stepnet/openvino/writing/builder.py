@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from stepnet.export.graph import LoopInput as In
 from stepnet.export.graph import LoopOutput as To
 from stepnet.file_model import shorten
 from stepnet.openvino.element_types import ElementType, by_dtype
+from stepnet.openvino.reader import shape_text
 from stepnet.openvino.records import Layer, Net, Port, PortMap, PortRow
 
 # What an output is known to be: a dtype, or a dtype and a shape with -1 for dynamic dimensions.
@@ -69,9 +70,10 @@ class NetBuilder:
                 expected="a name of its own for each Parameter",
             )
         kind, shape = self._type(dtype, name), tuple(int(d) for d in shape)
-        text = ",".join("?" if d == -1 else str(d) for d in shape)
         port = Port(0, kind, shape, tuple(names) or (name,))
-        layer = self._add(name, "Parameter", "opset1", {"shape": text, "element_type": kind.name}, (), [port])
+        layer = self._add(
+            name, "Parameter", "opset1", {"shape": shape_text(shape), "element_type": kind.name}, (), [port]
+        )
         return Out(self, layer.id, 0)
 
     def constant(self, value: Tensor, name: str | None = None) -> Out:
@@ -121,12 +123,11 @@ class NetBuilder:
         """An output of the net; the id of its layer. `names` are of the tensor, too."""
         layer = self._add(name or f"Result_{len(self.layers)}", "Result", "opset1", {}, [out], [])
         source = self.layers[out.layer]
-        port = source.outputs[out.index]
-        port = replace(port, names=_united(port.names, names))
-        source.outputs = (*source.outputs[: out.index], port, *source.outputs[out.index + 1 :])
+        united = _united(source.outputs[out.index].names, names)
+        source.change_output(out.index, names=united)
         layer.output_names = tuple(names)
         if source.type == "Parameter":  # which OpenVINO would else know by the names of the Result alone
-            layer.output_names = _united(names, port.names)
+            layer.output_names = _united(names, united)
         for other in self.layers.values():  # OpenVINO gives all Results of a tensor the names of the last
             if other.type == "Result" and other.sources == layer.sources:
                 other.output_names = _united(other.output_names, names)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stepnet.errors import IRError
-from stepnet.openvino.attributes import Attributes
-from stepnet.openvino.element_types import by_dtype, by_name
+from stepnet.openvino.element_types import by_dtype
 from stepnet.openvino.graph import Graph, Making
 from stepnet.openvino.inference import infer
 from stepnet.openvino.loops import RUNNERS
@@ -62,8 +61,7 @@ def _filled(layer: Layer, index: int, port: Port, known: list | tuple) -> Port:
         dtype, inferred_shape = inferred
         kind, shape = kind or by_dtype(dtype), inferred_shape if shape is None else shape
     elif layer.type.lower() == "convert":  # of a constant, which is done when a model is read
-        attributes = Attributes(layer.attributes, layer.where)
-        kind = kind or by_name(attributes.text("destination_type"), layer.where, "destination_type")
+        kind = kind or layer.said.element_type("destination_type")
         shape = layer.inputs[0].shape if shape is None else shape
     elif kind is None and layer.bodies:
         kind = _of_body(layer, port)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer, Net
 from stepnet.openvino.table import is_constant
 
@@ -49,7 +48,7 @@ def _back(net: Net, layer: Layer, axis: int) -> tuple[Source, int] | None:
         return None if order is None or axis >= len(order) else (layer.sources[0], order[axis])
     if kind == "reshape":
         pattern = _numbers(net, layer.sources[1])
-        zero = Attributes(layer.attributes, layer.where).bool("special_zero", False)
+        zero = layer.said.bool("special_zero", False)
         kept = pattern is not None and zero and axis < len(pattern) and pattern[axis] == 0
         return (layer.sources[0], axis) if kept else None
     if kind in _SEQUENCES and axis in (0, 2):  # Y is [batch, directions, time, hidden]

@@ -110,10 +110,6 @@ class Editor:
         layer.outputs = tuple(replace(port, id=i) for i, port in enumerate(layer.outputs, len(sources)))
         layer.sources = tuple(sources)
 
-    def replace_output(self, old: Source, new: Source) -> None:
-        """Let all who read one output read another. Names go along."""
-        self.replace_outputs({old: new})
-
     def replace_outputs(self, moved: Mapping[Source, Source]) -> None:
         """Let all who read some outputs read others. Names go along."""
         for layer in self.net.layers.values():
@@ -123,8 +119,8 @@ class Editor:
         for old, new in moved.items():
             names = self.port(old).names
             if names:
-                self._name(old, ())
-                self._name(new, names)
+                for (number, index), called in ((old, ()), (new, names)):
+                    self.net.layers[number].change_output(index, names=called)
 
     def needed(self) -> set[int]:
         """The layers from which a Result can be reached."""
@@ -143,11 +139,6 @@ class Editor:
         for i in list(self.net.layers):
             if i not in alive:
                 del self.net.layers[i]
-
-    def _name(self, at: Source, names: tuple[str, ...]) -> None:
-        layer = self.net.layers[at[0]]
-        port = replace(layer.outputs[at[1]], names=names)
-        layer.outputs = (*layer.outputs[: at[1]], port, *layer.outputs[at[1] + 1 :])
 
     def done(self) -> None:
         """Put the layers in order again."""

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from stepnet.errors import IRError
+from stepnet.file_model import writing
 
 
 def replace_pair(first: Path, text: bytes, second: Path, chunks: Iterable[bytes | memoryview]) -> None:
@@ -24,15 +24,10 @@ def replace_pair(first: Path, text: bytes, second: Path, chunks: Iterable[bytes 
     new = [path.with_name(f".{path.name[:100]}{mark}") for path in (first, second)]
     old = [path.with_name(f".{path.name[:100]}.old{mark}") for path in (first, second)]
     try:
-        _write(new[0], [text])
-        _write(new[1], chunks)
-        _swap([first, second], new, old)
-    except OSError as error:
-        raise IRError(
-            f"{first.name}: cannot be written: {error.strerror or error}",
-            got=str(first),
-            expected="a folder that is there and can be written to",
-        ) from error
+        with writing(first):
+            _write(new[0], [text])
+            _write(new[1], chunks)
+            _swap([first, second], new, old)
     finally:
         for path in (*new, *old):
             with contextlib.suppress(OSError):  # what could not be made need not go

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from stepnet.openvino.records import Layer, Net, Port
+from stepnet.openvino.records import Net
 
 
 def name_ends(net: Net, outputs: Sequence[str]) -> None:
@@ -17,17 +16,18 @@ def name_ends(net: Net, outputs: Sequence[str]) -> None:
     for i in net.parameters:
         layer = net.layers[i]
         if not layer.outputs[0].names:
-            _set(layer, 0, (layer.name,))
+            layer.change_output(0, names=(layer.name,))
     fed: dict[tuple[int, int], list[str]] = {}
-    for i, name in zip(net.results, outputs, strict=True):
+    for i, called in zip(net.results, outputs, strict=True):
         layer = net.layers[i]
         source, index = layer.sources[0]
         feeder = net.layers[source]
         port = feeder.outputs[index]
         if not port.names:
-            _set(feeder, index, (feeder.name if len(feeder.outputs) == 1 else f"{feeder.name}.{index}",))
+            name = feeder.name if len(feeder.outputs) == 1 else f"{feeder.name}.{index}"
+            feeder.change_output(index, names=(name,))
         if not layer.output_names:
-            fed.setdefault((source, index), []).append(name)
+            fed.setdefault((source, index), []).append(called)
     for i, name in zip(net.results, outputs, strict=True):
         layer = net.layers[i]
         if layer.output_names:
@@ -35,8 +35,3 @@ def name_ends(net: Net, outputs: Sequence[str]) -> None:
         source, index = layer.sources[0]
         others = fed[source, index]
         layer.output_names = tuple(dict.fromkeys((name, *others, *net.layers[source].outputs[index].names)))
-
-
-def _set(layer: Layer, index: int, names: tuple[str, ...]) -> None:
-    port: Port = replace(layer.outputs[index], names=names)
-    layer.outputs = (*layer.outputs[:index], port, *layer.outputs[index + 1 :])

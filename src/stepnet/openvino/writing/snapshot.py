@@ -7,14 +7,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from stepnet.openvino.attributes import Attributes
-from stepnet.openvino.element_types import ElementType, by_dtype, by_name
+from stepnet.openvino.element_types import ElementType, by_dtype
 from stepnet.openvino.graph import Graph
 from stepnet.openvino.layers.elementwise import convert
 from stepnet.openvino.model import OpenVINOModel, parameter_type
+from stepnet.openvino.reader import declared_type, shape_text
 from stepnet.openvino.records import Layer, Net
 from stepnet.openvino.states import closed_states
 from stepnet.openvino.table import is_constant
+
+from .naming import name_ends
 
 
 def snapshot(model: OpenVINOModel) -> Net:
@@ -25,6 +27,7 @@ def snapshot(model: OpenVINOModel) -> Net:
     """
     net = closed_states(_Snapshot().net(model.graph))
     net.rt_info = dict(model.graph.net.rt_info)
+    name_ends(net, [output.name for output in model.outputs][: len(net.results)])
     return net
 
 
@@ -87,8 +90,9 @@ class _Snapshot:
 def _typed(layer: Layer) -> Layer:
     """A Parameter that says its type and shape, as OpenVINO demands; a file may leave both to the port."""
     kind, shape = parameter_type(layer)
-    text = "..." if shape is None else ",".join("?" if size < 0 else str(size) for size in shape)
-    return replace(layer, attributes={"shape": text, "element_type": kind.name} | dict(layer.attributes))
+    return replace(
+        layer, attributes={"shape": shape_text(shape), "element_type": kind.name} | dict(layer.attributes)
+    )
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -98,9 +102,4 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def _declared(layer: Layer) -> ElementType:
     """The type of a constant, or of a Convert of one."""
-    attributes = Attributes(layer.attributes, layer.where)
-    key = "element_type" if is_constant(layer) else "destination_type"
-    port = layer.outputs[0].type
-    if key not in attributes and port is not None:
-        return port
-    return by_name(attributes.text(key), layer.where, key)
+    return declared_type(layer, "element_type" if is_constant(layer) else "destination_type")

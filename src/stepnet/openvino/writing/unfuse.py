@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from stepnet.errors import IRError
-from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.element_types import ElementType, by_name
 from stepnet.openvino.records import Layer, Net, PortMap, PortRow, Shape
 from stepnet.openvino.table import is_constant
@@ -56,7 +55,7 @@ class _Unfused:
         self.net, self.layer = net, layer
         self.edit = Editor(net)
         self.cell, self.version = _CELLS[layer.type.lower()]
-        attributes = Attributes(layer.attributes, layer.where)
+        attributes = layer.said
         self.hidden = attributes.size("hidden_size")
         self.direction = attributes.choice("direction", ("forward", "reverse", "bidirectional"), "forward")
         self.attributes = {k: v for k, v in layer.attributes.items() if k != "direction"}
@@ -83,7 +82,7 @@ class _Unfused:
             if len(parts) > 1:
                 shape = (shape[0], len(parts), *shape[2:])
                 joined = self._one("Concat", parts, shape, {"axis": "1"})
-            self.edit.replace_output((self.layer.id, index), joined)
+            self.edit.replace_outputs({(self.layer.id, index): joined})
         del self.net.layers[self.layer.id]
 
     def _mask(self) -> Source:
