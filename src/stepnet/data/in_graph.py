@@ -95,6 +95,14 @@ def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:
     return LoD.trusted(tuple(own[: len(levels)]), rows)
 
 
+def check_whole(rows: Tensor, offsets: Tensor) -> None:
+    """Let the graph check that offsets name all rows, also where nothing reads them but the rows are used."""
+    whole = (offsets[0] == 0) & (offsets[-1] == rows.shape[0])
+    torch._assert_async(
+        whole, "LoDTensor.from_nested in a graph takes NestedTensors without holes; call it outside"
+    )
+
+
 def levels_of(lod: object) -> list[Tensor] | None:
     """Levels as tensors of a graph, also those of numbers: the graph checks them as it runs. None where what
     they are made of is no part of one."""
