@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -192,23 +193,29 @@ class Spike(torch.autograd.Function):
         return grad / (v.abs() + 1) ** 2
 
 
+@dataclass
+class Pair:
+    h: Tensor
+    m: tuple[Tensor]
+
+
 class Views(nn.Module):
-    """A state twice, a weight and its transpose; sums of exponentials: torch asks if there are any; what
-    torch computes by sizes that are numbers."""
+    """A dataclass as state, one tensor in it twice; a weight and its transpose; sums of exponentials: torch
+    asks if there are any; what torch computes by sizes that are numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight, self.input = nn.Parameter(torch.randn(4, 4) / 4), nn.Linear(3, 4)
 
     def forward(self, x: LoDTensor, h: Tensor) -> Any:
-        def step(x: Tensor, state: Any) -> Any:
-            h, m = state
+        def step(x: Tensor, state: Pair) -> Any:
+            h, (m,) = state.h, state.m
             h = torch.tensordot(h, self.weight - self.weight.T, 1) + torch.inner(h, self.weight)
             h = h + torch.einsum("ni,ij,nj->nj", m, self.weight, h)
             h = torch.take_along_dim(torch.tanh(h + self.input(x) + m), m.argsort(1), 1)
-            return Spike.apply(h), (h, h - h.logsumexp(1, keepdim=True))
+            return Spike.apply(h), Pair(h, (h - h.logsumexp(1, keepdim=True),))
 
-        return recurrent(step, x, (h, h))
+        return recurrent(step, x, Pair(h, (h,)))
 
 
 def _marks(rows: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,15 @@ from .models import gradients, leaves_of
 ANY = Dim.AUTO
 
 
+@dataclass(frozen=True)
+class Carried:
+    h: Tensor
+    c: Tensor
+
+
 class Dense(nn.Module):
+    """A state that is a dataclass."""
+
     def __init__(self) -> None:
         super().__init__()
         self.first = Recurrent(cells.GRU(3, 4))
@@ -37,13 +46,14 @@ class Dense(nn.Module):
     def forward(self, x: Tensor) -> Any:
         y, h = self.first(x)
 
-        def step(x: Tensor, state: Any) -> Any:
-            y, new = self.cell(x, state)
+        def step(x: Tensor, state: Carried) -> Any:
+            y, new = self.cell(x, (state.h, state.c))
             with torch.no_grad():
                 cut = y * 2
-            return y + cut + torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=y.dtype), (y, new)
+            return y + cut + torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=y.dtype), Carried(y, new)
 
-        return recurrent(step, y, (h, h.tanh()), reverse=True)
+        y, last = recurrent(step, y, Carried(h, h.tanh()), reverse=True)
+        return y, last.h, last.c
 
 
 class Ragged(nn.Module):

@@ -98,7 +98,7 @@ def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:
 def check_whole(rows: Tensor, offsets: Tensor) -> None:
     """Let the graph check that offsets name all rows, also where nothing reads them but the rows are used."""
     whole = (offsets[0] == 0) & (offsets[-1] == rows.shape[0])
-    torch._assert_async(
+    torch.ops.aten._assert_async.msg(
         whole, "LoDTensor.from_nested in a graph takes NestedTensors without holes; call it outside"
     )
 

@@ -39,6 +39,7 @@ from .functions import put_together
 from .guards import forget_ours
 from .ops import LIBRARY
 from .portable import refusal, text_of
+from .records import closed, opened
 from .recurrence import Leaf, Recurrence, autocast_now
 from .sizes import open_size, row_shape
 
@@ -144,9 +145,9 @@ def captured(
         y and the final state.
     """
     x_leaves, x_spec = _pytree.tree_flatten(x, is_leaf=_is_ragged)
-    state_leaves, state_spec = _pytree.tree_flatten(state)
+    state_leaves, state_spec = _pytree.tree_flatten(opened(state))
     if not all(isinstance(leaf, Tensor) for leaf in state_leaves):
-        return apart(outside, "stepnet: a state in a graph is nested tuples, lists and dicts of tensors")
+        return apart(outside, "stepnet: a state in a graph is tensors, nested")
     static_leaves, static_spec = _pytree.tree_flatten(() if static is None else static)
     fresh_leaves = _pytree.tree_leaves(() if fresh is None else fresh)
     first = x_leaves[0]
@@ -164,7 +165,8 @@ def captured(
 
     def body() -> Any:
         if not torch.compiler.is_dynamo_compiling():
-            return outside()
+            y, final = outside()
+            return y, opened(final)
         cut = offsets[levels - inside : levels]
         rows = torch.ops.stepnet.rows(values, [*state_leaves, *static_leaves], cut, axis, levels)
         x_leaves_t, lod = rows[:n_x], None
@@ -172,7 +174,7 @@ def captured(
             lod = LoD.trusted(tuple(rows[len(rows) - inside :]), rows[0].shape[0])
             x_leaves_t = [LoDTensor.of(t, lod) for t in x_leaves_t]
         x_t = None if clocked else _pytree.tree_unflatten(x_leaves_t, x_spec)
-        state_t = _pytree.tree_unflatten(rows[n_x : n_x + n_state], state_spec)
+        state_t = closed(_pytree.tree_unflatten(rows[n_x : n_x + n_state], state_spec), state)
         if static is None:
             y, new = step(x_t, state_t)
         else:
@@ -182,7 +184,7 @@ def captured(
         if any(isinstance(leaf, LoDTensor) and leaf.structure is not lod for leaf in y_leaves):
             torch._dynamo.graph_break()  # entries of other lengths than those of x
         y_leaves: list[Any] = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in y_leaves]
-        new_leaves, new_spec = _pytree.tree_flatten(new)
+        new_leaves, new_spec = _pytree.tree_flatten(opened(new))
         if new_spec != state_spec:
             torch._dynamo.graph_break()  # the loop tells it
         tables = torch.ops.stepnet.tables(
@@ -205,7 +207,7 @@ def captured(
         y = _pytree.tree_map(
             lambda leaf: _of_steps({_STEPS: leaf}, {_STEPS: first.structure}), y, is_leaf=_is_ragged
         )
-    return y, final
+    return y, closed(final, state)
 
 
 _WHOLE, _STEPS = "entries of steps", "steps"  # what a leaf of y holds, in the place of the leaf
