@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
+
+from torch.utils import _pytree
 
 from stepnet.data.tree import is_record
 
@@ -17,12 +20,12 @@ def opened(tree: Any) -> Any:
     if is_record(type(tree)):
         kind = type(tree)
         return {f"{kind.__qualname__}.{name}": opened(getattr(tree, name)) for name in _fields(kind)}
+    if not _has_records(tree):
+        return tree
     if isinstance(tree, dict):
-        return type(tree)((key, opened(part)) for key, part in tree.items())
-    if isinstance(tree, (tuple, list)):
-        parts = [opened(part) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    return tree
+        return {key: opened(part) for key, part in tree.items()}
+    parts = [opened(part) for part in tree]
+    return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
 
 
 def closed(tree: Any, like: Any) -> Any:
@@ -32,12 +35,17 @@ def closed(tree: Any, like: Any) -> Any:
         for name, part in zip(_fields(type(like)), tree.values(), strict=True):
             object.__setattr__(made, name, closed(part, getattr(like, name)))
         return made
+    if not _has_records(like):
+        return tree
     if isinstance(like, dict):
-        return type(like)((key, closed(part, like[key])) for key, part in tree.items())
-    if isinstance(like, (tuple, list)):
-        parts = [closed(*pair) for pair in zip(tree, like, strict=True)]
-        return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
-    return tree
+        made = {key: closed(part, like[key]) for key, part in tree.items()}
+        return made if isinstance(like, defaultdict) else type(like)(made)
+    parts = [closed(*pair) for pair in zip(tree, like, strict=True)]
+    return type(like)(*parts) if hasattr(like, "_fields") else type(like)(parts)
+
+
+def _has_records(tree: Any) -> bool:
+    return any(is_record(type(leaf)) for leaf in _pytree.tree_leaves(tree))
 
 
 def _fields(kind: Any) -> tuple[str, ...]:
