@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -55,6 +56,23 @@ def leave_to_python(why: str) -> None:
         dynamo.skip_frame(msg=why)
     else:
         dynamo.graph_break()  # torch 2.6 takes no reason
+
+
+def tell_products_apart() -> None:
+    """Let Dynamo hand on `x @ w` of a LoDTensor as it does other operators, as `Tensor.__rmatmul__(w, x)`: it
+    knows no such twin of this one, and takes both for `w @ x`. It follows once more what it had followed."""
+    from torch._dynamo import exc, symbolic_convert
+    from torch._dynamo.variables import builtin
+
+    turned: Any = builtin.BUILTIN_TO_TENSOR_RFN_MAP
+    if operator.matmul not in turned:
+        turned[operator.matmul] = turned[operator.imatmul] = Tensor.__rmatmul__
+        symbolic_convert.InstructionTranslator.current_tx().speculation_log.clear()
+        raise exc.RestartAnalysis("stepnet: `x @ w` is not `w @ x`")
+
+
+_told: Any = tell_products_apart
+_told._dynamo_marked_constant = True  # Dynamo calls it
 
 
 def follow(callback: Any) -> Any:

@@ -45,6 +45,7 @@ from .sizes import open_size, row_shape
 
 if CAN_CAPTURE:
     from torch._higher_order_ops import BaseHOP
+    from torch.fx.experimental.symbolic_shapes import has_static_value
 else:
     BaseHOP: Any = object
 
@@ -59,7 +60,7 @@ def _rows(
     x: list[Tensor], states: list[Tensor], inside: list[Tensor], axis: int, levels: int
 ) -> list[Tensor]:
     """One step of x and of the states, and of the offsets that it has."""
-    n = open_size(1)  # a step is run where a sequence goes on
+    n = open_size(1) if states or not inside else open_size(2) - 1  # a step is run where a sequence goes on
     rows = open_size() if inside else n
     return [
         *(t.new_empty((rows, *row_shape(t, axis, levels))) for t in x),
@@ -183,6 +184,8 @@ def captured(
         whole = [isinstance(leaf, LoDTensor) for leaf in y_leaves]
         if any(isinstance(leaf, LoDTensor) and leaf.structure is not lod for leaf in y_leaves):
             torch._dynamo.graph_break()  # entries of other lengths than those of x
+        if any(not isinstance(leaf, LoDTensor) and _is_of_all_rows(leaf) for leaf in y_leaves):
+            torch._dynamo.graph_break()  # the loop tells it, or runs it as it is
         y_leaves: list[Any] = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in y_leaves]
         new_leaves, new_spec = _pytree.tree_flatten(opened(new))
         if new_spec != state_spec:
@@ -208,6 +211,11 @@ def captured(
             lambda leaf: _of_steps({_STEPS: leaf}, {_STEPS: first.structure}), y, is_leaf=_is_ragged
         )
     return y, closed(final, state)
+
+
+def _is_of_all_rows(leaf: Tensor) -> bool:
+    """Whether a leaf of y has a number of rows that is known, as a sum over them has."""
+    return not leaf.dim() or has_static_value(leaf.shape[0])
 
 
 _WHOLE, _STEPS = "entries of steps", "steps"  # what a leaf of y holds, in the place of the leaf
