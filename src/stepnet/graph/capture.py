@@ -48,6 +48,7 @@ if CAN_CAPTURE:
     from torch.fx.experimental.symbolic_shapes import has_static_value
 else:
     BaseHOP: Any = object
+    has_static_value: Any = None
 
 LIBRARY.define("rows(Tensor[] x, Tensor[] states, Tensor[] inside, int axis, int levels) -> Tensor[]")
 LIBRARY.define(
