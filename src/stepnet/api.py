@@ -24,7 +24,7 @@ from .compiler.inner_loops import inner
 from .compiler.reach import reach
 from .data.arguments import truth, whole
 from .data.convert import pack_like
-from .data.in_graph import is_exporting, not_followed
+from .data.in_graph import is_drafted, is_exporting, not_followed
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.storage import distinct
@@ -204,6 +204,8 @@ def recurrent(
     if CAN_CAPTURE and torch.compiler.is_dynamo_compiling():
         return _in_graph(step, x, state, how)
     if CAN_CAPTURE and instead() is None and is_exporting():
+        if is_drafted():
+            raise no_graph_of("torch.export.draft_export")
         return traced_step(lambda: _in_graph(step, x, state, how))
     if is_kept() and not torch.compiler.is_compiling():
         return kept(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import operator
 import pickle
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 import torch
 from hypothesis import given
 from torch import Tensor
+from torch._dynamo.variables import builtin
 from torch.utils import _pytree as pytree
 
+from stepnet import recurrent
+from stepnet.data import in_graph
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.sequence import sequence_pool, sequence_reverse, sequence_softmax
@@ -192,13 +196,19 @@ def test_compile_takes_operators_of_what_it_makes() -> None:
 
 
 @pytest.mark.usefixtures("_fresh_dynamo")
-@pytest.mark.parametrize(
-    "product", [lambda x, w: x @ w, lambda x, w: w @ x, torch.matmul, lambda x, w: torch.matmul(w, x)]
-)
-def test_compile_multiplies_in_the_order_that_is_written(product: Any) -> None:
-    x, w = LoDTensor(torch.randn(5, 3, 3), [[0, 2, 5]]), torch.randn(5, 3, 3)
-    compiled = torch.compile(product, backend="eager")
-    torch.testing.assert_close(compiled(x, w).values, product(x, w).values)
+@pytest.mark.parametrize("product", [operator.matmul, operator.imatmul, torch.matmul])
+def test_compile_multiplies_in_the_order_that_is_written(
+    product: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def both(x: LoDTensor, w: torch.Tensor) -> Any:
+        y, _ = recurrent(lambda x, s: (product(sequence_reverse(x), w), s), x, (), level=0)
+        return (product(w, product(y, w)) + 1).values
+
+    turned: Any = builtin.BUILTIN_TO_TENSOR_RFN_MAP
+    monkeypatch.delitem(turned, operator.matmul, raising=False)  # as in a new process
+    x, w = LoDTensor(torch.randn(5, 3, 3), [[0, 1, 2], [0, 2, 5]]), torch.randn(3, 3)
+    compiled = torch.compile(both, backend="eager", fullgraph=in_graph.CAN_CAPTURE)
+    torch.testing.assert_close(compiled(x, w), both(x, w))
 
 
 @pytest.mark.usefixtures("_fresh_dynamo")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import stepnet
 from covering import few
-from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_concat, sequence_pool
+from stepnet import LoDTensor, Recurrent, cells, explain, map_fn, recurrent, sequence_concat, sequence_pool
 from stepnet.errors import SlowPathWarning, StepError
 from stepnet.graph.recurrence import Recurrence
 
@@ -192,23 +193,29 @@ class Spike(torch.autograd.Function):
         return grad / (v.abs() + 1) ** 2
 
 
+@dataclass
+class Pair:
+    h: Tensor
+    m: tuple[Tensor]
+
+
 class Views(nn.Module):
-    """A state twice, a weight and its transpose; sums of exponentials: torch asks if there are any; what
-    torch computes by sizes that are numbers."""
+    """A dataclass as state, one tensor in it twice; a weight and its transpose; sums of exponentials: torch
+    asks if there are any; what torch computes by sizes that are numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight, self.input = nn.Parameter(torch.randn(4, 4) / 4), nn.Linear(3, 4)
 
     def forward(self, x: LoDTensor, h: Tensor) -> Any:
-        def step(x: Tensor, state: Any) -> Any:
-            h, m = state
+        def step(x: Tensor, state: Pair) -> Any:
+            h, (m,) = state.h, state.m
             h = torch.tensordot(h, self.weight - self.weight.T, 1) + torch.inner(h, self.weight)
             h = h + torch.einsum("ni,ij,nj->nj", m, self.weight, h)
             h = torch.take_along_dim(torch.tanh(h + self.input(x) + m), m.argsort(1), 1)
-            return Spike.apply(h), (h, h - h.logsumexp(1, keepdim=True))
+            return Spike.apply(h), Pair(h, (h - h.logsumexp(1, keepdim=True),))
 
-        return recurrent(step, x, (h, h))
+        return recurrent(step, x, Pair(h, (h,)))
 
 
 def _marks(rows: Tensor) -> Tensor:
@@ -292,6 +299,28 @@ def test_one_graph_with_the_same_values_and_gradients(
     ):  # a plan alone runs what ran before
         monkeypatch.setattr(Recurrence, "run", None)
         assert_alike(model, compiled, arguments(LENGTHS[-1]))
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")  # rows meet in a step
+def test_a_sum_over_the_rows_of_a_step_is_no_part_of_a_graph() -> None:
+    x = torch.randn(3, 4)
+    compiled = torch.compile(lambda x: map_fn(lambda row: row.sum(), x) * 2, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), x.sum(1) * 2)
+
+
+def test_what_explain_looks_at_is_not_followed() -> None:
+    compiled = torch.compile(lambda x, h: h * len(explain(cells.GRU(3, 4), x, h).executor), backend="eager")
+    for lengths in LENGTHS[:2]:
+        h = torch.ones(len(lengths), 4)
+        assert compiled(ragged(lengths).to(torch.float32), h).ge(1).all()
+
+
+def test_a_map_over_sequences_without_a_state() -> None:
+    x = LoDTensor(ragged([2, 0, 3]).values, [[0, 1, 3], [0, 2, 2, 5]])
+    compiled = torch.compile(
+        lambda x: map_fn(lambda part: sequence_pool(part, "sum"), x, level=0), backend="eager", fullgraph=True
+    )
+    torch.testing.assert_close(compiled(x).values, sequence_pool(x, "sum").values)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # Dynamo looks at it between two graphs

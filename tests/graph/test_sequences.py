@@ -139,3 +139,9 @@ def test_nested_tensors_there_and_back() -> None:
     assert y.recursive_sequence_lengths() == [[2, 0, 4]]
     y.values.square().sum().backward()
     torch.testing.assert_close((y.values, x.values.grad), (x.values, 2 * x.values))
+    rows_alone = torch.compile(lambda x: back(x).values, backend="aot_eager", fullgraph=True)
+    assert torch.equal(rows_alone(nested.detach()), x.values)
+    for offsets in ([1, 3, 6], [0, 3, 5]):
+        holes = torch.nested.nested_tensor_from_jagged(x.values.detach(), offsets=torch.tensor(offsets))
+        with pytest.raises(RuntimeError, match="from_nested in a graph takes NestedTensors without holes"):
+            rows_alone(holes)

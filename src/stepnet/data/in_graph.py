@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -57,6 +58,23 @@ def leave_to_python(why: str) -> None:
         dynamo.graph_break()  # torch 2.6 takes no reason
 
 
+def tell_products_apart() -> None:
+    """Let Dynamo hand on `x @ w` of a LoDTensor as it does other operators, as `Tensor.__rmatmul__(w, x)`: it
+    knows no such twin of this one, and takes both for `w @ x`. It follows once more what it had followed."""
+    from torch._dynamo import exc, symbolic_convert
+    from torch._dynamo.variables import builtin
+
+    turned: Any = builtin.BUILTIN_TO_TENSOR_RFN_MAP
+    if operator.matmul not in turned:
+        turned[operator.matmul] = turned[operator.imatmul] = Tensor.__rmatmul__
+        symbolic_convert.InstructionTranslator.current_tx().speculation_log.clear()
+        raise exc.RestartAnalysis("stepnet: `x @ w` is not `w @ x`")
+
+
+_told: Any = tell_products_apart
+_told._dynamo_marked_constant = True  # Dynamo calls it
+
+
 def follow(callback: Any) -> Any:
     """Let Dynamo follow what this thread runs from here on, as `callback` has it; None: nothing. Gives what
     was before."""
@@ -80,6 +98,13 @@ def is_exported() -> bool:
     return is_followed() and is_exporting()
 
 
+def is_drafted() -> bool:
+    """Whether `torch.export.draft_export` traces what runs, with numbers beside its tensors."""
+    from torch._functorch import config
+
+    return bool(config.fake_tensor_propagate_real_tensors)
+
+
 def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:
     """Offsets that a graph is given, checked as it runs.
 
@@ -93,6 +118,14 @@ def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:
     counts = [] if is_exported() else [t.shape[0] for t in levels]
     own = call(function, levels, [], sizes=[rows, *counts])
     return LoD.trusted(tuple(own[: len(levels)]), rows)
+
+
+def check_whole(rows: Tensor, offsets: Tensor) -> None:
+    """Let the graph check that offsets name all rows, also where nothing reads them but the rows are used."""
+    whole = (offsets[0] == 0) & (offsets[-1] == rows.shape[0])
+    torch.ops.aten._assert_async.msg(
+        whole, "LoDTensor.from_nested in a graph takes NestedTensors without holes; call it outside"
+    )
 
 
 def levels_of(lod: object) -> list[Tensor] | None:

@@ -201,6 +201,7 @@ class LoDTensor(RowWise, Tabular):
         """
         jagged = convert.jagged(nested)
         if in_graph.is_followed() and jagged.lengths() is None:
+            in_graph.check_whole(jagged.values(), jagged.offsets())
             return LoDTensor(jagged.values(), [jagged.offsets()])
         values, lengths = convert.nested_to_rows(jagged)
         return LoDTensor.of(values, LoD.from_lengths([lengths]))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from stepnet.data.in_graph import leave_to_python
+from stepnet.data.in_graph import CAN_CAPTURE, leave_to_python, tell_products_apart
 from stepnet.errors import LoDError, RowMixError
 
 REQUIRED: Any = object()
@@ -293,9 +293,9 @@ def matmul(call: FunctionCall) -> None:
     if call.function is Tensor.__rmatmul__:
         a, b = b, a
     elif torch.compiler.is_dynamo_compiling() and not isinstance(a, call.kind):
-        name = getattr(call.function, "__name__", "")
-        if getattr(torch, name, None) is not call.function:  # Dynamo turns `x @ w` around for this call
-            leave_to_python("stepnet: a LoDTensor is multiplied in a graph by torch.matmul(x, w)")
+        if not CAN_CAPTURE:
+            leave_to_python("stepnet: older torch takes x @ w for w @ x")
+        tell_products_apart()
     both = isinstance(a, call.kind) and isinstance(b, call.kind)
     na, nb = a.ndim, b.ndim
     if both:

@@ -79,13 +79,13 @@ def _parts(tree: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
     if isinstance(tree, tuple) and type(tree).__module__ == "torch.return_types":  # of topk, sort, max
         return tuple, tuple(range(len(tree))), tuple(tree)
     kind: Any = type(tree)
-    if _is_record(kind):
+    if is_record(kind):
         fields = tuple(kind.__dataclass_fields__)
         return kind, fields, tuple(getattr(tree, name) for name in fields)
     return None
 
 
-def _is_record(kind: type) -> bool:
+def is_record(kind: type) -> bool:
     """Whether objects of a class are dataclasses of the user's: those that act as tensors are leaves."""
     return hasattr(kind, "__dataclass_fields__") and not hasattr(kind, "__torch_function__")
 

@@ -39,13 +39,16 @@ from .functions import put_together
 from .guards import forget_ours
 from .ops import LIBRARY
 from .portable import refusal, text_of
+from .records import closed, opened
 from .recurrence import Leaf, Recurrence, autocast_now
 from .sizes import open_size, row_shape
 
 if CAN_CAPTURE:
     from torch._higher_order_ops import BaseHOP
+    from torch.fx.experimental.symbolic_shapes import has_static_value
 else:
     BaseHOP: Any = object
+    has_static_value: Any = None
 
 LIBRARY.define("rows(Tensor[] x, Tensor[] states, Tensor[] inside, int axis, int levels) -> Tensor[]")
 LIBRARY.define(
@@ -58,7 +61,7 @@ def _rows(
     x: list[Tensor], states: list[Tensor], inside: list[Tensor], axis: int, levels: int
 ) -> list[Tensor]:
     """One step of x and of the states, and of the offsets that it has."""
-    n = open_size(1)  # a step is run where a sequence goes on
+    n = open_size(1) if states or not inside else open_size(2) - 1  # a step is run where a sequence goes on
     rows = open_size() if inside else n
     return [
         *(t.new_empty((rows, *row_shape(t, axis, levels))) for t in x),
@@ -144,9 +147,9 @@ def captured(
         y and the final state.
     """
     x_leaves, x_spec = _pytree.tree_flatten(x, is_leaf=_is_ragged)
-    state_leaves, state_spec = _pytree.tree_flatten(state)
+    state_leaves, state_spec = _pytree.tree_flatten(opened(state))
     if not all(isinstance(leaf, Tensor) for leaf in state_leaves):
-        return apart(outside, "stepnet: a state in a graph is nested tuples, lists and dicts of tensors")
+        return apart(outside, "stepnet: a state in a graph is tensors, nested")
     static_leaves, static_spec = _pytree.tree_flatten(() if static is None else static)
     fresh_leaves = _pytree.tree_leaves(() if fresh is None else fresh)
     first = x_leaves[0]
@@ -164,7 +167,8 @@ def captured(
 
     def body() -> Any:
         if not torch.compiler.is_dynamo_compiling():
-            return outside()
+            y, final = outside()
+            return y, opened(final)
         cut = offsets[levels - inside : levels]
         rows = torch.ops.stepnet.rows(values, [*state_leaves, *static_leaves], cut, axis, levels)
         x_leaves_t, lod = rows[:n_x], None
@@ -172,7 +176,7 @@ def captured(
             lod = LoD.trusted(tuple(rows[len(rows) - inside :]), rows[0].shape[0])
             x_leaves_t = [LoDTensor.of(t, lod) for t in x_leaves_t]
         x_t = None if clocked else _pytree.tree_unflatten(x_leaves_t, x_spec)
-        state_t = _pytree.tree_unflatten(rows[n_x : n_x + n_state], state_spec)
+        state_t = closed(_pytree.tree_unflatten(rows[n_x : n_x + n_state], state_spec), state)
         if static is None:
             y, new = step(x_t, state_t)
         else:
@@ -181,8 +185,10 @@ def captured(
         whole = [isinstance(leaf, LoDTensor) for leaf in y_leaves]
         if any(isinstance(leaf, LoDTensor) and leaf.structure is not lod for leaf in y_leaves):
             torch._dynamo.graph_break()  # entries of other lengths than those of x
+        if any(not isinstance(leaf, LoDTensor) and _is_of_all_rows(leaf) for leaf in y_leaves):
+            torch._dynamo.graph_break()  # the loop tells it, or runs it as it is
         y_leaves: list[Any] = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in y_leaves]
-        new_leaves, new_spec = _pytree.tree_flatten(new)
+        new_leaves, new_spec = _pytree.tree_flatten(opened(new))
         if new_spec != state_spec:
             torch._dynamo.graph_break()  # the loop tells it
         tables = torch.ops.stepnet.tables(
@@ -205,7 +211,12 @@ def captured(
         y = _pytree.tree_map(
             lambda leaf: _of_steps({_STEPS: leaf}, {_STEPS: first.structure}), y, is_leaf=_is_ragged
         )
-    return y, final
+    return y, closed(final, state)
+
+
+def _is_of_all_rows(leaf: Tensor) -> bool:
+    """Whether a leaf of y has a number of rows that is known, as a sum over them has."""
+    return not leaf.dim() or has_static_value(leaf.shape[0])
 
 
 _WHOLE, _STEPS = "entries of steps", "steps"  # what a leaf of y holds, in the place of the leaf

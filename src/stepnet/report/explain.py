@@ -15,6 +15,7 @@ from stepnet.checks import checked
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
 from stepnet.data.dtypes import dtype_name
+from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor
 from stepnet.data.values import rows
 from stepnet.engine import Entry, carrying, find_plan
@@ -67,6 +68,7 @@ def explain(
 def explain(
     step: Any, x: Any = None, state: Any = None, **how: Unpack[_How]
 ) -> Explanation | ModelExplanation: ...
+@not_followed
 def explain(
     step: Any,
     x: Any = None,
@@ -121,6 +123,8 @@ def explain(
     >>> told.executor, told.linear, [region.kind for region in told.regions]
     ('eager', ('state',), ['scan'])
     """
+    if torch.compiler.is_dynamo_compiling():
+        leave_to_python("stepnet: explain looks at Python")
     if steps is None and static is None and resets is None and is_model(step, state):
         settings = {"reverse": reverse, "level": level, "axis": axis, "backend": backend}
         defaults = {"reverse": False, "level": -1, "axis": 0, "backend": None}
