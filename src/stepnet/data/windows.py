@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from stepnet.data.heap import give_back, new_table
+from stepnet.data.heap import forget_older, give_back, new_table
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import batches, beside, outside_modes, transformed
 from stepnet.data.offsets import LoD, offsets_of, ranges
@@ -264,6 +264,7 @@ class Joined:
             self.table.index_copy_(self.axis, beside(place, own), own)
         elif (rows := self.table.narrow(self.axis, *place)).data_ptr() != own.data_ptr():
             rows.copy_(own)
+        forget_older()
         full = False
         if isinstance(place, Tensor) or not self.lent or own.data_ptr() != self.lent:
             self.written += own.numel() * own.element_size()
@@ -327,6 +328,7 @@ class _Added(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        forget_older()
         if ctx.full:
             give_back()
         before, own = ctx.needs_input_grad[:2]
