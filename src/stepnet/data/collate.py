@@ -33,8 +33,9 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
 
     Args:
         samples: what the data set gives for each index of a batch.
-        dense: keys of mappings, fields of named tuples and dataclasses, and places in tuples whose tensors
-            or lists have no rows, at any depth: `functools.partial(collate, dense=("speaker",))` is a `collate_fn`.
+        dense: keys of mappings, fields of named tuples and dataclasses, and places in tuples, at any depth,
+            whose tensors or lists have no rows: `functools.partial(collate, dense=("speaker",))` is a
+            `collate_fn`.
 
     Raises:
         LoDError: there are no samples, or one does not fit the others; the text says where.

@@ -27,8 +27,8 @@ from .chunks import joined, parted
 from .keeper import Keeper, hooks_of_all, runs_alone, steps_of
 from .states import States
 
-_ROWS, _SINGLE = 16, 8  # of a chunk, and of chunks of one row each, that are run again
-_PUSHES = 8  # that are looked at, until one tells
+_ROWS, _SINGLE = 64, 8  # that are run again: at most; and at least, of chunks of one row
+_PUSHES = 8  # that are looked at, until so many rows told
 _LEAST = 1 / 32  # difference that counts: in parts of the largest number of a result
 _MORE = 4  # times what rounding makes of the same rows
 _NUMBERS = 2**24  # of tensors that a push may write to, which are compared
@@ -36,7 +36,7 @@ _Out = TypeVar("_Out")
 
 
 class Cuts:
-    """Looks at the first pushes of a stream, until one tells whether the module sees the edges of chunks.
+    """Looks at the first pushes, until they tell whether the module sees the edges of chunks.
 
     What the module does is not told from its code, but from what it gives for rows that it was just pushed,
     from the first states on. It is left alone where to run it once more could be noticed: where the push drew
@@ -45,7 +45,7 @@ class Cuts:
 
     def __init__(self) -> None:
         self._pushes = _PUSHES
-        self._single: list[Any] = []  # chunks of one row
+        self._rows: list[Any] = []  # that came, one after the other
 
     @property
     def wait(self) -> bool:
@@ -69,8 +69,8 @@ class Cuts:
         if isinstance(x, LoDTensor) and steps_of(module, x)[0]:  # which see one row at a time
             self._pushes = 0
             return push()
-        rows = self._rows(chunks, lengths)
-        if rows is None:
+        spec = self._take(chunks, lengths)
+        if spec is None:
             return push()
         self._pushes -= 1
         before = _Before.of(module)
@@ -79,14 +79,14 @@ class Cuts:
             return out
         try:
             with no_remarks(), torch.random.fork_rng(devices=[]):
-                told, found = _told(module, *rows, before.tensors)
+                told, found = _told(module, self._rows, spec, before.tensors)
         except Exception as error:  # the module's, for which these rows may be too few; or it logs
             let_through(error)
             return out
         finally:
             before.restore()
-        if told:
-            self._pushes = 0
+        if found is not None or (told and sum(map(len, self._rows)) >= _ROWS):
+            self._pushes, self._rows = 0, []
         if found is not None:
             warnings.warn(
                 StreamWarning(step_name(module), found.name, found.rows, found.difference, found.largest),
@@ -94,25 +94,19 @@ class Cuts:
             )
         return out
 
-    def _rows(
-        self, chunks: Mapping[Hashable, Any], lengths: list[int]
-    ) -> tuple[list[list[Any]], Spec] | None:
-        """Two pieces of rows that came, each in parts, and how a chunk is nested; None: not yet."""
-        n = max(lengths)
+    def _take(self, chunks: Mapping[Hashable, Any], lengths: list[int]) -> Spec | None:
+        """Keep rows that came. How a chunk is nested, if there are enough to look at."""
+        n, have = max(lengths), sum(map(len, self._rows))
         if n == 0:
             return None
+        if have >= _ROWS:  # which were all alike
+            self._rows, have = [], 0
         (leaf, *others), spec = flatten([*chunks.values()][lengths.index(n)])
         if others:  # which may be whole at every push, as a memory is
             self._pushes = 0
             return None
-        if n == 1:
-            self._single.append(_copy(leaf))
-            if len(self._single) < _SINGLE:
-                return None
-            rows, self._single = self._single, []
-            return [rows[: _SINGLE // 2], rows[_SINGLE // 2 :]], spec
-        n = min(n, _ROWS)
-        return [[leaf[: n // 2]], [leaf[n // 2 : n]]], spec
+        self._rows.append(_copy(leaf[: _ROWS - have]))
+        return spec if n > 1 or have + n >= _SINGLE else None
 
 
 def _copy(rows: Any) -> Any:
@@ -200,17 +194,17 @@ class _Apart(NamedTuple):
     largest: float
 
 
-def _told(
-    module: Any, pieces: list[list[Any]], spec: Spec, tensors: list[Tensor]
-) -> tuple[bool, _Apart | None]:
+def _told(module: Any, rows: list[Any], spec: Spec, tensors: list[Tensor]) -> tuple[bool, _Apart | None]:
     """Whether rows tell if a module sees where they are cut, and how its results differ if it does."""
-    rows = list(map(_joined, pieces))
     whole = _joined(rows)
+    cut = min(
+        max(len(whole) // 2 - 1, 0) | 1, 7
+    )  # odd, as few blocks of rows are; early, for what reaches far
     numbers = whole if isinstance(whole, Tensor) else whole.values
     if bool((numbers == numbers[:1]).all()):
         return False, None
     once = _outputs(module, [whole], spec)
-    found = _apart(once, _outputs(module, rows, spec))
+    found = _apart(once, _outputs(module, [whole[:cut], whole[cut:]], spec))
     rounding = _rounding([*tensors, numbers, *once.values()])
     if found is None or found.ratio <= (least := max(_LEAST, math.sqrt(rounding))):
         return True, None
