@@ -74,20 +74,24 @@ class Truncated:
         while len(running):
             starts = at[running]
             counts = (lengths[running] - starts).clamp(max=self._rows)
-            piece = Piece(self._cut(running, starts, counts), self._start(running, fresh), running, starts)
-            before = piece.state
-            yield piece
-            if piece.state is before and (before is None or flatten(before)[0]):
-                raise StepError(
-                    "truncated: the state that a piece ends with was not handed on",
-                    remedy="for piece in ...: y, piece.state = recurrent(step, piece.x, piece.state)",
-                )
-            self._keep(running, piece.state)
+            if counts.any():
+                yield from self._piece(running, fresh, starts, counts)
             at[running] = starts + counts
             running = running[at[running] < lengths[running]]
             fresh = torch.arange(entered, min(n, entered + self._at_once - len(running)))
             entered += len(fresh)
             running = torch.cat([running, fresh])
+
+    def _piece(self, running: Tensor, fresh: Tensor, starts: Tensor, counts: Tensor) -> Iterator[Piece]:
+        piece = Piece(self._cut(running, starts, counts), self._start(running, fresh), running, starts)
+        before = piece.state
+        yield piece
+        if piece.state is before and (before is None or flatten(before)[0]):
+            raise StepError(
+                "truncated: the state that a piece ends with was not handed on",
+                remedy="for piece in ...: y, piece.state = recurrent(step, piece.x, piece.state)",
+            )
+        self._keep(running, piece.state)
 
     def _start(self, running: Tensor, fresh: Tensor) -> Any:
         """States that go on, without their gradient, and those that begin, with it."""
@@ -155,7 +159,7 @@ def truncated(
             state = state.detach()
 
     The loop sets `piece.state` to the state that the piece ended with; the next piece starts from it, without
-    its gradient. Sequences that have ended are in no further piece.
+    its gradient. Sequences that have ended are in no further piece, and each piece holds a row at least.
 
     Args:
         x: LoDTensors, PackedSequences, or tensors of equal lengths; or a nesting of them. Of LoDTensors,
