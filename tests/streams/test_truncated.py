@@ -116,6 +116,18 @@ def test_tensors_and_packed_sequences(axis):
         assert not state.requires_grad
 
 
+def test_where_rows_of_a_packed_sequence_stand_is_found_once(monkeypatch):
+    rows, looks, from_packed = torch.ones(9, 1, requires_grad=True), [], LoDTensor.from_packed
+    monkeypatch.setattr(LoDTensor, "from_packed", lambda x: looks.append(x) or from_packed(x))
+    pieces = truncated(pack_sequence([rows[:5].detach(), rows[5:].detach()])._replace(data=rows), rows=1)
+    once = len(looks)
+    for piece in pieces:
+        piece.state = piece.x.data.detach()
+        (2 * piece.x.data).sum().backward()
+    assert len(looks) == once
+    assert torch.equal(rows.grad, torch.full((9, 1), 2.0))
+
+
 WRONG = {
     "rows": (lambda x: truncated(x, rows=0), StepError, "'rows' must be a positive whole number"),
     "at_once": (
