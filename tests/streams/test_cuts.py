@@ -351,7 +351,7 @@ def test_nothing_else_is_another(name, capsys):
         SAID.clear()
         live, out = stream(net), []
         if not looks:
-            live._cuts._pushes = 0
+            live._cuts._trials = 0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", StreamWarning)
             live.open(0)

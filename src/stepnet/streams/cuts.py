@@ -27,8 +27,8 @@ from .chunks import joined, parted
 from .keeper import Keeper, hooks_of_all, runs_alone, steps_of
 from .states import States
 
-_ROWS, _SINGLE = 64, 8  # that are run again: at most; and at least, of chunks of one row
-_PUSHES = 8  # that are looked at, until so many rows told
+_ROWS = 64  # that are run again at most: of 2, 4, 8 ... rows that came, until so many told
+_TRIALS = 8
 _LEAST = 1 / 32  # difference that counts: in parts of the largest number of a result
 _MORE = 4  # times what rounding makes of the same rows
 _NUMBERS = 2**24  # of tensors that a push may write to, which are compared
@@ -44,35 +44,35 @@ class Cuts:
     """
 
     def __init__(self) -> None:
-        self._pushes = _PUSHES
+        self._trials = _TRIALS
         self._rows: list[Any] = []  # that came, one after the other
+        self._next = 2  # how many are to come until the next trial
 
     @property
     def wait(self) -> bool:
         """Whether no push has told yet."""
-        return self._pushes > 0
+        return self._trials > 0
 
     def beside(
         self,
         push: Callable[[], _Out],
         module: Any,
         chunks: Mapping[Hashable, Any],
-        lengths: list[int],
         x: Any,
     ) -> _Out:
         """What a push gives. Warns if the module gives other results for pieces of its rows.
 
         Args:
             push: runs the module.
-            chunks, lengths, x: what is pushed, how long each is, and all as one batch.
+            chunks, x: what is pushed, and all as one batch.
         """
         if isinstance(x, LoDTensor) and steps_of(module, x)[0]:  # which see one row at a time
-            self._pushes = 0
+            self._trials = 0
             return push()
-        spec = self._take(chunks, lengths)
+        spec = self._take(chunks, x)
         if spec is None:
             return push()
-        self._pushes -= 1
+        self._trials -= 1
         before = _Before.of(module)
         out = push()
         if before is None or before.changed():
@@ -85,8 +85,8 @@ class Cuts:
             return out
         finally:
             before.restore()
-        if found is not None or (told and sum(map(len, self._rows)) >= _ROWS):
-            self._pushes, self._rows = 0, []
+        if found is not None or (told and self._next > _ROWS):
+            self._trials, self._rows = 0, []
         if found is not None:
             warnings.warn(
                 StreamWarning(step_name(module), found.name, found.rows, found.difference, found.largest),
@@ -94,19 +94,25 @@ class Cuts:
             )
         return out
 
-    def _take(self, chunks: Mapping[Hashable, Any], lengths: list[int]) -> Spec | None:
-        """Keep rows that came. How a chunk is nested, if there are enough to look at."""
-        n, have = max(lengths), sum(map(len, self._rows))
-        if n == 0:
-            return None
-        if have >= _ROWS:  # which were all alike
-            self._rows, have = [], 0
-        (leaf, *others), spec = flatten([*chunks.values()][lengths.index(n)])
+    def _take(self, chunks: Mapping[Hashable, Any], x: Any) -> Spec | None:
+        """Keep rows that came, those of one stream after those of another. How a chunk is nested, if there
+        are enough to look at."""
+        spec = flatten(next(iter(chunks.values())))[1]
+        batch, *others = flatten(x)[0]
         if others:  # which may be whole at every push, as a memory is
-            self._pushes = 0
+            self._trials = 0
             return None
-        self._rows.append(_copy(leaf[: _ROWS - have]))
-        return spec if n > 1 or have + n >= _SINGLE else None
+        if self._next > _ROWS:  # those that came were all alike
+            self._rows, self._next = [], 2
+        rows = batch.values if batch.lod_level == 1 else batch.drop_levels()
+        if not len(rows):
+            return None
+        self._rows.append(_copy(rows[:_ROWS]))
+        have = sum(map(len, self._rows))
+        if have < self._next:
+            return None
+        self._next = 2 * have
+        return spec
 
 
 def _copy(rows: Any) -> Any:
@@ -196,7 +202,7 @@ class _Apart(NamedTuple):
 
 def _told(module: Any, rows: list[Any], spec: Spec, tensors: list[Tensor]) -> tuple[bool, _Apart | None]:
     """Whether rows tell if a module sees where they are cut, and how its results differ if it does."""
-    whole = _joined(rows)
+    whole = _joined(rows)[:_ROWS]
     cut = min(
         max(len(whole) // 2 - 1, 0) | 1, 7
     )  # odd, as few blocks of rows are; early, for what reaches far
