@@ -287,6 +287,7 @@ def test_results_of_windows_are_let_go(monkeypatch, ragged, reverse):
     another size were made in is forgotten, both ways."""
     parts, add, turns = [], file.Joined.add, []
     monkeypatch.setattr(data_windows, "forget_older", lambda: turns.append(1))
+    monkeypatch.setattr(data_windows, "_LARGE", 0)
 
     def noted(self, part, place):
         parts.append(weakref.ref(part))
