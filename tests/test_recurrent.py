@@ -66,7 +66,7 @@ MISTAKES = {
     "another dtype": (
         lambda: recurrent(nn.RNNCell(I, I), X.double()),
         "step 'RNNCell' failed at step 0",
-        "float64",
+        r"float64[\s\S]*weights one dtype",
     ),
     "no such axis": (lambda: recurrent(total, X, H, axis=5), "no axis 5", r"\(4, 2, 3\)"),
     "no such level": (

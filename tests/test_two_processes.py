@@ -101,6 +101,19 @@ def check_row_mean(rank: int, parallel: Callable[[Net], Any]) -> None:
             torch.testing.assert_close(whole_of(p), q, rtol=1e-4, atol=1e-6)
 
 
+def check_accumulated(rank: int, parallel: Callable[[Net], Any]) -> None:
+    """Two batches for one step, as one batch of the rows of both."""
+    net, alone = made("module"), made("module")
+    run, steps = parallel(net), (0, 1)
+    count = sum(len(batch(step, rank).values) for step in steps)
+    for step in steps:
+        stepnet.distributed.row_mean(run(batch(step, rank)).values.square().sum(), count).backward()
+    whole = LoDTensor.cat([batch(step, each) for step in steps for each in range(WORLD)])
+    (alone(whole).values.square().sum() / len(whole.values)).backward()
+    for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(whole_of(p.grad), q.grad, rtol=1e-4, atol=1e-6)
+
+
 def check_mistakes(rank: int) -> None:
     """Who makes one is told, and nobody waits for him."""
     for loss, rows, what in (
@@ -143,8 +156,10 @@ def main(rank: int) -> None:
         rows = x if len(x.values) else LoDTensor.from_lengths(torch.zeros(1, F_IN), [[1]])
         (parts(rows).values.square().sum() * min(len(x.values), 1)).backward()
         check(parts, kind, (3,))
-    check_row_mean(rank, DistributedDataParallel)
-    check_row_mean(rank, sharded)
+    ways: tuple[Callable[[Net], Any], ...] = (DistributedDataParallel, sharded)
+    for parallel in ways:
+        check_row_mean(rank, parallel)
+        check_accumulated(rank, parallel)
     check_mistakes(rank)
     dist.destroy_process_group()
 

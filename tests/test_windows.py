@@ -278,14 +278,17 @@ def test_a_number_of_steps_near_the_root(monkeypatch):
     for state, rows in ((large, 2500), (small, 2500), (small, 20_000), (small, 2_400_000)):
         x = LoDTensor(torch.zeros(rows, 1), [[0, rows]])
         recurrent(lambda x, s: (x, s * 2), x, state.requires_grad_(), checkpoint=True)
-    assert sizes == [50, 1 << 14, 2_400_000 // 128]  # of few numbers, no less than 16384 rows, or a 128th
+    assert sizes == [25, 1 << 14, 2_400_000 // 128]  # half the root; 16384 rows, or a 128th, of few numbers
 
 
 @pytest.mark.parametrize("ragged", [False, True], ids=["dense", "ragged"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
 def test_results_of_windows_are_let_go(monkeypatch, ragged, reverse):
-    """Only the table that they are joined to stays: a million rows are there once."""
-    parts, add = [], file.Joined.add
+    """Only the table that they are joined to stays: a million rows are there once. Memory that windows of
+    another size were made in is forgotten, both ways."""
+    parts, add, turns = [], file.Joined.add, []
+    monkeypatch.setattr(data_windows, "forget_older", lambda: turns.append(1))
+    monkeypatch.setattr(data_windows, "_LARGE", 0)
 
     def noted(self, part, place):
         parts.append(weakref.ref(part))
@@ -296,11 +299,12 @@ def test_results_of_windows_are_let_go(monkeypatch, ragged, reverse):
     x = LoDTensor(x, [[0, 13, 13, 20]]) if ragged else x[:, None]
     y, _ = recurrent(CELL, x, checkpoint=3, reverse=reverse)
     gc.collect()
-    assert len(parts) == (5 if ragged else 7)
+    assert len(parts) == len(turns) == (5 if ragged else 7)
     assert not any(part() is not None for part in parts)
     plain, _ = recurrent(CELL, x, reverse=reverse)
     y, plain = (y.values, plain.values) if ragged else (y, plain)
     check([y], [plain], list(CELL.parameters()))
+    assert len(turns) == 2 * len(parts)
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -21,6 +21,9 @@ def row_mean(loss_sum: Tensor, rows: Any, group: Any = None) -> Tensor:
 
         sum(row_mean(...) of every process) / processes == sum of all losses / number of all rows
 
+    Where gradients of several batches add up to one step of the optimizer, `rows` is how many all of those
+    batches have here: a mean for each of them would weigh the rows of small batches more.
+
     Args:
         loss_sum: the sum of the losses of the rows here; 0 where there are none.
         rows: how many rows there are here, or the sum of their weights: a number or a tensor of one.

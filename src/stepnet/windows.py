@@ -27,7 +27,8 @@ from .errors import StepError
 from .executors.autograd import computed_again
 from .front.step import WithStatic, as_step, boot_state, describe_leaf
 
-_MOST = 1 << 21  # numbers of states in a window, if it is no longer than the root: caches hold its tables
+_MOST = 1 << 21  # numbers of states in a window, if it is longer than half the root: caches hold its tables
+_MANY = 32  # windows, from which they are half as large: the last, which is run once, is no large part of all
 _LEAST = 1 << 14  # rows of a window, unless that is too many: with fewer, beginning one costs too much
 _COUNT = 128  # windows, unless they have too few rows or too many numbers
 
@@ -109,7 +110,9 @@ def _size(checkpoint: int | bool | None, cuts: _Ragged | _Dense, state: Any) -> 
         return int(checkpoint or longest)
     numbers = sum(leaf.numel() for leaf in flatten(state)[0] if isinstance(leaf, Tensor))
     enough = max(_LEAST // max(cuts.n, 1), longest // _COUNT)
-    return max(math.isqrt(longest), min(enough, _MOST // max(numbers, 1)))
+    most = _MOST // max(numbers, 1)
+    most = most // 2 if longest > _MANY * most else most
+    return max(math.isqrt(longest) // 2, min(enough, most), 1)
 
 
 def _first(longest: int, size: int) -> int:

@@ -50,6 +50,8 @@ def test_named_tuples_and_what_is_dense():
     x, place = collate([(torch.ones(2), torch.ones(2))], dense=(1,))
     assert isinstance(x, LoDTensor)
     assert place.shape == (1, 2)
+    box = collate([{"box": [[1, 2], [3, 4]]}] * 2, dense=("box",))["box"]
+    assert box.tolist() == [[[1, 2], [3, 4]]] * 2
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,11 @@ ERRORS = {
     "dense": (
         lambda: collate([(torch.ones(2),), (torch.ones(3),)], dense=(0,)),
         r"dense sample\[0\] of sample 1 does not fit",
+    ),
+    "dense lists": (lambda: collate([([1],), ([1, 2],)], dense=(0,)), r"sample\[0\] cannot be joined"),
+    "levels": (
+        lambda: collate([{"x": LoDTensor(torch.ones(2), lod)} for lod in ([[0, 2]], [[0, 1], [0, 2]])]),
+        r"sample\['x'\] cannot be joined\n.*batch 1 does not fit batch 0",
     ),
     "number and tensor": (lambda: collate([1, torch.tensor(1)]), "another kind"),
 }

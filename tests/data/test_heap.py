@@ -74,6 +74,14 @@ def test_no_more_is_kept_than_was_said(monkeypatch):
     assert len(heap._kept) <= 2
 
 
+def test_memory_of_earlier_turns_is_forgotten():
+    heap.forget_older()
+    for rows in (512, 600, 600, 700):
+        at = heap.new_table((rows, 256), DTYPE).data_ptr()
+        heap.forget_older()
+    assert [address for address in heap._kept if address] == [at]
+
+
 def test_threads_have_memory_of_their_own():
     wrong = []
 

@@ -179,8 +179,9 @@ def test_to_pandas():
     assert back.recursive_sequence_lengths() == [[2, 1], [3, 2, 4]]  # who has no rows is in no table
     assert torch.equal(back.values, X.values)
     assert to_pandas(LoDTensor(torch.zeros(2), [[0, 2]]), "p").shape == (2, 2)
-    with pytest.raises(LoDError, match="a name for each feature"):
-        to_pandas(X, "p")
+    for names in (["p"], ["sentence", "p"]):
+        with pytest.raises(LoDError, match="a name for each feature"):
+            to_pandas(X, names, by=["document", "sentence"])
 
 
 def test_what_others_cannot_hold():

@@ -50,6 +50,17 @@ def attend(net, x):
     return scores.softmax(-1) @ x
 
 
+def blocks(net, x):
+    """Rows beside those they make blocks of two with."""
+    return (
+        x
+        + nn.functional.pad(x, (0, 0, 0, x.shape[1] % 2))
+        .unflatten(1, (-1, 2))
+        .sum(2)
+        .repeat_interleave(2, 1)[:, : x.shape[1]]
+    )
+
+
 class Counts(nn.Module):
     """Positions by how many rows there were in this chunk."""
 
@@ -90,8 +101,15 @@ def conv():
     return Net(padded(lambda net, x: net.mix(x.transpose(1, 2)).transpose(1, 2)), mix=mix)
 
 
+def far():
+    """What it adds was there 6 rows before: more than a push of any stream has."""
+    return Net(padded(lambda _, x: x + nn.functional.pad(x, (0, 0, 6, 0))[:, :-6]))
+
+
 SEES = {
     "convolution": conv,
+    "far back": far,
+    "blocks of two rows": lambda: Net(padded(blocks)),
     "convolution over all rows": lambda: Net(values(lambda _, x: nn.functional.avg_pool1d(x.T, 3, 1, 1).T)),
     "cumsum": lambda: Net(values(lambda _, x: x.cumsum(0))),
     "difference": lambda: Net(padded(lambda _, x: torch.diff(x, dim=1, prepend=x[:, :1]))),
@@ -335,7 +353,7 @@ def test_nothing_else_is_another(name, capsys):
         SAID.clear()
         live, out = stream(net), []
         if not looks:
-            live._cuts._pushes = 0
+            live._cuts._trials = 0
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", StreamWarning)
             live.open(0)

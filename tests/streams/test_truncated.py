@@ -47,8 +47,7 @@ def test_pieces_equal_the_loop_by_hand(case, rows, at_once):
         assert len(piece.sequences) <= (at_once or len(lengths))
         y, piece.state = recurrent(CELL, piece.x, piece.state)
         own = (y.values**3).sum()
-        if own.requires_grad:
-            own.backward()
+        own.backward()  # a piece holds a row at least
         total += own.item()
     assert total == pytest.approx(loss.item(), rel=1e-9)
     torch.testing.assert_close(pieces.state, finals, rtol=0, atol=1e-10)
@@ -115,6 +114,18 @@ def test_tensors_and_packed_sequences(axis):
         torch.testing.assert_close(y, expected)
         torch.testing.assert_close(state, h[0].detach())
         assert not state.requires_grad
+
+
+def test_where_rows_of_a_packed_sequence_stand_is_found_once(monkeypatch):
+    rows, looks, from_packed = torch.ones(9, 1, requires_grad=True), [], LoDTensor.from_packed
+    monkeypatch.setattr(LoDTensor, "from_packed", lambda x: looks.append(x) or from_packed(x))
+    pieces = truncated(pack_sequence([rows[:5].detach(), rows[5:].detach()])._replace(data=rows), rows=1)
+    once = len(looks)
+    for piece in pieces:
+        piece.state = piece.x.data.detach()
+        (2 * piece.x.data).sum().backward()
+    assert len(looks) == once
+    assert torch.equal(rows.grad, torch.full((9, 1), 2.0))
 
 
 WRONG = {

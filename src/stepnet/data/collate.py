@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,14 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
       numbers; of two levels for lists of these, and of one level more for LoDTensors, nested tensors and
       PackedSequences;
     - a tensor with an entry per sample for numbers and tensors of no dimension, and for what is named in
-      `dense`: tensors of one shape;
+      `dense`: tensors, or lists of numbers, of one shape;
     - a list for all else, as strings.
 
     Args:
         samples: what the data set gives for each index of a batch.
-        dense: keys of mappings, fields of named tuples and dataclasses, and places in tuples whose tensors
-            have no rows, at any depth: `functools.partial(collate, dense=("speaker",))` is a `collate_fn`.
+        dense: keys of mappings, fields of named tuples and dataclasses, and places in tuples, at any depth,
+            whose tensors or lists have no rows: `functools.partial(collate, dense=("speaker",))` is a
+            `collate_fn`.
 
     Raises:
         LoDError: there are no samples, or one does not fit the others; the text says where.
@@ -62,7 +63,7 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
     if isinstance(first, PackedSequence):
         samples = [LoDTensor.from_packed(sample) for sample in samples]
     if isinstance(samples[0], LoDTensor):
-        return _nested(samples)
+        return _told(_nested, samples, where)
     if isinstance(first, Mapping):
         _check_parts([list(sample) for sample in samples], where)
         whole = copy.copy(first) if isinstance(first, MutableMapping) else {}
@@ -93,11 +94,16 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
     if isinstance(first, (Tensor, np.ndarray)) and (is_dense or first.ndim == 0):
         return _stacked([torch.as_tensor(sample) for sample in samples], where)
     if isinstance(first, (Tensor, np.ndarray)) or _holds_numbers(samples):
-        try:
-            return LoDTensor.from_sequences(samples)
-        except LoDError as error:
-            raise LoDError(f"collate: {where} cannot be joined", got=str(error)) from error
+        return _told(torch.tensor if is_dense else LoDTensor.from_sequences, samples, where)
     return samples
+
+
+def _told(join: Callable[[list[Any]], Any], samples: list[Any], where: str) -> Any:
+    """What `join` makes of the samples, or an error that says where they are."""
+    try:
+        return join(samples)
+    except ValueError as error:  # a LoDError is one
+        raise LoDError(f"collate: {where} cannot be joined", got=str(error)) from error
 
 
 def _kind(sample: Any) -> str:

@@ -20,6 +20,7 @@ KEPT = 1 << 18  # bytes of a table from which its memory is used again
 _MOST = 1 << 27  # bytes of one that is too large for it
 _ALL, _MANY = 1 << 28, 128  # bytes that are kept, and of how many tables
 _kept: dict[int, UntypedStorage] = {}  # by address, the one used last at the end
+_SINCE = 0  # no address: where in `_kept` those begin that were asked for since `forget_older`
 
 
 def new_table(
@@ -86,6 +87,19 @@ def _make_room(size: int) -> None:
             return
         _kept.pop(at, None)
         left, many = left - each, many - 1
+
+
+def forget_older() -> None:
+    """Forget the memory that no table was made in since this was called last.
+
+    Where work is done in turns whose tables become larger or smaller, that of earlier turns fits no more.
+    """
+    if _SINCE in _kept:
+        for at in [*_kept]:
+            _kept.pop(at, None)
+            if at == _SINCE:
+                break
+    _kept[_SINCE] = UntypedStorage(0)
 
 
 def give_back() -> None:

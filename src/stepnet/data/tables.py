@@ -240,16 +240,17 @@ class Tabular:
         """A DataFrame of all rows, with the number of the sequence of each, at every level, in columns `by`.
 
         Raises:
-            LoDError: there is not a name for each feature and each level.
+            LoDError: there is not a name for each feature and each level, or one is there twice.
         """
         pandas = _imported("pandas")
         names = [by] if isinstance(by, str) else list(by)
         values = _array(self)
         wanted = [columns] if isinstance(columns, str) else list(columns)
         values = values[:, None] if values.ndim == 1 else values
-        if values.ndim != 2 or len(wanted) != values.shape[1] or len(names) != self.lod_level:
+        fit = values.ndim == 2 and [len(wanted), len(names)] == [values.shape[1], self.lod_level]
+        if not fit or len({*wanted, *names}) < len(wanted) + len(names):
             raise LoDError(
-                "to_pandas needs a name for each feature of a row, and one for each level of sequences",
+                "to_pandas needs a name for each feature of a row and for each level, no two alike",
                 got=f"columns {wanted}, by {names}",
                 expected=f"{list(values.shape[1:])} features, {self.lod_level} levels",
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from stepnet.data.heap import give_back, new_table
+from stepnet.data.heap import forget_older, give_back, new_table
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import batches, beside, outside_modes, transformed
 from stepnet.data.offsets import LoD, offsets_of, ranges
@@ -128,6 +128,7 @@ def _part(lod: LoD, sequences: Tensor, starts: Tensor, counts: Tensor) -> tuple[
 
 
 _HOLES = 1 << 24  # bytes of results, after which what their windows freed is given back: it is taken anew
+_LARGE = 1 << 26  # bytes of all results, from which memory of windows of other sizes is let go: time for room
 
 
 def rows_in(table: Tensor, axis: int, place: Place) -> Tensor:
@@ -264,14 +265,14 @@ class Joined:
             self.table.index_copy_(self.axis, beside(place, own), own)
         elif (rows := self.table.narrow(self.axis, *place)).data_ptr() != own.data_ptr():
             rows.copy_(own)
-        full = False
+        tidy = forget_older if self.table.nbytes >= _LARGE else None
         if isinstance(place, Tensor) or not self.lent or own.data_ptr() != self.lent:
             self.written += own.numel() * own.element_size()
-            full = self.written >= _HOLES
-        if full:
-            self.written = 0
-            give_back()
-        how = self.shape, self.axis, place, full
+            if self.written >= _HOLES:
+                self.written, tidy = 0, give_back
+        if tidy is not None:
+            tidy()
+        how = self.shape, self.axis, place, tidy
         self.before = _Added.apply(self.before, part, *how)  # pyright: ignore[reportAttributeAccessIssue]
 
     def whole(self) -> Tensor:
@@ -319,16 +320,17 @@ class _Added(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, before: Tensor | None, part: Tensor, shape: list[int], axis: int, place: Place, full: bool
-    ) -> Tensor:  # pyright: ignore
+        ctx: Any, before: Tensor | None, part: Tensor, shape: list[int], axis: int, place: Place,
+        tidy: Callable[[], None] | None,
+    ) -> Tensor:  # pyright: ignore  # fmt: skip
         ctx.set_materialize_grads(False)
-        ctx.at, ctx.full = (axis, place), full
+        ctx.at, ctx.tidy = (axis, place), tidy
         return _stand_in(part, shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        if ctx.full:
-            give_back()
+        if ctx.tidy is not None:
+            ctx.tidy()
         before, own = ctx.needs_input_grad[:2]
         part = rows_in(grad, *ctx.at) if own and grad is not None else None
         return grad if before else None, part, None, None, None, None

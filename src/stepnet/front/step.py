@@ -191,10 +191,12 @@ def check_joined(body: str, names: Sequence[str], values: Sequence[Any]) -> None
 def failure(body: Body, values: Sequence[Any], error: RuntimeError, t: int = 0) -> StepError:
     """What a body is told of that torch declines at step t: with other sizes than it expects, the first."""
     let_through(error)
+    what = str(error).splitlines()[0]
+    sizes = "check the sizes the step expects against the features of x and of the state"
     return StepError(
-        f"step '{body.name}' failed at step {t}: {str(error).splitlines()[0]}",
+        f"step '{body.name}' failed at step {t}: {what}",
         got=describe_leaves(body.parameters, values),
-        remedy="check the sizes the step expects against the features of x and of the state",
+        remedy="give x, the state and the weights one dtype" if "same dtype" in what else sizes,
     )
 
 

@@ -27,8 +27,8 @@ from .chunks import joined, parted
 from .keeper import Keeper, hooks_of_all, runs_alone, steps_of
 from .states import States
 
-_ROWS, _SINGLE = 16, 8  # of a chunk, and of chunks of one row each, that are run again
-_PUSHES = 8  # that are looked at, until one tells
+_ROWS = 64  # that are run again at most: of 2, 4, 8 ... rows that came, until so many told
+_TRIALS = 8
 _LEAST = 1 / 32  # difference that counts: in parts of the largest number of a result
 _MORE = 4  # times what rounding makes of the same rows
 _NUMBERS = 2**24  # of tensors that a push may write to, which are compared
@@ -36,7 +36,7 @@ _Out = TypeVar("_Out")
 
 
 class Cuts:
-    """Looks at the first pushes of a stream, until one tells whether the module sees the edges of chunks.
+    """Looks at the first pushes, until they tell whether the module sees the edges of chunks.
 
     What the module does is not told from its code, but from what it gives for rows that it was just pushed,
     from the first states on. It is left alone where to run it once more could be noticed: where the push drew
@@ -44,49 +44,49 @@ class Cuts:
     """
 
     def __init__(self) -> None:
-        self._pushes = _PUSHES
-        self._single: list[Any] = []  # chunks of one row
+        self._trials = _TRIALS
+        self._rows: list[Any] = []  # that came, one after the other
+        self._next = 2  # how many are to come until the next trial
 
     @property
     def wait(self) -> bool:
         """Whether no push has told yet."""
-        return self._pushes > 0
+        return self._trials > 0
 
     def beside(
         self,
         push: Callable[[], _Out],
         module: Any,
         chunks: Mapping[Hashable, Any],
-        lengths: list[int],
         x: Any,
     ) -> _Out:
         """What a push gives. Warns if the module gives other results for pieces of its rows.
 
         Args:
             push: runs the module.
-            chunks, lengths, x: what is pushed, how long each is, and all as one batch.
+            chunks, x: what is pushed, and all as one batch.
         """
         if isinstance(x, LoDTensor) and steps_of(module, x)[0]:  # which see one row at a time
-            self._pushes = 0
+            self._trials = 0
             return push()
-        rows = self._rows(chunks, lengths)
-        if rows is None:
+        spec = self._take(chunks, x)
+        if spec is None:
             return push()
-        self._pushes -= 1
+        self._trials -= 1
         before = _Before.of(module)
         out = push()
         if before is None or before.changed():
             return out
         try:
             with no_remarks(), torch.random.fork_rng(devices=[]):
-                told, found = _told(module, *rows, before.tensors)
+                told, found = _told(module, self._rows, spec, before.tensors)
         except Exception as error:  # the module's, for which these rows may be too few; or it logs
             let_through(error)
             return out
         finally:
             before.restore()
-        if told:
-            self._pushes = 0
+        if found is not None or (told and self._next > _ROWS):
+            self._trials, self._rows = 0, []
         if found is not None:
             warnings.warn(
                 StreamWarning(step_name(module), found.name, found.rows, found.difference, found.largest),
@@ -94,25 +94,25 @@ class Cuts:
             )
         return out
 
-    def _rows(
-        self, chunks: Mapping[Hashable, Any], lengths: list[int]
-    ) -> tuple[list[list[Any]], Spec] | None:
-        """Two pieces of rows that came, each in parts, and how a chunk is nested; None: not yet."""
-        n = max(lengths)
-        if n == 0:
-            return None
-        (leaf, *others), spec = flatten([*chunks.values()][lengths.index(n)])
+    def _take(self, chunks: Mapping[Hashable, Any], x: Any) -> Spec | None:
+        """Keep rows that came, those of one stream after those of another. How a chunk is nested, if there
+        are enough to look at."""
+        spec = flatten(next(iter(chunks.values())))[1]
+        batch, *others = flatten(x)[0]
         if others:  # which may be whole at every push, as a memory is
-            self._pushes = 0
+            self._trials = 0
             return None
-        if n == 1:
-            self._single.append(_copy(leaf))
-            if len(self._single) < _SINGLE:
-                return None
-            rows, self._single = self._single, []
-            return [rows[: _SINGLE // 2], rows[_SINGLE // 2 :]], spec
-        n = min(n, _ROWS)
-        return [[leaf[: n // 2]], [leaf[n // 2 : n]]], spec
+        if self._next > _ROWS:  # those that came were all alike
+            self._rows, self._next = [], 2
+        rows = batch.values if batch.lod_level == 1 else batch.drop_levels()
+        if not len(rows):
+            return None
+        self._rows.append(_copy(rows[:_ROWS]))
+        have = sum(map(len, self._rows))
+        if have < self._next:
+            return None
+        self._next = 2 * have
+        return spec
 
 
 def _copy(rows: Any) -> Any:
@@ -200,17 +200,17 @@ class _Apart(NamedTuple):
     largest: float
 
 
-def _told(
-    module: Any, pieces: list[list[Any]], spec: Spec, tensors: list[Tensor]
-) -> tuple[bool, _Apart | None]:
+def _told(module: Any, rows: list[Any], spec: Spec, tensors: list[Tensor]) -> tuple[bool, _Apart | None]:
     """Whether rows tell if a module sees where they are cut, and how its results differ if it does."""
-    rows = list(map(_joined, pieces))
-    whole = _joined(rows)
+    whole = _joined(rows)[:_ROWS]
+    cut = min(
+        max(len(whole) // 2 - 1, 0) | 1, 7
+    )  # odd, as few blocks of rows are; early, for what reaches far
     numbers = whole if isinstance(whole, Tensor) else whole.values
     if bool((numbers == numbers[:1]).all()):
         return False, None
     once = _outputs(module, [whole], spec)
-    found = _apart(once, _outputs(module, rows, spec))
+    found = _apart(once, _outputs(module, [whole[:cut], whole[cut:]], spec))
     rounding = _rounding([*tensors, numbers, *once.values()])
     if found is None or found.ratio <= (least := max(_LEAST, math.sqrt(rounding))):
         return True, None

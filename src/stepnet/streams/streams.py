@@ -212,7 +212,7 @@ class Stream:
                     return parted(keeper.answer(self.module, x), levels[0], lengths, self.module)
 
                 if self._cuts.wait:
-                    out = self._alone(lambda: self._cuts.beside(push, self.module, chunks, lengths, x))
+                    out = self._alone(lambda: self._cuts.beside(push, self.module, chunks, x))
                 else:
                     out = self._alone(push)
                 keeper.done()

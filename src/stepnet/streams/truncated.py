@@ -44,6 +44,7 @@ class Truncated:
         if at_once is not None:
             at_once = whole("truncated: 'at_once'", at_once, 1)
         self._leaves, self._spec, self._lengths = _checked(x, axis)
+        self._places = [_places(leaf) if isinstance(leaf, PackedSequence) else None for leaf in self._leaves]
         self._rows, self._axis = rows, axis
         self._at_once = len(self._lengths) if at_once is None else at_once
         if state is None and self._at_once < len(self._lengths):
@@ -74,20 +75,24 @@ class Truncated:
         while len(running):
             starts = at[running]
             counts = (lengths[running] - starts).clamp(max=self._rows)
-            piece = Piece(self._cut(running, starts, counts), self._start(running, fresh), running, starts)
-            before = piece.state
-            yield piece
-            if piece.state is before and (before is None or flatten(before)[0]):
-                raise StepError(
-                    "truncated: the state that a piece ends with was not handed on",
-                    remedy="for piece in ...: y, piece.state = recurrent(step, piece.x, piece.state)",
-                )
-            self._keep(running, piece.state)
+            if counts.any():
+                yield from self._piece(running, fresh, starts, counts)
             at[running] = starts + counts
             running = running[at[running] < lengths[running]]
             fresh = torch.arange(entered, min(n, entered + self._at_once - len(running)))
             entered += len(fresh)
             running = torch.cat([running, fresh])
+
+    def _piece(self, running: Tensor, fresh: Tensor, starts: Tensor, counts: Tensor) -> Iterator[Piece]:
+        piece = Piece(self._cut(running, starts, counts), self._start(running, fresh), running, starts)
+        before = piece.state
+        yield piece
+        if piece.state is before and (before is None or flatten(before)[0]):
+            raise StepError(
+                "truncated: the state that a piece ends with was not handed on",
+                remedy="for piece in ...: y, piece.state = recurrent(step, piece.x, piece.state)",
+            )
+        self._keep(running, piece.state)
 
     def _start(self, running: Tensor, fresh: Tensor) -> Any:
         """States that go on, without their gradient, and those that begin, with it."""
@@ -130,14 +135,16 @@ class Truncated:
 
     def _cut(self, sequences: Tensor, starts: Tensor, counts: Tensor) -> Any:
         cut = []
-        for leaf in self._leaves:
+        for leaf, places in zip(self._leaves, self._places, strict=True):
             if isinstance(leaf, Tensor):  # whose sequences are at one step, being of one length
                 steps = leaf.narrow(self._axis, int(starts[0]), int(counts[0]))
                 whole = len(sequences) == len(self._lengths)
                 batch = _batch_axis(leaf, self._axis)
                 cut.append(steps if whole else steps.index_select(batch, beside(sequences, steps)))
-            elif isinstance(leaf, PackedSequence):
-                cut.append(part(LoDTensor.from_packed(leaf), sequences, starts, counts).to_packed())
+            elif places is not None:
+                own = part(places, sequences, starts, counts)
+                rows = leaf.data.index_select(0, beside(own.values, leaf.data))
+                cut.append(LoDTensor.of(rows, own.structure).to_packed())
             else:
                 cut.append(part(leaf, sequences, starts, counts))
         return unflatten(self._spec, cut)
@@ -155,7 +162,7 @@ def truncated(
             state = state.detach()
 
     The loop sets `piece.state` to the state that the piece ended with; the next piece starts from it, without
-    its gradient. Sequences that have ended are in no further piece.
+    its gradient. Sequences that have ended are in no further piece, and each piece holds a row at least.
 
     Args:
         x: LoDTensors, PackedSequences, or tensors of equal lengths; or a nesting of them. Of LoDTensors,
@@ -203,12 +210,17 @@ def _checked(x: Any, axis: int) -> tuple[list[Any], Spec, Tensor]:
 
 def _lengths(leaf: Any, axis: int) -> Tensor:
     if isinstance(leaf, PackedSequence):
-        leaf = LoDTensor.from_packed(leaf)
+        leaf = _places(leaf)
     if isinstance(leaf, LoDTensor):
         return leaf.lengths(0)
     if leaf.dim() < 2 or not -leaf.dim() <= axis < leaf.dim():
         raise StepError("truncated: x has no dimensions of time and sequences", got=describe_leaf(leaf))
     return torch.full((leaf.shape[_batch_axis(leaf, axis)],), leaf.shape[axis])
+
+
+def _places(packed: PackedSequence) -> LoDTensor:
+    """Where in a PackedSequence the rows of each sequence stand."""
+    return LoDTensor.from_packed(packed._replace(data=torch.arange(len(packed.data))))
 
 
 def _batch_axis(leaf: Tensor, axis: int) -> int:
