@@ -14,7 +14,6 @@ from stepnet.checks import checked
 from stepnet.compiler import stored
 from stepnet.compiler.pipeline import Compiled
 from stepnet.engine import find_plan, make, plans
-from stepnet.front.step import as_loop
 from stepnet.ir.plan import LoopPlan, Plan
 from stepnet.ir.text import parse_graph, print_graph
 from stepnet.ir.verify import verify
@@ -33,7 +32,7 @@ def entry_of(
 ) -> plans.Entry:
     """What the engine knows of a call: its plan and executor, or why there is none."""
     body, x_leaves, state_leaves = checked(step, x, state, level=-1, axis=axis)
-    loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=-1, axis=axis)
+    loop, feeds = body.as_loop(x_leaves, state_leaves, reverse=reverse, level=-1, axis=axis)
     return find_plan(loop, feeds, backend=backend)[0]
 
 

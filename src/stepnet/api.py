@@ -49,7 +49,6 @@ from .front.step import (
     StepBody,
     TorchCell,
     WithStatic,
-    as_loop,
     as_step,
     boot_state,
     loop_of,
@@ -352,7 +351,7 @@ def _recurrent(
         if out is not None:
             return out
     body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
-    loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
+    loop, feeds = body.as_loop(x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
     watch = watching()
     if watch is None:
         return _run(loop, feeds, body, booted, scopes, backend, call)
@@ -577,7 +576,7 @@ def _plan_of(
     if static is not None:
         state = state_with_static(step, x, state, static, -1, axis)
     body, x_leaves, state_leaves = checked(step, x, state, axis=axis)
-    loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=-1, axis=axis)
+    loop, feeds = body.as_loop(x_leaves, state_leaves, reverse=reverse, level=-1, axis=axis)
     try:
         entry, reads, _ = find_plan(loop, feeds, backend=chosen)
     except Unsupported:

@@ -24,7 +24,7 @@ def test_the_page(stepnet, tmp_path, monkeypatch):
     run_page(PAGE, PAGE.name)
     text = PAGE.read_text(encoding="utf-8")
     commands = re.findall(r"^stepnet (.+)$", text, re.MULTILINE)
-    assert len(commands) == 7
+    assert len(commands) == 8
     told = ""
     for command in commands:
         if command.startswith("compare") and find_spec("openvino") is None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
+
+from stepnet.ir.loop import Loop
 
 
 class Place(NamedTuple):
@@ -31,6 +33,33 @@ class Place(NamedTuple):
     def put(self, value: Any) -> None:
         """Let it hold something else, past `__setattr__`."""
         self.holder[self.name] = value
+
+
+@runtime_checkable
+class CarriesMore(Protocol):
+    """The body of a loop that may be that of another step, which carries more."""
+
+    name: str
+    step: Callable[..., Any]
+
+    @property
+    def own_states(self) -> int:
+        """How many of the states are the step's own."""
+        ...
+
+    def carrying(
+        self, step: Callable[..., Any], states: Sequence[Any], more: tuple[Any, ...]
+    ) -> tuple[CarriesMore, list[Any]]:
+        """The body of a step that carries more behind its own states; all that is carried."""
+        ...
+
+    def as_loop(
+        self, x_leaves: Sequence[Any], state_leaves: Sequence[Any], *, reverse: bool, level: int, axis: int
+    ) -> tuple[Loop, dict[str, Any]]:
+        """The loop, and what it is fed."""
+        ...
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]: ...
 
 
 class WithAttributes:

@@ -30,6 +30,7 @@ _FAMILIES = (
 )  # fmt: skip
 # What steps call.
 _OURS = ("stepnet.cells.", "stepnet.nn.", "stepnet.layers.", "stepnet.data.", "stepnet.ops")
+_AROUND = ("stepnet.data.heap", "stepnet.data.windows")  # they do not call these
 # In the place of which torch puts others itself; and what computes nothing: Lightning has a `torch.compile`.
 _OF_TORCH = {
     "torch": words("manual_seed Storage compile load save"),
@@ -125,7 +126,7 @@ def _of_torch() -> Iterator[_Space]:
 def _of_modules(families: tuple[str, ...]) -> Iterator[_Space]:
     classes: dict[type, None] = {}
     for name, module in list(sys.modules.items()):
-        if name.startswith(families):
+        if name.startswith(families) and name not in _AROUND:
             yield _Space(name, vars(module), is_class=False)
             classes |= {
                 item: None

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from stepnet.compiler.attributes import Place, WithAttributes
+from stepnet.compiler.attributes import CarriesMore, Place, WithAttributes
 from stepnet.compiler.iteration import code_of, reached
 from stepnet.compiler.kinds import shows_attributes
 from stepnet.compiler.undo import Snapshot, is_only_thread, undone
@@ -26,7 +26,6 @@ from stepnet.executors.autograd import is_computed_again
 from stepnet.executors.naive import PlainRun, State
 from stepnet.executors.registry import AUTO
 from stepnet.executors.setting import nothing_around
-from stepnet.front.step import StepBody, WithStatic, as_loop
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
@@ -117,7 +116,7 @@ def _others(
     own, given = _carrying(loop, _steps(loop, feeds, 1), first, places)
     out = run(own, given, backend=backend, warn=False)
     last = [out[name] for name, _ in own.finals]
-    at, n = _own_states(code_of(loop)), len(places)
+    at, n = _body(loop).own_states, len(places)
     _put(places, last[at : at + n])
     return out["y"], [*last[:at], *last[at + n :]]
 
@@ -129,8 +128,8 @@ def _carrying(
     sweep = loop.sweep
     assert sweep is not None
     states = [first.values[port.parameter] for port in loop.merged]
-    body, leaves = _with_attributes(code_of(loop), states, places)
-    return as_loop(body, x, leaves, reverse=sweep.reverse, level=-1, axis=sweep.axis)
+    body, leaves = _with_attributes(_body(loop), states, places)
+    return body.as_loop(x, leaves, reverse=sweep.reverse, level=-1, axis=sweep.axis)
 
 
 def carrying(
@@ -151,22 +150,17 @@ def carrying(
     return None if found is None else (*found, [place.name for place in places])
 
 
-def _own_states(body: Any) -> int:
-    """How many leaves of the state are not static."""
-    spec = body.state_spec
-    return (spec.children[0] if spec.kind is WithStatic else spec).count
+def _with_attributes(
+    body: CarriesMore, states: Sequence[Any], places: Sequence[Place]
+) -> tuple[CarriesMore, list[Any]]:
+    """The body that carries what is kept in attributes; all that is carried, with what stands there now."""
+    held = tuple([place.value for place in places])
+    return body.carrying(WithAttributes(body.name, body.step, places), states, held)
 
 
-def _with_attributes(body: Any, states: Sequence[Any], places: Sequence[Place]) -> tuple[StepBody, list[Any]]:
-    """The body of a step that carries what it keeps in attributes, and the leaves of its state, with what
-    stands there now."""
-    step = WithAttributes(body.name, body.step, places)
-    state, held = unflatten(body.state_spec, list(states)), tuple([place.value for place in places])
-    whole: Any = (state, held)
-    if isinstance(state, WithStatic):
-        whole = WithStatic((state.state, held), state.static)
-    leaves, spec = flatten(whole)
-    return StepBody(step, body.x_spec, spec), leaves
+def _body(loop: Loop) -> CarriesMore:
+    body: Any = code_of(loop)
+    return body
 
 
 def _joined(loop: Loop, first: Mapping[str, Any], y: Any, last: list[Tensor]) -> dict[str, Any]:
@@ -184,7 +178,12 @@ def _joined(loop: Loop, first: Mapping[str, Any], y: Any, last: list[Tensor]) ->
 def _places(loop: Loop, feeds: Mapping[str, Any], reads: Reads) -> list[Place] | None:
     """Where a body keeps tensors, if all that it changes is that, and its steps are worth it."""
     body, sweep = code_of(loop), loop.sweep
-    if type(body) is not StepBody or sweep is None or sweep.level is not None or sweep.axis not in (0, 1):
+    if (
+        not isinstance(body, CarriesMore)
+        or sweep is None
+        or sweep.level is not None
+        or sweep.axis not in (0, 1)
+    ):
         return None
     if is_computed_again() or not nothing_around() or reads.open is not None:
         return None
@@ -255,11 +254,11 @@ def _undone(loop: Loop, reads: Reads, attempt: Callable[[], _T]) -> _T | None:
 
 def _tried(loop: Loop, feeds: Mapping[str, Any], holders: Sequence[Any]) -> tuple[_Where, ...] | None:
     """The same, by the first steps of a call."""
-    body, sweep, (cut, carried, _) = code_of(loop), loop.sweep, loop.sources
+    sweep, (cut, carried, _) = loop.sweep, loop.sources
     assert sweep is not None
     own = dict(zip(cut, _copies(_steps(loop, feeds, 0, _TRIED)), strict=True))
     own |= zip(carried, _copies([feeds[name] for name in carried]), strict=True)
-    plain = PlainRun(loop.around(body.fresh()), own)
+    plain = PlainRun(loop.around(code_of(loop).fresh()), own)
     before = plain.advance(plain.begin(), _TRIED - 1)
     reach = reached(loop, everything=True)
     snapshot, noise = Snapshot(reach.holders), torch.get_rng_state()
@@ -281,11 +280,11 @@ def _tried(loop: Loop, feeds: Mapping[str, Any], holders: Sequence[Any]) -> tupl
         return None
     _put(places, _copies(held))
     states = _copies([before.values[port.parameter] for port in loop.merged])
-    again, leaves = _with_attributes(body, states, places)
+    again, leaves = _with_attributes(_body(loop), states, places)
     torch.set_rng_state(noise)
     at = 0 if sweep.reverse else _TRIED - 1
     y, *new = again(*(own[name].select(sweep.axis, at) for name in cut), *leaves)
-    new_states, n = [after.values[port.parameter] for port in loop.merged], _own_states(body)
+    new_states, n = [after.values[port.parameter] for port in loop.merged], _body(loop).own_states
     wanted = [*flatten(after.results[loop.joined[0].result])[0], *new_states[:n], *last, *new_states[n:]]
     given = [*flatten(y)[0], *new]
     return found if len(given) == len(wanted) and all(map(_same, given, wanted)) else None

@@ -20,7 +20,6 @@ from stepnet.checks import checked
 from stepnet.compiler.reach import reach
 from stepnet.data.tree import unflatten
 from stepnet.errors import IRError
-from stepnet.front.step import as_loop
 from stepnet.watchers import Instead
 
 from .graph import Target
@@ -95,7 +94,7 @@ class AsLoop(Instead):
     ) -> Any:
         with unanswered():
             body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
-        out = self.loop(*as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis))
+        out = self.loop(*body.as_loop(x_leaves, state_leaves, reverse=reverse, level=level, axis=axis))
         return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
 
 

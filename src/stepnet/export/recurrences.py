@@ -28,7 +28,6 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.recorded_step import RecordedStep
-from stepnet.front.step import as_loop
 from stepnet.front.template import literals
 from stepnet.ir.loop import Loop
 from stepnet.user_line import user_line
@@ -130,7 +129,7 @@ class RecurrenceRecorder(Recorder, Instead):
             )
         with unanswered():
             body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
-            loop, feeds = as_loop(body, x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
+            loop, feeds = body.as_loop(x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
             call = self._noted(loop, feeds, line)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

@@ -107,6 +107,35 @@ class StepBody:
         """The body of another step that takes the same."""
         return StepBody(step, self.x_spec, self.state_spec)
 
+    @property
+    def own_states(self) -> int:
+        """How many leaves of the state are not static."""
+        spec = self.state_spec
+        return (spec.children[0] if spec.kind is WithStatic else spec).count
+
+    def carrying(
+        self, step: Callable[..., Any], states: Sequence[Any], more: tuple[Any, ...]
+    ) -> tuple[StepBody, list[Any]]:
+        """The body of a step that takes the same, and carries more behind its own states; the leaves of its
+        state."""
+        state = unflatten(self.state_spec, list(states))
+        whole: Any = (state, more)
+        if isinstance(state, WithStatic):
+            whole = WithStatic((state.state, more), state.static)
+        leaves, spec = flatten(whole)
+        return StepBody(step, self.x_spec, spec), leaves
+
+    def as_loop(
+        self, x_leaves: Sequence[Any], state_leaves: Sequence[Any], *, reverse: bool, level: int, axis: int
+    ) -> tuple[Loop, dict[str, Any]]:
+        """A call of `recurrent` as a loop, and what it is fed."""
+        ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
+        loop = over_rows(
+            self, self.x_names, self.state_names, self.new_state_names, ("y",),
+            axis=axis, level=level if ragged else None, reverse=reverse,
+        )  # fmt: skip
+        return loop, dict(zip(self.parameters, (*x_leaves, *state_leaves), strict=True))
+
     def call(self, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
         """Run the step once on leaves; returns y and the leaves of the new state, checked."""
         x = unflatten(self.x_spec, list(x_leaves))
@@ -332,27 +361,9 @@ def boot_state(step: Callable[..., Any], n: int) -> Any:
     return initial(n)
 
 
-def as_loop(
-    body: StepBody,
-    x_leaves: Sequence[Any],
-    state_leaves: Sequence[Any],
-    *,
-    reverse: bool,
-    level: int,
-    axis: int,
-) -> tuple[Loop, dict[str, Any]]:  # fmt: skip
-    """A call of `recurrent` as a loop, and what it is fed."""
-    ragged = any(isinstance(leaf, LoDTensor) for leaf in x_leaves)
-    loop = over_rows(
-        body, body.x_names, body.state_names, body.new_state_names, ("y",),
-        axis=axis, level=level if ragged else None, reverse=reverse,
-    )  # fmt: skip
-    return loop, dict(zip(body.parameters, (*x_leaves, *state_leaves), strict=True))
-
-
 def loop_of(
     step: Callable[..., Any], x: Any, state: Sequence[Tensor], form: tuple[Spec, Spec], *,
     reverse: bool, level: int, axis: int,
 ) -> tuple[Loop, dict[str, Any]]:  # fmt: skip
     """A call of a step on one input as a loop, and what it is fed; `form`: how x and the state are nested."""
-    return as_loop(StepBody(step, *form), [x], state, reverse=reverse, level=level, axis=axis)
+    return StepBody(step, *form).as_loop([x], state, reverse=reverse, level=level, axis=axis)

@@ -45,10 +45,8 @@ from .sizes import open_size, row_shape
 
 if CAN_CAPTURE:
     from torch._higher_order_ops import BaseHOP
-    from torch.fx.experimental.symbolic_shapes import has_static_value
 else:
     BaseHOP: Any = object
-    has_static_value: Any = None
 
 LIBRARY.define("rows(Tensor[] x, Tensor[] states, Tensor[] inside, int axis, int levels) -> Tensor[]")
 LIBRARY.define(
@@ -185,7 +183,8 @@ def captured(
         whole = [isinstance(leaf, LoDTensor) for leaf in y_leaves]
         if any(isinstance(leaf, LoDTensor) and leaf.structure is not lod for leaf in y_leaves):
             torch._dynamo.graph_break()  # entries of other lengths than those of x
-        if any(not isinstance(leaf, LoDTensor) and _is_of_all_rows(leaf) for leaf in y_leaves):
+        of_steps = [leaf for leaf in y_leaves if not isinstance(leaf, LoDTensor)]
+        if any(map(_is_of_all_rows, of_steps)) and not is_exporting():  # which says itself what is not so
             torch._dynamo.graph_break()  # the loop tells it, or runs it as it is
         y_leaves: list[Any] = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in y_leaves]
         new_leaves, new_spec = _pytree.tree_flatten(opened(new))
@@ -216,6 +215,8 @@ def captured(
 
 def _is_of_all_rows(leaf: Tensor) -> bool:
     """Whether a leaf of y has a number of rows that is known, as a sum over them has."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # imports sympy, which takes a while
+
     return not leaf.dim() or has_static_value(leaf.shape[0])
 
 

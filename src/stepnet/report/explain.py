@@ -25,7 +25,7 @@ from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO, is_backend, tried
 from stepnet.executors.setting import check_backend
 from stepnet.front.clock import clock
-from stepnet.front.step import as_loop, step_name
+from stepnet.front.step import step_name
 from stepnet.ir.loop import Loop, Sweep
 from stepnet.resets import as_pieces
 from stepnet.typed import Booting
@@ -147,7 +147,7 @@ def explain(
     if resets is not None:
         x, state, level = as_pieces(step, x, state, resets, reverse=reverse, level=level, axis=axis)
     body, x_leaves, states = checked(step, x, state, level=level, axis=axis)
-    loop, feeds = as_loop(body, x_leaves, states, reverse=reverse, level=level, axis=axis)
+    loop, feeds = body.as_loop(x_leaves, states, reverse=reverse, level=level, axis=axis)
     return explain_loop(loop, feeds, scopes=scopes, backend=backend, source=source)
 
 
