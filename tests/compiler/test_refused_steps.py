@@ -402,7 +402,7 @@ SCALES = torch.ones(D)
 
 
 def test_a_step_that_changes_an_object_of_c_is_told():
-    """What that holds cannot be put back."""
+    """What that holds cannot be put back; where other threads run, one of them may have changed it."""
     context = decimal.Context(prec=5)
 
     def step(x, h):
@@ -410,6 +410,6 @@ def test_a_step_that_changes_an_object_of_c_is_told():
         return x * context.prec, torch.tanh(x + h)
 
     x, h = inputs()
-    with pytest.warns(SlowPathWarning, match="changes Python objects as it runs"):
+    with pytest.warns(SlowPathWarning, match="changes Python objects as it runs|another thread changed"):
         y, _ = recurrent(step, x, h)
     assert (y[1] / x[1]).max() > (y[0] / x[0]).max() + 0.5  # another number at each step
