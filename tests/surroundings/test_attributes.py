@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -235,6 +236,35 @@ def test_ragged_sequences_and_few_steps_run_by_the_plain_loop():
             _, last = recurrent(step, short, h, backend=backend)  # pyright: ignore[reportArgumentType]
             found.append([last, step.kept])
         torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
+def test_a_thread_that_changes_what_the_step_reads_meanwhile():
+    """What the step changes as it is tried cannot be told from that, and is not left there."""
+
+    class Watched(Hidden):
+        def __init__(self) -> None:
+            super().__init__()
+            self.notes: dict[str, Any] = {"scale": 1.0}
+
+        def next(self, x: Tensor, h: Tensor) -> Tensor:
+            return super().next(x, h) * self.notes["scale"]
+
+    def change() -> None:
+        while not done.wait(1e-4):
+            step.notes["other"] = object()
+
+    step, done, (x, h) = Watched().double(), threading.Event(), inputs()
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        y, _ = recurrent(step, x, h)
+    finally:
+        done.set()
+        thread.join()
+    kept, step.kept = step.kept, None
+    wanted, _ = recurrent(step, x, h, backend="naive")
+    torch.testing.assert_close((y, kept), (wanted, step.kept), **CLOSE)
 
 
 def test_hooks_that_keep_activations():

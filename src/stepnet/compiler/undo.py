@@ -42,7 +42,8 @@ def undone(
 ) -> tuple[_T, frozenset[str] | None]:
     """What an attempt gives, and if it changes what containers hold, which is undone then, by which names.
 
-    Where there are other threads, it changed something if it does so twice, and nothing changes without it.
+    Where there are other threads, it changed a container if it does so twice, and that one does not change
+    without it.
 
     Args:
         holders: the containers.
@@ -83,15 +84,20 @@ def _undone(
     if not taken[0].changed():
         _in_a_row.pop(root, None)
         return result, None
+    own: frozenset[int] | None = None  # all
     if not is_only_thread() and _in_a_row.get(root, 0) < _SURELY:
-        if _others_change(holders, time.perf_counter() - began):
-            _in_a_row.pop(root, None)
-            return attempt(Snapshot(())), None
+        first = taken[0].holders_changed()
+        theirs = _changed_by_others(holders, time.perf_counter() - began)
         result = tried()
-        if not taken[1].changed():
+        if not theirs and not taken[1].changed():
             return result, None
-    names = taken[0].names_changed()
-    _restore(taken)
+        if theirs:
+            own = (first & taken[1].holders_changed()) - theirs
+            if not own:
+                _in_a_row.pop(root, None)
+                return attempt(Snapshot(())), None
+    names = taken[0].names_changed(own)
+    _restore(taken, own)
     _in_a_row[root] = _in_a_row.get(root, 0) + 1
     return result, names
 
@@ -101,19 +107,17 @@ def is_only_thread() -> bool:
     return len(sys._current_frames()) == 1
 
 
-def _others_change(holders: Iterable[Any], seconds: float) -> bool:
-    """Whether containers change while this thread does nothing, for as long as an attempt took."""
+def _changed_by_others(holders: Iterable[Any], seconds: float) -> frozenset[int]:
+    """Which containers change while this thread does nothing, for as long as an attempt took."""
     before, end = Snapshot(holders), time.perf_counter() + min(max(seconds, _SHORTEST), _LONGEST)
     while time.perf_counter() < end:
         time.sleep(_SHORTEST / 20)
-        if before.changed():
-            return True
-    return False
+    return before.holders_changed()
 
 
-def _restore(taken: Iterable[Snapshot]) -> None:
+def _restore(taken: Iterable[Snapshot], only: frozenset[int] | None = None) -> None:
     for snapshot in reversed([*taken]):
-        snapshot.restore()
+        snapshot.restore(only)
 
 
 class Snapshot:
@@ -152,20 +156,25 @@ class Snapshot:
                         found.append((holder, name, before))
         return found
 
-    def names_changed(self) -> frozenset[str]:
-        """The names by which dicts, those of attributes among them, hold something else by now."""
+    def holders_changed(self) -> frozenset[int]:
+        """The ids of those that hold something else by now."""
+        return frozenset(id(h) for h, way, held in self._kept if not _same(way.read(h), held))
+
+    def names_changed(self, only: frozenset[int] | None = None) -> frozenset[str]:
+        """The names by which dicts, those of attributes among them, hold something else by now. `only`: of
+        these, by their ids."""
         found = set[str]()
         for holder, way, held in self._kept:
-            if type(holder) is dict:
+            if type(holder) is dict and (only is None or id(holder) in only):
                 before, now = (_named(items) for items in (held, way.read(holder)))
                 found |= {name for name in now if before.get(name, MISSING) is not now[name]}
         return frozenset(found)
 
-    def restore(self) -> bool:
-        """Put back what was there. True if something had changed."""
+    def restore(self, only: frozenset[int] | None = None) -> bool:
+        """Put back what was there, `only`: in these, by their ids. True if something had changed."""
         found = False
         for holder, way, held in self._kept:
-            if not _same(way.read(holder), held):
+            if (only is None or id(holder) in only) and not _same(way.read(holder), held):
                 way.write(holder, held)
                 found = True
         return found
