@@ -538,3 +538,22 @@ def test_a_window_is_made_in_the_table(monkeypatch):
     assert made == [False, True, True, False]  # backward begins with the last one, and keeps it
     recurrent(CELL, LoDTensor(x[:, 0], [[0, 7, 20]]), checkpoint=6, backend="c")
     assert made[4:] == [False, True, False]
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
+@pytest.mark.parametrize("backend", ["naive", "auto"])
+def test_a_step_that_gives_other_numbers_when_it_is_computed_again(backend):
+    """Of what it keeps no gradient is asked, so torch's own check sees nothing; counting alone is right."""
+    kept = [torch.zeros(2, dtype=DTYPE)]
+
+    def step(x, s):
+        kept.append((kept[-1] + x).detach())
+        return x * (kept[-1] if keeps else 1), s
+
+    x, s = torch.randn(10, 2, dtype=DTYPE, requires_grad=True), torch.zeros(1, 2, dtype=DTYPE)
+    keeps = False
+    recurrent(step, x[:, None], s, checkpoint=3, backend=backend)[0].sum().backward()
+    keeps = True
+    y, _ = recurrent(step, x[:, None], s, checkpoint=3, backend=backend)
+    with pytest.raises(StepError, match="other numbers when it is computed again"):
+        y.sum().backward()

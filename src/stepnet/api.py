@@ -420,7 +420,7 @@ def _run(
 
             out = naive.run(loop, feeds, observe)
     else:
-        out = plainly(plain, feeds, lambda: reach(body.step).generators)
+        out = plainly(body.name, plain, feeds, lambda: reach(body.step).generators)
     last = distinct([out[name] for name in body.new_state_names], state)
     if not ragged:  # a hook on the last state is not to see what comes in for the last row of y
         last = [t.clone() if t.requires_grad else t for t in last]

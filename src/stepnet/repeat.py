@@ -12,7 +12,6 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint as recomputed
 from typing_extensions import TypeVarTuple, Unpack
 
 from stepnet.compiler.inner_loops import inner, is_row
@@ -24,6 +23,7 @@ from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
 from stepnet.executors import naive
 from stepnet.executors.naive import PlainRun, State
+from stepnet.executors.once_more import computed_again
 from stepnet.executors.rows import RowArray
 from stepnet.front.step import describe_leaf, kept_dtypes, step_name
 from stepnet.ir.loop import BackEdge, Concat, Iteration, Last, Loop, Merged
@@ -330,9 +330,9 @@ def _checkpointed(run: PlainRun, state: State, most: int) -> State:
             state.rows.seen_by(own)
         return run.advance(replace(state, values=dict(zip(state.values, own, strict=True))), most)
 
-    result = recomputed(segment, *state.values.values(), use_reentrant=False)
-    assert isinstance(result, State)
-    return result
+    what = f"while_loop: body '{run.loop.body.name}'"
+    values = state.values.values()
+    return computed_again(what, segment, *values, results=lambda state: list(state.values.values()))
 
 
 def _names(body: Callable[..., Any], spec: Spec) -> list[str]:

@@ -126,6 +126,18 @@ def test_where_nothing_is_computed_again_all_is_kept():
     torch.testing.assert_close(torch.func.grad(loss)(weight.detach()), expected)
 
 
+def test_a_body_that_gives_other_numbers_when_computed_again_is_told():
+    kept, weight = [torch.zeros(2)], torch.ones(2, requires_grad=True)
+
+    def body(i: Any, h: Tensor) -> tuple[Any, Tensor]:
+        kept.append(kept[-1] + 1)
+        return i + 1, torch.tanh(h * weight * kept[-1])
+
+    _, h = while_loop(lambda i, h: i < 6, body, (0, torch.ones(2)), checkpoint=2)
+    with pytest.raises(StepError, match="body 'body' gives other numbers"):
+        h.sum().backward()
+
+
 def test_dropout_is_the_same_when_computed_again():
     start = f64(50)
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.heap import new_table
@@ -20,6 +19,7 @@ from stepnet.data.windows import Copied, rows_in
 from stepnet.ir.plan import Plan
 from stepnet.watchers import during
 
+from . import once_more
 from .call import Call
 from .direct import Direct
 from .flow import carry_gradients
@@ -199,15 +199,19 @@ def _in_places(again: _Again, ready: Ready, layout: Layout) -> AbstractContextMa
 
 
 def plainly(
-    run: Callable[[Any], Any], inputs: Any, generators: Callable[[], Sequence[torch.Generator]]
+    name: str, run: Callable[[Any], Any], inputs: Any, generators: Callable[[], Sequence[torch.Generator]]
 ) -> Any:
-    """What a run gives that autograd records op by op; in `computed_again`, recorded in backward, with the
-    noise that it drew from torch's generator and these."""
+    """What a run of a step gives that autograd records op by op; in `computed_again`, recorded in backward,
+    with the noise that it drew from torch's generator and these.
+
+    Raises:
+        StepError: in backward: it gives other numbers then.
+    """
     if _again.get() is None or not torch.is_grad_enabled():
         return run(inputs)
     before, drawn = [(each, each.get_state()) for each in generators()], False
 
-    def once_more(inputs: Any) -> Any:
+    def with_its_noise(inputs: Any) -> Any:
         nonlocal drawn
         if not drawn:
             drawn = True
@@ -222,7 +226,7 @@ def plainly(
                 each.set_state(state)
 
     with during(_again, None):
-        return checkpoint(once_more, inputs, use_reentrant=False)
+        return once_more.computed_again(f"step '{name}'", with_its_noise, inputs)
 
 
 def _led(plan: Plan, values: Mapping[str, Tensor]) -> list[str]:
