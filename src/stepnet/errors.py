@@ -160,19 +160,11 @@ class TorchOpsWarning(SlowPathWarning):
 
 
 class StreamWarning(UserWarning):
-    """A module gives other results for a stream in pieces than for the whole of it. Given once for each
+    """A module gives other results for streams in pieces than for each of them whole. Given once for each
     `stepnet.stream`."""
 
-    def __init__(self, name: str, result: str, rows: int, difference: float, largest: float) -> None:
-        super().__init__(
-            describe(
-                f"'{name}' gives other results for the chunks of a stream than for the whole stream",
-                got=f"'{result}' of {rows} rows in two chunks, which differs by up to {difference:.2g}",
-                expected=f"that of one chunk, of up to {largest:.2g}",
-                remedy="what it does across rows by hand (a convolution, cumsum, mean, to_padded) must be a "
-                "state of a recurrence; else push whole sequences",
-            )
-        )
+    def __init__(self, what: str, *, got: str, expected: str, remedy: str) -> None:
+        super().__init__(describe(what, got=got, expected=expected, remedy=remedy))
 
 
 class BuildError(StepnetError, RuntimeError):

@@ -380,6 +380,36 @@ def test_a_warning_made_an_error_leaves_the_states():
         live.push({0: rows})  # told once
 
 
+class Keeps(nn.Module):
+    """A cell that keeps its state in an attribute; or, as `reads` has it, only something to look at."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.rec, self.reads, self.kept = nn.Linear(F, F), reads, None
+
+    def initial_state(self, n):
+        return torch.zeros(n, F)
+
+    def forward(self, x, h):
+        before = self.kept if self.reads and self.kept is not None and self.kept.shape == x.shape else h
+        self.kept = torch.tanh(x + self.rec(before))
+        return self.kept, h if self.reads else self.kept
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_state_in_attributes_is_that_of_all_streams(reads, rows):
+    torch.manual_seed(0)
+    live = stream(Recurrent(Keeps(reads), backend="naive").eval())
+    live.open(0)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", StreamWarning)
+        for _ in range(4):
+            live.push({0: torch.randn(rows, F)})
+    texts = [str(w.message) for w in told if w.category is StreamWarning]
+    assert ["of one push that changes the next" in text for text in texts] == [True] * reads
+
+
 def test_under_autocast():
     torch.manual_seed(0)
     for make, tells in ((Several, 0), (conv, 1)):

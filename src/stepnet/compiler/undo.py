@@ -156,6 +156,19 @@ class Snapshot:
                         found.append((holder, name, before))
         return found
 
+    def only_tensors_set(self) -> bool:
+        """Whether dicts hold other tensors by some names, and nothing else is another."""
+        for holder, way, held in self._kept:
+            if _same(now := way.read(holder), held):
+                continue
+            if type(holder) is not dict:
+                return False
+            before, after = _named(held), _named(now)
+            others = [item for name, item in after.items() if before.get(name, MISSING) is not item]
+            if not others or not all(isinstance(item, Tensor) for item in others):
+                return False
+        return True
+
     def holders_changed(self) -> frozenset[int]:
         """The ids of those that hold something else by now."""
         return frozenset(id(h) for h, way, held in self._kept if not _same(way.read(h), held))

@@ -1,7 +1,9 @@
-"""Whether a module sees where its rows were cut: some rows are run whole, and in two pieces."""
+"""Whether a module sees where its rows were cut: some rows are run whole, and in two pieces. Whether it keeps
+something from push to push that it reads: a copy of it is run twice on the same rows."""
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 import warnings
@@ -66,32 +68,35 @@ class Cuts:
             push: runs the module.
             chunks, x: what is pushed, and all as one batch.
         """
-        if isinstance(x, LoDTensor) and steps_of(module, x)[0]:  # which see one row at a time
-            self._trials = 0
-            return push()
+        by_rows = isinstance(x, LoDTensor) and steps_of(module, x)[0]  # it sees one row at a time
         spec = self._take(chunks, x)
         if spec is None:
             return push()
-        self._trials -= 1
+        self._trials = 0 if by_rows else self._trials - 1
         before = _Before.of(module)
         out = push()
-        if before is None or before.changed():
+        if before is None or (before.changed() and not before.only_attributes()):
+            return out
+        keeps = before.changed()
+        if by_rows and not keeps:
             return out
         try:
             with no_remarks(), torch.random.fork_rng(devices=[]):
-                told, found = _told(module, self._rows, spec, before.tensors)
+                if keeps:
+                    told, found = True, _told_twice(module, self._rows, spec)
+                else:
+                    told, found = _told(module, self._rows, spec, before.tensors)
         except Exception as error:  # the module's, for which these rows may be too few; or it logs
             let_through(error)
             return out
         finally:
-            before.restore()
+            if not keeps:
+                before.restore()
         if found is not None or (told and self._next > _ROWS):
             self._trials, self._rows = 0, []
         if found is not None:
-            warnings.warn(
-                StreamWarning(step_name(module), found.name, found.rows, found.difference, found.largest),
-                stacklevel=user_level(),
-            )
+            told_of = _of_calls if keeps else _of_cuts
+            warnings.warn(told_of(step_name(module), found), stacklevel=user_level())
         return out
 
     def _take(self, chunks: Mapping[Hashable, Any], x: Any) -> Spec | None:
@@ -132,6 +137,12 @@ class _Before:
         self._marks = [_mark(tensor) for tensor in self.tensors]
         self._written, self._numbers = written, [tensor.clone() for tensor in written]
         self._drawn = self._draws()
+
+    def only_attributes(self) -> bool:
+        """Whether what changed is which tensors the module keeps."""
+        tensors = [_mark(tensor) for tensor in self.tensors] == self._marks and self._draws() == self._drawn
+        numbers = all(map(torch.equal, self._numbers, self._written))
+        return tensors and numbers and self._held.only_tensors_set()
 
     @classmethod
     def of(cls, module: Any) -> _Before | None:
@@ -218,6 +229,38 @@ def _told(module: Any, rows: list[Any], spec: Spec, tensors: list[Tensor]) -> tu
         itself = _apart(once, _outputs(module, [again], spec))
         least = max(least, 0.0 if itself is None else _MORE * itself.ratio)
     return True, None if found.ratio <= least else found
+
+
+def _told_twice(module: Any, rows: list[Any], spec: Spec) -> _Apart | None:
+    """How results of a module that keeps something differ where other rows came before, in a copy of it."""
+    if not isinstance(module, nn.Module):
+        return None
+    twin, whole = copy.deepcopy(module), _joined(rows)[:_ROWS]
+    turned = whole.flip(0) if isinstance(whole, Tensor) else whole.with_values(whole.values.flip(0))
+    once, _, again = (_outputs(twin, [given], spec) for given in (whole, turned, whole))
+    found = _apart(once, again)
+    return None if found is None or found.ratio <= _LEAST else found
+
+
+def _of_cuts(name: str, found: _Apart) -> StreamWarning:
+    return StreamWarning(
+        f"'{name}' gives other results for the chunks of a stream than for the whole stream",
+        got=f"'{found.name}' of {found.rows} rows in two chunks, which differs by up to "
+        f"{found.difference:.2g}",
+        expected=f"that of one chunk, of up to {found.largest:.2g}",
+        remedy="what it does across rows by hand (a convolution, cumsum, mean, to_padded) must be a "
+        "state of a recurrence; else push whole sequences",
+    )
+
+
+def _of_calls(name: str, found: _Apart) -> StreamWarning:
+    return StreamWarning(
+        f"'{name}' keeps something of one push that changes the next, of whatever streams",
+        got=f"'{found.name}' of {found.rows} rows that come again, which differs by up to "
+        f"{found.difference:.2g}",
+        expected=f"that of the first time, of up to {found.largest:.2g}",
+        remedy="carry it as state of a recurrence: each stream has its own then",
+    )
 
 
 def _shaken(rows: Any, rounding: float) -> Any:
