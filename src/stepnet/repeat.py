@@ -23,7 +23,7 @@ from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
 from stepnet.executors import naive
 from stepnet.executors.naive import PlainRun, State
-from stepnet.executors.once_more import computed_again
+from stepnet.executors.once_more import checkpointed
 from stepnet.executors.rows import RowArray
 from stepnet.front.step import describe_leaf, kept_dtypes, step_name
 from stepnet.ir.loop import BackEdge, Concat, Iteration, Last, Loop, Merged
@@ -332,7 +332,7 @@ def _checkpointed(run: PlainRun, state: State, most: int) -> State:
 
     what = f"while_loop: body '{run.loop.body.name}'"
     values = state.values.values()
-    return computed_again(what, segment, *values, results=lambda state: list(state.values.values()))
+    return checkpointed(what, segment, *values, results=lambda state: list(state.values.values()))
 
 
 def _names(body: Callable[..., Any], spec: Spec) -> list[str]:

@@ -134,17 +134,24 @@ class Snapshot:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def _changes(
+        self, only: frozenset[int] | None = None
+    ) -> Iterator[tuple[Any, _Way, list[Any], list[Any]]]:
+        """Those that hold something else by now, how they are written, what they held, and what they hold;
+        compares which objects, never what they equal. `only`: of these, by their ids."""
+        for holder, way, held in self._kept:
+            if (only is None or id(holder) in only) and not _same(now := way.read(holder), held):
+                yield holder, way, held, now
+
     def changed(self) -> bool:
-        """True if any of them holds something else by now; compares which objects, never what they equal."""
-        return any(not _same(way.read(holder), held) for holder, way, held in self._kept)
+        """True if any of them holds something else by now."""
+        return next(self._changes(), None) is not None
 
     def items_changed(self) -> list[tuple[dict[str, Any], str, Tensor]] | None:
         """The dicts that hold another tensor by a name, the names, and what they held; None where anything
         else is another."""
         found: list[tuple[dict[str, Any], str, Tensor]] = []
-        for holder, way, held in self._kept:
-            if _same(now := way.read(holder), held):
-                continue
+        for holder, _, held, now in self._changes():
             half = len(held) // 2
             if type(holder) is not dict or len(now) != len(held) or not _same(now[:half], held[:half]):
                 return None
@@ -158,38 +165,31 @@ class Snapshot:
 
     def only_tensors_set(self) -> bool:
         """Whether dicts hold other tensors by some names, and nothing else is another."""
-        for holder, way, held in self._kept:
-            if _same(now := way.read(holder), held):
-                continue
-            if type(holder) is not dict:
-                return False
-            before, after = _named(held), _named(now)
-            others = [item for name, item in after.items() if before.get(name, MISSING) is not item]
+        for holder, _, held, now in self._changes():
+            others = _named_anew(held, now).values() if type(holder) is dict else ()
             if not others or not all(isinstance(item, Tensor) for item in others):
                 return False
         return True
 
     def holders_changed(self) -> frozenset[int]:
         """The ids of those that hold something else by now."""
-        return frozenset(id(h) for h, way, held in self._kept if not _same(way.read(h), held))
+        return frozenset(id(holder) for holder, *_ in self._changes())
 
     def names_changed(self, only: frozenset[int] | None = None) -> frozenset[str]:
         """The names by which dicts, those of attributes among them, hold something else by now. `only`: of
         these, by their ids."""
         found = set[str]()
-        for holder, way, held in self._kept:
-            if type(holder) is dict and (only is None or id(holder) in only):
-                before, now = (_named(items) for items in (held, way.read(holder)))
-                found |= {name for name in now if before.get(name, MISSING) is not now[name]}
+        for holder, _, held, now in self._changes(only):
+            if type(holder) is dict:
+                found |= _named_anew(held, now).keys()
         return frozenset(found)
 
     def restore(self, only: frozenset[int] | None = None) -> bool:
         """Put back what was there, `only`: in these, by their ids. True if something had changed."""
         found = False
-        for holder, way, held in self._kept:
-            if (only is None or id(holder) in only) and not _same(way.read(holder), held):
-                way.write(holder, held)
-                found = True
+        for holder, way, held, _ in self._changes(only):
+            way.write(holder, held)
+            found = True
         return found
 
 
@@ -223,6 +223,12 @@ def _named(held: list[Any]) -> dict[str, Any]:
     half = len(held) // 2
     pairs = zip(held[:half], held[half:], strict=True)
     return {name: item for name, item in pairs if type(name) is str}  # others compare by code of the user's
+
+
+def _named_anew(held: list[Any], now: list[Any]) -> dict[str, Any]:
+    """What a dict holds by names by which it held something else."""
+    before = _named(held)
+    return {name: item for name, item in _named(now).items() if before.get(name, MISSING) is not item}
 
 
 def _write_dict(value: Any, held: list[Any]) -> None:

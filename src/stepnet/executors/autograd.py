@@ -19,7 +19,6 @@ from stepnet.data.windows import Copied, rows_in
 from stepnet.ir.plan import Plan
 from stepnet.watchers import during
 
-from . import once_more
 from .call import Call
 from .direct import Direct
 from .flow import carry_gradients
@@ -27,6 +26,7 @@ from .gradients import gradients
 from .hooks import guard_inputs, guarded_results
 from .layout import Layout
 from .noise import generator_of, noise_of
+from .once_more import checkpointed
 from .ready import Ready
 from .tables import EARLIER, into
 from .twice import Moves, again, asked_again, differentiable, is_plain, one_by_one, total
@@ -226,7 +226,7 @@ def plainly(
                 each.set_state(state)
 
     with during(_again, None):
-        return once_more.computed_again(f"step '{name}'", with_its_noise, inputs)
+        return checkpointed(f"step '{name}'", with_its_noise, inputs)
 
 
 def _led(plan: Plan, values: Mapping[str, Tensor]) -> list[str]:

@@ -17,7 +17,7 @@ from stepnet.errors import StepError
 _R = TypeVar("_R")
 
 
-def computed_again(
+def checkpointed(
     what: str, run: Callable[..., _R], *inputs: Any, results: Callable[[_R], Any] = lambda out: out
 ) -> _R:
     """What a run gives, which autograd records in backward, in a second run.

@@ -1,5 +1,5 @@
-"""Whether a module sees where its rows were cut: some rows are run whole, and in two pieces. Whether it keeps
-something from push to push that it reads: a copy of it is run twice on the same rows."""
+"""Whether a module sees where its rows were cut: some rows are run whole, and in two pieces. Whether what it
+keeps from push to push changes the next: a copy of it is given the same rows twice, others between."""
 
 from __future__ import annotations
 
@@ -75,10 +75,8 @@ class Cuts:
         self._trials = 0 if by_rows else self._trials - 1
         before = _Before.of(module)
         out = push()
-        if before is None or (before.changed() and not before.only_attributes()):
-            return out
-        keeps = before.changed()
-        if by_rows and not keeps:
+        keeps = before is not None and before.changed()
+        if before is None or (not before.only_attributes() if keeps else by_rows):
             return out
         try:
             with no_remarks(), torch.random.fork_rng(devices=[]):
@@ -95,8 +93,7 @@ class Cuts:
         if found is not None or (told and self._next > _ROWS):
             self._trials, self._rows = 0, []
         if found is not None:
-            told_of = _of_calls if keeps else _of_cuts
-            warnings.warn(told_of(step_name(module), found), stacklevel=user_level())
+            warnings.warn(_warning(step_name(module), found, keeps), stacklevel=user_level())
         return out
 
     def _take(self, chunks: Mapping[Hashable, Any], x: Any) -> Spec | None:
@@ -139,10 +136,8 @@ class _Before:
         self._drawn = self._draws()
 
     def only_attributes(self) -> bool:
-        """Whether what changed is which tensors the module keeps."""
-        tensors = [_mark(tensor) for tensor in self.tensors] == self._marks and self._draws() == self._drawn
-        numbers = all(map(torch.equal, self._numbers, self._written))
-        return tensors and numbers and self._held.only_tensors_set()
+        """Whether nothing changed but which tensors the module keeps."""
+        return self._held.only_tensors_set() and not self._numbers_changed()
 
     @classmethod
     def of(cls, module: Any) -> _Before | None:
@@ -167,10 +162,12 @@ class _Before:
 
     def changed(self) -> bool:
         """Whether the module, or anybody else, changed something or drew noise since."""
+        return self._held.changed() or self._numbers_changed()
+
+    def _numbers_changed(self) -> bool:
         return (
             [_mark(tensor) for tensor in self.tensors] != self._marks
             or self._draws() != self._drawn
-            or self._held.changed()
             or not all(map(torch.equal, self._numbers, self._written))
         )
 
@@ -214,9 +211,8 @@ class _Apart(NamedTuple):
 def _told(module: Any, rows: list[Any], spec: Spec, tensors: list[Tensor]) -> tuple[bool, _Apart | None]:
     """Whether rows tell if a module sees where they are cut, and how its results differ if it does."""
     whole = _joined(rows)[:_ROWS]
-    cut = min(
-        max(len(whole) // 2 - 1, 0) | 1, 7
-    )  # odd, as few blocks of rows are; early, for what reaches far
+    # odd, as few blocks of rows are; early, for what reaches far
+    cut = min(max(len(whole) // 2 - 1, 0) | 1, 7)
     numbers = whole if isinstance(whole, Tensor) else whole.values
     if bool((numbers == numbers[:1]).all()):
         return False, None
@@ -242,24 +238,24 @@ def _told_twice(module: Any, rows: list[Any], spec: Spec) -> _Apart | None:
     return None if found is None or found.ratio <= _LEAST else found
 
 
-def _of_cuts(name: str, found: _Apart) -> StreamWarning:
+def _warning(name: str, found: _Apart, keeps: bool) -> StreamWarning:
+    """That the module keeps something between pushes; or that it sees where rows are cut."""
+    if keeps:
+        what = "keeps something of one push that changes the next, of whatever streams"
+        how, other = "that come again", "the first time"
+        remedy = "carry it as state of a recurrence: each stream has its own then"
+    else:
+        what = "gives other results for the chunks of a stream than for the whole stream"
+        how, other = "in two chunks", "one chunk"
+        remedy = (
+            "what it does across rows by hand (a convolution, cumsum, mean, to_padded) must be a "
+            "state of a recurrence; else push whole sequences"
+        )
     return StreamWarning(
-        f"'{name}' gives other results for the chunks of a stream than for the whole stream",
-        got=f"'{found.name}' of {found.rows} rows in two chunks, which differs by up to "
-        f"{found.difference:.2g}",
-        expected=f"that of one chunk, of up to {found.largest:.2g}",
-        remedy="what it does across rows by hand (a convolution, cumsum, mean, to_padded) must be a "
-        "state of a recurrence; else push whole sequences",
-    )
-
-
-def _of_calls(name: str, found: _Apart) -> StreamWarning:
-    return StreamWarning(
-        f"'{name}' keeps something of one push that changes the next, of whatever streams",
-        got=f"'{found.name}' of {found.rows} rows that come again, which differs by up to "
-        f"{found.difference:.2g}",
-        expected=f"that of the first time, of up to {found.largest:.2g}",
-        remedy="carry it as state of a recurrence: each stream has its own then",
+        f"'{name}' {what}",
+        got=f"'{found.name}' of {found.rows} rows {how}, which differs by up to {found.difference:.2g}",
+        expected=f"that of {other}, of up to {found.largest:.2g}",
+        remedy=remedy,
     )
 
 
