@@ -32,7 +32,10 @@ class Model(nn.Module):
 
 
 class Server:
-    """Pushes what has arrived, in a thread of its own, while the loop goes on receiving."""
+    """Pushes what has arrived, in a thread of its own, while the loop goes on receiving.
+
+    A stream that opens or closes waits for the push that runs, so it waits in a thread, too.
+    """
 
     def __init__(self, model: nn.Module, max_streams: int) -> None:
         self.live = stepnet.stream(model, max_streams=max_streams)
@@ -41,7 +44,7 @@ class Server:
 
     async def client(self, socket: ServerConnection) -> None:
         """One stream: opened with the connection, closed with it."""
-        id = self.live.open()
+        id = await asyncio.to_thread(self.live.open)
         try:
             async for message in socket:
                 assert isinstance(message, bytes)
@@ -50,7 +53,7 @@ class Server:
                 await self.arrived.put((id, rows, answer))
                 await socket.send((await answer).numpy().tobytes())
         finally:
-            self.live.close(id)
+            await asyncio.to_thread(self.live.close, id)
 
     async def run(self) -> None:
         while True:

@@ -64,15 +64,18 @@ class Agent(nn.Module):
 
 
 class Rollout(NamedTuple):
-    """Of every step of every environment, [STEPS, ENVIRONMENTS, ...]; and the states at its beginning."""
+    """Of every step of every environment, [STEPS, ENVIRONMENTS, ...]; the states at its beginning; and what the
+    agent expects to come after it, [ENVIRONMENTS]."""
 
     x: Tensor
     first: Tensor
+    last: Tensor
     action: Tensor
     chance: Tensor
     value: Tensor
     reward: Tensor
     state: State
+    beyond: Tensor
 
 
 Unroll = Callable[[Agent, Rollout], Tensor]
@@ -103,16 +106,16 @@ def play(agent: Agent, world: Remember, state: State) -> tuple[Rollout, State]:
         chances = y[:, :2].log_softmax(-1)
         action = chances.exp().multinomial(1)
         reward = world.act(action[:, 0])
-        steps.append((x, first, action, chances.gather(-1, action), y[:, 2], reward))
-    return Rollout(*map(torch.stack, zip(*steps, strict=True)), begin), state
+        steps.append((x, first, world.first, action, chances.gather(-1, action), y[:, 2], reward))
+    beyond = agent(world.see(), state)[0][:, 2]
+    return Rollout(*map(torch.stack, zip(*steps, strict=True)), begin, beyond), state
 
 
 def returns(rollout: Rollout) -> Tensor:
     """What comes from each step to the end of its episode, later rewards for less."""
-    gain, gains = torch.zeros(ENVIRONMENTS), []
-    ends = rollout.first.roll(-1, 0)
-    for reward, end in zip(rollout.reward.flip(0), ends.flip(0), strict=True):
-        gain = reward + 0.95 * gain * ~end
+    gain, gains = rollout.beyond, []
+    for reward, last in zip(rollout.reward.flip(0), rollout.last.flip(0), strict=True):
+        gain = reward + 0.95 * gain * ~last
         gains.append(gain)
     return torch.stack(gains[::-1])
 
