@@ -41,6 +41,7 @@ MISTAKES = {
     "no x": (lambda: recurrent(total, None, H), "x holds no tensor", "remedy"),
     "an empty x": (lambda: recurrent(total, (), H), "x holds no tensor", "remedy"),
     "no step": (lambda: recurrent(3, X, H), "a step must be callable", "int"),
+    "a class": (lambda: recurrent(nn.GRUCell, X, H), "a step must be callable", r"the class GRUCell"),
     "no state": (lambda: recurrent(total, X), "step 'total' has no initial state", "pass state="),
     "a state of text": (
         lambda: recurrent(total, X, "a"),

@@ -300,7 +300,7 @@ REFUSED: dict[str, tuple[Callable[[LoDTensor], Any], str, str]] = {
     "cross_entropy": (lambda x: F.cross_entropy(x, x.argmax(-1)), "reduction='mean'", "reduction='none'"),
     "module cross_entropy": (lambda x: nn.CrossEntropyLoss()(x, x), "reduction='mean'", "reduction='none'"),
     "einsum": (lambda x: torch.einsum("rf,rg->fg", x, x), "einsum", "to_padded"),
-    "LSTM": (nn.LSTM(7, 3).double(), "lstm", "recurrent"),
+    "LSTM": (nn.LSTM(7, 3).double(), "lstm", "stepnet.nn.LSTM"),
     "LSTMCell": (nn.LSTMCell(7, 3).double(), "lstm_cell", "recurrent"),
     "attention": (
         lambda x: nn.MultiheadAttention(7, 1).double()(x, x, x),

@@ -188,8 +188,8 @@ REMEDIES = {
     "stepnet.sequence_expand(t, x) repeats one entry per sequence to the rows of x": """
         repeat_interleave repeat tile expand broadcast_to""",
     "stepnet.recurrent carries a value from row to row of each sequence": """
-        cumsum cumprod cummax cummin logcumsumexp diff lstm gru rnn_tanh rnn_relu lstm_cell
-        gru_cell rnn_tanh_cell rnn_relu_cell""",
+        cumsum cumprod cummax cummin logcumsumexp diff lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell""",
+    "stepnet.nn.LSTM, GRU and RNN take it, with the same parameters": "lstm gru rnn_tanh rnn_relu",
     "layer_norm keeps rows apart, and so does batch_norm after eval()": "batch_norm instance_norm",
     "x.to_padded() gives [sequences, longest, ...]": """
         conv1d conv2d conv_transpose1d conv_transpose2d sort argsort topk kthvalue

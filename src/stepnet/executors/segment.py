@@ -154,7 +154,8 @@ class AxisCut(WholeCut):
             raise StepError(
                 f"'{name}' and '{other_name}' have different numbers of steps",
                 got=f"{self.steps} and {other.steps}",
-                remedy="cut both along the same time axis to the same length",
+                remedy="cut both along the same time axis to the same length; "
+                "LoDTensor.from_sequences([...]) makes one x of sequences of different lengths",
             )
 
     def empty_step(self) -> Tensor:

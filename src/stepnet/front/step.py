@@ -327,11 +327,12 @@ def as_step(step: Any) -> Callable[..., Any]:
     step = original_of(step)
     if isinstance(step, nn.RNNCellBase):
         return TorchCell(step)
-    if not callable(step):
+    of_modules = isinstance(step, type) and issubclass(step, nn.Module)
+    if of_modules or not callable(step):
         raise StepError(
             "a step must be callable: step(x_t, state) -> (y_t, new_state)",
-            got=type(step).__name__,
-            remedy="give a function, an nn.Module, or a torch.nn cell",
+            got=f"the class {step.__name__}" if of_modules else type(step).__name__,
+            remedy="give a function, an nn.Module (not its class), or a torch.nn cell",
         )
     return step
 
