@@ -77,6 +77,12 @@ def test_builds_once_then_from_memory_then_from_disk(cache):
 
 
 @needs_compiler
+def test_builds_without_a_path(cache, monkeypatch):
+    monkeypatch.delenv("PATH")
+    assert _answer(c_build.build(_source())) == 42
+
+
+@needs_compiler
 def test_cache_folder_is_private(cache):
     c_build.build(_source())
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700

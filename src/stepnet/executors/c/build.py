@@ -306,7 +306,8 @@ def _try_compiler(command: tuple[str, ...]) -> Compiler | str:
 
 
 def _run(command: list[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "LC_ALL": "C"}
+    # gcc finds its own parts by PATH, which a service may be started without.
+    environment = {"PATH": os.defpath, **os.environ, "LC_ALL": "C"}
     return subprocess.run(
         command,
         input=stdin,
