@@ -31,7 +31,19 @@ from .data.storage import distinct
 from .data.tree import Spec, by_leaf, flatten, unflatten
 from .data.values import rows as values_of
 from .data.values import unpacked
-from .engine import Asked, Steps, Way, asked, find_plan, is_as_ever, read, run, run_again, run_warm
+from .engine import (
+    Asked,
+    FailsOnSamples,
+    Steps,
+    Way,
+    asked,
+    find_plan,
+    is_as_ever,
+    read,
+    run,
+    run_again,
+    run_warm,
+)
 from .errors import Unsupported
 from .executors import naive
 from .executors.autograd import plainly
@@ -381,7 +393,7 @@ def _run(
     call: Asked | None = None,
 ) -> Any:  # fmt: skip
     """Run the loop of a step, by a plan where that can be. `booted`: the cell gave the initial state."""
-    chosen = PLAIN.name if scopes else check_backend(backend)
+    chosen, ran = PLAIN.name if scopes else check_backend(backend), None
     if chosen != PLAIN.name:
         try:
             if lifting.inside_a_step():
@@ -390,9 +402,10 @@ def _run(
                     return once[0], unflatten(body.state_spec, once[1])
             out = run(loop, feeds, backend=chosen, asked=call)
             return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
-        except Unsupported:
+        except Unsupported as refusal:
             if chosen != AUTO:
                 raise
+            ran = refusal.ran if isinstance(refusal, FailsOnSamples) else None
     if torch._C._get_tracing_state() is not None and instead() is None:
         raise no_graph_of("torch.jit.trace")
     cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
@@ -421,6 +434,8 @@ def _run(
             out = naive.run(loop, feeds, observe)
     else:
         out = plainly(body.name, plain, feeds, lambda: reach(body.step).generators)
+    if ran is not None:
+        ran()
     last = distinct([out[name] for name in body.new_state_names], state)
     if not ragged:  # a hook on the last state is not to see what comes in for the last row of y
         last = [t.clone() if t.requires_grad else t for t in last]

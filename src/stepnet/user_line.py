@@ -10,6 +10,7 @@ import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_tb
 from types import FrameType
 
 import torch
@@ -57,6 +58,12 @@ def user_line() -> Line:
     """The innermost line of the user's code; the outermost line of all if none is."""
     frame, _ = _users_frame(sys._getframe(1))
     return Line(frame.f_code.co_filename, frame.f_lineno)
+
+
+def raised_at(error: BaseException) -> Line | None:
+    """The innermost line of the user's code that an error came by."""
+    lines = [Line(frame.f_code.co_filename, number) for frame, number in walk_tb(error.__traceback__)]
+    return next((line for line in reversed(lines) if is_users(line.file)), None)
 
 
 def user_level() -> int:

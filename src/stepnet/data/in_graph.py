@@ -62,13 +62,20 @@ def tell_products_apart() -> None:
     """Let Dynamo hand on `x @ w` of a LoDTensor as it does other operators, as `Tensor.__rmatmul__(w, x)`: it
     knows no such twin of this one, and takes both for `w @ x`. It follows once more what it had followed."""
     from torch._dynamo import exc, symbolic_convert
-    from torch._dynamo.variables import builtin
 
-    turned: Any = builtin.BUILTIN_TO_TENSOR_RFN_MAP
+    turned = twins()
     if operator.matmul not in turned:
         turned[operator.matmul] = turned[operator.imatmul] = Tensor.__rmatmul__
         symbolic_convert.InstructionTranslator.current_tx().speculation_log.clear()
         raise exc.RestartAnalysis("stepnet: `x @ w` is not `w @ x`")
+
+
+def twins() -> dict[Any, Any]:
+    """What Dynamo hands operators on as whose first operand is no tensor: `Tensor.__radd__` for `+`."""
+    from torch._dynamo.variables import builtin, torch_function
+
+    name = "BUILTIN_TO_TENSOR_RFN_MAP"
+    return getattr(builtin if hasattr(builtin, name) else torch_function, name)  # torch 2.6: in the latter
 
 
 _told: Any = tell_products_apart

@@ -205,11 +205,14 @@ def _refusal(
     fails = isinstance(refusal, FailsOnSamples)
     if fails and warn and backend != AUTO and not isinstance(refusal.error, StepError):
         return refusal.error
-    if tell and isinstance(refusal, (FailsOnSamples, FailsOnAnyRows)) and _one_per_sequence(reads, sequences):
+    told = refusal.fresh()
+    if tell and (fails or isinstance(refusal, FailsOnAnyRows)) and _one_per_sequence(reads, sequences):
         _tell(SlowPathWarning, loop, reads, _ONE_PER_SEQUENCE)
-    elif tell and not fails:  # else the plain loop meets it, too
+    elif tell and isinstance(told, FailsOnSamples):  # the plain loop may meet it, too
+        told.ran = functools.partial(_tell, SlowPathWarning, loop, reads, refusal)
+    elif tell:
         _tell(SlowPathWarning, loop, reads, refusal)
-    return refusal.fresh()
+    return told
 
 
 def _tell_of_torch_ops(entry: Entry, loop: Loop, reads: Reads, sequences: Sequences) -> None:

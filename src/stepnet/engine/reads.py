@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -32,7 +32,7 @@ from stepnet.data.modes import autocast_dtype
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
-from stepnet.user_line import Line, line_in
+from stepnet.user_line import Line, line_in, raised_at
 
 from .rows import Sequences, samples
 from .varying import Inputs, Steps, inputs_of, varying
@@ -120,11 +120,25 @@ _NO_COUNTS = (bool, str, NoneType, Facts)
 
 
 class FailsOnSamples(Unsupported):
-    """The step failed on sample rows. The plain loop meets that, too, and tells it with the caller's rows."""
+    """The step failed on sample rows. Mostly the plain loop does on the caller's, and tells it.
+
+    Attributes:
+        error: what it failed by.
+        ran: tells the user, where the plain loop did run.
+    """
+
+    ran: Callable[[], object] | None = None
 
     def __init__(self, error: Exception) -> None:
-        text = str(error.args[0] if isinstance(error, StepError) else error).strip() or type(error).__name__
-        super().__init__(f"the step fails on sample rows: {text.splitlines()[0]}")
+        first = error.__cause__ or error
+        text = str(first.args[0] if isinstance(first, StepError) else first).strip() or type(first).__name__
+        line = raised_at(first)
+        super().__init__(
+            f"the step fails on sample rows: {text.splitlines()[0]}",
+            remedy="a step is tried on rows of its own and other numbers of sequences: let it take those "
+            "(x_t.shape[0] is their number); backend='naive' says that this is meant, and is silent",
+            line=None if line is None else line.short,
+        )
         self.error = error
         inner: BaseException | None = error
         while inner is not None:  # it is kept, and the frames it came by hold tensors
