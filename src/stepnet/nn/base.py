@@ -266,7 +266,8 @@ class RNNBase(nn.Module):
         """Final states as torch.nn has them: h_n, or (h_n, c_n)."""
         if isinstance(finals[0], Tensor):
             return batch.close_state(_stacked(finals))
-        return tuple([batch.close_state(_stacked(leaves)) for leaves in zip(*finals, strict=True)])
+        parts = list(zip(*finals, strict=True))  # Dynamo of torch 2.6 cannot go on in the midst of a zip
+        return tuple([batch.close_state(_stacked(leaves)) for leaves in parts])
 
     def extra_repr(self) -> str:
         defaults = {
