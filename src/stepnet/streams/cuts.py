@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stepnet.compiler.kinds import shows_attributes
 from stepnet.compiler.reach import Reach, reach
 from stepnet.compiler.remarks import no_remarks
 from stepnet.compiler.undo import Snapshot, is_only_thread
@@ -139,6 +140,10 @@ class _Before:
         """Whether anybody drew noise since."""
         return self._draws() != self._drawn
 
+    def holders_changed(self) -> frozenset[int]:
+        """The ids of containers that hold something else by now."""
+        return self._held.holders_changed()
+
     def tensors_changed(self) -> set[int]:
         """The ids of those that somebody wrote to since."""
         found = {id(t) for t, mark in zip(self.tensors, self._marks, strict=True) if _mark(t) != mark}
@@ -231,15 +236,17 @@ def _told_twice(
 ) -> _Apart | None:
     """How results of a module that keeps something differ where other rows came before, in a copy of it. What
     the copy shares with others is put back; tensors of others that it writes to could not be."""
-    now, written = _Before.of(module), before.tensors_changed()
-    if now is None or not is_only_thread():
+    now, written, held = _Before.of(module), before.tensors_changed(), before.holders_changed()
+    if now is None:
         return None
     twin, copied = module, dict[int, Any]()
     if isinstance(module, nn.Module):
         shared = {id(p): p for p in module.parameters() if id(p) not in written}
         twin = copy.deepcopy(module, copied := shared.copy())
-        copied = {place: copied[place] for place in copied.keys() - shared.keys()}
-    if not written <= copied.keys():
+        originals = copied.get(id(copied), ())  # where copy keeps them alive
+        own = {id(vars(each)): each for each in originals if shows_attributes(type(each))}
+        copied = {place: copied[place] for place in copied.keys() - shared.keys()} | own
+    if not written <= copied.keys() or not (is_only_thread() or held <= copied.keys()):
         return None
     others = {id: _others(chunk, _joined(rows)) for id, chunk in chunks.items()}
     try:
