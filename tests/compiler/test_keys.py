@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import array
+import atexit
 import collections
 import functools
 import numbers
@@ -354,8 +355,11 @@ def test_what_was_walked_before_tells_nothing():
     [
         lambda x, h: (x + (torch.manual_seed(3) and torch.rand_like(x)), h),
         lambda x, h: (x, open("a", "a").write("x") and h),  # noqa: SIM115
+        lambda x, h: (x, np.save("a", x) or h),
+        lambda x, h: (x, atexit.register(print) and h),
+        lambda x, h: (x, sys.setrecursionlimit(1000) or h),
     ],
-    ids=["seed", "file"],
+    ids=["seed", "file", "numpy", "at the end", "of the process"],
 )
 def test_what_no_run_leaves_as_it_was_is_not_tried(step):
     assert reach(step).refused is not None

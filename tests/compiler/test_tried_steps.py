@@ -262,16 +262,17 @@ class Effects:
     def counts_elsewhere():
         def count(): ...
 
-        random.calls = torch.calls = 0
+        random.calls = torch.calls = nn.Identity.calls = 0
         numbers, layer = np.array([0, None], dtype=object), nn.Identity()
 
         def step(x, h):
             count.calls = getattr(count, "calls", 0) + 1
             random.calls += 1
             torch.calls += 1
+            nn.Identity.calls += 1
             numbers[0] += 1
             layer.register_forward_hook(lambda module, given, out: out * 1.1)
-            return layer(x) * count.calls, torch.tanh(x + h)
+            return layer(x) * count.calls * nn.Identity.calls, torch.tanh(x + h)
 
         found = count, random, torch
         return step, lambda: [vars(o).pop("calls") for o in found] + [numbers[0], len(layer._forward_hooks)]

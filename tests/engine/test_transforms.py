@@ -519,3 +519,21 @@ def test_a_state_with_names_has_a_plan():
 
     found, expected = (grad(loss)(SCALE, backend) for backend in ("eager", "naive"))
     torch.testing.assert_close(found, expected)
+
+
+def test_what_carries_no_gradient_needs_none_after_a_transform():
+    """As in the plain loop: weights outside of the transform need gradients, a detached y does not."""
+    w = torch.randn(3, 3, requires_grad=True)
+    x, h = torch.randn(4, 2, 3), torch.zeros(2, 3)
+
+    def step(x, h):
+        h = torch.tanh(x @ w + h)
+        return h.detach(), h
+
+    for backend in ("eager", "naive"):
+
+        def loop(x, backend=backend):
+            return recurrent(step, x, h, backend=backend)
+
+        for y, last in (torch.func.vmap(loop)(x[None]), torch.func.jvp(loop, (x,), (x,))[0]):
+            assert (y.requires_grad, last.requires_grad) == (False, True), backend

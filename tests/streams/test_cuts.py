@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import threading
 import warnings
+from typing import ClassVar
 
 import pytest
 import torch
@@ -263,8 +266,6 @@ BLIND = {
     "weight norm": lambda: per_row(nn.utils.parametrizations.weight_norm(nn.Linear(F, F))),
     "noise": lambda: Net(noise),
     "noise of its own": lambda: Net(own_noise, own=torch.Generator()),
-    "counter": lambda: Net(counter, calls=0),
-    "mean by data": lambda: Ema(),
     "pieces": lambda: Net(lambda net, x: x.map(lambda v: v[:, None].expand(-1, 2, -1).mean(1))),
     "NaN": lambda: Net(lambda net, x: x.map(lambda v: v.where(v > 0, torch.nan))),
     "a function": lambda: lambda x: x.map(torch.tanh),
@@ -331,8 +332,8 @@ def hooked():
 
 ALONE = {
     **{name: BLIND[name] for name in BLIND if "noise" in name or "trained" in name},
-    "counter": BLIND["counter"],
-    "mean by data": BLIND["mean by data"],
+    "counter": lambda: Net(counter, calls=0),
+    "mean by data": lambda: Ema(),
     "a list": lambda: Net(says),
     "prints": lambda: Net(prints),
     "logs": lambda: Net(logs),
@@ -381,33 +382,67 @@ def test_a_warning_made_an_error_leaves_the_states():
 
 
 class Keeps(nn.Module):
-    """A cell that keeps its state in an attribute; or, as `reads` has it, only something to look at."""
+    """A cell that keeps something from call to call, and reads it or not: a tensor, a number, a list or a
+    dict, a buffer that it writes to; or one that counts for all cells."""
 
-    def __init__(self, reads):
+    count: ClassVar = [0]
+
+    def __init__(self, what, reads):
         super().__init__()
-        self.rec, self.reads, self.kept = nn.Linear(F, F), reads, None
+        self.rec, self.what, self.reads = nn.Linear(F, F), what, reads
+        self.kept, self.n, self.seen, self.by_name = None, 0, [], {}
+        self.register_buffer("mean", torch.zeros(F))
 
     def initial_state(self, n):
         return torch.zeros(n, F)
 
+    def read(self, x, h):
+        if self.what == "tensor":
+            return h if self.kept is None else self.kept
+        if self.what == "buffer":
+            return self.mean
+        if self.what == "parity":
+            return self.n % 2
+        return (self.n + sum(self.seen) + self.by_name.get("n", 0) + self.count[0]) / 10
+
     def forward(self, x, h):
-        before = self.kept if self.reads and self.kept is not None and self.kept.shape == x.shape else h
-        self.kept = torch.tanh(x + self.rec(before))
-        return self.kept, h if self.reads else self.kept
+        before = self.read(x, h) if self.reads else 0
+        h = self.kept = torch.tanh(x + self.rec(h) + before)
+        if self.what in ("number", "parity"):
+            self.n += 1
+        elif self.what == "list":
+            self.seen.append(x.sum().item())
+        elif self.what == "dict":
+            self.by_name["n"] = self.by_name.get("n", 0) + 1
+        elif self.what == "buffer":
+            self.mean.mul_(0.5).add_(x.mean(0))
+        elif self.what == "of all":
+            self.count[0] += 1
+        return h, h
 
 
 @pytest.mark.parametrize("reads", [False, True])
-@pytest.mark.parametrize("rows", [1, 5])
-def test_state_in_attributes_is_that_of_all_streams(reads, rows):
-    torch.manual_seed(0)
-    live = stream(Recurrent(Keeps(reads), backend="naive").eval())
-    live.open(0)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always", StreamWarning)
-        for _ in range(4):
-            live.push({0: torch.randn(rows, F)})
-    texts = [str(w.message) for w in told if w.category is StreamWarning]
-    assert ["of one push that changes the next" in text for text in texts] == [True] * reads
+@pytest.mark.parametrize("what", ["tensor", "number", "parity", "list", "dict", "buffer", "of all"])
+def test_state_in_attributes_is_that_of_all_streams(what, reads):
+    """Also beside other threads, but for what a copy of the module shares: it could not be put back."""
+    for rows, beside in ((1, False), (5, False), (5, True)):
+        torch.manual_seed(0)
+        Keeps.count[0] = 0
+        live = stream(Recurrent(cell := Keeps(what, reads), backend="naive").eval())
+        live.open(0)
+        with contextlib.ExitStack() as stack:
+            if beside:
+                waits = threading.Event()
+                threading.Thread(target=waits.wait).start()
+                stack.callback(waits.set)
+            told = stack.enter_context(warnings.catch_warnings(record=True))
+            warnings.simplefilter("always", StreamWarning)
+            for _ in range(4):
+                live.push({0: torch.randn(rows, F)})
+        texts = [str(w.message) for w in told if w.category is StreamWarning]
+        tells = reads and not (beside and what == "of all")
+        assert ["of one push that changes the next" in text for text in texts] == [True] * tells, rows
+        assert cell.n + Keeps.count[0] == 4 * rows * (what in ("number", "parity", "of all"))
 
 
 def test_under_autocast():

@@ -176,9 +176,18 @@ def is_trusted_builtin(value: Any) -> bool:
 
 
 def acts(value: Any) -> bool:
-    """True for functions of the operating system that do more than tell, and that which ends the process."""
-    of_system = getattr(value, "__module__", None) in ("posix", "nt")
-    return value is sys.exit or (of_system and value.__name__ not in _TELL)
+    """True for functions of the operating system that do more than tell, those that set what holds for the
+    whole process or end it, and numpy's that write files."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__name__", "")
+    if module in ("posix", "nt"):
+        return name not in _TELL
+    if module == "numpy":
+        return name.startswith("save")
+    return module in _OF_PROCESS and name.startswith(_SETS)
+
+
+_OF_PROCESS = ("sys", "atexit", "gc", "_signal", "faulthandler", "resource", "_locale")
+_SETS = ("set", "exit", "add", "register", "unregister", "enable", "disable", "freeze", "unfreeze", "alarm")
 
 
 # putenv and unsetenv are what `os.environ` calls, which is put back

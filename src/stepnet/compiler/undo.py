@@ -163,14 +163,6 @@ class Snapshot:
                         found.append((holder, name, before))
         return found
 
-    def only_tensors_set(self) -> bool:
-        """Whether dicts hold other tensors by some names, and nothing else is another."""
-        for holder, _, held, now in self._changes():
-            others = _named_anew(held, now).values() if type(holder) is dict else ()
-            if not others or not all(isinstance(item, Tensor) for item in others):
-                return False
-        return True
-
     def holders_changed(self) -> frozenset[int]:
         """The ids of those that hold something else by now."""
         return frozenset(id(holder) for holder, *_ in self._changes())

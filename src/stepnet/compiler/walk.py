@@ -530,7 +530,7 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     (type, Walk._type),
     (
         (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
-         types.MethodWrapperType, types.ClassMethodDescriptorType),
+         types.MethodWrapperType, types.ClassMethodDescriptorType, type(np.save)),
         Walk._builtin,
     ),
 )  # fmt: skip

@@ -24,6 +24,7 @@ from .patched import CLASSES
 from .survey import Same, Survey, survey
 from .trust import (
     CACHES,
+    HEAP,
     OF_COPIES,
     acts,
     file_of,
@@ -308,6 +309,8 @@ class CodeWalk(abc.ABC):
             self.opened(known.open)
         if sets := self.sets & names:
             self.holders += [Names(space, tuple(sorted(sets))) for space in known.spaces]
+            classes = (same.value for _, same in known.held if isinstance(same.value, type))
+            self.holders += [kind for kind in classes if kind.__flags__ & HEAP]
         self._surveyed(known)
 
     def _surveyed(self, known: Survey) -> None:
@@ -323,8 +326,12 @@ class CodeWalk(abc.ABC):
 
     def _known_class(self, kind: type) -> None:
         """The classes of torch beneath one, in case somebody changed them."""
-        if kind not in self.known and kind not in CLASSES and not self.everything:
-            self.known.add(kind)
+        if kind in self.known or self.everything:
+            return
+        self.known.add(kind)
+        if self.sets and kind.__flags__ & HEAP and is_trusted_class(kind):
+            self.holders.append(kind)
+        if kind not in CLASSES:
             self._surveyed(survey(kind, None))
 
     def _global(self, held: Any, names: Iterable[str]) -> None:

@@ -128,9 +128,10 @@ def run_transformed(
     tensors, plan = (*x, *states, *weights), run.call.ready.plan
     out: Any = _PlanCall.apply(run, *tensors)
     out = out[: len(plan.y) + len(states)]
-    if transforms():
-        return list(out)
-    carry = carry_gradients(plan, run.call.layout, [t.requires_grad for t in tensors])
+    inside = bool(transforms())
+    carry = carry_gradients(plan, run.call.layout, [inside or t.requires_grad for t in tensors])
+    if inside:  # which leave what needs a gradient around them needing one
+        return [t if carries else t.detach() for t, carries in zip(out, carry, strict=True)]
     return [t if carries else _without_gradient(t) for t, carries in zip(out, carry, strict=True)]
 
 

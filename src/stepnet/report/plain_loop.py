@@ -15,12 +15,14 @@ from torch.overrides import TorchFunctionMode
 from stepnet.compiler.iteration import code_of
 from stepnet.compiler.reach import reach
 from stepnet.compiler.record import unseen_memory_of
+from stepnet.compiler.remarks import no_remarks
 from stepnet.compiler.undo import Snapshot
-from stepnet.compiler.writes import written
+from stepnet.compiler.writes import HOOKS_ON, SHOWS_MEMORY, written
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import leaves
 from stepnet.data.values import rows as rows_of
+from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.ir.loop import Loop
 
@@ -48,7 +50,7 @@ def describe_plain_loop(
     if not calls.tried:
         note = "its ops are not listed: to try the step would use up, or write out, what it reads"
     elif not calls.y:
-        note = "its ops are listed up to a call that changes a tensor of yours, which is left alone here"
+        note = "its ops are listed up to a call that changes something of yours, which is left alone here"
     states = [feeds[port.source] for port in record.merged]
     enters = [
         *(_port(port.parameter, "x", feeds[port.source], port.axis) for port in record.slices),
@@ -90,8 +92,9 @@ def recorded(
 ) -> Recorder:
     """Run the first step of a loop and record its torch recorder.
 
-    The recording ends at a call that would change a tensor outside. The step is not run at all if that would
-    use up what it reads, such as an iterator. Objects that it changes are restored.
+    The recording ends at a call that would change a tensor outside, hook onto it or show its memory, and at a
+    print or a log. The step is not run at all if that would use up what it reads, such as an iterator.
+    Objects that it changes are restored.
 
     Args:
         record: the loop.
@@ -120,7 +123,7 @@ def recorded(
         recorder.tried = False
         return recorder
     before = Snapshot(reached.holders)
-    with torch.random.fork_rng(devices=[]), contextlib.suppress(_Done):
+    with torch.random.fork_rng(devices=[]), contextlib.suppress(_Done, Unsupported), no_remarks():
         try:
             contextvars.copy_context().run(naive.run, record.around(FirstStep()), feeds)
         finally:
@@ -195,7 +198,8 @@ class Recorder(TorchFunctionMode):
             return func(*args, **kwargs)
         line = self.here()
         inputs = tuple(dict.fromkeys(map(self.name_of, read)))
-        if any(unseen_memory_of(t) in self.memory for t in written(func, args, kwargs)):
+        shown = args[:1] if func in SHOWS_MEMORY or func in HOOKS_ON else ()
+        if any(unseen_memory_of(t) in self.memory for t in (*shown, *written(func, args, kwargs))):
             raise _Done  # or a tensor of the user's would change once more than by the loop
         out = func(*args, **kwargs)
         results = list(_tensors(out))

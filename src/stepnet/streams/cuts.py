@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from stepnet.compiler.kinds import shows_attributes
 from stepnet.compiler.reach import Reach, reach
 from stepnet.compiler.remarks import no_remarks
 from stepnet.compiler.undo import Snapshot, is_only_thread
@@ -76,12 +77,12 @@ class Cuts:
         before = _Before.of(module)
         out = push()
         keeps = before is not None and before.changed()
-        if before is None or (not before.only_attributes() if keeps else by_rows):
+        if before is None or (before.drew() if keeps else by_rows):
             return out
         try:
             with no_remarks(), torch.random.fork_rng(devices=[]):
                 if keeps:
-                    told, found = True, _told_twice(module, self._rows, spec)
+                    told, found = True, _told_twice(module, chunks, self._rows, before)
                 else:
                     told, found = _told(module, self._rows, spec, before.tensors)
         except Exception as error:  # the module's, for which these rows may be too few; or it logs
@@ -135,9 +136,19 @@ class _Before:
         self._written, self._numbers = written, [tensor.clone() for tensor in written]
         self._drawn = self._draws()
 
-    def only_attributes(self) -> bool:
-        """Whether nothing changed but which tensors the module keeps."""
-        return self._held.only_tensors_set() and not self._numbers_changed()
+    def drew(self) -> bool:
+        """Whether anybody drew noise since."""
+        return self._draws() != self._drawn
+
+    def holders_changed(self) -> frozenset[int]:
+        """The ids of containers that hold something else by now."""
+        return self._held.holders_changed()
+
+    def tensors_changed(self) -> set[int]:
+        """The ids of those that somebody wrote to since."""
+        found = {id(t) for t, mark in zip(self.tensors, self._marks, strict=True) if _mark(t) != mark}
+        pairs = zip(self._written, self._numbers, strict=True)
+        return found | {id(t) for t, numbers in pairs if not torch.equal(t, numbers)}
 
     @classmethod
     def of(cls, module: Any) -> _Before | None:
@@ -162,14 +173,7 @@ class _Before:
 
     def changed(self) -> bool:
         """Whether the module, or anybody else, changed something or drew noise since."""
-        return self._held.changed() or self._numbers_changed()
-
-    def _numbers_changed(self) -> bool:
-        return (
-            [_mark(tensor) for tensor in self.tensors] != self._marks
-            or self._draws() != self._drawn
-            or not all(map(torch.equal, self._numbers, self._written))
-        )
+        return self._held.changed() or self.drew() or bool(self.tensors_changed())
 
     def restore(self) -> None:
         """Put back what a run changed after all."""
@@ -227,15 +231,41 @@ def _told(module: Any, rows: list[Any], spec: Spec, tensors: list[Tensor]) -> tu
     return True, None if found.ratio <= least else found
 
 
-def _told_twice(module: Any, rows: list[Any], spec: Spec) -> _Apart | None:
-    """How results of a module that keeps something differ where other rows came before, in a copy of it."""
-    if not isinstance(module, nn.Module):
+def _told_twice(
+    module: Any, chunks: Mapping[Hashable, Any], rows: list[Any], before: _Before
+) -> _Apart | None:
+    """How results of a module that keeps something differ where other rows came before, in a copy of it. What
+    the copy shares with others is put back; tensors of others that it writes to could not be."""
+    now, written, held = _Before.of(module), before.tensors_changed(), before.holders_changed()
+    if now is None:
         return None
-    twin, whole = copy.deepcopy(module), _joined(rows)[:_ROWS]
-    turned = whole.flip(0) if isinstance(whole, Tensor) else whole.with_values(whole.values.flip(0))
-    once, _, again = (_outputs(twin, [given], spec) for given in (whole, turned, whole))
-    found = _apart(once, again)
-    return None if found is None or found.ratio <= _LEAST else found
+    twin, copied = module, dict[int, Any]()
+    if isinstance(module, nn.Module):
+        shared = {id(p): p for p in module.parameters() if id(p) not in written}
+        twin = copy.deepcopy(module, copied := shared.copy())
+        originals = copied.get(id(copied), ())  # where copy keeps them alive
+        own = {id(vars(each)): each for each in originals if shows_attributes(type(each))}
+        copied = {place: copied[place] for place in copied.keys() - shared.keys()} | own
+    if not written <= copied.keys() or not (is_only_thread() or held <= copied.keys()):
+        return None
+    others = {id: _others(chunk, _joined(rows)) for id, chunk in chunks.items()}
+    try:
+        pushes = chunks, others, chunks, chunks  # the last for what counts to two
+        once, _, *again = (_pushed(twin, given, States(), False) for given in pushes)
+    finally:
+        now.restore()
+    least = math.sqrt(_rounding([*before.tensors, *once.values()]))
+    found = [apart for out in again if (apart := _apart(once, out)) is not None and apart.ratio > least]
+    return found[0] if found else None
+
+
+def _others(chunk: Any, rows: Any) -> Any:
+    """As many rows that came before the last, or as a chunk of sequences has them, in another order."""
+    [leaf], spec = flatten(chunk)
+    if isinstance(leaf, LoDTensor):
+        return unflatten(spec, [leaf.with_values(leaf.values.flip(0))])
+    rows = rows[:-1].flip(0)
+    return unflatten(spec, [rows[torch.arange(len(leaf), device=leaf.device) % len(rows)]])
 
 
 def _warning(name: str, found: _Apart, keeps: bool) -> StreamWarning:
@@ -272,18 +302,26 @@ def _shaken(rows: Any, rounding: float) -> Any:
 
 
 def _outputs(module: Any, pieces: list[Any], spec: Spec) -> dict[str, Tensor]:
-    """What a module gives for the pieces of a stream, a push each: the results with a row for each row, by
-    their names."""
+    """What a module gives for the pieces of a stream, a push each."""
     states, out = States(), dict[str, list[Tensor]]()
     for k, piece in enumerate(pieces):
-        x, levels, lengths = joined({0: unflatten(spec, [piece])})
-        keeper = Keeper(states, (0,), [k > 0], levels)
-        leaves, own = flatten(parted(keeper.answer(module, x), levels[0], lengths, module)[0])
-        keeper.done()
-        for name, leaf in zip(names(own, "y"), leaves, strict=True):
-            if len(leaf) == len(piece):
-                out.setdefault(name, []).append(leaf.values if isinstance(leaf, LoDTensor) else leaf)
+        for name, leaf in _pushed(module, {0: unflatten(spec, [piece])}, states, k > 0).items():
+            out.setdefault(name, []).append(leaf)
     return {name: torch.cat(parts) for name, parts in out.items() if len(parts) == len(pieces)}
+
+
+def _pushed(module: Any, chunks: Mapping[Hashable, Any], states: States, begun: bool) -> dict[str, Tensor]:
+    """What a module gives for a push: the results with a row for each row, by their names."""
+    x, levels, lengths = joined(chunks)
+    keeper = Keeper(states, tuple(range(len(chunks))), [begun] * len(chunks), levels)
+    results = [flatten(own) for own in parted(keeper.answer(module, x), levels[0], lengths, module)]
+    keeper.done()
+    out = dict[str, Tensor]()
+    for k, name in enumerate(names(results[0][1], "y")):
+        parts = [leaves[k] for leaves, _ in results]
+        if [*map(len, parts)] == lengths:
+            out[name] = torch.cat([leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in parts])
+    return out
 
 
 def _rounding(beside: list[Tensor]) -> float:
