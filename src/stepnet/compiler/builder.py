@@ -237,7 +237,7 @@ class Builder:
         """A value that holds one number."""
         if number is BATCH:
             raise Unsupported("the step computes with the number of rows", line=self.line)
-        if not _is_number(number):
+        if not isinstance(number, (bool, int, float, complex)):
             raise Unsupported("the step computes with a number that .item() gives", line=self.line)
         if dtype == "bool":
             number = bool(number)
@@ -411,7 +411,3 @@ class Builder:
             shape = value.shape[: ref.fold] + (1,) * (ndim - own) + value.shape[ref.fold :]
             return self.reshape(ref.name, shape)
         return ref.name
-
-
-def _is_number(number: Any) -> bool:
-    return isinstance(number, (bool, int, float, complex))
