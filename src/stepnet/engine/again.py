@@ -9,6 +9,7 @@ transforms, traces, several inputs) goes the long way, and so does the first cal
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from stepnet.errors import Unsupported
 from stepnet.executors.autograd import is_copied, run_direct, run_real
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.base import Executor
-from stepnet.executors.call import Call
+from stepnet.executors.call import Call, not_asked_for
 from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import tried
@@ -37,7 +38,7 @@ from stepnet.ir.loop import Loop
 from stepnet.watchers import note_run
 
 from .choice import about_as_many
-from .directions import Find, MadeLater, RunsAlong
+from .directions import Find, RunsAlong
 from .make import Entry
 from .plain import plain_loop
 from .reads import Reads, looks
@@ -156,12 +157,13 @@ class Asked(NamedTuple):
         assert entry.compiled is not None
         ready = entry.ready
 
+        @functools.cache
         def along() -> RunsAlong:
             given = self.sequences, self.reads, entry.weights, find
             return RunsAlong(self.loop(), ready, *given, unchanged=self._unchanged)
 
         constants, plain = entry.compiled.constants, self._plain(entry.weights)
-        return Call(ready, self.layout, constants, plain, MadeLater(along), steps=steps, as_it_is=as_it_is)
+        return Call(ready, self.layout, constants, plain, along, steps=steps, as_it_is=as_it_is)
 
     def _plain(self, places: Sequence[int]) -> Callable[..., Any]:
         """The plain loop on the inputs of this call, made when it is asked for."""
@@ -283,7 +285,7 @@ class _Like(NamedTuple):
             inputs = rows, *states, *weights
             trains = recorded is not None
             direct = self.lately.direct(self.call.ready, layout, inputs, self.call.steps, trains)
-            by_names = recorded or _not_asked_for
+            by_names = recorded or not_asked_for
             out = None if direct is None else run_direct(direct, by_names, inputs, layout)
             if out is not None:
                 note_run(self.entry, layout, ([rows], states, weights), out, self.call.steps)
@@ -442,11 +444,7 @@ def _alone(entry: Entry, layout: Layout, steps: tuple[int, ...], as_it_is: bool)
     """A run of a plan that no backward follows."""
     assert entry.ready is not None
     assert entry.compiled is not None
-    return Call(entry.ready, layout, entry.compiled.constants, _not_asked_for, steps=steps, as_it_is=as_it_is)
-
-
-def _not_asked_for(*_: Any) -> Any:
-    raise AssertionError("gradients were off")
+    return Call(entry.ready, layout, entry.compiled.constants, not_asked_for, steps=steps, as_it_is=as_it_is)
 
 
 def forget() -> None:
