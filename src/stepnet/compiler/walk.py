@@ -154,17 +154,10 @@ class Walk(CodeWalk):
 
     def _sequence(self, value: Any) -> None:
         kind = type(value)
-        walk = (
-            list.__iter__
-            if issubclass(kind, list)
-            else tuple.__iter__
-            if issubclass(kind, tuple)
-            else collections.deque.__iter__
-        )
+        walk = next(each.__iter__ for each in (list, tuple, collections.deque) if issubclass(kind, each))
         items = list(walk(value))
-        self.key.append(
-            (kind, len(items), _MAXLEN.__get__(value) if issubclass(kind, collections.deque) else None)
-        )
+        most = _MAXLEN.__get__(value) if issubclass(kind, collections.deque) else None
+        self.key.append((kind, len(items), most))
         self._items(items)
         self._own_parts(value)
 
