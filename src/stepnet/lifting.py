@@ -188,7 +188,7 @@ class _OuterRun:
             return None
         whole = [self._x[place] for place in places]
         below = self._level % whole[0].lod_level + 1
-        x = [LoDTensor.of(w.values, LoD.trusted(w.structure.levels[below:], len(w.values))) for w in whole]
+        x = [w.drop_levels(below) for w in whole]
         n = len(x[0].structure.levels[-1]) - 1
         if inner.booted:
             state = list(inner.boot(n))
