@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from ir_text import parse_graph, print_graph
 from stepnet.checks import checked
 from stepnet.compiler import stored
 from stepnet.compiler.pipeline import Compiled
 from stepnet.engine import find_plan, make, plans
 from stepnet.ir.plan import LoopPlan, Plan
-from stepnet.ir.text import parse_graph, print_graph
 from stepnet.ir.verify import verify
 
 BACKENDS = ("naive", "eager", "c")

@@ -397,7 +397,7 @@ def _run(
     if chosen != PLAIN.name:
         try:
             if lifting.inside_a_step():
-                once = _lifted(lifting.Inner(loop, feeds, booted, chosen), body)
+                once = _lifted(loop, feeds, body, booted, chosen)
                 if once is not None:
                     return once[0], unflatten(body.state_spec, once[1])
             out = run(loop, feeds, backend=chosen, asked=call)
@@ -443,19 +443,17 @@ def _run(
     return (out["y"], final, step_scopes) if scopes else (out["y"], final)
 
 
-def _lifted(call: lifting.Inner, body: StepBody) -> tuple[Any, list[Tensor]] | None:
+def _lifted(
+    loop: Loop, feeds: dict[str, Any], body: StepBody, booted: bool, backend: str
+) -> tuple[Any, list[Tensor]] | None:
     """The results of a recurrence inside a step, if it ran once for all steps of the loop around it.
 
     Raises:
         Unsupported: as `engine.run`.
     """
-    loop, backend = call.loop, call.backend
-
-    def feeds(x: Sequence[Any], state: Sequence[Tensor]) -> dict[str, Any]:
-        return dict(zip(body.parameters, (*x, *state), strict=True))
 
     def pure() -> bool:
-        entry, _, _ = find_plan(loop, call.feeds, backend=backend)
+        entry, _, _ = find_plan(loop, feeds, backend=backend)
         return entry.ready is not None and entry.compiled is not None and not entry.compiled.fused.random
 
     def reads() -> tuple[Any, Sequence[Tensor]] | None:
@@ -468,10 +466,11 @@ def _lifted(call: lifting.Inner, body: StepBody) -> tuple[Any, list[Tensor]] | N
     def over_all(
         x: Sequence[LoDTensor], state: Sequence[Tensor]
     ) -> tuple[list[LoDTensor], Spec, list[Tensor]]:
-        out = run(loop, feeds(x, state), backend=backend)
+        out = run(loop, dict(zip(body.parameters, (*x, *state), strict=True)), backend=backend)
         return *flatten(out["y"]), [out[name] for name in body.new_state_names]
 
-    return lifting.lifted(call, read=reads, pure=pure, boot=boot, run=over_all)
+    call = lifting.Inner(loop, feeds, booted, backend, reads, pure, boot, over_all)
+    return lifting.lifted(call)
 
 
 class Recurrent(nn.Module, Generic[State]):

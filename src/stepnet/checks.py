@@ -15,7 +15,7 @@ from .data.values import rows as values_of
 from .data.values import unpacked
 from .errors import StepError
 from .executors.setting import only_plain
-from .front.step import StepBody, as_step, boot_state, describe_leaf, step_name
+from .front.step import StepBody, as_step, boot_state, check_rows_of, describe_leaf, step_name
 from .interrupts import let_through
 
 
@@ -148,13 +148,8 @@ def check_state(body: StepBody, leaves: list[Any], n: int | None) -> None:
                 got=describe_leaf(leaf),
                 remedy="pass one row per sequence, [n, ...]",
             )
-        if n is not None and (leaf.dim() == 0 or leaf.shape[0] != n):
-            raise StepError(
-                f"the initial {name} of step '{body.name}' must have one row per sequence",
-                got=describe_leaf(leaf),
-                expected=f"{n} rows",
-                remedy="the first dimension of every state counts sequences, in the order of x",
-            )
+        if n is not None:
+            check_rows_of(f"{name} of step '{body.name}'", leaf, n)
 
 
 def refuse_proxies(values: Sequence[Any]) -> None:

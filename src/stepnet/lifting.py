@@ -27,10 +27,6 @@ from stepnet.executors.segment import LoDCut
 from stepnet.front.step import StepBody
 from stepnet.ir.loop import Loop, Slice
 
-Read = Callable[[], tuple[Any, Sequence[Tensor]] | None]
-Boot = Callable[[int], Sequence[Tensor]]
-Run = Callable[[Sequence[LoDTensor], Sequence[Tensor]], tuple[list[LoDTensor], Spec, list[Tensor]]]
-
 
 class OuterBody(StepBody):
     """The step of a loop over a level above the last, with the loop in sight of what the step calls."""
@@ -50,12 +46,24 @@ class OuterBody(StepBody):
 
 @dataclass(frozen=True)
 class Inner:
-    """A call of `recurrent` inside the step of another."""
+    """A call of `recurrent` inside the step of another.
+
+    Attributes:
+        booted: whether the cell gave the initial state.
+        read: a key of all that its step reads, and the tensors among that; None if that is not known.
+        pure: whether its step has a plan and draws no noise.
+        boot: the initial state that its cell gives for n sequences.
+        run: runs it over given leaves of x and of the state: leaves of y, their nesting, final state.
+    """
 
     loop: Loop
     feeds: dict[str, Any]
-    booted: bool  # the cell gave the initial state
+    booted: bool
     backend: str
+    read: Callable[[], tuple[Any, Sequence[Tensor]] | None]
+    pure: Callable[[], bool]
+    boot: Callable[[int], Sequence[Tensor]]
+    run: Callable[[Sequence[LoDTensor], Sequence[Tensor]], tuple[list[LoDTensor], Spec, list[Tensor]]]
 
     @property
     def x(self) -> list[Any]:
@@ -101,28 +109,11 @@ def passed() -> None:
         loop.calls += 1
 
 
-def lifted(
-    inner: Inner,
-    *,
-    read: Read,
-    pure: Callable[[], bool],
-    boot: Boot,
-    run: Run,
-) -> tuple[Any, list[Tensor]] | None:
-    """The results of an inner recurrence, if it is one that runs once for all steps of the loop around it.
-
-    Args:
-        inner: the call.
-        read: a key of all that its step reads, and the tensors among that; None if that is not known.
-        pure: whether its step has a plan and draws no noise.
-        boot: the initial state that its cell gives for n sequences.
-        run: runs it over given leaves of x and of the state: leaves of y, their nesting, final state.
-
-    Returns:
-        y and the leaves of the final state, for the sequences of this step; None: run it by itself.
-    """
+def lifted(inner: Inner) -> tuple[Any, list[Tensor]] | None:
+    """y and the leaves of the final state of an inner recurrence, for the sequences of this step, if it is
+    one that runs once for all steps of the loop around it; None: run it by itself."""
     loop = _LOOP.get()
-    return None if loop is None else loop.lifted(inner, read, pure, boot, run)
+    return None if loop is None else loop.lifted(inner)
 
 
 class _OuterRun:
@@ -142,20 +133,18 @@ class _OuterRun:
         if self._step_versions is None:  # the steps of a leaf are views of one table, with one such number
             self._step_versions = [_version(leaf) for leaf in x_leaves]
 
-    def lifted(
-        self, inner: Inner, read: Read, pure: Callable[[], bool], boot: Boot, run: Run
-    ) -> tuple[Any, list[Tensor]] | None:
+    def lifted(self, inner: Inner) -> tuple[Any, list[Tensor]] | None:
         number, self.calls = self.calls, self.calls + 1
         places = self._places(inner.x)
         if places is None or number in self._given_up or _is_in_a_mode():
             return None
         kept = self._kept.get(number)
         if kept is None:
-            kept = self._run(inner, places, read, pure, boot, run)
+            kept = self._run(inner, places)
             if kept is None:
                 return None
             self._kept[number] = kept
-        elif not self._same(kept, inner, places, read):
+        elif not self._same(kept, inner, places):
             self._given_up.add(number)  # it will not be tried again: the run over all steps was wasted
             return None
         leaf = self._here[places[0]]
@@ -190,29 +179,27 @@ class _OuterRun:
             places.append(place)
         return places
 
-    def _run(
-        self, inner: Inner, places: list[int], read: Read, pure: Callable[[], bool], boot: Boot, run: Run
-    ) -> _Lifted | None:
+    def _run(self, inner: Inner, places: list[int]) -> _Lifted | None:
         if not all(len(s) and _uniform(s) for s in inner.state):
             return None
         if not inner.booted and any(map(self._waits, inner.state)):
             return None
-        if not pure():
+        if not inner.pure():
             return None
         whole = [self._x[place] for place in places]
         below = self._level % whole[0].lod_level + 1
-        x = [LoDTensor.of(w.values, LoD.trusted(w.structure.levels[below:], len(w.values))) for w in whole]
+        x = [w.drop_levels(below) for w in whole]
         n = len(x[0].structure.levels[-1]) - 1
         if inner.booted:
-            state = list(boot(n))
+            state = list(inner.boot(n))
             if not all(len(s) and _uniform(s) for s in state):
                 return None
         else:
             state = [s[:1].expand(n, *s.shape[1:]) for s in inner.state]
-        found = read()
+        found = inner.read()
         if found is None:
             return None
-        y, y_spec, final = run(x, state)
+        y, y_spec, final = inner.run(x, state)
         outer = whole[0].structure
         ends = LoD.trusted(outer.levels[:-1], n)
         return _Lifted(
@@ -230,11 +217,11 @@ class _OuterRun:
     def _cut_of(self, value: LoDTensor) -> LoDCut:
         return LoDCut(Slice("lifted", "lifted", **self._cut), value)
 
-    def _same(self, kept: _Lifted, inner: Inner, places: list[int], read: Read) -> bool:
+    def _same(self, kept: _Lifted, inner: Inner, places: list[int]) -> bool:
         """Whether the call would compute, row by row, what the kept one computed."""
         if kept.call != _call(inner, places):
             return False
-        found = read()
+        found = inner.read()
         if found is None or found[0] != kept.found[0] or _about(found[1]) != kept.about:
             return False
         if any(a is not b for a, b in zip(found[1], kept.found[1], strict=True)):

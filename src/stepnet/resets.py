@@ -25,7 +25,7 @@ from .data.values import unpacked
 from .errors import LoDError, StepError
 from .executors.c.pieces import cut_dense, cut_ragged
 from .executors.layout import Layout
-from .front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
+from .front.step import WithStatic, as_step, boot_state, check_rows_of, describe_leaf, step_name
 
 
 @dataclass(frozen=True)
@@ -217,13 +217,7 @@ def _where(rows: Tensor, new: Any, old: Any) -> Any:
 
 def _one_a_sequence(step: Callable[..., Any], state: Any, n: int) -> Any:
     for leaf in flatten(state)[0]:
-        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != n:
-            raise StepError(
-                f"the initial state of step '{step_name(step)}' must have one row per sequence",
-                got=describe_leaf(leaf),
-                expected=f"{n} rows",
-                remedy="the first dimension of every state counts sequences, in the order of x",
-            )
+        check_rows_of(f"state of step '{step_name(step)}'", leaf, n)
     return state
 
 

@@ -22,6 +22,7 @@ from stepnet.executors.base import Backend
 from .api import recurrent
 from .data.lod import LoDTensor
 from .data.tree import Spec, flatten, names, unflatten
+from .data.values import rows as values_of
 from .front.step import as_step, boot_state
 
 LENGTHS: dict[str, tuple[int, ...]] = {
@@ -92,7 +93,7 @@ def oracle(step: Any, x: Any, state: Any = None, *, reverse: bool = False, axis:
         return y_leaves, y_spec, flatten(new)[0]
 
     with torch.no_grad():
-        one = [torch.zeros((1, *_row_shape(leaf, axis)), dtype=_dtype(leaf)) for leaf in x_leaves]
+        one = [torch.zeros((1, *_row_shape(leaf, axis)), dtype=values_of(leaf).dtype) for leaf in x_leaves]
         sample, y_spec, _ = call(one, [torch.zeros((1, *s.shape[1:]), dtype=s.dtype) for s in state_leaves])
     y, final = [], []
     for b in range(count):
@@ -120,14 +121,6 @@ def sequences_of(x: Any, axis: int = 0) -> list[Tensor]:
 
 def _row_shape(x: Any, axis: int) -> tuple[int, ...]:
     return tuple(x.values.shape[1:] if isinstance(x, LoDTensor) else x.movedim(axis, 0).shape[2:])
-
-
-def _dtype(x: Any) -> torch.dtype:
-    return _tensor(x).dtype
-
-
-def _tensor(x: Any) -> Tensor:
-    return x.values if isinstance(x, LoDTensor) else x
 
 
 def assert_close(what: str, got: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -211,7 +204,7 @@ def check_step(
 
     pairs, count = _Pairs(through, tolerance), len(expected.y)
     if not count:
-        leaves = map(_tensor, (*y_leaves, *final_leaves))
+        leaves = map(values_of, (*y_leaves, *final_leaves))
         pairs.ours += [(t, torch.ones_like(t)) for t in leaves if t.requires_grad]
     for k, (name, leaf) in enumerate(zip(names(y_spec, "y"), y_leaves, strict=True)):
         _check_kind(name, leaf, x_leaves[0], expected.sample[k], axis)
@@ -225,7 +218,7 @@ def check_step(
             pairs.compare(name, b, length, leaf[b : b + 1], expected.final[b][k], "final")
 
     state_leaves, state_spec = flatten(() if state is None else state)
-    values = [_tensor(leaf) for leaf in x_leaves]
+    values = [values_of(leaf) for leaf in x_leaves]
     given = [
         *zip(names(x_spec, "x"), values, strict=True),
         *zip(names(state_spec, "state"), state_leaves, strict=True),
@@ -274,9 +267,9 @@ def _check_kind(name: str, y: Any, x: Any, sample: Tensor, axis: int) -> None:
             raise AssertionError(f"{name} does not have the LoD of x")
     elif isinstance(y, LoDTensor) or y.movedim(axis, 0).shape[:2] != x.movedim(axis, 0).shape[:2]:
         raise AssertionError(f"{name} does not have the steps and the batch of x")
-    if _row_shape(y, axis) != tuple(sample.shape[1:]) or _dtype(y) != sample.dtype:
+    if _row_shape(y, axis) != tuple(sample.shape[1:]) or values_of(y).dtype != sample.dtype:
         raise AssertionError(
-            f"a row of {name} is {_dtype(y)}{list(_row_shape(y, axis))}, "
+            f"a row of {name} is {values_of(y).dtype}{list(_row_shape(y, axis))}, "
             f"expected {sample.dtype}{list(sample.shape[1:])}"
         )
 
@@ -286,7 +279,7 @@ def _compare_gradient(
     tolerance: Tolerance, axis: int,
 ) -> None:  # fmt: skip
     for leaf in x_leaves:
-        if tensor is _tensor(leaf):
+        if tensor is values_of(leaf):
             like = (leaf.with_values(g) if isinstance(leaf, LoDTensor) else g for g in (got, expected))
             pairs = zip(*(sequences_of(g, axis) for g in like), strict=True)
             for b, (a, e) in enumerate(pairs):

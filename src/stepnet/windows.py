@@ -146,7 +146,7 @@ def _cuts(leaves: list[Any], level: int, axis: int, reverse: bool) -> _Ragged | 
             return None
         first = ragged[0].structure.levels
         levels = first[: level % len(first) + 1]
-        below = [_dropped(leaf, level % leaf.lod_level) for leaf in ragged]
+        below = [leaf.drop_levels(level % leaf.lod_level) for leaf in ragged]
         if not all(torch.equal(leaf.structure.levels[0], levels[-1]) for leaf in below):
             return None
         return _Ragged(below, levels, reverse)
@@ -158,10 +158,6 @@ def _cuts(leaves: list[Any], level: int, axis: int, reverse: bool) -> _Ragged | 
     if len({leaf.shape[axis] for leaf in leaves}) > 1:
         return None
     return _Dense(leaves, axis, reverse)
-
-
-def _dropped(x: LoDTensor, count: int) -> LoDTensor:
-    return LoDTensor.of(x.values, LoD.trusted(x.structure.levels[count:], x.structure.rows))
 
 
 class _Dense:

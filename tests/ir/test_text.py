@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ir_text import parse_graph, print_graph
 from plan_steps import DTYPE, KALMAN, cell
 from plans import entry_of, plan_of, verify_entry
 from stepnet import cells
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import GraphError
 from stepnet.ir.graph import Graph, Node, Value
-from stepnet.ir.text import parse_graph, print_graph, print_loop
+from stepnet.ir.text import print_region
 
 
 def _odd(x, h):
@@ -103,7 +104,8 @@ def test_what_is_no_graph_is_refused_by_line(text, words):
 def test_a_loop_prints_its_regions_and_carries():
     gru = cells.GRU(3, 4, dtype=DTYPE)
     x = LoDTensor.from_lengths(torch.randn(3, 3, dtype=DTYPE), [[2, 1]])
-    text = print_loop(plan_of(gru, x).forward)
+    loop = plan_of(gru, x).forward
+    text = "\n".join(print_region(loop, region) for region in loop.regions)
     assert "scan of forward\n  carry state <- v" in text
     assert "map of forward" in text
     assert text.count("matmul(") == 2

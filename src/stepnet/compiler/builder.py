@@ -271,14 +271,23 @@ class Builder:
         """A traced shape without its batch dimension."""
         return tuple(int(s) for i, s in enumerate(shape) if i != bdim)
 
+    def rank(self, ref: Ref) -> int:
+        """How many dimensions a traced tensor has."""
+        return len(self.values[ref.name].shape) - ref.fold + (ref.bdim is not None)
+
+    def shown(self) -> tuple[int | None, int, tuple[int, ...]]:
+        """Of the traced result at hand: where the batch is, how many rows are folded into it, and the shape
+        without it."""
+        at, times = self.batch_at(self.meta.shape)
+        return at, times, self.row_shape(self.meta.shape, at)
+
     def meta_dtype(self) -> str:
         """The dtype of the traced result at hand."""
         return dtype_name(self.meta.dtype)
 
     def result(self, name: str, bdim: int | None, fold: int = 0) -> Ref:
         """A reference, checked against what was traced."""
-        meta = self.meta
-        at, times = self.batch_at(meta.shape)
+        at, times, expected = self.shown()
         value = self.values[name]
         row = value.kind == "row"
         if (at is not None) != row or (row and at != bdim):
@@ -290,7 +299,7 @@ class Builder:
             shape = shape[fold:]
         elif times != 1:
             raise Unsupported("the batch dimension could not be followed", line=self.line)
-        if shape != self.row_shape(meta.shape, at):
+        if shape != expected:
             raise Unsupported("the shape of a row could not be followed", line=self.line)
         return Ref(name, bdim, fold)
 
@@ -309,12 +318,8 @@ class Builder:
                 name = self.emit("where", (made.inputs[0], *both), value.shape, dtype, value.kind)
                 return replace(ref, name=name)
         written = self.written and bool(ROUNDED.intersection((value.dtype, dtype)))
-        name = (
-            self.emit("cast", (ref.name,), value.shape, dtype, written=1)
-            if written
-            else self.emit("cast", (ref.name,), value.shape, dtype)
-        )
-        return replace(ref, name=name)
+        how: dict[str, Any] = {"written": 1} if written else {}
+        return replace(ref, name=self.emit("cast", (ref.name,), value.shape, dtype, **how))
 
     def reshape(self, name: str, shape: Sequence[int]) -> str:
         """Reshape a row (or shared) value."""
@@ -341,22 +346,20 @@ class Builder:
 
     def pointwise(self, op: str, operands: Sequence[Any], dtype: str | None = None) -> Ref:
         """A pointwise op over traced tensors and numbers, with torch's broadcasting."""
-        meta = self.meta
         out_dtype = self.meta_dtype()
-        bdim, times = self.batch_at(meta.shape)
-        refs = [o for o in operands if isinstance(o, Ref)]
-        fold, lead = self.folded(refs, times)
+        bdim, times, own = self.shown()
+        fold, lead = self.folded([o for o in operands if isinstance(o, Ref)], times)
         compute = dtype or out_dtype
-        names = []
-        for operand in operands:
-            if isinstance(operand, Ref):
-                names.append(self.aligned(self.cast(operand, compute), len(meta.shape), bdim))
-            else:
-                names.append(self.full(operand, (), compute))
-        shape = lead + self.row_shape(meta.shape, bdim)
+        names, shape = [self.operand(o, compute, bdim) for o in operands], lead + own
         if broadcast([self.values[name].shape for name in names]) != shape:  # a step of a wider call
             names[0] = self.emit("expand", (names[0],), shape, compute)
         return self.result(self.emit(op, names, shape, out_dtype), bdim, fold)
+
+    def operand(self, operand: Any, dtype: str, bdim: int | None) -> str:
+        """A traced tensor, or a number, of this dtype, whose dimensions line up with those of the result."""
+        if isinstance(operand, Ref):
+            return self.aligned(self.cast(operand, dtype), len(self.meta.shape), bdim)
+        return self.full(operand, (), dtype)
 
     def folded(self, refs: Sequence[Ref], times: int) -> tuple[int, tuple[int, ...]]:
         """How rows of a row are merged into the batch in all operands of a result of `times` rows a row, and
@@ -368,8 +371,8 @@ class Builder:
 
     def constant(self, number: Any) -> Ref:
         """A number everywhere in the result at hand."""
-        bdim, times = self.batch_at(self.meta.shape)
-        shape, kind = self.row_shape(self.meta.shape, bdim), "shared" if bdim is None else "row"
+        bdim, times, shape = self.shown()
+        kind = "shared" if bdim is None else "row"
         if times == 1:
             return self.result(self.full(number, shape, self.meta_dtype(), kind), bdim)
         if bdim != 0:
@@ -380,8 +383,7 @@ class Builder:
         """A traced tensor or a number as large as the result at hand."""
         if not isinstance(operand, Ref):
             return self.constant(operand)
-        bdim, _ = self.batch_at(self.meta.shape)
-        shape, dtype = self.row_shape(self.meta.shape, bdim), self.meta_dtype()
+        (bdim, _, shape), dtype = self.shown(), self.meta_dtype()
         ref = self.cast(operand, dtype)
         name = self.aligned(ref, len(self.meta.shape), bdim)
         whole = (*self.values[name].shape[: ref.fold], *shape)
@@ -404,7 +406,7 @@ class Builder:
                     "a shared value is as long as the batch: the step names rows", line=self.line
                 )
             return self.reshape(ref.name, value.shape[:at] + value.shape[at + 1 :])
-        own = len(value.shape) - ref.fold + 1
+        own = self.rank(ref)
         if bdim is None or ref.bdim + ndim - own != bdim:
             raise Unsupported("rows meet with their batch in different dimensions", line=self.line)
         if ref.fold and ndim > own:  # torch would line them up from the right, past those that were folded

@@ -12,7 +12,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -242,43 +242,11 @@ def trace(
     with_grad = any(e.grad for e in (*x, *state)) or any(grad for _, _, grad in weights)
     rows = [_input(e.shape, e.dtype, e.grad, rows=True) for e in (*x, *state)]
     shared = [_input(t.shape, t.dtype, grad, rows=False) for _, t, grad in weights]
-    of_pairs = [e.dtype.is_complex for e in (*x, *state)] + [t.is_complex() for _, t, _ in weights]
-    floats = [e.dtype.to_real() for e in (*x, *state) if e.dtype.is_floating_point or e.dtype.is_complex]
-    real = floats[0] if floats else torch.get_default_dtype()
-    seen: dict[str, Any] = {}
-    lines: list[str | None] = []
-    followed: set[int] = set()
-
-    def flat(*inputs: Tensor) -> tuple[Tensor, ...]:
-        given = [torch.view_as_complex(t) if p else t for t, p in zip(inputs, of_pairs, strict=True)]
-        xs, states = given[: len(x)], given[len(x) : len(rows)]
-        swap = {id(t): traced for (_, t, _), traced in zip(weights, given[len(rows) :], strict=True)}
-        lines.clear()
-        known = Answers(answers, given[: len(rows)])
-        numbers = None if lifted is None else InTheirPlace(lifted, swap, followed)
-        with (
-            _Swap(swap, here, lines, followed, known) as mode,
-            Exact(real),
-            by_gradients(),
-            numbers or contextlib.nullcontext(),
-        ):
-            y_spec, y, new = call(xs, states)
-        if numbers is not None:
-            numbers.check()
-        mode.masks.refuse((y, new))
-        results = [t if isinstance(t, Tensor) else torch.as_tensor(t) for t in (*y, *new)]
-        seen.setdefault("y", (y_spec, len(y)))
-        seen.setdefault("grad", [t.requires_grad for t in results])
-        ways = [_leads_to(t, inputs, mode.bases) for t in results]
-        seen.setdefault("flow", ([w for w, _ in ways], [r for _, r in ways]))
-        _check_nothing_becomes_zeros(results, ways, inputs, range(len(x), len(rows)), len(y))
-        seen.setdefault("paired", tuple(i for i, t in enumerate(results) if t.is_complex()))
-        return tuple(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t.clone() for t in results)
-
+    step = _FlatStep(call, x, state, weights, here, answers, lifted)
     try:
         with warnings.catch_warnings(), _clean_modes(), fx_traceback.preserve_node_meta():
             warnings.simplefilter("ignore")
-            given = flat, rows + shared, with_grad, _decompositions()
+            given = step, rows + shared, with_grad, _decompositions()
             try:
                 graph, constants, batch = joint_graph(*given)
             except AsksLength:
@@ -288,27 +256,87 @@ def trace(
         raise
     except Exception as error:
         let_through(error)
-        raise _untraced(error, next((n for n in reversed(lines) if n), None)) from error
+        raise _untraced(error, next((n for n in reversed(step.lines) if n), None)) from error
     _note_lines(graph)
-    tangents = [i for i, grad in enumerate(seen["grad"]) if grad] if with_grad else []
+    assert step.shown is not None
+    tangents = [i for i, grad in enumerate(step.shown.grads) if grad] if with_grad else []
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     if len(placeholders) != len(rows) + len(shared) + len(tangents):
         raise Unsupported("the trace has inputs that could not be told apart")
-    y_spec, n_y = seen["y"]
     return Captured(
         graph=graph,
         constants=constants,
         weights=[place for place, _, _ in weights],
         n_x=len(x),
-        n_y=n_y,
-        y_spec=y_spec,
+        n_y=step.shown.n_y,
+        y_spec=step.shown.y_spec,
         tangent_of=tangents,
-        followed=[place for place, t, _ in weights if id(t) in followed],
-        flow=seen["flow"][0],
-        requires=seen["flow"][1],
+        followed=[place for place, t, _ in weights if id(t) in step.followed],
+        flow=[reached for reached, _ in step.shown.ways],
+        requires=[requires for _, requires in step.shown.ways],
         batch=batch,
-        paired=seen["paired"],
+        paired=step.shown.paired,
     )
+
+
+class _Shown(NamedTuple):
+    """What the first run of a step in its trace shows of its results.
+
+    Attributes:
+        grads: which of them require a gradient.
+        ways: see `_leads_to`.
+        paired: which are complex.
+    """
+
+    y_spec: Any
+    n_y: int
+    grads: list[bool]
+    ways: list[tuple[tuple[int, ...], tuple[int, ...]]]
+    paired: tuple[int, ...]
+
+
+class _FlatStep:
+    """A step as a function of all its inputs, traced, that gives the leaves of its results."""
+
+    def __init__(
+        self, call: Callable[..., Any], x: Sequence[Example], state: Sequence[Example],
+        weights: Sequence[tuple[int, Tensor, bool]], here: Callable[[], str | None],
+        answers: Sequence[Any] | Guards, lifted: Lifted | None,
+    ) -> None:  # fmt: skip
+        self.call, self.weights, self.here = call, weights, here
+        self.answers, self.lifted = answers, lifted
+        self.n_x, self.n_rows = len(x), len(x) + len(state)
+        self.of_pairs = [e.dtype.is_complex for e in (*x, *state)] + [t.is_complex() for _, t, _ in weights]
+        floats = [e.dtype.to_real() for e in (*x, *state) if e.dtype.is_floating_point or e.dtype.is_complex]
+        self.real = floats[0] if floats else torch.get_default_dtype()
+        self.lines: list[str | None] = []
+        self.followed: set[int] = set()
+        self.shown: _Shown | None = None
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        both = zip(inputs, self.of_pairs, strict=True)
+        given = [torch.view_as_complex(t) if paired else t for t, paired in both]
+        rows, shared = given[: self.n_rows], given[self.n_rows :]
+        swap = {id(t): traced for (_, t, _), traced in zip(self.weights, shared, strict=True)}
+        self.lines.clear()
+        known = Answers(self.answers, rows)
+        numbers = None if self.lifted is None else InTheirPlace(self.lifted, swap, self.followed)
+        with (
+            _Swap(swap, self.here, self.lines, self.followed, known) as mode,
+            Exact(self.real),
+            by_gradients(),
+            numbers or contextlib.nullcontext(),
+        ):
+            y_spec, y, new = self.call(rows[: self.n_x], rows[self.n_x :])
+        if numbers is not None:
+            numbers.check()
+        mode.masks.refuse((y, new))
+        results = [t if isinstance(t, Tensor) else torch.as_tensor(t) for t in (*y, *new)]
+        ways = [_leads_to(t, inputs, mode.bases) for t in results]
+        _check_nothing_becomes_zeros(results, ways, inputs, range(self.n_x, self.n_rows), len(y))
+        paired = tuple(i for i, t in enumerate(results) if t.is_complex())
+        self.shown = self.shown or _Shown(y_spec, len(y), [t.requires_grad for t in results], ways, paired)
+        return tuple(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t.clone() for t in results)
 
 
 def _untraced(error: Exception, line: str | None) -> Unsupported:

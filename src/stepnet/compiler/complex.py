@@ -151,8 +151,11 @@ def _sum(b: Builder, op: str, x: Any, y: Any) -> Any:
 
 
 def _pair(b: Builder, re: Any, im: Any) -> Pair:
-    zero = 0.0
-    return Pair(b.widened(zero if re is None else re), b.widened(zero if im is None else im))
+    return Pair(b.widened(_or_zero(re)), b.widened(_or_zero(im)))
+
+
+def _or_zero(part: Any) -> Any:
+    return 0.0 if part is None else part
 
 
 def _times(b: Builder, x: Any, y: Any) -> Any:
@@ -332,10 +335,6 @@ def _view_as_real(b: Builder, x: Pair) -> Ref:
     return b.result(name, x.re.bdim, x.re.fold)
 
 
-def _view_as_complex(b: Builder, x: Ref) -> Pair:
-    return Pair(*(Ref(half(b, x.name, at), x.bdim, x.fold) for at in (0, 1)))
-
-
 def half(b: Builder, name: str, at: int) -> str:
     """The real or the imaginary parts of numbers whose parts are its last dimension."""
     value = b.values[name]
@@ -344,14 +343,6 @@ def half(b: Builder, name: str, at: int) -> str:
         "slice", (name,), (*value.shape[:-1], 1), value.dtype, dim=last, start=at, end=at + 1, step=1
     )
     return b.reshape(part, value.shape[:-1])
-
-
-def _complex(b: Builder, re: Ref, im: Ref) -> Pair:
-    return Pair(b.widened(re), b.widened(im))
-
-
-def _polar(b: Builder, size: Ref, angle: Ref) -> Pair:
-    return Pair(_op(b, "mul", size, _op(b, "cos", angle)), _op(b, "mul", size, _op(b, "sin", angle)))
 
 
 def _to_copy(b: Builder, x: Operand, dtype: Any = None, **_: Any) -> Any:
@@ -367,10 +358,6 @@ def _full(b: Builder, *args: Any, **_: Any) -> Pair:
     return Pair(b.widened(number.real), b.widened(number.imag))
 
 
-def _ones(b: Builder, *_: Any, **__: Any) -> Pair:
-    return Pair(b.widened(1.0), b.widened(0.0))
-
-
 def _cat(b: Builder, tensors: Sequence[Any], dim: int = 0) -> Any:
     if not all(isinstance(t, Pair) for t in tensors):
         return NotImplemented
@@ -379,19 +366,13 @@ def _cat(b: Builder, tensors: Sequence[Any], dim: int = 0) -> Any:
 
 def _chosen(b: Builder, condition: Ref, x: Operand, y: Operand) -> Pair:
     (a, c), (d, e) = _parts(x), _parts(y)
-    zero = 0.0
-    return Pair(
-        _where(b, condition, a, d), _where(b, condition, zero if c is None else c, zero if e is None else e)
-    )
+    return Pair(_where(b, condition, a, d), _where(b, condition, _or_zero(c), _or_zero(e)))
 
 
 def _equal(b: Builder, x: Operand, y: Operand, op: str = "eq", join: str = "and") -> Any:
     (a, c), (d, e) = _parts(x), _parts(y)
-    zero, real = 0.0, next(b.values[p.name].dtype for p in (a, d) if isinstance(p, Ref))
-    same = [
-        b.pointwise(op, [p, q], real)
-        for p, q in ((a, d), (zero if c is None else c, zero if e is None else e))
-    ]
+    real = next(b.values[p.name].dtype for p in (a, d) if isinstance(p, Ref))
+    same = [b.pointwise(op, [p, q], real) for p, q in ((a, d), (_or_zero(c), _or_zero(e)))]
     return b.pointwise(join, same, "bool")
 
 
@@ -428,10 +409,12 @@ _COMPLEX: dict[str, Callable[..., Any]] = {
     "sinh": _wave("sinh", "cos", "cosh", "sin"), "cosh": _wave("cosh", "cos", "sinh", "sin"),
     **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), _transformed),
     "tanh": _tanh, "sigmoid": _sigmoid, "real": lambda b, x: x.re, "imag": lambda b, x: x.im,
-    "polar": _polar, "complex": _complex, "view_as_real": _view_as_real, "view_as_complex": _view_as_complex,
+    "polar": lambda b, size, angle: Pair(*(_times(b, size, _op(b, part, angle)) for part in ("cos", "sin"))),
+    "complex": lambda b, re, im: Pair(b.widened(re), b.widened(im)), "view_as_real": _view_as_real,
+    "view_as_complex": lambda b, x: Pair(*(Ref(half(b, x.name, at), x.bdim, x.fold) for at in (0, 1))),
     **dict.fromkeys(("_to_copy", "convert_element_type"), _to_copy),
     **dict.fromkeys(("full", "full_like", "new_full", "scalar_tensor"), _full),
-    **dict.fromkeys(("ones_like", "ones", "new_ones"), _ones),
+    **dict.fromkeys(("ones_like", "ones", "new_ones"), lambda b, *_, **__: _pair(b, 1.0, None)),
     "cat": _cat, "where": _chosen, "isnan": _isnan, "mm": _product("mm"), "bmm": _product("bmm"),
     "eq": _equal, "ne": partial(_equal, op="ne", join="or"),
 }  # fmt: skip

@@ -8,7 +8,7 @@ branch that is not taken would have read.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch._higher_order_ops import utils as _torch_control
 from torch._higher_order_ops.while_loop import while_loop_dense
 from torch.overrides import TorchFunctionMode
 
+from stepnet.data.history import history
 from stepnet.data.modes import is_wrapped
 from stepnet.data.tree import by_leaf, leaves, map_leaves
 from stepnet.watchers import during
@@ -111,22 +112,12 @@ def _with_zeros(result: Any, read: Sequence[Tensor]) -> Any:
     aliases = [t.view_as(t) for t in read]  # of the traced tensors, where others stand for those read
     native: Any = torch._C
     with native.DisableTorchFunction():  # it is not the step that asks
-        reached = _edges(leaves(result, Tensor))
+        made = [(t.grad_fn, t.output_nr) for t in leaves(result, Tensor)]
+        nodes = history(node for node, _ in made)
+        reached = {*made, *(edge for node in nodes for edge in node.next_functions)}
         others = [t for t in aliases if t.grad_fn is not None and t.grad_fn.next_functions[0] not in reached]
 
     def reaches_all(tensor: Tensor) -> Any:
         return _Zeros.apply(tensor, *others) if others and tensor.is_floating_point() else tensor
 
     return map_leaves(result, Tensor, reaches_all)
-
-
-def _edges(tensors: Iterable[Tensor]) -> set[Any]:
-    """All edges of the graph that autograd has of tensors."""
-    todo: list[Any] = [(t.grad_fn, t.output_nr) for t in tensors]
-    seen: set[Any] = set()
-    while todo:
-        edge = todo.pop()
-        if edge not in seen and edge[0] is not None:
-            seen.add(edge)
-            todo.extend(edge[0].next_functions)
-    return seen

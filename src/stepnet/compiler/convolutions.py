@@ -11,11 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .pooling import by_tap, sizes_of
+
 _MOST_TAPS, _MOST_GROUPS = 128, 16  # of a convolution that is written out
-
-
-def _pair(value: Any, count: int) -> list[int]:
-    return [value] * count if isinstance(value, int) else [*value] * (count if len(value) == 1 else 1)
 
 
 def _padding(padding: Any, taps: Sequence[int], dilations: Sequence[int]) -> list[tuple[int, int]]:
@@ -23,7 +21,7 @@ def _padding(padding: Any, taps: Sequence[int], dilations: Sequence[int]) -> lis
     if padding == "same":
         spans = [d * (k - 1) for k, d in zip(taps, dilations, strict=True)]
         return [(n // 2, n - n // 2) for n in spans]
-    return [(p, p) for p in _pair(0 if padding == "valid" else padding, len(taps))]
+    return [(p, p) for p in sizes_of(0 if padding == "valid" else padding, len(taps))]
 
 
 def _convolution(dims: int) -> Callable[..., Any]:
@@ -39,7 +37,7 @@ def _convolution(dims: int) -> Callable[..., Any]:
             return NotImplemented  # torch says what does not fit
         if groups > _MOST_GROUPS and weight.shape[1] > 1:
             return NotImplemented
-        steps, dilations = _pair(stride, dims), _pair(dilation, dims)
+        steps, dilations = sizes_of(stride, dims), sizes_of(dilation, dims)
         pads = _padding(padding, taps, dilations)
         widths: Sequence[int] = [p for pad in reversed(pads) for p in pad]
         last = input.movedim(1, -1)  # channels side by side: a patch is copied in long pieces
@@ -50,13 +48,7 @@ def _convolution(dims: int) -> Callable[..., Any]:
         ]
         if min(sizes, default=0) <= 0:
             return NotImplemented
-        patches: list[Tensor] = []
-        for tap in itertools.product(*(range(k) for k in taps)):
-            patch = x
-            for axis, (at, n, s, d) in enumerate(zip(tap, sizes, steps, dilations, strict=True)):
-                end = at * d + (n - 1) * s + 1
-                patch = patch[(slice(None),) * (axis + 1) + (slice(at * d, end, s),)]
-            patches.append(patch)
+        patches = by_tap(x, taps, sizes, steps, dilations, 1)
         result = _of_patches(patches, weight.flatten(2), groups).flatten(1, -2)
         result = result if bias is None else result + bias
         return result.transpose(1, 2).reshape(-1, weight.shape[0], *sizes)
@@ -76,7 +68,7 @@ def _transposed_convolution(dims: int) -> Callable[..., Any]:
             return NotImplemented
         if input.shape[1] != weight.shape[0] or groups > _MOST_GROUPS or weight.shape[0] % groups:
             return NotImplemented
-        how = [_pair(v, dims) for v in (stride, padding, output_padding, dilation)]
+        how = [sizes_of(v, dims) for v in (stride, padding, output_padding, dilation)]
         if any(more >= max(s, d) for s, _, more, d in zip(*how, strict=True)):
             return NotImplemented  # torch says what does not fit
         sizes = [
@@ -130,10 +122,7 @@ def _of_patches(patches: Sequence[Tensor], weight: Tensor, groups: int) -> Tenso
 
 
 CONVOLUTIONS: dict[Any, Callable[..., Any]] = {
-    torch.conv1d: _convolution(1),
-    torch.conv2d: _convolution(2),
-    torch.conv3d: _convolution(3),
-    torch.conv_transpose1d: _transposed_convolution(1),
-    torch.conv_transpose2d: _transposed_convolution(2),
-    torch.conv_transpose3d: _transposed_convolution(3),
+    getattr(torch, f"{name}{dims}d"): made(dims)
+    for name, made in (("conv", _convolution), ("conv_transpose", _transposed_convolution))
+    for dims in (1, 2, 3)
 }

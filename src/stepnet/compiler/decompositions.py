@@ -17,28 +17,12 @@ from .simpler import SIMPLER, one_hot, simpler_call
 _SIXTH = 0.16666667163372040  # torch's kernel multiplies by 1/6 in float32, for doubles too
 
 
-def _hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
-    return torch.where((x > low) & (x < high), grad, 0.0)
-
-
 def _elu_backward(
     grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor
 ) -> Tensor:
     low = alpha * scale
     slope = x + low if is_result else low * torch.exp(x * input_scale)
     return torch.where(x > 0, grad * scale, grad * input_scale * slope)
-
-
-def _hardsigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return torch.where((x > -3.0) & (x < 3.0), grad * _SIXTH, 0.0)
-
-
-def _hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return torch.where(x <= -3.0, 0.0, torch.where(x >= 3.0, grad, grad * (x / 3.0 + 0.5)))
-
-
-def _shrink_backward(grad: Tensor, x: Tensor, most: float = 0.5) -> Tensor:
-    return torch.where((x < -most) | (x > most), grad, 0.0)
 
 
 def _softshrink(x: Tensor, most: float = 0.5) -> Tensor:
@@ -63,10 +47,6 @@ def _smooth_l1_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction:
     return torch.where(far <= -beta, -scaled, inner)
 
 
-def _stack(tensors: list[Tensor], dim: int = 0) -> Tensor:
-    return torch.cat([t.unsqueeze(dim) for t in tensors], dim)  # torch's joins rows with rows, then views
-
-
 def _split(x: Tensor, size: int, dim: int = 0) -> Any:
     whole = x.shape[dim]
     if not isinstance(whole, int) or not isinstance(size, int) or size <= 0:
@@ -76,13 +56,16 @@ def _split(x: Tensor, size: int, dim: int = 0) -> Any:
 
 
 _OURS: dict[str, Callable[..., Any]] = {
-    "hardtanh_backward": _hardtanh_backward,
+    "hardtanh_backward": lambda grad, x, low, high: torch.where((x > low) & (x < high), grad, 0.0),
     "elu_backward": _elu_backward,
-    "hardsigmoid_backward": _hardsigmoid_backward,
-    "hardswish_backward": _hardswish_backward,
-    "hardshrink_backward": _shrink_backward,
+    "hardsigmoid_backward": lambda grad, x: torch.where((x > -3.0) & (x < 3.0), grad * _SIXTH, 0.0),
+    "hardswish_backward": lambda grad, x: torch.where(
+        x <= -3.0, 0.0, torch.where(x >= 3.0, grad, grad * (x / 3.0 + 0.5))
+    ),
+    "hardshrink_backward": lambda grad, x, most=0.5: torch.where((x < -most) | (x > most), grad, 0.0),
     "smooth_l1_loss_backward": _smooth_l1_loss_backward,
-    "stack": _stack,
+    # torch's joins rows with rows, then views
+    "stack": lambda tensors, dim=0: torch.cat([t.unsqueeze(dim) for t in tensors], dim),
 }
 
 

@@ -106,7 +106,8 @@ def _fuse(cut: _Cut, body: Graph) -> None:
     deepest = len(scans) - 1
     for d in range(1, deepest + 1):
         if d < deepest:  # what is larger than what it is made of is best made where it is read
-            growing = {id(node) for node in maps[d] if _grows(body, node)}
+            sizes = [(node, sum(body.values[n].size for n in node.inputs)) for node in maps[d]]
+            growing = {id(node) for node, read in sizes if body.values[node.outputs[0]].size > read}
             _sink(body, maps[d], scans[d + 1], carries[d + 1], pulled, growing)
         _absorb(body, maps[d], scans[d], carries[d], pulled)
         _sink(body, maps[d - 1], scans[d], carries[d], pulled)
@@ -304,10 +305,6 @@ def _absorb(body: Graph, after: list[Node], scan: list[Node], carries: list[Carr
         else:
             left.append(node)
     after[:] = left
-
-
-def _grows(body: Graph, node: Node) -> bool:
-    return body.values[node.outputs[0]].size > sum(body.values[n].size for n in node.inputs)
 
 
 def _sink(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import _engine_run_backward  # pyright: ignore[reportPrivateUsage]
 from torch.fx import traceback as fx_traceback
 
+from stepnet.data.history import history
 from stepnet.errors import Unsupported
 
 from .outline import blank
@@ -124,11 +125,6 @@ def _keep_lines(roots: Sequence[Any]) -> None:
     def after(*_: Any) -> None:  # gradients that meet are added up behind it, in its line
         fx_traceback.reset_grad_fn_seq_nr()
 
-    todo, seen = list(roots), set(roots)
-    while todo:
-        node = todo.pop()
+    for node in history(roots):
         node.register_prehook(before(node.metadata.get("traceback_", []), node._sequence_nr()))
         node.register_hook(after)
-        later = [other for other, _ in node.next_functions if other is not None and other not in seen]
-        seen.update(later)
-        todo += later

@@ -6,16 +6,12 @@ itself. Of rows, each way to run them has its own answer, so a step that asks fo
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from .code_facts import TENSOR_STATE
 
-
-def _as_called(item: Any) -> Any:
-    """An attribute as a TorchFunctionMode is told of it."""
-    return item.__get__ if hasattr(type(item), "__set__") else item
-
-
-OWN_STATE = frozenset(_as_called(getattr(Tensor, name)) for name in TENSOR_STATE if hasattr(Tensor, name))
+# As a TorchFunctionMode is told of them.
+OWN_STATE = frozenset(
+    item.__get__ if hasattr(type(item), "__set__") else item
+    for item in (getattr(Tensor, name) for name in TENSOR_STATE if hasattr(Tensor, name))
+)

@@ -17,8 +17,22 @@ from stepnet.data.modes import autocast_dtype
 _MOST = 128  # windows, or elements of one, that are written out
 
 
-def _sizes(value: Any, dims: int) -> list[Any]:
+def sizes_of(value: Any, dims: int) -> list[Any]:
+    """A number for each dimension, where one may stand for all."""
     return [*value] * (dims // len(value)) if isinstance(value, Sequence) else [value] * dims
+
+
+def by_tap(
+    x: Tensor, taps: Sequence[int], counts: Sequence[int], steps: Sequence[int], dilations: Sequence[int],
+    behind: int = 0,
+) -> list[Tensor]:  # fmt: skip
+    """The elements of all windows over the last dimensions but those `behind`, by their place in them."""
+    parts: list[Tensor] = []
+    for tap in itertools.product(*map(range, taps)):
+        each = zip(tap, counts, steps, dilations, strict=True)
+        ends = [slice(at * d, at * d + (n - 1) * s + 1, s) for at, n, s, d in each]
+        parts.append(x[(..., *ends, *[slice(None)] * behind)])
+    return parts
 
 
 class _Windows(NamedTuple):
@@ -38,32 +52,26 @@ class _Windows(NamedTuple):
 
     def padded(self, x: Tensor, beside: float) -> Tensor:
         """What windows go over, without what the last ones reach behind it."""
-        return (
-            F.pad(x, [p for p in reversed(self.pads) for _ in (0, 1)], value=beside) if any(self.pads) else x
-        )
+        return _beside(x, [(p, p) for p in self.pads], beside)
 
     def seen(self, x: Tensor, beside: float) -> list[Tensor]:
         """The elements of all windows, by their place in them; `beside` is what stands beyond the borders."""
-        x = self.padded(x, beside)
-        x = (
-            F.pad(x, [n for far in reversed(self.beyond) for n in (0, far)], value=beside)
-            if any(self.beyond)
-            else x
-        )
-        parts: list[Tensor] = []
-        for tap in itertools.product(*map(range, self.taps)):
-            each = zip(tap, self.counts, self.steps, self.dilations, strict=True)
-            ends = [(at * d, at * d + (n - 1) * s + 1, s) for at, n, s, d in each]
-            parts.append(x[(..., *itertools.starmap(slice, ends))])
-        return parts
+        x = _beside(self.padded(x, beside), [(0, far) for far in self.beyond], beside)
+        return by_tap(x, self.taps, self.counts, self.steps, self.dilations)
+
+
+def _beside(x: Tensor, sizes: Sequence[tuple[int, int]], value: float) -> Tensor:
+    """x with so much of a value before and behind each of its last dimensions."""
+    flat = [n for pair in reversed(sizes) for n in pair]
+    return F.pad(x, flat, value=value) if any(flat) else x
 
 
 def _windows(
     x: Tensor, dims: int, size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
 ) -> _Windows | None:
     """None of those that are not written out; torch says what does not fit."""
-    taps, pads, dilations = (_sizes(value, dims) for value in (size, padding, dilation))
-    steps = taps if stride is None or stride == [] else _sizes(stride, dims)
+    taps, pads, dilations = (sizes_of(value, dims) for value in (size, padding, dilation))
+    steps = taps if stride is None or stride == [] else sizes_of(stride, dims)
     sizes = x.shape[-dims:]
     if x.dim() <= dims or not all(type(n) is int for n in (*sizes, *taps, *steps, *pads, *dilations)):
         return None
@@ -135,7 +143,7 @@ def _max_pool(dims: int) -> Callable[..., Any]:
 def _adaptive_mean_pool(dims: int) -> Callable[..., Any]:
     def pool(input: Tensor, output_size: Any) -> Any:
         """The mean of each window along one dimension after the other."""
-        wanted = _sizes(output_size, dims)
+        wanted = sizes_of(output_size, dims)
         if input.dim() <= dims or not input.is_floating_point() or len(wanted) != dims:
             return NotImplemented
         for dim, out in zip(range(-dims, 0), wanted, strict=True):
@@ -153,7 +161,7 @@ def _adaptive_max_pool(dims: int) -> Callable[..., Any]:
     def pool(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
         """The largest of each window along the last dimension, then along those before it: of ties the first
         in a row gets the gradient."""
-        wanted = _sizes(output_size, dims)
+        wanted = sizes_of(output_size, dims)
         if return_indices or input.dim() <= dims or not input.is_floating_point() or len(wanted) != dims:
             return NotImplemented
         for dim, out in zip(range(-1, -dims - 1, -1), reversed(wanted), strict=True):
@@ -219,7 +227,7 @@ def _interpolate(
         return NotImplemented
     if dims < 1 or (size is None) == (scale_factor is None) or not (nearest or input.dtype in _EXACT):
         return NotImplemented
-    given = _sizes(scale_factor if size is None else size, dims)
+    given = sizes_of(scale_factor if size is None else size, dims)
     if len(given) != dims or not all(isinstance(number, (int, float)) for number in given):
         return NotImplemented
     ways: list[tuple[int, int, float | None]] = []
@@ -274,18 +282,14 @@ def _resized(x: Tensor, dim: int, taps: list[tuple[Tensor, Tensor | None]]) -> T
 
 
 POOLING: dict[Any, Callable[..., Any]] = {
-    F.avg_pool1d: _mean_pool(1),
-    F.avg_pool2d: _mean_pool(2),
-    F.avg_pool3d: _mean_pool(3),
-    F.max_pool1d: _max_pool(1),
-    F.max_pool2d: _max_pool(2),
-    F.max_pool3d: _max_pool(3),
-    F.adaptive_avg_pool1d: _adaptive_mean_pool(1),
-    F.adaptive_avg_pool2d: _adaptive_mean_pool(2),
-    F.adaptive_avg_pool3d: _adaptive_mean_pool(3),
-    F.adaptive_max_pool1d: _adaptive_max_pool(1),
-    F.adaptive_max_pool2d: _adaptive_max_pool(2),
-    F.adaptive_max_pool3d: _adaptive_max_pool(3),
+    **{
+        getattr(F, f"{name}{dims}d"): made(dims)
+        for name, made in (
+            ("avg_pool", _mean_pool), ("max_pool", _max_pool),
+            ("adaptive_avg_pool", _adaptive_mean_pool), ("adaptive_max_pool", _adaptive_max_pool),
+        )
+        for dims in (1, 2, 3)
+    },
     F.pad: _pad,
     F.interpolate: _interpolate,
-}
+}  # fmt: skip

@@ -44,7 +44,7 @@ def check_opaque(
             if node.op == "opaque" and _kind(graph, node) == "sum":
                 _check_linear(graph, node, run, given, out)
             if node.op == "opaque" and _kind(graph, node) == "row":
-                rows = [_is_row(graph, name) for name in node.inputs]
+                rows = [graph.values[name].kind == "row" for name in node.inputs]
                 mixed = [g[order] if r else g for g, r in zip(given, rows, strict=True)]
                 first = [g[:1] if r else g for g, r in zip(given, rows, strict=True)]
                 permuted = _outputs(run(*mixed, rows=ROWS), node)
@@ -75,10 +75,6 @@ def _check_linear(
             raise Unsupported(
                 f"{node.attr('target')} is applied to a sum over rows of each step", line=node.line
             )
-
-
-def _is_row(graph: Graph, name: str) -> bool:
-    return graph.values[name].kind == "row"
 
 
 def _outputs(out: Any, node: Node) -> list[Any]:

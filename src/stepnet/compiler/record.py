@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
+from stepnet.data.history import history
 from stepnet.data.modes import autocast_dtype, is_wrapped, unwrapped
 from stepnet.data.storage import memory_of
 from stepnet.data.tree import leaves
@@ -79,8 +80,9 @@ def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) ->
     with mode, applied(mode.met), unbatched(mode.add):
         spec, results = run()
     mode.key.append(("gives", spec, tuple(mode.coded(result) for result in results)))
-    for kind in _own_functions(results):
-        mode.key.append(_code_of(kind))
+    nodes = history(t.grad_fn for t in results if isinstance(t, Tensor))
+    own = [node._forward_cls for node in nodes if isinstance(node, BackwardCFunction)]  # pyright: ignore
+    mode.key += map(_code_of, dict.fromkeys(own))
     return Record(tuple(mode.key), mode.tensors, mode.answers, mode.handed)
 
 
@@ -337,19 +339,3 @@ def _code_of(value: Any) -> Any:
             f"what {name} reads in the backward pass could not be told: {reason or 'it has tensors'}"
         )
     return found.key
-
-
-def _own_functions(results: Sequence[Any]) -> Iterator[type]:
-    """The custom autograd Functions that results went through."""
-    todo = [t.grad_fn for t in results if isinstance(t, Tensor) and t.grad_fn is not None]
-    seen: set[Any] = set()
-    kinds: dict[type, None] = {}
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, BackwardCFunction):
-            kinds[node._forward_cls] = None  # pyright: ignore[reportAttributeAccessIssue]
-        todo += [before for before, _ in node.next_functions]
-    yield from kinds

@@ -26,6 +26,12 @@ def _unit(b: Builder, n: int, dtype: str) -> str:
     return b.emit("cast", (same,), (n, n), dtype)
 
 
+def _units(b: Builder, a: Ref) -> str:
+    """A unit matrix for each of these matrices."""
+    value = b.values[a.name]
+    return _as_wide(b, _unit(b, value.shape[-1], value.dtype), value.shape[:-2], value.kind)
+
+
 def _as_wide(b: Builder, name: str, lead: tuple[int, ...], kind: Any) -> str:
     """A matrix, or matrices, for each of the leading features, of rows if `kind` says so."""
     value = b.values[name]
@@ -115,7 +121,7 @@ def _lu_unpack(
     value = b.values[factors.name]
     *lead, n, _ = value.shape
     dtype, at = value.dtype, len(lead)
-    unit = _as_wide(b, _unit(b, n, dtype), tuple(lead), value.kind)
+    unit = _units(b, factors)
     last = b.reshape(swaps.name, (*lead, 1, n))
     alone = b.emit("cat", (unit, last), (*lead, n + 1, n), dtype, dim=at)
     order = swapped(b, _solved(b, "lu_solve", alone, unit, transposed=False))
@@ -146,12 +152,8 @@ def _solve(b: Builder, a: Ref, right: Ref, *, left: bool = True, check_errors: b
 def _inverse(b: Builder, a: Ref, *, check_errors: bool = False) -> Any:
     if not _matrices(b, a):
         return NotImplemented
-    value = b.values[a.name]
-    packed = _lu(b, a, check_errors or b.checked)
-    unit = _as_wide(b, _unit(b, value.shape[-1], value.dtype), value.shape[:-2], value.kind)
-    return [
-        Ref(_solved(b, "lu_solve", packed, unit, transposed=False), a.bdim, a.fold), _nothing_wrong(b, a)
-    ]  # fmt: skip
+    out = _solved(b, "lu_solve", _lu(b, a, check_errors or b.checked), _units(b, a), transposed=False)
+    return [Ref(out, a.bdim, a.fold), _nothing_wrong(b, a)]
 
 
 def _diagonal(b: Builder, packed: str) -> str:
@@ -242,19 +244,20 @@ def _solve_triangular(
 def _cholesky_solve(b: Builder, right: Ref, a: Ref, upper: bool = False) -> Any:
     if not _matrices(b, a) or a.fold != right.fold or right.bdim not in (None, 0):
         return NotImplemented
-    low, high = (swapped(b, a.name), a.name) if upper else (a.name, swapped(b, a.name))
-    out = _triangle(b, high, _triangle(b, low, right.name, False), True)
-    return b.result(out, _bdim(a, right), right.fold)
+    return b.result(_by_cholesky(b, a.name, right.name, upper), _bdim(a, right), right.fold)
+
+
+def _by_cholesky(b: Builder, a: str, right: str, upper: bool) -> str:
+    """The solution of a matrix whose Cholesky factor this is."""
+    low, high = (swapped(b, a), a) if upper else (a, swapped(b, a))
+    return _triangle(b, high, _triangle(b, low, right, False), True)
 
 
 @rule("cholesky_inverse")
 def _cholesky_inverse(b: Builder, a: Ref, upper: bool = False) -> Any:
     if not _matrices(b, a):
         return NotImplemented
-    value = b.values[a.name]
-    unit = _as_wide(b, _unit(b, value.shape[-1], value.dtype), value.shape[:-2], value.kind)
-    low, high = (swapped(b, a.name), a.name) if upper else (a.name, swapped(b, a.name))
-    return b.result(_triangle(b, high, _triangle(b, low, unit, False), True), a.bdim, a.fold)
+    return b.result(_by_cholesky(b, a.name, _units(b, a), upper), a.bdim, a.fold)
 
 
 @rule("linalg_matrix_exp")

@@ -10,15 +10,14 @@ from stepnet.ir.ops import FLOATS
 from .builder import Builder, Ref, rule, rules
 
 
-def _drawn(b: Builder, op: str, more: tuple[int, ...] = (), dtype: str | None = None) -> Ref:
-    """Noise as large as the result at hand, or more of it."""
-    at, times = b.batch_at(b.meta.shape)
+def _drawn(b: Builder, op: str, dtype: str | None = None) -> Ref:
+    """Noise as large as the result at hand."""
+    at, times, own = b.shown()
     if at is None or times != 1:
         raise Unsupported(
             "noise that is shared by all rows of a step cannot be drawn for all steps", line=b.line
         )
-    shape = (*b.row_shape(b.meta.shape, at), *more)
-    return Ref(b.emit(op, (), shape, dtype or b.meta_dtype(), "row"), at)
+    return Ref(b.emit(op, (), own, dtype or b.meta_dtype(), "row"), at)
 
 
 def _noise(op: str, b: Builder, *_: Any, **__: Any) -> Ref:
@@ -83,12 +82,8 @@ def _whole_numbers(b: Builder, low: int, high: int) -> Any:
 @rule("bernoulli.p", "bernoulli.default")
 def _bernoulli(b: Builder, x: Ref, p: Any = None, **_: Any) -> Any:
     noise = _noise("rand", b)
-    odds, rank = x if p is None else p, len(b.meta.shape)
     dtype, shape = b.values[noise.name].dtype, b.values[noise.name].shape
-    if isinstance(odds, Ref):
-        name = b.aligned(b.cast(odds, dtype), rank, noise.bdim)
-    else:
-        name = b.full(odds, (), dtype)
+    name = b.operand(x if p is None else p, dtype, noise.bdim)
     hit = b.emit("lt", (noise.name, name), shape, "bool", "row")
     return b.cast(Ref(hit, noise.bdim), b.meta_dtype())
 

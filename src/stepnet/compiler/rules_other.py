@@ -30,12 +30,11 @@ rules(_filled, {"full": 1, "full_like": 1, "new_full": 2, "scalar_tensor": 0})
 
 @rule("arange.start_step")
 def _arange_step(b: Builder, start: Any, end: Any, step: Any = 1, **_: Any) -> Any:
-    at, _times = b.batch_at(b.meta.shape)
+    at, _times, shape = b.shown()
     if at is not None:
         if (start, step) != (0, 1) or end is not BATCH:
             raise Unsupported("the step numbers its rows (arange over the batch)", line=b.line)
         return ROW_NUMBERS
-    shape = b.row_shape(b.meta.shape, None)
     return b.result(b.emit("iota", (), shape, b.meta_dtype(), "shared", start=start, step=step), None)
 
 

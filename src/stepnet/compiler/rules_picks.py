@@ -40,18 +40,22 @@ def _gather(b: Builder, x: Ref, dim: int, index: Ref, sparse_grad: bool = False)
 
 
 def _put(op: str, b: Builder, x: Ref, dim: int, index: Ref, source: Any) -> Any:
-    value = b.values[x.name]
-    if not value.shape or not _together(b, x, index):
+    if not b.values[x.name].shape or not _together(b, x, index):
         return NotImplemented
     own, places = feature_dim(b, x, dim), _index(b, index)
-    if not isinstance(source, Ref):
-        return b.result(_scattered(b, op, x.name, places, source, own), x.bdim, x.fold)
-    if not _together(b, x, source):
-        return NotImplemented
-    name = b.cast(source, value.dtype).name
+    if isinstance(source, Ref):
+        if not _together(b, x, source):
+            return NotImplemented
+        source = _read_of(b, source, x, places)
+    return b.result(_scattered(b, op, x.name, places, source, own), x.bdim, x.fold)
+
+
+def _read_of(b: Builder, source: Ref, x: Ref, places: str) -> str:
+    """The part of a source that goes to places of x."""
+    name = b.cast(source, b.values[x.name].dtype).name
     for d, size in enumerate(b.values[places].shape):
         name = slice_feature(b, name, d, 0, size)
-    return b.result(_scattered(b, op, x.name, places, name, own), x.bdim, x.fold)
+    return name
 
 
 def _scattered(b: Builder, op: str, name: str, places: str, source: Any, dim: int) -> str:
@@ -73,9 +77,7 @@ def _scatter_reduce(
     if not value.shape or not _is_reduced(value.dtype, reduce) or not _together(b, x, index, source):
         return NotImplemented
     own, places = feature_dim(b, x, dim), _index(b, index)
-    name = b.cast(source, value.dtype).name
-    for d, size in enumerate(b.values[places].shape):
-        name = slice_feature(b, name, d, 0, size)
+    name = _read_of(b, source, x, places)
     return b.result(_reduced(b, x.name, places, name, own, reduce, include_self), x.bdim, x.fold)
 
 
@@ -89,8 +91,7 @@ def _index_reduce(
     if index.bdim is not None or not _together(b, x, source):
         return NotImplemented
     own = feature_dim(b, x, dim)
-    before, after = value.shape[:own], value.shape[own + 1 :]
-    places = _spread_index(b, _index(b, index), before, after, value.kind)
+    places = _at_all_others(b, _index(b, index), x.name, own)
     name = b.cast(source, value.dtype).name
     return b.result(_reduced(b, x.name, places, name, own, reduce, include_self), x.bdim, x.fold)
 
@@ -140,9 +141,12 @@ def _wrapped(b: Builder, name: str, size: int) -> str:
     return b.like(name, "where", negative, b.like(name, "add", name, size), name)
 
 
-def _places(b: Builder, x: Ref, indices: Sequence[Any]) -> tuple[str, list[int], list[str], bool] | None:
-    """What `x[indices]` picks by: x with the dimensions picked from at their place merged into one, where
-    that is; the index into it, of the shape that it has for one row; None for what is none of ours."""
+def _places(
+    b: Builder, x: Ref, indices: Sequence[Any]
+) -> tuple[str, tuple[int, ...], tuple[int, ...], str | None] | None:
+    """What `x[indices]` picks by: x with the dimensions picked from at their place merged into one, what
+    stands before and after it; the index into it, of the shape that it has for one row, None for indices that
+    do not broadcast. None for what is none of ours."""
     if x.fold or x.bdim not in (None, 0) or not indices:
         return None
     value = b.values[x.name]
@@ -165,14 +169,9 @@ def _places(b: Builder, x: Ref, indices: Sequence[Any]) -> tuple[str, list[int],
         if rows and ref.bdim is None and b.values[name].shape[:1] == (1,):  # [1, ..] beside the row numbers
             name = b.reshape(name, b.values[name].shape[1:])
         names.append(_wrapped(b, name, value.shape[dim]))
-    return x.name, dims, names, rows
-
-
-def _flat(b: Builder, name: str, dims: list[int]) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """A value with neighbouring dimensions merged, and what stands before and after them."""
-    shape = b.values[name].shape
-    before, after = shape[: dims[0]], shape[dims[-1] + 1 :]
-    return b.reshape(name, (*before, prod(shape[dims[0] : dims[-1] + 1]), *after)), before, after
+    sizes = value.shape[dims[0] : dims[-1] + 1]
+    before, after = value.shape[: dims[0]], value.shape[dims[-1] + 1 :]
+    return b.reshape(x.name, (*before, prod(sizes), *after)), before, after, _one_index(b, names, sizes)
 
 
 def _one_index(b: Builder, names: list[str], sizes: Sequence[int]) -> str | None:
@@ -186,9 +185,10 @@ def _one_index(b: Builder, names: list[str], sizes: Sequence[int]) -> str | None
     return total
 
 
-def _spread_index(b: Builder, index: str, before: tuple[int, ...], after: tuple[int, ...], kind: Any) -> str:
-    """An index with all other dimensions, its own merged into one where it is read."""
-    count = b.values[index].size
+def _at_all_others(b: Builder, index: str, name: str, dim: int) -> str:
+    """An index into one dimension of a value with all its others, its own merged into one."""
+    count, shape, kind = b.values[index].size, b.values[name].shape, b.values[name].kind
+    before, after = shape[:dim], shape[dim + 1 :]
     thin = b.reshape(index, (*(1 for _ in before), count, *(1 for _ in after)))
     return b.emit("expand", (thin,), (*before, count, *after), "int64", beside(kind))
 
@@ -198,14 +198,10 @@ def _index_tensor(b: Builder, x: Ref, indices: Sequence[Any]) -> Any:
     found = _places(b, x, indices)
     if found is None:
         return _refused(b, indices)
-    name, dims, names, _ = found
-    shape = b.values[name].shape
-    index = _one_index(b, names, [shape[d] for d in dims])
+    flat, before, after, index = found
     if index is None:
         return NotImplemented
-    flat, before, after = _flat(b, name, dims)
-    spread = _spread_index(b, index, before, after, b.values[name].kind)
-    picked = gathered(b, flat, spread, len(before))
+    picked = gathered(b, flat, _at_all_others(b, index, flat, len(before)), len(before))
     return b.result(b.reshape(picked, (*before, *b.values[index].shape, *after)), x.bdim)
 
 
@@ -220,13 +216,10 @@ def _index_put(
     found = _places(b, x, indices)
     if found is None or source.fold or source.bdim not in (None, 0):
         return _refused(b, indices)
-    name, dims, names, _ = found
-    value = b.values[name]
-    index = _one_index(b, names, [value.shape[d] for d in dims])
+    flat, before, after, index = found
     if index is None:
         return NotImplemented
-    flat, before, after = _flat(b, name, dims)
-    spread = _spread_index(b, index, before, after, value.kind)
+    value, spread = b.values[x.name], _at_all_others(b, index, flat, len(before))
     put = b.cast(source, value.dtype).name
     own = b.values[put].shape
     whole = (*before, *b.values[index].shape, *after)
@@ -304,20 +297,20 @@ def _topk(b: Builder, x: Ref, k: int, dim: int = -1, largest: bool = True, order
 
 @rule("kthvalue")
 def _kthvalue(b: Builder, x: Ref, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    index = _ordered(b, x, dim)
-    if index is None:
+    found = _ordered(b, x, dim)
+    if found is None:
         return NotImplemented
-    own = feature_dim(b, x, dim)
+    index, own = found
     return _at_place(b, x, slice_feature(b, index, own, k - 1, k), own, keepdim)
 
 
 @rule("median.dim")
 def _median(b: Builder, x: Ref, dim: int = -1, keepdim: bool = False) -> Any:
     """The lower of two; the first NaN, where there is one."""
-    index = _ordered(b, x, dim)
-    if index is None:
+    found = _ordered(b, x, dim)
+    if found is None:
         return NotImplemented
-    own = feature_dim(b, x, dim)
+    index, own = found
     size = b.values[x.name].shape[own]
     middle = slice_feature(b, index, own, (size - 1) // 2, (size - 1) // 2 + 1)
     shape, dtype = b.values[middle].shape, b.values[x.name].dtype
@@ -328,12 +321,13 @@ def _median(b: Builder, x: Ref, dim: int = -1, keepdim: bool = False) -> Any:
     return _at_place(b, x, middle, own, keepdim)
 
 
-def _ordered(b: Builder, x: Ref, dim: int) -> str | None:
+def _ordered(b: Builder, x: Ref, dim: int) -> tuple[str, int] | None:
+    """The places of the elements in their order along a dimension, and which that is; None if it is empty."""
     value = b.values[x.name]
-    if not value.shape or not value.shape[feature_dim(b, x, dim)]:
+    own = feature_dim(b, x, dim) if value.shape else 0
+    if not value.shape or not value.shape[own]:
         return None
-    own = feature_dim(b, x, dim)
-    return b.emit("argsort", (x.name,), value.shape, "int64", dim=own, descending=False, stable=True)
+    return b.like(x.name, "argsort", x.name, dtype="int64", dim=own, descending=False, stable=True), own
 
 
 def _extreme(op: str, b: Builder, x: Ref, dim: int, keepdim: bool = False) -> Any:
@@ -370,9 +364,8 @@ def _index_select(b: Builder, x: Ref, dim: int, index: Ref) -> Any:
     if index.bdim is not None or not b.values[x.name].shape or len(b.values[index.name].shape) != 1:
         return NotImplemented
     own = feature_dim(b, x, dim)
-    shape = b.values[x.name].shape
-    spread = _spread_index(b, _index(b, index), shape[:own], shape[own + 1 :], b.values[x.name].kind)
-    return b.result(gathered(b, x.name, spread, own), x.bdim, x.fold)
+    places = _at_all_others(b, _index(b, index), x.name, own)
+    return b.result(gathered(b, x.name, places, own), x.bdim, x.fold)
 
 
 @rule("unfold")
@@ -386,8 +379,8 @@ def _unfold(b: Builder, x: Ref, dim: int, size: int, step: int) -> Any:
     first = b.emit("iota", (), (count,), "int64", "shared", start=0, step=step)
     inner = b.emit("iota", (), (size,), "int64", "shared", start=0, step=1)
     index = b.emit("add", (b.reshape(first, (count, 1)), inner), (count, size), "int64")
-    spread = _spread_index(b, index, shape[:own], shape[own + 1 :], b.values[x.name].kind)
-    wide = b.reshape(gathered(b, x.name, spread, own), (*shape[:own], count, size, *shape[own + 1 :]))
+    places = _at_all_others(b, index, x.name, own)
+    wide = b.reshape(gathered(b, x.name, places, own), (*shape[:own], count, size, *shape[own + 1 :]))
     order = [d for d in range(len(shape) + 1) if d != own + 1]
     return b.result(b.permute(wide, [*order, own + 1]), x.bdim, x.fold)
 

@@ -52,11 +52,14 @@ rules(_comparison, COMPARE)
 rules(_logic, {target: target for target in LOGIC})
 
 
-def _shifted(op: str, b: Builder, x: Any, y: Any) -> Any:
-    return b.pointwise(op, [x, y]) if b.meta_dtype() in INTEGERS else NotImplemented
+def _of_kind(how: tuple[str, Any], b: Builder, x: Any, y: Any) -> Any:
+    op, dtypes = how
+    return b.pointwise(op, [x, y]) if b.meta_dtype() in dtypes else NotImplemented
 
 
-rules(_shifted, SHIFTS)
+_OF_FLOATS = {"hypot": "hypot", "fmod": "fmod", "copysign.Tensor": "copysign", "copysign.Scalar": "copysign"}
+rules(_of_kind, {target: (op, INTEGERS) for target, op in SHIFTS.items()})
+rules(_of_kind, {target: (op, FLOATS) for target, op in _OF_FLOATS.items()})
 
 
 @rule("bitwise_not")
@@ -129,18 +132,16 @@ def _rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Any:
     return _sum("sub", b, y, x, alpha)
 
 
-@rule("sigmoid_backward")
-def _sigmoid_backward(b: Builder, grad: Ref, y: Ref) -> Any:
+def _slope(slope: Any, b: Builder, grad: Ref, y: Ref) -> Any:
+    """The gradient of a function whose slope is known of what it gives."""
     y = b.cast(y, b.meta_dtype())
-    slope = b.like(y.name, "mul", y.name, b.like(y.name, "sub", 1, y.name))
-    return b.pointwise("mul", [grad, replace(y, name=slope)])
+    return b.pointwise("mul", [grad, replace(y, name=slope(b, y.name))])
 
 
-@rule("tanh_backward")
-def _tanh_backward(b: Builder, grad: Ref, y: Ref) -> Any:
-    y = b.cast(y, b.meta_dtype())
-    slope = b.like(y.name, "sub", 1, b.like(y.name, "mul", y.name, y.name))
-    return b.pointwise("mul", [grad, replace(y, name=slope)])
+rules(_slope, {
+    "sigmoid_backward": lambda b, y: b.like(y, "mul", y, b.like(y, "sub", 1, y)),
+    "tanh_backward": lambda b, y: b.like(y, "sub", 1, b.like(y, "mul", y, y)),
+})  # fmt: skip
 
 
 @rule("mul")
@@ -177,32 +178,22 @@ def _clamp(b: Builder, x: Any, low: Any = None, high: Any = None) -> Any:
     return out
 
 
+_ROOTS = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+
+
 @rule("pow")
 def _pow(b: Builder, x: Any, y: Any) -> Any:
     if isinstance(y, (int, float)):
         if y == 1:
             return x
-        if y == 2:
-            return b.pointwise("mul", [x, x])
-        if y == 0.5:
-            return b.pointwise("sqrt", [x])
-        if y == -0.5:
-            return b.pointwise("rsqrt", [x])
-        if y == -1:
-            return b.pointwise("reciprocal", [x])
-        if y == -2:  # as torch has it: 0 where the square overflows
-            return b.pointwise("reciprocal", [b.pointwise("mul", [x, x])])
-        if y == 3:
-            return b.pointwise("mul", [b.pointwise("mul", [x, x]), x])
+        if y in _ROOTS:
+            return b.pointwise(_ROOTS[y], [x])
+        if y in (2, 3, -2):
+            square = b.pointwise("mul", [x, x])
+            if y == 3:
+                return b.pointwise("mul", [square, x])
+            return square if y == 2 else b.pointwise("reciprocal", [square])  # 0 where it overflows, as torch
     return b.pointwise("pow", [x, y])
-
-
-def _of_floats(op: str, b: Builder, x: Any, y: Any) -> Any:
-    return b.pointwise(op, [x, y]) if b.meta_dtype() in FLOATS else NotImplemented
-
-
-_COPYSIGN = dict.fromkeys(("copysign.Tensor", "copysign.Scalar"), "copysign")
-rules(_of_floats, {"hypot": "hypot", "fmod": "fmod", **_COPYSIGN})
 
 
 def _unless_nan(op: str, b: Builder, x: Any, y: Any) -> Any:
@@ -263,17 +254,10 @@ def _sinc(b: Builder, x: Ref) -> Any:
 def _where(b: Builder, condition: Ref, x: Any, y: Any) -> Any:
     if b.values[condition.name].dtype != "bool":
         return NotImplemented
-    meta = b.meta
-    bdim, times = b.batch_at(meta.shape)
+    (bdim, times, shape), dtype = b.shown(), b.meta_dtype()
     fold, lead = b.folded([r for r in (condition, x, y) if isinstance(r, Ref)], times)
-    dtype = b.meta_dtype()
-    names = [b.aligned(condition, len(meta.shape), bdim)]
-    for operand in (x, y):
-        if isinstance(operand, Ref):
-            names.append(b.aligned(b.cast(operand, dtype), len(meta.shape), bdim))
-        else:
-            names.append(b.full(operand, (), dtype))
-    return b.result(b.emit("where", names, (*lead, *b.row_shape(meta.shape, bdim)), dtype), bdim, fold)
+    names = [b.operand(condition, "bool", bdim), *(b.operand(side, dtype, bdim) for side in (x, y))]
+    return b.result(b.emit("where", names, (*lead, *shape), dtype), bdim, fold)
 
 
 @rule("_to_copy", "convert_element_type")

@@ -16,8 +16,7 @@ def _reduce(
     op: str, b: Builder, x: Ref, dims: Sequence[int] | int | None = None, keepdim: bool = False,
     dtype: Any = None,
 ) -> Any:  # fmt: skip
-    value = b.values[x.name]
-    rank = len(value.shape) - x.fold + (x.bdim is not None)
+    value, rank = b.values[x.name], b.rank(x)
     wanted = [dims] if isinstance(dims, int) else list(dims or range(rank))
     wanted = sorted({d % rank for d in wanted} if rank else set())
     over_rows = x.bdim is not None and x.bdim in wanted
@@ -33,16 +32,16 @@ def _reduce(
         if op != "sum":
             raise Unsupported(f"'{op}' over the rows: the step mixes rows", line=b.line)
         name = b.emit("sum_rows", (name,), b.values[name].shape, dtype, "sum")
-    meta = b.meta
-    shape = b.row_shape(meta.shape, b.batch_at(meta.shape)[0])
+    *_, shape = b.shown()
     if over_rows:
         return Ref(b.reshape(name, shape))
-    if x.fold:
-        shape = b.values[x.name].shape[: x.fold] + shape
-    bdim = x.bdim
-    if bdim is not None and not keepdim:
-        bdim -= sum(d < bdim for d in wanted)
-    return b.result(b.reshape(name, shape), bdim, x.fold)
+    name = b.reshape(name, value.shape[: x.fold] + shape)
+    return b.result(name, _left(x.bdim, wanted, keepdim), x.fold)
+
+
+def _left(bdim: int | None, dims: Sequence[int], keepdim: bool) -> int | None:
+    """Where the batch is without these dimensions, if they are not kept."""
+    return bdim if bdim is None or keepdim else bdim - sum(d < bdim for d in dims)
 
 
 rules(_reduce, {"sum.dim_IntList": "sum", "sum.default": "sum", "amax": "amax", "amin": "amin"})
@@ -63,7 +62,7 @@ def _var(
     meta = b.meta
     pair = isinstance(meta, (tuple, list))
     value = b.values[x.name]
-    rank = len(value.shape) + (x.bdim is not None)
+    rank = b.rank(x)
     wanted = [dims] if isinstance(dims, int) else list(dims or range(rank))
     if x.fold or (x.bdim is not None and x.bdim in [d % rank for d in wanted]):
         raise Unsupported("a variance over the rows: the step mixes rows", line=b.line)
@@ -98,10 +97,7 @@ def _var(
         out = b.like(out, "sqrt", out)
     for factor in [] if scale is None else [scale] if is_std else [scale, scale]:
         out = b.like(out, "mul", out, factor)
-    shape = b.row_shape(b.meta.shape, b.batch_at(b.meta.shape)[0])
-    at = x.bdim
-    if at is not None and not keepdim:
-        at -= sum(d % rank < at for d in wanted)
+    (*_, shape), at = b.shown(), _left(x.bdim, [d % rank for d in wanted], keepdim)
     found = b.result(b.reshape(out, shape), at)
     return [found, b.result(b.reshape(mean, shape), at)] if pair else found
 
@@ -130,8 +126,7 @@ def _prod(b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False, dty
     shape = b.values[name].shape
     total = b.emit("cumprod", (name,), shape, value.dtype, dim=own)
     last = slice_feature(b, total, own, shape[own] - 1, shape[own])
-    at, _ = b.batch_at(b.meta.shape)
-    kept = b.row_shape(b.meta.shape, at)
+    at, _, kept = b.shown()
     return b.result(b.reshape(last, (*value.shape[: x.fold], *kept)), at, x.fold)
 
 
@@ -156,24 +151,25 @@ def _arg(op: str, b: Builder, x: Ref, dim: int | None = None, keepdim: bool = Fa
     own = None if dim is None else feature_dim(b, x, dim)
     shape = tuple(1 if own in (None, i) else size for i, size in enumerate(value.shape))
     name = b.emit(op, (x.name,), shape, b.meta_dtype(), dim=own)
-    at, _ = b.batch_at(b.meta.shape)
-    return b.result(b.reshape(name, b.row_shape(b.meta.shape, at)), at)
+    at, _, shape = b.shown()
+    return b.result(b.reshape(name, shape), at)
 
 
 rules(_arg, {"argmax": "argmax", "argmin": "argmin"})
 
 
+def _times(b: Builder, x: str, y: str) -> str:
+    shape = (*b.values[x].shape[:-1], b.values[y].shape[-1])
+    return b.emit("matmul", (x, y), shape, b.meta_dtype())
+
+
 @rule("mm")
 def _mm(b: Builder, x: Ref, y: Ref) -> Any:
     xv, yv, dtype = b.values[x.name], b.values[y.name], b.meta_dtype()
-    if x.bdim is None and y.bdim is None:
-        return b.result(b.emit("matmul", (x.name, y.name), (xv.shape[0], yv.shape[1]), dtype), None)
-    if x.bdim == 0 and y.bdim is None:
-        shape = (*xv.shape[:-1], yv.shape[1])
-        return b.result(b.emit("matmul", (x.name, y.name), shape, dtype), 0, x.fold)
+    if x.bdim in (None, 0) and y.bdim is None:
+        return b.result(_times(b, x.name, y.name), x.bdim, x.fold)
     if x.bdim is None and y.bdim == 1:
-        shape = (*yv.shape[:-1], xv.shape[0])
-        return b.result(b.emit("matmul", (y.name, swapped(b, x.name)), shape, dtype), 1, y.fold)
+        return b.result(_times(b, y.name, swapped(b, x.name)), 1, y.fold)
     same = x.fold == y.fold and xv.shape[: x.fold] == yv.shape[: y.fold]
     if x.bdim == 1 and y.bdim == 0 and same:
         shape = (xv.shape[-1], yv.shape[-1])
@@ -188,31 +184,24 @@ def _addmm(b: Builder, bias: Ref, x: Ref, y: Ref) -> Any:
 
 @rule("bmm")
 def _bmm(b: Builder, x: Ref, y: Ref) -> Any:
-    xv, yv, dtype = b.values[x.name], b.values[y.name], b.meta_dtype()
+    xv, yv = b.values[x.name], b.values[y.name]
     if x.fold or y.fold:
         # [B*k, n, m]: as many products for each row
         if x.bdim != 0 or y.bdim != 0 or x.fold != y.fold:
             return NotImplemented
-        shape = (*xv.shape[:-1], yv.shape[-1])
-        return b.result(b.emit("matmul", (x.name, y.name), shape, dtype), 0, x.fold)
+        return b.result(_times(b, x.name, y.name), 0, x.fold)
     pair = (x.bdim, y.bdim)
-    if pair == (None, None):
-        shape = (*xv.shape[:-1], yv.shape[-1])
-        return b.result(b.emit("matmul", (x.name, y.name), shape, dtype), None)
-    if pair == (0, 0):
-        shape = (xv.shape[0], yv.shape[1])
-        return b.result(b.emit("matmul", (x.name, y.name), shape, dtype), 0)
+    if pair in ((None, None), (0, 0)):
+        return b.result(_times(b, x.name, y.name), x.bdim)
     if pair == (1, None):  # [h, B, m] x [h, m, p]
         heads, m = xv.shape
-        lone = b.reshape(x.name, (heads, 1, m))
-        out = b.emit("matmul", (lone, y.name), (heads, 1, yv.shape[2]), dtype)
+        out = _times(b, b.reshape(x.name, (heads, 1, m)), y.name)
         return b.result(b.reshape(out, (heads, yv.shape[2])), 1)
     if pair == (None, 2):  # [h, n, m] x [h, m, B]
         heads, m = yv.shape
-        lone = b.reshape(y.name, (heads, 1, m))
-        out = b.emit("matmul", (lone, swapped(b, x.name)), (heads, 1, xv.shape[1]), dtype)
+        out = _times(b, b.reshape(y.name, (heads, 1, m)), swapped(b, x.name))
         return b.result(b.reshape(out, (heads, xv.shape[1])), 2)
     if pair == (2, 1):  # [h, n, B] x [h, B, p]: a gradient
         shape = (xv.shape[0], xv.shape[1], yv.shape[1])
-        return Ref(b.emit("matmul_tn", (x.name, y.name), shape, dtype, "sum", batch=1))
+        return Ref(b.emit("matmul_tn", (x.name, y.name), shape, b.meta_dtype(), "sum", batch=1))
     raise Unsupported("a batched matmul of rows with rows: the step mixes rows", line=b.line)

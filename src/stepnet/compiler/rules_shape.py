@@ -15,9 +15,7 @@ from .builder import Builder, Fold, Ref, rule
 @rule("view", "reshape", "_unsafe_view", "_reshape_copy", "view_copy")
 def _view(b: Builder, x: Ref, shape: Any) -> Any:
     value = b.values[x.name]
-    meta = b.meta
-    at, times = b.batch_at(meta.shape)
-    target = b.row_shape(meta.shape, at)
+    at, times, target = b.shown()
     if x.bdim is None:
         return b.result(b.reshape(x.name, target), None)
     if at is None:
@@ -43,12 +41,9 @@ def _view(b: Builder, x: Ref, shape: Any) -> Any:
 
 @rule("permute", "permute_copy")
 def _permute(b: Builder, x: Ref, dims: Sequence[int]) -> Any:
-    value = b.values[x.name]
+    order = [d % b.rank(x) for d in dims]
     if x.bdim is None:
-        rank = len(value.shape)
-        return b.result(b.permute(x.name, [d % rank for d in dims]), None)
-    rank = len(value.shape) - x.fold + 1
-    order = [d % rank for d in dims]
+        return b.result(b.permute(x.name, order), None)
     bdim = order.index(x.bdim)
     own = [d - (d > x.bdim) + x.fold for d in order if d != x.bdim]
     return b.result(b.permute(x.name, [*range(x.fold), *own]), bdim, x.fold)
@@ -62,27 +57,24 @@ def swapped(b: Builder, name: str) -> str:
 
 @rule("t", "transpose", "transpose_copy", "t_copy")
 def _transpose(b: Builder, x: Ref, d0: int = 0, d1: int = 1) -> Any:
-    rank = len(b.values[x.name].shape) - x.fold + (x.bdim is not None)
-    dims = list(range(rank))
-    if rank > 1:
+    dims = list(range(b.rank(x)))
+    if len(dims) > 1:
         dims[d0], dims[d1] = dims[d1], dims[d0]
     return _permute(b, x, dims)
 
 
 @rule("expand", "expand_copy")
 def _expand(b: Builder, x: Ref, sizes: Any, implicit: bool = False) -> Any:
-    meta = b.meta
-    at, times = b.batch_at(meta.shape)
-    shape = b.row_shape(meta.shape, at)
-    value = b.values[x.name]
+    at, times, shape = b.shown()
+    rank, value = len(b.meta.shape), b.values[x.name]
     if x.fold and at == 0:
         lead = value.shape[: x.fold]
-        name = b.aligned(x, len(meta.shape), at)
+        name = b.aligned(x, rank, at)
         if b.values[name].shape != (*lead, *shape):
             name = b.emit("expand", (name,), (*lead, *shape), value.dtype, "row")
         return b.result(name, at, x.fold)
     if (at is None or times == 1) and not x.fold:
-        name = b.aligned(x, len(meta.shape), at) if at is not None else x.name
+        name = b.aligned(x, rank, at) if at is not None else x.name
         if b.values[name].shape == shape and (at is None) == (x.bdim is None):
             return b.result(name, at)
         kind = "row" if at is not None else b.kind(name)
@@ -97,9 +89,7 @@ def _copy(b: Builder, x: Ref, source: Ref, non_blocking: bool = False) -> Any:
 
 def feature_dim(b: Builder, x: Ref, dim: int) -> int:
     """A traced dimension as a dimension of the row; refuses the batch dimension."""
-    value = b.values[x.name]
-    rank = len(value.shape) - x.fold + (x.bdim is not None)
-    dim %= max(rank, 1)
+    dim %= max(b.rank(x), 1)
     if x.bdim is None:
         return dim
     if dim == x.bdim:
@@ -109,12 +99,8 @@ def feature_dim(b: Builder, x: Ref, dim: int) -> int:
 
 @rule("squeeze", "unsqueeze", "squeeze_copy", "unsqueeze_copy")
 def _squeeze(b: Builder, x: Ref, *dims: Any) -> Any:
-    meta = b.meta
-    at, _ = b.batch_at(meta.shape)
-    shape = b.row_shape(meta.shape, at)
-    if x.fold:
-        shape = b.values[x.name].shape[: x.fold] + shape
-    return b.result(b.reshape(x.name, shape), at, x.fold)
+    at, _, shape = b.shown()
+    return b.result(b.reshape(x.name, b.values[x.name].shape[: x.fold] + shape), at, x.fold)
 
 
 def slice_feature(b: Builder, name: str, dim: int, start: int, end: int, step: int = 1) -> str:
@@ -129,17 +115,19 @@ def slice_feature(b: Builder, name: str, dim: int, start: int, end: int, step: i
 
 @rule("slice.Tensor", "slice_copy.Tensor")
 def _slice(b: Builder, x: Ref, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    value = b.values[x.name]
-    rank = len(value.shape) - x.fold + (x.bdim is not None)
-    if x.bdim is not None and dim % rank == x.bdim:
-        whole = (start in (None, 0)) and (not isinstance(end, int) or end >= 2**62) and step == 1
-        if whole:
-            return x
+    if _is_of_all_rows(b, x, dim, start, end, step):
+        return x
     own = feature_dim(b, x, dim)
-    size = value.shape[own]
+    size = b.values[x.name].shape[own]
     first = _clip(start, size, 0)
     last = _clip(end, size, size)
     return b.result(slice_feature(b, x.name, own, first, max(first, last), step), x.bdim, x.fold)
+
+
+def _is_of_all_rows(b: Builder, x: Ref, dim: int, start: Any, end: Any, step: int) -> bool:
+    """Whether a slice is that of all rows."""
+    whole = start in (None, 0) and (not isinstance(end, int) or end >= 2**62) and step == 1
+    return x.bdim is not None and dim % b.rank(x) == x.bdim and whole
 
 
 def _clip(index: Any, size: int, default: int) -> int:
@@ -171,39 +159,26 @@ def _split(b: Builder, x: Ref, sizes: Sequence[int], dim: int = 0) -> Any:
 
 @rule("cat")
 def _cat(b: Builder, tensors: Sequence[Ref], dim: int = 0) -> Any:
-    meta = b.meta
-    dtype = b.meta_dtype()
-    at, times = b.batch_at(meta.shape)
+    dtype, rank = b.meta_dtype(), len(b.meta.shape)
+    at, times, shape = b.shown()
     # torch lets a plain empty [0] join anything
     refs = [b.cast(r, dtype) for r in tensors if not (r.bdim is None and b.values[r.name].shape == (0,))]
     if times != 1 or any(r.fold for r in refs):
-        return _cat_folded(b, refs, dim % len(meta.shape))
-    if at is None:
-        shape = b.row_shape(meta.shape, None)
-        return b.result(b.emit("cat", [r.name for r in refs], shape, dtype, dim=dim % len(shape)), None)
-    rank = len(meta.shape)
-    if dim % rank == at or any(r.bdim != at for r in refs):
-        raise Unsupported("the step joins rows with other rows", line=b.line)
+        fold, lead = b.folded(refs, times)
+    else:
+        fold, lead = 0, ()
     own = dim % rank
-    own -= own > at
-    shape = b.row_shape(meta.shape, at)
-    return b.result(b.emit("cat", [r.name for r in refs], shape, dtype, dim=own), at)
-
-
-def _cat_folded(b: Builder, refs: Sequence[Ref], dim: int) -> Any:
-    at, times = b.batch_at(b.meta.shape)
-    fold, lead = b.folded(refs, times)
-    if at is None or dim == at or any(r.bdim != at for r in refs):
-        raise Unsupported("the step joins rows with other rows", line=b.line)
-    shape = (*lead, *b.row_shape(b.meta.shape, at))
-    own = len(lead) + dim - (dim > at)
-    return b.result(b.emit("cat", [r.name for r in refs], shape, b.meta_dtype(), dim=own), at, fold)
+    if fold or at is not None:
+        if at is None or own == at or any(r.bdim != at for r in refs):
+            raise Unsupported("the step joins rows with other rows", line=b.line)
+        own += len(lead) - (own > at)
+    return b.result(b.emit("cat", [r.name for r in refs], (*lead, *shape), dtype, dim=own), at, fold)
 
 
 @rule("constant_pad_nd")
 def _pad(b: Builder, x: Ref, pad: Sequence[int], value: Any = 0) -> Any:
     name = x.name
-    rank = len(b.values[name].shape) - x.fold + (x.bdim is not None)
+    rank = b.rank(x)
     for k in range(len(pad) // 2):
         before, after = pad[2 * k], pad[2 * k + 1]
         if before == after == 0:
@@ -231,41 +206,25 @@ def _padded(b: Builder, name: str, dim: int, before: int, after: int, number: An
     return b.emit("cat", parts, shape, value.dtype, dim=dim)
 
 
-def _replaced(b: Builder, x: Ref, source: Ref, dim: int, start: int, end: int) -> Any:
-    """x with [start, end) of a feature dimension replaced by source."""
-    value = b.values[x.name]
-    own = feature_dim(b, x, dim)
-    src = b.cast(source, value.dtype).name
-    shape = list(value.shape)
-    shape[own] = end - start
-    if b.values[src].shape != tuple(shape):
-        src = b.reshape(src, shape)
-    if b.is_full(x.name, 0):
-        return b.result(_padded(b, src, own, start, value.shape[own] - end), source.bdim, x.fold)
-    if x.bdim != source.bdim:
-        return NotImplemented
-    parts = []
-    if start > 0:
-        parts.append(slice_feature(b, x.name, own, 0, start))
-    parts.append(src)
-    if end < value.shape[own]:
-        parts.append(slice_feature(b, x.name, own, end, value.shape[own]))
-    name = src if len(parts) == 1 else b.emit("cat", parts, value.shape, value.dtype, dim=own)
-    return b.result(name, x.bdim, x.fold)
-
-
 def _every(b: Builder, x: Ref, source: Ref, own: int, places: range, checked: bool = True) -> Any:
-    """x with some places of a feature dimension replaced by source, a step apart."""
+    """x with some places of a feature dimension, a step apart, replaced by source."""
 
     def result(name: str, at: Ref) -> Ref:
         return b.result(name, at.bdim, at.fold) if checked else Ref(name, at.bdim, at.fold)
 
     value = b.values[x.name]
-    src = b.cast(source, value.dtype).name
-    shape = b.values[src].shape
+    shape = (*value.shape[:own], len(places), *value.shape[own + 1 :])
+    src = b.reshape(b.cast(source, value.dtype).name, shape)
     if not b.is_full(x.name, 0):
         if x.bdim != source.bdim:
             return NotImplemented
+        if places.step == 1:
+            ends = (0, places.start), (places.stop, value.shape[own])
+            before, after = ([slice_feature(b, x.name, own, *at)] if at[0] < at[1] else [] for at in ends)
+            parts = [*before, src, *after]
+            return result(
+                src if len(parts) == 1 else b.emit("cat", parts, value.shape, value.dtype, dim=own), x
+            )
         index = along(b, places, value.shape[:own], value.shape[own + 1 :], source)
         return result(b.emit("scatter", (x.name, index, src), value.shape, value.dtype, dim=own), x)
     # zeros between: [.., n, 1] beside [.., n, step - 1]
@@ -290,44 +249,39 @@ def along(b: Builder, places: range, before: Sequence[int], after: Sequence[int]
     return b.emit("expand", (thin,), (*before, len(places), *after), "int64", kind)
 
 
+def _beside_each_other(b: Builder, x: Ref, offset: int, *dims: int) -> tuple[str, list[int], range] | None:
+    """Matrices of x flat, as its last dimension: the name, the order of dimensions then, and where the
+    diagonal is; None of an empty one."""
+    first, second = (feature_dim(b, x, dim) for dim in dims)
+    if x.bdim not in (None, 0) or x.fold:
+        return None
+    shape = b.values[x.name].shape
+    order = [*(d for d in range(len(shape)) if d not in (first, second)), first, second]
+    n, m = shape[first], shape[second]
+    size, start = min(n + min(offset, 0), m - max(offset, 0)), max(offset, 0) + max(-offset, 0) * m
+    flat = b.reshape(b.permute(x.name, order), (*(shape[d] for d in order[:-2]), n * m))
+    return (flat, order, range(start, start + (size - 1) * (m + 1) + 1, m + 1)) if size > 0 else None
+
+
 @rule("diagonal", "diagonal_copy")
 def _diagonal(b: Builder, x: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    first, second = feature_dim(b, x, dim1), feature_dim(b, x, dim2)
-    shape = b.values[x.name].shape
-    rest = [d for d in range(len(shape)) if d not in (first, second)]
-    if x.bdim is not None and (x.bdim != 0 or x.fold):
+    found = _beside_each_other(b, x, offset, dim1, dim2)
+    if found is None:
         return NotImplemented
-    n, m = shape[first], shape[second]
-    size = max(min(n + min(offset, 0), m - max(offset, 0)), 0)
-    if not size:
-        return NotImplemented
-    turned = b.permute(x.name, [*rest, first, second])
-    flat = b.reshape(turned, (*(shape[d] for d in rest), n * m))
-    start = max(offset, 0) + max(-offset, 0) * m
-    part = slice_feature(b, flat, len(rest), start, start + (size - 1) * (m + 1) + 1, m + 1)
-    return b.result(part, x.bdim)
+    flat, order, at = found
+    return b.result(slice_feature(b, flat, len(order) - 2, at.start, at.stop, at.step), x.bdim)
 
 
 @rule("diagonal_scatter")
 def _diagonal_scatter(b: Builder, x: Ref, source: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
-    first, second = feature_dim(b, x, dim1), feature_dim(b, x, dim2)
-    shape = b.values[x.name].shape
-    rest = [d for d in range(len(shape)) if d not in (first, second)]
-    size = b.values[source.name].shape[-1] if b.values[source.name].shape else 0
-    if x.bdim not in (None, 0) or x.fold or source.bdim != x.bdim or not size:
+    found = _beside_each_other(b, x, offset, dim1, dim2)
+    if found is None or source.bdim != x.bdim:
         return NotImplemented
-    order = [*rest, first, second]
-    n, m = shape[first], shape[second]
-    turned = b.permute(x.name, order)
-    flat_shape = (*(shape[d] for d in rest), n * m)
-    flat = b.reshape(turned, flat_shape)
-    start = max(offset, 0) + max(-offset, 0) * m
-    meta, places = b.meta, range(start, start + (size - 1) * (m + 1) + 1, m + 1)
-    done = _every(b, Ref(flat, x.bdim), source, len(rest), places, checked=False)
+    flat, order, places = found
+    done = _every(b, Ref(flat, x.bdim), source, len(order) - 2, places, checked=False)
     if done is NotImplemented:
         return done
-    b.meta = meta
-    back = b.reshape(done.name, [shape[d] for d in order])
+    back = b.reshape(done.name, [b.values[x.name].shape[d] for d in order])
     return b.result(b.permute(back, [order.index(d) for d in range(len(order))]), x.bdim)
 
 
@@ -335,23 +289,20 @@ def _diagonal_scatter(b: Builder, x: Ref, source: Ref, offset: int = 0, dim1: in
 def _slice_scatter(
     b: Builder, x: Ref, source: Ref, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
-    value = b.values[x.name]
-    rank = len(value.shape) - x.fold + (x.bdim is not None)
-    if x.bdim is not None and dim % rank == x.bdim:
-        if start in (None, 0) and (not isinstance(end, int) or end >= 2**62) and step == 1:
-            return source
+    if _is_of_all_rows(b, x, dim, start, end, step):
+        return source
+    if x.bdim is not None and dim % b.rank(x) == x.bdim:
         raise Unsupported("the step writes to rows by number", line=b.line)
     own = feature_dim(b, x, dim)
-    size = value.shape[own]
-    if step != 1:
-        return _every(b, x, source, own, range(_clip(start, size, 0), _clip(end, size, size), step))
-    return _replaced(b, x, source, dim, _clip(start, size, 0), _clip(end, size, size))
+    size = b.values[x.name].shape[own]
+    return _every(b, x, source, own, range(_clip(start, size, 0), _clip(end, size, size), step))
 
 
 @rule("select_scatter")
 def _select_scatter(b: Builder, x: Ref, source: Ref, dim: int, index: int) -> Any:
-    size = b.values[x.name].shape[feature_dim(b, x, dim)]
-    return _replaced(b, x, source, dim, index % size, index % size + 1)
+    own = feature_dim(b, x, dim)
+    index %= b.values[x.name].shape[own]
+    return _every(b, x, source, own, range(index, index + 1))
 
 
 @rule("flip")

@@ -193,16 +193,10 @@ def _repeat_interleave(input: Tensor, repeats: Any, dim: int | None = None, **_:
     size = input.shape[dim]
     if type(size) is not int or (type(repeats) is not int and size != 1):
         return NotImplemented
-    wide = _repeat(
-        input.unsqueeze(dim + 1), *(repeats if d == dim + 1 else 1 for d in range(input.dim() + 1))
-    )
-    return (
-        wide
-        if wide is NotImplemented
-        else wide.flatten(dim, dim + 1)
-        if type(repeats) is int
-        else wide.squeeze(dim)
-    )
+    wide = _repeat(input.unsqueeze(dim + 1), *[1] * (dim + 1), repeats, *[1] * (input.dim() - dim - 1))
+    if wide is NotImplemented:
+        return wide
+    return wide.flatten(dim, dim + 1) if type(repeats) is int else wide.squeeze(dim)
 
 
 def _roll(input: Tensor, shifts: Any, dims: Any = None) -> Any:

@@ -213,9 +213,5 @@ def is_stateful(kind: type) -> bool:
     """True for objects that are used up by being read: iterators, files, generators of random numbers."""
     if issubclass(kind, _STATEFUL):
         return True
-    return _made_by_c(kind) and hasattr(kind, "__next__")
-
-
-def _made_by_c(kind: type) -> bool:
-    """True for classes whose objects hold more than Python attributes: made by C."""
-    return not kind.__flags__ & HEAP or kind.__module__ == "itertools"
+    made_by_c = not kind.__flags__ & HEAP or kind.__module__ == "itertools"  # it holds more than attributes
+    return made_by_c and hasattr(kind, "__next__")

@@ -18,7 +18,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -185,11 +185,11 @@ class Snapshot:
         return found
 
 
-class _Way:
+class _Way(NamedTuple):
     """How one kind of container is read as a list, and written."""
 
-    def __init__(self, read: Callable[[Any], list[Any]], write: Callable[[Any, list[Any]], None]) -> None:
-        self.read, self.write = read, write
+    read: Callable[[Any], list[Any]]
+    write: Callable[[Any, list[Any]], None]
 
 
 def _same(a: list[Any], b: list[Any]) -> bool:
@@ -211,10 +211,16 @@ def _read_dict(value: Any) -> list[Any]:
     return [name for name, _ in pairs] + [item for _, item in pairs]
 
 
-def _named(held: list[Any]) -> dict[str, Any]:
+def _pairs(held: list[Any]) -> Iterable[tuple[Any, Any]]:
+    """What a dict was read as, name by name."""
     half = len(held) // 2
-    pairs = zip(held[:half], held[half:], strict=True)
-    return {name: item for name, item in pairs if type(name) is str}  # others compare by code of the user's
+    return zip(held[:half], held[half:], strict=True)
+
+
+def _named(held: list[Any]) -> dict[str, Any]:
+    return {
+        name: item for name, item in _pairs(held) if type(name) is str
+    }  # others compare by code of the user's
 
 
 def _named_anew(held: list[Any], now: list[Any]) -> dict[str, Any]:
@@ -229,13 +235,9 @@ def _write_dict(value: Any, held: list[Any]) -> None:
         dict.clear(value)
     for name in names[half:]:
         dict.pop(value, name, None)
-    for name, item in zip(held[:half], held[half:], strict=True):
+    for name, item in _pairs(held):
         if dict.get(value, name, MISSING) is not item:  # all else stays where other threads look it up
             dict.__setitem__(value, name, item)
-
-
-def _read_ordered(value: Any) -> list[Any]:
-    return [*_read_dict(value), *collections.OrderedDict.__iter__(value)]
 
 
 def _write_ordered(value: Any, held: list[Any]) -> None:
@@ -246,23 +248,14 @@ def _write_ordered(value: Any, held: list[Any]) -> None:
         collections.OrderedDict.__setitem__(value, name, items[id(name)])
 
 
-def _read_environment(value: Any) -> list[Any]:
-    return _read_dict(value._data)
-
-
 def _write_environment(value: Any, held: list[Any]) -> None:
-    half = len(held) // 2
-    before = dict(zip(held[:half], held[half:], strict=True))
+    before = dict(_pairs(held))
     for name in value._data.keys() - before.keys():
         os.unsetenv(name)
     for name, text in before.items():
         if value._data.get(name) != text:
             os.putenv(name, text)
     _write_dict(value._data, held)
-
-
-def _write_list(value: Any, held: list[Any]) -> None:
-    list.__setitem__(value, slice(None), held)
 
 
 def _write_set(value: Any, held: list[Any]) -> None:
@@ -273,10 +266,6 @@ def _write_set(value: Any, held: list[Any]) -> None:
 def _write_deque(value: Any, held: list[Any]) -> None:
     collections.deque.clear(value)
     collections.deque.extend(value, held)
-
-
-def _read_bytes(value: Any) -> list[Any]:
-    return [bytes(memoryview(value))]
 
 
 def _write_bytes(value: Any, held: list[Any]) -> None:
@@ -333,19 +322,13 @@ def _read_class(value: type) -> list[Any]:
 
 
 def _write_class(value: type, held: list[Any]) -> None:
-    half = len(held) // 2
-    before = dict(zip(held[:half], held[half:], strict=True))
-    now = _read_class(value)
-    for name in now[: len(now) // 2]:
+    before = dict(_pairs(held))
+    for name, _ in _pairs(_read_class(value)):
         if name not in before:
             type.__delattr__(value, name)
     for name, item in before.items():
         if value.__dict__.get(name, MISSING) is not item:
             type.__setattr__(value, name, item)
-
-
-def _read_names(value: Names) -> list[Any]:
-    return [value.space.get(name, MISSING) for name in value.names]
 
 
 def _write_names(value: Names, held: list[Any]) -> None:
@@ -356,10 +339,6 @@ def _write_names(value: Names, held: list[Any]) -> None:
             value.space[name] = item
 
 
-def _read_slots(value: Any) -> list[Any]:
-    return [held for _, _, held in slot_values(value)]
-
-
 def _write_slots(value: Any, held: list[Any]) -> None:
     for (klass, name, now), before in zip(slot_values(value), held, strict=True):
         if now is not before:
@@ -368,22 +347,28 @@ def _write_slots(value: Any, held: list[Any]) -> None:
 
 
 _CELL = type((lambda x: lambda: x)(0).__closure__[0])  # pyright: ignore[reportOptionalSubscript]
+_ALL, _ORDER = slice(None), collections.OrderedDict.__iter__
 _WAYS: tuple[tuple[Any, _Way], ...] = (
-    (Names, _Way(_read_names, _write_names)),
-    (collections.OrderedDict, _Way(_read_ordered, _write_ordered)),
+    (Names, _Way(lambda value: [value.space.get(name, MISSING) for name in value.names], _write_names)),
+    (collections.OrderedDict, _Way(lambda value: [*_read_dict(value), *_ORDER(value)], _write_ordered)),
     (dict, _Way(_read_dict, _write_dict)),
-    (list, _Way(lambda value: list(list.__iter__(value)), _write_list)),
+    (
+        list,
+        _Way(
+            lambda value: list(list.__iter__(value)), lambda value, held: list.__setitem__(value, _ALL, held)
+        ),
+    ),
     (set, _Way(lambda value: list(set.__iter__(value)), _write_set)),
     (collections.deque, _Way(lambda value: list(collections.deque.__iter__(value)), _write_deque)),
-    ((bytearray, array.array), _Way(_read_bytes, _write_bytes)),
+    ((bytearray, array.array), _Way(lambda value: [bytes(memoryview(value))], _write_bytes)),
     (np.ndarray, _Way(_read_array, _write_array)),
     (memoryview, _Way(_read_memory, _write_memory)),
     (contextvars.ContextVar, _Way(lambda value: [value.get(MISSING)], lambda value, held: None)),
     (_CELL, _Way(_read_cell, _write_cell)),
     (type, _Way(_read_class, _write_class)),
 )
-_ENVIRONMENT = _Way(_read_environment, _write_environment)
-_SLOTTED = _Way(_read_slots, _write_slots)
+_ENVIRONMENT = _Way(lambda value: _read_dict(value._data), _write_environment)
+_SLOTTED = _Way(lambda value: [held for _, _, held in slot_values(value)], _write_slots)
 
 
 def _way(kind: type) -> _Way | None:

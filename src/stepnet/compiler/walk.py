@@ -104,12 +104,6 @@ class Walk(CodeWalk):
         self.key.append(slice)
         self._items((value.start, value.stop, value.step))
 
-    def _interned(self, value: Any) -> None:
-        self.key.append(value)
-
-    def _identity(self, value: Any) -> None:
-        self.key.append(Same(value))
-
     def _tensor(self, value: Any) -> None:
         kind = type(value)
         self.key.append(Tensor)
@@ -117,7 +111,9 @@ class Walk(CodeWalk):
         if kind is not Tensor and kind is not nn.Parameter:
             if isinstance(value, (UninitializedBuffer, UninitializedParameter)):
                 self.refused = self.refused or "it has lazy parameters that its first run makes"
-            elif not (_is_of_torch(kind) and isinstance(value, (nn.Parameter, nn.Buffer))):
+            elif not (is_trusted_class(kind) and kind.__mro__[1] is Tensor) or not isinstance(
+                value, (nn.Parameter, nn.Buffer)
+            ):
                 self.refused = self.refused or (
                     f"it reads a {kind.__name__}, which is dispatched by rules of its own"
                 )
@@ -154,17 +150,10 @@ class Walk(CodeWalk):
 
     def _sequence(self, value: Any) -> None:
         kind = type(value)
-        walk = (
-            list.__iter__
-            if issubclass(kind, list)
-            else tuple.__iter__
-            if issubclass(kind, tuple)
-            else collections.deque.__iter__
-        )
+        walk = next(each.__iter__ for each in (list, tuple, collections.deque) if issubclass(kind, each))
         items = list(walk(value))
-        self.key.append(
-            (kind, len(items), _MAXLEN.__get__(value) if issubclass(kind, collections.deque) else None)
-        )
+        most = _MAXLEN.__get__(value) if issubclass(kind, collections.deque) else None
+        self.key.append((kind, len(items), most))
         self._items(items)
         self._own_parts(value)
 
@@ -459,10 +448,6 @@ def _a(kind: type) -> str:
     return f"a {kind.__module__}.{kind.__qualname__.removeprefix(f'{kind.__module__}.')}"
 
 
-def _is_of_torch(kind: type[Tensor]) -> bool:
-    return is_trusted_class(kind) and kind.__mro__[1] is Tensor
-
-
 class _Seen(int):
     """Part of a key: the object that was met at this number."""
 
@@ -507,9 +492,10 @@ def has_attributes(kind: type) -> bool:
 
 
 _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
-    (Interned, Walk._interned),
+    (Interned, lambda walk, value: walk.key.append(value)),
     (Tensor, Walk._tensor),
-    ((SymInt, SymFloat, SymBool), Walk._identity),  # of a trace, which is behind them
+    # of a trace, which is behind them
+    ((SymInt, SymFloat, SymBool), lambda walk, value: walk.key.append(Same(value))),
     ((np.ndarray, np.generic), Walk._array),
     ((torch.jit.ScriptFunction, torch.jit.ScriptModule), Walk._scripted),
     (logging.Logger, Walk._logger),

@@ -9,6 +9,7 @@ transforms, traces, several inputs) goes the long way, and so does the first cal
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from stepnet.errors import Unsupported
 from stepnet.executors.autograd import is_copied, run_direct, run_real
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.base import Executor
-from stepnet.executors.call import Call
+from stepnet.executors.call import Call, not_asked_for
 from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import tried
@@ -37,7 +38,7 @@ from stepnet.ir.loop import Loop
 from stepnet.watchers import note_run
 
 from .choice import about_as_many
-from .directions import Find, MadeLater, RunsAlong
+from .directions import Find, RunsAlong
 from .make import Entry
 from .plain import plain_loop
 from .reads import Reads, looks
@@ -156,12 +157,13 @@ class Asked(NamedTuple):
         assert entry.compiled is not None
         ready = entry.ready
 
+        @functools.cache
         def along() -> RunsAlong:
             given = self.sequences, self.reads, entry.weights, find
             return RunsAlong(self.loop(), ready, *given, unchanged=self._unchanged)
 
         constants, plain = entry.compiled.constants, self._plain(entry.weights)
-        return Call(ready, self.layout, constants, plain, MadeLater(along), steps=steps, as_it_is=as_it_is)
+        return Call(ready, self.layout, constants, plain, along, steps=steps, as_it_is=as_it_is)
 
     def _plain(self, places: Sequence[int]) -> Callable[..., Any]:
         """The plain loop on the inputs of this call, made when it is asked for."""
@@ -283,7 +285,7 @@ class _Like(NamedTuple):
             inputs = rows, *states, *weights
             trains = recorded is not None
             direct = self.lately.direct(self.call.ready, layout, inputs, self.call.steps, trains)
-            by_names = recorded or _not_asked_for
+            by_names = recorded or not_asked_for
             out = None if direct is None else run_direct(direct, by_names, inputs, layout)
             if out is not None:
                 note_run(self.entry, layout, ([rows], states, weights), out, self.call.steps)
@@ -373,16 +375,13 @@ def _warm(
         form = like.form, like.way, found.key, tensors, rows, layout, None
         recorded = (lambda: like.recorded(Asked(of, step, x, states, *form))) if grad else None
         return like.run(layout, rows, states, tensors, x, recorded)
-    if not nothing_around() or any(map(_is_odd, (rows, *states))):
+    odd = any(type(t) is not Tensor or t.layout is not torch.strided for t in (rows, *states))
+    if odd or not nothing_around():
         return None
     _, call = asked(of, step, x, state, Way(*way), pieces)
     if call is None or (not draws and call.draws):
         return None
     return _first_alike(found, looks, call, given, n is not None, find)
-
-
-def _is_odd(tensor: Any) -> bool:
-    return type(tensor) is not Tensor or tensor.layout is not torch.strided
 
 
 def _first_alike(
@@ -406,10 +405,15 @@ def _like(
     """What the calls after this one are held against. `any_rows`: how many of the tensors that it was given,
     from the first on, may have other numbers of rows."""
     ragged, low = isinstance(call.x, LoDTensor), autocast_dtype("cpu")
-    steps = () if ragged else tuple(call.x.shape[:2])
-    alone = _alone(entry, call.layout, steps, low is None and not any(map(_only_noted, given)))
-    is_complex = any(t.is_complex() for t in given) or bool(alone.ready.plan.paired)
-    by_address = _by_address(entry) and not torch.is_grad_enabled()
+    assert entry.ready is not None
+    assert entry.compiled is not None
+    ready, steps = entry.ready, () if ragged else tuple(call.x.shape[:2])
+    as_it_is = low is None and not any(t.is_neg() or t._is_zerotensor() for t in given)
+    what = ready, call.layout, entry.compiled.constants, not_asked_for
+    alone = Call(*what, steps=steps, as_it_is=as_it_is)  # no backward follows
+    is_complex = any(t.is_complex() for t in given) or bool(ready.plan.paired)
+    # nothing is saved by it, and the plan reads x where it lies, whatever its shape
+    by_address = not ready.forward.reads_rows(ready.plan.x) and not torch.is_grad_enabled()
     return _Like(
         alike=alike(given, any_rows=any_rows),
         kinds=[*map(type, given)],
@@ -425,28 +429,6 @@ def _like(
         direct=alone.as_it_is and not is_complex and not alone.constants,
         lately=Lately(),
     )
-
-
-def _only_noted(tensor: Tensor) -> bool:
-    """Whether the memory of a tensor does not hold its numbers."""
-    return tensor.is_neg() or tensor._is_zerotensor()
-
-
-def _by_address(entry: Entry) -> bool:
-    """Whether a plan, which nothing is saved by, reads x where it lies, whatever its shape."""
-    assert entry.ready is not None
-    return not entry.ready.forward.reads_rows(entry.ready.plan.x)
-
-
-def _alone(entry: Entry, layout: Layout, steps: tuple[int, ...], as_it_is: bool) -> Call:
-    """A run of a plan that no backward follows."""
-    assert entry.ready is not None
-    assert entry.compiled is not None
-    return Call(entry.ready, layout, entry.compiled.constants, _not_asked_for, steps=steps, as_it_is=as_it_is)
-
-
-def _not_asked_for(*_: Any) -> Any:
-    raise AssertionError("gradients were off")
 
 
 def forget() -> None:

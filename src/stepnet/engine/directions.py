@@ -13,7 +13,6 @@ from torch import Tensor
 
 from stepnet.data.as_imported import contiguous
 from stepnet.data.dtypes import dtype_of
-from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call, Moving
@@ -28,7 +27,7 @@ from .check import sample_layout, sampled
 from .choice import about_as_many
 from .make import Entry, apart
 from .plain import plain_loop, read_again
-from .reads import Reads, looks, read
+from .reads import Reads, looks, looks_of_rows, read, settings
 from .repeats import Repeats, Unrecorded
 from .rounding import close, looseness
 from .rows import Sequences
@@ -105,7 +104,7 @@ class RunsAlong:
         now = self.unchanged()
         if now is not None:
             return now
-        x, states, _ = self._split(tensors)
+        x, states, _ = self.ready.plan.parted(tensors)
         return read_again(self.loop, self.sequences, self.reads, x, states, self.reader)
 
     def has_history(
@@ -142,7 +141,7 @@ class RunsAlong:
                 torch.ones_like(t).requires_grad_(moves) if given_ else None
                 for t, given_, moves in zip(results, given, live[len(own) :], strict=True)
             ]
-            call = Call(self.ready, few.sequences.layout, {}, few.plain, self)
+            call = Call(self.ready, few.sequences.layout, {}, few.plain, lambda: self)
             found = of_plain_loop(call, own, seeds, needed, create_graph=True)
         sources = {id(t) for t, moves in zip((*own, *seeds), live, strict=True) if moves}
         return tuple(g is not None and leads_to(g, sources) for g in found)
@@ -176,7 +175,7 @@ class RunsAlong:
 
     def _places(self, moved: Moved, tensors: Sequence[Tensor]) -> list[int | None]:
         """Where x, states and weights are among what the loop of a derivative is fed."""
-        x, states, weights = self._split(tensors)
+        x, states, weights = self.ready.plan.parted(tensors)
         begin = len(moved.x) + len(moved.states)
         at = {id(t): begin + k for k, t in enumerate(moved.weights)}
         begin = len(moved.x)
@@ -199,8 +198,8 @@ class RunsAlong:
     ) -> Moved:  # fmt: skip
         """The loop of the derivative; see `__call__`. `forward_mode`: as torch's forward mode has it, which
         does not stop where gradients do."""
-        x, states, weights = self._split(tensors)
-        _, of_states, of_weights = self._split(directions)
+        x, states, weights = self.ready.plan.parted(tensors)
+        _, of_states, of_weights = self.ready.plan.parted(directions)
         now = self.same_step(tensors)
         own = [now.tensors[place] for place in self.places]
         cut = [(p.parameter, v) for p, v in zip(self.loop.slices, directions, strict=False) if v is not None]
@@ -233,7 +232,7 @@ class RunsAlong:
             twin.found.tensors[place] if k is None else given[k]
             for k, place in zip(known[1], places, strict=True)
         ]
-        further = MadeLater(
+        further = functools.cache(
             lambda: RunsAlong(twin.loop, ready, beside, twin.found, places, self.find, reader=self.reader)
         )
         plain = functools.partial(twin.plain, places)
@@ -277,7 +276,7 @@ class RunsAlong:
             for t, v in zip(own, directions, strict=True)
         ]
         along = replace(self, sequences=few.sequences, reads=now, check=False)
-        call = Call(self.ready, few.sequences.layout, {}, few.plain, along)
+        call = Call(self.ready, few.sequences.layout, {}, few.plain, lambda: along)
         results = few.results(own)
         seeds = [few.noise(t).requires_grad_() if differs(t) and t.requires_grad else None for t in results]
         needed = [t.requires_grad for t in own]
@@ -321,12 +320,6 @@ class RunsAlong:
         found, *_ = replace(self, sequences=few.sequences, reads=now, check=False)(few.inputs, moved)
         return all(a is None or close(a, b, 10 * loose) for a, b in zip(found, by_plain, strict=True))
 
-    def _split(self, values: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
-        """What is of x, of the states and of the weights."""
-        n_x = len(self.sequences.x_rows)
-        n = n_x + len(self.sequences.states)
-        return values[:n_x], values[n_x:n], values[n:]
-
     def _on_few_rows(self, layout: Layout, weights: Sequence[Tensor], now: Reads, seed: int) -> _Few:
         generator = torch.Generator().manual_seed(seed)
         sequences = self.sequences._replace(layout=layout)
@@ -335,7 +328,7 @@ class RunsAlong:
         plain = plain_loop(self.loop, sequences, now, self.places, self.reader)
 
         def results(inputs: Sequence[Tensor]) -> list[Tensor]:
-            y, finals = plain(*self._split(inputs))
+            y, finals = plain(*self.ready.plan.parted(inputs))
             return [*y, *finals]
 
         return _Few(sequences, [t.detach() for t in (*rows, *boot, *weights)], plain, results, generator)
@@ -370,8 +363,7 @@ class _Twin:
         return (
             self.names, self.noisy, self.whole, same, looks([t for t in tensors if t is not None]),
             tuple([t is None for t in self.directions]),
-            tuple([(t.shape[1:], t.dtype, t.requires_grad, t.device) for t in tables]),
-            torch.is_grad_enabled(), autocast_dtype("cpu"), torch.get_default_dtype(), default_device(),
+            looks_of_rows(tables), settings(),
         )  # fmt: skip
 
     @cached_property
@@ -414,28 +406,3 @@ class _Few(NamedTuple):
     def noise(self, like: Tensor) -> Tensor:
         """Numbers by chance."""
         return torch.randn(like.shape, generator=self.generator, dtype=torch.float64).to(like)
-
-
-@dataclass(frozen=True, eq=False)
-class MadeLater:
-    """What runs the derivative of a loop, made when it is asked for: most calls have no second derivative."""
-
-    make: Callable[[], RunsAlong]
-
-    @cached_property
-    def made(self) -> RunsAlong:
-        return self.make()
-
-    def same_step(self, tensors: Sequence[Tensor]) -> Reads:
-        return self.made.same_step(tensors)
-
-    def has_history(
-        self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
-    ) -> tuple[bool, ...]:
-        return self.made.has_history(given, needed, live)
-
-    def __call__(
-        self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
-        noise: Sequence[Tensor] | None = None, whole: bool = False, once: bool = False,
-    ) -> Moving:  # fmt: skip
-        return self.made(tensors, directions, noise, whole, once)

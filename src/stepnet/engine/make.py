@@ -25,7 +25,7 @@ from stepnet.compiler.portable import digest
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.record import tried as tried_on
 from stepnet.compiler.undo import Snapshot, is_only_thread, undone
-from stepnet.data.modes import autocast_dtype, default_device, for_plans
+from stepnet.data.modes import default_device, for_plans
 from stepnet.data.storage import memory_of
 from stepnet.data.tree import Spec
 from stepnet.errors import NotBuilt, StepnetError, Unsupported
@@ -42,7 +42,7 @@ from stepnet.user_line import line_in
 from .check import self_check, versions
 from .choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
 from .meanwhile import Meanwhile
-from .reads import FailsOnSamples, Reads, ReadsChanged, read, read_anew, steps_of_inner_loops
+from .reads import FailsOnSamples, Reads, ReadsChanged, read, read_anew, settings, steps_of_inner_loops
 from .rows import Noise, Sequences, samples
 
 
@@ -422,10 +422,8 @@ def _digest(loop: Loop, reads: Reads, signature: Signature, most: int) -> str | 
         reads.key,
         [(tuple(t.shape), t.dtype, t.requires_grad, t.device.type, type(t)) for t in reads.tensors],
         [(e.shape, e.dtype, e.grad) for e in (*signature.x, *signature.states)],
-        (signature.boots, torch.is_grad_enabled(), code_of(loop).form, most),
-        autocast_dtype("cpu"),
-        torch.get_default_dtype(),
-        default_device(),
+        (signature.boots, code_of(loop).form, most),
+        settings(),
     )
 
 

@@ -22,9 +22,7 @@ from stepnet.compiler.reach import note_asking
 from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import (
-    autocast_dtype,
     batches,
-    default_device,
     has_tangent,
     in_function_modes,
     linearizes,
@@ -54,9 +52,11 @@ from .reads import (
     Reads,
     ReadsChanged,
     looks,
+    looks_of_rows,
     more_inner_steps,
     note_changing,
     read,
+    settings,
     steps_of_inner_loops,
     why_changing,
 )
@@ -134,13 +134,14 @@ def run(
     states = [contiguous(state) for state in sequences.states]
     along = None
     if not (transformed or guarded or random):
-        along = RunsAlong(loop, entry.ready, sequences, reads, entry.weights, find)
+        given = loop, entry.ready, sequences, reads, entry.weights, find
+        along = functools.cache(lambda: RunsAlong(*given))
     # as a warm call gives them: a checkpoint that computes this call again keeps the same
     steps = sequences.steps if further is None and note is None else ()
     constants = entry.compiled.constants
     call = Call(entry.ready, sequences.layout, constants, plain, along, guarded, steps=steps)
     if further is not None:
-        out = run_transformed(Run(call, further), x_rows, states, weights)
+        out = run_transformed(Run(call, lambda: further), x_rows, states, weights)
     else:
         out = run_plan(call, x_rows, states, weights)
         if note is not None and as_ever:
@@ -218,16 +219,12 @@ def _refusal(
 def _tell_of_torch_ops(entry: Entry, loop: Loop, reads: Reads, sequences: Sequences) -> None:
     """Warn of a step that torch ops run where generated C was meant."""
     assert entry.ready is not None
-    if not (entry.refusals and entry.ready.executor.in_torch and _on_cpu(sequences)):
+    on_cpu = all(t.is_cpu for t in (*sequences.x_rows, *sequences.states))  # elsewhere torch ops are meant
+    if not (entry.refusals and entry.ready.executor.in_torch and on_cpu):
         return
     refusal = _reason(entry)
     if refusal.line is not None or isinstance(refusal, NotBuilt):  # not a dtype: the caller chose it
         _tell(TorchOpsWarning, loop, reads, refusal)
-
-
-def _on_cpu(sequences: Sequences) -> bool:
-    """Where generated C runs; elsewhere torch ops are what is meant."""
-    return all(t.is_cpu for t in (*sequences.x_rows, *sequences.states))
 
 
 def _reason(entry: Entry) -> Unsupported:
@@ -328,12 +325,9 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
         return _refused(reads, reads.refusal)
     signature = (
         code_of(loop).form,
-        tuple([(t.shape[1:], t.dtype, t.requires_grad, t.device) for t in sequences.x_rows]),
-        tuple([(t.shape[1:], t.dtype, t.requires_grad, t.device) for t in sequences.states]),
-        torch.is_grad_enabled(),
-        autocast_dtype("cpu"),
-        torch.get_default_dtype(),
-        default_device(),
+        looks_of_rows(sequences.x_rows),
+        looks_of_rows(sequences.states),
+        settings(),
         tried(backend),
         steps_of_inner_loops(reads),
     )

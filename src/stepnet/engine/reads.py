@@ -28,7 +28,7 @@ from stepnet.compiler.record import Record, record
 from stepnet.compiler.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.walk_code import END
 from stepnet.data.bounded import Bounded
-from stepnet.data.modes import autocast_dtype
+from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
@@ -217,6 +217,16 @@ def looks(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     return tuple([(type(t), t.shape, t.dtype, t.requires_grad, t.device) for t in tensors])
 
 
+def looks_of_rows(tables: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The same of tables of rows."""
+    return tuple([(t.shape[1:], t.dtype, t.requires_grad, t.device) for t in tables])
+
+
+def settings() -> tuple[Any, ...]:
+    """What plans depend on of what is set around a call."""
+    return torch.is_grad_enabled(), autocast_dtype("cpu"), torch.get_default_dtype(), default_device()
+
+
 def read_anew(reads: Reads, loop: Loop, rows: Sequences) -> Reach | None:
     """What a walk finds now; None if a run depends on something else by now than the numbers of tensors."""
     if reads.open is None:
@@ -276,15 +286,8 @@ def _lifted(
     shared: Sequence[Tensor],
 ) -> Reads:  # fmt: skip
     """What a run of a closed step depends on, whatever its numbers are."""
-    rows = [(t.shape[1:], t.dtype, t.requires_grad, t.device) for t in (*x, *states)]  # Python may ask for it
-    call = (
-        known.key,
-        *rows,
-        *looks(known.tensors),
-        torch.is_grad_enabled(),
-        autocast_dtype("cpu"),
-        torch.get_default_dtype(),
-    )
+    # Python may ask rows for it
+    call = known.key, looks_of_rows((*x, *states)), looks(known.tensors), settings()
     did: _Did | None = like.recorded.get(call)
     if did is None:
         made = _recorded(loop, known.reach, x, states, shared)

@@ -21,7 +21,7 @@ from stepnet.executors.ready import Ready
 from stepnet.executors.transformed import Derivative, Run
 from stepnet.ir.loop import Code, Loop
 
-from .directions import Find, MadeLater, RunsAlong
+from .directions import Find, RunsAlong
 from .make import Entry
 from .members import loop_of_members
 from .plain import plain_loop
@@ -49,8 +49,8 @@ class Further:
             moved = self.along.of(tensors, directions, forward_mode=forward_mode)
         places: dict[int, int | Tensor] = {id(t): i for i, t in enumerate((*tensors, *directions))}
         inputs = [places.get(id(t), t) for t in (*moved.x, *moved.states, *moved.weights)]
-        assert isinstance(moved.call.along, MadeLater)
-        run = Run(moved.call, Further(moved.call.along.made, moved.weights))
+        along: Any = moved.call.along
+        run = Run(moved.call, functools.cache(lambda: Further(along(), moved.weights)))
         return Derivative(run, inputs, self.along.derivatives)
 
     def has_history(
@@ -76,12 +76,13 @@ class Further:
             if all(isinstance(i, int) for i in known[2]):
                 self.along.ready.members[k] = known
         ready, constants, inputs = known
-        return Run(Call(ready, self.along.sequences.layout, constants, of_all.plain), of_all), inputs
+        call = Call(ready, self.along.sequences.layout, constants, of_all.plain)
+        return Run(call, of_all.further), inputs
 
 
 @dataclass(frozen=True, eq=False)
 class _OfMembers:
-    """The run of many calls with weights of their own, and its derivatives, made when they are asked for."""
+    """The run of many calls with weights of their own."""
 
     of: Further
     k: int
@@ -116,27 +117,13 @@ class _OfMembers:
         entry, where, found, _ = self._parts
         return plain_loop(*where, found, entry.weights, self.of.along.reader)(*tables)
 
-    @cached_property
-    def _made(self) -> Further:
+    def further(self) -> Further:
+        """Its derivatives."""
         entry, (loop, rows), found, _ = self._parts
         assert entry.ready is not None
         along = self.of.along
         how = loop, entry.ready, rows, found, entry.weights, along.find
         return Further(RunsAlong(*how, reader=along.reader), [found.tensors[i] for i in entry.weights])
-
-    def __call__(self, moves: Sequence[bool], *, forward_mode: bool) -> Derivative:
-        return self._made(moves, forward_mode=forward_mode)
-
-    def has_history(
-        self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
-    ) -> Sequence[bool]:
-        return self._made.has_history(given, needed, live)
-
-    def times(self, k: int) -> Further:
-        return self._made.times(k)
-
-    def members(self, k: int) -> tuple[Run, Sequence[int | Tensor]]:
-        return self._made.members(k)
 
 
 def find_transformed(

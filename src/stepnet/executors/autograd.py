@@ -29,7 +29,7 @@ from .noise import generator_of, noise_of
 from .once_more import checkpointed
 from .ready import Ready
 from .tables import EARLIER, into
-from .twice import Moves, again, asked_again, differentiable, is_plain, one_by_one, total
+from .twice import Moves, again, asked_again, differentiable, is_plain, is_run, one_by_one, total
 
 WORTH_ASKING = 1 << 24  # multiplications that take longer than to ask whether anybody wants what they make
 
@@ -372,13 +372,6 @@ def _asked_for(ctx: Any, tensors: Sequence[Tensor], needed: Sequence[bool]) -> t
     if rows * max(map(Tensor.numel, tensors)) < WORTH_ASKING:
         return tuple(needed)
     return tuple(
-        need and (rows * tensor.numel() < WORTH_ASKING or _is_asked_for(edge[0]))
+        need and (rows * tensor.numel() < WORTH_ASKING or is_run(edge[0], True))
         for need, tensor, edge in zip(needed, tensors, ctx.next_functions, strict=True)
     )
-
-
-def _is_asked_for(node: Any) -> bool:
-    try:
-        return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # of a leaf that autograd.grad is asked for; or outside of torch's engine
-        return True

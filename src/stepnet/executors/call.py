@@ -47,6 +47,11 @@ class Along(Protocol):
         ...
 
 
+def not_asked_for(*_: Any) -> Any:
+    """Stands for the plain loop of a run that nobody asks for a gradient which the plan does not give."""
+    raise AssertionError("nobody asks for the plain loop")
+
+
 class Call(NamedTuple):
     """One run: the plan, where the rows stand, constants, and the plain loop on the same inputs; perhaps what
     runs the derivative of the same loop along directions of its inputs; its noise, if that is of another run,
@@ -56,9 +61,14 @@ class Call(NamedTuple):
     layout: Layout
     constants: dict[str, Tensor]
     plain: Callable[..., tuple[list[Tensor], list[Tensor]]]  # of x, states and weights
-    along: Along | None = None
+    along: Callable[[], Along] | None = None  # made where it is asked for, which few calls do
     guarded: bool = False  # gradients that are not finite are asked of the plain loop, whatever comes in
     noise: Sequence[Tensor] | None = None
     before: tuple[torch.device, Tensor] | None = None
     steps: tuple[int, ...] = ()  # what the rows of y are to be: [steps, sequences, ...]; (): rows
     as_it_is: bool = False  # inputs are known to stand in memory as they are, and no mode is around
+
+    def by_loop(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """y and the last states, by the plain loop on x, states and weights."""
+        y, finals = self.plain(*self.ready.plan.parted(inputs))
+        return [*y, *finals]

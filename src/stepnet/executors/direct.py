@@ -22,8 +22,8 @@ from stepnet.data.storage import distinct
 from .flow import carry_gradients
 from .gradients import asked_of
 from .layout import Layout
-from .loop import Lone, run_nodes, shift
-from .ready import Ready
+from .loop import Lone, PreparedLoop, run_nodes, shift
+from .ready import Ready, Sources
 from .tables import as_table
 from .twice import is_plain
 
@@ -119,7 +119,7 @@ class Direct:
         self.ready, self.layout = ready, layout
         self._inputs = [_outline(t.shape, t.dtype) for t in inputs]
         self._strides = {name: stride(t) for name, t in zip(ready.names, inputs, strict=False)}
-        self.most = layout.rows if self.trains or steps else _to_next_power(layout.rows)
+        self.most = layout.rows if self.trains or steps else (1 << layout.rows.bit_length()) - 1
         rows = steps or (layout.rows,)
         self._y = [_outline((*rows, *kinds[name].shape), dtype_of(kinds[name].dtype)) for name in plan.y]
         self._shapes = {name: (self.most, *kinds[name].shape) for name in ready.extra}
@@ -244,92 +244,137 @@ class Direct:
 
     def _backward(self, given: tuple[bool, ...], needed: tuple[bool, ...]) -> _Backward:
         """How gradients are made. `given`: which results something comes in for. Raises LookupError."""
-        ready, layout, plan = self.ready, self.layout, self.ready.plan
-        n_x, n_y, few = len(plan.x), len(self._y), ready.is_few(layout)
-        sources, results = ready.sources(len(self._inputs)), [*self._y, *self._made[n_y + len(self._kept) :]]
+        ready, layout = self.ready, self.layout
+        sources = ready.sources(len(self._inputs))
         if ready.backward is None or sources.held or ready.leaves_out(given):
             raise LookupError
         asked = asked_of(ready, layout, given, needed)
-        lone = ready.backward.lone(asked.wanted, few)
+        lone = ready.backward.lone(asked.wanted, ready.is_few(layout))
         if lone is None:
             raise LookupError
-        kinds = ready.backward.plan.body.values
-        values, boots = {name: self._saved[k] for name, k in sources.values}, dict[str, Place]()
+        results = [*self._y, *self._made[len(self._y) + len(self._kept) :]]
+        likes = [*self._inputs, *self._y, *self._kept, *results]
         types = [t.dtype for t in (*self._inputs, *self._y, *self._kept * len(self._shapes))]
-        n_saved, n_whole = len(self._inputs) + n_y + len(self._kept), len(self._inputs) + n_y
-        at_hand = {name: min(k, n_whole) for name, k in sources.values}
-        begins = {name: self._begins[k - n_whole] for name, k in sources.values if k >= n_whole}
-        shifted = dict[str, tuple[int, int, tuple[int, ...]]]()
+        way = _WayBack(ready, ready.backward, layout, lone, likes, len(likes) - len(results))
+        way.read_saved(sources, self._saved, self._begins, types)
+        way.read_gradients(sources, results)
+        way.make(asked.has, self._inputs)
+        zeros = [like if came else zeros_like(like) for like, came in zip(results, given, strict=True)]
+        return way.found(self._strides, zeros)
+
+
+class _WayBack:
+    """The scan of a backward loop by addresses, being found out. Each step raises LookupError: it is none.
+
+    At hand are, one after the other: what is saved, the gradients of the results, what is made here, tables
+    moved by a step, and what maps before the scan give it.
+
+    Attributes:
+        likes: what is at hand first, as tensors without memory; so many of that are saved.
+        values, boots: see `Places`.
+        at_hand: where the values that maps may read are, and `begins` in what is kept in one piece.
+        places: where those are among what is made.
+    """
+
+    def __init__(
+        self, ready: Ready, loop: PreparedLoop, layout: Layout, lone: Lone, likes: list[Tensor], saved: int
+    ) -> None:
+        self.ready, self.loop, self.layout, self.lone = ready, loop, layout, lone
+        self.likes, self.saved, self.kinds = likes, saved, loop.plan.body.values
+        self.values, self.boots = dict[str, Place](), dict[str, Place]()
+        self.at_hand, self.begins, self.places = dict[str, int](), dict[str, int](), dict[str, int]()
+        self.shifted = dict[str, tuple[int, int, tuple[int, ...]]]()
+        self.made: list[tuple[Callable[[Tensor], Tensor], Tensor]] = []
+        self.out: list[int | None] = []
+        self.copies, self.late = list[int](), list[tuple[int, str]]()
+        self.before, self.by_maps = (
+            {name for node in nodes for name in node.outputs} for nodes in (lone.before, lone.after)
+        )
+        self.tangents = ready.plan.tangents[len(ready.plan.y) :]
+
+    def read_saved(
+        self, sources: Sources, saved: Sequence[Place], begins: Sequence[int], types: Sequence[torch.dtype]
+    ) -> None:
+        """Find what is saved, and what of that is read one step earlier."""
+        whole = len(saved) - len(begins)  # before what is kept in one piece
+        self.values = {name: saved[k] for name, k in sources.values}
+        self.at_hand = {name: min(k, whole) for name, k in sources.values}
+        self.begins = {name: begins[k - whole] for name, k in sources.values if k >= whole}
         for name, k, of in sources.shifted:
             if types[k] is not types[of]:
                 raise LookupError
-            if few and name in ready.backward.moved:
-                values[name], boots[name] = self._saved[k], self._saved[of]
+            if self.ready.is_few(self.layout) and name in self.loop.moved:
+                self.values[name], self.boots[name] = saved[k], saved[of]
             else:
-                shifted[name] = k, of, (layout.rows, *kinds[name].shape)
+                self.shifted[name] = k, of, (self.layout.rows, *self.kinds[name].shape)
+
+    def read_gradients(self, sources: Sources, results: Sequence[Tensor]) -> None:
+        """Find what comes in for the results."""
         for name, k, _, dtype in sources.tangents:
-            (values if dtype is None else boots)[name] = Place(n_saved + k)
+            (self.values if dtype is None else self.boots)[name] = Place(self.saved + k)
             if dtype is None:
-                at_hand[name] = n_saved + k
+                self.at_hand[name] = self.saved + k
             elif dtype is not results[k].dtype:
                 raise LookupError
-        made: list[tuple[Callable[[Tensor], Tensor], Tensor]] = []
-        out: list[int | None] = [None] * len(needed)
-        copies, places, late = list[int](), dict[str, int](), list[tuple[int, str]]()
-        tangents = plan.tangents[n_y:]
-        names = [*plan.gradients[:n_x], *tangents, *plan.gradients[n_x + len(tangents) :]]
-        before, by_maps = (
-            {name for node in nodes for name in node.outputs} for nodes in (lone.before, lone.after)
-        )
+
+    def make(self, has: Sequence[bool], inputs: Sequence[Tensor]) -> None:
+        """Find where the gradients of the inputs that get one are made."""
+        plan, layout = self.ready.plan, self.layout
+        self.out = [None] * len(inputs)
+        n_x = len(plan.x)
+        names = [*plan.gradients[:n_x], *self.tangents, *plan.gradients[n_x + len(self.tangents) :]]
         for k, name in enumerate(names):
-            if not asked.has[k]:
+            if not has[k]:
                 continue
             if name is None:
                 raise LookupError
-            like, value = self._inputs[k], kinds[name]
-            if name in by_maps:
-                late.append((k, name))
-            elif name in places:
-                copies.append(k)
+            like, value = inputs[k], self.kinds[name]
+            if name in self.by_maps:
+                self.late.append((k, name))
+            elif name in self.places:
+                self.copies.append(k)
             else:
-                places[name] = len(made)
-                made.append((zeros_like if value.kind == "sum" else empty_like, like))
-            rows = layout.sequences if name in tangents else layout.rows if value.kind == "row" else 1
+                self.places[name] = len(self.made)
+                self.made.append((zeros_like if value.kind == "sum" else empty_like, like))
+            rows = layout.sequences if name in self.tangents else layout.rows if value.kind == "row" else 1
             alike = like.dtype is dtype_of(value.dtype) and like.numel() == rows * math.prod(value.shape)
-            if name in places:
-                out[k] = places[name]
-                alike = alike and made[places[name]][1].shape == like.shape
+            if name in self.places:
+                self.out[k] = self.places[name]
+                alike = alike and self.made[self.places[name]][1].shape == like.shape
             if not alike:
                 raise LookupError
-        read = {name for node in (*lone.before, *lone.after) for name in node.inputs} - before - by_maps
-        for name in sorted(read - {*at_hand, *shifted, *places}):
-            value = kinds[name]
-            rows = (layout.rows,) if value.kind == "row" else ()
-            places[name] = len(made)
-            like = _outline((*rows, *value.shape), dtype_of(value.dtype))
-            made.append((zeros_like if value.kind == "sum" else empty_like, like))
-        after = n_saved + len(results)
-        at_hand |= {name: after + k for name, k in places.items()}
-        found = {name: Place(after + k) for name, k in places.items()}
-        for k, name in enumerate(shifted):
-            values[name] = Place(after + len(made) + k)
-            at_hand[name] = after + len(made) + k
-        for k, name in enumerate(before):
-            values[name] = Place(after + len(made) + len(shifted) + k)
-        lasts = {name: found.pop(name) for name in tangents if name in found}
-        at = Places(values, self._strides, boots, found, lasts)
-        run = _addressed(lone, layout.backward, layout.rows, at)
-        zeros = [like if came else zeros_like(like) for like, came in zip(results, given, strict=True)]
-        likes = [*self._inputs, *self._y, *self._kept, *results, *(like for _, like in made)]
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        rows = (self.layout.rows,) if self.kinds[name].kind == "row" else ()
+        return (*rows, *self.kinds[name].shape)
+
+    def found(self, strides: Mapping[str, Sequence[int]], zeros: list[Tensor]) -> _Backward:
+        """All of it, with what maps read besides."""
+        lone, maps = self.lone, (*self.lone.before, *self.lone.after)
+        read = {name for node in maps for name in node.inputs} - self.before - self.by_maps
+        for name in sorted(read - {*self.at_hand, *self.shifted, *self.places}):
+            self.places[name] = len(self.made)
+            like = _outline(self._shape(name), dtype_of(self.kinds[name].dtype))
+            self.made.append((zeros_like if self.kinds[name].kind == "sum" else empty_like, like))
+        after = len(self.likes)
+        self.at_hand |= {name: after + k for name, k in self.places.items()}
+        made = {name: Place(after + k) for name, k in self.places.items()}
+        after += len(self.made)
+        for k, name in enumerate((*self.shifted, *self.before), after):
+            self.values[name] = Place(k)
+        self.at_hand |= {name: k for k, name in enumerate(self.shifted, after)}
+        lasts = {name: made.pop(name) for name in self.tangents if name in made}
+        at = Places(self.values, strides, self.boots, made, lasts)
+        run = _addressed(lone, self.layout.backward, self.layout.rows, at)
+        likes = [*self.likes, *(like for _, like in self.made)]
         reads: list[tuple[str, int, int | None, tuple[int, ...]]] = []
         for name in sorted(read):
-            rows = (layout.rows,) if kinds[name].kind == "row" else ()
-            k, begin, shape = at_hand[name], begins.get(name), (*rows, *kinds[name].shape)
+            k, begin, shape = self.at_hand[name], self.begins.get(name), self._shape(name)
             if begin is None and k < len(likes) and likes[k].numel() != math.prod(shape):
                 raise LookupError
             reads.append((name, k, begin, shape))
-        maps = lone.before, lone.after, [*before]
-        return _Backward(run, zeros, [*shifted.values()], made, out, copies, *maps, reads, late)
+        parts = self.made, self.out, self.copies, lone.before, lone.after, [*self.before], reads, self.late
+        return _Backward(run, zeros, [*self.shifted.values()], *parts)
 
 
 def _addressed(lone: Lone | None, layout: Layout, most: int, at: Places) -> Run:
@@ -345,11 +390,6 @@ def _outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     like = empty(shape, dtype=dtype, device="cpu")
     like.untyped_storage().resize_(0)
     return like
-
-
-def _to_next_power(n: int) -> int:
-    """The largest number of as many bits."""
-    return (1 << n.bit_length()) - 1
 
 
 class Lately:

@@ -49,9 +49,14 @@ class Layout:
         return _ragged(offsets.numpy().tobytes(), reverse)
 
     @staticmethod
+    @functools.lru_cache(maxsize=256)
+    @outside_modes
     def dense(steps: int, sequences: int, time_major: bool, reverse: bool) -> Layout:
         """Sequences of one length, [T, B] or [B, T]."""
-        return _dense(steps, sequences, time_major, reverse)
+        starts = np.arange(sequences) * (1 if time_major else steps)
+        lengths = np.full(sequences, steps)
+        layout = _layout(starts, lengths, sequences if time_major else 1, steps * sequences, steps)
+        return layout.backward if reverse else layout
 
     @staticmethod
     @outside_modes
@@ -251,16 +256,6 @@ def _ragged(offsets: bytes, reverse: bool) -> Layout:
     if not len(table) or table[0] or (lengths < 0).any():  # those of a graph are anybody's to change
         raise LoDError("offsets must start at 0 and never fall", got=table[:10].tolist())
     layout = _layout(table[:-1].copy(), lengths, 1, int(table[-1]))
-    return layout.backward if reverse else layout
-
-
-@functools.lru_cache(maxsize=256)
-@outside_modes
-def _dense(steps: int, sequences: int, time_major: bool, reverse: bool) -> Layout:
-    everyone = np.arange(sequences)
-    starts = everyone if time_major else everyone * steps
-    lengths = np.full(sequences, steps)
-    layout = _layout(starts, lengths, sequences if time_major else 1, steps * sequences, steps)
     return layout.backward if reverse else layout
 
 

@@ -10,8 +10,8 @@ one of the step of them all.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
@@ -31,7 +31,7 @@ from .flow import carry_gradients
 from .gradients import gradients, has_gradient
 from .pushed import pushed
 from .ready import Ready
-from .twice import again, asked_again, is_plain, second_by_plain_loop
+from .twice import again, asked_again, at_places, is_plain, second_by_plain_loop, total
 
 NEAR = 1 << 24  # bytes of weights, a copy for each call: with more, copies cost more than calls (measured)
 
@@ -62,35 +62,56 @@ class Further(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class _Asked:
+    """What a gradient is asked of: a run, and how many inputs it has.
+
+    Attributes:
+        needed: which of them get a gradient.
+        given: for each result, whether something comes in for it.
+    """
+
+    run: Run
+    count: int
+    needed: tuple[bool, ...]
+    given: tuple[bool, ...]
+
+    @cached_property
+    def has(self) -> list[bool]:
+        """Which inputs get one of these results."""
+        return has_gradient(self.run.call, self.given, self.needed)
+
+    def by_input(self, inputs: Sequence[Any], gradients: Sequence[Tensor]) -> dict[Any, Tensor]:
+        """The gradients that there are, by what the inputs are."""
+        return dict(zip((i for i, one in zip(inputs, self.has, strict=True) if one), gradients, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
 class Run:
     """A call, and what gives its derivatives. No tuple: torch.func looks into those, and would take the
     constants of the plan for its own."""
 
     call: Call
-    further: Further
+    further: Callable[[], Further]  # made where it is asked for
     of_members: dict[int, AllMembers | None] = field(default_factory=dict)
 
     def times(self, k: int) -> Run:
         """The call with k times as many sequences, on rows one call after the other."""
-        call, plan = self.call, self.call.ready.plan
-        n_x, n_s = len(plan.x), len(plan.states)
+        call = self.call
 
         def plain(x: Sequence[Tensor], states: Sequence[Tensor], *weights: Any) -> Any:
             parts = [batched.split(t, k).unbind(0) for t in (*x, *states)]
-            runs = [
-                call.plain(each[:n_x], each[n_x : n_x + n_s], *weights) for each in zip(*parts, strict=True)
-            ]
+            runs = [call.plain(each[: len(x)], each[len(x) :], *weights) for each in zip(*parts, strict=True)]
             y, finals = zip(*runs, strict=True)
             return [[torch.cat(of) for of in zip(*each, strict=True)] for each in (y, finals)]
 
         wide = call._replace(layout=call.layout.times(k), plain=plain)
-        return Run(wide, self.further.times(k))
+        return Run(wide, cache(lambda: self.further().times(k)))
 
     def members(self, k: int) -> AllMembers | None:
         """The run of k calls with weights of their own; None where no plan runs it."""
         if k not in self.of_members:
             try:
-                self.of_members[k] = AllMembers(*self.further.members(k))
+                self.of_members[k] = AllMembers(*self.further().members(k))
             except Unsupported:
                 self.of_members[k] = None
         return self.of_members[k]
@@ -204,19 +225,14 @@ class _PlanCall(torch.autograd.Function):
         needed = tuple(ctx.needs_input_grad[1:])
         plan = call.ready.plan
         grads = grads[: len(plan.y) + len(plan.states)]
-        given = tuple(grad is not None for grad in grads)
-        has = has_gradient(call, given, needed)
         saved = ctx.saved_tensors
         if _of_no_transform(grads):
             return (None, *again(call, saved[: ctx.count], grads, needed))
-        parts = iter(())
-        if any(has):
-            parts = iter(
-                _Gradient.apply(
-                    ctx.run, ctx.count, needed, given, *saved, *(g for g in grads if g is not None)
-                )
-            )
-        return (None, *(next(parts) if has_one else None for has_one in has))
+        asked = _Asked(ctx.run, ctx.count, needed, tuple(grad is not None for grad in grads))
+        parts: Any = ()
+        if any(asked.has):
+            parts = _Gradient.apply(asked, *saved, *(g for g in grads if g is not None))
+        return (None, *at_places(parts, asked.has))
 
     @staticmethod
     @_one_level_down
@@ -229,7 +245,7 @@ class _PlanCall(torch.autograd.Function):
         except Unsupported:
             moved = _along_by_plain_loop(run.call, tensors, tangents)
         else:
-            moved = of.results(run_transformed(of.run, *_cut(of, inputs)))
+            moved = of.results(run_transformed(of.run, *of.run.call.ready.plan.parted(inputs)))
         return (*moved, *(None,) * ctx.kept)
 
     @staticmethod
@@ -262,73 +278,66 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     @not_followed
-    def forward(  # pyright: ignore
-        run: Run, count: int, needed: tuple[bool, ...], given: tuple[bool, ...], *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(asked: _Asked, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         def compute(*tensors: Tensor) -> tuple[Tensor, ...]:
-            plain, ready = _in_memory(tensors), run.call.ready
-            n = len(plain) - sum(given)
-            grads = iter(plain[n:])
-            of_results = [next(grads) if g else None for g in given]
-            kept = plain[count:n]
+            call, ready, needed = asked.run.call, asked.run.call.ready, asked.needed
+            inputs, kept, grads = _Gradient._parts(asked, _in_memory(tensors))
             if len(kept) < len(ready.plan.y) + len(ready.extra):  # a batch around others kept nothing
-                values = forward(run.call, plain[:count])[1]
-                kept += [values[name].detach() for name in ready.extra]
-            found = gradients(run.call, plain[:count], kept, of_results, needed)
-            found = asked_again(run.call, found, plain[:count], of_results, needed)
+                values = forward(call, inputs)[1]
+                kept = [*kept, *(values[name].detach() for name in ready.extra)]
+            found = asked_again(call, gradients(call, inputs, kept, grads, needed), inputs, grads, needed)
             return tuple(g for g in found if g is not None)
 
         def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
-            return _Gradient.apply(run, count, needed, given, *tensors)  # pyright: ignore[reportReturnType]
+            return _Gradient.apply(asked, *tensors)  # pyright: ignore[reportReturnType]
 
         return as_one_node(compute, gradient, tensors)
 
     @staticmethod
     @not_followed
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.run, ctx.count, ctx.needed, ctx.given, *tensors = inputs
+        asked, *tensors = inputs
+        ctx.asked = asked
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
-        moves = ctx.needs_input_grad[4:]
+        moves = ctx.needs_input_grad[1:]
         if any(moves) and not _in_forward_mode(tensors):
-            after = iter(moves[len(moves) - sum(ctx.given) :])
-            live = [*moves[: ctx.count], *(given and next(after) for given in ctx.given)]
-            history = ctx.run.further.has_history(ctx.given, ctx.needed, live)
-            has = has_gradient(ctx.run.call, ctx.given, ctx.needed)
-            found = [one for one, is_there in zip(history, has, strict=True) if is_there]
+            own, _, after = _Gradient._parts(asked, moves)
+            history = asked.run.further().has_history(asked.given, asked.needed, [*own, *map(bool, after)])
+            found = [one for one, is_there in zip(history, asked.has, strict=True) if is_there]
             ctx.mark_non_differentiable(*(g for g, one in zip(output, found, strict=True) if not one))
 
     @staticmethod
     @not_followed
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        run, tensors, kept, grads = _Gradient._parts(ctx)
-        n, wanted = ctx.count, ctx.needs_input_grad[4:]
-        moves = iter(directions)
-        along = [next(moves) if has else None for has in has_gradient(run.call, ctx.given, ctx.needed)]
-        want = iter(wanted[n + len(kept) :])
-        asked = [*wanted[:n], *(next(want) if g else False for g in ctx.given)]
+        asked: _Asked = ctx.asked
+        run, n = asked.run, asked.count
+        tensors, kept, grads = _Gradient._parts(asked, ctx.saved_tensors)
+        along = at_places(directions, asked.has)
+        own, _, more = _Gradient._parts(asked, ctx.needs_input_grad[1:])
+        wanted = [*own, *map(bool, more)]
         try:
             if _of_no_transform(along):
                 raise Unsupported("autograd's own batches and tangents")
-            found, moved = _second(run, tensors, grads, along, asked[:n], forward_mode=False)
-            of_grads = [m if want else None for m, want in zip(moved, asked[n:], strict=True)]
+            found, moved = _second(run, tensors, grads, along, own, forward_mode=False)
+            of_grads = [m if want else None for m, want in zip(moved, wanted[n:], strict=True)]
         except Unsupported:
-            how = run.call, tensors, grads, ctx.needed, along, asked
+            how = run.call, tensors, grads, asked.needed, along, wanted
             both = second_by_plain_loop(*how) if _of_no_transform(along) else _second_by_plain_loop(*how)
             found, of_grads = both[:n], both[n:]
-        last = [m for m, g in zip(of_grads, ctx.given, strict=True) if g]
-        return (None, None, None, None, *found, *(None,) * len(kept), *last)
+        last = [m for m, g in zip(of_grads, asked.given, strict=True) if g]
+        return (None, *found, *(None,) * len(kept), *last)
 
     @staticmethod
     @_one_level_down
     @not_followed
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
         """Of what came in they are linear; along inputs, the second derivative."""
-        run, tensors, kept, grads = _Gradient._parts(ctx)
-        n, after = ctx.count, iter(tangents[4 + ctx.count + len(kept) :])
-        has = has_gradient(run.call, ctx.given, ctx.needed)
-        of_grads = [next(after) if g else None for g in ctx.given]
+        asked: _Asked = ctx.asked
+        run, has = asked.run, asked.has
+        tensors, kept, grads = _Gradient._parts(asked, ctx.saved_tensors)
+        along, _, of_grads = _Gradient._parts(asked, tangents[1:])
         parts: list[Sequence[Tensor | None]] = []
         if any(w is not None for w in of_grads):
             own = [
@@ -336,44 +345,34 @@ class _Gradient(torch.autograd.Function):
                 for g, w in zip(grads, of_grads, strict=True)
                 if g is not None
             ]
-            linear = iter(_Gradient.apply(run, n, ctx.needed, ctx.given, *tensors, *kept, *own))  # pyright: ignore
-            parts.append([next(linear) if one else None for one in has])
-        along = tangents[4 : 4 + n]
+            linear: Any = _Gradient.apply(asked, *tensors, *kept, *own)
+            parts.append(at_places(linear, has))
         if any(v is not None for v in along):
             try:
                 parts.append(_second(run, tensors, grads, along, has, forward_mode=True)[0])
             except Unsupported:
                 parts.append(_moved_gradient_by_plain_loop(run.call, tensors, grads, has, along))
-        sums = []
-        for i in (i for i, one in enumerate(has) if one):
-            terms = [t for part in parts if (t := part[i]) is not None]
-            sums.append(sum(terms[1:], terms[0]) if terms else torch.zeros_like(tensors[i]))
-        return tuple(sums)
+        sums = [total(part[i] for part in parts) for i in range(asked.count)]
+        both = zip(sums, tensors, has, strict=True)
+        return tuple(torch.zeros_like(t) if term is None else term for term, t, one in both if one)
 
     @staticmethod
     @not_followed
-    def _parts(ctx: Any) -> tuple[Run, Sequence[Tensor], Sequence[Tensor], list[Tensor | None]]:
-        """The run, its inputs, what it kept, and what came in for each result."""
-        saved = ctx.saved_tensors
-        n = len(saved) - sum(ctx.given)
-        grads = iter(saved[n:])
-        return (
-            ctx.run,
-            saved[: ctx.count],
-            saved[ctx.count : n],
-            [next(grads) if g else None for g in ctx.given],
-        )
+    def _parts(asked: _Asked, of: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], list[Any]]:
+        """What there is for the inputs, for what the run kept, and for each result; None for one that nothing
+        comes in for."""
+        n = len(of) - sum(asked.given)
+        return of[: asked.count], of[asked.count : n], at_places(of[n:], asked.given)
 
     @staticmethod
     @not_followed
-    def vmap(  # pyright: ignore
-        info: Any, in_dims: Any, run: Run, count: int, needed: Any, given: Any, *tensors: Tensor
-    ) -> Any:
+    def vmap(info: Any, in_dims: Any, asked: _Asked, *tensors: Tensor) -> Any:  # pyright: ignore
+        run, count, given = asked.run, asked.count, asked.given
         ready, k, plan = run.call.ready, info.batch_size, run.call.ready.plan
         if k == 0:
-            return batched.of_none(_Gradient, in_dims[4:], (run, count, needed, given), tensors)
-        dims, inputs, n_y = in_dims[4:], _kinds(run, count), len(plan.y)
-        places = [i for i, one in enumerate(has_gradient(run.call, given, needed)) if one]
+            return batched.of_none(_Gradient, in_dims[1:], (asked,), tensors)
+        dims, inputs, n_y = in_dims[1:], _kinds(run, count), len(plan.y)
+        places = [i for i, one in enumerate(asked.has) if one]
         own = [inputs[i] for i in places]
         first, last = count + n_y, len(tensors) - sum(given)  # between them is what the run kept
         of_members = batched.of_members(inputs, dims[:count])
@@ -381,8 +380,7 @@ class _Gradient(torch.autograd.Function):
             near = of_members or k * _bytes(tensors[:count], inputs) <= NEAR
             members = run.members(k) if near else None
             if members is None:
-                alone = partial(_Gradient.apply, run, count, needed, given)
-                return batched.one_by_one(alone, k, dims, tensors)
+                return batched.one_by_one(partial(_Gradient.apply, asked), k, dims, tensors)
             rows = zip(tensors[:count], dims, inputs, strict=False)
             wide = [batched.beside(t, d, k, kind) for t, d, kind in rows]
             taken = members.taken(wide)
@@ -396,10 +394,10 @@ class _Gradient(torch.autograd.Function):
                 out = _PlanCall.apply(members.run, *taken)
                 y, kept = out[:n_y], out[n_y + len(plan.states) :]
             grads = [batched.beside(t, d, k, "row") for t, d in zip(tensors[last:], dims[last:], strict=True)]
-            asked = tuple(isinstance(i, int) and needed[i] for i in members.inputs)
-            parts = iter(_Gradient.apply(members.run, len(taken), asked, given, *taken, *y, *kept, *grads))
-            has = has_gradient(members.run.call, given, asked)
-            found = {i: next(parts) for i, one in zip(members.inputs, has, strict=True) if one}
+            needed = tuple(isinstance(i, int) and asked.needed[i] for i in members.inputs)
+            of_all = _Asked(members.run, len(taken), needed, given)
+            parts: Any = _Gradient.apply(of_all, *taken, *y, *kept, *grads)
+            found = of_all.by_input(members.inputs, parts)
             out = tuple(found[i] if i in found else torch.zeros_like(wide[i]) for i in places)
             return out, tuple(0 if kind == "shared" else 1 for kind in own)
         kinds = [*inputs, *["row"] * n_y, *_of_extra(ready), *["row"] * sum(given)]
@@ -407,7 +405,7 @@ class _Gradient(torch.autograd.Function):
             tensors, dims = (*tensors[:first], *tensors[last:]), (*dims[:first], *dims[last:])
             kinds = [*kinds[:first], *["row"] * sum(given)]
         wide = [batched.wide(t, d, k, kind) for t, d, kind in zip(tensors, dims, kinds, strict=True)]
-        return batched.narrow(_Gradient.apply(run.times(k), count, needed, given, *wide), k, own)
+        return batched.narrow(_Gradient.apply(replace(asked, run=run.times(k)), *wide), k, own)
 
 
 def _bytes(tensors: Sequence[Tensor], kinds: Sequence[str]) -> int:
@@ -441,17 +439,9 @@ def _derivative(
     Raises:
         Unsupported: no plan runs it.
     """
-    of = run.further([v is not None for v in directions], forward_mode=forward_mode)
+    of = run.further()([v is not None for v in directions], forward_mode=forward_mode)
     given: Any = (*tensors, *directions)
     return of, [given[i] if isinstance(i, int) else i for i in of.inputs]
-
-
-def _cut(
-    of: Derivative, inputs: Sequence[Tensor]
-) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-    plan = of.run.call.ready.plan
-    n, m = len(plan.x), len(plan.x) + len(plan.states)
-    return inputs[:n], inputs[n:m], inputs[m:]
 
 
 def _second(
@@ -465,22 +455,19 @@ def _second(
         Unsupported: no plan runs it.
     """
     of, inputs = _derivative(run, tensors, directions, forward_mode=forward_mode)
-    call, plan = of.run.call, of.run.call.ready.plan
+    plan = of.run.call.ready.plan
     out: Any = _PlanCall.apply(of.run, *inputs)
     n_y, n = len(plan.y), len(plan.y) + len(plan.states)
     moved = of.results(out[:n])
     seeds = {id(m): g for m, g in zip(moved, grads, strict=True) if m is not None and g is not None}
     given = tuple(id(t) in seeds for t in out[:n])
     needed = tuple(isinstance(i, int) and i < len(tensors) and wanted[i] for i in of.inputs)
-    has = has_gradient(call, given, needed)
-    found: list[Tensor | None] = [None] * len(tensors)
-    if any(has):
+    asked, parts = _Asked(of.run, len(inputs), needed, given), ()
+    if any(asked.has):
         own = [seeds[id(t)] for t in out[:n] if id(t) in seeds]
-        parts = _Gradient.apply(of.run, len(inputs), needed, given, *inputs, *out[:n_y], *out[n:], *own)
-        places = [i for i, one in zip(of.inputs, has, strict=True) if one]
-        for i, part in zip(places, parts, strict=True):  # pyright: ignore[reportArgumentType]
-            found[i] = part  # pyright: ignore[reportArgumentType, reportCallIssue]
-    return found, moved
+        parts: Any = _Gradient.apply(asked, *inputs, *out[:n_y], *out[n:], *own)
+    found = asked.by_input(of.inputs, parts)
+    return [found.get(i) for i in range(len(tensors))], moved
 
 
 def _along_by_plain_loop(
@@ -488,17 +475,20 @@ def _along_by_plain_loop(
 ) -> list[Tensor | None]:
     """The derivative of each result along directions, by the plain loop."""
     places = [i for i, v in enumerate(directions) if v is not None]
-    n_x, n_s = len(call.ready.plan.x), len(call.ready.plan.states)
 
     def results(*moving: Tensor) -> tuple[Tensor, ...]:
-        own = list(tensors)
-        for i, tensor in zip(places, moving, strict=True):
-            own[i] = tensor
-        y, finals = call.plain(own[:n_x], own[n_x : n_x + n_s], own[n_x + n_s :])
-        return (*y, *finals)
+        return tuple(call.by_loop(_with(tensors, places, moving)))
 
     moved = pushed(results, [tensors[i] for i in places], [v for v in directions if v is not None])
     return [m if m.is_floating_point() else None for m in moved]
+
+
+def _with(values: Sequence[Any], places: Sequence[int], others: Sequence[Any]) -> list[Any]:
+    """Values with others at some places."""
+    own = list(values)
+    for i, value in zip(places, others, strict=True):
+        own[i] = value
+    return own
 
 
 def _gradient_by_plain_loop(
@@ -508,20 +498,14 @@ def _gradient_by_plain_loop(
     """The gradients of the plain loop, as a function of some of its inputs and of `grads`."""
     from torch.func import vjp
 
-    n_x, n_s = len(call.ready.plan.x), len(call.ready.plan.states)
     wants = [i for i, need in enumerate(needed) if need]
 
     def gradient(*moving: Tensor) -> tuple[Tensor, ...]:
-        at = [*own, *grads]
-        for i, tensor in zip(asked, moving, strict=True):
-            at[i] = tensor
+        at = _with([*own, *grads], asked, moving)
 
         def results(*inputs: Tensor) -> tuple[Tensor, ...]:
-            all_of: Any = at[: len(own)]
-            for i, tensor in zip(wants, inputs, strict=True):
-                all_of[i] = tensor
-            y, finals = call.plain(all_of[:n_x], all_of[n_x : n_x + n_s], all_of[n_x + n_s :])
-            return tuple(t for t, g in zip((*y, *finals), grads, strict=True) if g is not None)
+            out = call.by_loop(_with(at[: len(own)], wants, inputs))
+            return tuple(t for t, g in zip(out, grads, strict=True) if g is not None)
 
         pull = vjp(results, *(at[i] for i in wants))[1]
         return pull(tuple(g for g in at[len(own) :] if g is not None))
@@ -543,8 +527,7 @@ def _second_by_plain_loop(
     found, pull = pulled
     along = [directions[i] for i, need in enumerate(needed) if need]
     seeds = tuple(torch.zeros_like(f) if v is None else v for f, v in zip(found, along, strict=True))
-    parts = iter(pull(seeds))
-    return [next(parts) if w else None for w in wanted]
+    return at_places(pull(seeds), wanted)
 
 
 def _moved_gradient_by_plain_loop(
@@ -554,8 +537,8 @@ def _moved_gradient_by_plain_loop(
     """The derivative of the gradients along directions of the inputs, by the plain loop."""
     asked = [i for i, v in enumerate(directions) if v is not None]
     gradient = _gradient_by_plain_loop(call, own, grads, needed, asked)
-    parts = iter(pushed(gradient, [own[i] for i in asked], [v for v in directions if v is not None]))
-    return [next(parts) if need else None for need in needed]
+    moved = pushed(gradient, [own[i] for i in asked], [v for v in directions if v is not None])
+    return at_places(moved, needed)
 
 
 def _kinds(run: Run, count: int) -> list[str]:

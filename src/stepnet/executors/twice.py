@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from stepnet.data.history import history
 from stepnet.data.modes import batches, has_tangent, outside_batches, transforms
 from stepnet.errors import StepError, Unsupported
 
@@ -51,7 +52,7 @@ class Moves:
         """Run it. Raises Unsupported: there is no plan for it."""
         assert call.along is not None
         noise = noise_of(call) if call.ready.plan.random else None
-        along, results, pull = call.along(own, directions, noise, whole, not create_graph)
+        along, results, pull = call.along()(own, directions, noise, whole, not create_graph)
         has = moved(call.ready.plan, call.layout, [v is not None for v in directions])
         along = [m if moves else None for m, moves in zip(along, has, strict=True)]
         return cls(own, results, along, grads, pull)
@@ -66,7 +67,7 @@ class Moves:
             return self.pull(pairs, wanted[: len(self.own)])
         sources = [t for t, w in zip(self.own, wanted, strict=False) if w]
         found = _grad([m for m, _ in pairs], sources, [g for _, g in pairs], create_graph)
-        return [next(found) if w else None for w in wanted[: len(self.own)]]
+        return at_places(found, wanted[: len(self.own)])
 
 
 Later = dict[int, list[Moves]]
@@ -76,6 +77,12 @@ def total(terms: Iterable[Tensor | None]) -> Tensor | None:
     """Their sum."""
     found = [t for t in terms if t is not None]
     return sum(found[1:], found[0]) if found else None
+
+
+def at_places(found: Iterable[Any], wanted: Sequence[bool]) -> list[Any]:
+    """What was found, one after the other where it is wanted; None elsewhere."""
+    rest = iter(found)
+    return [next(rest) if want else None for want in wanted]
 
 
 def differentiable(
@@ -95,11 +102,13 @@ def differentiable(
     """
     if call.along is None:
         return again(call, tensors, grads, needed)
-    call.along.same_step(tensors)
+    along = call.along()
+    along.same_step(tensors)
     live = [t is not None and t.requires_grad for t in (*tensors, *grads)]
-    history = call.along.has_history([g is not None for g in grads], needed, live)
-    follows = any(found is node for found in islice(_history(grads), NEAR))
-    how = node if follows else None, call, compute, tuple(needed), history
+    has_history = along.has_history([g is not None for g in grads], needed, live)
+    nodes = history(None if g is None else g.grad_fn for g in grads)
+    follows = any(found is node for found in islice(nodes, NEAR))
+    how = node if follows else None, call, compute, tuple(needed), has_history
     return _Gradient.apply(*how, *tensors, *grads)  # pyright: ignore[reportReturnType]
 
 
@@ -148,7 +157,7 @@ class _Gradient(torch.autograd.Function):
 
         if all(map(is_plain, directions)):
             run = torch._C._current_graph_task_id()
-            is_later = not create_graph and ctx.node is not None and run >= 0 and _is_run(ctx.node)
+            is_later = not create_graph and ctx.node is not None and run >= 0 and is_run(ctx.node, False)
             return (*skip, *once(directions, ctx.node if is_later else None))
         many = one_by_one(once, directions)
         if many is None:
@@ -156,12 +165,13 @@ class _Gradient(torch.autograd.Function):
         return (*skip, *many)
 
 
-def _is_run(node: Any) -> bool:
-    """Whether the backward at hand comes to a node."""
+def is_run(node: Any, otherwise: bool) -> bool:
+    """Whether the backward at hand comes to a node; `otherwise` where torch does not tell: outside of its own
+    engine, or of a leaf that `autograd.grad` is asked for."""
     try:
         return torch._C._will_engine_execute_node(node)
-    except RuntimeError:  # outside of torch's own engine
-        return False
+    except RuntimeError:
+        return otherwise
 
 
 def _where(
@@ -230,17 +240,14 @@ def by_along(
 
 
 def _grad(
-    results: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor], create_graph: bool
-) -> Any:
+    results: Sequence[Tensor], inputs: Sequence[Any], grads: Sequence[Tensor], create_graph: bool
+) -> Sequence[Tensor | None]:
     """The gradients of inputs, None for one that gets none."""
     pairs = [(r, g) for r, g in zip(results, grads, strict=True) if r.requires_grad]
     if not pairs or not inputs:
-        return iter([None] * len(inputs))
-    return iter(
-        torch.autograd.grad(
-            [r for r, _ in pairs], inputs, [g for _, g in pairs], create_graph=create_graph, allow_unused=True
-        )
-    )
+        return [None] * len(inputs)
+    own, seeds = zip(*pairs, strict=True)
+    return torch.autograd.grad(own, inputs, seeds, create_graph=create_graph, allow_unused=True)
 
 
 def aliases(tensors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
@@ -270,39 +277,24 @@ def by_plain_loop(
     ]
     seeds = [None if g is None else g.view_as(g) for g in grads]
     first = of_plain_loop(call, own, seeds, needed, create_graph=True)
-    if _ends_in_an_error(first):
+    # a gradient without a derivative is left out where torch is asked for single inputs, as it is below
+    nodes = history(None if f is None else f.grad_fn for f in first)
+    if any(node.name() == "torch::autograd::Error" for node in nodes):
         raise RuntimeError(
             "trying to differentiate twice a function that was marked with @once_differentiable"
         )
     pairs = [(f, v) for f, v in zip(first, directions, strict=True) if f is not None and v is not None]
-    sources = [t for t, w in zip((*own, *seeds), wanted, strict=True) if w and t is not None]
+    of = [w and t is not None for t, w in zip((*own, *seeds), wanted, strict=True)]
+    sources = [t for t, w in zip((*own, *seeds), of, strict=True) if w]
     found = _grad([f for f, _ in pairs], sources, [v for _, v in pairs], create_graph)
-    return [next(found) if w and t is not None else None for t, w in zip((*own, *seeds), wanted, strict=True)]
-
-
-def _ends_in_an_error(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether a history has a gradient in it that has no derivative. torch says so where all that it leads to
-    is asked for, and leaves that part out where single inputs are, as they are here."""
-    return any(node.name() == "torch::autograd::Error" for node in _history(tensors))
+    return at_places(found, of)
 
 
 def leads_to(tensor: Tensor, leaves: Collection[int]) -> bool:
     """Whether the history of a tensor has one of these leaves in it, or is one; told by their numbers."""
     if id(tensor) in leaves:
         return True
-    return any(id(getattr(node, "variable", None)) in leaves for node in _history([tensor]))
-
-
-def _history(tensors: Sequence[Tensor | None]) -> Iterator[Any]:
-    """The nodes of autograd's graph that made them."""
-    todo: list[Any] = [t.grad_fn for t in tensors if t is not None and t.grad_fn is not None]
-    seen = set(todo)
-    while todo:
-        node = todo.pop()
-        yield node
-        fresh = {fn for fn, _ in node.next_functions if fn is not None} - seen
-        seen |= fresh
-        todo.extend(fresh)
+    return any(id(getattr(node, "variable", None)) in leaves for node in history([tensor.grad_fn]))
 
 
 def again(
@@ -361,9 +353,6 @@ def of_plain_loop(
     create_graph: bool,
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradients of the plain loop's inputs, of which nobody else's history leads here."""
-    n_x, n_s = len(call.ready.plan.x), len(call.ready.plan.states)
-    y, finals = call.plain(own[:n_x], own[n_x : n_x + n_s], own[n_x + n_s :])
-    pairs = [(o, g.reshape(o.shape)) for o, g in zip((*y, *finals), grads, strict=True) if g is not None]
+    pairs = [(o, g.reshape(o.shape)) for o, g in zip(call.by_loop(own), grads, strict=True) if g is not None]
     wanted = [t for t, need in zip(own, needed, strict=True) if need]
-    found = _grad([o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph)
-    return [next(found) if need else None for need in needed]
+    return at_places(_grad([o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph), needed)

@@ -110,8 +110,7 @@ class StepBody:
     @property
     def own_states(self) -> int:
         """How many leaves of the state are not static."""
-        spec = self.state_spec
-        return (spec.children[0] if spec.kind is WithStatic else spec).count
+        return _own(self.state_spec).count
 
     def carrying(
         self, step: Callable[..., Any], states: Sequence[Any], more: tuple[Any, ...]
@@ -204,6 +203,17 @@ class StepBody:
                 remedy="return the same nesting of tuples, lists and dicts at every step",
             )
         check_joined(self.name, self.y_names, y_leaves)
+
+
+def check_rows_of(what: str, leaf: Any, n: int) -> None:
+    """Refuse an initial state without one row per sequence."""
+    if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != n:
+        raise StepError(
+            f"the initial {what} must have one row per sequence",
+            got=describe_leaf(leaf),
+            expected=f"{n} rows",
+            remedy="the first dimension of every state counts sequences, in the order of x",
+        )
 
 
 def check_joined(body: str, names: Sequence[str], values: Sequence[Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import SymInt, Tensor
 
+from stepnet.data.history import history
 from stepnet.data.modes import outside_modes
 from stepnet.errors import StepError
 from stepnet.executors.base import Backend
@@ -120,13 +121,7 @@ def flow_of(
 
 def _reached(result: Tensor, places: Sequence[tuple[Tensor, int]]) -> set[int]:
     """The places of the inputs that autograd leads to from a result."""
-    seen, todo, found = set[Any](), [result.grad_fn], {id(result)}
-    while todo:
-        node = todo.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            found.add(id(getattr(node, "variable", None)))
-            todo += [edge[0] for edge in node.next_functions]
+    found = {id(result), *(id(getattr(node, "variable", None)) for node in history([result.grad_fn]))}
     return {place for tensor, place in places if id(tensor) in found}
 
 

@@ -260,26 +260,21 @@ def _backward(
     return run(*flat)
 
 
-def _fake_run(tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor]:
+def _empty(tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor]:
     return find(what).empty(tensors, sizes)
 
 
-def _fake_run_keeping(tensors: list[Tensor], sizes: list[int], needs: list[bool], what: str) -> list[Tensor]:
-    return [*find(what).empty(tensors, sizes), torch.empty(1, dtype=torch.int64, device="cpu")]
-
-
-def _fake_run_backward(
-    gradients: list[Tensor], places: list[int], tensors: list[Tensor], results: list[Tensor], kept: Tensor,
-    sizes: list[int], needs: list[bool], what: str,
-) -> list[Tensor]:  # fmt: skip
-    return [t.new_empty(t.shape) for t, need in zip(tensors, needs, strict=True) if need]
-
-
 for _name, _real, _fake in (
-    ("run", _run, _fake_run),
-    ("run_keeping", _run_keeping, _fake_run_keeping),
-    ("run_backward", _run_backward, _fake_run_backward),
-):
+    ("run", _run, _empty),
+    (
+        "run_keeping", _run_keeping, lambda tensors, sizes, _, what:
+        [*_empty(tensors, sizes, what), torch.empty(1, dtype=torch.int64, device="cpu")],
+    ),
+    (
+        "run_backward", _run_backward, lambda gradients, places, tensors, results, kept, sizes, needs, what:
+        [t.new_empty(t.shape) for t, need in zip(tensors, needs, strict=True) if need],
+    ),
+):  # fmt: skip
     LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"stepnet::{_name}", _fake, lib=LIBRARY)
 LIBRARY.impl("run", _differentiable, "Autograd", with_keyset=True)

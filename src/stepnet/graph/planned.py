@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from stepnet.data.as_imported import contiguous
 from stepnet.executors.autograd import forward
-from stepnet.executors.call import Call
+from stepnet.executors.call import Call, not_asked_for
 from stepnet.executors.direct import Direct, Lately
 from stepnet.executors.gradients import gradients
 from stepnet.executors.layout import Layout
@@ -98,7 +98,9 @@ class Ran(NamedTuple):
             ]
         of = dict(zip([*range(begin), *self.weights], found, strict=True))
         of = {i: g for i, g in of.items() if g is not None}
-        return [of[i] if i in of else _zeros(memory[i]) for i, need in enumerate(needs) if need]
+        return [
+            of[i] if i in of else memory[i].new_zeros(memory[i].shape) for i, need in enumerate(needs) if need
+        ]
 
     @from_the_top
     @torch.no_grad()
@@ -183,7 +185,7 @@ class Known(NamedTuple):
 
     def _call(self) -> Call:
         planned, _, _, as_it_is, _ = self.like
-        return Call(planned.ready, self.layout, planned.constants, _no_plain_loop, as_it_is=as_it_is)
+        return Call(planned.ready, self.layout, planned.constants, not_asked_for, as_it_is=as_it_is)
 
 
 def all_on_cpu(tensors: Sequence[Tensor]) -> bool:
@@ -204,15 +206,7 @@ def is_watched() -> bool:
     )
 
 
-def _zeros(tensor: Tensor) -> Tensor:
-    return tensor.new_zeros(tensor.shape)
-
-
 def _rows(tensor: Tensor, lead: int) -> Tensor:
     """A table with one row for each row and step."""
     tensor = contiguous(tensor)
     return tensor if lead == 1 else tensor.view(tensor.shape[0] * tensor.shape[1], *tensor.shape[2:])
-
-
-def _no_plain_loop(*_: Any) -> Any:
-    raise AssertionError("a gradient in a graph is not differentiated again")

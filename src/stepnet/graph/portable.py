@@ -233,8 +233,7 @@ def _function(name: str) -> Callable[..., Any]:
     namespace, called, *kind = name.split(".")
     if namespace == "operator" and called in _NUMBERS:
         return getattr(operator, called)
-    allowed = (namespace in ("aten", "prims") and called not in _FILES) or name == "stepnet.run.default"
-    packet = getattr(getattr(torch.ops, namespace), called) if allowed else None
+    packet = getattr(getattr(torch.ops, namespace), called) if _is_known(name) else None
     overload: Any = _checked(getattr(packet, *kind), torch._ops.OpOverload)
     return overload._op  # the object around it remembers things, as no step may
 

@@ -262,10 +262,6 @@ def _iota(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
         yield f"counts along {len(out.shape)} dimensions"
 
 
-def _nothing(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
-    yield from ()
-
-
 def _opaque(node: Node, inputs: Inputs, outputs: Sequence[Value]) -> Iterator[str]:
     read: list[int] = []
 
@@ -300,7 +296,7 @@ _CHECKS: dict[str, Check] = {
     **{name: _pointwise for name, op in OPS.items() if op.stage is Stage.POINTWISE},
     **dict.fromkeys(("sum", "amax", "amin"), _reduce),
     **dict.fromkeys(("argmax", "argmin"), _arg),
-    **dict.fromkeys(("rand", "randn", "spread"), _nothing),
+    **dict.fromkeys(("rand", "randn", "spread"), lambda *_: iter(())),
     **dict.fromkeys(("shift", "sum_rows", "sum_steps"), _like),
     "reshape": _reshape, "permute": _permute, "expand": _expand, "slice": _slice, "flip": _flip, "cat": _cat,
     "embed": _embed, "matmul": _matmul, "matmul_tn": _matmul_tn, "embed_grad": _embed_grad,

@@ -9,11 +9,13 @@ epilogue   what follows from sums over all rows        once per call
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from .graph import Graph, Node
 
+_T = TypeVar("_T")
 RegionKind = Literal["prologue", "sequences", "map", "scan", "epilogue"]
 
 
@@ -117,3 +119,8 @@ class Plan:
     flow: tuple[tuple[int, ...], ...] = ()
     requires: tuple[tuple[int, ...], ...] = ()
     paired: tuple[int, ...] = ()
+
+    def parted(self, inputs: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T], Sequence[_T]]:
+        """What there is for x, for states and for weights, of what there is for all of them."""
+        n, m = len(self.x), len(self.x) + len(self.states)
+        return inputs[:n], inputs[n:m], inputs[m:]

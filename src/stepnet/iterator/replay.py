@@ -15,7 +15,7 @@ from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.engine import Entry
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.autograd import run_direct
-from stepnet.executors.call import Call
+from stepnet.executors.call import Call, not_asked_for
 from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.ready import Ready
@@ -105,7 +105,7 @@ class Replay(NamedTuple):
         weights = self._weights(fed)
         given = *([view.of(fed) for view in views] for views in self.given[:2]), weights
         x, states = ([contiguous(t) for t in part] for part in given[:2])
-        call, out = Call(ready, self.layout, entry.compiled.constants, _no_gradients, steps=self.steps), None
+        call, out = Call(ready, self.layout, entry.compiled.constants, not_asked_for, steps=self.steps), None
         if self.direct:
             inputs = (*x, *states, *weights)
             direct = self.lately.direct(ready, self.layout, inputs, self.steps, torch.is_grad_enabled())
@@ -127,10 +127,6 @@ class Replay(NamedTuple):
                 last = self.last[k] = source, data_ptr(source), view.of(fed)
             found.append(last[2])
         return found
-
-
-def _no_gradients(*_: Any) -> Any:
-    raise AssertionError("a run that needs no gradient asks for the plain loop")
 
 
 class Noting:

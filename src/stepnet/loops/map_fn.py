@@ -112,22 +112,14 @@ def _over_arrays(fn: Callable[[Any], Any], leaves: list[Any], spec: Any) -> Any:
     for step in steps:
         values = [leaf._pattern if step is None else leaf.read(step) for leaf in leaves]
         found, now = flatten(fn(unflatten(spec, values)))
-        if step:
-            _check_kind(fn, step, kind, now)
-        else:
+        if not step:
             kind, filled = now, [TensorArray() for _ in found]
+        elif now != kind:
+            what = f"map_fn: '{step_name(fn)}' returned another structure at step {step}"
+            raise StepError(what, got=str(now), expected=str(kind))
         for array, value in zip(filled, found, strict=True):
             if step is None:  # no steps: what is known is what one would look like
                 array._pattern = value
             else:
                 array.write(step, value)
     return TensorArray() if kind is None else unflatten(kind, filled)
-
-
-def _check_kind(fn: Callable[[Any], Any], step: int, kind: Any, now: Any) -> None:
-    if now != kind:
-        raise StepError(
-            f"map_fn: '{step_name(fn)}' returned another structure at step {step}",
-            got=str(now),
-            expected=str(kind),
-        )

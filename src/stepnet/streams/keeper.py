@@ -85,7 +85,11 @@ class Keeper:
             if not self._goes_on(step, x, steps, level):
                 return recurrent(step, x, state, resets=resets, **how)
             if reverse:
-                raise _backwards(step_name(as_step(step)))
+                raise StreamError(
+                    f"the module runs '{step_name(as_step(step))}' backwards, from the end of sequences that "
+                    "have not ended",
+                    remedy="a bidirectional module needs whole sequences; stream one that runs forwards",
+                )
             return self._run(as_step(step), x, state, resets, how)
 
     def _run(self, step: Any, x: Any, state: Any, resets: Any, how: dict[str, Any]) -> Any:
@@ -244,10 +248,3 @@ def _refuse_whole(name: str, of: LoDTensor) -> None:
             f"the module takes '{name}' of the rows of a stream, of which it sees a chunk at a time",
             remedy="stream the part of the module before it, or carry the value as the state of a step",
         )
-
-
-def _backwards(name: str) -> StreamError:
-    return StreamError(
-        f"the module runs '{name}' backwards, from the end of sequences that have not ended",
-        remedy="a bidirectional module needs whole sequences; stream one that runs forwards",
-    )

@@ -42,14 +42,11 @@ def codes(sources: Sequence[Source]) -> list[Code]:
         )
     else:
         with ThreadPoolExecutor(min(threads, len(parts))) as pool:
-            libraries = [*pool.map(_alone, parts)]
+            alone = pool.map(lambda part: c_build.build(part.source, *part.linked, libm=part.libm), parts)
+            libraries = [*alone]
     comparison()
     c_few.library()
     return [Code.of(source, library) for source, library in zip(sources, libraries, strict=True)]
-
-
-def _alone(part: c_build.Part) -> c_build.Library:
-    return c_build.build(part.source, *part.linked, libm=part.libm)
 
 
 def _part(sources: Sequence[Source], numbers: Sequence[int] = ()) -> c_build.Part:

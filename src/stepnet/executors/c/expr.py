@@ -23,15 +23,15 @@ from .whole import call_text
 
 _JOINED = {"sum": "+", "amax": "max", "amin": "min", **dict.fromkeys(PLACES, "min")}  # by OpenMP's names
 _SHORT = 16  # elements, of fewer of which an extreme is found sooner one after the other
+_DEPTH = 3  # of a loop in its function
 _TOGETHER = 4  # lines of a matrix that are multiplied by a vector side by side
 
 
-def loop_text(w: Places, loop: LoopNest, depth: int = 3) -> list[str]:
+def loop_text(w: Places, loop: LoopNest) -> list[str]:
     """The lines of one loop, its reductions' variables included."""
     if OPS[loop.nodes[0].op].stage is Stage.WHOLE:
-        return call_text(w, loop.nodes[0], depth)
-    text = _LoopText(w, loop, depth)
-    return text.lines()
+        return _indented(call_text(w, loop.nodes[0]), _DEPTH)
+    return _indented(_LoopText(w, loop).lines(), _DEPTH)
 
 
 def _indented(lines: Iterable[str], depth: int = 1) -> list[str]:
@@ -39,8 +39,8 @@ def _indented(lines: Iterable[str], depth: int = 1) -> list[str]:
 
 
 class _LoopText:
-    def __init__(self, w: Places, loop: LoopNest, depth: int) -> None:
-        self.w, self.loop, self.depth = w, loop, depth
+    def __init__(self, w: Places, loop: LoopNest) -> None:
+        self.w, self.loop = w, loop
         self.registers: set[str] = set()
         self.used: list[Access] = []
         self.before: dict[int, list[str]] = {}  # what is found before the loop over a merged dimension
@@ -68,7 +68,7 @@ class _LoopText:
         for node in loop.nodes:
             self._node(node)
         if not dims:
-            return _indented(self.body, self.depth)
+            return self.body
         out: list[str] = []
         for node in reductions:
             if self._in_line(node):
@@ -79,7 +79,7 @@ class _LoopText:
         for node in reductions:
             if self._in_line(node):
                 out += self._stored_line(node)
-        return _indented(out, self.depth)
+        return out
 
     def _nest(self, k: int, inside: list[Node]) -> list[str]:
         """The loops over merged dimensions from the kth on, with what is done before each and after it."""

@@ -56,18 +56,8 @@ def _by_tiles(run: Callable[..., None], a: Tensor, b: Tensor, rows: int, parts: 
         return contiguous(_by_tiles(run, b, a, rows, parts).t())
     threads = max(1, min(torch.get_num_threads(), rows // _SHARE))
     sums, more = empty((k, n), dtype=torch.float32), empty((threads - 1, k, n), dtype=torch.float32)
-    over = _Over(
-        data_ptr(sums),
-        data_ptr(more),
-        data_ptr(a),
-        data_ptr(b),
-        stride(a)[0],
-        stride(b)[0],
-        rows,
-        k,
-        n,
-        parts,
-    )
+    addresses = map(data_ptr, (sums, more, a, b))
+    over = _Over(*addresses, stride(a)[0], stride(b)[0], rows, k, n, parts)
     run(c_threads.pool(threads), ctypes.byref(over))
     return sums
 

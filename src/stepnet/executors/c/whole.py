@@ -48,7 +48,7 @@ def _reals(kind: str, suffix: str) -> str:
     return f"#define SN_REAL {kind}\n#define SN_(name) name##_{suffix}\n"
 
 
-def call_text(w: Places, node: Node, depth: int) -> list[str]:
+def call_text(w: Places, node: Node) -> list[str]:
     """The lines of one call, and of copies to other places where its result is kept."""
     p, op = w.p, node.op
     homes = w.homes[node.output]
@@ -86,7 +86,7 @@ def call_text(w: Places, node: Node, depth: int) -> list[str]:
     for home in homes[1:]:
         there = w.pointer(node.output, home)
         lines.append(f"memcpy({there}, {to}, {p.value(node.output).size} * sizeof *{to});")
-    return ["    " * depth + line for line in lines]
+    return lines
 
 
 def _pointer(w: Places, name: str) -> str:

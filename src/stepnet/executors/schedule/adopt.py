@@ -29,7 +29,8 @@ def adopt(loop: LoopPlan) -> LoopPlan:
         made = region.made | {carry.parameter for carry in region.carries}
         shown = set(loop.outputs(region)) if at < len(loop.regions) else set()
         after = [n for k in range(at + 1, len(regions)) for n in _products(loop.body, regions[k])]
-        late = [n for n in after if n.inputs[0] in made & shown and not _in_scans(regions, n)]
+        scans = {k for k, other in enumerate(regions) if other.kind == "scan"}
+        late = [n for n in after if n.inputs[0] in made & shown and scans.isdisjoint(_readers(regions, n))]
         taken = {id(n) for n in (*early, *late)}
         if not taken:
             continue
@@ -76,7 +77,3 @@ def _sums(body: Graph, regions: list[Region], region: Region) -> list[Node]:
 
 def _readers(regions: list[Region], node: Node) -> set[int]:
     return {k for k, region in enumerate(regions) if any(node.output in n.inputs for n in region.nodes)}
-
-
-def _in_scans(regions: list[Region], node: Node) -> bool:
-    return any(regions[k].kind == "scan" for k in _readers(regions, node))

@@ -98,10 +98,8 @@ class _Arranged:
             self._beside_its_source(node)
         lines = [base for base, uses in self.readers.items() if self._needs_line(base, uses)]
         lines += [node.output for node in self.nodes if not over_last(node, self.p.graph.values)]
-        return RowFunction([nest for at in range(self._count()) for nest in self._nests(at)], lines)
-
-    def _count(self) -> int:
-        return max(self.passes.values(), default=-1) + 1
+        count = max(self.passes.values(), default=-1) + 1
+        return RowFunction([nest for at in range(count) for nest in self._nests(at)], lines)
 
     def _in_step(self, node: Node, operand: str) -> bool:
         return reads_in_step(self.p, node, operand, self.made)

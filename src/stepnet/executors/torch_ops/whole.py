@@ -59,14 +59,6 @@ def _lu_solve(packed: Tensor, b: Tensor, transposed: bool) -> Tensor:
     return torch.linalg.lu_solve(factors, swaps.clamp(1, packed.shape[-1]), b, adjoint=transposed)
 
 
-def _cholesky(a: Tensor, check: bool) -> Tensor:
-    return torch.linalg.cholesky(a) if check else torch.linalg.cholesky_ex(a)[0]
-
-
-def _solve_triangular(a: Tensor, b: Tensor, upper: bool, unit: bool) -> Tensor:
-    return torch.linalg.solve_triangular(a, b, upper=upper, unitriangular=unit)
-
-
 def _matrix_exp_grad(a: Tensor, b: Tensor) -> Tensor:
     """The derivative of the exponential of a in the direction b."""
     n = a.shape[-1]
@@ -75,6 +67,10 @@ def _matrix_exp_grad(a: Tensor, b: Tensor) -> Tensor:
 
 
 _MATRICES: dict[str, Run] = {
-    "lu": _lu, "lu_solve": _lu_solve, "cholesky": _cholesky, "solve_triangular": _solve_triangular,
+    "lu": _lu, "lu_solve": _lu_solve,
+    "cholesky": lambda a, check: torch.linalg.cholesky(a) if check else torch.linalg.cholesky_ex(a)[0],
+    "solve_triangular": lambda a, b, upper, unit: torch.linalg.solve_triangular(
+        a, b, upper=upper, unitriangular=unit
+    ),
     "matrix_exp": torch.matrix_exp, "matrix_exp_grad": _matrix_exp_grad,
 }  # fmt: skip
