@@ -191,8 +191,7 @@ def _written(
     out = net.run(program, [i.parameter for i in ins])
     results = {}
     for name, value, node in zip(body.results, out, program.outputs, strict=True):
-        shape = [size if isinstance(size, int) else -1 for size in net.shape(node)]
-        results[name] = graph.result(value, shape=shape)
+        results[name] = graph.result(value, shape=net.open_shape(node))
     ranks = {name: node.meta["val"].dim() for name, node in zip(body.results, program.outputs, strict=True)}
     outs = [LoopOutput(results[port.result], **_cut(port, ranks[port.result])) for port in loop.outputs]
     edges = tuple((results[edge.result], by_name[edge.parameter]) for edge in loop.back_edges)

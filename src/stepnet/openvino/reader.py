@@ -118,7 +118,6 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
     data = only(element, "data", where)
     inputs = _ports(only(element, "input", where), where, output=False)
     outputs = _ports(only(element, "output", where), where, output=True)
-    clash = {p.id for p in inputs} & {p.id for p in outputs}
     layer = Layer(
         id=layer_id,
         name=name,
@@ -131,6 +130,19 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
         rt_info=_layer_info(element.find("rt_info")),
         output_names=_names(element.get("output_names")),
     )
+    _check_ports(layer)
+    if version not in _OPSETS and version != "extension":
+        known = f"{_OPSETS[0]} to {_OPSETS[-1]}"
+        raise IRError(f"{where}: version is not known", got=shorten(version) or "nothing", expected=known)
+    if kind in _WITH_BODIES.values():
+        read_loop_parts(layer, element, scope, depth, read_body)
+    return layer
+
+
+def _check_ports(layer: Layer) -> None:
+    """Hold the ports of a layer against its type."""
+    where, kind, inputs, outputs = layer.where, layer.type, layer.inputs, layer.outputs
+    clash = {p.id for p in inputs} & {p.id for p in outputs}
     if clash and kind in _WITH_BODIES.values():
         raise IRError(
             f"{where}: port id {min(clash)} names an input and an output",
@@ -155,12 +167,6 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
                 got=f"{declared.name}, {port.precision}",
                 expected=f"{declared.name}, {declared.precision}",
             )
-    if version not in _OPSETS and version != "extension":
-        known = f"{_OPSETS[0]} to {_OPSETS[-1]}"
-        raise IRError(f"{where}: version is not known", got=shorten(version) or "nothing", expected=known)
-    if kind in _WITH_BODIES.values():
-        read_loop_parts(layer, element, scope, depth, read_body)
-    return layer
 
 
 def _layer_info(element: Any) -> tuple[tuple[str, dict[str, str]], ...]:
