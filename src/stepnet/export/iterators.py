@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -154,11 +155,7 @@ class LoopTracer(Tracer):
         return dict(zip((port.output for port in loop.outputs), out, strict=True))
 
 
-def _answered(instead: Any) -> Any:
-    return during(INSTEAD, instead)
-
-
-KINDS.append(Kind(_answered, LoopRecorder, lambda calls, _: LoopTracer(calls)))
+KINDS.append(Kind(partial(during, INSTEAD), LoopRecorder, lambda calls, _: LoopTracer(calls)))
 
 
 @rule("stepnet.iterator")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -230,11 +231,7 @@ def _are_filled(leaves: Sequence[Any]) -> bool:
     return any(isinstance(leaf, TensorArray) for leaf in leaves)
 
 
-def _answered(instead: Any) -> Any:
-    return during(INSTEAD, instead)
-
-
-KINDS.append(Kind(_answered, WhileRecorder, lambda calls, _: WhileTracer(calls)))
+KINDS.append(Kind(partial(during, INSTEAD), WhileRecorder, lambda calls, _: WhileTracer(calls)))
 
 
 class Picked(TorchFunctionMode):

@@ -96,7 +96,8 @@ def read_body(element: Any, scope: str, name: str, depth: int) -> Net:
     )
 
 
-def _read_layer(element: Any, scope: str, depth: int) -> Layer:
+def _layer_of(element: Any, scope: str) -> Layer:
+    """A layer as it is written, with its ports."""
     called = shorten(element.get("name", ""))
     attributes = Attributes(element.attrib, f"{scope}: <layer> '{called}'")
     if "id" not in attributes:
@@ -118,7 +119,7 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
     data = only(element, "data", where)
     inputs = _ports(only(element, "input", where), where, output=False)
     outputs = _ports(only(element, "output", where), where, output=True)
-    layer = Layer(
+    return Layer(
         id=layer_id,
         name=name,
         type=kind,
@@ -130,18 +131,12 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
         rt_info=_layer_info(element.find("rt_info")),
         output_names=_names(element.get("output_names")),
     )
-    _check_ports(layer)
-    if version not in _OPSETS and version != "extension":
-        known = f"{_OPSETS[0]} to {_OPSETS[-1]}"
-        raise IRError(f"{where}: version is not known", got=shorten(version) or "nothing", expected=known)
-    if kind in _WITH_BODIES.values():
-        read_loop_parts(layer, element, scope, depth, read_body)
-    return layer
 
 
-def _check_ports(layer: Layer) -> None:
-    """Hold the ports of a layer against its type."""
-    where, kind, inputs, outputs = layer.where, layer.type, layer.inputs, layer.outputs
+def _read_layer(element: Any, scope: str, depth: int) -> Layer:
+    layer = _layer_of(element, scope)
+    where, kind, version = layer.where, layer.type, layer.version
+    inputs, outputs = layer.inputs, layer.outputs
     clash = {p.id for p in inputs} & {p.id for p in outputs}
     if clash and kind in _WITH_BODIES.values():
         raise IRError(
@@ -167,6 +162,12 @@ def _check_ports(layer: Layer) -> None:
                 got=f"{declared.name}, {port.precision}",
                 expected=f"{declared.name}, {declared.precision}",
             )
+    if version not in _OPSETS and version != "extension":
+        known = f"{_OPSETS[0]} to {_OPSETS[-1]}"
+        raise IRError(f"{where}: version is not known", got=shorten(version) or "nothing", expected=known)
+    if kind in _WITH_BODIES.values():
+        read_loop_parts(layer, element, scope, depth, read_body)
+    return layer
 
 
 def _layer_info(element: Any) -> tuple[tuple[str, dict[str, str]], ...]:
