@@ -125,6 +125,7 @@ def test_ragged_by_the_plain_loop(pattern):
             check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend="naive", reverse=reverse)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", [PLAIN.name, *EXECUTORS])
 @pytest.mark.parametrize("name", ["LSTM", "torch GRUCell", "SLSTM", "GRU from a learned state"])
 def test_the_cell_says_the_initial_state(backend, name):
@@ -226,6 +227,7 @@ def test_threads(threads):
         check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend="c")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", ["LSTM", "LayerNormLSTM", "GRU with dropout masks"])
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_no_result_holds_memory_that_was_never_set(backend, name):

@@ -101,6 +101,7 @@ def check(step, x, state, **how):
     same(grads, plain_grads, atol=1e-10, rtol=1e-10)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", STEPS)

@@ -430,6 +430,7 @@ def test_ragged(backend, name, pattern):
     check_step(case.step, x, state, backend=backend, reverse=pattern == "one row")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("names", [TOGETHER[at::3] for at in range(3)], ids=", ".join)
 def test_ragged_side_by_side_in_c(names, pattern):

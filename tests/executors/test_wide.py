@@ -34,6 +34,7 @@ def boots(*shape, lengths=LENGTHS):
 DIMS = [dims for n in (1, 2, 3) for dims in itertools.combinations((1, 2, 3), n)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("shape", [(3, 4, 9), (9, 2, 3)], ids=str)
 @pytest.mark.parametrize("kind", ["sum", "amax", "amin"])
 def test_reductions_over_any_dimensions(shape, kind):

@@ -73,6 +73,7 @@ OF_TWO_SHAPES = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("name", OF_TWO_SHAPES)
 def test_branches_of_two_shapes_are_written(name, sign, tmp_path):

@@ -237,6 +237,7 @@ def test_a_tensor_iterator_in_a_tensor_iterator(tmp_path):
 SEQUENCES = {"LSTM": (4, torch.nn.LSTM), "RNN": (1, torch.nn.RNN)}
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [2, 5, 0], [1, 1, 1]], ids=str)
 @pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
 @pytest.mark.parametrize("kind", ["LSTM", "RNN"])

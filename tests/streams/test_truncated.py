@@ -33,6 +33,7 @@ def by_hand(sequences, h0, k):
     return loss, torch.cat([h0.detach()[:0], *finals]), grads
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("at_once", [None, 1, 2, 9], ids=str)
 @pytest.mark.parametrize("rows", [1, 3, 50])
 @pytest.mark.parametrize("case", LENGTHS)

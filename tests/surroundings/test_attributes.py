@@ -156,6 +156,7 @@ def run(step: Cell, backend: str, **how: Any) -> list[Tensor | None]:
     return [*out, *torch.autograd.grad(loss, [x, h, *step.parameters()], allow_unused=True)]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", CARRIED)
 @pytest.mark.parametrize("how", [{}, {"reverse": True}, {"axis": 1}])
 def test_what_is_kept_is_carried(kind, how):

@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from covering import few
 from stepnet import recurrent
 from stepnet.engine import make, plans, walked
 from stepnet.errors import SlowPathWarning, Unsupported
@@ -117,6 +118,7 @@ class Ways:
 
 
 WAYS = {name: way for name, way in vars(Ways).items() if isinstance(way, types.FunctionType)}
+THERE_AND_BACK = ["attribute", "closure", "found_by_a_dynamic_name", "weight_in_place"]
 # Where the other thread is as this one makes a plan, or writes down what tells that a step is unchanged.
 MOMENTS = [
     (plans, "make"), (make, "compile_loop"), (make, "_choose"), (make, "self_check"), (walked, "words")
@@ -171,7 +173,7 @@ def test_a_change_while_a_plan_is_made(way, moment, before, other, monkeypatch):
         assert_right(read, value, "eager")
 
 
-@pytest.mark.parametrize("way", ["attribute", "closure", "found_by_a_dynamic_name", "weight_in_place"])
+@pytest.mark.parametrize("way", few(THERE_AND_BACK, ["closure", "weight_in_place"]))
 def test_changes_there_and_back_while_plans_are_made(way):
     read, over, last = WAYS[way](), threading.Event(), 1.0
 

@@ -218,6 +218,10 @@ class AtenNet:
         node: Any = self.node if value is None else value
         return sizes_of(node.meta["val"], self.numbers)
 
+    def open_shape(self, value: Any) -> list[int]:
+        """The shape of a traced tensor, -1 where it is open."""
+        return [size if isinstance(size, int) else -1 for size in self.shape(value)]
+
     def out(self, value: Any, dtype: torch.dtype | None = None) -> Value:
         """A value of the graph, in a dtype."""
         if not isinstance(value, FxNode):

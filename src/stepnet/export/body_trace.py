@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from stepnet.errors import IRError
 from stepnet.watchers import Instead
 
 from .aten import AtenNet, is_known
-from .calls import KINDS, Calls, Kind, Lengths
+from .calls import KINDS, Calls, Kind, Lengths, answered
 from .graph import Graph, LoopInput, Target, Value
 from .trace import Program, of_python, program, sizes_of
 
@@ -116,14 +116,9 @@ class Nested(Instead):
         self()
 
 
-@contextmanager
 def inside(
-    b: AtenNet,
-    where: str,
-    inner: Calls | None,
-    *,
-    lengths: Lengths | None = None,
-) -> Iterator[None]:
+    b: AtenNet, where: str, inner: Calls | None, *, lengths: Lengths | None = None
+) -> AbstractContextManager[None]:
     """Answer for the calls that a body makes: by nodes; by an error, for a format with no loops inside loops.
 
     Args:
@@ -133,20 +128,13 @@ def inside(
         lengths: of the sequences of a LoDTensor.
     """
     if inner is None:
-        with nothing_inside(b.emit.graph.target, where):
-            yield
-    else:
-        with inner.traced(lengths or no_lengths):
-            yield
+        return nothing_inside(b.emit.graph.target, where)
+    return inner.traced(lengths or no_lengths)
 
 
-@contextmanager
-def nothing_inside(target: Target, where: str, kinds: Sequence[Kind] = KINDS) -> Iterator[None]:
+def nothing_inside(target: Target, where: str, kinds: Sequence[Kind] = KINDS) -> AbstractContextManager[None]:
     """Refuse loops of some kinds in here, for a format with no loops inside loops."""
-    with ExitStack() as stack:
-        for kind in kinds:
-            stack.enter_context(kind.answered(Nested(target, where)))
-        yield
+    return answered((kind, Nested(target, where)) for kind in kinds)
 
 
 def no_lengths(_: Any) -> Any:

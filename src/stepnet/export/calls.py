@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -114,12 +114,17 @@ KINDS: list[Kind] = []
 
 
 @contextlib.contextmanager
-def unanswered() -> Iterator[None]:
-    """Let the calls that are made in here run as they are."""
+def answered(by: Iterable[tuple[Kind, Any]]) -> Iterator[None]:
+    """Let these answer for the calls of their kinds in here."""
     with contextlib.ExitStack() as stack:
-        for kind in KINDS:
-            stack.enter_context(kind.answered(None))
+        for kind, who in by:
+            stack.enter_context(kind.answered(who))
         yield
+
+
+def unanswered() -> AbstractContextManager[None]:
+    """Let the calls that are made in here run as they are."""
+    return answered((kind, None) for kind in KINDS)
 
 
 class Calls:
@@ -129,21 +134,14 @@ class Calls:
         self.target = target
         self.recorders = [kind.recorder(target) for kind in KINDS]
 
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
+    def noted(self) -> AbstractContextManager[None]:
         """Note the calls that are made in here."""
-        with contextlib.ExitStack() as stack:
-            for kind, recorder in zip(KINDS, self.recorders, strict=True):
-                stack.enter_context(kind.answered(recorder))
-            yield
+        return answered(zip(KINDS, self.recorders, strict=True))
 
-    @contextlib.contextmanager
-    def traced(self, lengths: Lengths) -> Iterator[None]:
+    def traced(self, lengths: Lengths) -> AbstractContextManager[None]:
         """Answer for the same calls by nodes. `lengths` gives those of a LoDTensor's sequences."""
-        with contextlib.ExitStack() as stack:
-            for kind, recorder in zip(KINDS, self.recorders, strict=True):
-                stack.enter_context(kind.answered(kind.tracer(recorder.calls, lengths)))
-            yield
+        pairs = zip(KINDS, self.recorders, strict=True)
+        return answered((kind, kind.tracer(recorder.calls, lengths)) for kind, recorder in pairs)
 
     def numbers(self) -> list[int]:
         """The numbers of all calls."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -154,11 +155,7 @@ class LoopTracer(Tracer):
         return dict(zip((port.output for port in loop.outputs), out, strict=True))
 
 
-def _answered(instead: Any) -> Any:
-    return during(INSTEAD, instead)
-
-
-KINDS.append(Kind(_answered, LoopRecorder, lambda calls, _: LoopTracer(calls)))
+KINDS.append(Kind(partial(during, INSTEAD), LoopRecorder, lambda calls, _: LoopTracer(calls)))
 
 
 @rule("stepnet.iterator")
@@ -191,8 +188,7 @@ def _written(
     out = net.run(program, [i.parameter for i in ins])
     results = {}
     for name, value, node in zip(body.results, out, program.outputs, strict=True):
-        shape = [size if isinstance(size, int) else -1 for size in net.shape(node)]
-        results[name] = graph.result(value, shape=shape)
+        results[name] = graph.result(value, shape=net.open_shape(node))
     ranks = {name: node.meta["val"].dim() for name, node in zip(body.results, program.outputs, strict=True)}
     outs = [LoopOutput(results[port.result], **_cut(port, ranks[port.result])) for port in loop.outputs]
     edges = tuple((results[edge.result], by_name[edge.parameter]) for edge in loop.back_edges)

@@ -33,6 +33,12 @@ def norms(graph: Graph, makers: Mapping[str, Node]) -> dict[str, tuple[str, tupl
     return {name: norm for name, norm in found.items() if norm is not None}
 
 
+def _made(makers: Mapping[str, Node], name: str, *ops: str) -> Node | None:
+    """The node that made a value by one of these ops."""
+    node = makers.get(name)
+    return node if node is not None and node.op in ops else None
+
+
 class _Norms:
     """Reads normalisations backwards, from their results to x."""
 
@@ -40,9 +46,7 @@ class _Norms:
         self.values, self.producers = graph.values, graph.producers
 
     def _made(self, name: str, *ops: str) -> Node | None:
-        """The node that made a value by one of these ops."""
-        node = self.producers.get(name)
-        return node if node is not None and node.op in ops else None
+        return _made(self.producers, name, *ops)
 
     def _number(self, name: str) -> float | None:
         node = self._made(name, "full")
@@ -98,26 +102,17 @@ class _Norms:
 def softmaxes(graph: Graph, makers: Mapping[str, Node]) -> dict[str, tuple[str, int]]:
     """Results of exp(x - max x) / sum exp(x - max x) along one dimension: x, and which."""
     found = {}
-
-    def made(name: str, op: str) -> Node | None:
-        node = makers.get(name)
-        return node if node is not None and node.op == op else None
-
     for node in makers.values():
         if node.op != "div":
             continue
-        power, total = made(node.inputs[0], "exp"), made(node.inputs[1], "sum")
-        less = None if power is None else made(power.inputs[0], "sub")
-        most = None if less is None else made(less.inputs[1], "amax")
+        power, total = (_made(makers, *of) for of in zip(node.inputs, ("exp", "sum"), strict=True))
+        less = None if power is None else _made(makers, power.inputs[0], "sub")
+        most = None if less is None else _made(makers, less.inputs[1], "amax")
         if power is None or total is None or less is None or most is None or total.inputs != power.outputs:
             continue
         x, dims = less.inputs[0], total.attr("dims")
-        if (
-            most.inputs == (x,)
-            and most.attr("dims") == dims
-            and len(dims) == 1
-            and graph.values[x].kind == "row"
-        ):
+        alone = most.inputs == (x,) and most.attr("dims") == dims and len(dims) == 1
+        if alone and graph.values[x].kind == "row":
             found[node.output] = x, dims[0]
     return found
 

@@ -45,7 +45,7 @@ def write_ragged_step(
     loop = _PaddedLoop(b, call, where, b.flat(lengths[0]))
     arguments = [
         loop.cut(
-            split_lead(emit, b.out(node), grid), port.parameter, b.dtype(node), (-1, *_open(b, node)[1:])
+            split_lead(emit, b.out(node), grid), port.parameter, b.dtype(node), (-1, *b.open_shape(node)[1:])
         )
         for port, node in zip(call.loop.slices, x, strict=False)
     ]
@@ -135,14 +135,14 @@ class _PaddedLoop:
     def carried(self, name: str, node: FxNode) -> Value:
         """In the body, a state of the step before."""
         b = self._b
-        old = self.body.parameter(name, b.dtype(node), (-1, *_open(b, node)[1:]))
+        old = self.body.parameter(name, b.dtype(node), (-1, *b.open_shape(node)[1:]))
         self.ins.append(LoopInput(b.flat(node), old))
         return old
 
     def joined(self, value: Value, node: FxNode) -> int:
         """A result of the body that is one step of y."""
         emit, ragged = self.inner.emit, [-1] if self.inner.is_ragged(node) else []
-        shape = [-1, 1, *ragged, *_open(self.inner, node)[1:]]
+        shape = [-1, 1, *ragged, *self.inner.open_shape(node)[1:]]
         return self.body.result(emit.copied(emit.unsqueeze(value, 1)), shape=shape)
 
     def kept(self, running: Value, value: Value, before: Value, node: FxNode) -> int:
@@ -161,8 +161,3 @@ class _PaddedLoop:
 
 def _sizes(node: FxNode) -> list[Any]:
     return sizes_of(node.meta["val"])
-
-
-def _open(b: AtenNet, node: FxNode) -> list[int]:
-    """The shape of a traced tensor, -1 where it is open."""
-    return [size if isinstance(size, int) else -1 for size in b.shape(node)]

@@ -55,7 +55,7 @@ from .reads import tensors_read
 from .recurrence_call import RecurrenceCall
 from .referred_sizes import as_tensors, numbers_read
 from .rows import unwritable
-from .scans import StepAxis, write_plan
+from .scans import PlanWriter, StepAxis
 from .whole_step import write_step
 
 # The lengths of sequences that are padded at their end, batch first: the recurrences here go by them.
@@ -311,7 +311,7 @@ def _lowered(
     if call.compiled is not None and not sizes and _fixed(b, x, state, weights, call):
         try:
             plan = call.compiled.hoisted
-            return write_plan(b.emit, plan, call.compiled.constants, given, states, values, steps)
+            return PlanWriter(b.emit, plan, call.compiled.constants, given, states, values, steps).write()
         except Unsupported as error:
             if steps.lengths is not None:  # else the step is written whole
                 raise unwritable(b.emit.graph.target, where, error.reason, error.line) from error

@@ -66,10 +66,7 @@ def per_sequence(emit: Emit, x: Value, rank: int) -> Value:
     return emit.unsqueeze(x, *range(1, rank + 1)) if rank else x
 
 
-def write_plan(
-    emit: Emit, plan: Plan, constants: Mapping[str, Tensor], x: Sequence[Value], states: Sequence[Value],
-    weights: Sequence[Tensor | Value], steps: StepAxis,
-) -> tuple[list[Value], list[Value]]:  # fmt: skip
+class PlanWriter:
     """The nodes of one recurrence.
 
     Args:
@@ -80,17 +77,8 @@ def write_plan(
         states: the leaves of the initial state, [batch, ...].
         weights: what the step reads besides: constants, or values of the graph.
         steps: how the steps lie in x.
-
-    Returns:
-        The leaves of y, time and batch first as in x, and those of the final state, [batch, ...].
-
-    Raises:
-        Unsupported: an op cannot be written.
     """
-    return _Recurrence(emit, plan, constants, x, states, weights, steps).write()
 
-
-class _Recurrence:
     def __init__(
         self, emit: Emit, plan: Plan, constants: Mapping[str, Tensor], x: Sequence[Value],
         states: Sequence[Value], weights: Sequence[Tensor | Value], steps: StepAxis,
@@ -119,6 +107,11 @@ class _Recurrence:
         self._mask: Value | None = None
 
     def write(self) -> tuple[list[Value], list[Value]]:
+        """The leaves of y, time and batch first as in x, and those of the final state, [batch, ...].
+
+        Raises:
+            Unsupported: an op cannot be written.
+        """
         finals: dict[str, Value] = {}
         for region in self.loop.regions:
             if region.kind != "scan":
@@ -221,7 +214,7 @@ class _Recurrence:
 class _Scan:
     """The loop of one scan, being made. Its values keep the axis of the steps, with size 1."""
 
-    def __init__(self, around: _Recurrence, region: Region) -> None:
+    def __init__(self, around: PlanWriter, region: Region) -> None:
         self.around, self.region, self.steps = around, region, around.steps
         self.body: Graph = around.emit.graph.body(f"{around.plan.name} body")
         self.emit = Emit(self.body)

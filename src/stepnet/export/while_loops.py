@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -230,11 +231,7 @@ def _are_filled(leaves: Sequence[Any]) -> bool:
     return any(isinstance(leaf, TensorArray) for leaf in leaves)
 
 
-def _answered(instead: Any) -> Any:
-    return during(INSTEAD, instead)
-
-
-KINDS.append(Kind(_answered, WhileRecorder, lambda calls, _: WhileTracer(calls)))
+KINDS.append(Kind(partial(during, INSTEAD), WhileRecorder, lambda calls, _: WhileTracer(calls)))
 
 
 class Picked(TorchFunctionMode):
@@ -321,11 +318,8 @@ def _written(
 
     def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor], *, first: bool) -> list[Tensor]:
         cond, body = call.functions(sizes)
-        values, rows, inner = list(leaves), [], calls[not first]
-        with (
-            Picked(),
-            inside(b, call.where, inner),
-        ):
+        values, rows = list(leaves), []
+        with Picked(), inside(b, call.where, calls[not first]):
             if not first:
                 new, rows = call.turn(body, values)
                 values = _same(call, new)
@@ -344,8 +338,7 @@ def _written(
     results = [body.result(value) for value in new]
     rows = []
     for value, node in zip(out[1 + len(state) :], turn.outputs[1 + len(state) :], strict=True):
-        shape = [size if isinstance(size, int) else -1 for size in inner.shape(node)]
-        rows.append(body.result(inner.emit.unsqueeze(value, 0), shape=[1, *shape]))
+        rows.append(body.result(inner.emit.unsqueeze(value, 0), shape=[1, *inner.open_shape(node)]))
     goes_on = body.result(inner.emit.copied(out[0]))
     ins = tuple(LoopInput(value, parameter) for value, parameter in zip(inputs, parameters, strict=True))
     edges = tuple(zip(results, parameters, strict=False))

@@ -22,7 +22,7 @@ def write_step(
     b: AtenNet, call: RecurrenceCall, where: str, x: Sequence[Value], states: Sequence[Value],
     nodes: tuple[Sequence[FxNode], ...], steps: StepAxis,
 ) -> tuple[list[Value], list[Value]]:  # fmt: skip
-    """A loop around the whole step; takes and gives what `write_plan` does. `nodes` are those of x, the
+    """A loop around the whole step; takes and gives what a `PlanWriter` does. `nodes` are those of x, the
     states, the weights and the sizes that the step refers to, in the trace around.
 
     Raises:
@@ -61,7 +61,7 @@ def write_step(
     results = [body.result(value) for value in out[len(call.y) :]]
     joined = []
     for value, node in zip(out[: len(call.y)], program.outputs, strict=False):
-        shape = [size if isinstance(size, int) else -1 for size in inner.shape(node)]
+        shape = inner.open_shape(node)
         shape.insert(steps.time, 1)
         joined.append(body.result(inner.emit.unsqueeze(value, steps.time), shape=shape))
     outputs = [*(LoopOutput(r, **steps.cut()) for r in joined), *(LoopOutput(r) for r in results)]

@@ -3,6 +3,7 @@ what is traced."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,6 +21,25 @@ from .recording import decided
 
 Results = Callable[[bool], Sequence[Any]]
 Dims = tuple[frozenset[int], ...]  # of each result, those in which the graphs differ
+
+
+class Reading:
+    """A function of an owner's with the tensors that it reads, where what writes a model finds these again:
+    they would be lost among what the owner remembers of its calls.
+
+    Args:
+        owner: what is run.
+        read: the tensors.
+        run: is given the owner, those, and what the call is given.
+    """
+
+    def __init__(self, owner: Any, read: Sequence[Tensor], run: Callable[..., Sequence[Any]]) -> None:
+        self._owner, self._read, self._run = weakref.ref(owner), read, run
+
+    def __call__(self, *values: Any) -> Any:
+        owner = self._owner()
+        assert owner is not None
+        return self._run(owner, self._read, *values)
 
 
 class Branching:

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from stepnet.data.bounded import Bounded
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors.setting import check_backend
+from stepnet.repeat import while_joined
 from stepnet.watchers import during
 
 from .model import LoopReport
@@ -49,6 +50,32 @@ def chosen(which: Tensor, a: Any, b: Any) -> Tensor:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or (a.shape, a.dtype) != (b.shape, b.dtype):
         raise Unsupported("a branch gives other shapes or types than the other one")
     return torch.where(which, a, b)
+
+
+def written_loop(
+    step: Callable[..., Sequence[Tensor]], going: Tensor, state: Sequence[Tensor], joined: int,
+    ends: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Such a loop by its condition, for what writes the model: what is carried at last, and what is joined.
+
+    Args:
+        step: is given the step's number, whether it goes on, and what is carried; gives whether it goes on,
+            what is carried, and what is joined.
+        going: whether it goes on at first.
+        state: what is carried at first.
+        joined: how many results are joined.
+        ends: of a step's number and whether the body goes on, whether the loop does.
+    """
+
+    def goes_on(number: Tensor, goes: Tensor, *_: Tensor) -> Tensor:
+        return ends(number, goes)
+
+    def turn(number: Tensor, goes: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        again, *new = step(number, goes, *values)
+        return number + 1, again.reshape(()), *new
+
+    variables = (torch.zeros((), dtype=torch.int64), going.reshape(()), *state)
+    return while_joined(goes_on, turn, variables, joined)[2:]
 
 
 class OwnEnd:

@@ -178,9 +178,7 @@ class Hoisted:
 
     def start(self, values: Sequence[Any]) -> dict[Value, Any]:
         """Constants and arguments by slot."""
-        slots: dict[Value, Any] = {
-            (slot, False): getattr(self.graph, name) for slot, name in self.graph.constant_slots
-        }
+        slots: dict[Value, Any] = {(slot, False): t for slot, t in self.constants_by_slot().items()}
         return slots | dict(zip(self.slots, values, strict=True))
 
     def __call__(self, *values: Any, fit: Fit | None = None) -> tuple[Any, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ from stepnet.executors.setting import check_backend
 from stepnet.export.calls import unanswered
 from stepnet.export.open_sizes import settled
 from stepnet.file_model import LoopReport, beside_graphs, not_in_recordings, shorten
-from stepnet.file_model.branching import Branching
+from stepnet.file_model.branching import Branching, Reading
 from stepnet.ir.loop import (
     BackEdge,
     Concat,
@@ -48,7 +47,7 @@ from .hoisting import Hoisted
 from .layers.row import Misfit
 from .own_end import OwnEndRunner, WholeStep
 from .reader import declared_shape
-from .records import Layer, Net, PortMap, PortRow
+from .records import Layer, Net, PortRow
 from .rowwise import Adapter
 
 
@@ -426,19 +425,6 @@ def _check_no_step(loop: Loop) -> None:
 _BRANCHES = ("then_", "else_")
 
 
-class _Branches:
-    """The bodies of an If with the tensors that they read, where what writes them finds these again."""
-
-    def __init__(self, runner: IfRunner, values: Sequence[Any]) -> None:
-        self.runner, self.values = weakref.ref(runner), values
-        self.read = [t for graph in runner.graphs.values() for t in (*graph.parameters(), *graph.buffers())]
-
-    def __call__(self, way: bool) -> tuple[Any, ...]:
-        runner = self.runner()
-        assert runner is not None
-        return runner.branch(_BRANCHES[not way], self.values)
-
-
 class IfRunner:
     """Runs an If-8 layer: one of two bodies."""
 
@@ -455,18 +441,18 @@ class IfRunner:
     def __call__(self, condition: Any, *rest: Any) -> Sequence[Any]:
         not_in_recordings()
         which = _scalar(condition, "condition")
-        return self.branching.run(which, _Branches(self, (condition, *rest)))
+        read = [condition, *rest, *(t for graph in self.graphs.values() for t in graph.tensors())]
+        return self.branching.run(which, Reading(self, read, IfRunner._branch))
 
-    def branch(self, prefix: str, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Run one of the bodies."""
+    def _branch(self, read: Sequence[Any], way: bool) -> tuple[Any, ...]:
+        """Run one of the bodies, on what is read first."""
+        prefix = _BRANCHES[not way]
         graph, rows = self.graphs[prefix], self.layer.maps[prefix]
-        found = self._results(graph, rows, values)
+        given = {row.internal: read[self.index[row.external]] for row in rows.inputs}
+        results = graph(*(given[i] for i in graph.net.parameters))
+        found = dict(zip(graph.net.results, results, strict=True))
         by_port = {row.external: found[row.internal] for row in rows.outputs}
         return tuple(by_port[port.id] for port in self.layer.outputs)
-
-    def _results(self, graph: Graph, rows: PortMap, values: Sequence[Any]) -> dict[int, Any]:
-        given = {row.internal: values[self.index[row.external]] for row in rows.inputs}
-        return dict(zip(graph.net.results, graph(*(given[i] for i in graph.net.parameters)), strict=True))
 
 
 def _one(value: Any, what: str) -> Any:

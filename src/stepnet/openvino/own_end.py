@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from stepnet.executors.naive import number_of
 from stepnet.file_model import LoopReport
-from stepnet.file_model.own_end import OwnEndLoop
+from stepnet.file_model.branching import Reading
+from stepnet.file_model.own_end import OwnEndLoop, written_loop
 from stepnet.ir.loop import Concat, Iteration, Loop, Slice
-from stepnet.repeat import while_joined
 
 from .graph import Graph
 
@@ -120,35 +119,24 @@ class OwnEndRunner:
         step, (state, around) = self.step, self._start(feeds)
         cuts = [(port, feeds[port.source], *_span(port, feeds[port.source])) for port in step.loop.slices]
         limit = trips.reshape(())
+        read = Reading(step, [*step.graph.tensors()], _run)
 
-        def goes_on(number: Tensor, goes: Tensor, *_: Tensor) -> Tensor:
+        def goes_on(number: Tensor, goes: Tensor) -> Tensor:
             goes = goes & ((limit < 0) | (number < limit))
             for *_cut, steps in cuts:
                 goes = goes & (number < steps)
             return goes
 
-        def turn(number: Tensor, goes: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        def turn(number: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
             parts = {port.parameter: _part(port, value, start, number) for port, value, start, _ in cuts}
-            again, *new = run_step((number, goes, *values), around, parts)
-            return number + 1, again.reshape(()), *new
+            return read((number, *values), around, parts)
 
-        run_step = _Found(step)
-        variables: Any = (torch.zeros((), dtype=torch.int64), going.reshape(()), *state)
-        out = while_joined(goes_on, turn, variables, len(step.joined))[2:]
+        out = written_loop(turn, going, state, len(step.joined), goes_on)
         return self._outputs(out[: len(state)], out[len(state) :])
 
 
-class _Found:
-    """A step with the tensors of its graph, where what writes it finds these again: they would be lost among
-    what the graph remembers of its calls."""
-
-    def __init__(self, step: WholeStep) -> None:
-        self.step, self.read = weakref.ref(step), [*step.graph.parameters(), *step.graph.buffers()]
-
-    def __call__(self, *values: Any) -> tuple[Any, ...]:
-        step = self.step()
-        assert step is not None
-        return step.run(*values)
+def _run(step: WholeStep, _: Sequence[Tensor], *values: Any) -> tuple[Any, ...]:
+    return step.run(*values)
 
 
 def _span(port: Slice, value: Tensor) -> tuple[Tensor, Tensor]:

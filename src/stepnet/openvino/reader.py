@@ -96,7 +96,8 @@ def read_body(element: Any, scope: str, name: str, depth: int) -> Net:
     )
 
 
-def _read_layer(element: Any, scope: str, depth: int) -> Layer:
+def _layer_of(element: Any, scope: str) -> Layer:
+    """A layer as it is written, with its ports."""
     called = shorten(element.get("name", ""))
     attributes = Attributes(element.attrib, f"{scope}: <layer> '{called}'")
     if "id" not in attributes:
@@ -118,8 +119,7 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
     data = only(element, "data", where)
     inputs = _ports(only(element, "input", where), where, output=False)
     outputs = _ports(only(element, "output", where), where, output=True)
-    clash = {p.id for p in inputs} & {p.id for p in outputs}
-    layer = Layer(
+    return Layer(
         id=layer_id,
         name=name,
         type=kind,
@@ -131,6 +131,13 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
         rt_info=_layer_info(element.find("rt_info")),
         output_names=_names(element.get("output_names")),
     )
+
+
+def _read_layer(element: Any, scope: str, depth: int) -> Layer:
+    layer = _layer_of(element, scope)
+    where, kind, version = layer.where, layer.type, layer.version
+    inputs, outputs = layer.inputs, layer.outputs
+    clash = {p.id for p in inputs} & {p.id for p in outputs}
     if clash and kind in _WITH_BODIES.values():
         raise IRError(
             f"{where}: port id {min(clash)} names an input and an output",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from stepnet.errors import StepnetError
 from stepnet.export.calls import unanswered
 from stepnet.export.open_sizes import Sizes, plain, settled
-from stepnet.file_model.branching import Branching
+from stepnet.file_model.branching import Branching, Reading
 from stepnet.file_model.own_end import BOTH
 from stepnet.watchers import instead
 
@@ -20,16 +19,13 @@ from .graph import Graph
 from .info import Info, Run, body_of, one_value, op
 
 
-class BodyAround:
-    """A body with what it captures, where what writes it finds these again: it would be lost in a graph."""
+def reading(body: Graph, around: Mapping[Any, Any]) -> Reading:
+    """A body with what it captures."""
+    return Reading(body, [around[value] for value in body.captured], _run)
 
-    def __init__(self, body: Graph, around: Mapping[Any, Any]) -> None:
-        self.body, self.read = weakref.ref(body), [around[value] for value in body.captured]
 
-    def __call__(self, *values: Tensor) -> tuple[Any, ...]:
-        body = self.body()
-        assert body is not None
-        return body.run(values, dict(zip(body.captured, self.read, strict=True)))
+def _run(body: Graph, captured: Sequence[Any], *values: Tensor) -> tuple[Any, ...]:
+    return body.run(values, dict(zip(body.captured, captured, strict=True)))
 
 
 @op("If")
@@ -42,7 +38,7 @@ def _if(node: Info) -> Run:
     def run(condition: Tensor | Sizes, *outer: Any) -> Sequence[Any]:
         around = dict(zip(node.outer, outer, strict=True))
 
-        bodies = {way: BodyAround(body, around) for way, body in branches.items()}
+        bodies = {way: reading(body, around) for way, body in branches.items()}
 
         def results(way: bool) -> Sequence[Any]:
             return bodies[way]()

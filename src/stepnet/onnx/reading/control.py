@@ -13,13 +13,12 @@ from torch import Tensor
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError
 from stepnet.file_model import LoopReport, beside_graphs, decided, not_in_recordings
-from stepnet.file_model.own_end import OwnEndLoop
+from stepnet.file_model.own_end import OwnEndLoop, written_loop
 from stepnet.file_model.scan_loop import ScanLoop
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
-from stepnet.repeat import while_joined
 
-from .branches import BodyAround, branches_alone
+from .branches import branches_alone, reading
 from .counted import CountedLoop
 from .graph import SEEN, Graph
 from .info import Info, Misfit, Run, body_of, dtype_of, one_value, op
@@ -30,74 +29,81 @@ def _one(value: Any, what: str, dtype: torch.dtype = torch.bool) -> Any:
     return decided(one_value(value, what, dtype))
 
 
-@op("Loop", inputs=(2, 2**16))
-def _loop(node: Info) -> Run:
-    carried = len(node.node.inputs) - 2
-    body = body_of(node, "body", carried + 2)
-    scanned = node.count - carried
-    if scanned < 0 or len(body.outputs) != 1 + carried + scanned:
-        raise Misfit("the body gives another number of values", len(body.outputs), 1 + node.count)
-    goes_on = origin(body.outputs[0])
-    always = ir.convenience.get_const_tensor(goes_on)
-    # it hands its condition on, or this is always true: nothing but the count ends it
-    counted = goes_on is body.inputs[1] or (always is not None and bool(always.numpy().all()))
-    by_rows = CountedLoop(node, body, carried, scanned) if counted else None
-    by_blocks = None if counted else _by_blocks(node, body, scanned)
-    if counted and not node.has(0) and node.known.get(1) not in (False, [False]):
-        raise Misfit("the loop never ends", "no trip count, and a condition that stays true")
+class LoopRunner:
+    """Runs a Loop: compiled where its body treats each row alike or ends it by itself, else step by step."""
 
-    def written(trips: Any, going: Any, state: Sequence[Any], around: Mapping[Any, Any]) -> Sequence[Any]:
-        """The loop by its condition, for what writes the model."""
+    def __init__(self, node: Info) -> None:
+        self.node = node
+        self.carried = carried = len(node.node.inputs) - 2
+        self.body = body = body_of(node, "body", carried + 2)
+        self.scanned = scanned = node.count - carried
+        if scanned < 0 or len(body.outputs) != 1 + carried + scanned:
+            raise Misfit("the body gives another number of values", len(body.outputs), 1 + node.count)
+        goes_on = origin(body.outputs[0])
+        always = ir.convenience.get_const_tensor(goes_on)
+        # it hands its condition on, or this is always true: nothing but the count ends it
+        counted = goes_on is body.inputs[1] or (always is not None and bool(always.numpy().all()))
+        self.by_rows = CountedLoop(node, body, carried, scanned) if counted else None
+        self.by_blocks = None if counted else _by_blocks(node, body, scanned)
+        if counted and not node.has(0) and node.known.get(1) not in (False, [False]):
+            raise Misfit("the loop never ends", "no trip count, and a condition that stays true")
+        self.reports = (self.by_rows or self.by_blocks).reports  # type: ignore[union-attr]
 
-        def goes_on(step: Tensor, goes: Tensor, *_: Tensor) -> Tensor:
-            return goes if trips is None else goes & (step < trips.reshape(()))
-
-        run_step = BodyAround(body, around)
-
-        def turn(step: Tensor, goes: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-            again, *new = run_step(step, goes, *values)
-            return step + 1, again.reshape(()), *new
-
-        first = torch.ones((), dtype=torch.bool) if going is None else going.reshape(())
-        variables: Any = (torch.zeros((), dtype=torch.int64), first, *state)
-        return while_joined(goes_on, turn, variables, scanned)[2:]
-
-    def run(*inputs: Any) -> Sequence[Any]:
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
         not_in_recordings()
-        (trips, going, *state), outer = inputs[: carried + 2], inputs[carried + 2 :]
-        around = dict(zip(node.outer, outer, strict=True))
+        (trips, going, *state), outer = inputs[: self.carried + 2], inputs[self.carried + 2 :]
+        around = dict(zip(self.node.outer, outer, strict=True))
         if WHILE_LOOPS.get() is not None:
-            return written(trips, going, state, around)
+            return self._written(trips, going, state, around)
         most = None if trips is None else max(_one(trips, "trip count", torch.int64), 0)
         goes = True if going is None else bool(_one(going, "condition"))
-        if by_rows is not None and most is not None and goes and not is_watched():
-            out = by_rows(most, state, around)
+        if self.by_rows is not None and most is not None and goes and not is_watched():
+            out = self.by_rows(most, state, around)
             if out is not None:
                 return out
-        condition = torch.tensor(True) if going is None else going
-        rows: list[list[Any]] = [[] for _ in range(scanned)]
+        return self._by_steps(most, torch.tensor(True) if going is None else going, goes, state, around)
+
+    def _written(
+        self, trips: Any, going: Any, state: Sequence[Any], around: Mapping[Any, Any]
+    ) -> Sequence[Any]:
+        """The loop by its condition, for what writes the model."""
+
+        def goes_on(step: Tensor, goes: Tensor) -> Tensor:
+            return goes if trips is None else goes & (step < trips.reshape(()))
+
+        first = torch.ones((), dtype=torch.bool) if going is None else going
+        return written_loop(reading(self.body, around), first, state, self.scanned, goes_on)
+
+    def _by_steps(
+        self, most: int | None, condition: Any, goes: bool, state: Sequence[Any], around: Mapping[Any, Any]
+    ) -> Sequence[Any]:
+        """The loop step by step, after the blocks of steps that can be compiled."""
+        rows: list[list[Any]] = [[] for _ in range(self.scanned)]
         step, tables, note = 0, [], None
-        if by_blocks is not None and goes and not is_watched():
-            (step, goes, state, tables), note = by_blocks.begin(most, state, around)
+        if self.by_blocks is not None and goes and not is_watched():
+            (step, goes, state, tables), note = self.by_blocks.begin(most, state, around)
         blocks = step
         while goes and (most is None or step < most):
-            condition, *results = body.run((torch.tensor(step), condition, *state), around)
-            state, joined = results[:carried], results[carried:]
+            condition, *results = self.body.run((torch.tensor(step), condition, *state), around)
+            state, joined = results[: self.carried], results[self.carried :]
             for table, row in zip(rows, joined, strict=True):
                 table.append(row)
             goes = bool(_one(condition, "condition"))
             step += 1
         if note is not None:
             note(step)
-        if scanned and not step:
-            return (*state, *_no_rows(body, body.outputs[1 + carried :], (condition, *state), around))
+        if self.scanned and not step:
+            joined = self.body.outputs[1 + self.carried :]
+            return (*state, *_no_rows(self.body, joined, (condition, *state), around))
         if not blocks:
             return (*state, *map(_stacked, rows))
         more = [[_stacked(table)] if table else [] for table in rows]
         return (*state, *(torch.cat([*a, *b]) for a, b in zip(tables, more, strict=True)))
 
-    run.reports = (by_rows or by_blocks).reports  # type: ignore[union-attr,attr-defined]
-    return run
+
+@op("Loop", inputs=(2, 2**16))
+def _loop(node: Info) -> Run:
+    return LoopRunner(node)
 
 
 def _stacked(rows: Sequence[Tensor]) -> Tensor:

@@ -152,10 +152,10 @@ class LSTM(Cell):
         )
         new_c = f * c + i * self.activate(1, gates["c"])
         o = self.activate(0, gates["o"] if peep_o is None else gates["o"] + peep_o * new_c)
-        return o * self.activate(2, new_c) if self.clip <= 0 else o * self._unclipped(2, new_c), new_c
+        return o * self.activate(2, new_c) if self.clip <= 0 else o * self._unclipped(new_c), new_c
 
-    def _unclipped(self, which: int, x: Tensor) -> Tensor:
-        word, a, b = self.activations[which]
+    def _unclipped(self, x: Tensor) -> Tensor:
+        word, a, b = self.activations[2]
         return _ACTIVATIONS[word](x, a, b)
 
 
