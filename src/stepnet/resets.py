@@ -118,8 +118,10 @@ def run_with_resets(
             start = boot_state(function, len(pieces.owner))
         else:
             given = boot_state(function, rows.n) if given is None else given
-            start = _fresh(function, asked, given, len(pieces.owner), pieces.owner)
-            if asked.state is not given:
+            if asked.state is given:
+                start = rows_at(given, pieces.owner)
+            else:
+                start = _fresh(function, asked, given, len(pieces.owner), pieces.owner)
                 start = by_leaf(lambda new, old: new.index_copy(0, beside(begin, new), old), start, given)
         laid = None if in_place is None else rows.laid(pieces, reverse)
         if laid is not None:
