@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations
 
 from duplicates import DUPLICATES, check_duplicate
 from stepnet import nn as ours
+from stepnet.data.in_graph import CAN_CAPTURE
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
 
@@ -297,3 +298,13 @@ def test_errors(call, text):
 def test_only_lstm_projects(module):
     with pytest.raises(TypeError, match="proj_size"):
         module(2, 3, proj_size=1)
+
+
+@pytest.mark.skipif(CAN_CAPTURE, reason="tests/graph shows it in one graph")
+@pytest.mark.parametrize("given", [False, True], ids=["from zeros", "from hx"])
+@pytest.mark.parametrize("name", MODULES)
+def test_compiled_around_by_older_torch(name, given):
+    torch._dynamo.reset()
+    module, x, h = MODULES[name](2, 3), torch.randn(4, 2, 2), torch.randn(1, 2, 3)
+    hx = ((h, h) if name == "LSTM" else h) if given else None
+    torch.testing.assert_close(torch.compile(module, backend="eager")(x, hx), module(x, hx))

@@ -255,10 +255,8 @@ class RNNBase(nn.Module):
                     + (f" of {len(hx)}" if isinstance(hx, (tuple, list)) else ""),
                     remedy="pass hx=(h_0, c_0), or None for zeros",
                 )
-            checked = [
-                batch.check_state(leaf_name, leaf, count, size)
-                for (leaf_name, size), leaf in zip(sizes.items(), leaves, strict=True)
-            ]
+            given = list(zip(sizes.items(), leaves, strict=True))  # Dynamo of torch 2.6 cannot leave a zip
+            checked = [batch.check_state(part, leaf, count, size) for (part, size), leaf in given]
             parts = [list(leaves) for leaves in zip(*(leaf.unbind(0) for leaf in checked), strict=True)]
         return [tuple(part) if len(sizes) > 1 else part[0] for part in parts]
 
@@ -266,7 +264,7 @@ class RNNBase(nn.Module):
         """Final states as torch.nn has them: h_n, or (h_n, c_n)."""
         if isinstance(finals[0], Tensor):
             return batch.close_state(_stacked(finals))
-        parts = list(zip(*finals, strict=True))  # Dynamo of torch 2.6 cannot go on in the midst of a zip
+        parts = list(zip(*finals, strict=True))  # as above
         return tuple([batch.close_state(_stacked(leaves)) for leaves in parts])
 
     def extra_repr(self) -> str:
