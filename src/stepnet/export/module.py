@@ -74,7 +74,12 @@ def module_graph(
         IRError: something in it cannot be written; says what, and the line it came from.
     """
     if not isinstance(module, nn.Module):
-        raise IRError("save: 'module' must be a module of torch", got=brief(module))
+        raise IRError(
+            "save: 'module' must be a module of torch",
+            got=brief(module),
+            expected="a torch.nn.Module",
+            remedy="a module whose forward calls it",
+        )
     module = original_of(module)
     where = _described(module)
     args, kwargs = _arguments(example_inputs)
@@ -173,6 +178,7 @@ class _Trace:
                 f"{self.where} cannot be written: it keeps what it computes for its next call",
                 got=", ".join(carried),
                 remedy="what stays from call to call as inputs and outputs",
+                expected="a module that keeps nothing from call to call",
             )
         return made
 
@@ -193,7 +199,10 @@ class _Trace:
             if id(offsets) not in by_offsets:
                 raise IRError(
                     f"{self.where} cannot be written: "
-                    "a recurrence runs over sequences, or asks for lengths, that are not an input's"
+                    "a recurrence runs over sequences, or asks for lengths, that are not an input's",
+                    got="sequences whose lengths the module computes",
+                    expected="sequences of a LoDTensor or PackedSequence that the module is given",
+                    remedy="an input that has these lengths",
                 )
             return by_offsets[id(offsets)]
 
@@ -298,7 +307,10 @@ def _outputs(results: Any, where: str) -> list[str]:
         for text, value in zip(names(spec, str(key)), leaves, strict=True):
             if not isinstance(value, (Tensor, LoDTensor)):
                 raise IRError(
-                    f"{where} cannot be written: its result {text} is no tensor", got=type(value).__name__
+                    f"{where} cannot be written: its result {text} is no tensor",
+                    got=type(value).__name__,
+                    expected="tensors, LoDTensors, and containers of them",
+                    remedy="leave it out of what the module returns",
                 )
             texts.append(text)
     return texts

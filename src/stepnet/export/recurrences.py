@@ -125,7 +125,10 @@ class RecurrenceRecorder(Recorder, Instead):
         line = user_line().short
         if scopes:
             raise IRError(
-                f"the recurrence at {line} cannot be written: it keeps scopes", remedy="scopes=False"
+                f"the recurrence at {line} cannot be written: it keeps scopes",
+                remedy="scopes=False",
+                got="scopes=True",
+                expected="a recurrence that keeps none",
             )
         with unanswered():
             body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
@@ -162,6 +165,7 @@ class RecurrenceRecorder(Recorder, Instead):
                 f"the recurrence of {call.where} cannot be written: its steps are whole sequences",
                 got=f"level={call.sweep.level} of {x[0].lod_level}",
                 expected="a recurrence over the rows of each sequence",
+                remedy="a recurrence over the rows inside it, saved by itself",
             )
         code = _code(loop)
         tensors = reach(code, everything=True).tensors
@@ -305,6 +309,8 @@ def _lowered(
         raise IRError(
             f"{where} cannot be written over ragged sequences: it reads a size that is left open",
             remedy="torch.tensor(x.shape[0]) in its place",
+            got="a size of the example",
+            expected="sizes that are computed in the file",
         )
     if call.above:
         return write_ragged_step(b, call, where, (x, state, weights, lengths))
@@ -319,6 +325,8 @@ def _lowered(
         raise IRError(
             f"{where} cannot be written over ragged sequences: {call.refusal or _NO_GRAPH}",
             expected="a step whose rows are proved not to mix",
+            got="a step that is not compiled",
+            remedy="see stepnet.explain for what keeps it from being compiled; or save it on dense tensors",
         )
     return write_step(b, call, where, given, states, (x, state, weights, sizes), steps)
 

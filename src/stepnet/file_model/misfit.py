@@ -40,6 +40,7 @@ def error(where: str, problem: BaseException, got: object, expected: object) -> 
     if isinstance(problem, Misfit):
         what = problem.what
         got = got if problem.got is None else problem.got
+        got = got if str(got).isprintable() else shorten(str(got))
         expected = expected if problem.expected is None else problem.expected
     else:
         text = str(problem).strip().splitlines()
