@@ -82,6 +82,7 @@ def module_graph(
         )
     module = original_of(module)
     where = _described(module)
+    _check_kinds(module, where)
     args, kwargs = _arguments(example_inputs)
     leaves, spec = unpacked((args, kwargs))
     inputs = inputs_of(module, args, kwargs, leaves)
@@ -314,3 +315,20 @@ def _outputs(results: Any, where: str) -> list[str]:
                 )
             texts.append(text)
     return texts
+
+
+def _check_kinds(module: nn.Module, where: str) -> None:
+    """Refuse modules that hold their numbers out of torch's sight.
+
+    Raises:
+        IRError: one is quantised.
+    """
+    for name, part in module.named_modules():
+        kind = type(part)
+        if kind.__module__.startswith("torch.ao.nn.quantized"):
+            raise IRError(
+                f"{where} cannot be written: '{name}' is quantised",
+                got=f"{kind.__module__}.{kind.__name__}",
+                expected="layers whose weights are tensors",
+                remedy="save it before it is quantised, and quantise the file by the tools of its runtime",
+            )

@@ -195,10 +195,9 @@ def _ports(element: Any, where: str, *, output: bool) -> tuple[Port, ...]:
             )
         attributes.where = here
         precision = attributes.text("precision") if output else found.get("precision")
-        known = (
-            precision is not None and precision.strip().upper() != "UNSPECIFIED"
-        )  # inferred from the layer
-        element_type = by_precision(precision, here) if known else None
+        if precision is not None and precision.strip().upper() == "UNSPECIFIED":
+            precision = None  # it follows from what the layer gives
+        element_type = None if precision is None else by_precision(precision, here)
         shape = tuple(_dim(d.text or "", here) for d in found.findall("dim"))
         ports[number] = Port(number, element_type, shape, _names(found.get("names")))
     return tuple(ports.values())
