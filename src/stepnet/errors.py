@@ -16,7 +16,7 @@ def describe(where: str, *, got: object = None, expected: object = None, remedy:
     """
     lines = [where]
     if got is not None:
-        lines.append(f"  got:      {got}")
+        lines.append(f"  got:      {got if str(got).strip() else 'nothing'}")
     if expected is not None:
         lines.append(f"  expected: {expected}")
     if remedy is not None:

@@ -33,6 +33,7 @@ KINDS = (
 )
 NUMBERS = [0, 1, -1, 2, 3, 7, 255, 2**16, 2**31, 2**40, 2**63 - 1, -(2**63)]
 WORDS = ["", "x", "Relu", "Scan", "Loop", "If", "LSTM", "reverse", "forward", "ai.onnx", "½"]
+WHOLE = re.compile(r"changed\.onnx: .+\n  got:      .+\n  expected: .+\n  remedy:   .+")
 SLOW, HUGE = 20.0, 2**30  # seconds, bytes
 
 
@@ -197,18 +198,25 @@ def _content(data: bytes, rng: random.Random) -> bytes:
     return model.SerializeToString()
 
 
+def whole(error: IRError) -> None:
+    """An error says where, what was given, what was expected, and the remedy."""
+    assert WHOLE.fullmatch(str(error)), str(error)
+
+
 def outcome(path: Path, inputs: list[np.ndarray]) -> str:
     """What comes out of reading a file, and of running it where it holds no loop without an end."""
     try:
         model = stepnet.onnx.load(path)
-    except IRError:
+    except IRError as error:
+        whole(error)
         return "IRError"
     if b"Loop" in path.read_bytes():
         return "model"
     try:
         with torch.no_grad():
             model(*inputs)
-    except IRError:
+    except IRError as error:
+        whole(error)
         return "model, IRError when run"
     return "model that runs"
 

@@ -32,8 +32,14 @@ WORDS = [
     "f32", "f16", "i64", "i4", "boolean", "FP16", "I64", "true", "numpy", "explicit", "Loop", "If", "Add",
     "Reshape", "LSTMCell", "Const", "Parameter", "Result", "opset1", "opset99", "sigmoid", "reverse", "&amp;",
 ]  # fmt: skip
+WHOLE = re.compile(r"model\.(xml|bin): .+\n  got:      .+\n  expected: .+\n  remedy:   .+")
 VALUE = re.compile(r'"([^"<>]*)"')
 ELEMENT = re.compile(r"<(\w+)\b[^<>]*?(?:/>|>[^<>]*</\1>)")
+
+
+def whole(error: IRError) -> None:
+    """An error says where, what was given, what was expected, and the remedy."""
+    assert WHOLE.fullmatch(str(error)), str(error)
 
 
 def seeds() -> list[tuple[str, bytes]]:
@@ -123,7 +129,8 @@ def fuzz(count: int, seed: int, folder: Path, *, running: float = 0.2) -> Counte
         try:
             model = load(xml, trainable=rng.random() < 0.2)
             outcome = "model"
-        except IRError:
+        except IRError as error:
+            whole(error)
             model, outcome = None, "IRError"
         except BaseException:
             keep(folder, i)
@@ -137,7 +144,8 @@ def fuzz(count: int, seed: int, folder: Path, *, running: float = 0.2) -> Counte
             try:
                 run(model, rng)
                 outcome = "model, ran"
-            except IRError:
+            except IRError as error:
+                whole(error)
                 outcome = "model, IRError when run"
             except BaseException:
                 keep(folder, i)

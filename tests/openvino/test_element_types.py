@@ -82,3 +82,13 @@ def test_refused(tmp_path):
     net.result(net.add("Convert", [net.parameter("x", "3")], ["I4"], destination_type="i4"))
     with pytest.raises(IRError, match=r"Convert layer 1 .*only constants are of less than a byte"):
         load(net.write(tmp_path))
+
+
+def test_ports_of_no_precision_are_of_what_their_layers_give(tmp_path):
+    net = Net()
+    net.result(net.add("Abs", [net.parameter("x", "2")]))
+    path = net.write(tmp_path)
+    text = path.read_text()
+    path.write_text(text.replace('precision="FP32"', 'precision="UNSPECIFIED"'))
+    assert path.read_text() != text
+    assert load(path)(torch.tensor([-1.0, 2.0]))[0].tolist() == [1, 2]

@@ -206,7 +206,27 @@ def _of_every_kind(x, s):
     )
 
 
+_TURNS = torch.polar(torch.linspace(0.2, 0.9, 2), torch.linspace(0, 3, 2))
+
+
+def _turned(x, s):
+    z = _TURNS * torch.complex(*s[0].chunk(2, -1))
+    h = torch.cat([z.real, z.imag], -1) + x
+    return h, (h,)
+
+
+def _several_rows_each(x, s):
+    h = torch.tanh(s[0] + x.repeat_interleave(2, 0) / (1 + s[1]))
+    return h.unflatten(0, (-1, 2)).sum(1), (h, s[1] + 1)
+
+
 STEPS = {
+    "turned by complex numbers": (_turned, _state((4,)), {}),
+    "two rows of the state for each of x, and a counter": (
+        _several_rows_each,
+        lambda b: (torch.zeros(2 * b, 4), torch.tensor(0.0)),
+        {},
+    ),
     "a step of the Fibonacci kind": (_fibonacci, _state((4,), (4,)), {}),
     "states that change places": (_swap, _state((4,), (4,)), {}),
     "a delay line": (_delay, _state((4,), (4,)), {}),

@@ -204,3 +204,10 @@ def test_every_op_of_the_closed_list_has_a_layer_or_a_reason():
         written = op in hooks or (op in RULES and op not in OPENVINO.refused)
         assert written != bool(refusal(OPENVINO, op))
     assert set(RULES) <= set(OPS)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_quantised_layers_are_refused(tmp_path):
+    part = torch.ao.nn.quantized.dynamic.Linear(3, 4)
+    with pytest.raises(IRError, match=r"'1' is quantised\n.*quantized.*Linear\n.*\n  remedy: .*before it is"):
+        save(torch.nn.Sequential(torch.nn.ReLU(), part), tmp_path / "m.xml", (torch.ones(2, 3),))

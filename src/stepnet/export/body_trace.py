@@ -110,6 +110,7 @@ class Nested(Instead):
             f"{self.where} cannot be written: it runs a loop inside",
             got=self.target.nested,
             remedy="move the inner loop in front of the outer one",
+            expected="a body without loops",
         )
 
     def loop(self, loop: Any, feeds: Any) -> Any:
@@ -139,4 +140,9 @@ def nothing_inside(target: Target, where: str, kinds: Sequence[Kind] = KINDS) ->
 
 def no_lengths(_: Any) -> Any:
     """Refuse sequences that are not those of the loop around."""
-    raise IRError("a recurrence runs over sequences that its step makes itself, and cannot be written")
+    raise IRError(
+        "a recurrence runs over sequences that its step makes itself, and cannot be written",
+        got="sequences of lengths that the step computes",
+        expected="sequences of the loop around",
+        remedy="run the recurrence before the outer one, or over the sequences that its step is given",
+    )

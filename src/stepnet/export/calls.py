@@ -81,7 +81,12 @@ class Tracer:
     def next(self) -> tuple[int, Any]:
         """Number and record of the call at hand."""
         if not self.waiting:
-            raise IRError(f"the module {self.what} when it is traced")
+            raise IRError(
+                f"the module {self.what} when it is traced",
+                got="another call than the module made on its example",
+                expected="the same calls each time it runs",
+                remedy="let no state that outlives a call decide which recurrences run",
+            )
         number = self.waiting.pop(0)
         return number, _CALLS[number]
 
@@ -218,4 +223,6 @@ def _lost(what: str, reader: str, owner: str) -> IRError:
         f"{what} cannot be written: {reader} reads a tensor that was not found again",
         remedy=f"keep it in a closure, an attribute or a module that the {owner} refers to; an array that a "
         "loop reads, in one of create_whileloop",
+        got=reader,
+        expected=f"tensors that the {owner} refers to",
     )

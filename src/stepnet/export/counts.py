@@ -42,6 +42,8 @@ def check_counts(made: Program, others: Iterable[tuple[Program, Mapping[int, int
                 raise IRError(
                     f"the recurrence of {call.where} cannot be written: it reads the number of sequences",
                     remedy=_REMEDY,
+                    got=f"{numbers} for the example, {call.read} for another",
+                    expected="a step that does not depend on it",
                 )
         many = all(a <= b for a, b in pairs.items())
         changed = (_first_call(made, other, pairs) if many else None) or _first_request(made, other, pairs)
@@ -49,6 +51,8 @@ def check_counts(made: Program, others: Iterable[tuple[Program, Mapping[int, int
             raise IRError(
                 f"{_at(where, changed)}: it computes with the number of sequences, or that decides it",
                 remedy=_REMEDY,
+                got="another number for another number of sequences",
+                expected="the same calls for any number of sequences",
             )
 
 
@@ -90,6 +94,7 @@ def check_counters(made: Program, following: Program, names: Sequence[str], wher
             f"{_at(where, changed)}: it computes with a number that the module keeps for its next call",
             got=", ".join(names),
             remedy="what stays from call to call as inputs and outputs",
+            expected="a module that computes the same in each call",
         )
 
 

@@ -198,7 +198,12 @@ class Graph:
             IRError: it is a meta tensor.
         """
         if tensor.is_meta:
-            raise IRError(f"{self.name}: a constant has no data", expected="a tensor with values")
+            raise IRError(
+                f"{self.name}: a constant has no data",
+                expected="a tensor with values",
+                got="a tensor on the meta device",
+                remedy="load the weights before the module is saved",
+            )
         return self._add(Node("constant", (), {}, (tensor.dtype,), content=tensor.detach()))[0]
 
     def node(

@@ -92,6 +92,7 @@ def structures(inputs: Sequence[Input], target: Target) -> list[LoD]:
                     got=f"{len(i.value.structure.levels)} levels",
                     expected=f"{'one level' if most == 1 else 'two levels'}: it becomes a padded input and "
                     "its lengths",
+                    remedy="give the module the sequences of the inner level, or lengths as an input",
                 )
     return [found[k] for k in sorted(found)]
 
@@ -117,6 +118,7 @@ def batch_number(module: Any, inputs: Sequence[Input], least: int = SOME, other:
             "an example of sequences of sequences holds no two sequences in one",
             got=[n.tolist() for n in counts],
             expected="two sequences at least in one of them",
+            remedy="an example that holds them",
         )
     number = least
     while (
@@ -140,7 +142,12 @@ def repeated(inputs: Sequence[Input], count: int, dynamic: Dynamic | None) -> li
     first = next(i for i in inputs if i.lod is not None)
     given = len(first.value.structure.levels[0]) - 1
     if not len(first.value.values):
-        raise IRError(f"input '{first.name}' holds no row", expected="an example of one sequence at least")
+        raise IRError(
+            f"input '{first.name}' holds no row",
+            expected="an example of one sequence at least",
+            got=f"{given} sequences, all empty",
+            remedy="an example with rows",
+        )
     chosen = torch.arange(count) % given
     structures: dict[int, LoD] = {}
     made = []
@@ -151,6 +158,7 @@ def repeated(inputs: Sequence[Input], count: int, dynamic: Dynamic | None) -> li
                     f"input '{i.name}' has another number of sequences than '{first.name}'",
                     got=len(i.value.structure.levels[0]) - 1,
                     expected=given,
+                    remedy="an example of as many sequences in each input",
                 )
             more = i.value.select_sequences(chosen)
             lod = structures.setdefault(i.lod, more.structure)
@@ -185,7 +193,12 @@ def dynamic_of(
     known = [i.name for i in inputs]
     unknown = [n for n in dynamic or () if n not in known]
     if unknown:
-        raise IRError(f"{where} has no input '{unknown[0]}' to be dynamic", got=unknown, expected=known)
+        raise IRError(
+            f"{where} has no input '{unknown[0]}' to be dynamic",
+            got=unknown,
+            expected=known,
+            remedy="dynamic={NAME: dimensions} with the names of the parameters of forward",
+        )
     chosen: list[dict[int, bool]] = []
     for i in inputs:
         if i.lod is not None:
@@ -205,6 +218,8 @@ def dynamic_of(
                 raise IRError(
                     f"{where}: input '{i.name}' has no dimension {wrong[0]} to be dynamic",
                     got=list(i.value.shape),
+                    expected=f"dimensions from {-i.value.dim()} to {i.value.dim() - 1}",
+                    remedy=f"dynamic={{{i.name!r}: ...}} with dimensions that it has",
                 )
             chosen.append({d % i.value.dim(): True for d in dims})
     return chosen + [{} for _ in range(lods)]

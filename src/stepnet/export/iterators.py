@@ -128,6 +128,7 @@ class LoopRecorder(Recorder):
                         f"{where} cannot be written: the example of its input '{port.source}' holds no slice",
                         got=list(shape),
                         expected=f"{port.part_size or 1} or more along axis {port.axis}",
+                        remedy="an example with a slice at least",
                     )
             made.parts = [part_of(port, feeds[port.source]).detach().clone() for port in made.ports]
             used = tensors_read(lambda: loop.body(*made.parts), made.parts)

@@ -74,9 +74,15 @@ def module_graph(
         IRError: something in it cannot be written; says what, and the line it came from.
     """
     if not isinstance(module, nn.Module):
-        raise IRError("save: 'module' must be a module of torch", got=brief(module))
+        raise IRError(
+            "save: 'module' must be a module of torch",
+            got=brief(module),
+            expected="a torch.nn.Module",
+            remedy="a module whose forward calls it",
+        )
     module = original_of(module)
     where = _described(module)
+    _check_kinds(module, where)
     args, kwargs = _arguments(example_inputs)
     leaves, spec = unpacked((args, kwargs))
     inputs = inputs_of(module, args, kwargs, leaves)
@@ -173,6 +179,7 @@ class _Trace:
                 f"{self.where} cannot be written: it keeps what it computes for its next call",
                 got=", ".join(carried),
                 remedy="what stays from call to call as inputs and outputs",
+                expected="a module that keeps nothing from call to call",
             )
         return made
 
@@ -193,7 +200,10 @@ class _Trace:
             if id(offsets) not in by_offsets:
                 raise IRError(
                     f"{self.where} cannot be written: "
-                    "a recurrence runs over sequences, or asks for lengths, that are not an input's"
+                    "a recurrence runs over sequences, or asks for lengths, that are not an input's",
+                    got="sequences whose lengths the module computes",
+                    expected="sequences of a LoDTensor or PackedSequence that the module is given",
+                    remedy="an input that has these lengths",
                 )
             return by_offsets[id(offsets)]
 
@@ -298,7 +308,27 @@ def _outputs(results: Any, where: str) -> list[str]:
         for text, value in zip(names(spec, str(key)), leaves, strict=True):
             if not isinstance(value, (Tensor, LoDTensor)):
                 raise IRError(
-                    f"{where} cannot be written: its result {text} is no tensor", got=type(value).__name__
+                    f"{where} cannot be written: its result {text} is no tensor",
+                    got=type(value).__name__,
+                    expected="tensors, LoDTensors, and containers of them",
+                    remedy="leave it out of what the module returns",
                 )
             texts.append(text)
     return texts
+
+
+def _check_kinds(module: nn.Module, where: str) -> None:
+    """Refuse modules that hold their numbers out of torch's sight.
+
+    Raises:
+        IRError: one is quantised.
+    """
+    for name, part in module.named_modules():
+        kind = type(part)
+        if kind.__module__.startswith("torch.ao.nn.quantized"):
+            raise IRError(
+                f"{where} cannot be written: '{name}' is quantised",
+                got=f"{kind.__module__}.{kind.__name__}",
+                expected="layers whose weights are tensors",
+                remedy="save it before it is quantised, and quantise the file by the tools of its runtime",
+            )

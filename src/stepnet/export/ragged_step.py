@@ -92,7 +92,12 @@ def _traced(
 
         def own(level: Tensor) -> Tensor:
             if level is not offsets:
-                raise IRError(f"{where} cannot be written: its step runs over sequences that it makes itself")
+                raise IRError(
+                    f"{where} cannot be written: its step runs over sequences that it makes itself",
+                    got="lengths that the step computes",
+                    expected="the sequences that the step is given",
+                    remedy="run it before the outer recurrence",
+                )
             return leaves[count]
 
         with warnings.catch_warnings(), inside(b, where, call.inner, lengths=own):
@@ -100,7 +105,12 @@ def _traced(
         found = []
         for leaf in y:
             if isinstance(leaf, LoDTensor) and leaf.structure.levels[-1] is not offsets:
-                raise IRError(f"{where} cannot be written: it gives sequences of other lengths")
+                raise IRError(
+                    f"{where} cannot be written: it gives sequences of other lengths",
+                    got=f"{leaf.structure.lengths(0).tolist()} rows",
+                    expected="as many rows as the step is given",
+                    remedy="return the sequences that it was given, or one row for each of them",
+                )
             found.append(leaf.values if isinstance(leaf, LoDTensor) else leaf)
         return [*found, *new]
 

@@ -81,6 +81,7 @@ class RecurrenceCall:
                     f"the recurrence of {self.where} cannot be written: the example has no step",
                     got=empty[0],
                     expected=f"2 or more along axis {self.axis}",
+                    remedy="a longer example",
                 )
             return [leaf.select(self.axis, 0) for leaf in self.x]
         batch = len(self.state[0]) if self.state else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -77,7 +78,8 @@ def recurrence(
     else:
         lead, batch = list(first.shape[:2]), first.shape[int(made.axis != 1)]
     made.known += [*lead, batch]
-    for leaf in state if not made.ragged else ():
+    of_rows = [_by_row(made, *leaf) for leaf in zip(made.state, state, strict=True)]
+    for leaf in itertools.compress(state, of_rows) if not made.ragged else ():
         torch._check(leaf.shape[0] == batch)
     for leaf in x[1:]:
         for own, other in zip(leaf.shape, lead, strict=False):
@@ -87,7 +89,16 @@ def recurrence(
     out = [
         first.new_empty([*own, *shape], dtype=dtype) for own, (shape, dtype) in zip(leads, rows, strict=True)
     ]
-    return out + [s.new_empty([batch, *s.shape[1:]]) for s in state]
+    finals = [[batch, *s.shape[1:]] if rows else s.shape for s, rows in zip(state, of_rows, strict=True)]
+    return out + [s.new_empty(shape) for s, shape in zip(state, finals, strict=True)]
+
+
+def _by_row(made: RecurrenceCall, example: Tensor, state: Tensor) -> bool:
+    """Whether a state has a row for each sequence: of a step that runs plainly it may be any tensor, also one
+    with as many rows by chance."""
+    if made.compiled is None and isinstance(next(iter(state.shape), 0), int) and not made.ragged:
+        return False
+    return made.ragged or example.shape[:1] == made.x[0].shape[int(made.axis == 0) :][:1]
 
 
 def _row_shapes(
@@ -125,7 +136,10 @@ class RecurrenceRecorder(Recorder, Instead):
         line = user_line().short
         if scopes:
             raise IRError(
-                f"the recurrence at {line} cannot be written: it keeps scopes", remedy="scopes=False"
+                f"the recurrence at {line} cannot be written: it keeps scopes",
+                remedy="scopes=False",
+                got="scopes=True",
+                expected="a recurrence that keeps none",
             )
         with unanswered():
             body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
@@ -162,6 +176,7 @@ class RecurrenceRecorder(Recorder, Instead):
                 f"the recurrence of {call.where} cannot be written: its steps are whole sequences",
                 got=f"level={call.sweep.level} of {x[0].lod_level}",
                 expected="a recurrence over the rows of each sequence",
+                remedy="a recurrence over the rows inside it, saved by itself",
             )
         code = _code(loop)
         tensors = reach(code, everything=True).tensors
@@ -305,6 +320,8 @@ def _lowered(
         raise IRError(
             f"{where} cannot be written over ragged sequences: it reads a size that is left open",
             remedy="torch.tensor(x.shape[0]) in its place",
+            got="a size of the example",
+            expected="sizes that are computed in the file",
         )
     if call.above:
         return write_ragged_step(b, call, where, (x, state, weights, lengths))
@@ -319,6 +336,8 @@ def _lowered(
         raise IRError(
             f"{where} cannot be written over ragged sequences: {call.refusal or _NO_GRAPH}",
             expected="a step whose rows are proved not to mix",
+            got="a step that is not compiled",
+            remedy="see stepnet.explain for what keeps it from being compiled; or save it on dense tensors",
         )
     return write_step(b, call, where, given, states, (x, state, weights, sizes), steps)
 

@@ -84,6 +84,8 @@ def as_tensors(code: Any, where: str, beside: Iterable[Any]) -> tuple[Referred, 
         raise IRError(
             f"{where} cannot be written: it reads a size that is left open, and would keep the example's",
             remedy="torch.tensor(x.shape[0]) in its place; or a local variable that it refers to",
+            got="a size in what it refers to",
+            expected="sizes of what it is given",
         )
     hints = [(_hint(size), made.dtype) for size, made in zip(found.values(), sizes, strict=True)]
     return dict(zip(found, hints, strict=True)), sizes

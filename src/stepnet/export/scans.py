@@ -93,7 +93,10 @@ class PlanWriter:
         self.reference = x[0]
         given = dict(zip(plan.weights, weights, strict=False))
         shared = {n: v for n, v in given.items() if isinstance(v, Value)}
-        self.constants = {n: v for n, v in given.items() if isinstance(v, Tensor)} | dict(constants)
+        fixed = {n: v for n, v in given.items() if isinstance(v, Tensor)}
+        self.constants = {
+            n: torch.view_as_real(v.resolve_conj()) if v.is_complex() else v for n, v in fixed.items()
+        } | dict(constants)
         nodes = [n for region in self.loop.regions if region.kind != "scan" for n in region.nodes]
         self.constants |= _computed(self.loop, nodes, self.constants)
         self.outer = RowNet(

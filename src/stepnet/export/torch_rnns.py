@@ -190,6 +190,8 @@ def _layers(
         raise IRError(
             f"torch.nn.{kind} cannot be written over sequences of lengths of their own",
             remedy=f"stepnet.nn.{kind}, which takes the same arguments and state_dict",
+            got="a PackedSequence",
+            expected="dense tensors",
         )
     states: Sequence[Tensor] = hx if isinstance(hx, (list, tuple)) else (hx,)
     each = len(weights) // (layers * directions)

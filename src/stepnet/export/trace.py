@@ -85,6 +85,7 @@ def program(
             f"{where} cannot be written: it changes buffers of a module as it runs",
             got=", ".join(changed),
             remedy="module.eval() first; what stays from call to call as inputs and outputs",
+            expected="buffers that stay as they are",
         )
     by_name = {node.name: node for node in nodes}
     inputs = [by_name[str(name)] for name in signature.user_inputs]
@@ -150,10 +151,13 @@ class _Lines(TorchFunctionMode):
         line = place and place[0]
         if kwargs and kwargs.get("generator") is not None:
             raise IRError(
-                f"{self.where} cannot be written: '{func.__name__}'" + (f" ({line.short})" if line else "")
+                f"{self.where} cannot be written: '{func.__name__}'"
+                + (f" ({line.short})" if line else "")
                 + ": it draws random numbers, which a file does not",
                 remedy="what is drawn as an input of the module",
-            )  # fmt: skip
+                got=f"a call of {func.__name__}",
+                expected="the same numbers in each run",
+            )
         fx_traceback.set_stack_trace([line.short] if line else [])
         number = _number(func, args, kwargs)  # before args may be changed in place
         with size_questions.passing((*args, *(kwargs or {}).values())):
@@ -317,6 +321,7 @@ def _exported(
             f"{where} cannot be written: it could not be traced with sizes left open",
             got=f"{type(error).__name__}: {text[0] if text else ''}",
             remedy="let sizes come from tensors (x.shape[0]), and use no Python control flow on values",
+            expected="calls of torch that are the same for all sizes",
         ) from error
 
 

@@ -121,11 +121,14 @@ class WhileRecorder(Recorder):
                     f"{where} cannot be written: a loop variable is no tensor",
                     got=describe_leaf(leaf),
                     remedy="recurrent writes loops over LoDTensors",
+                    expected="tensors as loop variables",
                 )
         if changes is not None and not self.target.idle:
             raise IRError(
                 f"{where} cannot be written: its branches give tensors of other sizes",
                 got=f"{self.target.name}, whose loops of no turns give none",
+                expected="branches that give tensors of the same sizes",
+                remedy="torch.where in the place of torch.cond",
             )
         loop = cond, body, loop_vars
         with unanswered():
@@ -178,7 +181,12 @@ def _grown(seen: Sequence[list[Tensor]], where: str) -> tuple[list[Tensor], tupl
     """
     shapes = [[value.shape for value in state] for state in seen]
     if any(len(a) != len(b) for state in shapes for a, b in zip(state, shapes[0], strict=True)):
-        raise IRError(f"{where} cannot be written: a loop variable changes its number of dimensions")
+        raise IRError(
+            f"{where} cannot be written: a loop variable changes its number of dimensions",
+            got=f"{sorted({len(shape) for of in shapes for shape in of})} dimensions",
+            expected="the same number in each turn",
+            remedy="reshape it at the end of the body",
+        )
     grows = tuple(
         frozenset(d for d in range(len(of[0])) if len({shape[d] for shape in of}) > 1)
         for of in zip(*shapes, strict=True)
@@ -193,6 +201,7 @@ def _grown(seen: Sequence[list[Tensor]], where: str) -> tuple[list[Tensor], tupl
             f"{where} cannot be written: a loop variable changes its sizes, which takes more turns to tell",
             got=[list(value.shape) for value in best],
             remedy="an example in which it has more turns",
+            expected="sizes that stay, or that grow in the example",
         )
     return (best if any(grows) else seen[0]), grows
 
@@ -291,6 +300,8 @@ def _check_rows(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: A
             f"{where} cannot be written: it has a condition for each row, and a row is computed otherwise "
             "among others than among those that go on",
             remedy="(...).any() in the condition, and torch.where in the body",
+            got="a body that mixes rows",
+            expected="rows that are computed each by itself",
         )
 
 
@@ -360,6 +371,7 @@ def _condition(call: WhileCall, going: Any) -> Tensor:
             f"{call.where} cannot be written: its condition is no tensor",
             got=type(going).__name__,
             remedy="compare a loop variable, or what was computed from one",
+            expected="a tensor of one truth value",
         )
     return going.reshape(())
 

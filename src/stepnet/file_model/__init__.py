@@ -1,5 +1,11 @@
 """What models from files share, whatever the format."""
 
+from .broken import Broken as Broken
+from .broken import CutOff as CutOff
+from .broken import Misfitting as Misfitting
+from .broken import NotRead as NotRead
+from .broken import TooLarge as TooLarge
+from .broken import Unreadable as Unreadable
 from .distinct import distinct as distinct
 from .files import opened as opened
 from .files import writing as writing

@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 from stepnet.errors import IRError
 
+from .broken import Unreadable
+
 
 @contextmanager
 def opened(path: Path, what: str) -> Iterator[BinaryIO]:
@@ -27,7 +29,7 @@ def opened(path: Path, what: str) -> Iterator[BinaryIO]:
             yield file
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise IRError(f"{path.name}: cannot be read: {reason}", got=str(path), expected=what) from error
+        raise Unreadable(f"{path.name}: cannot be read: {reason}", got=str(path), expected=what) from error
 
 
 @contextmanager
@@ -44,4 +46,5 @@ def writing(path: Path) -> Iterator[None]:
             f"{path.name}: cannot be written: {error.strerror or error}",
             got=str(path),
             expected="a folder that is there and can be written to",
+            remedy="another path, or the rights to write there",
         ) from error

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name, typed_shape
-from stepnet.errors import IRError
+from stepnet.errors import IRError, StepnetError
 
+from .broken import Misfitting
 from .model import shorten
 
 
@@ -34,14 +35,17 @@ class Misfit(Exception):
 
 def error(where: str, problem: BaseException, got: object, expected: object) -> IRError:
     """An IRError that says where; and what was given and wanted, where the problem does not say it."""
+    if isinstance(problem, StepnetError):  # which says both
+        return Misfitting(f"{where}: {problem.args[0]}")
     if isinstance(problem, Misfit):
         what = problem.what
         got = got if problem.got is None else problem.got
+        got = got if str(got).isprintable() else shorten(str(got))
         expected = expected if problem.expected is None else problem.expected
     else:
         text = str(problem).strip().splitlines()
         what = text[0][:300] if text else type(problem).__name__
-    return IRError(f"{where}: {what}", got=got, expected=expected)
+    return Misfitting(f"{where}: {what}", got=got, expected=expected)
 
 
 def given(values: Sequence[Any]) -> str:

@@ -17,7 +17,9 @@ from stepnet.data.alike import alike
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.outputs import Outputs
 from stepnet.data.recording import Interned
-from stepnet.errors import IRError, Unsupported
+from stepnet.errors import Unsupported
+
+from .broken import Misgiven
 
 STATES = "stepnet.states"  # under which metadata lists the pairs of inputs and outputs that are states
 
@@ -211,21 +213,21 @@ class FileModel(nn.Module):
         names = [socket.name for socket in self.inputs]
         where = f"{self._where}: the model"
         if len(args) > len(names):
-            raise IRError(f"{where} has {len(names)} inputs", got=f"{len(args)} by position", expected=names)
+            raise Misgiven(f"{where} has {len(names)} inputs", got=f"{len(args)} by position", expected=names)
         values: dict[str, Any] = dict(zip(names, args, strict=False))
         for key, value in kwargs.items():
             name = self._aliases.get(key)
             if name is None:
-                raise IRError(f"{where} has no input '{shorten(key)}'", got=key, expected=names)
+                raise Misgiven(f"{where} has no input '{shorten(key)}'", got=key, expected=names)
             if name in values:
-                raise IRError(
+                raise Misgiven(
                     f"{where} is given input '{name}' twice", got="by place and by name", expected="once"
                 )
             values[name] = value
         values = dict.fromkeys(self._begun) | values
         missing = [name for name in names if name not in values]
         if missing:
-            raise IRError(f"{where} is not given input '{missing[0]}'", got=list(values), expected=names)
+            raise Misgiven(f"{where} is not given input '{missing[0]}'", got=list(values), expected=names)
         return [self._checked(socket, values[socket.name]) for socket in self.inputs]
 
     def _checked(self, socket: Socket, value: Any) -> Any:
@@ -238,17 +240,17 @@ class FileModel(nn.Module):
                 value = torch.from_numpy(array)
             except TypeError as problem:
                 what = f"{where} is of a type that torch has none for"
-                raise IRError(what, got=array.dtype, expected=socket) from problem
+                raise Misgiven(what, got=array.dtype, expected=socket) from problem
         if socket.dtype is None:
             return list(value) if isinstance(value, (list, tuple)) else value
         if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_nested:
-            raise IRError(f"{where} must be a tensor or an array", got=type(value).__name__, expected=socket)
+            raise Misgiven(f"{where} must be a tensor or an array", got=type(value).__name__, expected=socket)
         fits = value.dtype == socket.dtype
         if not fits and value.is_floating_point() and socket.dtype.is_floating_point:
             fits = self._takes(value.dtype, socket.dtype)
         if not fits or not socket.fits(value):
             got = f"{dtype_name(value.dtype)}{list(value.shape)}"
-            raise IRError(f"{where} does not fit", got=got, expected=socket)
+            raise Misgiven(f"{where} does not fit", got=got, expected=socket)
         return value
 
     def _takes(self, given: torch.dtype, declared: torch.dtype) -> bool:

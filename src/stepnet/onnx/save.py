@@ -67,7 +67,10 @@ def save(
     place = Path(path_of("save: 'path'", path, error=IRError))
     if place.suffix != ".onnx":
         raise IRError(
-            f"{place.name or place}: the name must end in .onnx", got=str(path), expected="NAME.onnx"
+            f"{place.name or place}: the name must end in .onnx",
+            got=str(path),
+            expected="NAME.onnx",
+            remedy="another name",
         )
     graph = module_graph(module, example_inputs, ONNX, dynamic=dynamic, name=place.stem)
     known = module.states if isinstance(module, FileModel) else {}

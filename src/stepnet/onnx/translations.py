@@ -53,12 +53,16 @@ def _run(tensors: Sequence[ir.Value], sizes: Sequence[Any], what: str) -> list[i
         raise IRError(
             f"'{what.split(' ')[0]}' of sequences is not translated for torch's exporter",
             remedy="stepnet.onnx.save writes it",
+            got="a function of sequences",
+            expected="recurrences",
         )
     if sizes or call.way.resets:
         raise IRError(
             f"step '{call.way.name}' is not translated for torch's exporter: it "
             + ("has resets" if call.way.resets else "reads a size"),
             remedy="stepnet.onnx.save writes modules without the exporter",
+            got=call.way.name,
+            expected="a step without resets that reads no sizes",
         )
     written = _Translation(call, tensors)
     recorder.nodes.extend(_nodes(written.writer))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from stepnet.errors import IRError
-from stepnet.file_model import shorten
+from stepnet.file_model import Broken, shorten
 
 from .element_types import ElementType, by_name
 
@@ -37,7 +36,7 @@ class Attributes:
         value = self.values.get(name, default)
         if value is None:
             known = ", ".join(map(shorten, list(self.values)[:12]))
-            raise IRError(
+            raise Broken(
                 f"{self.where}: has no {name}",
                 got=f"attributes {known}" if known else "no attributes",
                 expected=f'{name}="..."',
@@ -48,9 +47,9 @@ class Attributes:
         """One of some words, in lower case."""
         value = self.text(name, default).strip().lower()
         if value not in choices:
-            raise IRError(
+            raise Broken(
                 f"{self.where}: {name} is not known",
-                got=_said(value),
+                got=shorten(value),
                 expected=", ".join(choices),
             )
         return value
@@ -69,7 +68,7 @@ class Attributes:
         """A number that counts something: not negative."""
         value = self.int(name, default)
         if value < 0:
-            raise IRError(f"{self.where}: {name} must be >= 0", got=value, expected=f"{name} >= 0")
+            raise Broken(f"{self.where}: {name} must be >= 0", got=value, expected=f"{name} >= 0")
         return value
 
     def ints(self, name: str, default: Sequence[int] | None = None) -> list[int]:
@@ -100,9 +99,9 @@ class Attributes:
             return default
         value = self.text(name).strip().lower()
         if value not in ("true", "false", "1", "0"):
-            raise IRError(
+            raise Broken(
                 f"{self.where}: {name} is no truth value",
-                got=_said(value),
+                got=shorten(value),
                 expected="true or false",
             )
         return value in ("true", "1")
@@ -113,21 +112,17 @@ class Attributes:
 
     def _int(self, name: str, text: str) -> int:
         if not _INT.fullmatch(text.strip()):
-            raise IRError(
+            raise Broken(
                 f"{self.where}: {name} is no whole number",
-                got=_said(text),
+                got=shorten(text),
                 expected="an integer of 64 bits",
             )
         value = int(text)
         if not -_TOP <= value < _TOP:
-            raise IRError(f"{self.where}: {name} does not fit in 64 bits", got=text.strip(), expected="less")
+            raise Broken(f"{self.where}: {name} does not fit in 64 bits", got=text.strip(), expected="less")
         return value
 
     def _float(self, name: str, text: str) -> float:
         if not _FLOAT.fullmatch(text.strip()):
-            raise IRError(f"{self.where}: {name} is no number", got=_said(text), expected="a number")
+            raise Broken(f"{self.where}: {name} is no number", got=shorten(text), expected="a number")
         return float(text)
-
-
-def _said(text: str) -> str:
-    return shorten(text) or "nothing"

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stepnet.errors import IRError
-from stepnet.file_model import shorten
+from stepnet.file_model import NotRead, shorten
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,9 @@ def by_name(name: str, where: str, attribute: str = "element_type") -> ElementTy
     found = _BY_NAME.get(name.strip().lower())
     if found is None:
         known = name.lower() in _NOT_READ or name.lower().startswith("f8") or name.lower().startswith("f4")
-        raise IRError(
+        raise NotRead(
             f"{where}: {attribute} {shorten(name, 40)} is {'not supported' if known else 'unknown'}",
-            got=shorten(name, 40) or "nothing",
+            got=shorten(name, 40),
             expected=", ".join(t.name for t in ELEMENT_TYPES),
         )
     return found
@@ -81,9 +80,9 @@ def by_precision(name: str, where: str) -> ElementType:
     name = name.strip()
     found = _BY_PRECISION.get(name.upper(), _BY_NAME.get(name))
     if found is None:
-        raise IRError(
+        raise NotRead(
             f"{where}: precision {shorten(name, 40)} is unknown",
-            got=shorten(name, 40) or "nothing",
+            got=shorten(name, 40),
             expected=", ".join(t.precision for t in ELEMENT_TYPES),
         )
     return found

@@ -16,6 +16,7 @@ from stepnet.export.open_sizes import Repeated, Sizes, plain
 from stepnet.file_model import (
     ERRORS,
     UNSIGNED,
+    Broken,
     Prepared,
     Recorder,
     attributes_text,
@@ -83,9 +84,7 @@ class Node:
             result = self.computed(arguments)
         except IRError:
             raise
-        except StepnetError as problem:
-            raise IRError(f"{self.layer.where}: {problem.args[0]}") from problem
-        except (Misfit, *ERRORS) as problem:
+        except (Misfit, StepnetError, *ERRORS) as problem:
             raise self.error(problem, arguments) from problem
         return tuple(result) if isinstance(result, (tuple, list)) else (result,)
 
@@ -206,7 +205,7 @@ class Graph(nn.Module):
             if i < len(inputs) and layer.sources[i][0] in constants:
                 value = constants[layer.sources[i][0]]
                 if value.numel() > _LONGEST:
-                    raise IRError(
+                    raise Broken(
                         f"{layer.where}: input {i} has {value.numel()} numbers",
                         got=value.numel(),
                         expected=f"at most {_LONGEST}",
@@ -308,7 +307,7 @@ def _check_arity(layer: Layer, row: Row) -> None:
         ("outputs", len(layer.outputs), row.outputs),
     ):
         if not low <= count <= high:
-            raise IRError(
+            raise Broken(
                 f"{layer.where}: has {count} {what}",
                 got=count,
                 expected=str(low) if low == high else f"{low} to {high}",

@@ -20,7 +20,7 @@ from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.errors import IRError, LoopError
 from stepnet.executors.naive import number_of
 from stepnet.executors.segment import iterations
-from stepnet.file_model import ERRORS, Socket, shorten
+from stepnet.file_model import ERRORS, Broken, Socket, shorten
 from stepnet.ir.loop import Concat, Iteration, Loop, Slice
 
 from .element_types import by_name
@@ -56,7 +56,7 @@ class _Fault(Exception):
     @classmethod
     def at(cls, layer: Layer, what: str, key: object = None, **said: Any) -> _Fault:
         """The fault of a layer; `key` is `what` if nothing else is given."""
-        return cls(IRError(f"{layer.where}: {what}", **said), what if key is None else key)
+        return cls(Broken(f"{layer.where}: {what}", **said), what if key is None else key)
 
 
 def check_shapes(
@@ -97,7 +97,7 @@ def _check(walks: Iterable[Walk]) -> None:
         found.append(walk.faults)
     for where, fault in found[0].items():
         if all(where in faults and faults[where].key == fault.key for faults in found):
-            raise IRError(_in_open_sizes(*(str(faults[where].error) for faults in found))) from fault.error
+            raise Broken(_in_open_sizes(*(str(faults[where].error) for faults in found))) from fault.error
 
 
 def _in_open_sizes(text: str, other: str | None = None) -> str:
@@ -123,7 +123,7 @@ def _check_states(
         variable = Socket(name, shapes[at], dtypes[at])
         where = net.layers[net.layers[write].sources[0][0]].where
         if not variable.fits(value) or value.dtype != variable.dtype:
-            error = IRError(
+            error = Broken(
                 f"{where}: what it assigns does not fit the variable '{shorten(name)}'",
                 got=typed_shape(value),
                 expected=str(variable),

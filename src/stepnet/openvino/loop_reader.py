@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from stepnet.errors import IRError
-from stepnet.file_model import shorten
+from stepnet.file_model import Broken, shorten
 
 from .attributes import Attributes
 from .records import Layer, Net, PortMap, PortRow
@@ -31,14 +30,14 @@ def read_loop_parts(layer: Layer, element: Any, scope: str, depth: int, read_bod
         port_map = only(element, f"{prefix}port_map", layer.where)
         if port_map is None:
             found = ", ".join(f"<{shorten(str(part.tag))}>" for part in list(element)[:12])
-            raise IRError(
+            raise Broken(
                 f"{layer.where}: has no <{prefix}port_map>",
                 got=found or "nothing in it",
                 expected=f"<{prefix}port_map> with an entry for each port",
             )
         body = only(element, f"{prefix}body", layer.where)
         if body is None or body.find("layers") is None or not body.find("layers").findall("layer"):
-            raise IRError(
+            raise Broken(
                 f"{layer.where}: {prefix}body has no layers",
                 got="no body" if body is None else "an empty one",
                 expected=f"<{prefix}body> with <layers>",
@@ -60,7 +59,7 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
     where = f"{layer.where}: port_map {side}"
     attributes = Attributes(element.attrib, where)
     if "internal_port_id" in attributes:
-        raise IRError(
+        raise Broken(
             f"{where}: internal_port_id belongs to IR version 7 and older",
             got=f"internal_port_id={shorten(attributes.text('internal_port_id'))}",
             expected="internal_layer_id of a Parameter or Result",
@@ -69,11 +68,11 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
     purpose = element.get("purpose") or None
     if purpose is not None and (purpose not in PURPOSES or layer.type != "Loop"):
         known = " or ".join(PURPOSES) if layer.type == "Loop" else f"none, which a {layer.type} does not have"
-        raise IRError(f"{where}: purpose is not known", got=shorten(purpose), expected=known)
+        raise Broken(f"{where}: purpose is not known", got=shorten(purpose), expected=known)
     external = attributes.int("external_port_id")
     internal = attributes.int("internal_layer_id")
     if purpose is None and external < 0:
-        raise IRError(
+        raise Broken(
             f"{where}: external_port_id={external} names no port", got=external, expected="the id of a port"
         )
     axis = attributes.int("axis") if "axis" in attributes else None
@@ -84,21 +83,21 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
     if axis is not None:
         here = f"{where} external_port_id={external}"
         if layer.type == "If":
-            raise IRError(f"{here}: a branch of If is not sliced", got=f"axis={axis}", expected="no axis")
+            raise Broken(f"{here}: a branch of If is not sliced", got=f"axis={axis}", expected="no axis")
         if stride == 0:
-            raise IRError(
+            raise Broken(
                 f"{here}: stride must not be 0",
                 got="stride=0",
                 expected='stride="1", say, or -1 for backwards',
             )
         if part <= 0:
-            raise IRError(
+            raise Broken(
                 f"{here}: part_size must be > 0",
                 got=f"part_size={part}",
                 expected=f'part_size="{max(abs(stride), 1)}", as far as the stride',
             )
         if part != abs(stride):
-            raise IRError(
+            raise Broken(
                 f"{here}: part_size {part} and |stride| {abs(stride)} differ"
                 " (overlapping slices are not defined)",
                 got=f"part_size={part}, stride={stride}",
@@ -114,7 +113,7 @@ def _check_inputs(layer: Layer, net: Net, rows: PortMap) -> None:
         where = f"{layer.where}: port_map input internal_layer_id={row.internal}"
         _check_ends(layer, net, row, ports, "input", where)
         if row.internal in fed:
-            raise IRError(
+            raise Broken(
                 f"{where}: the Parameter is fed twice",
                 got=f"input ports {fed[row.internal]} and {row.external}",
                 expected="one port_map entry",
@@ -122,7 +121,7 @@ def _check_inputs(layer: Layer, net: Net, rows: PortMap) -> None:
         fed[row.internal] = row.external
     for parameter in net.parameters:
         if parameter not in fed:
-            raise IRError(
+            raise Broken(
                 f"{net.layers[parameter].where}: no port_map input feeds this Parameter of the body",
                 got=f"inputs with internal_layer_id {list(fed)[:8]}" if fed else "no inputs",
                 expected=f"<input internal_layer_id={parameter} .../>",
@@ -140,17 +139,17 @@ def _check_outputs(layer: Layer, net: Net, rows: PortMap) -> None:
         if row.external < 0:
             continue
         if row.external in seen:
-            raise IRError(
+            raise Broken(
                 f"{where}: output port {row.external} has two port_map entries",
                 got=f"{sum(r.external == row.external for r in rows.outputs)} entries",
                 expected="one entry",
             )
         seen.add(row.external)
     if conditions > 1:
-        raise IRError(f"{layer.where}: has two execution conditions", got=conditions, expected="one")
+        raise Broken(f"{layer.where}: has two execution conditions", got=conditions, expected="one")
     for port in ports:
         if port not in seen:
-            raise IRError(
+            raise Broken(
                 f"{layer.where}: output port {port} has no port_map entry",
                 got=f"entries for output ports {list(seen)[:8]}" if seen else "no entries",
                 expected=f"<output external_port_id={port} .../>",
@@ -162,26 +161,26 @@ def _check_ends(layer: Layer, net: Net, row: PortRow, ports: Collection[int], si
     kind, purpose, other = _SIDES[side]
     found = net.layers.get(row.internal)
     if found is None:
-        raise IRError(
+        raise Broken(
             f"{where}: names no layer in the body",
             got=row.internal,
             expected=f"the id of a {kind} of the body",
         )
     if found.type != kind:
-        raise IRError(
+        raise Broken(
             f"{where}: maps to layer {row.internal} '{shorten(found.name)}',"
             f" which is a {shorten(found.type)}",
             got=found.type,
             expected=f"a {kind} of the body",
         )
     if row.purpose not in (None, purpose):
-        raise IRError(
+        raise Broken(
             f"{where}: {row.purpose} is the purpose of an {other}",
             got=f"a port_map {side}",
             expected=f'purpose="{purpose}", or none',
         )
     if row.external not in ports and (row.purpose is None or (side == "output" and row.external >= 0)):
-        raise IRError(
+        raise Broken(
             f"{where}: external_port_id={row.external} names no {side} port",
             got=row.external,
             expected=f"one of {list(ports)[:8]}",
@@ -199,20 +198,20 @@ def _read_back_edges(layer: Layer, element: Any) -> None:
         for i, kind in ((start, "Result"), (end, "Parameter")):
             at = net.layers.get(i)
             if at is None or at.type != kind:
-                raise IRError(
+                raise Broken(
                     f"{where}: layer {i} is no {kind} of the body",
                     got="no layer" if at is None else f"a {shorten(at.type)} '{shorten(at.name)}'",
                     expected=f"a {kind}",
                 )
         if end in edges:
-            raise IRError(
+            raise Broken(
                 f"{where}: Parameter {end} is the target of two back edges",
                 got=f"from Results {edges[end]} and {start}",
                 expected="one back edge for each Parameter",
             )
         if fed[end].axis is not None or fed[end].purpose is not None:
             how = "slices" if fed[end].axis is not None else "the iteration number"
-            raise IRError(
+            raise Broken(
                 f"{where}: Parameter {end} gets {how} from its port_map and cannot be carried",
                 got=f"axis={fed[end].axis}" if fed[end].axis is not None else fed[end].purpose,
                 expected="a Parameter whose port_map entry has no axis",

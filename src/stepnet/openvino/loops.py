@@ -17,14 +17,14 @@ from torch import Tensor
 
 from stepnet import iterator
 from stepnet.data.dtypes import dtype_name
-from stepnet.errors import IRError, Unsupported
+from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.segment import Count, Cut
 from stepnet.executors.setting import check_backend
 from stepnet.export.calls import unanswered
 from stepnet.export.open_sizes import settled
-from stepnet.file_model import LoopReport, beside_graphs, not_in_recordings, shorten
+from stepnet.file_model import Broken, LoopReport, Misfitting, beside_graphs, not_in_recordings, shorten
 from stepnet.file_model.branching import Branching, Reading
 from stepnet.ir.loop import (
     BackEdge,
@@ -282,7 +282,7 @@ class LoopRunner:
         self.graph: Graph = graphs[""]
         self.reports = LoopReport(layer.where)
         if len(layer.inputs) < 2:
-            raise IRError(
+            raise Broken(
                 f"{layer.where}: has too few inputs",
                 got=f"{len(layer.inputs)} inputs",
                 expected="the trip count and the condition at least",
@@ -312,7 +312,7 @@ class LoopRunner:
         """Refuse a loop whose constants say that it never ends."""
         cuts = any(row.axis is not None for row in self.layer.maps[""].inputs)
         if self.trips is not None and self.trips < 0 and self._goes_on_always and not cuts:
-            raise IRError(
+            raise Misfitting(
                 f"{self.layer.where}: never ends",
                 got="trip count -1 and a condition that is always true",
                 expected="a trip count >= 0, or a condition that the body computes",
@@ -434,7 +434,7 @@ class IfRunner:
         self.index = {p.id: i for i, p in enumerate(layer.inputs)}
         self.branching = Branching(unanswered)
         if not layer.inputs:
-            raise IRError(
+            raise Broken(
                 f"{layer.where}: has no condition", got="no inputs", expected="a condition as its first input"
             )
 

@@ -12,7 +12,7 @@ import torch
 from stepnet.data.arguments import path as path_of
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
-from stepnet.file_model import FileModel, LoopReport, Socket, shorten
+from stepnet.file_model import Broken, FileModel, LoopReport, NotRead, Socket, shorten
 
 from .element_types import ElementType
 from .graph import Graph, Making
@@ -48,7 +48,7 @@ class OpenVINOModel(FileModel):
         times = Counter(s.name for s in self.inputs)
         twice = next((name for name, count in times.items() if count > 1), None)
         if twice is not None:
-            raise IRError(
+            raise Broken(
                 f"{net.scope}: two inputs have the name '{shorten(twice)}'",
                 got=f"{times[twice]} Parameters of this name",
                 expected="a name of its own for each Parameter",
@@ -140,7 +140,7 @@ def load(
     check_supported(net)
     open_states(net)
     if not net.results:
-        raise IRError(
+        raise Broken(
             f"{net.scope}: has no Result layer",
             got=f"{len(net.layers)} layers of other types",
             expected="a Result for each output",
@@ -168,7 +168,7 @@ def parameter_type(layer: Layer) -> tuple[ElementType, Shape | None]:
     """
     element_type, shape = declared_type(layer), declared_shape(layer)
     if element_type.bits < 8:
-        raise IRError(
+        raise NotRead(
             f"{layer.where}: only constants are of {element_type.name}",
             got=element_type.name,
             expected="an element type of whole bytes",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stepnet.errors import IRError
-from stepnet.file_model import shorten
+from stepnet.file_model import Broken, shorten
 
 from .attributes import Attributes
 from .records import Layer
@@ -32,7 +31,7 @@ def connect(layers: dict[int, Layer], edges: Iterable[Any], scope: str) -> tuple
         end, end_port = attributes.int("to-layer"), attributes.int("to-port")
         for key, layer in (("from-layer", start), ("to-layer", end)):
             if layer not in layers:
-                raise IRError(
+                raise Broken(
                     f"{scope}: edge {key}={layer} names no layer",
                     got=f"{key}={layer}",
                     expected="the id of a layer",
@@ -40,7 +39,7 @@ def connect(layers: dict[int, Layer], edges: Iterable[Any], scope: str) -> tuple
         output = _index(layers[start], start_port, places[start, True], "output")
         target = (end, _index(layers[end], end_port, places[end, False], "input"))
         if target in fed:
-            raise IRError(
+            raise Broken(
                 f"{layers[end].where}: input port {end_port} is fed by two edges",
                 got=f"edges from layers {fed[target][0]} and {start}",
                 expected="one edge",
@@ -49,7 +48,7 @@ def connect(layers: dict[int, Layer], edges: Iterable[Any], scope: str) -> tuple
     for layer in layers.values():
         for i, port in enumerate(layer.inputs):
             if (layer.id, i) not in fed:
-                raise IRError(
+                raise Broken(
                     f"{layer.where}: input port {port.id} is not connected",
                     got="no edge to it",
                     expected=f"an edge to-layer={layer.id} to-port={port.id}",
@@ -61,7 +60,7 @@ def connect(layers: dict[int, Layer], edges: Iterable[Any], scope: str) -> tuple
 def _index(layer: Layer, port: int, places: Mapping[int, int], kind: str) -> int:
     if port in places:
         return places[port]
-    raise IRError(
+    raise Broken(
         f"{layer.where}: an edge names port {port}, but the layer has no such {kind} port",
         got=f"port {port}",
         expected=f"one of {list(places)[:8]}" if places else f"a layer with {kind} ports",
@@ -89,7 +88,7 @@ def sort_layers(layers: dict[int, Layer], scope: str) -> tuple[int, ...]:
                 ready.append(user)
     if len(order) < len(layers):
         cycle = _cycle(layers, set(layers) - set(order))
-        raise IRError(
+        raise Broken(
             f"{scope}: edges form a cycle through layers {cycle}",
             got=f"edges {cycle}",
             expected="no layer that feeds itself",

@@ -10,8 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stepnet.errors import IRError
-from stepnet.file_model import shorten
+from stepnet.file_model import Broken, NotRead, Unreadable, shorten
 
 from .attributes import Attributes
 from .element_types import ElementType, by_name, by_precision
@@ -35,23 +34,22 @@ def read_net(path: Path) -> Net:
     root = parse(path)
     where = path.name
     if root.tag != "net":
-        raise IRError(
+        raise Unreadable(
             f"{where}: not an OpenVINO IR", got=f"<{shorten(str(root.tag))}>", expected="<net ...> at the top"
         )
     attributes = Attributes(root.attrib, f"{where}: <net>")
     if "version" not in attributes:
-        raise IRError(
+        raise Broken(
             f"{where}: <net> has no version attribute",
             got=f"attributes {', '.join(map(shorten, list(root.attrib)[:12])) or 'none'}",
             expected='version="10" or "11"',
         )
     version = attributes.int("version")
     if version not in (10, 11):
-        raise IRError(
+        raise NotRead(
             f"{where}: IR version {version} is not read",
             got=version,
             expected="10 or 11",
-            remedy="convert the model again with a current OpenVINO" if version < 10 else None,
         )
     net = read_body(root, where, attributes.text("name", ""), depth=0)
     net.version = version
@@ -66,19 +64,19 @@ def read_body(element: Any, scope: str, name: str, depth: int) -> Net:
         IRError: a rule is broken.
     """
     if depth > DEEPEST:
-        raise IRError(
+        raise Broken(
             f"{scope}: bodies are nested too deeply", got=depth, expected=f"{DEEPEST} levels at most"
         )
     holder = only(element, "layers", scope)
     elements = [] if holder is None else holder.findall("layer")
     if not elements:
         found = "no <layers>" if holder is None else "<layers> without any"
-        raise IRError(f"{scope}: has no layers", got=found, expected="<layers> with at least one <layer>")
+        raise Broken(f"{scope}: has no layers", got=found, expected="<layers> with at least one <layer>")
     layers: dict[int, Layer] = {}
     for found in elements:
         layer = _read_layer(found, scope, depth)
         if layer.id in layers:
-            raise IRError(
+            raise Broken(
                 f"{scope}: layer id {layer.id} is used twice",
                 got=f"'{shorten(layers[layer.id].name)}' and '{shorten(layer.name)}'",
                 expected="an id of its own for each layer",
@@ -101,14 +99,14 @@ def _layer_of(element: Any, scope: str) -> Layer:
     called = shorten(element.get("name", ""))
     attributes = Attributes(element.attrib, f"{scope}: <layer> '{called}'")
     if "id" not in attributes:
-        raise IRError(f"{scope}: a <layer> has no id", got=f"name '{called}'", expected='id="..."')
+        raise Broken(f"{scope}: a <layer> has no id", got=f"name '{called}'", expected='id="..."')
     layer_id = attributes.size("id")
     attributes.where = f"{scope}: layer {layer_id}"
     name = attributes.text("name")
     attributes.where = f"{scope}: layer {layer_id} '{shorten(name)}'"
     kind = attributes.text("type").strip()
     if not kind:
-        raise IRError(
+        raise Broken(
             f"{attributes.where}: its type is empty", got='type=""', expected='type="Add" or another'
         )
     kind = {"parameter": "Parameter", "result": "Result"}.get(kind.lower(), kind)
@@ -139,17 +137,17 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
     inputs, outputs = layer.inputs, layer.outputs
     clash = {p.id for p in inputs} & {p.id for p in outputs}
     if clash and kind in _WITH_BODIES.values():
-        raise IRError(
+        raise Broken(
             f"{where}: port id {min(clash)} names an input and an output",
             got=f"inputs {[p.id for p in inputs][:8]}, outputs {[p.id for p in outputs][:8]}",
             expected="an id of its own for each port",
         )
     if kind == "Result" and len(inputs) != 1:
-        raise IRError(f"{where}: must have one input", got=f"{len(inputs)} inputs", expected="1 input")
+        raise Broken(f"{where}: must have one input", got=f"{len(inputs)} inputs", expected="1 input")
     if kind == "Result" and outputs:
-        raise IRError(f"{where}: must have no output", got=f"{len(outputs)} outputs", expected="none")
+        raise Broken(f"{where}: must have no output", got=f"{len(outputs)} outputs", expected="none")
     if kind == "Parameter" and (inputs or len(outputs) != 1):
-        raise IRError(
+        raise Broken(
             f"{where}: must have one output and no input",
             got=f"{len(inputs)} inputs, {len(outputs)} outputs",
             expected="no inputs, 1 output",
@@ -157,14 +155,14 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
     if kind.lower() in ("parameter", "const") and "element_type" in layer.attributes and outputs:
         declared, port = by_name(layer.attributes["element_type"], where), outputs[0].type
         if port not in (None, declared):
-            raise IRError(
+            raise Broken(
                 f"{where}: its element_type and the precision of its port differ",
                 got=f"{declared.name}, {port.precision}",
                 expected=f"{declared.name}, {declared.precision}",
             )
     if version not in _OPSETS and version != "extension":
         known = f"{_OPSETS[0]} to {_OPSETS[-1]}"
-        raise IRError(f"{where}: version is not known", got=shorten(version) or "nothing", expected=known)
+        raise NotRead(f"{where}: version is not known", got=shorten(version), expected=known)
     if kind in _WITH_BODIES.values():
         read_loop_parts(layer, element, scope, depth, read_body)
     return layer
@@ -177,7 +175,7 @@ def _layer_info(element: Any) -> tuple[tuple[str, dict[str, str]], ...]:
 def _model_info(element: Any, where: str, depth: int = 0) -> dict[str, Any]:
     """Keys and values; a key that is no XML name stands in the attribute `name`."""
     if depth > DEEPEST:
-        raise IRError(
+        raise Broken(
             f"{where}: rt_info is nested too deeply", got=depth, expected=f"{DEEPEST} levels at most"
         )
     found: dict[str, Any] = {}
@@ -197,13 +195,15 @@ def _ports(element: Any, where: str, *, output: bool) -> tuple[Port, ...]:
         number = attributes.size("id")
         here = f"{where}, {kind} port {number}"
         if number in ports:
-            raise IRError(
+            raise Broken(
                 f"{here}: the port id is used twice",
                 got=f'two times id="{number}"',
                 expected="an id of its own for each port",
             )
         attributes.where = here
         precision = attributes.text("precision") if output else found.get("precision")
+        if precision is not None and precision.strip().upper() == "UNSPECIFIED":
+            precision = None  # it follows from what the layer gives
         element_type = None if precision is None else by_precision(precision, here)
         shape = tuple(_dim(d.text or "", here) for d in found.findall("dim"))
         ports[number] = Port(number, element_type, shape, _names(found.get("names")))
@@ -221,16 +221,16 @@ def _names(text: str | None) -> tuple[str, ...]:
 def _dim(text: str, where: str) -> int:
     text = text.strip()
     if not _DIM.fullmatch(text):
-        raise IRError(
+        raise Broken(
             f"{where}: dim {shorten(text) or '(empty)'} is not allowed (-1 is dynamic)",
-            got=shorten(text) or "nothing",
+            got=shorten(text),
             expected="a size >= 0, or -1 for a dynamic one",
         )
     numbers = [int(part) for part in text.split("..") if part not in ("?", "-1", "")]
     if any(number >= 2**63 for number in numbers):
-        raise IRError(f"{where}: dim {text} does not fit in 64 bits", got=text, expected="less")
+        raise Broken(f"{where}: dim {text} does not fit in 64 bits", got=text, expected="less")
     if numbers != sorted(numbers):
-        raise IRError(f"{where}: dim {text} ends before it begins", got=text, expected="such as 1..8")
+        raise Broken(f"{where}: dim {text} ends before it begins", got=text, expected="such as 1..8")
     return numbers[0] if numbers and ".." not in text else -1
 
 

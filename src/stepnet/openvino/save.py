@@ -67,5 +67,6 @@ def save(
             f"{place.name}: a model that was read is saved as it is",
             got="example_inputs" if example_inputs is not None else "dynamic",
             expected="the model and the path alone",
+            remedy="save(model, path)",
         )
     write(snapshot(module), place)

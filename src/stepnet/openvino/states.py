@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.errors import IRError
-from stepnet.file_model import shorten
+from stepnet.file_model import Broken, NotRead, shorten
 
 from .attributes import Attributes
 from .layers.row import Misfit, Row, plain
@@ -33,14 +32,14 @@ def open_states(net: Net) -> None:
     """
     for layer in _with_bodies(net):
         if _kind(layer) is not None:
-            raise IRError(
+            raise NotRead(
                 f"{layer.where}: a variable in a body is not read",
                 got=f"a {layer.type} in a body",
                 expected="ReadValue and Assign outside",
             )
     reads, writes = (_by_variable(net, kind) for kind in ("readvalue", "assign"))
     for name in writes.keys() - reads.keys():
-        raise IRError(
+        raise Broken(
             f"{writes[name].where}: nothing reads the variable '{shorten(name)}'",
             got=f"variables that are read: {', '.join(map(shorten, list(reads)[:8])) or 'none'}",
             expected=f'a ReadValue with variable_id="{shorten(name)}"',
@@ -118,13 +117,13 @@ def _by_variable(net: Net, kind: str) -> dict[str, Layer]:
             continue
         name = layer.said.text("variable_id")
         if name in found:
-            raise IRError(
+            raise Broken(
                 f"{layer.where}: the variable '{shorten(name)}' has two layers of this type",
                 got=f"layers {found[name].id} and {layer.id}",
                 expected="one",
             )
         if kind == "readvalue" and (len(layer.inputs) > 1 or len(layer.outputs) != 1):
-            raise IRError(
+            raise Broken(
                 f"{layer.where}: takes one value and gives one",
                 got=f"{len(layer.inputs)} inputs and {len(layer.outputs)} outputs",
                 expected="one output, and what the variable begins with as the input",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepnet.errors import IRError
+from stepnet.file_model import NotRead
 
 from . import states
 from .layers import (
@@ -63,7 +63,7 @@ def check_supported(net: Net) -> None:
     shown = [layer.where for layer in unknown[:50]]
     if len(unknown) > 50:
         shown.append(f"and {len(unknown) - 50} more")
-    raise IRError(
+    raise NotRead(
         f"{net.scope}: {len(unknown)} unsupported layer(s), of type {', '.join(types)[:400]}",
         got="; ".join(shown),
         expected="types that stepnet.openvino.supported_types() lists",

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.errors import IRError
-from stepnet.file_model import opened
+from stepnet.file_model import Broken, CutOff, TooLarge, opened
 
 from .element_types import ElementType
 from .reader import declared_type
@@ -55,23 +54,23 @@ class Weights:
         if layer.value is not None:
             return layer.value
         if len(layer.outputs) != 1:
-            raise IRError(f"{layer.where}: must have one output", got=len(layer.outputs), expected=1)
+            raise Broken(f"{layer.where}: must have one output", got=len(layer.outputs), expected=1)
         attributes = layer.said
         offset, size = attributes.size("offset"), attributes.size("size")
         element_type, shape = _declared(layer)
         if any(d < 0 for d in shape):
-            raise IRError(
+            raise Broken(
                 f"{layer.where}: a constant has no dynamic dimension", got=_text(shape), expected="sizes >= 0"
             )
         needed = element_type.bytes(math.prod(shape))
         if size != needed and (needed, size) != (0, 1):  # OpenVINO writes one byte for none
-            raise IRError(
+            raise CutOff(
                 f"{layer.where}: size {size} does not match element_type x shape",
                 got=f"size={size}",
                 expected=f"{_amount(needed)} bytes for {element_type.name} [{_text(shape)}]",
             )
         if offset + size > self.length:
-            raise IRError(
+            raise CutOff(
                 f"{layer.where}: offset + size {offset + size} exceeds the .bin length {self.length}",
                 got=f"{self.name} has {self.length} bytes",
                 expected=f"at least {offset + size} bytes (offset {offset} + size {size})",
@@ -137,7 +136,7 @@ def check_rank(shape: Shape, where: str) -> None:
         IRError: there are more than 64.
     """
     if len(shape) > 64:
-        raise IRError(f"{where}: has {len(shape)} dimensions", got=len(shape), expected="at most 64")
+        raise TooLarge(f"{where}: has {len(shape)} dimensions", got=len(shape), expected="at most 64")
 
 
 def check_bytes(shape: Shape | torch.Size, size: int, where: str) -> None:
@@ -148,7 +147,7 @@ def check_bytes(shape: Shape | torch.Size, size: int, where: str) -> None:
     """
     needed = math.prod(d for d in shape if d >= 0) * size
     if needed > MOST_BYTES:
-        raise IRError(
+        raise TooLarge(
             f"{where}: shape {_text(tuple(shape))} is too large, {_amount(math.prod(shape))} elements",
             got=f"{_amount(needed)} bytes",
             expected=f"at most {MOST_BYTES} bytes",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stepnet.errors import IRError, MissingExtraError
-from stepnet.file_model import opened
+from stepnet.errors import MissingExtraError
+from stepnet.file_model import Broken, Unreadable, opened
 
 
 def parse(path: Path) -> Any:
@@ -23,7 +23,7 @@ def parse(path: Path) -> Any:
     with opened(path, "an .xml file") as file:
         content = file.read().lstrip()
     if not content:
-        raise IRError(
+        raise Unreadable(
             f"{path.name}: the file is empty: not an OpenVINO IR",
             got="nothing, or blanks",
             expected="<net ...>",
@@ -31,13 +31,13 @@ def parse(path: Path) -> Any:
     try:
         root = ElementTree.fromstring(content, forbid_dtd=True, forbid_entities=True, forbid_external=True)
     except DefusedXmlException as error:
-        raise IRError(
+        raise Broken(
             f"{path.name}: DTD and entity declarations are refused",
             got=type(error).__name__,
             expected="XML without <!DOCTYPE>",
         ) from error
     except (ElementTree.ParseError, ValueError, LookupError, OverflowError) as error:
-        raise IRError(
+        raise Unreadable(
             f"{path.name}: not XML",
             got=str(error)[:120],
             expected="an OpenVINO IR, <net ...>",
@@ -58,5 +58,5 @@ def only(element: Any, tag: str, where: str) -> Any:
     children = element.findall(tag)
     if len(children) > 1:
         count = len(children)
-        raise IRError(f"{where}: has {count} times <{tag}>", got=f"{count} of them", expected=f"one <{tag}>")
+        raise Broken(f"{where}: has {count} times <{tag}>", got=f"{count} of them", expected=f"one <{tag}>")
     return children[0] if children else None

@@ -102,5 +102,6 @@ def _level(creation: Creation) -> int:
             f"{creation.place} cannot be an output of a saved topology: it is no tensor",
             got=type(example).__name__,
             remedy="take the tensors in it as outputs",
+            expected="a tensor",
         )
     return getattr(example, "lod_level", 0)

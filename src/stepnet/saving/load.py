@@ -94,6 +94,7 @@ class SavedTopology(nn.Module):
                 "a saved topology takes a value for each of its data layers, by name",
                 got=f"{len(args)} without a name" if args else f"values for {sorted(feeds)}",
                 expected=f"values for {list(self.inputs)}",
+                remedy="call it with NAME=value for each of them",
             )
         tensors: dict[str, Tensor] = {}
         weights = (*self.model.parameters(), *self.model.buffers())

@@ -110,7 +110,12 @@ class PaddedLoD(InGrid):
             return self.with_rows(result)
         if isinstance(result, tuple):  # that of torch.max, say
             return tuple(self.with_rows(part) for part in result)
-        raise TapeError("a function of sequences gave no rows", got=type(result).__name__)
+        raise TapeError(
+            "a function of sequences gave no rows",
+            got=type(result).__name__,
+            expected="a LoDTensor or tensor of rows",
+            remedy="return rows from it",
+        )
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(Tensor, name, None)

@@ -94,7 +94,10 @@ def _of_torch(function: Any) -> bool:
 def refusal(creation: Creation, why: str) -> TapeError:
     """The error for a layer that has no place in a saved topology."""
     return TapeError(
-        f"{creation.place} cannot be saved: {why}", remedy="save a topology that ends before it, or skips it"
+        f"{creation.place} cannot be saved: {why}",
+        got=creation.kind or creation.name,
+        expected="layers that a file can hold",
+        remedy="save a topology that ends before it, or skips it",
     )
 
 

@@ -70,7 +70,12 @@ def topology_graph(topology: Topology, target: Target, name: str) -> tuple[Graph
     """
     dense = DenseTopology(topology)
     if not dense.inputs:
-        raise TapeError("a topology without data cannot be saved", got=f"outputs {dense.outputs}")
+        raise TapeError(
+            "a topology without data cannot be saved",
+            got=f"outputs {dense.outputs}",
+            expected="outputs that follow from data layers",
+            remedy="make a stepnet.layers.data layer its input",
+        )
     with evaluating([topology]):
         floating = next((p.dtype for p in dense.parameters() if p.is_floating_point()), torch.float32)
         check_numbers(dense, floating)
@@ -142,5 +147,8 @@ def _structure(tree: Any, names: Mapping[int, str]) -> Any:
     if isinstance(tree, dict) and all(isinstance(key, str) for key in tree):
         return {"dict": {key: _structure(part, names) for key, part in tree.items()}}
     raise TapeError(
-        "outputs of a saved topology are items in tuples, lists, and dicts by name", got=repr(tree)[:80]
+        "outputs of a saved topology are items in tuples, lists, and dicts by name",
+        got=repr(tree)[:80],
+        expected="items of the tape",
+        remedy="outputs=[item, ...] or {name: item}",
     )

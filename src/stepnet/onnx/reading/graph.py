@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stepnet.errors import IRError, StepnetError
 from stepnet.export.open_sizes import Sizes, plain
-from stepnet.file_model import ERRORS, Prepared, Recorder, plainly_fed
+from stepnet.file_model import ERRORS, Broken, Prepared, Recorder, plainly_fed
 from stepnet.ir.last_uses import last_uses
 
 from .info import FILLED, FITTING, TABLE, Info, Misfit, attributes_text, error, given, tensor_of
@@ -55,13 +55,11 @@ class Step:
             result = self.run(*arguments)
         except IRError:
             raise
-        except StepnetError as problem:
-            raise IRError(f"{self.where}: {problem.args[0]}") from problem
-        except (Misfit, *ERRORS) as problem:
+        except (Misfit, StepnetError, *ERRORS) as problem:
             raise error(self.where, problem, given(arguments), FITTING) from problem
         result = result if isinstance(result, tuple) else (result,)  # a list is one sequence
         if len(result) < len(self.outputs):
-            raise IRError(
+            raise Broken(
                 f"{self.where}: has more outputs than its operator",
                 got=len(self.outputs),
                 expected=f"at most {len(result)}",
@@ -124,10 +122,10 @@ class Graph:
     def _step(self, node: ir.Node, place: str, constants: dict[ir.Value, Tensor], opset: int) -> Step:
         row = TABLE.get(node.op_type)
         if row is None:
-            raise IRError(f"{place}: must have one output", got=len(node.outputs), expected=1)
+            raise Broken(f"{place}: must have one output", got=len(node.outputs), expected=1)
         if not row.least <= len(node.inputs) <= row.most:
             count, wanted = len(node.inputs), f"{row.least} to {row.most}"
-            raise IRError(f"{place}: has {count} inputs", got=count, expected=wanted)
+            raise Broken(f"{place}: has {count} inputs", got=count, expected=wanted)
         bodies = {
             name: type(self)(a.as_graph(), constants, opset, f"{place}, {name}")
             for name, a in node.attributes.items()
@@ -258,6 +256,6 @@ def _constant(node: ir.Node, place: str) -> Tensor:
         except ERRORS as problem:
             raise error(place, problem, attributes_text(node.attributes), FILLED) from problem
     what = f"{place}: holds no constant that torch has"
-    raise IRError(
+    raise Broken(
         what, got=attributes_text(node.attributes), expected="value, value_float, value_int or lists of these"
     )

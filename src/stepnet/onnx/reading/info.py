@@ -13,7 +13,7 @@ from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
-from stepnet.file_model import ERRORS, Misfit, attributes_text, error
+from stepnet.file_model import ERRORS, CutOff, Misfit, attributes_text, error, shorten
 from stepnet.file_model import check_size as check_size
 from stepnet.file_model import given as given
 
@@ -173,7 +173,8 @@ def tensor_of(data: ir.TensorProtocol, where: str) -> Tensor:
             return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
         return torch.from_numpy(array.copy())
     except Misfit as misfit:
-        raise error(where, misfit, str(data.name), "a file of numbers in the folder of the model") from misfit
+        got, expected = misfit.got, misfit.expected or "a file of numbers in the folder of the model"
+        raise CutOff(f"{where}: {misfit.what}", got=got, expected=expected) from misfit
     except (*ERRORS, OSError) as problem:
         raise error(where, problem, f"{data.dtype}{list(data.shape)}", FILLED) from problem
 
@@ -187,9 +188,9 @@ def _check_outside(data: ir.ExternalTensor) -> None:
     location, folder = str(data.location), Path(data.base_dir).resolve()
     named, file = PurePosixPath(location), folder / location
     if named.is_absolute() or ".." in named.parts or not file.resolve().is_relative_to(folder):
-        raise Misfit("lies outside the folder of the model", location)
+        raise Misfit("lies outside the folder of the model", shorten(location))
     if not file.is_file():
-        raise Misfit("its file is not there", location)
+        raise Misfit("its file is not there", shorten(location))
     end = (data.offset or 0) + (data.length or 0)
     if min(data.offset or 0, data.length or 0) < 0 or end > file.stat().st_size:
         size = file.stat().st_size

@@ -20,7 +20,18 @@ from torch import Tensor, nn
 from stepnet.data.arguments import path as path_of
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
-from stepnet.file_model import ERRORS, STATES, FileModel, LoopReport, Socket, opened, shorten
+from stepnet.file_model import (
+    ERRORS,
+    STATES,
+    Broken,
+    FileModel,
+    LoopReport,
+    NotRead,
+    Socket,
+    Unreadable,
+    opened,
+    shorten,
+)
 
 from .graph import DOMAINS, Graph, inputs_of
 from .info import NUMBERS, TABLE
@@ -50,7 +61,7 @@ class ONNXModel(FileModel):
     def __init__(self, model: ir.Model, where: str, *, trainable: bool) -> None:
         opset = max((v for d, v in model.opset_imports.items() if d in DOMAINS), default=0)
         if opset < OLDEST:
-            raise IRError(
+            raise NotRead(
                 f"{where}: of a set of operators that is not read", got=opset, expected=f"{OLDEST} on"
             )
         constants: dict[ir.Value, Tensor] = {}
@@ -58,14 +69,14 @@ class ONNXModel(FileModel):
         ends = inputs_of(model.graph), model.graph.outputs
         inputs, outputs = ([_socket(value, where) for value in values] for values in ends)
         if not outputs:
-            raise IRError(f"{where}: the graph has no outputs", got=0, expected="one at least")
+            raise Broken(f"{where}: the graph has no outputs", got=0, expected="one at least")
         super().__init__(model.graph.name or "", where, tuple(inputs), tuple(outputs))
         self.graph, self.metadata, self.opset = graph, dict(model.metadata_props), opset
         for sockets in (self.inputs, self.outputs):
             names = [socket.name for socket in sockets]
             if len(set(names)) < len(names):
                 what = f"{where}: two inputs or outputs have one name"
-                raise IRError(what, got=", ".join(names), expected="a name of its own for each")
+                raise Broken(what, got=", ".join(names), expected="a name of its own for each")
         self.states = self._said_states()
         self._model = model
         self._constants: dict[ir.Value, str] = {}
@@ -88,7 +99,7 @@ class ONNXModel(FileModel):
             said = None
         ends = {s.name for s in self.inputs}, {s.name for s in self.outputs}
         if not isinstance(said, dict) or not all(a in ends[0] and b in ends[1] for a, b in said.items()):
-            raise IRError(
+            raise Broken(
                 f"{self._where}: the metadata '{STATES}' is no pairs of inputs and outputs",
                 got=shorten(text),
                 expected='{"NAME of an input": "NAME of an output"}',
@@ -189,7 +200,7 @@ def _socket(value: ir.Value, where: str) -> Socket:
         try:
             dtype = to_torch_dtype(value.dtype) if value.dtype is not None else None
         except (TypeError, ValueError, KeyError) as problem:
-            raise IRError(
+            raise NotRead(
                 f"{where}: '{value.name}': torch has no such element type", got=value.dtype, expected=NUMBERS
             ) from problem
     shape = None if value.shape is None else tuple(d if isinstance(d, int) else -1 for d in value.shape)
@@ -228,7 +239,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
     try:
         proto = onnx.load(place, load_external_data=False)
         if not proto.HasField("graph"):
-            raise IRError(
+            raise Unreadable(
                 f"{where}: holds no graph", got=f"{place.stat().st_size} bytes", expected="an ONNX file"
             )
         check_opset(proto, DOMAINS, where)
@@ -249,7 +260,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
         while cause.__context__ is not None:  # what went wrong first, not what onnx-ir failed to say of it
             cause = cause.__context__
         text = str(cause).strip().splitlines()
-        raise IRError(
+        raise Unreadable(
             f"{where}: cannot be read: {text[0][:300] if text else type(problem).__name__}",
             got=type(problem).__name__,
             expected="an ONNX file",
@@ -266,7 +277,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
     except (OSError, *ERRORS) as problem:  # of onnx-ir, which reads much of a file when it is asked for it
         text = str(problem).strip().splitlines()
         what = f"{where}: breaks a rule: {text[0][:300] if text else type(problem).__name__}"
-        raise IRError(what, got=type(problem).__name__, expected="a file by the rules of ONNX") from problem
+        raise Broken(what, got=type(problem).__name__, expected="a file by the rules of ONNX") from problem
 
 
 def supported_types() -> list[str]:
@@ -345,7 +356,7 @@ def _check_names(model: ir.Model, where: str) -> None:
         names = [node.name, node.op_type, node.domain, *(v.name for v in (*node.inputs, *node.outputs) if v)]
         wrong = next((name for name in names if name is not None and not isinstance(name, str)), None)
         if wrong is not None:
-            raise IRError(f"{where}: a name is no text", got=repr(wrong)[:100], expected="UTF-8")
+            raise Broken(f"{where}: a name is no text", got=repr(wrong)[:100], expected="UTF-8")
 
 
 def _check_constants(graph: GraphProto, where: str) -> None:
@@ -361,7 +372,7 @@ def _check_constants(graph: GraphProto, where: str) -> None:
                 kinds.append((place, attribute.t.data_type or "none"))
     for what, kind in kinds:
         if kind not in TensorProto.DataType.values():
-            raise IRError(f"{where}: {what} is of no element type that is known", got=kind, expected=NUMBERS)
+            raise NotRead(f"{where}: {what} is of no element type that is known", got=kind, expected=NUMBERS)
 
 
 def _check_operators(model: ir.Model, where: str) -> None:
@@ -371,7 +382,7 @@ def _check_operators(model: ir.Model, where: str) -> None:
         shown = [place for _, place in unknown[:50]]
         if len(unknown) > 50:
             shown.append(f"and {len(unknown) - 50} more")
-        raise IRError(
+        raise NotRead(
             f"{where}: {len(unknown)} node(s) of operators that are not read: {', '.join(kinds)[:400]}",
             got="; ".join(shown),
             expected="operators that stepnet.onnx.supported_types() lists",

@@ -18,8 +18,7 @@ from onnx import (
 )
 
 from stepnet.data.dtypes import dtype_name
-from stepnet.errors import IRError
-from stepnet.file_model import shorten
+from stepnet.file_model import Broken, Misfitting, shorten
 
 from .cells import GATES, check_sizes
 from .info import FITTING, Misfit, attributes_text, dtype_of, error
@@ -54,7 +53,7 @@ def check_opset(proto: ModelProto, domains: Sequence[str], where: str) -> int:
     opset = max((versions.get(domain, 0) for domain in domains), default=0)
     newest = defs.onnx_opset_version()
     if opset > newest:
-        raise IRError(
+        raise Broken(
             f"{where}: of a set of operators that is not known", got=opset, expected=f"at most {newest}",
             remedy="write the model for an older set, or install a newer onnx",
         )  # fmt: skip
@@ -94,26 +93,26 @@ def _check_form(node: NodeProto, opset: int, place: str) -> None:
         if name not in schema.attributes:
             known = ", ".join(sorted(schema.attributes)) or "no attributes"
             got = shorten(name) or "no name"
-            raise IRError(f"{place}: has no attribute of this name", got=got, expected=known)
+            raise Broken(f"{place}: has no attribute of this name", got=got, expected=known)
         if given.count(name) > 1:
-            raise IRError(f"{place}: has the attribute '{name}' twice", got=given.count(name), expected=1)
+            raise Broken(f"{place}: has the attribute '{name}' twice", got=given.count(name), expected=1)
         kind = AttributeProto.AttributeType.Name(attribute.type)
         wanted = str(schema.attributes[name].type).removeprefix("AttrType.")
         if kind not in ("UNDEFINED", wanted):  # of old files it is not said
-            raise IRError(f"{place}: attribute '{name}' is of another type", got=kind, expected=wanted)
+            raise Broken(f"{place}: attribute '{name}' is of another type", got=kind, expected=wanted)
     missing = [name for name, known in schema.attributes.items() if known.required and name not in given]
     if missing:
         what = f"{place}: attribute '{missing[0]}' is not there"
-        raise IRError(what, got=", ".join(given) or "no attributes", expected=f"{missing[0]}=...")
+        raise Broken(what, got=", ".join(given) or "no attributes", expected=f"{missing[0]}=...")
     for name, known in zip(node.input, schema.inputs, strict=False):
         if not name and known.option == defs.OpSchema.FormalParameterOption.Single:
-            raise IRError(
+            raise Broken(
                 f"{place}: the input '{known.name}' is left out",
                 got="no name",
                 expected=f"a value for {known.name}",
             )
     if len(node.output) > schema.max_output:
-        raise IRError(
+        raise Broken(
             f"{place}: has more outputs than its operator",
             got=len(node.output), expected=f"at most {schema.max_output}",
         )  # fmt: skip
@@ -151,7 +150,7 @@ def _blame(graph: GraphProto, light: ModelProto, text: str, where: str) -> None:
     known = {} if len(path) > 1 else _known(light)
     given = (_shown(known[name]) if name in known else shorten(name) or "nothing" for name in node.input)
     shown = ", ".join(given) or "no inputs"
-    raise IRError(f"{place}: {what[0][:200]}", got=shown, expected=FITTING)
+    raise Misfitting(f"{place}: {what[0][:200]}", got=shown, expected=FITTING)
 
 
 def _check_cells(

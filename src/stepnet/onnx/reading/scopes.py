@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Set
 import onnx_ir as ir
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
-from stepnet.errors import IRError
-from stepnet.file_model import shorten
+from stepnet.file_model import Broken, shorten
 
 Functions = Mapping[tuple[str, str], FunctionProto]  # of the file's own, by domain and name
 
@@ -33,7 +32,7 @@ def _check_graph(graph: GraphProto, around: Set[str], functions: Functions, wher
         times = Counter(value.name for value in names)
         twice = next((name for name, count in times.items() if count > 1), None)
         if twice is not None:
-            raise IRError(
+            raise Broken(
                 f"{where}: two {kind} have the name '{_short(twice)}'",
                 got=f"{times[twice]} of them",
                 expected=_OWN,
@@ -50,7 +49,7 @@ def _check_nodes(
         place = f"{where}: {name_of(number, node)}"
         for name in node.input:
             if name and name not in made and name not in around:
-                raise IRError(
+                raise Broken(
                     f"{place}: reads '{_short(name)}', which nothing before it makes",
                     got=f"'{_short(name)}'",
                     expected="an input, a constant, or what a node before it makes",
@@ -62,21 +61,19 @@ def _check_nodes(
         own = functions.get((node.domain, node.op_type))
         counts = len(node.input), len(node.output)
         if own is not None and (counts[0] > len(own.input) or counts[1] > len(own.output)):
-            raise IRError(
+            raise Broken(
                 f"{place}: has more inputs or outputs than its function",
                 got=counts, expected=(len(own.input), len(own.output)),
             )  # fmt: skip
         for name in node.output:
             if name and name in made:
                 what = f"{place}: makes '{_short(name)}', which is there before it"
-                raise IRError(what, got=f"'{_short(name)}'", expected=_OWN)
+                raise Broken(what, got=f"'{_short(name)}'", expected=_OWN)
             made.add(name)
     for name in outputs:
         if name not in made and name not in around:
             what = f"{where}: nothing makes the output '{_short(name)}'"
-            raise IRError(
-                what, got=f"'{_short(name)}'", expected="an input, a constant, or what a node makes"
-            )
+            raise Broken(what, got=f"'{_short(name)}'", expected="an input, a constant, or what a node makes")
 
 
 _OWN = "a name of its own for each"

@@ -68,6 +68,8 @@ class NetBuilder:
             raise IRError(
                 f"{self.scope}: Parameter '{shorten(name)}': the name is taken",
                 expected="a name of its own for each Parameter",
+                got=f"a second '{shorten(name)}'",
+                remedy="another name",
             )
         kind, shape = self._type(dtype, name), tuple(int(d) for d in shape)
         port = Port(0, kind, shape, tuple(names) or (name,))
@@ -249,7 +251,10 @@ class NetBuilder:
         found = by_dtype(dtype)
         if found is None:
             raise IRError(
-                f"{self.scope}: '{shorten(name)}': IR has no element type for {dtype}", got=str(dtype)
+                f"{self.scope}: '{shorten(name)}': IR has no element type for {dtype}",
+                got=str(dtype),
+                expected="a type that IR has: float64 to float16, bfloat16, whole numbers, truth values",
+                remedy="convert it, such as by .float()",
             )
         return found
 
@@ -260,6 +265,7 @@ def _check_of(out: Out, net: NetBuilder, what: str) -> None:
             f"{what} is of another net",
             got=f"layer {out.layer} of '{shorten(out.net.scope)}'",
             expected=f"an output in '{shorten(net.scope)}'; a body gets values through its Parameters",
+            remedy="a Parameter of the body, fed by a port of the loop",
         )
 
 
@@ -282,11 +288,20 @@ def _text(value: Any, where: str) -> str:
     if isinstance(value, torch.dtype):
         found = by_dtype(value)
         if found is None:
-            raise IRError(f"{where}: IR has no element type for {value}", got=str(value))
+            raise IRError(
+                f"{where}: IR has no element type for {value}",
+                got=str(value),
+                expected="a type that IR has",
+                remedy="another dtype",
+            )
         return found.name
     if isinstance(value, (int, float, str)):
         return str(value)
     if isinstance(value, Sequence):
         return ", ".join(_text(part, where) for part in value)
-    raise IRError(f"{where}: cannot be written as an attribute", got=type(value).__name__,
-                  expected="a number, a truth value, a word, a dtype, or a sequence of them")  # fmt: skip
+    raise IRError(
+        f"{where}: cannot be written as an attribute",
+        got=type(value).__name__,
+        expected="a number, a truth value, a word, a dtype, or a sequence of them",
+        remedy="leave it out, or convert it",
+    )

@@ -69,6 +69,8 @@ def _filled(layer: Layer, index: int, port: Port, known: list | tuple) -> Port:
         raise IRError(
             f"{layer.where}: the type of output {index} cannot be inferred",
             expected="outputs=[dtype] when the layer is made",
+            got="no dtype",
+            remedy="name the dtype there",
         )
     return replace(port, type=kind, shape=shape)
 

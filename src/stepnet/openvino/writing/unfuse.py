@@ -64,7 +64,12 @@ class _Unfused:
         self.states, self.weights = layer.sources[1 : 1 + states], layer.sources[2 + states :]
         kind = self.edit.port(self.x).type
         if kind is None:
-            raise IRError(f"{layer.where}: the type of its input is not known", expected="a precision")
+            raise IRError(
+                f"{layer.where}: the type of its input is not known",
+                expected="a precision",
+                got="none",
+                remedy="write the precision of the port into the file that it was read from",
+            )
         self.kind: ElementType = kind
         shape = self.edit.port(self.x).shape or ()
         self.batch, self.time, self.width = shape if len(shape) == 3 else (-1, -1, -1)

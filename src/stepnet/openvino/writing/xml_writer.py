@@ -39,9 +39,19 @@ def write(net: Net, path: Path) -> None:
             name with control characters, a constant without data.
     """
     if path.suffix != ".xml":
-        raise IRError(f"{path.name or path}: the name must end in .xml", got=str(path), expected="NAME.xml")
+        raise IRError(
+            f"{path.name or path}: the name must end in .xml",
+            got=str(path),
+            expected="NAME.xml",
+            remedy="another name; the weights go beside it, into NAME.bin",
+        )
     if not net.layers:
-        raise IRError(f"{net.scope}: has no layers", expected="at least one layer")
+        raise IRError(
+            f"{net.scope}: has no layers",
+            expected="at least one layer",
+            got="none",
+            remedy="add an input and a result",
+        )
     constants = Constants()
     text = '<?xml version="1.0" encoding="utf-8"?>\n' + "\n".join(_net(worked_around(net), constants)) + "\n"
     replace_pair(path, text.encode(), path.with_suffix(".bin"), constants.chunks())
@@ -59,7 +69,12 @@ def _net(net: Net, constants: Constants) -> Iterator[str]:
 
 def _layers(net: Net, constants: Constants, depth: int) -> Iterator[str]:
     if depth > DEEPEST:
-        raise IRError(f"{net.scope}: bodies are nested too deeply", got=f"more than {DEEPEST} levels")
+        raise IRError(
+            f"{net.scope}: bodies are nested too deeply",
+            got=f"more than {DEEPEST} levels",
+            expected=f"{DEEPEST} at most",
+            remedy="run inner loops before the outer ones",
+        )
     yield "<layers>"
     for layer in net.layers.values():
         yield from _layer(net, layer, constants, depth)
@@ -110,12 +125,18 @@ def _layer(net: Net, layer: Layer, constants: Constants, depth: int) -> Iterator
 def _place(layer: Layer, constants: Constants) -> dict[str, str]:
     value = layer.value
     if value is None or value.is_meta:
-        raise IRError(f"{layer.where}: the constant has no data", expected="a tensor with values")
+        raise IRError(
+            f"{layer.where}: the constant has no data",
+            expected="a tensor with values",
+            got="a tensor on the meta device, or none",
+            remedy="load the weights before the model is saved",
+        )
     if value.layout is not torch.strided or by_dtype(value.dtype) is None:
         raise IRError(
             f"{layer.where}: the constant cannot be written",
             got=f"{value.dtype}, {value.layout}",
             expected="a dense tensor of an element type of IR",
+            remedy="convert it: .to_dense(), .float()",
         )
     offset, size = constants.place(value)
     kind = by_dtype(value.dtype)
@@ -155,7 +176,12 @@ def _row(tag: str, row: PortRow, places: Mapping[int, int]) -> str:
 
 def _port(number: int, port: Port, names: Sequence[str], layer: Layer) -> Iterator[str]:
     if port.type is None:
-        raise IRError(f"{layer.where}: port {number} has no element type", expected="a type for each port")
+        raise IRError(
+            f"{layer.where}: port {number} has no element type",
+            expected="a type for each port",
+            got="none",
+            remedy="name its dtype where the layer is made",
+        )
     head = {"id": str(number), "precision": port.type.precision}
     if names:
         head["names"] = _names(names, layer.where)
@@ -173,6 +199,8 @@ def _names(names: Sequence[str], where: str) -> str:
             raise IRError(
                 f"{where}: IR cannot hold the tensor name '{shorten(name)}'",
                 got="an empty name" if not name.strip() else "a backslash before a comma",
+                expected="a name with characters that IR can hold",
+                remedy="give it another name",
             )
     return ",".join(name.replace(",", "\\,") for name in names)
 
@@ -180,13 +208,19 @@ def _names(names: Sequence[str], where: str) -> str:
 def _model_info(info: Mapping[str, Any], where: str, depth: int) -> Iterator[str]:
     """A key that is no XML name, or is `info`, stands in an attribute, as OpenVINO does it."""
     if depth > DEEPEST:
-        raise IRError(f"{where}: is nested too deeply", got=f"more than {DEEPEST} levels")
+        raise IRError(
+            f"{where}: is nested too deeply",
+            got=f"more than {DEEPEST} levels",
+            expected=f"{DEEPEST} at most",
+            remedy="less deep notes",
+        )
     for key, value in info.items():
         if not isinstance(key, str) or not isinstance(value, (str, Mapping)):
             raise IRError(
                 f"{where}: '{shorten(str(key))}' cannot be written",
                 got=f"{type(key).__name__}: {type(value).__name__}",
                 expected="text, or a dict of text",
+                remedy="text of it, such as json.dumps gives",
             )
         plain = _XML_NAME.fullmatch(key) and key != "info"
         tag, head = (key, {}) if plain else ("info", {"name": key})
@@ -209,5 +243,6 @@ def _escaped(text: str, where: str) -> str:
             f"{where}: XML cannot hold the character {shorten(illegal.group())}",
             got=f"'{shorten(text)}'",
             remedy="give it another name",
+            expected="text without control characters",
         )
     return text.translate(_ESCAPES)
