@@ -521,19 +521,22 @@ def test_a_state_with_names_has_a_plan():
     torch.testing.assert_close(found, expected)
 
 
-def test_what_carries_no_gradient_needs_none_after_a_transform():
-    """As in the plain loop: weights outside of the transform need gradients, a detached y does not."""
+def test_what_carries_no_gradient_needs_none_after_a_batch_but_has_tangents():
+    """As in the plain loop: weights outside of the transform need gradients, what `no_grad` made does not."""
     w = torch.randn(3, 3, requires_grad=True)
     x, h = torch.randn(4, 2, 3), torch.zeros(2, 3)
 
     def step(x, h):
-        h = torch.tanh(x @ w + h)
-        return h.detach(), h
+        with torch.no_grad():
+            y = torch.tanh(x @ w + h)
+        return (y, x), torch.tanh(x @ w + y)
 
-    for backend in ("eager", "naive"):
+    def loop(x, backend="eager"):
+        return recurrent(step, x, h, backend=backend)
 
-        def loop(x, backend=backend):
-            return recurrent(step, x, h, backend=backend)
-
-        for y, last in (torch.func.vmap(loop)(x[None]), torch.func.jvp(loop, (x,), (x,))[0]):
-            assert (y.requires_grad, last.requires_grad) == (False, True), backend
+    y, last = torch.func.vmap(loop)(x[None])
+    assert [t.requires_grad for t in (*y, last)] == [False, False, True]
+    (_, (y, last)), (_, (expected, after)) = (
+        torch.func.jvp(lambda x, by=by: loop(x, by), (x,), (x,)) for by in ("eager", "naive")
+    )
+    torch.testing.assert_close((*y, last), (*expected, after))

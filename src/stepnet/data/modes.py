@@ -208,6 +208,18 @@ def unwrapped(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def needs_gradient(tensor: Tensor) -> bool:
+    """Whether a tensor needs a gradient, of autograd or of any transform of torch.func around.
+
+    >>> needs_gradient(torch.ones(2, requires_grad=True))
+    True
+    """
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    while not tensor.requires_grad and functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor.requires_grad
+
+
 def traced() -> bool:
     """Whether what runs is written down instead, or runs on tensors without numbers: `torch.export`, make_fx,
     `torch.jit.trace`, fake tensors. Code that torch does not dispatch would be missed there.

@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 
 from stepnet.data.as_imported import contiguous
 from stepnet.data.in_graph import not_followed
-from stepnet.data.modes import as_one_node, has_tangent, outside_innermost, transforms
+from stepnet.data.modes import as_one_node, has_tangent, needs_gradient, outside_innermost, transforms
 from stepnet.errors import Unsupported
 
 from . import batched
@@ -150,7 +150,9 @@ def run_transformed(
     out: Any = _PlanCall.apply(run, *tensors)
     out = out[: len(plan.y) + len(states)]
     inside = bool(transforms())
-    carry = carry_gradients(plan, run.call.layout, [inside or t.requires_grad for t in tensors])
+    if inside and forward_ad._current_level >= 0:  # .detach() drops tangents, which go where no gradient does
+        return list(out)
+    carry = carry_gradients(plan, run.call.layout, [needs_gradient(t) for t in tensors])
     if inside:  # which leave what needs a gradient around them needing one
         return [t if carries else t.detach() for t, carries in zip(out, carry, strict=True)]
     return [t if carries else _without_gradient(t) for t, carries in zip(out, carry, strict=True)]
