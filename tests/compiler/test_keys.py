@@ -10,16 +10,18 @@ import abc
 import array
 import atexit
 import collections
+import decimal
 import functools
 import numbers
 import sys
 import threading
 import types
+import warnings
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import nn, set_default_dtype
 
 from stepnet.compiler import reach as walks
 from stepnet.compiler.reach import reach
@@ -30,6 +32,7 @@ from stepnet.executors.c.memory import unchanged
 PLANS_ON_DISK = False  # keys alone tell steps apart
 
 GAIN = 2.0
+_halved = functools.lru_cache(lambda n: n * 0.5)
 
 
 class Ways:
@@ -358,11 +361,16 @@ def test_what_was_walked_before_tells_nothing():
         lambda x, h: (x, np.save("a", x) or h),
         lambda x, h: (x, atexit.register(print) and h),
         lambda x, h: (x, sys.setrecursionlimit(1000) or h),
+        lambda x, h: (x, set_default_dtype(torch.float64) or h),
+        lambda x, h: (x, warnings.simplefilter("ignore") or h),
+        lambda x, h: (x * decimal.getcontext().prec, h),
+        lambda x, h: (x * _halved(2) * _halved.cache_info().hits, h),
     ],
-    ids=["seed", "file", "numpy", "at the end", "of the process"],
+    ids=lambda step: step.__code__.co_names[-1],
 )
 def test_what_no_run_leaves_as_it_was_is_not_tried(step):
     assert reach(step).refused is not None
+    assert reach(lambda x, h: (x * _halved(2), h)).refused is None
 
 
 def _raising_kind(kind):

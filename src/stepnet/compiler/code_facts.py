@@ -48,7 +48,11 @@ PURE = words(
 }
 # Whose effect no compiled loop repeats: those that are stopped when they are called (see `remarks`).
 EFFECTS = words("print input breakpoint exit quit")
-SEEDS = frozenset({"manual_seed", "manual_seed_all", "set_rng_state"})  # of torch's noise
+SETTINGS = words(
+    """manual_seed manual_seed_all set_rng_state set_default_dtype set_default_device set_default_tensor_type
+    set_printoptions set_num_threads set_flush_denormal set_float32_matmul_precision
+    use_deterministic_algorithms"""
+)  # functions that set what holds for all of torch
 
 
 class Facts:

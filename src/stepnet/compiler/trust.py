@@ -186,8 +186,10 @@ def acts(value: Any) -> bool:
     return module in _OF_PROCESS and name.startswith(_SETS)
 
 
-_OF_PROCESS = ("sys", "atexit", "gc", "_signal", "faulthandler", "resource", "_locale")
-_SETS = ("set", "exit", "add", "register", "unregister", "enable", "disable", "freeze", "unfreeze", "alarm")
+_OF_PROCESS = words("sys atexit gc _signal faulthandler resource _locale _warnings decimal")
+_SETS = tuple(
+    words("set exit add register unregister enable disable freeze unfreeze alarm _filters getcontext")
+)
 
 
 # putenv and unsetenv are what `os.environ` calls, which is put back

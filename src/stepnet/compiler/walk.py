@@ -51,6 +51,7 @@ _MOST_BYTES = 4096  # of an array whose numbers are part of the key
 _FEW = 64  # items that are visited one by one, whatever they are
 _TABLES = ("_parameters", "_buffers", "_modules")
 _TELL_STATES = words("initial_seed get_state graphsafe_get_state clone_state")  # of torch.Generator
+_TELL_CACHES = words("cache_info cache_clear")  # of functions of `functools.lru_cache`
 _MODULE_NOISE = frozenset(nn.Module().__dict__) - {"training"}  # which has places of its own here
 HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "hook" in name and isinstance(held, dict))
 MODULE_HOOKS = tuple(name for name in vars(_torch_module) if name.startswith("_global_") and "hook" in name)
@@ -426,6 +427,13 @@ class Walk(CodeWalk):
             "the Python that it was made from would be compiled"
         )
 
+    def _cached(self, value: Any) -> None:
+        if not self.in_python and not self.names.isdisjoint(_TELL_CACHES):
+            self.refused = self.refused or (
+                "it asks a cache of functools for its counts, or clears it, and a run on sample rows fills it"
+            )
+        self._unknown(value)
+
     def _unknown(self, value: Any) -> None:
         kind = type(value)
         self.key.append(kind)
@@ -504,6 +512,7 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     (types.MethodType, Walk._method),
     (types.ModuleType, Walk._package),
     (functools.partial, Walk._partial),
+    (type(functools.lru_cache(words)), Walk._cached),
     (slice, Walk._slice),
     ((list, tuple, collections.deque), Walk._sequence),
     (dict, Walk._mapping),

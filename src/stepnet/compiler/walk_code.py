@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .as_written import written_as
-from .code_facts import EFFECTS, PURE, REFLECTION, SEEDS, TENSOR_STATE, facts
+from .code_facts import EFFECTS, PURE, REFLECTION, SETTINGS, TENSOR_STATE, facts
 from .kinds import MISSING, Names
 from .patched import CLASSES
 from .survey import Same, Survey, survey
@@ -193,8 +193,8 @@ class CodeWalk(abc.ABC):
             if name in self.names:
                 self.key.append(name)
                 self.visit(getattr(function, name))
-        if not known.names.isdisjoint(SEEDS):
-            self.refused = self.refused or "it sets the seed of torch's noise, once for each step"
+        if sets := SETTINGS.intersection(known.names) or SETTINGS.intersection(known.globals):
+            self.refused = self.refused or f"it calls {min(sets)}, once for each step"
         if "backward" in known.names and code.co_name != "backward":  # of a Function beneath another
             self.refused = self.refused or (
                 "it calls backward(), which adds to gradients of others; torch.autograd.grad(...) does not"
