@@ -31,19 +31,7 @@ from .data.storage import distinct
 from .data.tree import Spec, by_leaf, flatten, unflatten
 from .data.values import rows as values_of
 from .data.values import unpacked
-from .engine import (
-    Asked,
-    FailsOnSamples,
-    Steps,
-    Way,
-    asked,
-    find_plan,
-    is_as_ever,
-    read,
-    run,
-    run_again,
-    run_warm,
-)
+from .engine import Asked, Steps, Way, asked, find_plan, is_as_ever, read, run, run_again, run_warm
 from .errors import Unsupported
 from .executors import naive
 from .executors.autograd import plainly
@@ -405,7 +393,7 @@ def _run(
         except Unsupported as refusal:
             if chosen != AUTO:
                 raise
-            ran = refusal.ran if isinstance(refusal, FailsOnSamples) else None
+            ran = refusal.ran
     if torch._C._get_tracing_state() is not None and instead() is None:
         raise no_graph_of("torch.jit.trace")
     cut, x = loop.slices[0], [feeds[name] for name in body.x_names]

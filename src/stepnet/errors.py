@@ -5,6 +5,8 @@ An error says where (in the user's own words), what was given, what was expected
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 def describe(where: str, *, got: object = None, expected: object = None, remedy: str | None = None) -> str:
     """Lay out an error's text: the place first, then got, expected and remedy on lines of their own.
@@ -102,7 +104,12 @@ class Unsupported(StepnetError):
     """A compiler pass, an executor or a writer declines what it is given: says why and what would help.
 
     Never reaches a user unless that executor was asked for by name; `explain` shows it otherwise.
+
+    Attributes:
+        ran: tells the user, where the plain loop did run after all.
     """
+
+    ran: Callable[[], object] | None = None
 
     def __init__(self, reason: str, *, remedy: str | None = None, line: str | None = None) -> None:
         super().__init__(reason if line is None else f"{reason} ({line})", remedy=remedy)

@@ -31,7 +31,7 @@ from stepnet.compiler.patched import places
 from stepnet.compiler.undo import Snapshot
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import reads
-from stepnet.errors import SlowPathWarning, StepError, Unsupported
+from stepnet.errors import SlowPathWarning, Unsupported
 
 D = 3
 
@@ -598,17 +598,3 @@ def test_what_a_call_was_given_is_let_go(name, backend):
         del x, h
     gc.collect()
     assert [ref() for ref in given] == [None] * len(given)
-
-
-def test_what_fails_on_sample_rows_alone_is_told_after_it_ran():
-    def heads_of_three(x, h):
-        h = torch.tanh(x.view(3, 1, D).sum(1) + h)
-        return h, h
-
-    x = torch.randn(4, 3, D)
-    with pytest.warns(SlowPathWarning, match=r"(?s)fails on sample rows: .*tried_steps.py:.*x_t.shape\[0\]"):
-        y, _ = recurrent(heads_of_three, x, torch.zeros(3, D))
-    torch.testing.assert_close(y, recurrent(heads_of_three, x, torch.zeros(3, D), backend="naive")[0])
-    recurrent(heads_of_three, x, torch.zeros(3, D))  # once a step
-    with pytest.raises(StepError, match="failed at step 0"):  # and not where it fails
-        recurrent(lambda x, h: heads_of_three(x, h), x[:, :2], torch.zeros(2, D))

@@ -12,7 +12,7 @@ from torch import nn
 from stepnet import explain, recurrent
 from stepnet.cells import RNN
 from stepnet.engine import choice, plans
-from stepnet.errors import SlowPathWarning, TorchOpsWarning
+from stepnet.errors import SlowPathWarning, StepError, TorchOpsWarning
 from stepnet.executors.c import scan
 from stepnet.executors.naive import PLAIN
 from stepnet.report.explanation import Explanation
@@ -287,3 +287,17 @@ def test_histories_and_hooks_of_weights_are_left_alone_by_timing(clock, disk, mo
     assert len(told) == 2
     sums = {"rtol": 0, "atol": 1e-6 * float(expected.abs().max())}  # of 96 rows, in another order
     torch.testing.assert_close(step.w.weight.grad, expected, **sums)
+
+
+def test_what_fails_on_sample_rows_alone_is_told_after_it_ran():
+    def heads_of_three(x, h):
+        h = torch.tanh(x.view(3, 1, H).sum(1) + h)
+        return h, h
+
+    x = torch.randn(4, 3, H)
+    with pytest.warns(SlowPathWarning, match=r"(?s)fails on sample rows: .*choice.py:.*x_t.shape\[0\]"):
+        y, _ = recurrent(heads_of_three, x, torch.zeros(3, H))
+    torch.testing.assert_close(y, recurrent(heads_of_three, x, torch.zeros(3, H), backend="naive")[0])
+    recurrent(heads_of_three, x, torch.zeros(3, H))  # once a step
+    with pytest.raises(StepError, match="failed at step 0"):  # and not where it fails
+        recurrent(lambda x, h: heads_of_three(x, h), x[:, :2], torch.zeros(2, H))

@@ -209,7 +209,7 @@ def _refusal(
     told = refusal.fresh()
     if tell and (fails or isinstance(refusal, FailsOnAnyRows)) and _one_per_sequence(reads, sequences):
         _tell(SlowPathWarning, loop, reads, _ONE_PER_SEQUENCE)
-    elif tell and isinstance(told, FailsOnSamples):  # the plain loop may meet it, too
+    elif tell and fails:  # the plain loop may meet it, too
         told.ran = functools.partial(_tell, SlowPathWarning, loop, reads, refusal)
     elif tell:
         _tell(SlowPathWarning, loop, reads, refusal)

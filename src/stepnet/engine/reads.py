@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -120,14 +120,7 @@ _NO_COUNTS = (bool, str, NoneType, Facts)
 
 
 class FailsOnSamples(Unsupported):
-    """The step failed on sample rows. Mostly the plain loop does on the caller's, and tells it.
-
-    Attributes:
-        error: what it failed by.
-        ran: tells the user, where the plain loop did run.
-    """
-
-    ran: Callable[[], object] | None = None
+    """The step failed on sample rows. Mostly the plain loop does on the caller's, and tells it."""
 
     def __init__(self, error: Exception) -> None:
         first = error.__cause__ or error

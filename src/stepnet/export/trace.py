@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -297,7 +298,7 @@ def _exported(
         with (
             warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad(),
             fx_traceback.preserve_node_meta(), _nothing_kept(), size_questions.answered(),
-            both_branches(), _CAUSAL.inside(),
+            both_branches(), _CAUSAL.inside(), _no_hooks_left(),
         ):  # fmt: skip
             warnings.simplefilter("ignore")
             return export(
@@ -329,6 +330,19 @@ def _exported(
 _CAUSAL = Swapped(
     torch.nn.modules.transformer, "_detect_is_causal_mask", lambda mask, causal=None, size=None: bool(causal)
 )
+
+
+@contextlib.contextmanager
+def _no_hooks_left() -> Iterator[None]:
+    """Take back the hook on all modules that an export of torch 2.6 leaves behind where it fails."""
+    hooks = torch.nn.modules.module._global_buffer_registration_hooks
+    before = set(hooks)
+    try:
+        yield
+    except BaseException:
+        for key in hooks.keys() - before:
+            del hooks[key]
+        raise
 
 
 def _nothing_kept() -> AbstractContextManager[Any]:
