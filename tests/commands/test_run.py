@@ -105,7 +105,7 @@ def files(tmp_path):
         ("Z=good.npy", "Z=good.npy: names no input"),
         ("both.npz", "both.npz: the model has no input 'other'"),
         ("X=both.npz", "both.npz: holds several arrays"),
-        ("X=wide.npy", "input 'X' does not fit (got: float64[3, 4, 2]; expected: X: float32[?, ?, 2])"),
+        ("X=wide.npy", "input 'X' does not fit (got: float64[3, 4, 2]; expected: X: float32[?, ?, 2]; "),
         ("X=flat.npy", "input 'X' does not fit (got: float32[3]"),
     ],
 )

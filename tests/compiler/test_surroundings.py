@@ -271,7 +271,7 @@ WRONG = {
     "feature size": (
         lambda x, h: (h, torch.tanh(x @ torch.ones(H, H, dtype=DTYPE) + h)),
         torch.zeros(2, H, dtype=DTYPE),
-        ["failed at step 0: mat1 and mat2 shapes", "x float64[2, 4], state float64[2, 3]"],
+        ["mat1 and mat2 shapes", "failed at step 0", "x float64[2, 4], state float64[2, 3]"],
     ),
     "state's shape": (
         lambda x, h: (x, h + x),

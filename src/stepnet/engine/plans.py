@@ -209,8 +209,10 @@ def _refusal(
     told = refusal.fresh()
     if tell and (fails or isinstance(refusal, FailsOnAnyRows)) and _one_per_sequence(reads, sequences):
         _tell(SlowPathWarning, loop, reads, _ONE_PER_SEQUENCE)
-    elif tell and fails:  # the plain loop may meet it, too
-        told.ran = functools.partial(_tell, SlowPathWarning, loop, reads, refusal)
+    elif fails:
+        # The plain loop may meet it, too. One number for each sequence may be meant as one vector.
+        if tell and any(t.dim() > 1 for t in (*sequences.x_rows, *sequences.states)):
+            told.ran = functools.partial(_tell, SlowPathWarning, loop, reads, refusal)
     elif tell:
         _tell(SlowPathWarning, loop, reads, refusal)
     return told
