@@ -13,6 +13,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnx_ir")
 import stepnet.onnx  # noqa: E402
 from saved_modules import plain_loops  # noqa: E402
+from torch_since import torch_since  # noqa: E402
 
 LOOP = """<ir_version: 9, opset_import: ["": 18]>
 g (double[A,B,3] xs, double[N,3] h0, int64 n, double[3,3] w) => (double[N,3] h, double[T,N,3] ys)
@@ -100,6 +101,7 @@ SEQUENCES = {  # what a loop reads and what becomes of what it fills, as torch.j
 }
 
 
+@torch_since("2.13", "its export fixes sizes that are computed with")
 @pytest.mark.parametrize("kind", SEQUENCES)
 def test_a_sequence_that_is_filled(kind, tmp_path, opened):
     """It is compiled, trained and written as a table of what each step gives."""

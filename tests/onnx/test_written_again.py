@@ -15,6 +15,9 @@ import stepnet.onnx
 import stepnet.openvino
 from file_formats import share_traces
 from stepnet.errors import IRError
+from torch_since import torch_since
+
+since = torch_since("2.13", "its export fixes sizes that are computed with")
 
 LAST = 2**63 - 1
 
@@ -103,6 +106,7 @@ GRAPHS = {
 }  # fmt: skip
 
 
+@since
 @pytest.mark.parametrize("name", GRAPHS)
 def test_sizes_stay_open(name, tmp_path, opened, monkeypatch):
     if not re.search("Loop|LSTM", GRAPHS[name]):
@@ -121,6 +125,7 @@ def test_sizes_stay_open(name, tmp_path, opened, monkeypatch):
             torch.testing.assert_close(twin(x)[0], expected, rtol=1e-4, atol=1e-4)
 
 
+@since
 def test_a_branch_of_two_shapes(tmp_path, opened):
     """It is the one of the example, and so are the sizes that it is chosen by."""
     graph = """four = Constant<value = int64[1] {4}>()  zero = Constant<value = int64[1] {0}>()
