@@ -64,7 +64,7 @@ class Agent(nn.Module):
 
 
 class Rollout(NamedTuple):
-    """Of every step of every environment, [STEPS, ENVIRONMENTS, ...]; the states at its beginning; and what the
+    """Of every step of every environment, [STEPS, ENVIRONMENTS, ...]; the states at its beginning; what the
     agent expects to come after it, [ENVIRONMENTS]."""
 
     x: Tensor

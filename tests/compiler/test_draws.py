@@ -96,7 +96,7 @@ def by_columns(x: Tensor, h: Tensor) -> Any:
 
 
 WORDS = {
-    seeds: "sets the seed",
+    seeds: "calls manual_seed",
     of_odds: "a law that no plan knows beforehand (test_draws.py:",
     of_all_rows: "not a row for each sequence",
     by_columns: "not a row for each sequence",
