@@ -274,8 +274,8 @@ class Effects:
             layer.register_forward_hook(lambda module, given, out: out * 1.1)
             return layer(x) * count.calls * nn.Identity.calls, torch.tanh(x + h)
 
-        found = count, random, torch
-        return step, lambda: [vars(o).pop("calls") for o in found] + [numbers[0], len(layer._forward_hooks)]
+        found, hooks = (count, random, torch, nn.Identity), layer._forward_hooks
+        return step, lambda: [(o.calls, delattr(o, "calls")) for o in found] + [numbers[0], len(hooks)]
 
     def an_attribute_of_a_class():
         class Step:
