@@ -218,9 +218,8 @@ def _pairs(held: list[Any]) -> Iterable[tuple[Any, Any]]:
 
 
 def _named(held: list[Any]) -> dict[str, Any]:
-    return {
-        name: item for name, item in _pairs(held) if type(name) is str
-    }  # others compare by code of the user's
+    # names of other types compare by code of the user's
+    return {name: item for name, item in _pairs(held) if type(name) is str}
 
 
 def _named_anew(held: list[Any], now: list[Any]) -> dict[str, Any]:
@@ -256,6 +255,10 @@ def _write_environment(value: Any, held: list[Any]) -> None:
         if value._data.get(name) != text:
             os.putenv(name, text)
     _write_dict(value._data, held)
+
+
+def _write_list(value: Any, held: list[Any]) -> None:
+    list.__setitem__(value, slice(None), held)
 
 
 def _write_set(value: Any, held: list[Any]) -> None:
@@ -347,17 +350,12 @@ def _write_slots(value: Any, held: list[Any]) -> None:
 
 
 _CELL = type((lambda x: lambda: x)(0).__closure__[0])  # pyright: ignore[reportOptionalSubscript]
-_ALL, _ORDER = slice(None), collections.OrderedDict.__iter__
+_ORDER = collections.OrderedDict.__iter__
 _WAYS: tuple[tuple[Any, _Way], ...] = (
     (Names, _Way(lambda value: [value.space.get(name, MISSING) for name in value.names], _write_names)),
     (collections.OrderedDict, _Way(lambda value: [*_read_dict(value), *_ORDER(value)], _write_ordered)),
     (dict, _Way(_read_dict, _write_dict)),
-    (
-        list,
-        _Way(
-            lambda value: list(list.__iter__(value)), lambda value, held: list.__setitem__(value, _ALL, held)
-        ),
-    ),
+    (list, _Way(lambda value: list(list.__iter__(value)), _write_list)),
     (set, _Way(lambda value: list(set.__iter__(value)), _write_set)),
     (collections.deque, _Way(lambda value: list(collections.deque.__iter__(value)), _write_deque)),
     ((bytearray, array.array), _Way(lambda value: [bytes(memoryview(value))], _write_bytes)),

@@ -112,9 +112,7 @@ class Walk(CodeWalk):
         if kind is not Tensor and kind is not nn.Parameter:
             if isinstance(value, (UninitializedBuffer, UninitializedParameter)):
                 self.refused = self.refused or "it has lazy parameters that its first run makes"
-            elif not (is_trusted_class(kind) and kind.__mro__[1] is Tensor) or not isinstance(
-                value, (nn.Parameter, nn.Buffer)
-            ):
+            elif not (_is_of_torch(kind) and isinstance(value, (nn.Parameter, nn.Buffer))):
                 self.refused = self.refused or (
                     f"it reads a {kind.__name__}, which is dispatched by rules of its own"
                 )
@@ -454,6 +452,10 @@ def _at_once(items: Sequence[Any]) -> tuple[Any, Any] | None:
 def _a(kind: type) -> str:
     """An object of a class, whose own name may be whole, where C made it."""
     return f"a {kind.__module__}.{kind.__qualname__.removeprefix(f'{kind.__module__}.')}"
+
+
+def _is_of_torch(kind: type[Tensor]) -> bool:
+    return is_trusted_class(kind) and kind.__mro__[1] is Tensor
 
 
 class _Seen(int):

@@ -264,7 +264,7 @@ class RNNBase(nn.Module):
         """Final states as torch.nn has them: h_n, or (h_n, c_n)."""
         if isinstance(finals[0], Tensor):
             return batch.close_state(_stacked(finals))
-        parts = list(zip(*finals, strict=True))  # as above
+        parts = list(zip(*finals, strict=True))  # Dynamo of torch 2.6 cannot leave a zip
         return tuple([batch.close_state(_stacked(leaves)) for leaves in parts])
 
     def extra_repr(self) -> str:
