@@ -14,7 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    set_checkpoint_early_stop,
+)
 from torch.utils.flop_counter import FlopCounterMode
 
 from beside_plain import CLOSE, Cell, H, by_hand, cell, check, executor_of, ours, results, rows
@@ -45,7 +50,8 @@ def test_a_checkpoint_takes_a_lod_tensor_and_stops_early() -> None:
     """Without reentrance torch stops computing again where the last saved tensor was made."""
     step = cell()
     x, h0 = rows()
-    y, h = checkpoint(lambda x, h: recurrent(step, x, h), x, h0, use_reentrant=False, early_stop=True)
+    with set_checkpoint_early_stop(True):
+        y, h = checkpoint(lambda x, h: recurrent(step, x, h), x, h0, use_reentrant=False)
     (y.values.sin().sum() + h.square().sum()).backward()
     expected = results(cell(), by_hand)
     torch.testing.assert_close([y.values.detach(), h.detach(), x.values.grad, h0.grad], expected[:4], **CLOSE)
@@ -133,10 +139,12 @@ def test_anomaly_mode_names_the_line_of_the_step(used: bool) -> None:
     x, h0 = rows()
     if used:
         ours(step, x, h0)
-    with warnings.catch_warnings(record=True, action="always") as seen, torch.autograd.detect_anomaly():
-        y, _ = recurrent(step, x, h0)
-        with pytest.raises(RuntimeError, match="'SqrtBackward0' returned nan"):
-            y.values.sum().backward()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with torch.autograd.detect_anomaly():
+            y, _ = recurrent(step, x, h0)
+            with pytest.raises(RuntimeError, match="'SqrtBackward0' returned nan"):
+                y.values.sum().backward()
     traces = [str(each.message) for each in seen if "SqrtBackward0" in str(each.message)]
     assert len(traces) == 1
     assert f'test_memory_and_modes.py", line {line_of_root()}, in forward' in traces[0]

@@ -32,7 +32,12 @@ class Sizes:
 
     def tensor(self) -> Tensor:
         """The numbers as a tensor."""
-        return torch.tensor(self.array.tolist(), dtype=self.dtype) if self.made is None else self.made
+        if self.made is not None:
+            return self.made
+        if not any(isinstance(size, torch.SymInt) for size in self.array.flat):
+            return torch.tensor(self.array.tolist(), dtype=self.dtype)
+        sizes = [torch.scalar_tensor(size, dtype=self.dtype) for size in self.array.flat]
+        return torch.stack(sizes).reshape(self.array.shape)  # torch.tensor of torch 2.6 makes sizes fixed
 
 
 class Repeated:
