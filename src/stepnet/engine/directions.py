@@ -278,7 +278,8 @@ class RunsAlong:
         moving = [(t, few.noise(t)) for t in few.results(few.inputs) if differs(t) and t.requires_grad]
         if not moving:
             return
-        far = 64.0 if any(t.dtype is torch.float16 for t, _ in moving) else 2.0**40
+        kinds = self.ready.plan.forward.body.values.values()
+        far = 64.0 if any(kind.dtype == "float16" for kind in kinds) else 2.0**40
         outs, seeds = zip(*moving, strict=True)
         small, unit, large = (
             torch.autograd.grad(outs, own, [k * g for g in seeds], retain_graph=True, allow_unused=True)
