@@ -276,7 +276,11 @@ WRONG = {
     "state's shape": (
         lambda x, h: (x, h + x),
         torch.zeros(2, 1, dtype=DTYPE),
-        ["changed the state's shape or dtype", "state was float64[2, 1], became float64[2, 4]"],
+        [
+            "changed the state's shape or dtype",
+            "state was float64[2, 1], became float64[2, 4]",
+            "a state that grows",
+        ],
     ),
     "state's dtype": (
         lambda x, h: (x, h + x),

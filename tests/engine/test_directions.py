@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 from covering import few
 from stepnet import LoDTensor, cells, recurrent
 from stepnet.engine import directions
+from stepnet.errors import StepError
 from stepnet.executors import twice
 
 DTYPE = torch.float64
@@ -207,6 +210,27 @@ def test_a_step_whose_gradient_has_no_derivative_says_what_the_plain_loop_says()
             g.sum().backward()
         texts.append(str(error.value))
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("bent", [False, True])
+def test_hooks_that_are_not_linear_in_the_gradient(bent):
+    """A loss and a penalty on its gradient reach a hook at once in the plain loop, one by one in a plan."""
+
+    def step(x, h):
+        h = torch.tanh(x + h)
+        if h.requires_grad:
+            h.register_hook(lambda g: g.clamp(-9, 9) if bent else g / 2)
+        return h, h
+
+    def penalty(backend):
+        y, last = recurrent(step, LoDTensor.from_lengths(x, [LENGTHS]), h, backend=backend)
+        loss = y.values.square().sum() + last.sum()
+        (g,) = torch.autograd.grad(loss, x, create_graph=True)
+        return torch.autograd.grad(loss + g.square().sum(), [x, h])
+
+    x, h = inputs()
+    with pytest.raises(StepError, match="not linear in the gradient") if bent else nullcontext():
+        torch.testing.assert_close(penalty("eager"), penalty("naive"), rtol=1e-9, atol=1e-10)
 
 
 def test_a_wrong_plan_is_not_used(monkeypatch):

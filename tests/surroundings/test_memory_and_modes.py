@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from beside_plain import CLOSE, Cell, H, by_hand, cell, check, executor_of, ours, results, rows
 from stepnet import LoDTensor, Recurrent, explain, recurrent
 from stepnet.data import modes
-from stepnet.errors import Unsupported
+from stepnet.errors import StepError, Unsupported
 
 BACKENDS = [None, "naive", "eager", "c"]
 
@@ -343,3 +343,29 @@ def test_a_hook_on_a_result_sees_what_comes_in_for_it(ragged: bool, backend: str
     )
     y, h = recurrent(step, x, torch.zeros(3, H, requires_grad=True), backend=backend)
     h.detach_()  # it is no view
+
+
+@pytest.mark.parametrize("backend", ["eager", "c"])
+def test_weights_that_get_other_memory_before_backward(backend: str) -> None:
+    """`.data = ` and `.to()` replace the memory of a parameter, unseen by what autograd saves."""
+
+    def swapped(step: nn.Module) -> None:
+        step.float()
+
+    def emptied(step: nn.Module) -> None:
+        for p in step.parameters():
+            p.data = torch.empty(0, dtype=p.dtype)
+
+    for change in (swapped, emptied):
+        found = []
+        for run in (by_hand, lambda *a: ours(*a, backend)):
+            step, (x, h0) = cell(), rows()
+            y, _ = run(step, x, h0)
+            change(step)
+            found.append(torch.autograd.grad(y.sin().sum(), [x.values, h0]))
+        torch.testing.assert_close(*found, **CLOSE)
+    step, (x, h0) = cell(), rows()
+    (g,) = torch.autograd.grad(ours(step, x, h0, backend)[0].sin().sum(), x.values, create_graph=True)
+    swapped(step)
+    with pytest.raises(StepError, match="other memory"):
+        g.sum().backward()

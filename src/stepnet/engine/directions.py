@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stepnet.data.as_imported import contiguous
 from stepnet.data.dtypes import dtype_of
-from stepnet.errors import Unsupported
+from stepnet.errors import StepError, Unsupported
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call, Moving
 from stepnet.executors.layout import Layout
@@ -243,7 +243,10 @@ class RunsAlong:
         self, twin: _Twin, own: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None],
         noise: Sequence[Tensor] | None, forward_mode: bool,
     ) -> Entry:  # fmt: skip
-        """The entry of a derivative, which is right. Raises Unsupported: there is none."""
+        """The entry of a derivative, which is right. Raises Unsupported: there is none; StepError."""
+        if self.check and not forward_mode:
+            with apart(now), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+                self._refuse_bent(own, now)
         entry = self.find(twin.loop, twin.found, twin.sequences)
         ready, compiled = entry.ready, entry.compiled
         if ready is None or compiled is None:
@@ -262,6 +265,33 @@ class RunsAlong:
             if not entry.forward_mode:
                 raise Unsupported("self-check: its derivatives differ from those of the plain loop")
         return entry
+
+    def _refuse_bent(self, weights: Sequence[Tensor], now: Reads) -> None:
+        """A second derivative and the gradient beside it run one after the other: what is not linear would be
+        applied to each, where torch applies it to their sum. Powers of two scale what is linear to the bit.
+
+        Raises:
+            StepError: the step's gradient is not linear in what comes in.
+        """
+        few = self._on_few_rows(sample_layout(), weights, now, seed=24)
+        own = [t.requires_grad_() for t in few.inputs if differs(t)]
+        moving = [(t, few.noise(t)) for t in few.results(few.inputs) if differs(t) and t.requires_grad]
+        if not moving:
+            return
+        kinds = self.ready.plan.forward.body.values.values()
+        far = 64.0 if any(kind.dtype == "float16" for kind in kinds) else 2.0**40
+        outs, seeds = zip(*moving, strict=True)
+        small, unit, large = (
+            torch.autograd.grad(outs, own, [k * g for g in seeds], retain_graph=True, allow_unused=True)
+            for k in (1 / far, 1.0, -far)
+        )
+        for a, b, c in zip(small, unit, large, strict=True):
+            if b is not None and not (close(a * far, b, 1e-3) and close(c / -far, b, 1e-3)):
+                raise StepError(
+                    f"step '{self.ready.plan.name}' has a hook or a backward of its own that is not linear "
+                    "in the gradient (it clips, say), and its gradient is differentiated",
+                    remedy="use backend='naive', or leave out create_graph=True",
+                )
 
     def _agrees(
         self, weights: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None], loose: float,

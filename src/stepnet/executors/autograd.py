@@ -29,7 +29,7 @@ from .noise import generator_of, noise_of
 from .once_more import checkpointed
 from .ready import Ready
 from .tables import EARLIER, into
-from .twice import Moves, again, asked_again, differentiable, is_plain, is_run, one_by_one, total
+from .twice import Moves, Weights, again, asked_again, differentiable, is_plain, is_run, one_by_one, total
 
 WORTH_ASKING = 1 << 24  # multiplications that take longer than to ask whether anybody wants what they make
 
@@ -239,6 +239,8 @@ class _PlanCall(torch.autograd.Function):
     @not_followed
     def forward(ctx: Any, direct: Direct | None, call: Any, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
         """`call`: a Call; with `direct`, what makes one."""
+        plan = (call if direct is None else direct).ready.plan
+        ctx.weights = Weights.of(tensors[len(plan.x) + len(plan.states) :])
         found = None if direct is None else direct.forward(tensors, direct.layout)
         ctx.direct, ctx.call, ctx.later, ctx.copied = None if found is None else direct, call, {}, {}
         ctx.set_materialize_grads(False)
@@ -255,6 +257,9 @@ class _PlanCall(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         saved, direct, needed = ctx.saved_tensors, ctx.direct, ctx.needs_input_grad[2:]
         later = ctx.later.pop(torch._C._current_graph_task_id(), ()) if ctx.later else ()
+        if ctx.weights.moved(torch.is_grad_enabled()):
+            n = len(needed)
+            saved = (*saved[: n - len(ctx.weights.own)], *ctx.weights.were, *saved[n:])
         if direct is not None:
             once = not later and not torch.is_grad_enabled()
             found = direct.gradients(saved, grads, needed) if once else None

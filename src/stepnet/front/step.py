@@ -246,18 +246,23 @@ def next_state(body: str, names: Sequence[str], old: Sequence[Any], new: list[An
         StepError: a shape or a dtype is another.
     """
     new = kept_dtypes(old, new)
-    changed = []
+    changed, grown = [], False
     for name, before, after in zip(names, old, new, strict=True):
         if not isinstance(after, Tensor) or isinstance(after, LoDTensor):
             changed.append(f"{name} became {describe_leaf(after)} (was {describe_leaf(before)})")
         elif before.shape != after.shape or before.dtype != after.dtype:
             changed.append(f"{name} was {describe_leaf(before)}, became {describe_leaf(after)}")
+            grown |= before.dim() == after.dim() > 1 and before.shape[1:].numel() < after.shape[1:].numel()
     if changed:
         raise StepError(
             f"step '{body}' changed the state's shape or dtype at step {t}",
             got="; ".join(changed),
             expected="a new state with the shape and dtype of the state that came in",
-            remedy="give an initial state of the final shape and dtype, or cast in the step (.to(...))",
+            remedy="give an initial state of the final shape and dtype, or cast in the step (.to(...))"
+            + grown
+            * "; a state that grows with the rows seen: start it with a place for each, and write there "
+            "with torch.where and a step number that is state, too, or keep the last k: "
+            "torch.cat([h[:, 1:], x[:, None]], 1)",
         )
     return new
 
