@@ -32,6 +32,7 @@ from .data.tree import Spec, by_leaf, flatten, unflatten
 from .data.values import rows as values_of
 from .data.values import unpacked
 from .engine import Asked, Steps, Way, asked, find_plan, is_as_ever, read, run, run_again, run_warm
+from .engine.folded import run_folded
 from .errors import Unsupported
 from .executors import naive
 from .executors.autograd import plainly
@@ -225,6 +226,8 @@ def warm(
     if lifting.may_run_once(x, state):
         return state, None
     state, out = run_warm(_STEPS, step, x, state, way, pieces, draws)
+    if out is None and pieces is None:
+        out = run_folded(_STEPS, step, x, state, Way(*way))
     if out is not None:
         lifting.passed()
     return state, out

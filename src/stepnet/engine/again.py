@@ -86,11 +86,15 @@ class Asked(NamedTuple):
     layout: Layout
     looks: Any  # what tells its inputs apart from others
 
-    def loop(self) -> Loop:
-        """The record of the loop."""
+    def record(self) -> tuple[Loop, Mapping[str, Any]]:
+        """The loop, and what it is fed."""
         reverse, level, axis, _ = self.way
         of = (self.of.wrap(self.step), self.x, self.states, self.form)
-        return self.of.record(*of, reverse=reverse, level=level, axis=axis)[0]
+        return self.of.record(*of, reverse=reverse, level=level, axis=axis)
+
+    def loop(self) -> Loop:
+        """The record of the loop."""
+        return self.record()[0]
 
     def of_one_row(self) -> Asked:
         """The same, with one row for all of x: it says what rows are like, and holds none of the others."""
@@ -149,7 +153,7 @@ class Asked(NamedTuple):
         weights = [self.tensors[place] for place in entry.weights]
         out = run_plan(call, [contiguous(self.rows)], [contiguous(s) for s in self.states], weights)
         note_run(entry, self.layout, ([self.rows], self.states, weights), out, steps)
-        return _joined(out, len(out) - len(self.states), entry.y_spec, self.x, self.form[1])
+        return joined(out, len(out) - len(self.states), entry.y_spec, self.x, self.form[1])
 
     def call(self, entry: Entry, find: Find, steps: tuple[int, ...], as_it_is: bool = False) -> Call:
         """The run of a plan. `find`: see `RunsAlong`."""
@@ -174,7 +178,7 @@ class Asked(NamedTuple):
         return plain
 
 
-def _joined(
+def joined(
     out: list[Tensor], n_y: int, spec: Spec | None, x: Tensor | LoDTensor, state: Spec
 ) -> tuple[Any, Any]:
     """y and the final state, of what a plan gives."""
@@ -289,7 +293,7 @@ class _Like(NamedTuple):
             out = None if direct is None else run_direct(direct, by_names, inputs, layout)
             if out is not None:
                 note_run(self.entry, layout, ([rows], states, weights), out, self.call.steps)
-                return _joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])
+                return joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])
         run_by = self.call._replace(layout=layout) if recorded is None else recorded()
         table, first = contiguous(rows), [contiguous(s) for s in states]
         if self.complex:
@@ -297,7 +301,7 @@ class _Like(NamedTuple):
         else:
             out = run_real(run_by, (table, *first, *weights), 1, len(first))
         note_run(self.entry, layout, ([rows], states, weights), out, self.call.steps)
-        return _joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])
+        return joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])
 
     def recorded(self, call: Asked) -> Call:
         """The run of a call that a backward may follow."""

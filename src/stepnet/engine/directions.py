@@ -34,7 +34,7 @@ from .rows import Sequences
 
 T = TypeVar("T")
 _MOST_KINDS = 64  # of derivatives, that one plan remembers
-Find = Callable[[Loop, Reads, Sequences], Entry]
+Find = Callable[..., Entry]  # of a loop, of what it reads, and of its rows
 
 
 class Moved(NamedTuple):
@@ -83,6 +83,7 @@ class RunsAlong:
         check: whether second derivatives by a new plan are held against those of the plain loop.
         reader: tells what a loop reads.
         unchanged: tells what the step reads now, where that is known to be what it read; else None.
+        fill: gives what it holds numbers.
     """
 
     loop: Loop
@@ -94,6 +95,7 @@ class RunsAlong:
     check: bool = True
     reader: Callable[..., Reads] = read
     unchanged: Callable[[], Reads | None] = lambda: None
+    fill: Callable[[], None] = lambda: None
 
     def same_step(self, tensors: Sequence[Tensor]) -> Reads:
         """What the step reads now.
@@ -123,6 +125,7 @@ class RunsAlong:
         key = (lengths, tuple(given), tuple(needed), tuple(live))
         known = self.ready.histories.get(key)
         if known is None:
+            self.fill()
             with apart(self.reads):
                 known = self.ready.histories[key] = self._histories(*key)
         return known

@@ -103,7 +103,7 @@ def run(
         with torch._C.DisableTorchFunction(), contextlib.suppress(Unsupported):
             within.recurrence(as_rows(loop, feeds).layout.turns)
         return naive.run(loop, feeds)
-    find = _finding(backend)
+    find = finding(backend)
     (entry, reads, sequences), transformed, further = _found(loop, feeds, backend, find)
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
         refusal = _reason(entry)
@@ -255,7 +255,7 @@ def run_again(asked: again.Asked) -> tuple[Any, Any] | None:
         return None
     _misses.pop(entry.family, None)
     try:
-        return asked.run(entry, _finding(asked.way.backend))
+        return asked.run(entry, finding(asked.way.backend))
     except Unsupported:
         return None
 
@@ -266,10 +266,11 @@ def run_warm(
 ) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
     """The initial state, and what `run_again` gives for a call with the shapes of one before; None if it is
     not known to be one. `pieces`, `draws`: see `again.warm`."""
-    return again.warm(of, step, x, state, way, _finding, pieces, draws)
+    return again.warm(of, step, x, state, way, finding, pieces, draws)
 
 
-def _finding(backend: str) -> Find:
+def finding(backend: str) -> Find:
+    """What gives the plan of a run, of one backend."""
     return functools.partial(lookup, backend=backend)
 
 
@@ -321,8 +322,10 @@ def find_plan(
     return entry, reads, sequences
 
 
-def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
-    """The plan of a run's signature, made at its first use."""
+def lookup(
+    loop: Loop, reads: Reads, sequences: Sequences, backend: str, fill: Callable[[], None] | None = None
+) -> Entry:
+    """The plan of a run's signature, made at its first use. `fill`: gives the tensors their numbers first."""
     if reads.refusal is not None:
         return _refused(reads, reads.refusal)
     signature = (
@@ -340,6 +343,8 @@ def lookup(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entr
         found = entry.of_size(about_as_many(sequences.layout.sequences))
         if found is not None:
             return found
+    if fill is not None:
+        fill()
     with _lock:
         known = _entries.get(key)
         if known is not None and stands(known):

@@ -43,6 +43,7 @@ class Further:
 
     def __call__(self, moves: Sequence[bool], *, forward_mode: bool) -> Derivative:
         with outside_transforms(), torch.enable_grad():
+            self.along.fill()
             rows = self.along.sequences
             tensors = (*rows.x_rows, *rows.states, *self.weights)
             directions = [_twin(t) if moves_ else None for t, moves_ in zip(tensors, moves, strict=True)]
@@ -62,6 +63,7 @@ class Further:
     def times(self, k: int) -> Further:
         rows = self.along.sequences
         with outside_transforms():
+            self.along.fill()
             wide = rows._replace(
                 layout=rows.layout.times(k),
                 x_rows=[t.repeat(k, *[1] * (t.dim() - 1)) for t in rows.x_rows],
@@ -106,6 +108,7 @@ class _OfMembers:
             return [_twin(t.unsqueeze(at).expand(*t.shape[:at], self.k, *t.shape[at:])) for t in tables]
 
         with outside_transforms(), torch.set_grad_enabled(along.ready.backward is not None):
+            along.fill()
             wide = twins(self.of.weights, 0)
             loop = loop_of_members(along.loop, self.of.weights, wide)
             beside = rows._replace(x_rows=twins(rows.x_rows, 1), states=twins(rows.states, 1))
@@ -152,7 +155,8 @@ def find_transformed(
     with outside_transforms():
         both = [t for group in groups for t in group]
         held = [t for t in both if is_wrapped(t) or has_tangent(t)]  # nothing else gets their numbers
-        plain = {id(t): _twin(t) for t in held}
+        twins = _Twins(held)
+        plain = twins.of
 
         def replaced(tensors: Sequence[Tensor]) -> list[Tensor]:
             return [plain.get(id(t), t) for t in tensors]
@@ -167,30 +171,54 @@ def find_transformed(
             read_now = reached(derived)
             return closed(read_now, replaced([*read_now.tensors, *shared]))
 
-        body: Any = _Swapped(code_of(loop), plain)
+        body: Any = Swapped(code_of(loop), plain)
         beside = sequences._replace(
-            x_rows=[contiguous(t) for t in replaced(sequences.x_rows)],
-            states=[contiguous(t) for t in replaced(sequences.states)],
+            x_rows=[plain[id(t)] if id(t) in plain else contiguous(t) for t in sequences.x_rows],
+            states=[plain[id(t)] if id(t) in plain else contiguous(t) for t in sequences.states],
             shared=replaced(sequences.shared),
         )
         read = reads._replace(tensors=replaced(reads.tensors))
-        entry = find(loop.around(body), read, beside)
+        entry = find(loop.around(body), read, beside, fill=twins.fill)
     further = None
     if entry.ready is not None:
         if entry.ready.plan.random or entry.ready.plan.paired:
             raise Unsupported("a torch.func transform is active, and the step draws noise or is complex")
-        along = RunsAlong(loop.around(body), entry.ready, beside, read, entry.weights, find, reader=reader)
+        along = RunsAlong(
+            loop.around(body), entry.ready, beside, read, entry.weights, find, reader=reader, fill=twins.fill
+        )
         further = Further(along, [read.tensors[place] for place in entry.weights])
     return entry, reads, sequences, further
 
 
+class _Twins:
+    """Plain tensors in the place of wrapped ones, by the identity of those. They look as they are to; a plan
+    that is known asks for no more, and what takes long, numbers, they get where they are asked for."""
+
+    def __init__(self, wrapped: Sequence[Tensor]) -> None:
+        self.of = {id(t): _outline(t) for t in wrapped}
+        self._empty = [*self.of.values()]
+
+    def fill(self) -> None:
+        """Give them their numbers."""
+        while self._empty:
+            twin = self._empty.pop()
+            twin.data = _twin(twin).detach()
+
+
+def _outline(tensor: Tensor) -> Tensor:
+    """A plain tensor like a wrapped one, of no batch, with memory for one number."""
+    shape, strides = tensor.shape, (0,) * tensor.dim()
+    outline = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+    # a batch does not tell whether what is in it wants a gradient
+    return outline.requires_grad_(tensor.is_floating_point() and torch.is_grad_enabled())
+
+
 def _twin(tensor: Tensor) -> Tensor:
-    """A plain tensor like a wrapped one: of no batch, with any numbers."""
+    """The same with numbers, any."""
     if not tensor.is_floating_point():
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     numbers = _numbers(tensor.dtype).repeat(-(-tensor.numel() // _PERIOD))
     twin = numbers[: tensor.numel()].reshape(tensor.shape).to(tensor.device)
-    # a batch does not tell whether what is in it wants a gradient
     return twin.requires_grad_(torch.is_grad_enabled())
 
 
@@ -204,7 +232,7 @@ def _numbers(dtype: torch.dtype) -> Tensor:
     return torch.randn(_PERIOD, generator=generator, dtype=torch.float64, device="cpu").div_(2).to(dtype)
 
 
-class _Swapped:
+class Swapped:
     """A body with plain tensors in the place of those that it reads."""
 
     def __init__(self, body: Code, twins: dict[int, Tensor]) -> None:
@@ -219,9 +247,9 @@ class _Swapped:
     def form(self) -> Any:
         return self.body.form
 
-    def fresh(self) -> _Swapped:
+    def fresh(self) -> Swapped:
         body: Any = self.body.fresh()
-        return _Swapped(body, self.twins)
+        return Swapped(body, self.twins)
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         with Replaced(self.twins):

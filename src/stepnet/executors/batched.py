@@ -55,9 +55,7 @@ def of_none(
 def one_by_one(
     call: Callable[..., Any], k: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-    rows = [
-        call(*(t if d is None else t.select(d, i) for t, d in zip(tensors, in_dims, strict=True)))
-        for i in range(k)
-    ]
+    parts = [[t] * k if d is None else t.unbind(d) for t, d in zip(tensors, in_dims, strict=True)]
+    rows = [call(*each) for each in zip(*parts, strict=True)]
     out = tuple(torch.stack(parts) for parts in zip(*rows, strict=True))
     return out, (0,) * len(out)

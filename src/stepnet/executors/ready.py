@@ -78,6 +78,7 @@ class Ready:
     histories: dict[Any, tuple[bool, ...]] = field(default_factory=dict, compare=False)  # see `call.Along`
     along: dict[Any, Any] = field(default_factory=dict, compare=False)  # what runs its derivatives
     members: dict[int, Any] = field(default_factory=dict, compare=False)  # and many calls, by their number
+    lately: list[Any] = field(default_factory=list, compare=False)  # runs by places: one `direct.Lately`
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -21,16 +20,25 @@ from torch.autograd import forward_ad
 
 from stepnet.data.as_imported import contiguous
 from stepnet.data.in_graph import not_followed
-from stepnet.data.modes import as_one_node, has_tangent, needs_gradient, outside_innermost, transforms
+from stepnet.data.modes import (
+    as_one_node,
+    autocast_dtype,
+    has_tangent,
+    needs_gradient,
+    transforms,
+)
 from stepnet.errors import Unsupported
 
 from . import batched
-from .autograd import forward
-from .call import Call
+from .autograd import forward, run_direct
+from .call import Call, not_asked_for
+from .direct import Lately
 from .flow import carry_gradients
 from .gradients import gradients, has_gradient
+from .nodes import applied, one_level_down
 from .pushed import pushed
 from .ready import Ready
+from .setting import nothing_around
 from .twice import again, asked_again, at_places, is_plain, second_by_plain_loop, total
 
 NEAR = 1 << 24  # bytes of weights, a copy for each call: with more, copies cost more than calls (measured)
@@ -147,7 +155,7 @@ def run_transformed(
 ) -> list[Tensor]:
     """Run a plan. Returns the rows of each y leaf, then the last value of each state."""
     tensors, plan = (*x, *states, *weights), run.call.ready.plan
-    out: Any = _PlanCall.apply(run, *tensors)
+    out: Any = applied(_PlanCall, run, *tensors)
     out = out[: len(plan.y) + len(states)]
     inside = bool(transforms())
     if inside and forward_ad._current_level >= 0:  # .detach() drops tangents, which go where no gradient does
@@ -169,27 +177,6 @@ def _without_gradient(tensor: Tensor) -> Tensor:
     return forward_ad.make_dual(parts.primal.detach(), parts.tangent.detach())
 
 
-def _one_level_down(function: Callable[..., tuple[Tensor | None, ...]]) -> Any:
-    """A `jvp` whose arithmetic has derivatives in forward mode itself: torch switches that mode off around
-    it, at all levels of jvp inside jvp, not just at its own."""
-
-    def call(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        if transforms().count("Jvp") < 2:
-            return function(ctx, *tangents)
-        functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-        level = functorch.peek_interpreter_stack().level()
-
-        def below(tensor: Any) -> Any:
-            return functorch._unwrap_for_grad(tensor, level) if isinstance(tensor, Tensor) else tensor
-
-        plain = SimpleNamespace(**ctx.__dict__, saved_tensors=tuple(map(below, ctx.saved_tensors)))
-        with outside_innermost(), forward_ad._set_fwd_grad_enabled(True):
-            moved = function(plain, *map(below, tangents))
-        return tuple(None if t is None else functorch._wrap_for_grad(t, level) for t in moved)
-
-    return call
-
-
 class _PlanCall(torch.autograd.Function):
     @staticmethod
     @not_followed
@@ -199,7 +186,7 @@ class _PlanCall(torch.autograd.Function):
             return (*out, *(values[name].detach() for name in run.call.ready.extra))
 
         def recurrence(*tensors: Tensor) -> tuple[Tensor, ...]:
-            return _PlanCall.apply(run, *tensors)  # pyright: ignore[reportReturnType]
+            return applied(_PlanCall, run, *tensors)  # pyright: ignore[reportReturnType]
 
         return as_one_node(compute, recurrence, tensors)
 
@@ -233,11 +220,11 @@ class _PlanCall(torch.autograd.Function):
         asked = _Asked(ctx.run, ctx.count, needed, tuple(grad is not None for grad in grads))
         parts: Any = ()
         if any(asked.has):
-            parts = _Gradient.apply(asked, *saved, *(g for g in grads if g is not None))
+            parts = applied(_Gradient, asked, *saved, *(g for g in grads if g is not None))
         return (None, *at_places(parts, asked.has))
 
     @staticmethod
-    @_one_level_down
+    @one_level_down
     @not_followed
     def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         run: Run = ctx.run
@@ -258,17 +245,21 @@ class _PlanCall(torch.autograd.Function):
             return batched.of_none(_PlanCall, in_dims[1:], (run,), tensors)
         kinds = _kinds(run, len(tensors))
         if batched.of_members(kinds, in_dims[1:]):
-            members = run.members(k)
+            if ready.backward is None:  # nothing is kept: copies of x cost more than calls
+                each = each_by_places(run.call, k, in_dims[1:], tensors)
+                if each is not None:
+                    return each
+            members = None if ready.backward is None else run.members(k)
             if members is None:
-                return batched.one_by_one(partial(_PlanCall.apply, run), k, in_dims[1:], tensors)
+                return batched.one_by_one(partial(applied, _PlanCall, run), k, in_dims[1:], tensors)
             wide = [
                 batched.beside(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[1:], kinds, strict=True)
             ]
-            out = _PlanCall.apply(members.run, *members.taken(wide))
+            out = applied(_PlanCall, members.run, *members.taken(wide))
             n = len(plan.y) + len(plan.states)
             return out, (*(1,) * n, *(None,) * (len(out) - n))
         wide = [batched.wide(t, d, k, kind) for t, d, kind in zip(tensors, in_dims[1:], kinds, strict=True)]
-        out = _PlanCall.apply(run.times(k), *wide)
+        out = applied(_PlanCall, run.times(k), *wide)
         n = len(plan.y) + len(plan.states)
         if "Vmap" in transforms():  # what members of a batch around this one keep is no table of this run
             out = out[:n]
@@ -291,7 +282,7 @@ class _Gradient(torch.autograd.Function):
             return tuple(g for g in found if g is not None)
 
         def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
-            return _Gradient.apply(asked, *tensors)  # pyright: ignore[reportReturnType]
+            return applied(_Gradient, asked, *tensors)  # pyright: ignore[reportReturnType]
 
         return as_one_node(compute, gradient, tensors)
 
@@ -332,7 +323,7 @@ class _Gradient(torch.autograd.Function):
         return (None, *found, *(None,) * len(kept), *last)
 
     @staticmethod
-    @_one_level_down
+    @one_level_down
     @not_followed
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, ...]:
         """Of what came in they are linear; along inputs, the second derivative."""
@@ -347,7 +338,7 @@ class _Gradient(torch.autograd.Function):
                 for g, w in zip(grads, of_grads, strict=True)
                 if g is not None
             ]
-            linear: Any = _Gradient.apply(asked, *tensors, *kept, *own)
+            linear: Any = applied(_Gradient, asked, *tensors, *kept, *own)
             parts.append(at_places(linear, has))
         if any(v is not None for v in along):
             try:
@@ -382,7 +373,7 @@ class _Gradient(torch.autograd.Function):
             near = of_members or k * _bytes(tensors[:count], inputs) <= NEAR
             members = run.members(k) if near else None
             if members is None:
-                return batched.one_by_one(partial(_Gradient.apply, asked), k, dims, tensors)
+                return batched.one_by_one(partial(applied, _Gradient, asked), k, dims, tensors)
             rows = zip(tensors[:count], dims, inputs, strict=False)
             wide = [batched.beside(t, d, k, kind) for t, d, kind in rows]
             taken = members.taken(wide)
@@ -393,12 +384,12 @@ class _Gradient(torch.autograd.Function):
                 ]
                 kept = tensors[first:last]
             else:  # what ran was a call with more sequences, or a batch around it kept nothing
-                out = _PlanCall.apply(members.run, *taken)
+                out = applied(_PlanCall, members.run, *taken)
                 y, kept = out[:n_y], out[n_y + len(plan.states) :]
             grads = [batched.beside(t, d, k, "row") for t, d in zip(tensors[last:], dims[last:], strict=True)]
             needed = tuple(isinstance(i, int) and asked.needed[i] for i in members.inputs)
             of_all = _Asked(members.run, len(taken), needed, given)
-            parts: Any = _Gradient.apply(of_all, *taken, *y, *kept, *grads)
+            parts: Any = applied(_Gradient, of_all, *taken, *y, *kept, *grads)
             found = of_all.by_input(members.inputs, parts)
             out = tuple(found[i] if i in found else torch.zeros_like(wide[i]) for i in places)
             return out, tuple(0 if kind == "shared" else 1 for kind in own)
@@ -407,7 +398,7 @@ class _Gradient(torch.autograd.Function):
             tensors, dims = (*tensors[:first], *tensors[last:]), (*dims[:first], *dims[last:])
             kinds = [*kinds[:first], *["row"] * sum(given)]
         wide = [batched.wide(t, d, k, kind) for t, d, kind in zip(tensors, dims, kinds, strict=True)]
-        return batched.narrow(_Gradient.apply(replace(asked, run=run.times(k)), *wide), k, own)
+        return batched.narrow(applied(_Gradient, replace(asked, run=run.times(k)), *wide), k, own)
 
 
 def _bytes(tensors: Sequence[Tensor], kinds: Sequence[str]) -> int:
@@ -426,6 +417,28 @@ def _in_forward_mode(tensors: Sequence[Tensor]) -> bool:
     """Whether directions of these are carried along, by a transform or by a level of autograd's own, which
     `torch.func.linearize` opens inside of transforms."""
     return transforms()[-1:] == ["Jvp"] or _of_no_transform(tensors) or any(map(has_tangent, tensors))
+
+
+def each_by_places(
+    call: Call, k: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor]
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]] | None:
+    """What k runs give that keep nothing, one after the other by places; None: it is to go by names."""
+    odd = call.constants or autocast_dtype("cpu") is not None
+    if odd or not nothing_around() or not all(t.is_cpu and not t.is_neg() for t in tensors):
+        return None
+    whole = _in_memory([t if d is None else t.movedim(d, 0) for t, d in zip(tensors, in_dims, strict=True)])
+    parts = [[t] * k if d is None else t.unbind(0) for t, d in zip(whole, in_dims, strict=True)]
+    runs = [*zip(*parts, strict=True)]
+    lately = call.ready.lately or [Lately()]
+    call.ready.lately[:] = lately
+    direct = lately[0].direct(call.ready, call.layout, runs[0], (), trains=False, needs=())
+    if direct is None:
+        return None
+    found = [run_direct(direct, not_asked_for, inputs, call.layout) for inputs in runs]
+    if any(out is None for out in found):
+        return None
+    out = tuple(torch.stack(each) for each in zip(*(out for out in found if out is not None), strict=True))
+    return out, (0,) * len(out)
 
 
 def _in_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -458,7 +471,7 @@ def _second(
     """
     of, inputs = _derivative(run, tensors, directions, forward_mode=forward_mode)
     plan = of.run.call.ready.plan
-    out: Any = _PlanCall.apply(of.run, *inputs)
+    out: Any = applied(_PlanCall, of.run, *inputs)
     n_y, n = len(plan.y), len(plan.y) + len(plan.states)
     moved = of.results(out[:n])
     seeds = {id(m): g for m, g in zip(moved, grads, strict=True) if m is not None and g is not None}
@@ -467,7 +480,7 @@ def _second(
     asked, parts = _Asked(of.run, len(inputs), needed, given), ()
     if any(asked.has):
         own = [seeds[id(t)] for t in out[:n] if id(t) in seeds]
-        parts: Any = _Gradient.apply(asked, *inputs, *out[:n_y], *out[n:], *own)
+        parts: Any = applied(_Gradient, asked, *inputs, *out[:n_y], *out[n:], *own)
     found = asked.by_input(of.inputs, parts)
     return [found.get(i) for i in range(len(tensors))], moved
 

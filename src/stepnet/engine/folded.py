@@ -1,0 +1,155 @@
+"""A batch of calls inside one `torch.func.vmap`, by the plan that each of them has outside of it.
+
+Where they differ in x and states alone, the rows of all stand side by side: the plan shows that a step treats
+each row by itself. Where they differ in weights, and nothing is kept for gradients, they run one after the
+other. Neither looks at what the transform made of each tensor, which takes longer than a small step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+from stepnet.compiler.iteration import code_of, reached
+from stepnet.data.modes import is_wrapped
+from stepnet.data.tree import flatten, unflatten
+from stepnet.errors import Unsupported
+from stepnet.executors.call import Call, not_asked_for
+from stepnet.executors.setting import nothing_around
+from stepnet.executors.transformed import each_by_places
+
+from .again import Asked, Steps, Way, asked, joined
+from .make import Entry
+from .plans import find_plan, finding, is_as_ever, run_warm
+from .reads import closed, looks
+from .transforms import Swapped
+from .walked import unchanged_step
+
+Batched = tuple[Tensor, "int | None"]  # a tensor, and where its batch is
+
+
+def run_folded(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any, Any] | None:
+    """y and the final state of a call; None where it is to go the long way: no batch or another transform
+    around, noise, no plan, weights in the batch that need gradients."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    around = functorch.peek_interpreter_stack()
+    if around is None or around.key() != functorch.TransformType.Vmap:
+        return None
+    if type(x) is not Tensor or x.dim() < 3 or way.axis not in (0, 1) or state is None:
+        return None
+    if torch.is_grad_enabled() and isinstance(step, nn.Module) and any(map(is_wrapped, step.parameters())):
+        return None
+    batch: Any = retrieve_current_functorch_interpreter()
+    level, k = batch.level(), batch.batch_size()
+    leaves, spec = flatten(state)
+    if k == 0 or any(type(t) is not Tensor or not t.dim() for t in leaves):
+        return None
+
+    def plain(t: Tensor) -> Batched:
+        return functorch._unwrap_batched(t, level)
+
+    def wrapped(t: Tensor, at: int) -> Tensor:
+        return functorch._add_batch_dim(t, at, level)
+
+    tables = [*map(plain, (x, *leaves))]
+    with batch.lower():
+        if not nothing_around() or any(is_wrapped(t) for t, _ in tables):
+            return None
+        try:
+            if unchanged_step(step) is None:
+                firsts = [t if d is None else t.select(d, 0) for t, d in tables]
+                call = asked(of, step, firsts[0], unflatten(spec, firsts[1:]), way)[1]
+                if call is None:
+                    return None
+                if any(map(is_wrapped, call.tensors)):
+                    weights = [*map(plain, call.tensors)]
+                    return _of_members(call, tables, weights, k, wrapped)
+            at = 1 - way.axis  # where x has its sequences
+            (rows, d), *more = tables
+            wide = unflatten(spec, [_side_by_side(t, d, k, 0) for t, d in more])
+            found = _run(of, step, _side_by_side(rows, d, k, at), wide, way)
+        except Unsupported:
+            return None
+    if found is None:
+        return None
+
+    def parted(table: Tensor, at: int) -> Tensor:
+        return wrapped(table.unflatten(at, (k, table.shape[at] // k)), at)
+
+    y, y_spec = flatten(found[0])
+    finals, _ = flatten(found[1])
+    return unflatten(y_spec, [parted(t, at) for t in y]), unflatten(spec, [parted(t, 0) for t in finals])
+
+
+def _side_by_side(tensor: Tensor, dim: int | None, k: int, at: int) -> Tensor:
+    """A batch of tables as one, the sequences of one after those of the other along dimension `at`."""
+    if dim is None:
+        tensor = tensor.unsqueeze(at).expand(*tensor.shape[:at], k, *tensor.shape[at:])
+    else:
+        tensor = tensor.movedim(dim, at)
+    return tensor.flatten(at, at + 1)
+
+
+def _run(of: Steps, step: Any, x: Tensor, state: Any, way: Way) -> tuple[Any, Any] | None:
+    """y and the final state of a call on plain tensors, by a plan without noise."""
+    out = run_warm(of, step, x, state, way, draws=False)[1]
+    if out is not None:
+        return out
+    _, call = asked(of, step, x, state, way)
+    if call is None or any(map(is_wrapped, call.tensors)):
+        return None
+    entry = call.known()
+    if entry is None:
+        entry, reads, _ = find_plan(*call.record(), backend=way.backend)
+        if entry.ready is None or not (is_as_ever(entry, reads) and call.is_of(reads)):
+            return None
+        call.keep(entry)
+    return call.run(entry, finding(way.backend)) if _is_usual(entry) else None
+
+
+def _is_usual(entry: Entry) -> bool:
+    """Whether a plan is the first choice, so that nobody is to be told of it, and draws no noise."""
+    return entry.ready is not None and not entry.refusals and not entry.ready.plan.random
+
+
+def _of_members(
+    call: Asked, tables: Sequence[Batched], weights: Sequence[Batched], k: int, wrapped: Callable[..., Tensor]
+) -> tuple[Any, Any] | None:
+    """y and the final state of calls with weights of their own, of which nothing is kept.
+
+    Args:
+        call: one of them, but for its weights.
+        tables, weights: x and the states of all, and the tensors that their step reads.
+        k: how many they are.
+        wrapped: gives a tensor back as a batch.
+    """
+    firsts = [t if d is None else t.select(d, 0) for t, d in weights]
+    if torch.is_grad_enabled() or any(map(is_wrapped, firsts)):
+        return None
+    first = call._replace(tensors=firsts, looks=(looks(firsts), *call.looks[1:]))
+    entry = first.known()
+    if entry is None:
+        loop = call.loop()
+        body: Any = Swapped(code_of(loop), {id(t): own for t, own in zip(call.tensors, firsts, strict=True)})
+        reads = closed(reached(loop), firsts)
+        entry = finding(call.way.backend)(loop.around(body), reads, call.sequences)
+        if not is_as_ever(entry, reads):
+            return None
+        first.keep(entry)
+    if not _is_usual(entry) or entry.ready is None or entry.compiled is None:
+        return None
+    (x, d), *states = tables
+    lead = call.x.shape[:2]
+    rows = call.rows if d is None else x.movedim(d, 0).flatten(1, 2)
+    given = [(rows, None if d is None else 0), *states, *(weights[place] for place in entry.weights)]
+    run = Call(entry.ready, call.layout, entry.compiled.constants, not_asked_for)
+    found = each_by_places(run, k, [d for _, d in given], [t for t, _ in given])
+    if found is None:
+        return None
+    out, n_y = found[0], len(found[0]) - len(states)
+    whole = [t.unflatten(1, lead) if i < n_y else t for i, t in enumerate(out)]
+    return joined([wrapped(t, 0) for t in whole], n_y, entry.y_spec, call.x, call.form[1])

@@ -1,0 +1,127 @@
+"""Batches of inputs: `torch.func.vmap` over x and states is one call with more sequences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.func import jacrev, vmap
+
+from stepnet import recurrent
+from stepnet.engine import plans
+from stepnet.errors import SlowPathWarning, StepError
+from stepnet.executors import transformed
+from stepnet.executors.base import Backend
+
+DTYPE = torch.float64
+torch.manual_seed(5)
+X, STATE = torch.randn(3, 2, 3, dtype=DTYPE), torch.randn(2, 4, dtype=DTYPE)
+MIX = torch.randn(3, 4, dtype=DTYPE)
+
+FOLDED = {
+    "x": (0, None, {}),
+    "x, its sequences first": (1, None, {"axis": 1}),
+    "the state": (None, 0, {"reverse": True}),
+    "both, elsewhere": (-1, 1, {}),
+}
+
+
+def several(tensor: torch.Tensor, dim: int | None = 0):
+    return tensor if dim is None else torch.stack([tensor, tensor.sin(), -tensor], dim)
+
+
+def parts(tensor: torch.Tensor, dim: int | None):
+    return [tensor] * 3 if dim is None else tensor.unbind(dim)
+
+
+@pytest.mark.parametrize(("of_x", "of_state", "how"), FOLDED.values(), ids=FOLDED)
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "not"])
+def test_a_batch_of_inputs_is_a_call_with_more_sequences(of_x, of_state, how, recorded, monkeypatch):
+    """Found as others are, by no look at what transforms made; another weight gives other numbers."""
+    weight = MIX.clone().requires_grad_()
+
+    def step(x, h):
+        u = torch.tanh(x @ weight + h[0] + h[1])
+        return {"y": u}, (u, h[1] * 0.5)
+
+    def of(x, u, backend: Backend = "c"):
+        y, (u, v) = recurrent(step, x, (u, STATE.cos()), backend=backend, **how)
+        return y["y"], u, v
+
+    def one_by_one(x, u):
+        calls = zip(parts(x, of_x), parts(u, of_state), strict=True)
+        outs = [of(*one, backend="naive") for one in calls]
+        return tuple(map(torch.stack, zip(*outs, strict=True)))
+
+    given = several(X.transpose(0, 1) if how.get("axis") else X, of_x), several(STATE, of_state)
+    monkeypatch.setattr(plans, "find_transformed", None)
+    for _ in range(4):
+        with torch.set_grad_enabled(recorded):
+            found, expected = vmap(of, (of_x, of_state))(*given), one_by_one(*given)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        if recorded:
+            ends = [torch.stack([t.sin().sum() for t in out]).sum() for out in (found, expected)]
+            grads = [torch.autograd.grad(end, weight)[0] for end in ends]
+            torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-12)
+        with torch.no_grad():
+            weight.mul_(1.1)
+
+
+def test_steps_that_are_more_than_their_rows():
+    """Rows that meet, noise, weights in the batch, tensors of a transform that is over."""
+    rows = several(X)
+
+    def meets(x, h):
+        h = torch.tanh(x @ MIX + h.mean(0, keepdim=True))
+        return h, h
+
+    def noisy(x, h):
+        h = torch.tanh(x @ MIX + h + torch.randn(h.shape, dtype=DTYPE))
+        return h, h
+
+    def run(step, x, h=STATE):
+        return recurrent(step, x, h)[0]
+
+    with pytest.warns(SlowPathWarning, match="mixes rows"):
+        found = vmap(lambda x: run(meets, x))(rows)
+    torch.testing.assert_close(found, torch.stack([run(meets, x) for x in rows]))
+    with pytest.raises(StepError, match="randomness"):
+        vmap(lambda x: run(noisy, x))(rows)
+    same = vmap(lambda x: run(noisy, x), randomness="same")(torch.stack([X, X]))
+    torch.testing.assert_close(same[0], same[1])
+
+    def weighed(x, w, backend: Backend = "c"):
+        def step(x, h):
+            h = torch.tanh(x @ w + h)
+            return h, h
+
+        return recurrent(step, x, STATE, backend=backend)[0]
+
+    for dim in (None, 0):
+        found = vmap(weighed, (0, dim))(rows, several(MIX, dim))
+        calls = zip(rows, parts(several(MIX, dim), dim), strict=True)
+        torch.testing.assert_close(found, torch.stack([weighed(*one, backend="naive") for one in calls]))
+
+    found = vmap(jacrev(lambda x: weighed(x, MIX)))(rows)
+    expected = torch.stack([jacrev(lambda x: weighed(x, MIX, "naive"))(x) for x in rows])
+    torch.testing.assert_close(found, expected)
+
+
+def test_members_of_which_nothing_is_kept(monkeypatch):
+    """One after the other, by addresses once it was called some times; views are read as they look."""
+    monkeypatch.setattr(transformed.batched, "beside", None)
+
+    def of(w, backend: Backend = "c"):
+        def step(x, h):
+            h = torch.tanh(x @ w + h)
+            return h, h
+
+        return recurrent(step, X, STATE, backend=backend)
+
+    for k in range(6):
+        wide = several(MIX * (1 + k), 2 if k == 5 else 0)
+        if k == 3:
+            wide = torch.complex(wide, -wide).conj().imag
+        with torch.no_grad():
+            found = vmap(of, 2 if k == 5 else 0)(wide)
+        outs = [of(w, "naive") for w in wide.unbind(2 if k == 5 else 0)]
+        torch.testing.assert_close(found, tuple(map(torch.stack, zip(*outs, strict=True))))
