@@ -68,6 +68,7 @@ def rows():
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("rnn", ["module", "generated", "plain loop"])
 @pytest.mark.parametrize("how", [{"find_unused_parameters": True}, {"static_graph": True}], ids=str)
 def test_data_parallel(rnn, how):

@@ -272,6 +272,7 @@ def test_an_ordinary_call_after_a_compiled_one():
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     "mode", ["rows on meta", "a fake input", "fake beside real", "export", "functionalize"]
 )

@@ -172,6 +172,7 @@ def mirrored(x, s):
     return {"sum": point.left + point.right, "both": [point.left, (point.right,)]}, point
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("ragged", "kind"), [(False, Point), (True, Point), (False, Frozen), (True, Slots)])
 def test_structures_go_through(backend, ragged, kind):

@@ -365,6 +365,7 @@ def test_inside_a_compiled_region():
 # --- modules
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("name", ["is_init", "done"])
 def test_modules_of_nn(name, bidirectional):

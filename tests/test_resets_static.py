@@ -46,6 +46,7 @@ def by_hand(x, h, memory, marks, reverse):
     return torch.cat(ys), torch.cat(finals)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("backend", ["naive", "eager", "c", "auto"])
 def test_pieces_have_the_memory_of_their_sequence(backend, reverse):

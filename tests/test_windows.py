@@ -342,6 +342,7 @@ MODES = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("how", ["checkpoint", "detach_every"])
 def test_modes(mode, how):

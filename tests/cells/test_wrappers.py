@@ -37,6 +37,7 @@ class Counted(nn.Module):
 # --- LearnedInitialState
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("lengths", [LENGTHS, [0, 0], []], ids=str)
 @pytest.mark.parametrize("make", [cells.LSTM, cells.GRU, cells.SLSTM, nn.LSTMCell, nn.GRUCell])
 def test_learned_state_gets_the_gradient_of_every_sequence(make, lengths):
@@ -202,6 +203,7 @@ MASKED = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("name", MASKED)
 def test_a_sequence_keeps_its_masks_over_all_its_steps(name, reverse):

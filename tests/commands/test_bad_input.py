@@ -28,6 +28,7 @@ def test_no_such_file(stepnet, tmp_path, command):
     assert err.startswith("stepnet: error: none.xml: cannot be read: No such file or directory (")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("command", ["inspect", "run", "compare"])
 @pytest.mark.parametrize(
     ("options", "says"),

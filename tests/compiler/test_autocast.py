@@ -121,6 +121,7 @@ def run(step, around, x, backend):
     return [y.values, h, *torch.autograd.grad(loss, [u, w, h0])]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["naive", "eager", "auto"])
 @pytest.mark.parametrize(
     ("given", "made"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]

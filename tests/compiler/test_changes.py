@@ -141,6 +141,7 @@ def test_weights_replaced_between_calls(backend, captures):
     compare(module, backend)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["eager", "c"])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_training_follows_the_plain_loop(backend, optimizer):

@@ -59,6 +59,7 @@ def outcome(step: Any, lengths: list[int] | None, backend: Backend, reverse: boo
     return [*results, *found, ONE.get_state(), OTHER.get_state()]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("lengths", [[3, 0, 1, 6], [1], [], None], ids=str)
 @pytest.mark.parametrize("step", [noisy, both], ids=lambda s: s.__name__)
 def test_the_numbers_of_the_plain_loop(step, lengths):

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covering import examples
 from plans import BACKENDS, entry_of
 from stepnet import cells
 from stepnet.api import recurrent
@@ -167,13 +168,13 @@ def check_fission(case, lengths, fuse, executor):
 
 
 @given(bodies(sums=True), LENGTHS)
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_fission_of_random_bodies(case, lengths):
     check_fission(case, lengths, False, lambda plan: PreparedLoop(plan, EagerScan))
 
 
 @given(bodies(), LENGTHS)
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_fission_of_random_bodies_with_cheap_ops_in_the_scan(case, lengths):
     check_fission(case, lengths, True, lambda plan: PreparedLoop(plan, EagerScan))
 

@@ -429,6 +429,7 @@ def test_auto_finds_a_way(name):
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("name", ["stacked_cells", "in_place_on_its_own", "detached_state", "solve"])
 def test_in_other_layouts(name, reverse):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covering import examples
 from stepnet import LoDTensor, recurrent
 from stepnet.compiler.outline import Outline, blank, outline_of, outlined
 from stepnet.compiler.row_count import RowCount, Unusual
@@ -37,7 +38,7 @@ QUESTIONS = {
 }  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(100))
 @given(TERMS, TERMS, st.sampled_from(sorted(QUESTIONS)))
 def test_an_answer_holds_for_any_number_of_rows(a, b, question):
     try:

@@ -190,6 +190,7 @@ def test_half_precision(dtype):
         torch.testing.assert_close(y.values.float(), expected.values.float(), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", COMPILED)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
 def test_complex_numbers(dtype, backend):

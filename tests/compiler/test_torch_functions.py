@@ -218,6 +218,7 @@ def unchanged(names):
     return step
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["eager", "c"])
 @pytest.mark.parametrize("names", few(GROUPS_IN_C, GROUPS_IN_C[::6]), ids="; ".join)
 def test_of_a_state_that_stays(names, backend):

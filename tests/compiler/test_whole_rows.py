@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from covering import few
+from covering import examples, few
 from outcomes import as_the_plain_loop
 from stepnet import LoDTensor, recurrent
 from stepnet.errors import StepIndexError, Unsupported
@@ -165,7 +165,7 @@ def order(x, h):
     return found, h + found["sort 5 False"].sum(1, keepdim=True) * 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.sampled_from(SPECIAL), min_size=1, max_size=40), st.integers(0, 10**6))
 def test_equal_numbers_come_out_as_torch_has_them(values, seed):
     picks = torch.randint(len(values), (2, 2, sum(SIZES)), generator=torch.Generator().manual_seed(seed))

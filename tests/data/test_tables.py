@@ -37,6 +37,7 @@ def test_ways_into_a_lodtensor_and_out_of_it(library):
         same(getattr(LoDTensor, f"from_{name}")(getattr(X, f"to_{name}")()), X)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("library", ["pyarrow", "awkward"])
 @pytest.mark.parametrize("features", [(), (3,), (2, 3)], ids=str)
 def test_there_and_back(library, features):

@@ -74,6 +74,7 @@ def in_c(monkeypatch):
     return ran
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("max_length", [1, 2, 16, 17, 18, 60])
 @pytest.mark.parametrize("rows", [1, 9])
 def test_words_and_scores_are_those_of_the_plain_loop(rows, max_length, in_c):

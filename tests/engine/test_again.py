@@ -94,6 +94,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["c", "eager"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_call_after_something_changed(change, backend):

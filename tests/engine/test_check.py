@@ -21,6 +21,7 @@ def _run(step, parameters, backend, dtype):
     return [y, new, *torch.autograd.grad(y.sum() + (new * new).sum(), list(parameters))]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("off", [1.0 + 1e-6, 1.001])
 @pytest.mark.parametrize("op", ["tanh", "mul"])
 def test_a_wrong_executor_is_declined(op, off, monkeypatch):
@@ -36,6 +37,7 @@ def test_a_wrong_executor_is_declined(op, off, monkeypatch):
         _run(step, [w], "eager", torch.float64)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["eager", "c"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("size", [1, 2])

@@ -293,6 +293,7 @@ LINEAR = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("lengths", [LENGTHS, [1] * 6], ids=["long", "one step"])
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_gradient_that_depends_on_nothing_has_no_history(name, lengths):

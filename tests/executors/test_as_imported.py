@@ -21,6 +21,7 @@ PLACES = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_function_of_torch_that_says_what_is_not_so(place, warm, monkeypatch):

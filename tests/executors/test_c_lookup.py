@@ -29,6 +29,7 @@ def agree(step, x, state, wanted, rtol=1e-12, backend="c", reverse=False):
     same(ours[1], plain[1], 100 * rtol, 100 * rtol)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
 def test_a_word_fed_back(dtype, rtol, reverse):
@@ -125,6 +126,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", ARGUMENTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_argmax_and_argmin_are_torchs(name, dtype):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import stepnet
 from c_programs import NOTHING, WIDE, Rows, can_emulate_tiles, run_sanitized, twin_library
-from covering import few
+from covering import examples, few
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c import scan
 from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paired, precision, split
@@ -138,7 +138,7 @@ KINDS = (
 )  # fmt: skip
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     rows=st.integers(12, 70), K=st.integers(64, 300), N=st.integers(16, 100),
     kinds=st.tuples(*[st.sampled_from(KINDS)] * 2),

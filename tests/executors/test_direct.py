@@ -329,6 +329,7 @@ def test_calls_of_other_rows_at_once():
     at_once(run)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("lengths", [[2, 0, 3], [0, 0]])
 @pytest.mark.parametrize("backend", ["naive", "eager", "c"])
 def test_no_hook_is_called_where_no_gradient_comes(backend, lengths):
@@ -343,6 +344,7 @@ def test_no_hook_is_called_where_no_gradient_comes(backend, lengths):
     assert h.grad is not None
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["naive", "eager", "c"])
 @pytest.mark.parametrize("used", [0, 1])
 def test_no_hook_is_called_where_the_results_in_use_bring_no_gradient(backend, used):

@@ -155,6 +155,7 @@ def test_dense(backend, steps, batch, axis, reverse):
     check_step(cell, x, boot(cell, batch), backend=backend, axis=axis, reverse=reverse)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("name", ["GRU", "LayerNormLSTM", "SLSTM", "MinGRU"])
 @pytest.mark.parametrize("backend", EXECUTORS)
@@ -241,6 +242,7 @@ def test_no_result_holds_memory_that_was_never_set(backend, name):
         check_step(cell, x, boot(cell, 40), backend=backend)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("backend", EXECUTORS)
 def test_the_executor_asked_for_is_the_one_that_runs(backend, name, request):

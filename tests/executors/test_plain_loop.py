@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covering import examples
 from stepnet import engine
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoopError, Unsupported
@@ -73,7 +74,7 @@ def by_definition(loop, feeds, reverse):
     return s, torch.stack(ys) if ys else s.new_zeros(0, *s.shape)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(
     steps=st.integers(0, 5),
     limit=st.none() | st.integers(-1, 7),

@@ -453,6 +453,7 @@ def closed_over(step):
     return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["dicts", "matrix state", "one number a row", "swap", "shifted input"])
 def test_dense(backend, name):

@@ -24,7 +24,7 @@ def put(x, index, number):
 def picks(x, k, a):
     """x float [n, N], k whole numbers [n, N] from 0 to N - 1, a float [n, N, N]."""
     rows = torch.arange(x.shape[0])
-    some = torch.sigmoid(x)
+    some, half = torch.sigmoid(x), k // 2
     return {
         "floor": torch.floor_divide(x, 0.7) + torch.div(x, -0.3, rounding_mode="floor"),
         "floor of nothing": torch.floor_divide(x, torch.zeros(1)),
@@ -39,7 +39,7 @@ def picks(x, k, a):
         "gather of the first": x.gather(1, k[1:, :2]) + a[:, 0].gather(1, k)[1:, :1],
         "scatter onto": x.scatter(1, k[:, :1], 2.5, reduce="add"),
         **{
-            f"scatter_reduce {how} {own}": x.scatter_reduce(1, k // 2, some, how, include_self=own)
+            f"scatter_reduce {how} {own}": x.scatter_reduce(1, half, some, how, include_self=own)
             for how in ("sum", "prod", "mean", "amax", "amin")
             for own in (True, False)
         },

@@ -79,6 +79,7 @@ SHAPES = {  # of a state, and of a row that is cut, from a batch
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 def test_where_the_batch_stands(shapes, batch, tmp_path):

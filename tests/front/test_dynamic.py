@@ -37,6 +37,7 @@ def a_scope(lengths: list[int]) -> Scope:
     return Scope({"x": x, "m": m, "boot": f64(n, 2), "scale": f64(n, 1), "W": f64(3, 2)})
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", [None, "naive"])
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)

@@ -200,6 +200,7 @@ def test_a_default_that_is_no_tensor_is_handed_through():
 KINDS = (torch.float8_e5m2, torch.float16, torch.complex64, torch.uint8, torch.int64, torch.bool)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("shape", [(4, 3), (4, 2, 3)], ids=str)
 def test_values_of_any_dtype_are_handed_through(shape, kind):

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepnet
+from covering import examples
 from front.frame_laws import as_frame, by_hand, same
 from stepnet import LoDTensor, TensorArray, layers
 from stepnet.errors import StepError
@@ -163,7 +164,7 @@ def test_sizes_of_dense_arrays_are_plain_integers():
     same(body, [TensorArray(unstack_from=x)], 4, (x, W))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.lists(st.integers(0, 4), max_size=4), st.lists(st.sampled_from(sorted(SIZES)), min_size=1, max_size=2)
 )
@@ -210,6 +211,7 @@ def turns(body: Any, x: torch.Tensor, h: Any, frame: bool) -> Any:
     return loop.results[1]
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("body", CHANGING.values(), ids=CHANGING)
 @pytest.mark.parametrize("count", [0, 3])
 def test_sizes_of_a_loop_variable_change_from_step_to_step(body, count):

@@ -74,6 +74,7 @@ LODS: dict[str, Any] = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("body", LODS.values(), ids=LODS)
 @pytest.mark.parametrize("lengths", [[[2, 0, 3], [1, 4, 2, 0, 2]], [[1], [3]], [[1, 1], [1, 1]]], ids=str)
 def test_steps_that_are_lod_tensors(body, lengths):

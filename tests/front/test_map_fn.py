@@ -47,6 +47,7 @@ def joined(values, join):
     return join(values)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("make", FUNCTIONS.values(), ids=FUNCTIONS)
 @pytest.mark.parametrize("shape", [(5, 2, 3), (1, 2, 3), (5, 3), (4, 2, 2, 3)], ids=str)
 @pytest.mark.parametrize("backend", ["auto", "naive"])

@@ -35,6 +35,7 @@ CELLS = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["auto", "naive"])
 @pytest.mark.parametrize("name", CELLS)
 def test_features_are_no_batch(name, backend):

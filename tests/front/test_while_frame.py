@@ -43,6 +43,7 @@ def the_paper(x: Tensor, U: Tensor, W: Tensor, default_state: Tensor, n: Any, ma
     return outputs.stack(), loop
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("make", [stepnet.create_whileloop, recorded], ids=["raised", "recorded"])
 @pytest.mark.parametrize(
     "n", [9, torch.tensor(9), torch.tensor([9])], ids=["int", "tensor", "one in a tensor"]

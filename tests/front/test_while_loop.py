@@ -93,6 +93,7 @@ def plain_python(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: 
     return loop_vars
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_values_and_gradients_are_those_of_a_python_loop(case, checkpoint):

@@ -14,12 +14,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="older torch breaks the graph, and is right"))
 
 
-@pytest.fixture(autouse=True)
-def _fresh_dynamo(monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def _fresh_dynamo():
     from torch._dynamo import guards  # torch.compile alone needs it
 
-    # After each compilation it empties the CPU's caches to time its guards, which no test reads.
-    monkeypatch.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)
-    torch._dynamo.reset()
-    yield
+    with pytest.MonkeyPatch.context() as patched:
+        # After each compilation it empties the CPU's caches to time its guards, which no test reads.
+        patched.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)
+        torch._dynamo.reset()
+        yield
     torch._dynamo.reset()

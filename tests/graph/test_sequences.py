@@ -46,7 +46,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "listed": lambda x, h: LoDTensor.from_sequences([x.values, h, h * 2]),
     "attention": lambda x, h: sequence_pool(sequence_softmax(x * sequence_expand(h, x)) * x, "sum"),
 }
-CASES["all"] = lambda x, h: [function(x, h) for name, function in CASES.items() if name != "all"]
+CASES["all"] = lambda x, h: [f(x, h) for name, f in CASES.items() if name not in ("all", "attention")]
 
 
 class Model(nn.Module):

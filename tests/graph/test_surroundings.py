@@ -103,6 +103,7 @@ def test_a_training_loop_compiled_as_a_whole_and_backward_by_compiled_autograd()
 
 
 def test_backward_twice_and_accumulated() -> None:
+    torch._dynamo.reset()  # graphs of one backward are for that
     model = Small().double()
     x = ragged([2, 4])
     for call in (model, compiled_of(model)):

@@ -94,6 +94,7 @@ def test_values_and_gradients(form, backend):
     assert loop.infer_shape(**given) == {"y": theirs[0].shape, "h": theirs[1].shape}
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("backend", ["naive", "eager", "c"])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
 @pytest.mark.parametrize("batch", [1, 3])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from covering import examples
 from loop_reference import Misfit, run
 from stepnet import BackEdge, InputPort, OutputPort, TensorArray, TensorIterator, create_whileloop, recurrent
 from stepnet.errors import LoopError
@@ -152,7 +153,7 @@ def test_the_second_example_of_the_document(backend):
 numbers = st.integers(-9, 9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.integers(0, 8), numbers, numbers, st.sampled_from([-3, -2, -1, 1, 2, 3]), st.sampled_from([1, 1, -1]),
     st.sampled_from([0, 1, -2]), st.sampled_from(["naive", "auto"]),

@@ -62,6 +62,7 @@ def by_hand(body, x, h0, memory, scale):
     return torch.cat(rows, 1), h
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["naive", "c", "eager"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_values_and_gradients_are_those_of_the_loop_by_hand(backend, batch):

@@ -115,6 +115,7 @@ CELLS = {
 }
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("outer", [False, True], ids=["outer forward", "outer reverse"])
 @pytest.mark.parametrize("inner", [False, True], ids=["inner forward", "inner reverse"])
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS.keys())

@@ -196,6 +196,7 @@ def test_autocast(name):
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("lower", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", [*MODULES, "LSTM proj"])
 def test_autocast_gives_the_dtypes_of_torch(name, lower):

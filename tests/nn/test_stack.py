@@ -80,6 +80,7 @@ def one(state, b):
     return unflatten(spec, [leaf[b : b + 1] for leaf in leaves])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["naive", "auto"])
 @pytest.mark.parametrize("name", STACKS)
 def test_ragged_equals_a_loop_by_hand(name, backend):

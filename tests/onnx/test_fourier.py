@@ -44,6 +44,7 @@ def expected(x, axis, size, inverse, half):
     return np.stack([y.real, y.imag], -1)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("opset", [17, 20])
 @pytest.mark.parametrize("axis", [None, 0, 1, -2])
 @pytest.mark.parametrize("half", [0, 1])

@@ -129,6 +129,7 @@ def counted(folder, *, trip=None, x=False, number="Add", condition="const", shap
     return load(net.write(folder))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("rank", ["", "1"])
 @pytest.mark.parametrize("condition", ["const", "handed on"])
 @pytest.mark.parametrize("number", [None, "Add", "Gather"])
@@ -185,6 +186,7 @@ def picking(folder, rank, axis, also=False):
     return load(net.write(folder))
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("also", [False, True])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("rank", ["", "1"])

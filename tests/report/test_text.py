@@ -33,6 +33,7 @@ def test_golden_text(backend):
     assert text == path.read_text(encoding="utf-8")
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("cell", [GRU(3, 5), torch.nn.LSTMCell(3, 5)], ids=["lines", "no lines"])
 @pytest.mark.parametrize("backend", ["auto", "eager", "naive"])
 def test_every_matmul_is_named_and_no_line_is_too_long(cell, backend):

@@ -422,6 +422,7 @@ class Keeps(nn.Module):
         return h, h
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("reads", [False, True])
 @pytest.mark.parametrize("what", ["tensor", "number", "parity", "list", "dict", "buffer", "of all"])
 def test_state_in_attributes_is_that_of_all_streams(what, reads):

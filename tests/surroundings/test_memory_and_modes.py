@@ -40,6 +40,7 @@ def by_checkpoint(backend: str | None, **how: Any) -> Callable[..., tuple[Tensor
     return run
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("how", [{"use_reentrant": True}, {"use_reentrant": False}], ids=str)
 def test_checkpoint(backend: str | None, how: dict[str, Any]) -> None:
@@ -57,6 +58,7 @@ def test_a_checkpoint_takes_a_lod_tensor_and_stops_early() -> None:
     torch.testing.assert_close([y.values.detach(), h.detach(), x.values.grad, h0.grad], expected[:4], **CLOSE)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["eager", "c"])
 @pytest.mark.parametrize("kind", ["ragged", "dense", "resets"])
 def test_each_run_under_hooks_saves_tensors_like_those_of_another(

@@ -37,6 +37,7 @@ FILES: dict[str, Callable[[dict[str, Tensor]], object]] = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("assign", [False, True], ids=["copied", "assigned"])
 @pytest.mark.parametrize("way", FILES)
 def test_state_dicts_into_a_step_that_has_run(way: str, assign: bool) -> None:
@@ -70,6 +71,7 @@ def run(module: nn.Module) -> Tensor:
     return y.values
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("name", MODULES)
 def test_copies_after_use_are_modules_of_their_own(name: str, way: str) -> None:
