@@ -131,7 +131,11 @@ def tensor_array_size(ta: TensorArray, tensor: Tensor | None = None) -> Tensor:
 
 def _array(where: str, ta: Any) -> TensorArray:
     if not isinstance(ta, TensorArray):
-        raise ArrayError(f"{where}: 'ta' must be a TensorArray", got=describe(ta))
+        raise ArrayError(
+            f"{where}: 'ta' must be a TensorArray",
+            got=describe(ta),
+            remedy="stepnet.TensorArray() is one without values",
+        )
     return ta
 
 

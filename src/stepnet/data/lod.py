@@ -111,7 +111,7 @@ class LoDTensor(RowWise, Tabular):
             self.__init__(self._values, value)
 
     def __delattr__(self, name: str) -> None:
-        raise FrozenError(f"a LoDTensor is immutable: cannot delete '{name}'")
+        raise FrozenError(f"a LoDTensor is immutable: cannot delete '{name}'", remedy="del x, for all of it")
 
     # Ways in
 
@@ -130,7 +130,7 @@ class LoDTensor(RowWise, Tabular):
             structure = in_graph.structure("lengths", levels, values.shape[0])
         else:
             structure = LoD.from_lengths(lengths)
-        _check_values(values, structure)
+        _check_values(values, structure, lengths=True)
         return LoDTensor.of(values, structure)
 
     @staticmethod
@@ -368,6 +368,7 @@ class LoDTensor(RowWise, Tabular):
                 "LoDTensor.drop_levels: a level must be left",
                 got=repr(count),
                 expected=f"0 to {self.lod_level - 1}, as it has {self.lod_level}",
+                remedy="x.values has the rows alone",
             )
         return LoDTensor.of(self._values, LoD.trusted(self.structure.levels[count:], self.structure.rows))
 
@@ -389,12 +390,17 @@ class LoDTensor(RowWise, Tabular):
                 raise LoDError(
                     f"{what} must have the LoD of the rows",
                     got=f"first difference at {self.structure.difference(marks.structure)}",
+                    remedy="x.map(lambda rows: ...) makes marks of the rows; a tensor has one for each row",
                 )
             marks = marks._values
         rows = self.structure.rows
         flags = pieces.truths(pieces.marks_of(marks, [(rows,), (rows, 1)], what))
         if flags is None:
-            raise LoDError(f"{what} must have numbers to cut by", got=brief(marks))
+            raise LoDError(
+                f"{what} must have numbers to cut by",
+                got=brief(marks),
+                remedy="cut before a function is traced, and on a device that has data",
+            )
         return LoDTensor.of(self._values, pieces.split(self.structure, pieces.places(flags), after))
 
     def join_pieces(self) -> LoDTensor:
@@ -406,7 +412,11 @@ class LoDTensor(RowWise, Tabular):
         LoDTensor(2 sequences, lengths [[5, 4]], values [9] float32)
         """
         if self.lod_level < 2:
-            raise LoDError("LoDTensor.join_pieces needs two levels or more", got=f"{self.lod_level}")
+            raise LoDError(
+                "LoDTensor.join_pieces needs two levels or more",
+                got=f"{self.lod_level}",
+                remedy="x.split_at(marks) makes what it joins",
+            )
         return LoDTensor.of(self._values, pieces.joined(self.structure))
 
     # Values
@@ -524,7 +534,8 @@ def _place(index: Any, n: int) -> int:
     place = whole_number()
     if not -n <= place < n:
         raise LoDIndexError(
-            f"sequence {place} of a LoDTensor of {n} sequences", expected=f"{-n} to {n - 1}" if n else None
+            f"sequence {place} of a LoDTensor of {n} sequences",
+            expected=f"{-n} to {n - 1}" if n else "none, as there are no sequences",
         )
     return place % n
 
@@ -532,10 +543,18 @@ def _place(index: Any, n: int) -> int:
 def _check_batches(batches: Any) -> None:
     where = "LoDTensor.cat"
     if not isinstance(batches, Sequence) or not batches:
-        raise LoDError(f"{where} takes a list of LoDTensors, one or more", got=brief(batches))
+        raise LoDError(
+            f"{where} takes a list of LoDTensors, one or more",
+            got=brief(batches),
+            remedy="LoDTensor.cat([x, y])",
+        )
     for i, x in enumerate(batches):
         if not isinstance(x, LoDTensor):
-            raise LoDError(f"{where}: batch {i} must be a LoDTensor", got=brief(x))
+            raise LoDError(
+                f"{where}: batch {i} must be a LoDTensor",
+                got=brief(x),
+                remedy="LoDTensor.from_sequences(tensors), a tensor for each sequence",
+            )
         for what, a, b in (
             ("levels", x.lod_level, batches[0].lod_level),
             ("rows of shape", list(x.shape[1:]), list(batches[0].shape[1:])),
@@ -564,16 +583,32 @@ def _are_rows(sequences: Any) -> bool:
     )
 
 
-def _check_values(values: Any, lod: LoD) -> None:
+def _check_values(values: Any, lod: LoD, *, lengths: bool = False) -> None:
     if not isinstance(values, Tensor) or values.is_nested:
-        raise LoDError("LoDTensor 'values' must be a tensor of shape [rows, ...]", got=brief(values))
+        raise LoDError(
+            "LoDTensor 'values' must be a tensor of shape [rows, ...]",
+            got=brief(values),
+            remedy="LoDTensor.from_sequences takes lists and arrays, from_nested nested tensors",
+        )
     if values.ndim == 0:
-        raise LoDError("LoDTensor 'values' must have a dimension for rows", got="a tensor of shape []")
+        raise LoDError(
+            "LoDTensor 'values' must have a dimension for rows",
+            got="a tensor of shape []",
+            remedy="values[None]",
+        )
+    if values.shape[0] != lod.rows and lengths:
+        raise LoDError(
+            "LoDTensor.from_lengths: the lengths of the last level must add up to the number of rows",
+            got=lod.rows,
+            expected=f"{values.shape[0]} (values have shape {list(values.shape)})",
+            remedy="LoDTensor.from_padded(values, lengths) takes values that are padded",
+        )
     if values.shape[0] != lod.rows:
         raise LoDError(
             f"LoDTensor 'lod' level {len(lod.levels) - 1} must end at the number of rows",
             got=f"{lod.rows}, at index {len(lod.levels[-1]) - 1}",
             expected=f"{values.shape[0]} (values have shape {list(values.shape)})",
+            remedy="these are offsets; lengths go to LoDTensor.from_lengths, padded values to from_padded",
         )
 
 

@@ -119,10 +119,15 @@ def auc(x: TapeItem, label: TapeItem, *, name: str | None = None) -> TapeItem:
     check_ids("auc", label, "'label'")
     check_same_levels("auc", x, label)
     if features("auc", x) > 2:
-        raise unfit("auc", "its input must have one or two scores in a row", repr(x))
+        raise unfit(
+            "auc",
+            "its input must have one or two scores in a row",
+            repr(x),
+            remedy="precision_recall counts more classes",
+        )
     if label.creation.classes not in (None, 2):
         got = f"'{label.name}' has {label.creation.classes} classes"
-        raise unfit("auc", "its labels must be 0 or 1", got)
+        raise unfit("auc", "its labels must be 0 or 1", got, remedy="data(name, Integer(2))")
     return evaluator(AUC(), x, label, kind="auc", name=name)
 
 

@@ -97,7 +97,11 @@ def beam_search(
         if not isinstance(word, int) or isinstance(word, bool) or not 0 <= word < classes:
             raise TapeError(f"{where}: '{what}' is no word", got=repr(word), expected=f"0 to {classes - 1}")
     if n_best > beam_size:
-        raise TapeError(f"{where}: 'n_best' is at most beam_size", got=f"{n_best} of {beam_size}")
+        raise TapeError(
+            f"{where}: 'n_best' is at most beam_size",
+            got=f"{n_best} of {beam_size}",
+            remedy=f"beam_size={n_best}",
+        )
     if not isinstance(length_penalty, (int, float)) or length_penalty < 0:
         raise TapeError(f"{where}: 'length_penalty' must be a number from 0", got=repr(length_penalty))
     options = {
@@ -134,6 +138,7 @@ class Generator:
             raise TapeError(
                 "StaticInputs and boots must have one row or sequence for each sequence to generate",
                 got=f"{sorted(rows)} of them",
+                remedy="feed all of them from one batch",
             )
         numbers = torch.arange(len(given[0]), device=given[0].device)
         state = (numbers, *self.step.start(boots, self.sizes, len(numbers), numbers))
@@ -176,5 +181,6 @@ def _check_scores(tape: Tape, where: str, scores: TapeItem, index: int, group: C
             f"{where}: the step must return a score for each word",
             got=f"'{scores.name}', {describe_item(scores)}",
             expected=f"floating point [*, {classes}]" if classes else "floating point [*, words]",
+            remedy="fc(x, words) as the last layer, without an activation",
         )
     return shape[1] or 0

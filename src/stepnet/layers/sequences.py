@@ -91,6 +91,7 @@ def expand_rows(x: Any, like: LoDTensor, level: int) -> LoDTensor:
                 "expand: x must have a row for each sequence of 'like'",
                 got=f"lengths {x.recursive_sequence_lengths()}",
                 expected=f"{lengths}",
+                remedy="feed both from one batch",
             )
         x = x.values
     return sequence_expand(x, like, level)
