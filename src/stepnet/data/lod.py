@@ -193,7 +193,7 @@ class LoDTensor(RowWise, Tabular):
     def from_nested(nested: Tensor) -> LoDTensor:
         """A NestedTensor of jagged layout, [sequences, ragged, ...], to one level. Differentiable.
 
-        No copy is made, unless the NestedTensor has holes.
+        No copy is made, unless the NestedTensor has holes. Raises LoDError for what is no such tensor.
 
         >>> nested = torch.nested.nested_tensor([torch.ones(1), torch.zeros(2)], layout=torch.jagged)
         >>> LoDTensor.from_nested(nested).recursive_sequence_lengths()
@@ -273,7 +273,8 @@ class LoDTensor(RowWise, Tabular):
         return len(self.structure.levels)
 
     def lengths(self, level: int = -1) -> Tensor:
-        """Lengths of the sequences of one level, in elements of that level: int64 on the CPU.
+        """Lengths of the sequences of one level, in elements of that level: int64 on the CPU. Raises
+        LoDError where there is no such level.
 
         >>> LoDTensor(torch.zeros(9), [[0, 2, 3], [0, 3, 5, 9]]).lengths()
         tensor([3, 2, 4])
@@ -283,6 +284,7 @@ class LoDTensor(RowWise, Tabular):
         return self.structure.lengths(level) if answer is None else answer(self.structure.levels[level])
 
     def check_level(self, level: int, where: str) -> None:
+        """Refuse a level that there is not, with a LoDError that begins with `where`."""
         if not -self.lod_level <= whole(f"{where}: 'level'", level, error=LoDError) < self.lod_level:
             raise LoDError(
                 f"{where}: no such level",

@@ -206,7 +206,7 @@ def _concat(lods: list[LoD]) -> tuple[LoD, Tensor]:
 
 @recorded_in_frames()
 def sequence_reverse(x: LoDTensor) -> LoDTensor:
-    """Every sequence of the last level from its last row to its first; the LoD stays.
+    """Every sequence of the last level from its last row to its first; the LoD stays. LoDError if x has none.
 
     >>> sequence_reverse(LoDTensor(torch.tensor([1, 2, 3, 4]), [[0, 3, 3, 4]])).values
     tensor([3, 2, 1, 4])

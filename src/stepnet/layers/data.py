@@ -105,6 +105,9 @@ DataType = TypeVar("DataType", Dense, Integer)
 def Sequence(of: DataType) -> DataType:
     """Sequences of a type: a LoDTensor with one level more. Sequences of sequences are nested.
 
+    Raises:
+        TapeError: `of` is no type.
+
     >>> Sequence(Integer(10)).level
     1
     """

@@ -38,7 +38,7 @@ def pooling(x: TapeItem, how: Pooling = "mean", *, name: str | None = None) -> T
 
 
 def first(x: TapeItem, *, name: str | None = None) -> TapeItem:
-    """The first row of each sequence of the last level.
+    """The first row of each sequence of the last level; TapeError if x has none.
 
     >>> from stepnet.layers import Dense, Sequence, data
     >>> with Tape():
@@ -50,7 +50,7 @@ def first(x: TapeItem, *, name: str | None = None) -> TapeItem:
 
 
 def last(x: TapeItem, *, name: str | None = None) -> TapeItem:
-    """The last row of each sequence of the last level.
+    """The last row of each sequence of the last level; TapeError if x has none.
 
     >>> from stepnet.layers import Dense, Sequence, data
     >>> with Tape():
