@@ -113,22 +113,7 @@ def recurrent_group(
         name_of("recurrent_group: 'name'", name, error=TapeError)
     given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     where = f"recurrent_group {name!r} ({user_line()})" if name else f"recurrent_group ({user_line()})"
-    wrapped = (StaticInput, GeneratedInput)
-    items = [check_item("recurrent_group", x.item if isinstance(x, wrapped) else x) for x in given]
-    tape.check_items(items, where)
-    static = [isinstance(x, StaticInput) for x in given]
-    if all(static):
-        raise TapeError(
-            f"{where} has no sequence to run over",
-            got=f"{len(items)} static inputs",
-            remedy="an item of sequences, or GeneratedInput(item), that is not a StaticInput",
-        )
-    for item, whole in zip(items, static, strict=True):
-        if not whole:
-            check_sequences("recurrent_group", item)
-    generates = any(isinstance(x, GeneratedInput) for x in given)
-    if generates:
-        _check_words(where, items, static)
+    items, static, generates = _items(tape, given, where)
     group = Group(name or tape.new_name("recurrent_group"), tape.group)
     start = len(tape)
     try:
@@ -240,6 +225,27 @@ def _inside(tape: Tape, item: TapeItem, whole: bool) -> TapeItem:
         known = LoDTensor.from_lengths(rows, example_lengths(level)) if level else rows
     kind = "static_input" if whole else "step_input"
     return tape.record(kind, Given(), example=known, classes=item.creation.classes)
+
+
+def _items(tape: Tape, given: list[Any], where: str) -> tuple[list[TapeItem], list[bool], bool]:
+    """The items of a group's inputs, which of them are static, and whether their words may be generated."""
+    wrapped = (StaticInput, GeneratedInput)
+    items = [check_item("recurrent_group", x.item if isinstance(x, wrapped) else x) for x in given]
+    tape.check_items(items, where)
+    static = [isinstance(x, StaticInput) for x in given]
+    if all(static):
+        raise TapeError(
+            f"{where} has no sequence to run over",
+            got=f"{len(items)} static inputs",
+            remedy="an item of sequences, or GeneratedInput(item), that is not a StaticInput",
+        )
+    for item, whole in zip(items, static, strict=True):
+        if not whole:
+            check_sequences("recurrent_group", item)
+    generates = any(isinstance(x, GeneratedInput) for x in given)
+    if generates:
+        _check_words(where, items, static)
+    return items, static, generates
 
 
 def _check_words(where: str, items: list[TapeItem], static: list[bool]) -> None:
