@@ -330,7 +330,7 @@ def _check_joins(a: LoDTensor, b: LoDTensor, i: int) -> None:
         raise LoDError(
             f"sequence_concat: [0] and [{i}] must be alike in all levels above the last",
             got=f"{difference}; lengths {a.structure.show()} and {b.structure.show()}",
-            remedy="x.drop_levels() leaves out outer levels; LoDTensor.cat joins batches",
+            remedy="LoDTensor.cat joins batches one after the other; x.drop_levels() leaves out outer levels",
         )
     if a.shape[1:] != b.shape[1:]:
         raise LoDError(
