@@ -16,6 +16,7 @@ from stepnet.data import convert, in_graph, pieces, pytree
 from stepnet.data.arguments import brief, function, truth, whole
 from stepnet.data.display import html
 from stepnet.data.dtypes import dtype_name
+from stepnet.data.fits import are_rows, check_values
 from stepnet.data.modes import beside
 from stepnet.data.offsets import LENGTHS, LoD, in_program, integers
 from stepnet.data.row_wise import RowWise
@@ -80,7 +81,7 @@ class LoDTensor(RowWise, Tabular):
             structure = in_graph.structure("offsets", levels, values.shape[0])
         else:
             structure = LoD(lod)
-        _check_values(values, structure)
+        check_values(values, structure)
         self._fill(values, structure)
 
     def _fill(self, values: Any, lod: LoD) -> None:
@@ -130,7 +131,7 @@ class LoDTensor(RowWise, Tabular):
             structure = in_graph.structure("lengths", levels, values.shape[0])
         else:
             structure = LoD.from_lengths(lengths)
-        _check_values(values, structure, lengths=True)
+        check_values(values, structure, lengths=True)
         return LoDTensor.of(values, structure)
 
     @staticmethod
@@ -152,7 +153,7 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor.from_sequences([[1, 2], [], [3]])
         LoDTensor(3 sequences, lengths [[2, 0, 1]], values [3] int64)
         """
-        if in_graph.is_followed() and _are_rows(sequences):
+        if in_graph.is_followed() and are_rows(sequences):
             return LoDTensor.of(*in_graph.joined(sequences))
         values, lengths = convert.join_sequences(sequences)
         return LoDTensor.of(values, LoD.from_lengths(lengths))
@@ -429,7 +430,7 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor(torch.zeros(3, 4), [[0, 2, 3]]).with_values(torch.ones(3))
         LoDTensor(2 sequences, lengths [[2, 1]], values [3] float32)
         """
-        _check_values(values, self.structure)
+        check_values(values, self.structure)
         return LoDTensor.of(values, self.structure)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> LoDTensor:
@@ -570,48 +571,6 @@ def _check_batches(batches: Any) -> None:
                     expected=f"{b}",
                     remedy="x.drop_levels() leaves out an outer level" if what == "levels" else None,
                 )
-
-
-def _are_rows(sequences: Any) -> bool:
-    """Whether it is a list of tensors that differ in length alone."""
-    if not isinstance(sequences, list) or not sequences or not isinstance(sequences[0], Tensor):
-        return False
-    first = sequences[0]
-    return first.ndim > 0 and all(
-        isinstance(t, Tensor)
-        and (t.ndim, t.shape[1:], t.dtype, t.device)
-        == (first.ndim, first.shape[1:], first.dtype, first.device)
-        for t in sequences
-    )
-
-
-def _check_values(values: Any, lod: LoD, *, lengths: bool = False) -> None:
-    if not isinstance(values, Tensor) or values.is_nested:
-        raise LoDError(
-            "LoDTensor 'values' must be a tensor of shape [rows, ...]",
-            got=brief(values),
-            remedy="LoDTensor.from_sequences takes lists and arrays, from_nested nested tensors",
-        )
-    if values.ndim == 0:
-        raise LoDError(
-            "LoDTensor 'values' must have a dimension for rows",
-            got="a tensor of shape []",
-            remedy="values[None]",
-        )
-    if values.shape[0] != lod.rows and lengths:
-        raise LoDError(
-            "LoDTensor.from_lengths: the lengths of the last level must add up to the number of rows",
-            got=lod.rows,
-            expected=f"{values.shape[0]} (values have shape {list(values.shape)})",
-            remedy="LoDTensor.from_padded(values, lengths) takes values that are padded",
-        )
-    if values.shape[0] != lod.rows:
-        raise LoDError(
-            f"LoDTensor 'lod' level {len(lod.levels) - 1} must end at the number of rows",
-            got=f"{lod.rows}, at index {len(lod.levels[-1]) - 1}",
-            expected=f"{values.shape[0]} (values have shape {list(values.shape)})",
-            remedy="these are offsets; lengths go to LoDTensor.from_lengths, padded values to from_padded",
-        )
 
 
 def _flatten(x: LoDTensor) -> tuple[list[Tensor], LoD]:
