@@ -64,6 +64,11 @@ MISTAKES = {
         "step 'total' failed at step 0",
         r"state float32\[2, 4\]",
     ),
+    "one state of two": (
+        lambda: recurrent(nn.LSTMCell(I, 4), X, torch.zeros(2, 4)),
+        "initial state of step 'LSTMCell' is nested in another way",
+        r"expected: \(\*, \*\)",
+    ),
     "another dtype": (
         lambda: recurrent(nn.RNNCell(I, I), X.double()),
         "step 'RNNCell' failed at step 0",
@@ -72,7 +77,7 @@ MISTAKES = {
     "no such axis": (lambda: recurrent(total, X, H, axis=5), "no axis 5", r"\(4, 2, 3\)"),
     "no such level": (
         lambda: recurrent(total, RAGGED, H, level=3),
-        "steps of a recurrence: no such level",
+        "recurrent: 'level': no such level",
         "3",
     ),
     "no such backend": (

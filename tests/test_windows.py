@@ -395,8 +395,8 @@ def test_as_a_module():
 
 
 WRONG = {
-    "checkpoint": ({"checkpoint": 0}, StepError, "checkpoint must be None, True, or a number"),
-    "detach_every": ({"detach_every": True}, StepError, "detach_every must be None or a number"),
+    "checkpoint": ({"checkpoint": 0}, StepError, "'checkpoint' must be None, True, or a number"),
+    "detach_every": ({"detach_every": True}, StepError, "'detach_every' must be None or a number"),
     "scopes": ({"checkpoint": 2, "scopes": True}, StepError, "scopes=True cannot be joined"),
     "lengths": ({"x": 1, "checkpoint": 2}, LoDError, "lengths"),
     "mixed": ({"x": 2, "checkpoint": 2}, StepError, "x must be tensors, or all LoDTensors"),

@@ -54,7 +54,7 @@ _TAKES = "tensors, LoDTensors or PackedSequences"
 def check_inputs(leaves: list[Any]) -> None:
     if not leaves:
         raise StepError(
-            "x holds no tensor, so there are no steps", remedy="pass a tensor or a LoDTensor as x"
+            "x holds no tensor, so there are no steps", remedy="pass a tensor or a LoDTensor as x, or steps="
         )
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.is_nested:
@@ -132,7 +132,7 @@ def check_batch(body: StepBody, x: list[Any], state: list[Tensor], axis: int) ->
 def sequences_of(x: Any, level: int, axis: int) -> int:
     """How many sequences x holds: entries of the LoD level, or the batch dimension beside `axis`."""
     if isinstance(x, LoDTensor):
-        x.check_level(level, "the steps of a recurrence")
+        x.check_level(level, "recurrent: 'level'")
         return x.structure.count(level)
     shape = list(x.shape)
     if -len(shape) <= axis < len(shape):

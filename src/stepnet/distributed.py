@@ -56,9 +56,15 @@ def row_mean(loss_sum: Tensor, rows: Any, group: Any = None) -> Tensor:
         total = total.to(loss_sum.device if is_tensor else total.device, copy=True)
         dist.all_reduce(total, group=group)
     if not is_tensor:
-        raise LoDError("row_mean: 'loss_sum' must be a tensor", got=brief(loss_sum))
+        raise LoDError(
+            "row_mean: 'loss_sum' must be a tensor", got=brief(loss_sum), remedy="loss.sum(), without .item()"
+        )
     if wrong:
-        raise LoDError("row_mean: 'rows' must be one number, not negative", got=brief(rows))
+        raise LoDError(
+            "row_mean: 'rows' must be one number, not negative",
+            got=brief(rows),
+            remedy="len(x.values) of a LoDTensor",
+        )
     scale = (processes / total[0]).to(loss_sum.device)
     if loss_sum.dtype in (torch.float16, torch.bfloat16):  # which have no such small numbers
         return (loss_sum.float() * scale.float()).to(loss_sum.dtype)

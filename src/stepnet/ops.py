@@ -103,6 +103,11 @@ def tensor_array_read(
 
     Raises:
         ArrayError: as `TensorArray.read`, or `tensor` cannot hold the value.
+
+    >>> array = TensorArray()
+    >>> array.write(0, torch.ones(2))
+    >>> tensor_array_read(array, 0)
+    tensor([1., 1.])
     """
     return _filled("tensor_array_read", tensor, _array("tensor_array_read", ta).read(index, default))
 
@@ -131,7 +136,11 @@ def tensor_array_size(ta: TensorArray, tensor: Tensor | None = None) -> Tensor:
 
 def _array(where: str, ta: Any) -> TensorArray:
     if not isinstance(ta, TensorArray):
-        raise ArrayError(f"{where}: 'ta' must be a TensorArray", got=describe(ta))
+        raise ArrayError(
+            f"{where}: 'ta' must be a TensorArray",
+            got=describe(ta),
+            remedy="stepnet.TensorArray() is one without values",
+        )
     return ta
 
 

@@ -270,6 +270,7 @@ def _rows(x: Any, level: int, axis: int) -> _Ragged | _Dense:
             raise StepError(
                 "x must be tensors, or all LoDTensors, where it has resets",
                 got=", ".join(map(describe_leaf, leaves)),
+                remedy="LoDTensor.from_padded(tensor, lengths) makes the tensors ragged, too",
             )
     if not leaves:
         raise StepError(
@@ -285,7 +286,7 @@ class _Ragged:
 
     def __init__(self, leaves: list[Any], spec: Spec, level: int) -> None:
         first = leaves[0]
-        first.check_level(level, "the steps of a recurrence")
+        first.check_level(level, "recurrent: 'level'")
         self.leaves, self.spec = leaves, spec
         self.level = level % first.lod_level
         self.levels = first.structure.levels[: self.level + 1]
@@ -295,6 +296,7 @@ class _Ragged:
                 raise LoDError(
                     "two inputs of recurrent must have sequences of the same lengths",
                     got=f"lengths {first.structure.show()} and {leaf.structure.show()}",
+                    remedy="stepnet.sequence_expand(t, x) repeats one entry per sequence to the rows of x",
                 )
         self.offsets = self.levels[-1]
         below = first.structure.levels[self.level + 1 :]
@@ -369,7 +371,11 @@ class _Dense:
         self.leaves, self.spec = leaves, spec
         first = leaves[0]
         if not -first.dim() <= axis < first.dim():
-            raise StepError(f"x has no dimension {axis} to step along", got=describe_leaf(first))
+            raise StepError(
+                f"x has no dimension {axis} to step along",
+                got=describe_leaf(first),
+                expected=f"axis={-first.dim()} to {first.dim() - 1}" if first.dim() else "[time, batch, ...]",
+            )
         self.axis, self.steps = axis % first.dim(), first.shape[axis]
         self.n = first.shape[0 if self.axis else 1] if first.dim() > 1 else 1
         self.movable = all(leaf.dim() > 1 for leaf in leaves)

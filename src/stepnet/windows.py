@@ -43,10 +43,11 @@ def check_windows(checkpoint: Any, detach_every: Any, scopes: bool) -> None:
         none = value is None or value is False or (value is True and name == "checkpoint")
         if not none and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
             other = "None, True, or" if name == "checkpoint" else "None or"
-            raise StepError(f"{name} must be {other} a number of steps from 1", got=brief(value))
+            raise StepError(f"recurrent: '{name}' must be {other} a number of steps from 1", got=brief(value))
     if scopes and (checkpoint or detach_every):
         raise StepError(
-            "scopes=True cannot be joined with checkpoint= or detach_every=: they keep steps, and drop them"
+            "scopes=True cannot be joined with checkpoint= or detach_every=: they keep steps, and drop them",
+            remedy="call it without scopes=, or return from the step what its scopes would show",
         )
 
 
@@ -141,6 +142,7 @@ def _cuts(leaves: list[Any], level: int, axis: int, reverse: bool) -> _Ragged | 
             raise StepError(
                 "x must be tensors, or all LoDTensors, where it runs in windows",
                 got=", ".join(map(describe_leaf, leaves)),
+                remedy="LoDTensor.from_padded(tensor, lengths) makes the tensors ragged, too",
             )
         if not all(-leaf.lod_level <= level < leaf.lod_level for leaf in leaves):
             return None

@@ -155,7 +155,7 @@ ERRORS = {
     "dense lists": (lambda: collate([([1],), ([1, 2],)], dense=(0,)), r"sample\[0\] cannot be joined"),
     "levels": (
         lambda: collate([{"x": LoDTensor(torch.ones(2), lod)} for lod in ([[0, 2]], [[0, 1], [0, 2]])]),
-        r"sample\['x'\] cannot be joined\n.*batch 1 does not fit batch 0",
+        r"sample\['x'\] cannot be joined: .*batch 1 does not fit batch 0",
     ),
     "number and tensor": (lambda: collate([1, torch.tensor(1)]), "another kind"),
 }

@@ -159,7 +159,7 @@ def test_bad_offsets(rows: int, lod: object, says: list[str]) -> None:
     [
         ([[2, -1]], ["lengths of level 0 must not be negative", "-1 at index 1"]),
         ([[2, 2], [1, 1, 1]], ["level 0 must add up to the number of sequences of level 1", "[2, 2]", "4"]),
-        ([[1, 1]], ["end at the number of rows"]),
+        ([[1, 1]], ["last level must add up to the number of rows", "from_padded"]),
         ([2, 1], ["list of levels", "[[...]]"]),
         ([[2**62, 2**62, 2**62]], ["more rows than a tensor can hold"]),
     ],

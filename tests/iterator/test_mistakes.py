@@ -123,14 +123,16 @@ SHAPES = [
      ["InputPort('x', 'x', axis=3): input 'x' has no axis 3: it is [2, 6, 3]"]),
     ("outside", (cut(start=2, end=8), *PORTS[1:]), GIVEN,
      ["InputPort('x', 'x', axis=1, start=2, end=8): the slice of 'x' along axis 1 lies outside the tensor "
-      "(got: start=2, end=8, stride=1, part_size=1 over 6 elements, expected: 0 <= start <= end <= 6)"]),
+      "(got: start=2, end=8, stride=1, part_size=1 over 6 elements, expected: 0 <= start <= end <= 6, "
+      "remedy: start=0, end=-1 take all of it; with a negative stride start=-1, end=0)"]),
     ("the wrong way round", (cut(start=-1, end=0), *PORTS[1:]), GIVEN,
      ["InputPort('x', 'x', axis=1, start=-1, end=0): the slice of 'x' along axis 1 lies outside the tensor "
-      "(got: start=-1, end=0, stride=1, part_size=1 over 6 elements, expected: 0 <= start <= end <= 6)"]),
+      "(got: start=-1, end=0, stride=1, part_size=1 over 6 elements, expected: 0 <= start <= end <= 6, "
+      "remedy: start=0, end=-1 take all of it; with a negative stride start=-1, end=0)"]),
     ("does not divide", (cut(stride=4, part_size=4), PORTS[1], PORTS[3]), GIVEN,
      ["InputPort('x', 'x', axis=1, stride=4, part_size=4): the slice of 'x' along axis 1 does not divide into"
       " steps (got: start=0, end=-1, stride=4, part_size=4 over 6 elements, expected: a multiple of 4 "
-      "elements)",
+      "elements, remedy: end=4 leaves out the rest)",
       "the body fails on x float32[2, 4, 3], h float32[2, 3]: ..."]),
     ("a state of another shape", PORTS, GIVEN | {"h0": (1, 3)},
      ["BackEdge(0, 'h'): the state is float32[1, 3] and becomes float32[2, 3]"]),

@@ -496,7 +496,7 @@ def test_limits_that_are_none(limit):
     with pytest.raises(StreamError, match="'max_streams' must be a positive whole number"):
         stream(module("lstm"), max_streams=limit)
     if limit != 1.5 and limit is not True:
-        with pytest.raises(StreamError, match="idle_seconds must be None or seconds above 0"):
+        with pytest.raises(StreamError, match="'idle_seconds' must be None or seconds above 0"):
             stream(module("lstm"), idle_seconds=limit)
 
 

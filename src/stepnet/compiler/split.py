@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from stepnet.errors import Unsupported
@@ -55,10 +55,7 @@ def split(
     gradients = list(joint.results[n_out:])
     if len(gradients) != len(inputs):
         raise Unsupported("the trace has gradients that could not be told apart")
-    tangents: list[str | None] = [f"d_{k}" if k in tangent_of else None for k in range(n_out)]
-    for i, state in enumerate(states):
-        if graph.values[state].kind == "sequence":  # the loop hands nothing on: the caller adds what comes in
-            tangents[n_y + i] = None
+    tangents = _tangents(graph, states, n_y, tangent_of)
     whole, carried = _carried_gradients(graph, states, tangents[n_y:], gradients, len(x))
     values = whole.values
     shown = [g if w else None for g, w in zip(gradients, wanted, strict=True)]
@@ -72,19 +69,15 @@ def split(
     shiftable = {c.parameter for c in carries if c.result in y}
     # What is there anyway costs next to nothing to keep; of that, inputs before results before what is moved.
     free = dict.fromkeys(x, 1e-3) | dict.fromkeys(y, 1e-2) | dict.fromkeys(shiftable, 2e-2)
-    kept = choose(whole, before, [n for n in values if n in read and values[n].kind == "row"], free)
-    kept |= _per_sequence(whole, before)
-    again = _recomputed(before, [n for n in values if n in read], kept)
-    read |= {n for node in again for n in node.inputs}
-    kept_order = tuple(n for n in values if n in kept and n in read and n not in weights)
-    forward = forward.with_nodes(graph.needed([*results, *kept_order]))
+    kept, again = _kept(whole, before, read, weights, free)
+    forward = forward.with_nodes(graph.needed([*results, *kept]))
 
     dropped = {c.parameter for c in carried} - {c.parameter for c in back_carries}
     looped = {len(x) + i for i, tangent in enumerate(tangents[n_y:]) if tangent is not None}
     tangents = [None if t in dropped else t for t in tangents]
     backward = Graph(
         "backward",
-        (*kept_order, *weights, *joint.constants, *(t for t in tangents if t is not None)),
+        (*kept, *weights, *joint.constants, *(t for t in tangents if t is not None)),
         (*again, *late),
         tuple(dict.fromkeys(ends)),
         values,
@@ -94,8 +87,8 @@ def split(
         backward,
         carries,
         tuple(back_carries),
-        kept_order,
-        tuple(n for n in kept_order if n in shiftable),
+        kept,
+        tuple(n for n in kept if n in shiftable),
         tuple(tangents),
         tuple(shown),
         wanted=tuple(dict.fromkeys(g for i, g in enumerate(shown) if g is not None and i not in looped)),
@@ -111,6 +104,15 @@ def _rows(graph: Graph, results: Sequence[str | None]) -> tuple[str, ...]:
             remedy="expand it to [rows, ...]; backend='naive' says that it is meant so, and is silent",
         )
     return rows
+
+
+def _tangents(graph: Graph, states: Sequence[str], n_y: int, tangent_of: Sequence[int]) -> list[str | None]:
+    """What comes in for each result, y leaves and then states."""
+    tangents: list[str | None] = [f"d_{k}" if k in tangent_of else None for k in range(n_y + len(states))]
+    for i, state in enumerate(states):
+        if graph.values[state].kind == "sequence":  # the loop hands nothing on: the caller adds what comes in
+            tangents[n_y + i] = None
+    return tangents
 
 
 def _carried_gradients(
@@ -160,6 +162,18 @@ def _late(
         elif not zeros.isdisjoint(node.outputs):
             late.append(node)
     return late
+
+
+def _kept(
+    graph: Graph, before: list[Node], read: Set[str], weights: Sequence[str], free: Mapping[str, float]
+) -> tuple[tuple[str, ...], list[Node]]:
+    """What the forward body keeps for all that the backward one reads, and the nodes that run again there."""
+    values = graph.values
+    kept = choose(graph, before, [n for n in values if n in read and values[n].kind == "row"], free)
+    kept |= _per_sequence(graph, before)
+    again = _recomputed(before, [n for n in values if n in read], kept)
+    read = read | {n for node in again for n in node.inputs}
+    return tuple(n for n in values if n in kept and n in read and n not in weights), again
 
 
 def _per_sequence(graph: Graph, before: list[Node]) -> set[str]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .as_written import written_as
-from .code_facts import EFFECTS, PURE, REFLECTION, SETTINGS, TENSOR_STATE, facts
+from .code_facts import EFFECTS, PURE, REFLECTION, SETTINGS, TENSOR_STATE, Facts, facts
 from .kinds import MISSING, Names
 from .patched import CLASSES
 from .survey import Same, Survey, survey
@@ -145,7 +145,7 @@ class CodeWalk(abc.ABC):
         self.opened(f"{getattr(value, '__qualname__', value.__name__)}, of which nothing is known")
 
     def _function(self, function: types.FunctionType) -> None:
-        # One function: a walk goes as deep as what it reads, from deep in a trace, and Python counts frames.
+        # What visits is in one function: a walk goes as deep as what it reads, and Python counts frames.
         if (written := written_as(function)) is not None:
             self.visit(written)
             return
@@ -193,24 +193,12 @@ class CodeWalk(abc.ABC):
             if name in self.names:
                 self.key.append(name)
                 self.visit(getattr(function, name))
-        if sets := SETTINGS.intersection(known.names) or SETTINGS.intersection(known.globals):
-            self.refused = self.refused or f"it calls {min(sets)}, once for each step"
-        if "backward" in known.names and code.co_name != "backward":  # of a Function beneath another
-            self.refused = self.refused or (
-                "it calls backward(), which adds to gradients of others; torch.autograd.grad(...) does not"
-            )
-        if not known.names.isdisjoint(REFLECTION):
-            self.opened(f"{function.__name__} looks into the insides of objects")
-        if not known.names.isdisjoint(TENSOR_STATE):
-            self.opened(f"{function.__name__} may ask a tensor for more than its values")
+        self._judge(function, known)
         if not self.everything:
             self._surveyed(survey(Tensor, known.names))
         for name in known.imports:
             self._import(name, function)
         space = function.__globals__
-        asks_builtins = known.imports or any(name not in space for name in known.globals)
-        if asks_builtins and function.__builtins__ is not vars(builtins):
-            self.opened(f"{function.__name__} has builtins of its own")
         for name in known.globals:
             held = space.get(name, MISSING)
             if held is MISSING:
@@ -226,6 +214,22 @@ class CodeWalk(abc.ABC):
         if known.stores:
             self.hold(Names(space, known.stores))
         self.in_python = before
+
+    def _judge(self, function: types.FunctionType, known: Facts) -> None:
+        """Refuse a function by the names in its code, or note what a walk does not see of what it does."""
+        if sets := SETTINGS.intersection(known.names) or SETTINGS.intersection(known.globals):
+            self.refused = self.refused or f"it calls {min(sets)}, once for each step"
+        if "backward" in known.names and function.__code__.co_name != "backward":  # of a Function
+            self.refused = self.refused or (
+                "it calls backward(), which adds to gradients of others; torch.autograd.grad(...) does not"
+            )
+        if not known.names.isdisjoint(REFLECTION):
+            self.opened(f"{function.__name__} looks into the insides of objects")
+        if not known.names.isdisjoint(TENSOR_STATE):
+            self.opened(f"{function.__name__} may ask a tensor for more than its values")
+        asks_builtins = known.imports or any(name not in function.__globals__ for name in known.globals)
+        if asks_builtins and function.__builtins__ is not vars(builtins):
+            self.opened(f"{function.__name__} has builtins of its own")
 
     def _logs(self, function: types.FunctionType) -> None:
         """A function of `logging`: which logger it asks is known of those that log."""

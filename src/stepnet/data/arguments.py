@@ -105,7 +105,7 @@ def path(what: str, value: Any, *, error: type[StepnetError] = StepError) -> str
     """
     if isinstance(value, (str, os.PathLike)):
         return os.fspath(value)
-    raise error(f"{what} must be the path of a file", got=brief(value))
+    raise error(f"{what} must be the path of a file", got=brief(value), expected="a str or a pathlib.Path")
 
 
 def name(what: str, value: Any, *, error: type[StepnetError] = StepError) -> str:

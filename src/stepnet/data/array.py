@@ -82,7 +82,11 @@ class TensorArray:
         # The steps that all the values are, while they are that.
         self._steps: Steps | None = None
         if self._size < 0:
-            raise ArrayError("TensorArray: size must not be negative", got=self._size)
+            raise ArrayError(
+                "TensorArray: size must not be negative",
+                got=self._size,
+                remedy="TensorArray() grows as it is written",
+            )
         if unstack_from is not None:
             if self._size:
                 raise ArrayError(
@@ -123,10 +127,16 @@ class TensorArray:
                 remedy="TensorArray.unpack(x, level), or unstack x.values",
             )
         if not isinstance(tensor, Tensor):
-            raise ArrayError("TensorArray.unstack cuts tensors", got=describe(tensor))
+            raise ArrayError(
+                "TensorArray.unstack cuts tensors",
+                got=describe(tensor),
+                remedy="torch.stack(values) of a list of tensors, torch.as_tensor(values) of numbers",
+            )
         if tensor.dim() == 0:
             raise ArrayError(
-                "TensorArray.unstack: a tensor of rank 0 has no axis to cut", got=describe(tensor)
+                "TensorArray.unstack: a tensor of rank 0 has no axis to cut",
+                got=describe(tensor),
+                remedy="array.write(0, tensor) puts in one value",
             )
         axis = axis_of(axis, tensor.dim(), "TensorArray.unstack", describe(tensor))
         self._clear()
@@ -226,6 +236,9 @@ class TensorArray:
                 f"TensorArray.write: index {place} is negative, and indices do not wrap",
                 got=f"size {self._size}",
                 expected="an index from 0",
+                remedy=f"array.size() - {-place} counts from the end"
+                if -place <= self._size
+                else "array.write(value) writes behind the last",
             )
         if not isinstance(value, (Tensor, LoDTensor)):
             raise ArrayError(

@@ -45,7 +45,11 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
     (LoDTensor(2 sequences, lengths [[2, 1]], values [3, 3] float32), tensor([1, 0]))
     """
     if not isinstance(samples, Sequence) or not samples:
-        raise LoDError("collate takes a list of samples, one or more", got=brief(samples))
+        raise LoDError(
+            "collate takes a list of samples, one or more",
+            got=brief(samples),
+            remedy="collate([sample]) of one; a DataLoader gives lists unless its batch_size is None",
+        )
     return _joined(list(samples), "sample", dense, False)
 
 
@@ -103,7 +107,8 @@ def _told(join: Callable[[list[Any]], Any], samples: list[Any], where: str) -> A
     try:
         return join(samples)
     except ValueError as error:  # a LoDError is one
-        raise LoDError(f"collate: {where} cannot be joined", got=str(error)) from error
+        remedy = None if isinstance(error, LoDError) else "leave it out of 'dense' where lengths differ"
+        raise LoDError(f"collate: {where} cannot be joined: {error}", remedy=remedy) from error
 
 
 def _kind(sample: Any) -> str:
@@ -139,6 +144,7 @@ def _stacked(tensors: list[Tensor], where: str) -> Tensor:
                 f"collate: dense {where} of sample {i} does not fit that of sample 0",
                 got=brief(tensor),
                 expected=brief(tensors[0]),
+                remedy="leave it out of 'dense' where lengths differ; tensor.to(dtype) in the data set",
             )
     return torch.stack(tensors)
 

@@ -23,6 +23,7 @@ from stepnet.data.offsets import check_lengths, integers, known, offsets_of, own
 from stepnet.data.permute import invert, permute_rows
 from stepnet.errors import LoDError
 
+_DEEPER = "[tensor] is a list of one sequence, as deep as lists of several"
 DEEPEST = 32  # levels of nesting; more is a list that holds itself
 
 
@@ -69,6 +70,7 @@ def join_sequences(nested: Any) -> tuple[Tensor, list[list[int]]]:
         raise LoDError(
             "LoDTensor.from_sequences: all tensors must lie equally deep",
             got=f"a tensor at {leaves[0][1]}, {leaf_depth} deep, and lists {len(lengths)} deep",
+            remedy=_DEEPER,
         )
     if not leaves:
         return torch.empty(0), lengths
@@ -84,6 +86,7 @@ def join_sequences(nested: Any) -> tuple[Tensor, list[list[int]]]:
                     f"LoDTensor.from_sequences: sequence {at} does not fit the others",
                     got=f"{what} {a}",
                     expected=f"{b}, as in sequence {first_at}",
+                    remedy=f"sequence.to({b!r})" if a is not b and what != "rows of shape" else None,
                 )
     return torch.cat([leaf for leaf, _ in leaves]), lengths
 
@@ -109,11 +112,19 @@ def _listed(node: Any, at: str, depth: int) -> Any:
                 np.ascontiguousarray(node, dtype=node.dtype.newbyteorder("=")).reshape(node.shape)
             )
         except (TypeError, ValueError) as error:
-            raise LoDError(f"LoDTensor.from_sequences: {at} holds no numbers", got=brief(node)) from error
+            raise LoDError(
+                f"LoDTensor.from_sequences: {at} holds no numbers",
+                got=brief(node),
+                expected="an array of numbers, as the ids of words",
+            ) from error
     if isinstance(node, Tensor) or not _is_listing(node):
         return node
     if depth > DEEPEST:
-        raise LoDError(f"LoDTensor.from_sequences: lists nested more than {DEEPEST} deep", got=at)
+        raise LoDError(
+            f"LoDTensor.from_sequences: lists nested more than {DEEPEST} deep",
+            got=at,
+            remedy="torch.as_tensor(list) of numbers that are rows",
+        )
     return [_listed(child, f"{at}[{i}]", depth + 1) for i, child in enumerate(node)]
 
 
@@ -139,7 +150,11 @@ def _numbers(node: Any, at: str, depth: int, kind: torch.dtype | None) -> Any:
         try:
             return torch.tensor(node, dtype=kind)
         except (ValueError, RuntimeError, OverflowError) as error:
-            raise LoDError(f"LoDTensor.from_sequences: {at} does not fit {kind}", got=brief(node)) from error
+            raise LoDError(
+                f"LoDTensor.from_sequences: {at} does not fit {kind}",
+                got=brief(node),
+                remedy="torch.tensor(numbers, dtype=...) with a dtype that holds them",
+            ) from error
     return [_numbers(child, f"{at}[{i}]", depth + 1, kind) for i, child in enumerate(node)]
 
 
@@ -157,11 +172,13 @@ def _visit(
                 f"LoDTensor.from_sequences: sequence {at} has no rows to count",
                 got="a tensor of shape []",
                 expected="a tensor of shape [length, ...]",
+                remedy="tensor[None] is a sequence of one row",
             )
         if leaf_depth not in (None, depth):
             raise LoDError(
                 "LoDTensor.from_sequences: all tensors must lie equally deep",
                 got=f"a tensor at {at}, {depth} deep, and one at {leaves[0][1]}, {leaf_depth} deep",
+                remedy=_DEEPER,
             )
         leaves.append((node, at))
         lengths[depth - 1].append(node.shape[0])
@@ -170,6 +187,7 @@ def _visit(
         raise LoDError(
             f"LoDTensor.from_sequences: sequence {at} must be a tensor of shape [length, ...]",
             got=brief(node),
+            remedy="[[1, 2], [3]] or [tensor, tensor]: an entry per sequence, and in it one per row",
         )
     children = list(node)
     if depth > 0:
@@ -186,7 +204,7 @@ def rows_to_padded(
 ) -> Tensor:
     """[rows, ...] to [sequences, longest, ...], or [longest, sequences, ...]; the rest is padding. `longest`:
     at least so many are given room."""
-    check_fill(padding_value, values.dtype, "padding_value")
+    check_fill(padding_value, values.dtype, "LoDTensor.to_padded: 'padding_value'")
     batch_first = truth("LoDTensor.to_padded: 'batch_first'", batch_first, error=LoDError)
     shape, places = _places_in_grid(lengths, batch_first, longest)
     flat = values.new_full((shape[0] * shape[1], *values.shape[1:]), padding_value)
@@ -215,7 +233,13 @@ def padded_to_rows(padded: Any, lengths: Any, batch_first: bool = True) -> tuple
     batch_first = truth(f"{where}: 'batch_first'", batch_first, error=LoDError)
     axes = "[sequences, longest, ...]" if batch_first else "[longest, sequences, ...]"
     if not isinstance(padded, Tensor) or padded.ndim < 2:
-        raise LoDError(f"{where}: 'padded' must have shape {axes}", got=brief(padded))
+        raise LoDError(
+            f"{where}: 'padded' must have shape {axes}",
+            got=brief(padded),
+            remedy=f"padded.unsqueeze({int(not batch_first)}) of one sequence"
+            if isinstance(padded, Tensor)
+            else "torch.as_tensor(padded); LoDTensor.from_sequences takes lists that are not padded",
+        )
     table = padded if batch_first else padded.transpose(0, 1)
     n, longest = table.shape[:2]
     lengths = integers(lengths, f"{where}: 'lengths'")
@@ -224,6 +248,7 @@ def padded_to_rows(padded: Any, lengths: Any, batch_first: bool = True) -> tuple
             f"{where}: 'lengths' must have one entry per sequence",
             got=f"{len(lengths)} lengths",
             expected=f"{n} ('padded' has shape {list(padded.shape)}, read as {axes})",
+            remedy=f"batch_first={not batch_first}" if len(lengths) == longest else None,
         )
     check_lengths(lengths, f"{where}: 'lengths'", longest, f" ('padded' has {longest} steps)")
     return table.flatten(0, 1).index_select(0, beside(_rows_in_grid(lengths, longest), table)), lengths
@@ -263,7 +288,11 @@ def _step_by_step(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def packed_to_rows(packed: Any) -> tuple[Tensor, Tensor]:
     """A PackedSequence to rows in the order of its batch, and their lengths."""
     if not isinstance(packed, PackedSequence):
-        raise LoDError("LoDTensor.from_packed takes a PackedSequence", got=brief(packed))
+        raise LoDError(
+            "LoDTensor.from_packed takes a PackedSequence",
+            got=brief(packed),
+            remedy="LoDTensor.from_padded(padded, lengths) of a tensor, from_sequences of a list",
+        )
     places, lengths = _packed_places(packed)
     return packed.data.index_select(0, beside(places, packed.data)), lengths
 
@@ -278,6 +307,7 @@ def _packed_places(packed: PackedSequence) -> tuple[Tensor, Tensor]:
         raise LoDError(
             f"{where}: 'batch_sizes' must be positive, never rise, and add up to the rows of 'data'",
             got=f"{sizes.tolist()} for {count} rows",
+            remedy="torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)",
         )
     n = int(sizes[0]) if len(sizes) else 0
     _, rank_in_step = _owners_and_steps(sizes)
@@ -287,7 +317,9 @@ def _packed_places(packed: PackedSequence) -> tuple[Tensor, Tensor]:
         rank = integers(packed.unsorted_indices, f"{where}: 'unsorted_indices'")
         if not torch.equal(rank.sort().values, torch.arange(n)):
             raise LoDError(
-                f"{where}: 'unsorted_indices' must be an order of {n} sequences", got=rank.tolist()
+                f"{where}: 'unsorted_indices' must be an order of {n} sequences",
+                got=rank.tolist(),
+                expected=f"each of 0 to {n - 1} once",
             )
     lengths = lengths[rank]
     owner, step = _owners_and_steps(lengths)
@@ -303,7 +335,11 @@ def jagged(nested: Any) -> Any:
     """A jagged NestedTensor [sequences, ragged, ...], or an error."""
     where = "LoDTensor.from_nested"
     if not isinstance(nested, Tensor) or not nested.is_nested:
-        raise LoDError(f"{where} takes a NestedTensor", got=brief(nested))
+        raise LoDError(
+            f"{where} takes a NestedTensor",
+            got=brief(nested),
+            remedy="LoDTensor.from_padded(padded, lengths) of a tensor, from_sequences of a list",
+        )
     if nested.layout != torch.jagged:
         raise LoDError(
             f"{where} takes a NestedTensor of jagged layout",
@@ -334,11 +370,13 @@ def nested_to_rows(nested: Any) -> tuple[Tensor, Tensor]:
 def check_fill(value: float, dtype: torch.dtype, what: str) -> None:
     """Refuse to fill with no number, or with one that integers cannot hold, which torch.full would cut."""
     if not isinstance(value, (Number, torch.SymInt, torch.SymFloat)):
-        raise LoDError(f"'{what}' must be a number", got=brief(value))
+        raise LoDError(f"{what} must be a number", got=brief(value), remedy="value.item() of a tensor")
     if not (dtype.is_floating_point or dtype.is_complex):
         low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
         if not (low <= value <= high and value == int(value)):
-            raise LoDError(f"'{what}' must be a value of {dtype}", got=value)
+            raise LoDError(
+                f"{what} must be a value of {dtype}", got=value, expected=f"a whole number, {low} to {high}"
+            )
 
 
 def pack_like(packed: PackedSequence, rows: Tensor) -> PackedSequence:

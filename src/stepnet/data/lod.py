@@ -16,6 +16,7 @@ from stepnet.data import convert, in_graph, pieces, pytree
 from stepnet.data.arguments import brief, function, truth, whole
 from stepnet.data.display import html
 from stepnet.data.dtypes import dtype_name
+from stepnet.data.fits import are_rows, check_values
 from stepnet.data.modes import beside
 from stepnet.data.offsets import LENGTHS, LoD, in_program, integers
 from stepnet.data.row_wise import RowWise
@@ -80,7 +81,7 @@ class LoDTensor(RowWise, Tabular):
             structure = in_graph.structure("offsets", levels, values.shape[0])
         else:
             structure = LoD(lod)
-        _check_values(values, structure)
+        check_values(values, structure)
         self._fill(values, structure)
 
     def _fill(self, values: Any, lod: LoD) -> None:
@@ -111,7 +112,7 @@ class LoDTensor(RowWise, Tabular):
             self.__init__(self._values, value)
 
     def __delattr__(self, name: str) -> None:
-        raise FrozenError(f"a LoDTensor is immutable: cannot delete '{name}'")
+        raise FrozenError(f"a LoDTensor is immutable: cannot delete '{name}'", remedy="del x, for all of it")
 
     # Ways in
 
@@ -130,7 +131,7 @@ class LoDTensor(RowWise, Tabular):
             structure = in_graph.structure("lengths", levels, values.shape[0])
         else:
             structure = LoD.from_lengths(lengths)
-        _check_values(values, structure)
+        check_values(values, structure, lengths=True)
         return LoDTensor.of(values, structure)
 
     @staticmethod
@@ -152,7 +153,7 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor.from_sequences([[1, 2], [], [3]])
         LoDTensor(3 sequences, lengths [[2, 0, 1]], values [3] int64)
         """
-        if in_graph.is_followed() and _are_rows(sequences):
+        if in_graph.is_followed() and are_rows(sequences):
             return LoDTensor.of(*in_graph.joined(sequences))
         values, lengths = convert.join_sequences(sequences)
         return LoDTensor.of(values, LoD.from_lengths(lengths))
@@ -193,7 +194,7 @@ class LoDTensor(RowWise, Tabular):
     def from_nested(nested: Tensor) -> LoDTensor:
         """A NestedTensor of jagged layout, [sequences, ragged, ...], to one level. Differentiable.
 
-        No copy is made, unless the NestedTensor has holes.
+        No copy is made, unless the NestedTensor has holes. Raises LoDError for what is no such tensor.
 
         >>> nested = torch.nested.nested_tensor([torch.ones(1), torch.zeros(2)], layout=torch.jagged)
         >>> LoDTensor.from_nested(nested).recursive_sequence_lengths()
@@ -273,7 +274,8 @@ class LoDTensor(RowWise, Tabular):
         return len(self.structure.levels)
 
     def lengths(self, level: int = -1) -> Tensor:
-        """Lengths of the sequences of one level, in elements of that level: int64 on the CPU.
+        """Lengths of the sequences of one level, in elements of that level: int64 on the CPU. Raises
+        LoDError where there is no such level.
 
         >>> LoDTensor(torch.zeros(9), [[0, 2, 3], [0, 3, 5, 9]]).lengths()
         tensor([3, 2, 4])
@@ -283,6 +285,7 @@ class LoDTensor(RowWise, Tabular):
         return self.structure.lengths(level) if answer is None else answer(self.structure.levels[level])
 
     def check_level(self, level: int, where: str) -> None:
+        """Refuse a level that there is not, with a LoDError that begins with `where`."""
         if not -self.lod_level <= whole(f"{where}: 'level'", level, error=LoDError) < self.lod_level:
             raise LoDError(
                 f"{where}: no such level",
@@ -368,6 +371,7 @@ class LoDTensor(RowWise, Tabular):
                 "LoDTensor.drop_levels: a level must be left",
                 got=repr(count),
                 expected=f"0 to {self.lod_level - 1}, as it has {self.lod_level}",
+                remedy="x.values has the rows alone",
             )
         return LoDTensor.of(self._values, LoD.trusted(self.structure.levels[count:], self.structure.rows))
 
@@ -389,12 +393,17 @@ class LoDTensor(RowWise, Tabular):
                 raise LoDError(
                     f"{what} must have the LoD of the rows",
                     got=f"first difference at {self.structure.difference(marks.structure)}",
+                    remedy="x.map(lambda rows: ...) makes marks of the rows; a tensor has one for each row",
                 )
             marks = marks._values
         rows = self.structure.rows
         flags = pieces.truths(pieces.marks_of(marks, [(rows,), (rows, 1)], what))
         if flags is None:
-            raise LoDError(f"{what} must have numbers to cut by", got=brief(marks))
+            raise LoDError(
+                f"{what} must have numbers to cut by",
+                got=brief(marks),
+                remedy="cut before a function is traced, and on a device that has data",
+            )
         return LoDTensor.of(self._values, pieces.split(self.structure, pieces.places(flags), after))
 
     def join_pieces(self) -> LoDTensor:
@@ -406,7 +415,11 @@ class LoDTensor(RowWise, Tabular):
         LoDTensor(2 sequences, lengths [[5, 4]], values [9] float32)
         """
         if self.lod_level < 2:
-            raise LoDError("LoDTensor.join_pieces needs two levels or more", got=f"{self.lod_level}")
+            raise LoDError(
+                "LoDTensor.join_pieces needs two levels or more",
+                got=f"{self.lod_level}",
+                remedy="x.split_at(marks) makes what it joins",
+            )
         return LoDTensor.of(self._values, pieces.joined(self.structure))
 
     # Values
@@ -417,7 +430,7 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor(torch.zeros(3, 4), [[0, 2, 3]]).with_values(torch.ones(3))
         LoDTensor(2 sequences, lengths [[2, 1]], values [3] float32)
         """
-        _check_values(values, self.structure)
+        check_values(values, self.structure)
         return LoDTensor.of(values, self.structure)
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> LoDTensor:
@@ -524,7 +537,8 @@ def _place(index: Any, n: int) -> int:
     place = whole_number()
     if not -n <= place < n:
         raise LoDIndexError(
-            f"sequence {place} of a LoDTensor of {n} sequences", expected=f"{-n} to {n - 1}" if n else None
+            f"sequence {place} of a LoDTensor of {n} sequences",
+            expected=f"{-n} to {n - 1}" if n else "none, as there are no sequences",
         )
     return place % n
 
@@ -532,10 +546,18 @@ def _place(index: Any, n: int) -> int:
 def _check_batches(batches: Any) -> None:
     where = "LoDTensor.cat"
     if not isinstance(batches, Sequence) or not batches:
-        raise LoDError(f"{where} takes a list of LoDTensors, one or more", got=brief(batches))
+        raise LoDError(
+            f"{where} takes a list of LoDTensors, one or more",
+            got=brief(batches),
+            remedy="LoDTensor.cat([x, y])",
+        )
     for i, x in enumerate(batches):
         if not isinstance(x, LoDTensor):
-            raise LoDError(f"{where}: batch {i} must be a LoDTensor", got=brief(x))
+            raise LoDError(
+                f"{where}: batch {i} must be a LoDTensor",
+                got=brief(x),
+                remedy="LoDTensor.from_sequences(tensors), a tensor for each sequence",
+            )
         for what, a, b in (
             ("levels", x.lod_level, batches[0].lod_level),
             ("rows of shape", list(x.shape[1:]), list(batches[0].shape[1:])),
@@ -549,32 +571,6 @@ def _check_batches(batches: Any) -> None:
                     expected=f"{b}",
                     remedy="x.drop_levels() leaves out an outer level" if what == "levels" else None,
                 )
-
-
-def _are_rows(sequences: Any) -> bool:
-    """Whether it is a list of tensors that differ in length alone."""
-    if not isinstance(sequences, list) or not sequences or not isinstance(sequences[0], Tensor):
-        return False
-    first = sequences[0]
-    return first.ndim > 0 and all(
-        isinstance(t, Tensor)
-        and (t.ndim, t.shape[1:], t.dtype, t.device)
-        == (first.ndim, first.shape[1:], first.dtype, first.device)
-        for t in sequences
-    )
-
-
-def _check_values(values: Any, lod: LoD) -> None:
-    if not isinstance(values, Tensor) or values.is_nested:
-        raise LoDError("LoDTensor 'values' must be a tensor of shape [rows, ...]", got=brief(values))
-    if values.ndim == 0:
-        raise LoDError("LoDTensor 'values' must have a dimension for rows", got="a tensor of shape []")
-    if values.shape[0] != lod.rows:
-        raise LoDError(
-            f"LoDTensor 'lod' level {len(lod.levels) - 1} must end at the number of rows",
-            got=f"{lod.rows}, at index {len(lod.levels[-1]) - 1}",
-            expected=f"{values.shape[0]} (values have shape {list(values.shape)})",
-        )
 
 
 def _flatten(x: LoDTensor) -> tuple[list[Tensor], LoD]:

@@ -21,6 +21,8 @@ from stepnet.data.modes import outside_modes, real
 from stepnet.errors import FrozenError, LoDError
 from stepnet.watchers import said
 
+_UNCHANGED = "the offsets and the values of one LoDTensor go in together"
+
 # What traces a module gives the lengths of offsets as tensors of what is traced.
 LENGTHS: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("what answers for lengths", default=None)
 
@@ -76,11 +78,13 @@ class LoD:
         if not any(map(in_program, levels)):
             wrong = next((v for v in levels if v.dim() != 1 or v.dtype != torch.int64), None)
             if wrong is not None:
-                raise LoDError("the offsets of a graph must be 1-D int64 tensors", got=brief(wrong))
+                raise LoDError(
+                    "the offsets of a graph must be 1-D int64 tensors", got=brief(wrong), remedy=_UNCHANGED
+                )
             _check_levels(levels)
             if _end(levels[-1]) != rows:
                 what = "the offsets of a graph must end at the number of rows"
-                raise LoDError(what, got=_end(levels[-1]), expected=rows)
+                raise LoDError(what, got=_end(levels[-1]), expected=rows, remedy=_UNCHANGED)
         return LoD.trusted(levels, rows)
 
     @staticmethod
@@ -103,14 +107,15 @@ class LoD:
                     f"lengths of level {k} must add up to the number of sequences of level {k + 1}",
                     got=f"{short(level)}, which add up to {total}",
                     expected=len(below),
+                    remedy="the lengths of an outer level count sequences, those of the last one rows",
                 )
         return LoD.trusted(tuple(offsets_of(level) for level in own))
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise FrozenError(f"a LoD is immutable: cannot set '{name}'")
+        raise FrozenError(f"a LoD is immutable: cannot set '{name}'", remedy="LoD(offsets) makes another")
 
     def __delattr__(self, name: str) -> None:
-        raise FrozenError(f"a LoD is immutable: cannot delete '{name}'")
+        raise FrozenError(f"a LoD is immutable: cannot delete '{name}'", remedy="LoD(offsets) makes another")
 
     def __len__(self) -> int:
         """Sequences of the outermost level."""
@@ -347,7 +352,9 @@ def check_lengths(lengths: Tensor, what: str, most: int | None = None, most_is: 
             got=f"{int(lengths[i])} at index {i}",
         )
     if given.sum(dtype=np.float64) >= 2**62:
-        raise LoDError(f"{what} add up to more rows than a tensor can hold", got=short(lengths))
+        raise LoDError(
+            f"{what} add up to more rows than a tensor can hold", got=short(lengths), expected="below 2**62"
+        )
 
 
 @outside_modes
@@ -368,8 +375,16 @@ def integers(given: Any, what: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         cause = error
     if said(LENGTHS) is not None and isinstance(given, Tensor) and real(given) is None:
-        raise LoDError(f"{what}: what is traced has no numbers", got=brief(given)) from cause
-    raise LoDError(f"{what} must be a 1-D list or tensor of integers", got=brief(given)) from cause
+        raise LoDError(
+            f"{what}: what is traced has no numbers",
+            got=brief(given),
+            remedy="make it outside of what is traced",
+        ) from cause
+    raise LoDError(
+        f"{what} must be a 1-D list or tensor of integers",
+        got=brief(given),
+        remedy="given.long().flatten() of a tensor, [int(n) for n in given] of a list",
+    ) from cause
 
 
 def _as_torch_takes(numbers: Any) -> Any:
@@ -438,4 +453,5 @@ def _check_offsets(k: int, offsets: Tensor) -> None:
         raise LoDError(
             f"{where} must never fall",
             got=f"{int(offsets[i])} at index {i}, then {int(offsets[i + 1])} at index {i + 1}",
+            remedy="these are offsets; lengths go to LoDTensor.from_lengths",
         )

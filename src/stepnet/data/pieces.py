@@ -85,7 +85,7 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 def marks_of(given: Any, shapes: Sequence[tuple[int, ...]], what: str) -> Tensor:
     """A truth value per row as a tensor of one of these shapes, or LoDError."""
-    marks = given if isinstance(given, Tensor) else _tensor(given, what)
+    marks = given if isinstance(given, Tensor) else _tensor(given, shapes, what)
     marks = marks.to_dense() if marks.is_sparse or marks.layout in _COMPRESSED else marks
     if tuple(marks.shape) not in shapes:
         raise LoDError(
@@ -95,11 +95,13 @@ def marks_of(given: Any, shapes: Sequence[tuple[int, ...]], what: str) -> Tensor
 
 
 @outside_modes
-def _tensor(given: Any, what: str) -> Tensor:
+def _tensor(given: Any, shapes: Sequence[tuple[int, ...]], what: str) -> Tensor:
     try:
         return torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise LoDError(f"{what} must hold a truth value per row", got=brief(given)) from error
+        raise LoDError(
+            f"{what} must hold a truth value per row", got=brief(given), expected=f"shape {list(shapes[0])}"
+        ) from error
 
 
 @outside_modes

@@ -144,6 +144,7 @@ class RowBudgetSampler:
                 "RowBudgetSampler: this is no state of a sampler",
                 got=brief(state),
                 expected=", ".join(missing),
+                remedy="load_state_dict(sampler.state_dict())",
             )
         for name, own in wanted.items():
             if state[name] != own:
@@ -151,6 +152,7 @@ class RowBudgetSampler:
                     f"RowBudgetSampler: the state is of a sampler with other {name}",
                     got=f"{state[name]}",
                     expected=f"{own}",
+                    remedy=f"make the sampler with the {name} that it was saved with",
                 )
         epoch = _whole("epoch", state["epoch"], 0)
         count = self._count(epoch)

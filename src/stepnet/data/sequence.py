@@ -67,7 +67,7 @@ def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any
     elif pooling in ("first", "last"):
         pooled = _end_rows(x, pooling, pad_value)
     elif pooling == "max":
-        check_fill(pad_value, x.dtype, "pad_value")
+        check_fill(pad_value, x.dtype, "sequence_pool: 'pad_value'")
         out = x.values.new_full((len(x.structure.levels[-1]) - 1, *x.shape[1:]), pad_value)
         pooled = out.scatter_reduce(0, _owner_index(x, x.values), x.values, "amax", include_self=False)
     else:
@@ -129,7 +129,11 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
         return y.with_values(instead("expand", y, x, 0.0))
     lengths = y.lengths(ref_level)
     if not isinstance(x, (Tensor, LoDTensor)) or x.ndim == 0:
-        raise LoDError("sequence_expand: 'x' must be a tensor [sequences, ...] or a LoDTensor", got=brief(x))
+        raise LoDError(
+            "sequence_expand: 'x' must be a tensor [sequences, ...] or a LoDTensor",
+            got=brief(x),
+            remedy="torch.as_tensor(x), an entry for each sequence",
+        )
     entries = len(x)
     if entries != len(lengths):
         remedy = None
@@ -173,7 +177,9 @@ def sequence_concat(xs: Sequence[LoDTensor]) -> LoDTensor:
     tensor([1, 2, 3, 7, 8])
     """
     if not isinstance(xs, (list, tuple)) or not xs:
-        raise LoDError("sequence_concat takes a list of LoDTensors", got=brief(xs))
+        raise LoDError(
+            "sequence_concat takes a list of LoDTensors", got=brief(xs), remedy="sequence_concat([x, y])"
+        )
     for i, x in enumerate(xs):
         _check_ragged(x, "sequence_concat", f"[{i}]")
     first = xs[0]
@@ -200,7 +206,7 @@ def _concat(lods: list[LoD]) -> tuple[LoD, Tensor]:
 
 @recorded_in_frames()
 def sequence_reverse(x: LoDTensor) -> LoDTensor:
-    """Every sequence of the last level from its last row to its first; the LoD stays.
+    """Every sequence of the last level from its last row to its first; the LoD stays. LoDError if x has none.
 
     >>> sequence_reverse(LoDTensor(torch.tensor([1, 2, 3, 4]), [[0, 3, 3, 4]])).values
     tensor([3, 2, 1, 4])
@@ -324,6 +330,7 @@ def _check_joins(a: LoDTensor, b: LoDTensor, i: int) -> None:
         raise LoDError(
             f"sequence_concat: [0] and [{i}] must be alike in all levels above the last",
             got=f"{difference}; lengths {a.structure.show()} and {b.structure.show()}",
+            remedy="LoDTensor.cat joins batches one after the other; x.drop_levels() leaves out outer levels",
         )
     if a.shape[1:] != b.shape[1:]:
         raise LoDError(
@@ -345,7 +352,7 @@ def _owner_index(x: LoDTensor, rows: Tensor) -> Tensor:
 
 
 def _end_rows(x: LoDTensor, which: str, pad_value: float) -> Tensor:
-    check_fill(pad_value, x.dtype, "pad_value")
+    check_fill(pad_value, x.dtype, "sequence_pool: 'pad_value'")
     if torch.compiler.is_dynamo_compiling():
         return _end_rows_in_graph(x, which, pad_value)
     full, rows = _ends(x.structure, which)
@@ -383,7 +390,7 @@ def _sums(x: LoDTensor, pooling: str, pad_value: float) -> Tensor:
     if integral:
         rows = rows.long()
     out_dtype = rows.dtype if integral else x.dtype
-    check_fill(pad_value, out_dtype, "pad_value")
+    check_fill(pad_value, out_dtype, "sequence_pool: 'pad_value'")
     sums = rows.new_zeros(len(lengths), *x.shape[1:]).scatter_add(0, _owner_index(x, rows), rows)
     counts = beside(lengths, x.values).view(-1, *(1,) * (rows.ndim - 1))
     if pooling != "sum":

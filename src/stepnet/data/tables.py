@@ -57,7 +57,11 @@ class Tabular:
             chunks = array.chunks or [arrow.array([], array.type)]
             array = chunks[0] if len(chunks) == 1 else arrow.concat_arrays(chunks)
         if not isinstance(array, arrow.Array):
-            raise LoDError("from_arrow takes an Array or a ChunkedArray", got=type(column).__name__)
+            raise LoDError(
+                "from_arrow takes an Array or a ChunkedArray",
+                got=type(column).__name__,
+                remedy="table['name'] is a column; LoDTensor.from_sequences takes lists",
+            )
         levels, sizes = [], []
         while not types.is_primitive(array.type):
             kind, depth = array.type, len(levels) + len(sizes)
@@ -65,6 +69,7 @@ class Tabular:
                 raise LoDError(
                     f"from_arrow: the lists of level {depth} hold nulls",
                     got=f"{array.null_count} of {len(array)}",
+                    remedy="column.drop_null(), or pyarrow.compute.fill_null(column, [])",
                 )
             if types.is_dictionary(kind):
                 array = array.dictionary_decode()
@@ -84,6 +89,7 @@ class Tabular:
                     "from_arrow takes lists of numbers, and lists of a fixed size inside them: "
                     f"level {depth}",
                     got=str(kind),
+                    remedy="a column for each field; numbers, as ids, in place of words",
                 )
         if not levels:
             raise LoDError(
@@ -94,7 +100,11 @@ class Tabular:
                 else "torch.from_dlpack",
             )
         if array.null_count:
-            raise LoDError("from_arrow: the rows hold nulls", got=f"{array.null_count} of {len(array)}")
+            raise LoDError(
+                "from_arrow: the rows hold nulls",
+                got=f"{array.null_count} of {len(array)}",
+                remedy="fill them before they are put into lists: pyarrow.compute.fill_null(rows, 0)",
+            )
         return cls(_shaped(_numbers(array), sizes), levels)
 
     def to_arrow(self) -> Any:
@@ -111,6 +121,7 @@ class Tabular:
             raise LoDError(
                 "to_arrow: Arrow has no complex numbers, and no rows without numbers",
                 got=f"values {list(self.values.shape)} {self.values.dtype}",
+                remedy="x.map(torch.view_as_real)" if np.iscomplexobj(values) else None,
             )
         array = arrow.array(values.reshape(-1))
         for size in reversed(values.shape[1:]):
@@ -319,7 +330,9 @@ def _names(given: Any, frame: Any) -> list[Any]:
 
 def _array(x: Tabular) -> np.ndarray:
     if not isinstance(x, Tabular):
-        raise LoDError("only a LoDTensor has sequences", got=type(x).__name__)
+        raise LoDError(
+            "only a LoDTensor has sequences", got=type(x).__name__, remedy="LoDTensor.from_sequences(x)"
+        )
     try:
         return x.values.detach().cpu().contiguous().resolve_conj().resolve_neg().numpy()
     except (TypeError, RuntimeError) as error:
@@ -331,7 +344,11 @@ def _array(x: Tabular) -> np.ndarray:
 def _shared(numbers: np.ndarray) -> Tensor:
     """The memory of an array, copied where it must not be written, or has its bytes in another order."""
     if numbers.dtype.kind not in "biufc":
-        raise LoDError("sequences of numbers are needed", got=str(numbers.dtype))
+        raise LoDError(
+            "sequences of numbers are needed",
+            got=str(numbers.dtype),
+            expected="a column of numbers, as the ids of words",
+        )
     numbers = numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
 

@@ -122,6 +122,7 @@ def pack(values: Sequence[Value], steps: int, level: int, indices_map: Tensor, l
             "TensorArray.pack: the array must hold one step per element of the longest sequence",
             got=f"{steps} steps",
             expected=f"{longest} steps, as indices_map says",
+            remedy="write every step; a map goes with the array that TensorArray.unpack gave it with",
         )
     check_fit(values, "TensorArray.pack", free=0)
     if rows(values[0]).dim() == 0:
@@ -136,6 +137,7 @@ def pack(values: Sequence[Value], steps: int, level: int, indices_map: Tensor, l
                 f"TensorArray.pack: step {step} must hold one element per sequence longer than {step}",
                 got=f"{len(value)} elements",
                 expected=f"{count} elements, as indices_map says",
+                remedy="keep the rows of a step as array.read(step) gives them",
             )
     joined = join(values)
     elements, _ = time_major(begins, lengths)

@@ -96,6 +96,7 @@ def integer(number: Any, where: str) -> int:
     raise ArrayError(
         f"{where} must be an int or a scalar integer tensor",
         got=describe(number) if isinstance(number, Tensor) else repr(number)[:80],
+        remedy="int(number) of a float that is whole" if isinstance(number, float) else None,
     )
 
 
@@ -133,6 +134,9 @@ def check_fit(values: Sequence[Value], where: str, free: int | None = None) -> N
                 got=f"{describe(first)} and {describe(value)}",
                 expected="the same number of levels, dtype, device and shape"
                 + ("" if free is None else f" (along axis {free} it may differ)"),
+                remedy="array.concat(axis) joins values that differ along an axis"
+                if free is None
+                else "array.read(index) one by one",
             )
 
 

@@ -76,7 +76,9 @@ def beam_search(
     n_best = whole(f"{where}: 'n_best'", n_best, 1)
     if n_best > beam_size:
         raise StepError(
-            f"{where}: n_best is at most beam_size", got=f"n_best={n_best}, beam_size={beam_size}"
+            f"{where}: n_best is at most beam_size",
+            got=f"n_best={n_best}, beam_size={beam_size}",
+            remedy=f"beam_size={n_best}",
         )
     length_penalty = number(f"{where}: 'length_penalty'", length_penalty, 0)
     leaves, spec, rows = checked_state(state, where)

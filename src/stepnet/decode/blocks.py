@@ -124,7 +124,12 @@ def made(kind: Callable[..., _T], *how: Any) -> _T:
 def check_score(scores: Tensor, score: Tensor) -> None:
     """See that what a score began with is of the type of what is added to it."""
     if scores.dtype is not score.dtype:
-        raise StepError("the scores of a step have another dtype", got=scores.dtype, expected=score.dtype)
+        raise StepError(
+            "the scores of a step have another dtype than those of the first",
+            got=scores.dtype,
+            expected=score.dtype,
+            remedy=f"return scores.to({score.dtype})",
+        )
 
 
 def in_blocks(

@@ -61,7 +61,9 @@ def scores_of(
     result = step(words, unflatten(spec, leaves))
     if not (isinstance(result, tuple) and len(result) == 2):
         raise StepError(
-            f"step '{step_name(step)}' must return a pair (scores, new_state)", got=type(result).__name__
+            f"step '{step_name(step)}' must return a pair (scores, new_state)",
+            got=type(result).__name__,
+            remedy="return scores, None where it has no state",
         )
     scores, state = result
     if not isinstance(scores, Tensor) or scores.dim() != 2 or scores.shape[0] != words.shape[0]:
@@ -69,21 +71,28 @@ def scores_of(
             f"step '{step_name(step)}' must return a score for each word of the vocabulary",
             got=describe_leaf(scores),
             expected=f"float[{len(words)}, V]",
+            remedy="the step is given a word for each sequence, and no dimension of time",
         )
     if not scores.is_floating_point():
         raise StepError(
             f"step '{step_name(step)}' must return logits or log probabilities",
             got=describe_leaf(scores),
             expected=f"float[{len(words)}, V]",
+            remedy="return what the last layer gives, not the words chosen of it",
         )
     if not 0 <= eos < scores.shape[1]:
         raise StepError(
-            f"eos is not in the vocabulary of step '{step_name(step)}'", got=f"eos={eos}, V={scores.shape[1]}"
+            f"eos is not in the vocabulary of step '{step_name(step)}'",
+            got=f"eos={eos}, V={scores.shape[1]}",
+            expected=f"0 to {scores.shape[1] - 1}",
         )
     new, new_spec = flatten(state)
     if new_spec != spec:
         raise StepError(
-            f"step '{step_name(step)}' changed the structure of the state", got=new_spec, expected=spec
+            f"step '{step_name(step)}' changed the structure of the state",
+            got=new_spec,
+            expected=spec,
+            remedy="return a state nested as state= is, all of it at each step",
         )
     return scores.float() if scores.dtype.itemsize == 2 else scores, new
 

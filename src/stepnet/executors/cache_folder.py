@@ -39,7 +39,11 @@ def cache_folder() -> Path:
         BuildError: no folder can be made.
     """
     if not hasattr(os, "geteuid"):
-        raise BuildError("nothing is kept on disk", got="a system whose files have no owners to check")
+        raise BuildError(
+            "nothing is kept on disk",
+            got="a system whose files have no owners to check",
+            remedy="backend='eager' keeps nothing",
+        )
     wanted = os.environ.get("STEPNET_CACHE_DIR")
     folder = Path(wanted).absolute() if wanted else _user_cache() / "stepnet"
     reason = _unfit(folder)

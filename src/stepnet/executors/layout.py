@@ -254,7 +254,11 @@ def _ragged(offsets: bytes, reverse: bool) -> Layout:
     table = np.frombuffer(offsets, dtype=np.int64)
     lengths = np.diff(table)
     if not len(table) or table[0] or (lengths < 0).any():  # those of a graph are anybody's to change
-        raise LoDError("offsets must start at 0 and never fall", got=table[:10].tolist())
+        raise LoDError(
+            "offsets must start at 0 and never fall",
+            got=table[:10].tolist(),
+            remedy="those of a LoDTensor, unchanged",
+        )
     layout = _layout(table[:-1].copy(), lengths, 1, int(table[-1]))
     return layout.backward if reverse else layout
 

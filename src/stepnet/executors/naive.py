@@ -87,7 +87,8 @@ class PlainRun:
         ragged = next((name for name, cut in cuts.items() if isinstance(cut, LoDCut)), None)
         if ragged is not None:
             raise LoopError(f"'{ragged}' is a LoDTensor, and its lengths say how many steps there are",
-                            got="a loop with a condition or a limit")  # fmt: skip
+                            got="a loop with a condition or a limit",
+                            remedy="a tensor, cut along an axis; or no condition and no limit")  # fmt: skip
         counts = [cut.steps for cut in cuts.values()]
         limit = -1 if loop.limit is None else int(self._feeds[loop.limit])
         return min([*counts, *([limit] if limit >= 0 else [])], default=None)

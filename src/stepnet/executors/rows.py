@@ -50,6 +50,7 @@ class RowArray(TensorArray):
                 "must have a row for each that is still running",
                 got=describe(value),
                 expected=f"{len(self.rows)} rows",
+                remedy="write what the loop variables give: rows that have ended are not among them",
             )
         super()._store(index, value, data_shared)
         self._rows_at[int(index)] = self.rows
@@ -97,6 +98,7 @@ class Rows:
                 f"the condition has one boolean for each of {total} rows, and so must every loop variable",
                 got=", ".join(wrong),
                 expected=f"{total} rows, or a scalar, which all rows share",
+                remedy="give them a first dimension of rows, or close over what does not change",
             )
         carried = [RowArray(leaf, total) if isinstance(leaf, TensorArray) else leaf for leaf in leaves]
         return Rows(total, torch.arange(total), ()), carried

@@ -116,6 +116,7 @@ class Count(WholeCut):
             raise LoopError(
                 f"the joined outputs of the loop over '{loop.body.name}' count different numbers of steps",
                 got=", ".join(f"{name}: {count}" for name, count in counts.items()),
+                remedy="ports with the same start, end and stride; of -1 they follow the inputs",
             )
         self.steps = next(iter(counts.values()), 1)
 
@@ -289,6 +290,7 @@ def join_along(kept: list[Any], port: Concat, empty: bool, name: str) -> Tensor:
             f"{name} must have part_size={part} elements along axis {axis} at each step",
             got=f"{tuple(kept[0].shape)}",
             expected=f"{part} along axis {axis}",
+            remedy=f"return as many, or say part_size={kept[0].shape[axis]} at its port",
         )
     if empty:
         shape = list(kept[0].shape)
@@ -320,15 +322,25 @@ def iterations(port: Slice | Concat, size: int) -> tuple[int, int, int]:
     where = f"the slice of '{name}' along axis {port.axis}"
     given = f"start={port.start}, end={port.end}, stride={port.stride}, part_size={part} over {size} elements"
     if port.stride == 0 or part != abs(port.stride):
-        raise LoopError(f"{where} needs part_size equal to the stride's size, not zero", got=given)
+        raise LoopError(
+            f"{where} needs part_size equal to the stride's size, not zero",
+            got=given,
+            remedy=f"stride={-part if port.stride < 0 else part}",
+        )
     low, high = (start, end) if port.stride > 0 else (end, start)
     if not 0 <= low <= high <= size:
         raise LoopError(
-            f"{where} lies outside the tensor", got=given, expected=f"0 <= start <= end <= {size}"
+            f"{where} lies outside the tensor",
+            got=given,
+            expected=f"0 <= start <= end <= {size}",
+            remedy="start=0, end=-1 take all of it; with a negative stride start=-1, end=0",
         )
     if (high - low) % part:
         raise LoopError(
-            f"{where} does not divide into steps", got=given, expected=f"a multiple of {part} elements"
+            f"{where} does not divide into steps",
+            got=given,
+            expected=f"a multiple of {part} elements",
+            remedy=f"end={high - (high - low) % part} leaves out the rest" if port.stride > 0 else None,
         )
     return low, high, (high - low) // part
 

@@ -47,7 +47,11 @@ def clock(step: Any, x: Any, state: Any, steps: Any, axis: int) -> tuple[Clock, 
         rows = torch.zeros(steps, like.shape[0], 1, device=like.device)
         return Clock(rows.movedim(0, axis) if axis else rows), state
     if not isinstance(steps, (Tensor, list, tuple)):
-        raise StepError("steps must be a number, or one for each sequence", got=brief(steps))
+        raise StepError(
+            "steps must be a number, or one for each sequence",
+            got=brief(steps),
+            remedy="steps=10 or steps=[3, 1, 2]",
+        )
     known: list[int] = []  # to Dynamo, numbers that may change from call to call
     if in_graph.is_followed() and not isinstance(steps, Tensor) and all(type(n) is int for n in steps):
         known = [*steps]

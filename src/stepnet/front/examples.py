@@ -117,6 +117,7 @@ def does_not_fit(name: str, error: Exception, given: Iterable[Any], line: str, a
     return StepError(
         f"in the frame, '{name}' fails{at}: {str(error).splitlines()[0]}",
         got=f"{', '.join(describe_leaf(v) for v in given)} ({line})",
+        remedy="in a frame a loop variable has the shape of its first value, a step that of its array's",
     )
 
 

@@ -111,7 +111,10 @@ class WhileLoop:
                 expected=f"one of the names of `{_as_names(self.loop_vars)}`",
             )
         if place in self.updates:
-            raise StepError(f"update: loop variable {place} was updated before in this frame")
+            raise StepError(
+                f"update: loop variable {place} was updated before in this frame",
+                remedy="compute the last value first, and update once",
+            )
         old = self.program.examples[place]
         if isinstance(value, SymbolicNumber):
             value = self.program.call(
@@ -121,7 +124,11 @@ class WhileLoop:
             try:
                 value = torch.as_tensor(value, dtype=None if old is None else old.dtype)
             except (TypeError, ValueError, RuntimeError) as error:
-                raise StepError("update: the value is no tensor", got=describe_leaf(value)) from error
+                raise StepError(
+                    "update: the value is no tensor",
+                    got=describe_leaf(value),
+                    remedy="torch.stack(values) of a list; a loop variable for each of a tuple",
+                ) from error
         example = value.example if isinstance(value, Symbolic) else value
         if old is not None and isinstance(example, Tensor):
             check_kind(place, old, example, "")
@@ -131,7 +138,10 @@ class WhileLoop:
     def results(self) -> tuple[Tensor, ...]:
         """The loop variables after the last step."""
         if self._results is None:
-            raise StepError("the loop runs when its frame is left, and it has not run yet")
+            raise StepError(
+                "the loop runs when its frame is left, and it has not run yet",
+                remedy="take the results after the `with` block",
+            )
         return self._results
 
     def explain(self) -> str:

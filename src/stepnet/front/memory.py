@@ -56,7 +56,10 @@ class Memory:
                 remedy="Memory(name, pre_name, init='its name in the scope'), or shape=(size,)",
             )
         if self.name == self.pre_name:
-            raise StepError(f"memory '{self.name}' and its pre-memory need two names")
+            raise StepError(
+                f"memory '{self.name}' and its pre-memory need two names",
+                remedy=f"Memory('{self.name}', '{self.name}_before', ...)",
+            )
 
     def boot(self, scope: Scope, rows: int, like: Tensor) -> Tensor:
         """The value that the first step reads."""

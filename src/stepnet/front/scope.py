@@ -39,7 +39,11 @@ class Scope:
         sequences: Tensor | None = None,
     ) -> None:
         if not isinstance(values, Mapping | None):
-            raise StepError("Scope: 'values' must be a dict of names and values", got=type(values).__name__)
+            raise StepError(
+                "Scope: 'values' must be a dict of names and values",
+                got=type(values).__name__,
+                remedy="Scope({'x': x})",
+            )
         self._variables = {name: Variable(value) for name, value in (values or {}).items()}
         self._shared: set[str] = set()
         self.parent = parent

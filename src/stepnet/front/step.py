@@ -14,7 +14,7 @@ from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.tree import Spec, flatten, names, unflatten
-from stepnet.errors import StepError
+from stepnet.errors import StepError, StepnetError
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Body, Loop
 from stepnet.ir.sweep import over_rows
@@ -150,8 +150,11 @@ class StepBody:
             if type(error) is not RuntimeError:
                 raise
             raise failure(self, (*x_leaves, *state_leaves), error, self.t) from error
-        except TypeError:
+        except (TypeError, ValueError) as error:
+            if isinstance(error, StepnetError):
+                raise
             self._check_parameters(static=isinstance(state, WithStatic))
+            self._check_nesting()
             raise
         if not (isinstance(result, tuple) and len(result) == 2):
             raise StepError(
@@ -165,6 +168,7 @@ class StepBody:
         new_leaves, new_spec = flatten(new)
         self._check_y(y_leaves, y_spec)
         if new_spec != self.state_spec:
+            self._check_nesting()
             raise StepError(
                 f"step '{self.name}' changed the structure of the state at step {self.t}",
                 got=f"new_state {_own(new_spec)}",
@@ -190,6 +194,19 @@ class StepBody:
                 remedy="take both x_t and state: x_t is None where there are only steps=, and the state "
                 "is () where there is none",
             ) from None
+
+    def _check_nesting(self) -> None:
+        """Refuse a state that is nested in another way than the step's own first one."""
+        first = getattr(self.step, "initial_state", None)
+        if first is not None:
+            given, own = _own(self.state_spec), flatten(first(1))[1]
+            if given != own:
+                raise StepError(
+                    f"the initial state of step '{self.name}' is nested in another way than its own",
+                    got=given,
+                    expected=own,
+                    remedy="nest it as its initial_state(n), which is taken where there is no state=",
+                )
 
     def _check_y(self, y_leaves: list[Any], y_spec: Spec) -> None:
         if self.y_spec is None:

@@ -83,7 +83,11 @@ def find(text: str) -> Call:
 
 def unreadable(said: str) -> StepError:
     """The error of a text that stands for nothing."""
-    return StepError("a graph holds a recurrence that this version cannot read", got=said[:200])
+    return StepError(
+        "a graph holds a recurrence that this version cannot read",
+        got=said[:200],
+        remedy="export the module again by this version",
+    )
 
 
 def is_known(text: str) -> bool:

@@ -179,14 +179,7 @@ def captured(
             y, new = step(x_t, state_t)
         else:
             y, new = step(x_t, state_t, _pytree.tree_unflatten(rows[n_x + n_state :], static_spec))
-        y_leaves, y_spec = _pytree.tree_flatten(y, is_leaf=_is_ragged)
-        whole = [isinstance(leaf, LoDTensor) for leaf in y_leaves]
-        if any(isinstance(leaf, LoDTensor) and leaf.structure is not lod for leaf in y_leaves):
-            torch._dynamo.graph_break()  # entries of other lengths than those of x
-        of_steps = [leaf for leaf in y_leaves if not isinstance(leaf, LoDTensor)]
-        if any(map(_is_of_all_rows, of_steps)) and not is_exporting():  # which says itself what is not so
-            torch._dynamo.graph_break()  # the loop tells it, or runs it as it is
-        y_leaves: list[Any] = [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in y_leaves]
+        y_leaves, whole, y_spec = _flat(y, lod)
         new_leaves, new_spec = _pytree.tree_flatten(opened(new))
         if new_spec != state_spec:
             torch._dynamo.graph_break()  # the loop tells it
@@ -202,15 +195,20 @@ def captured(
         body, name=_name(step), reverse=reverse, axis=axis, levels=levels, inside=inside, backend=backend,
         autocast=autocast, resets=resets, checkpoint=checkpoint, detach_every=detach_every,
     )  # fmt: skip
-    if inside:
-        steps = LoD.trusted(tuple(offsets[: levels - inside]), offsets[levels - inside].shape[0] - 1)
-        lods = {_WHOLE: first.structure, _STEPS: steps}
-        y = _pytree.tree_map(lambda leaf: _of_steps(leaf, lods), y, is_leaf=_is_cut)
-    elif ragged:
-        y = _pytree.tree_map(
-            lambda leaf: _of_steps({_STEPS: leaf}, {_STEPS: first.structure}), y, is_leaf=_is_ragged
-        )
-    return y, closed(final, state)
+    return (_ragged_as(first.structure, inside, y) if ragged else y), closed(final, state)
+
+
+def _flat(y: Any, lod: LoD | None) -> tuple[list[Any], list[bool], Any]:
+    """The leaves of what a step gave as y, which of them are sequences, those of x at this step, and how they
+    were nested."""
+    leaves, spec = _pytree.tree_flatten(y, is_leaf=_is_ragged)
+    whole = [isinstance(leaf, LoDTensor) for leaf in leaves]
+    if any(isinstance(leaf, LoDTensor) and leaf.structure is not lod for leaf in leaves):
+        torch._dynamo.graph_break()  # entries of other lengths than those of x
+    of_steps = [leaf for leaf in leaves if not isinstance(leaf, LoDTensor)]
+    if any(map(_is_of_all_rows, of_steps)) and not is_exporting():  # which says itself what is not so
+        torch._dynamo.graph_break()  # the loop tells it, or runs it as it is
+    return [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in leaves], whole, spec
 
 
 def _is_of_all_rows(leaf: Tensor) -> bool:
@@ -226,6 +224,15 @@ _WHOLE, _STEPS = "entries of steps", "steps"  # what a leaf of y holds, in the p
 def _is_cut(leaf: Any) -> bool:
     known = isinstance(leaf, dict) and len(leaf) == 1 and (_WHOLE in leaf or _STEPS in leaf)
     return isinstance(leaf, LoDTensor) or (known and isinstance(next(iter(leaf.values())), Tensor))
+
+
+def _ragged_as(lod: LoD, inside: int, y: Any) -> Any:
+    """The tables of all steps with the sequences of x, or, where steps are sequences, those they are of."""
+    if not inside:
+        return _pytree.tree_map(lambda leaf: _of_steps({_STEPS: leaf}, {_STEPS: lod}), y, is_leaf=_is_ragged)
+    outer, below = lod.levels[:-inside], lod.levels[-inside]
+    lods = {_WHOLE: lod, _STEPS: LoD.trusted(tuple(outer), below.shape[0] - 1)}
+    return _pytree.tree_map(lambda leaf: _of_steps(leaf, lods), y, is_leaf=_is_cut)
 
 
 def _of_steps(leaf: Any, lods: dict[str, LoD]) -> LoDTensor:

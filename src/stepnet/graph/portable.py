@@ -200,7 +200,10 @@ def _call(recurrence: Recurrence, graph: fx.GraphModule, node: fx.Node, places: 
 
 def refusal(recurrence: Recurrence, why: str) -> StepError:
     """The error of a step that no text can hold."""
-    return StepError(f"step '{recurrence.way.name}' cannot be part of an exported program: {why}")
+    return StepError(
+        f"step '{recurrence.way.name}' cannot be part of an exported program: {why}",
+        remedy="torch.compile takes it; stepnet.onnx.save and stepnet.openvino.save write it, if they can",
+    )
 
 
 def _name(value: Any) -> str:

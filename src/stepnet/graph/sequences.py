@@ -166,7 +166,12 @@ def _of_lengths_shapes(values: Tensors, _: Any, *known: int) -> list[Tensor]:
 
 def _own(lod: LoD, rows: int, counts: Sequence[int]) -> list[Tensor]:
     if lod.rows != rows:
-        raise LoDError("the offsets of a graph must end at the number of rows", got=lod.rows, expected=rows)
+        raise LoDError(
+            "the offsets of a graph must end at the number of rows",
+            got=lod.rows,
+            expected=rows,
+            remedy="the offsets and the values of one LoDTensor go in together",
+        )
     return [*lod.levels] if counts else [*lod.levels, *map(lod.lengths, range(len(lod.levels)))]
 
 

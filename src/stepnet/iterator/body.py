@@ -98,9 +98,13 @@ class CallBody:
             raise LoopError(
                 f"the body '{self.name}' fails: {str(error).splitlines()[0]}",
                 got=describe_leaves(self.parameters, values),
+                remedy="these are the shapes of one step: part_size along the axis of a sliced input",
             ) from error
         if missing:
-            raise LoopError(f"the body '{self.name}': {'; '.join(missing.values())}")
+            raise LoopError(
+                f"the body '{self.name}': {'; '.join(missing.values())}",
+                remedy="ports and back edges name tensors by place, from 0, or by the key of a dict",
+            )
         return tuple(found[key] for key in self.keys)
 
     def over(self, function: Callable[..., Any]) -> CallBody:

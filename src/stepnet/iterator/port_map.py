@@ -50,7 +50,8 @@ def _wrong(signature: Signature, port_map: Sequence[Port], back_edges: Sequence[
         if isinstance(port, (InputPort, OutputPort)):
             yield from _wrong_port(port)
         else:
-            yield f"port_map holds {port!r}, which is neither an InputPort nor an OutputPort"
+            instead = "; it belongs in back_edges" if isinstance(port, BackEdge) else ""
+            yield f"port_map holds {port!r}, which is neither an InputPort nor an OutputPort{instead}"
     for edge in back_edges:
         if not isinstance(edge, BackEdge):
             yield f"back_edges holds {edge!r}, which is no BackEdge"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from stepnet.errors import IRError, LoopError, StepError, Unsupported
-from stepnet.front.step import next_state
+from stepnet.front.step import describe_leaves, next_state
 from stepnet.ir.loop import Concat, Iteration, Loop
 from stepnet.ir.sweep import over_rows
 
@@ -110,7 +110,11 @@ class RowBody:
         except RuntimeError as error:
             if type(error) is not RuntimeError:
                 raise
-            raise StepError(f"step '{self.name}' failed: {str(error).splitlines()[0]}") from error
+            raise StepError(
+                f"step '{self.name}' failed: {str(error).splitlines()[0]}",
+                got=describe_leaves(arguments, arguments.values()),
+                remedy="it is called with all sequences that have this step, a row each",
+            ) from error
         named = dict(zip(self.loop.body.results, results, strict=True))
         y = [self._row(port, named[port.result]) for port in self.joined]
         new = [self._carried(name, named[self.loop.carried[name]]) for name in self.loop.carried]
@@ -134,7 +138,11 @@ class RowBody:
     def _row(self, port: Any, value: Any) -> Tensor:
         """A result of the body as the rows of an output."""
         if not isinstance(value, Tensor):
-            raise StepError(f"step '{self.name}' returned '{port.output}' that is no tensor")
+            raise StepError(
+                f"step '{self.name}' returned '{port.output}' that is no tensor",
+                got=type(value).__name__,
+                remedy="torch.as_tensor(value)",
+            )
         if not isinstance(port, Concat):
             return value
         axis, part = port.axis, port.part_size or 1

@@ -145,7 +145,9 @@ class EditDistance(Evaluator):
         ours, theirs = _sequences(x), _sequences(label)
         if len(ours) != len(theirs):
             raise TapeError(
-                "edit_distance: x and label must have as many sequences", got=f"{len(ours)} and {len(theirs)}"
+                "edit_distance: x and label must have as many sequences",
+                got=f"{len(ours)} and {len(theirs)}",
+                remedy="feed both from one batch",
             )
         for a, b in zip(ours, theirs, strict=True):
             self.edits += edit_steps(a, b)
@@ -185,7 +187,11 @@ def _rows(x: Any, label: Any, ignore: int | None = None) -> tuple[Tensor, Tensor
         check_lengths("an evaluator", x, label)
         x, label = x.values, label.values
     if len(x) != len(label):
-        raise TapeError("an evaluator: x and label must have as many rows", got=f"{len(x)} and {len(label)}")
+        raise TapeError(
+            "an evaluator: x and label must have as many rows",
+            got=f"{len(x)} and {len(label)}",
+            remedy="feed both from one batch",
+        )
     if ignore is None:
         return x, label
     kept = label != ignore

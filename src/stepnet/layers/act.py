@@ -68,6 +68,10 @@ def activation(x: TapeItem, act: str | Callable[..., Any], *, name: str | None =
     """
     function = as_activation(act)
     if function is None:
-        raise TapeError("activation: 'act' is None", expected=f"a function, or {', '.join(ACTIVATIONS)}")
+        raise TapeError(
+            "activation: 'act' is None",
+            remedy="take the item as it is",
+            expected=f"a function, or {', '.join(ACTIVATIONS)}",
+        )
     kind = act if isinstance(act, str) else getattr(act, "__name__", type(act).__name__)
     return Tape.current().record(kind, function, (x,), name=name)

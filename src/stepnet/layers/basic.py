@@ -98,7 +98,12 @@ def embedding(
     """
     check_item("embedding", x)
     if x.dtype not in (torch.int64, torch.int32):
-        raise unfit("embedding", "its input must be integers", x)
+        raise unfit(
+            "embedding",
+            "its input must be integers",
+            x,
+            remedy="data(name, Integer(classes)), or Sequence of it",
+        )
     classes = x.creation.classes if classes is None else classes
     if classes is None:
         got = f"'{x.name}', which is no data layer"
@@ -137,7 +142,7 @@ def addto(xs: Sequence[TapeItem], *, act: Act = None, name: str | None = None) -
     sizes = {features("addto", x) for x in items}
     if len(sizes) > 1:
         got = ", ".join(f"'{x.name}' {describe_item(x)}" for x in items)
-        raise unfit("addto", "its inputs must have one size", got)
+        raise unfit("addto", "its inputs must have one size", got, remedy="fc(x, size) brings one to a size")
     return Tape.current().record("addto", total, items, name=name, act=as_activation(act))
 
 
@@ -165,5 +170,9 @@ def total(*xs: Any) -> Any:
 
 def _several(kind: str, xs: Any) -> list[TapeItem]:
     if not isinstance(xs, (list, tuple)) or not xs:
-        raise TapeError(f"{kind} ({user_line()}) takes a list of items", got=type(xs).__name__)
+        raise TapeError(
+            f"{kind} ({user_line()}) takes a list of items",
+            got=type(xs).__name__,
+            remedy=f"{kind}([a, b])",
+        )
     return [check_item(kind, x) for x in xs]

@@ -45,7 +45,12 @@ def features(kind: str, x: Any, what: str = "its input") -> int:
     """The size of the last dimension of rows [*, size]."""
     example = check_item(kind, x, what).creation.example
     if not isinstance(example, (Tensor, LoDTensor)) or example.ndim < 2:
-        raise unfit(kind, f"{what} must be rows of features [*, size]", x)
+        raise unfit(
+            kind,
+            f"{what} must be rows of features [*, size]",
+            x,
+            remedy="embedding(ids, size) makes rows of ids",
+        )
     return example.shape[-1]
 
 
@@ -53,7 +58,7 @@ def check_rows(kind: str, x: Any, what: str = "its input") -> None:
     """Refuse items that are no floating point rows."""
     features(kind, x, what)
     if not x.dtype.is_floating_point:
-        raise unfit(kind, f"{what} must be floating point", x)
+        raise unfit(kind, f"{what} must be floating point", x, remedy="apply(lambda x: x.float(), item)")
 
 
 def check_sequences(kind: str, x: Any, what: str = "its input") -> LoDTensor:
@@ -76,14 +81,21 @@ def check_ids(kind: str, x: Any, what: str = "its input") -> None:
     example = check_item(kind, x, what).creation.example
     integral = isinstance(example, (Tensor, LoDTensor)) and not example.dtype.is_floating_point
     if not integral or example.ndim != 1:
-        raise unfit(kind, f"{what} must be ids [*]", x)
+        raise unfit(
+            kind, f"{what} must be ids [*]", x, remedy="data(name, Integer(classes)), or Sequence of it"
+        )
 
 
 def check_same_levels(kind: str, x: TapeItem, other: TapeItem) -> None:
     """Refuse two items of which one has sequences that the other has not."""
     if x.lod_level != other.lod_level:
         got = f"{describe_item(x)}, and {describe_item(other)}"
-        raise unfit(kind, f"'{x.name}' and '{other.name}' must have the same levels", got)
+        raise unfit(
+            kind,
+            f"'{x.name}' and '{other.name}' must have the same levels",
+            got,
+            remedy="expand(x, like) repeats x for the rows of 'like'; pool(x) makes a row of a sequence",
+        )
 
 
 def check_labels(kind: str, x: Any, label: Any, ignore: int | None = None) -> None:
@@ -96,11 +108,17 @@ def check_labels(kind: str, x: Any, label: Any, ignore: int | None = None) -> No
         raise unfit(kind, "'ignore' must be a label, or None", repr(ignore))
     if classes is not None and classes - (ignore == classes - 1) > size:
         got = f"'{label.name}' has {classes} classes, '{x.name}' {size} scores"
-        raise unfit(kind, "the labels have more classes than there are scores", got)
+        raise unfit(
+            kind, "the labels have more classes than there are scores", got, remedy=f"fc(x, {classes})"
+        )
 
 
 def check_lengths(kind: str, x: Any, label: Any) -> None:
     """Refuse sequences whose rows do not stand one for one."""
     ours, theirs = x.recursive_sequence_lengths(), label.recursive_sequence_lengths()
     if ours != theirs:
-        raise TapeError(f"{kind}: x and label must have the same lengths", got=f"{ours} and {theirs}")
+        raise TapeError(
+            f"{kind}: x and label must have the same lengths",
+            got=f"{ours} and {theirs}",
+            remedy="feed both from one batch, a label for each row",
+        )

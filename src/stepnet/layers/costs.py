@@ -78,7 +78,12 @@ def regression_cost(x: TapeItem, target: TapeItem, *, name: str | None = None) -
     sizes = features("regression_cost", x), features("regression_cost", target, "'target'")
     check_same_levels("regression_cost", x, target)
     if sizes[0] != sizes[1]:
-        raise unfit("regression_cost", "x and target must have one size", f"{sizes[0]} and {sizes[1]}")
+        raise unfit(
+            "regression_cost",
+            "x and target must have one size",
+            f"{sizes[0]} and {sizes[1]}",
+            remedy=f"fc(x, {sizes[1]})",
+        )
     return _record("regression_cost", mean_square, (x, target), name)
 
 
@@ -105,7 +110,12 @@ def ctc_cost(x: TapeItem, label: TapeItem, *, blank: int = 0, name: str | None =
     """
     for item, what in ((x, "its input"), (label, "'label'")):
         if check_sequences("ctc_cost", item, what).lod_level != 1:
-            raise unfit("ctc_cost", f"{what} must have one level", repr(item))
+            raise unfit(
+                "ctc_cost",
+                f"{what} must have one level",
+                repr(item),
+                expected="Sequence(...), not of sequences",
+            )
     refuse_probabilities("ctc_cost", x)
     check_ids("ctc_cost", label, "'label'")
     if not isinstance(blank, int) or not 0 <= blank < features("ctc_cost", x):
@@ -159,7 +169,11 @@ def mean_square(x: Any, target: Any) -> Tensor:
 
 def _ctc(x: LoDTensor, label: LoDTensor, blank: int) -> Tensor:
     if len(x) != len(label):
-        raise TapeError("ctc_cost: x and label must have as many sequences", got=f"{len(x)} and {len(label)}")
+        raise TapeError(
+            "ctc_cost: x and label must have as many sequences",
+            got=f"{len(x)} and {len(label)}",
+            remedy="feed both from one batch",
+        )
     if not len(x):
         return x.values.sum()
     padded, lengths = torch.log_softmax(x, -1).to_padded(batch_first=False)  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]

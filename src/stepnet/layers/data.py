@@ -105,6 +105,9 @@ DataType = TypeVar("DataType", Dense, Integer)
 def Sequence(of: DataType) -> DataType:
     """Sequences of a type: a LoDTensor with one level more. Sequences of sequences are nested.
 
+    Raises:
+        TapeError: `of` is no type.
+
     >>> Sequence(Integer(10)).level
     1
     """
@@ -134,10 +137,10 @@ def data(name: str, type: Dense | Integer) -> TapeItem:
             expected=_TYPES,
         )
     if name_of("data: 'name'", name, error=TapeError) == "self":
-        raise TapeError("data 'self': a call cannot have an argument of this name")
+        raise TapeError("data 'self': a call cannot have an argument of this name", remedy="another name")
     size = type.size if isinstance(type, Dense) else type.classes
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise TapeError(f"data '{name}': sizes are whole numbers from 1", got=repr(type))
+        raise TapeError(f"data '{name}': sizes must be whole numbers from 1", got=repr(type))
     if whole(f"data '{name}': 'level'", type.level, 0, error=TapeError) > DEEPEST:
         raise TapeError(f"data '{name}': too many levels", got=repr(type), expected=f"up to {DEEPEST}")
     feed = Feed(name, type)
@@ -169,14 +172,18 @@ def _taken(
         )
         _refuse(name, value, type, kinds, str(why))
     if (taken.lod_level if isinstance(taken, LoDTensor) else 0) != level or isinstance(taken, PackedSequence):
-        _refuse(name, taken, type, expected)
+        remedy = "LoDTensor.from_padded(tensor, lengths), or a list with a tensor for each sequence"
+        _refuse(name, taken, type, expected, remedy=remedy if level and isinstance(taken, Tensor) else None)
     return taken, taken.values if isinstance(taken, LoDTensor) else taken
 
 
-def _refuse(name: str, value: Any, type: Dense | Integer, expected: str, why: str = "") -> NoReturn:
+def _refuse(
+    name: str, value: Any, type: Dense | Integer, expected: str, why: str = "", remedy: str | None = None
+) -> NoReturn:
     got = describe(value) if isinstance(value, (Tensor, LoDTensor)) else value.__class__.__name__
     raise TapeError(
         f"data '{name}' is {type}; the value does not fit",
         got=f"{got}: {why}" if why else got,
         expected=expected,
+        remedy=remedy,
     )

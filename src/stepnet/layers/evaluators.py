@@ -28,6 +28,13 @@ def evaluator(function: Evaluator, *xs: TapeItem, kind: str, name: str | None = 
 
     Raises:
         TapeError: it stands inside a recurrent group.
+
+    >>> from stepnet.layers import Integer, data, embedding, fc
+    >>> from stepnet.layers.accumulators import ClassificationError
+    >>> with Tape():
+    ...     ids = data("ids", Integer(3))
+    ...     evaluator(ClassificationError(), fc(embedding(ids, 4), 3), ids, kind="wrong")
+    TapeItem(3, 'wrong_0')
     """
     tape = Tape.current()
     if tape.group is not None:
@@ -47,6 +54,9 @@ def classification_error(
         x: scores or probabilities [*, classes], rows or sequences of them.
         label: ids [*].
         ignore: rows with this label are left out.
+
+    Raises:
+        TapeError: x are no scores, the labels do not stand one for one with them, or have more classes.
 
     One minus scikit-learn's accuracy_score; nan while there are no rows.
 
@@ -70,8 +80,8 @@ def precision_recall(
     ignore: int | None = None,
     name: str | None = None,
 ) -> TapeItem:
-    """Precision, recall and F1, as a dict of "precision", "recall" and "f1"; other arguments as
-    `classification_error`.
+    """Precision, recall and F1, as a dict of "precision", "recall" and "f1"; other arguments
+    and errors as `classification_error`.
 
     Args:
         average: "macro", the mean over the classes that occur in labels or predictions; "micro", over rows.
@@ -108,6 +118,9 @@ def auc(x: TapeItem, label: TapeItem, *, name: str | None = None) -> TapeItem:
         x: [*, 1] scores, or [*, 2], of which the second counts; rows or sequences of them.
         label: ids [*], 0 or 1.
 
+    Raises:
+        TapeError: x has more scores in a row, or the labels more classes, or they do not stand one for one.
+
     >>> import torch
     >>> from stepnet.layers.accumulators import AUC
     >>> area = AUC()
@@ -119,10 +132,15 @@ def auc(x: TapeItem, label: TapeItem, *, name: str | None = None) -> TapeItem:
     check_ids("auc", label, "'label'")
     check_same_levels("auc", x, label)
     if features("auc", x) > 2:
-        raise unfit("auc", "its input must have one or two scores in a row", repr(x))
+        raise unfit(
+            "auc",
+            "its input must have one or two scores in a row",
+            repr(x),
+            remedy="precision_recall counts more classes",
+        )
     if label.creation.classes not in (None, 2):
         got = f"'{label.name}' has {label.creation.classes} classes"
-        raise unfit("auc", "its labels must be 0 or 1", got)
+        raise unfit("auc", "its labels must be 0 or 1", got, remedy="data(name, Integer(2))")
     return evaluator(AUC(), x, label, kind="auc", name=name)
 
 
@@ -138,8 +156,20 @@ def chunk(
         types: how many types of chunks. A tag is `type * parts + part`, and `types * parts` is outside.
         scheme: the parts: "IOB" (B, I), "IOE" (I, E), "IOBES" (B, I, E, S), or "plain" (one).
 
+    Raises:
+        TapeError: they are no sequences of ids, or there is no such scheme.
+
     Source: the chunk evaluator of Paddle, which reads tags as the CoNLL 2000 evaluation does, and so does
     seqeval, whose numbers these are. They are nan while there are no rows.
+
+    >>> import torch
+    >>> from stepnet import LoDTensor
+    >>> from stepnet.layers.accumulators import Chunk
+    >>> count = Chunk("IOB", types=1)  # 0 begins a chunk, 1 goes on, 2 is outside
+    >>> tags = LoDTensor.from_sequences([[0, 1, 2], [2, 0]])
+    >>> count.update(tags, tags)
+    >>> count.compute()["f1"]
+    1.0
     """
     check_sequences("chunk", x)
     check_ids("chunk", x)
@@ -159,8 +189,18 @@ def edit_distance(
         label: the right ones, as many.
         normalized: all edits over all ids of the labels instead: the word error rate.
 
+    Raises:
+        TapeError: they are no sequences of ids.
+
     The numbers are those of torchmetrics' EditDistance and WordErrorRate; nan while
     there is nothing to divide by.
+
+    >>> from stepnet import LoDTensor
+    >>> from stepnet.layers.accumulators import EditDistance
+    >>> count = EditDistance(normalized=False)
+    >>> count.update(LoDTensor.from_sequences([[1, 2, 3]]), LoDTensor.from_sequences([[1, 3]]))
+    >>> count.compute()
+    1.0
     """
     for item, what in ((x, "its input"), (label, "'label'")):
         check_sequences("edit_distance", item, what)
@@ -171,7 +211,7 @@ def edit_distance(
 def perplexity(
     x: TapeItem, label: TapeItem, *, ignore: int | None = None, name: str | None = None
 ) -> TapeItem:
-    """The exponential of the mean cross entropy over rows; arguments as `classification_cost`.
+    """The exponential of the mean cross entropy over rows; arguments and errors as `classification_cost`.
 
     The number is that of torchmetrics' Perplexity; nan while there are no rows.
 

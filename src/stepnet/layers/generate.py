@@ -91,19 +91,11 @@ def beam_search(
             remedy="give the group a StaticInput, or a memory of it an item as boot",
         )
     classes = _check_scores(tape, where, scores, runner.step.results[pick], group)
-    for what, number in (("beam_size", beam_size), ("max_length", max_length), ("n_best", n_best)):
-        check_size("beam_search", number, what)
-    for what, word in (("bos", bos), ("eos", eos)):
-        if not isinstance(word, int) or isinstance(word, bool) or not 0 <= word < classes:
-            raise TapeError(f"{where}: '{what}' is no word", got=repr(word), expected=f"0 to {classes - 1}")
-    if n_best > beam_size:
-        raise TapeError(f"{where}: 'n_best' is at most beam_size", got=f"{n_best} of {beam_size}")
-    if not isinstance(length_penalty, (int, float)) or length_penalty < 0:
-        raise TapeError(f"{where}: 'length_penalty' must be a number from 0", got=repr(length_penalty))
     options = {
         "bos": bos, "eos": eos, "beam_size": beam_size, "max_length": max_length,
         "length_penalty": length_penalty, "n_best": n_best,
     }  # fmt: skip
+    _check_options(where, classes, options)
     generator = Generator(runner.step, runner.sizes, pick, options)
     # A search to the end over examples would tell no more than the checks above do.
     words = LoDTensor.from_lengths(torch.zeros(example_rows(2), dtype=torch.int64), example_lengths(2))
@@ -134,6 +126,7 @@ class Generator:
             raise TapeError(
                 "StaticInputs and boots must have one row or sequence for each sequence to generate",
                 got=f"{sorted(rows)} of them",
+                remedy="feed all of them from one batch",
             )
         numbers = torch.arange(len(given[0]), device=given[0].device)
         state = (numbers, *self.step.start(boots, self.sizes, len(numbers), numbers))
@@ -165,6 +158,24 @@ def _group(tape: Tape, scores: TapeItem, where: str) -> tuple[Creation, int]:
     return found, pick
 
 
+def _check_options(where: str, classes: int, options: dict[str, Any]) -> None:
+    for what in ("beam_size", "max_length", "n_best"):
+        check_size("beam_search", options[what], what)
+    for what in ("bos", "eos"):
+        word = options[what]
+        if not isinstance(word, int) or isinstance(word, bool) or not 0 <= word < classes:
+            raise TapeError(f"{where}: '{what}' is no word", got=repr(word), expected=f"0 to {classes - 1}")
+    n_best, penalty = options["n_best"], options["length_penalty"]
+    if n_best > options["beam_size"]:
+        raise TapeError(
+            f"{where}: 'n_best' is at most beam_size",
+            got=f"{n_best} of {options['beam_size']}",
+            remedy=f"beam_size={n_best}",
+        )
+    if not isinstance(penalty, (int, float)) or penalty < 0:
+        raise TapeError(f"{where}: 'length_penalty' must be a number from 0", got=repr(penalty))
+
+
 def _check_scores(tape: Tape, where: str, scores: TapeItem, index: int, group: Creation) -> int:
     """How many words there are, if the scores fit them."""
     refuse_probabilities("beam_search", tape[index])
@@ -176,5 +187,6 @@ def _check_scores(tape: Tape, where: str, scores: TapeItem, index: int, group: C
             f"{where}: the step must return a score for each word",
             got=f"'{scores.name}', {describe_item(scores)}",
             expected=f"floating point [*, {classes}]" if classes else "floating point [*, words]",
+            remedy="fc(x, words) as the last layer, without an activation",
         )
     return shape[1] or 0

@@ -113,18 +113,7 @@ def recurrent_group(
         name_of("recurrent_group: 'name'", name, error=TapeError)
     given = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     where = f"recurrent_group {name!r} ({user_line()})" if name else f"recurrent_group ({user_line()})"
-    wrapped = (StaticInput, GeneratedInput)
-    items = [check_item("recurrent_group", x.item if isinstance(x, wrapped) else x) for x in given]
-    tape.check_items(items, where)
-    static = [isinstance(x, StaticInput) for x in given]
-    if all(static):
-        raise TapeError(f"{where} has no sequence to run over", got=f"{len(items)} static inputs")
-    for item, whole in zip(items, static, strict=True):
-        if not whole:
-            check_sequences("recurrent_group", item)
-    generates = any(isinstance(x, GeneratedInput) for x in given)
-    if generates:
-        _check_words(where, items, static)
+    items, static, generates = _items(tape, given, where)
     group = Group(name or tape.new_name("recurrent_group"), tape.group)
     start = len(tape)
     try:
@@ -194,10 +183,17 @@ def memory(name: str, size: int, *, boot: TapeItem | float = 0.0) -> TapeItem:
         fits = isinstance(example, Tensor) and example.dim() == 2 and example.shape[1] == size
         if example is not UNKNOWN and not fits:
             raise TapeError(
-                f"{where}: 'boot' has another size", got=describe(example), expected=f"rows [*, {size}]"
+                f"{where}: 'boot' has another size",
+                got=describe(example),
+                expected=f"rows [*, {size}]",
+                remedy=f"fc(item, {size}), or memory(name, size) of the size of its boot",
             )
     elif not isinstance(boot, (int, float)) or isinstance(boot, bool):
-        raise TapeError(f"{where}: 'boot' must be a number or an item", got=type(boot).__name__)
+        raise TapeError(
+            f"{where}: 'boot' must be a number or an item",
+            got=type(boot).__name__,
+            remedy="an item [*, size] has a row for each sequence; 0.0 starts all alike",
+        )
     free = f"memory_of_{name}"
     item = tape.record(
         "memory",
@@ -209,7 +205,11 @@ def memory(name: str, size: int, *, boot: TapeItem | float = 0.0) -> TapeItem:
     made = tape.find(name)
     if made is not None:
         if made.group is not group:
-            raise TapeError(f"{where}: its layer is not in the group '{group.name}'", got=made.place)
+            raise TapeError(
+                f"{where}: its layer is not in the group '{group.name}'",
+                got=made.place,
+                remedy="give the layer of the step that it remembers, and the memory, a name of their own",
+            )
         check_memory(link, made, where)
         link.source = tape[name].index
     group.memories.append(link)
@@ -227,6 +227,27 @@ def _inside(tape: Tape, item: TapeItem, whole: bool) -> TapeItem:
     return tape.record(kind, Given(), example=known, classes=item.creation.classes)
 
 
+def _items(tape: Tape, given: list[Any], where: str) -> tuple[list[TapeItem], list[bool], bool]:
+    """The items of a group's inputs, which of them are static, and whether their words may be generated."""
+    wrapped = (StaticInput, GeneratedInput)
+    items = [check_item("recurrent_group", x.item if isinstance(x, wrapped) else x) for x in given]
+    tape.check_items(items, where)
+    static = [isinstance(x, StaticInput) for x in given]
+    if all(static):
+        raise TapeError(
+            f"{where} has no sequence to run over",
+            got=f"{len(items)} static inputs",
+            remedy="an item of sequences, or GeneratedInput(item), that is not a StaticInput",
+        )
+    for item, whole in zip(items, static, strict=True):
+        if not whole:
+            check_sequences("recurrent_group", item)
+    generates = any(isinstance(x, GeneratedInput) for x in given)
+    if generates:
+        _check_words(where, items, static)
+    return items, static, generates
+
+
 def _check_words(where: str, items: list[TapeItem], static: list[bool]) -> None:
     """Refuse what `beam_search` could not generate one word after the other."""
     cut = [item for item, whole in zip(items, static, strict=True) if not whole]
@@ -238,14 +259,20 @@ def _check_words(where: str, items: list[TapeItem], static: list[bool]) -> None:
         )
     check_ids("recurrent_group", cut[0], "a GeneratedInput")
     if cut[0].lod_level != 1:
-        raise TapeError(f"{where}: a GeneratedInput must have one level", got=repr(cut[0]))
+        raise TapeError(
+            f"{where}: a GeneratedInput must have one level",
+            got=repr(cut[0]),
+            expected="of data(name, Sequence(Integer(words)))",
+        )
 
 
 def _check_step(tape: Tape, group: Group, results: list[Any], where: str) -> None:
     for result in results:
         if not isinstance(result, TapeItem):
             raise TapeError(
-                f"{where}: the step must return an item or a tuple of items", got=type(result).__name__
+                f"{where}: the step must return an item or a tuple of items",
+                got=type(result).__name__,
+                remedy="layers of stepnet.layers make items; layers.apply(function, item) of any function",
             )
     tape.check_items(results, f"{where}: what the step returned")
     for link in group.memories:

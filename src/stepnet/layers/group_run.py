@@ -97,6 +97,7 @@ class GroupRunner:
                     "a StaticInput needs one row or sequence for each sequence of the group",
                     got=len(value),
                     expected=len(lead),
+                    remedy="feed both from one batch; pool(x) gives a row for each sequence",
                 )
         if any(ragged):
             return self._with_sequences(cut, whole, boots)

@@ -38,7 +38,7 @@ def pooling(x: TapeItem, how: Pooling = "mean", *, name: str | None = None) -> T
 
 
 def first(x: TapeItem, *, name: str | None = None) -> TapeItem:
-    """The first row of each sequence of the last level.
+    """The first row of each sequence of the last level; TapeError if x has none.
 
     >>> from stepnet.layers import Dense, Sequence, data
     >>> with Tape():
@@ -50,7 +50,7 @@ def first(x: TapeItem, *, name: str | None = None) -> TapeItem:
 
 
 def last(x: TapeItem, *, name: str | None = None) -> TapeItem:
-    """The last row of each sequence of the last level.
+    """The last row of each sequence of the last level; TapeError if x has none.
 
     >>> from stepnet.layers import Dense, Sequence, data
     >>> with Tape():
@@ -91,6 +91,7 @@ def expand_rows(x: Any, like: LoDTensor, level: int) -> LoDTensor:
                 "expand: x must have a row for each sequence of 'like'",
                 got=f"lengths {x.recursive_sequence_lengths()}",
                 expected=f"{lengths}",
+                remedy="feed both from one batch",
             )
         x = x.values
     return sequence_expand(x, like, level)

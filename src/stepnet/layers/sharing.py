@@ -44,7 +44,11 @@ def shared(
     if type(found) is not type(module) or _shapes(found) != _shapes(module):
         got = f"{other.place}, {_said(found)}" if found is not None else other.place
         raise unfit(
-            kind, f"the weights of '{other.name}' do not fit", got, expected=f"{kind} with {_said(module)}"
+            kind,
+            f"the weights of '{other.name}' do not fit",
+            got,
+            expected=f"{kind} with {_said(module)}",
+            remedy="name a layer of the same kind and sizes",
         )
     return found  # pyright: ignore[reportReturnType]
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stepnet.front.frame import WhileLoop
+from stepnet.front.program import Program
 from stepnet.front.recorded import Break, Call, Guard, Op, Read
 from stepnet.front.scan_form import rule
 from stepnet.front.step import describe_leaf
@@ -29,16 +30,7 @@ def run_as_while(loop: WhileLoop) -> list[Tensor]:
     """
     program = loop.program
     writes = JoinedWrites(loop, 2 * _NUMBERS)
-    for op in program.ops:
-        if (
-            isinstance(op, Guard)
-            and isinstance(op.told, (int, float, tuple, torch.SymInt))
-            and not program.keeps_shape(op.of)
-        ):
-            raise rule("Python was told a size, which may be another for other inputs", op)
-    wholes = [None if k in writes.arrays else array._whole for k, array in enumerate(program.arrays)]
-    if any(whole is None and k not in writes.arrays for k, whole in enumerate(wholes)):
-        raise rule("it is no scan, and it reads an array that is not one tensor")
+    wholes = _wholes(program, writes)
     arrays = [None if whole is None else _Whole(whole) for whole in wholes]
     inside = [None if whole is None else _Whole(whole, anywhere=True) for whole in wholes]
     numbers: list[Any] = []
@@ -89,6 +81,21 @@ def run_as_while(loop: WhileLoop) -> list[Tensor]:
     out = while_joined(cond, body, first, len(writes.arrays))
     writes.fill(out[len(first) :])
     return list(out[: program.variables])
+
+
+def _wholes(program: Program, writes: JoinedWrites) -> list[Tensor | None]:
+    """What is read of each array, as one tensor; None of those that are written."""
+    for op in program.ops:
+        if (
+            isinstance(op, Guard)
+            and isinstance(op.told, (int, float, tuple, torch.SymInt))
+            and not program.keeps_shape(op.of)
+        ):
+            raise rule("Python was told a size, which may be another for other inputs", op)
+    wholes = [None if k in writes.arrays else array._whole for k, array in enumerate(program.arrays)]
+    if any(whole is None and k not in writes.arrays for k, whole in enumerate(wholes)):
+        raise rule("it is no scan, and it reads an array that is not one tensor")
+    return wholes
 
 
 class _Whole:

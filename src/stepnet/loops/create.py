@@ -195,6 +195,7 @@ def _saved(loop: WhileLoop, saving: Instead) -> list[Tensor]:
                 f"the while loop at {line} cannot be written as a loop",
                 got=refusal.reason,
                 expected="arrays that are read and written at a counted step, or written once in each turn",
+                remedy=refusal.remedy,
             ) from refusal
     with _unfilled(loop, raised):
         return raised.results(saving.loop(raised.loop, raised.feeds))

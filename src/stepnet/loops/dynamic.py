@@ -126,12 +126,18 @@ def _first_input(scope: Scope, names: Sequence[str], stepnet: str) -> LoDTensor 
         if not isinstance(scope.find(name), (LoDTensor, InGrid))
     ]
     if wrong or not names:
+        found = [scope.find(name) for name in names]
+        remedy = (
+            "RecurrentOp runs a stepnet over tensors of one length; "
+            "LoDTensor.from_sequences and from_padded make LoDTensors"
+        )
+        if not names or any(value is None for value in found):
+            remedy = f"inputs names values of the scope, which has {', '.join(scope.all_values()) or 'none'}"
+        elif any(isinstance(value, StandIn) for value in found):
+            remedy = AS_A_LAYER
         raise StepError(
             f"dynamic_recurrent over '{stepnet}' steps over LoDTensors",
             got="; ".join(wrong) or "no inputs",
-            remedy=AS_A_LAYER
-            if any(isinstance(scope.find(name), StandIn) for name in names)
-            else "RecurrentOp runs a stepnet over tensors of one length; "
-            "LoDTensor.from_sequences and from_padded make LoDTensors",
+            remedy=remedy,
         )
     return scope[names[0]]

@@ -47,7 +47,9 @@ class InnerLoop(LoopCall):
         wrong = [v for v in loop_vars if not isinstance(v, Tensor)]
         if wrong:
             raise StepError(
-                "the loop variables of a frame inside a frame must be tensors", got=type(wrong[0]).__name__
+                "the loop variables of a frame inside a frame must be tensors",
+                got=type(wrong[0]).__name__,
+                remedy="a loop variable for each tensor of it",
             )
         here = [copy.copy(array) if i in self.own else array for i, array in enumerate(arrays)]
         return self.play(self.recording, loop_vars, constants, here)

@@ -116,7 +116,9 @@ def _over_arrays(fn: Callable[[Any], Any], leaves: list[Any], spec: Any) -> Any:
             kind, filled = now, [TensorArray() for _ in found]
         elif now != kind:
             what = f"map_fn: '{step_name(fn)}' returned another structure at step {step}"
-            raise StepError(what, got=str(now), expected=str(kind))
+            raise StepError(
+                what, got=str(now), expected=str(kind), remedy="return the same structure at every step"
+            )
         for array, value in zip(filled, found, strict=True):
             if step is None:  # no steps: what is known is what one would look like
                 array._pattern = value

@@ -105,7 +105,10 @@ class RecurrentOp:
         self.outputs = listed("RecurrentOp: 'outputs'", outputs, str)
         self.memories = memories_of("RecurrentOp", memories, self.inputs)
         if not inputs:
-            raise StepError("RecurrentOp needs an input to count its steps by")
+            raise StepError(
+                "RecurrentOp needs an input to count its steps by",
+                remedy="inputs=['x'], the name of sequences in the scope",
+            )
         self.stepnet = function("RecurrentOp: 'stepnet'", stepnet, "stepnet(scope)")
         self.reverse = reverse
         self.name = getattr(stepnet, "__name__", type(stepnet).__name__)
@@ -259,6 +262,7 @@ class RecurrentOp:
         return StepError(
             f"stepnet '{self.name}' {how}: {str(error).splitlines()[0]}",
             got=describe_leaves(names, (step[name] for name in names)),
+            remedy="these are the shapes of one step: a row for each sequence",
         )
 
     def _run_compiled(self, scope: Scope, backend: Backend | None = None) -> dict[str, Tensor]:

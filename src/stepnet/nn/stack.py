@@ -166,6 +166,7 @@ def _directions(cell: Any, layer: int, bidirectional: bool) -> list[Callable[...
         raise StepError(
             f"Stack layer {layer} must be a cell, or a pair of them for two directions",
             got=f"a {type(cell).__name__} of {len(cell)}",
+            remedy="Stack([a, b, c]) runs one after the other",
         )
     cells = list(cell) if pair else [cell]
     for one in cells:

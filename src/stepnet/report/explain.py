@@ -126,14 +126,9 @@ def explain(
     if torch.compiler.is_dynamo_compiling():
         leave_to_python("stepnet: explain looks at Python")
     if steps is None and static is None and resets is None and is_model(step, state):
-        settings = {"reverse": reverse, "level": level, "axis": axis, "backend": backend}
-        defaults = {"reverse": False, "level": -1, "axis": 0, "backend": None}
-        changed = [name for name, value in settings.items() if value != defaults[name]]
-        if changed:
-            raise StepError(
-                f"{step_name(step)} is a model: its recurrences have their own {', '.join(changed)}",
-                remedy="set them where the model calls recurrent, or explain a step",
-            )
+        _check_unset(
+            step, reverse=(reverse, False), level=(level, -1), axis=(axis, 0), backend=(backend, None)
+        )
         return explain_model(step, x, state, functools.partial(explain_loop, source=source))
     scopes = False
     if isinstance(step, Recurrent):
@@ -149,6 +144,16 @@ def explain(
     body, x_leaves, states = checked(step, x, state, level=level, axis=axis)
     loop, feeds = body.as_loop(x_leaves, states, reverse=reverse, level=level, axis=axis)
     return explain_loop(loop, feeds, scopes=scopes, backend=backend, source=source)
+
+
+def _check_unset(model: Any, **settings: tuple[Any, Any]) -> None:
+    """Refuse settings, each with what it is by default, that are for a model's recurrences to say."""
+    changed = [name for name, (value, default) in settings.items() if value != default]
+    if changed:
+        raise StepError(
+            f"{step_name(model)} is a model: its recurrences have their own {', '.join(changed)}",
+            remedy="set them where the model calls recurrent, or explain a step",
+        )
 
 
 def explain_loop(
@@ -169,7 +174,7 @@ def explain_loop(
     chosen = check_backend(backend)
     captures: Any = reach(body.function)
     code = SourceLines(captures.files)
-    entry, kept = Entry(), ""
+    entry, notes = Entry(), list[str]()
     if chosen == PLAIN.name or scopes:
         asked = "scopes=True" if scopes else "backend='naive'"
         refusal = getattr(body.function, "refusal", None) or Unsupported(f"{asked} asks for the plain loop")
@@ -181,14 +186,16 @@ def explain_loop(
                 entry, captures, _ = find_plan(*carried[:2], backend=chosen)
                 if entry.ready is not None:
                     loop, feeds, names = carried
-                    kept = f"carried as state after the first step: {', '.join(f'.{n}' for n in names)}"
+                    notes.append(
+                        f"carried as state after the first step: {', '.join(f'.{n}' for n in names)}"
+                    )
         except Unsupported as refusal:
             entry.refusals.append(("compiler", refusal))
+    notes += entry.notes
     counts = _counts(x_leaves[0], sweep)
     loops: tuple[LoopSummary, ...] = ()
     saved: tuple[Saved, ...] = ()
     linear: tuple[str, ...] = ()
-    notes = [*([kept] if kept else []), *entry.notes]
     if entry.ready is not None and entry.y_spec is not None:
         executor, label = entry.ready.executor.name, entry.ready.executor.label
         tensors = [captures.tensors[place] for place in entry.weights]
@@ -200,7 +207,8 @@ def explain_loop(
     else:
         executor, label = PLAIN.name, PLAIN.label
         described, note = describe_plain_loop(loop, feeds, line_in(captures.files), counts, code)
-        loops, notes = (described,), [*notes, note]
+        loops = (described,)
+        notes.append(note)
     lengths = sorted(counts)
     tables = list(map(rows, x_leaves))
     wants = any(t.requires_grad for t in (*tables, *states, *shared, *captures.tensors))

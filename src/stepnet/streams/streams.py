@@ -89,7 +89,9 @@ class Stream:
         if max_streams is not None:
             max_streams = whole("stream: 'max_streams'", max_streams, 1, error=StreamError)
         if idle_seconds is not None and not (isinstance(idle_seconds, (int, float)) and idle_seconds > 0):
-            raise StreamError("idle_seconds must be None or seconds above 0", got=repr(idle_seconds))
+            raise StreamError(
+                "stream: 'idle_seconds' must be None or seconds above 0", got=repr(idle_seconds)
+            )
         self.module = module
         self.max_streams = max_streams
         self.idle_seconds = idle_seconds
@@ -224,7 +226,10 @@ class Stream:
     def _alone(self, push: Callable[[], Any]) -> Any:
         """What a push gives, while the module may not push itself."""
         if self._pushing:
-            raise StreamError("the module pushes to the stream that it is run by")
+            raise StreamError(
+                "the module pushes to the stream that it is run by",
+                remedy="stepnet.stream(module) opens another, for another module",
+            )
         self._pushing = True
         try:
             return push()
@@ -263,10 +268,14 @@ class Stream:
                 "this is no state of a stream",
                 got=f"{type(error).__name__}: {error}",
                 expected="its state_dict()",
+                remedy="load_state_dict(stream.state_dict()), the stream of a module of the same steps",
             ) from error
         if self.max_streams is not None and len(ids) > self.max_streams:
             raise StreamError(
-                "no more streams may be open", got=len(ids), expected=f"max_streams={self.max_streams}"
+                "no more streams may be open",
+                got=len(ids),
+                expected=f"max_streams={self.max_streams}",
+                remedy="stepnet.stream(module, max_streams=...) of as many; close(id) before state_dict()",
             )
         with self._lock:
             self._states, self._free, self._rows, self._open = states, [], len(ids), streams

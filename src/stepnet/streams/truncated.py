@@ -127,6 +127,7 @@ class Truncated:
                 "truncated: the state that is handed on is nested in another way",
                 got=str(spec),
                 expected=str(self._state_spec),
+                remedy="hand on the same parts of the state after each piece",
             )
         self._last = [
             old.index_copy(0, beside(sequences, old), leaf.detach().to(old.dtype))
@@ -198,12 +199,17 @@ def _checked(x: Any, axis: int) -> tuple[list[Any], Spec, Tensor]:
     """The leaves of x, their nesting, and how many steps each sequence has."""
     leaves, spec = flatten(x)
     if not leaves or any(not isinstance(leaf, (Tensor, LoDTensor, PackedSequence)) for leaf in leaves):
-        raise StepError("truncated cuts tensors, LoDTensors and PackedSequences", got=describe_leaf(x))
+        raise StepError(
+            "truncated cuts tensors, LoDTensors and PackedSequences",
+            got=describe_leaf(x),
+            remedy="torch.as_tensor(x); LoDTensor.from_sequences(sequences) of a list",
+        )
     lengths = [_lengths(leaf, axis) for leaf in leaves]
     if any(not torch.equal(each, lengths[0]) for each in lengths[1:]):
         raise LoDError(
             "two inputs of truncated must have sequences of the same lengths",
             got=" and ".join(str(each.tolist()) for each in lengths),
+            remedy="read in the loop what does not change from step to step, and cut the rest",
         )
     return leaves, spec, lengths[0]
 
@@ -214,7 +220,11 @@ def _lengths(leaf: Any, axis: int) -> Tensor:
     if isinstance(leaf, LoDTensor):
         return leaf.lengths(0)
     if leaf.dim() < 2 or not -leaf.dim() <= axis < leaf.dim():
-        raise StepError("truncated: x has no dimensions of time and sequences", got=describe_leaf(leaf))
+        raise StepError(
+            "truncated: x has no dimensions of time and sequences",
+            got=describe_leaf(leaf),
+            expected=f"[time, batch, ...], cut along axis {axis}",
+        )
     return torch.full((leaf.shape[_batch_axis(leaf, axis)],), leaf.shape[axis])
 
 

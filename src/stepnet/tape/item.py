@@ -98,7 +98,7 @@ class TapeItem(StandIn):
 
     def __repr__(self) -> str:
         value = describe(self.creation.example, self.tape.larger(self))
-        return f"TapeItem({self.index}, {self.name!r}, {value})"
+        return f"TapeItem({self.index}, {self.name!r}{value and f', {value}'})"
 
     # In frames of while loops, and with TensorArrays
 

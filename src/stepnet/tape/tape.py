@@ -70,7 +70,11 @@ class Tape:
 
     def __init__(self, weights: Tape | None = None) -> None:
         if weights is not None and not isinstance(weights, Tape):
-            raise TapeError("Tape: 'weights' is another tape", got=type(weights).__name__)
+            raise TapeError(
+                "Tape: 'weights' is another tape",
+                got=type(weights).__name__,
+                remedy="topology.load_state_dict(weights) of a state_dict",
+            )
         self.weights = weights
         self._creations: list[Creation] = []
         self._names: dict[str, int] = {}
@@ -120,7 +124,11 @@ class Tape:
         """
         if not isinstance(creation, Creation):
             if not callable(creation):
-                raise TapeError("a tape holds creations, or what can be called", got=type(creation).__name__)
+                raise TapeError(
+                    "a tape holds creations, or what can be called",
+                    got=type(creation).__name__,
+                    remedy="layers.apply(function, item); layers record themselves as they are called",
+                )
             creation = Creation(creation, kind=getattr(creation, "__name__", "call").strip("<>_"))
         with self._lock:
             if creation.name:
@@ -243,6 +251,7 @@ class Tape:
             raise TapeError(
                 f"{creation.kind}: a layer's name must be a string without dots, as keys of state_dict have",
                 got=repr(name),
+                remedy=repr(name.replace(".", "_")) if isinstance(name, str) and name else None,
             )
         if name in self._names:
             raise TapeError(
@@ -347,7 +356,11 @@ class Tape:
         if isinstance(item, TapeItem):
             known = item.tape is self and self._creations[item.index : item.index + 1] == [item.creation]
             if not known:
-                raise TapeError(f"Tape: '{what}' names an item that is not on this tape", got=repr(item))
+                raise TapeError(
+                    f"Tape: '{what}' names an item that is not on this tape",
+                    got=repr(item),
+                    remedy="item.tape.topology(...); Tape(weights=tape) shares the weights of another",
+                )
             return item.index
         if isinstance(item, str) and item in self._names:
             return self._names[item]
@@ -383,7 +396,10 @@ class Tape:
             TapeError: a recurrent group is being recorded.
         """
         if self.group is not None:
-            raise TapeError(f"Tape.clear inside the recurrent group '{self.group.name}'")
+            raise TapeError(
+                f"Tape.clear inside the recurrent group '{self.group.name}'",
+                remedy="call it when recurrent_group has returned",
+            )
         with self._lock:
             self._creations.clear()
             self._names.clear()
@@ -439,6 +455,9 @@ def check_memory(memory: Memory, layer: Creation, where: str | Place) -> None:
             f"{where}: the memory of '{memory.layer}' has another size than the layer",
             got=f"{describe(layer.example)}; memory({memory.layer!r}, size={memory.size}) at {memory.line}",
             expected="a tensor [rows, size] at each step",
+            remedy=f"memory({memory.layer!r}, size={known.shape[-1]})"
+            if isinstance(known, Tensor) and known.dim() == 2
+            else None,
         )
 
 

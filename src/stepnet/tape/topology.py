@@ -36,7 +36,10 @@ class Given:
     """What stands for a value that a recurrent group's step is given: an input or a memory."""
 
     def __call__(self) -> Any:
-        raise TapeError("a step's input has a value only while its recurrent group runs")
+        raise TapeError(
+            "a step's input has a value only while its recurrent group runs",
+            remedy="take what recurrent_group returns",
+        )
 
 
 def select(creations: Sequence[Creation], ends: list[int], skip: list[int], prune: bool) -> Chosen:
@@ -59,7 +62,11 @@ def select(creations: Sequence[Creation], ends: list[int], skip: list[int], prun
     skipped = set(skip)
     for i in ends:
         if i in skipped:
-            raise TapeError("a topology's output cannot be skipped", got=creations[i].place)
+            raise TapeError(
+                "a topology's output cannot be skipped",
+                got=creations[i].place,
+                remedy="leave it out of skip=, or of the outputs",
+            )
     within = creations[: max(ends) + 1]
     whole: dict[Group, list[int]] = {}
     for i, creation in enumerate(within):
@@ -122,7 +129,11 @@ def run_one(
     function = creation.function
     if isinstance(function, Feed):
         if function.name not in feeds:
-            raise TapeError(f"no value for {creation.place}", got=f"values for {sorted(feeds)}")
+            raise TapeError(
+                f"no value for {creation.place}",
+                got=f"values for {sorted(feeds)}",
+                remedy=f"{function.name}=its value",
+            )
         return function(feeds, like)
     try:
         if accumulate and isinstance(function, Evaluator):

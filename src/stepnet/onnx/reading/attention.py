@@ -22,6 +22,7 @@ def _attention(node: Info) -> Run:
     if mode not in _MODES or min(window) < -1:
         raise Misfit("no such mode or window", (mode, *window), "a mode of 0 to 3, windows of -1 or more")
     dtype = None if precise is None else dtype_of(precise)
+    left, right = window[0], 0 if causal else window[1]
 
     def attend(
         q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, past_k: Tensor | None = None,
@@ -44,7 +45,7 @@ def _attention(node: Info) -> Run:
         keys, values = (t.repeat_interleave(each, 1) if each > 1 else t for t in (k, v))
         plain = (q * factor) @ (keys * factor).transpose(2, 3)
         capped = torch.tanh(plain / cap) * cap if cap > 0 else plain
-        bias = _bias(plain, mask, filled, before)
+        bias = _bias(plain, mask, filled, before, left, right)
         masked = capped + bias
         none = (bias == -torch.inf).all(-1, keepdim=True)  # rows that no key is left to
         weights = torch.softmax(masked if dtype is None else masked.to(dtype), -1)
@@ -54,28 +55,31 @@ def _attention(node: Info) -> Run:
             y = y.transpose(1, 2).flatten(2)
         return (y, k, v, (plain, capped, masked, weights)[mode])[: node.count]
 
-    def _bias(scores: Tensor, mask: Tensor | None, filled: Tensor | None, before: int) -> Tensor:
-        """What is added to the scores: minus infinity where a query does not see a key."""
-        rows, columns = scores.shape[-2:]
-        bias = scores.new_zeros((rows, columns))
-        if mask is not None:
-            if mask.dtype is torch.bool:
-                mask = torch.zeros_like(mask, dtype=bias.dtype).masked_fill(~mask, -torch.inf)
-            bias = bias + F.pad(mask, [0, max(columns - mask.shape[-1], 0)], value=-torch.inf)
-        key = torch.arange(columns, device=scores.device)
-        place = torch.arange(rows, device=scores.device).unsqueeze(1) + before
-        if filled is not None:
-            lengths = filled.reshape(-1, 1, 1, 1)
-            place = place + (lengths - rows) if before == 0 else place
-            bias = bias.masked_fill(key >= lengths, -torch.inf)
-        ahead = key - place  # how far a key lies behind its query
-        left, right = window[0], 0 if causal else window[1]
-        hidden = torch.zeros_like(ahead, dtype=torch.bool)
-        hidden = hidden | (ahead > right) if right >= 0 else hidden
-        hidden = hidden | (ahead < -left) if left >= 0 else hidden
-        return bias.masked_fill(hidden, -torch.inf)
-
     return attend
+
+
+def _bias(
+    scores: Tensor, mask: Tensor | None, filled: Tensor | None, before: int, left: int, right: int
+) -> Tensor:
+    """What is added to the scores: minus infinity where a query does not see a key, as one more than `left`
+    before it, or `right` behind it."""
+    rows, columns = scores.shape[-2:]
+    bias = scores.new_zeros((rows, columns))
+    if mask is not None:
+        if mask.dtype is torch.bool:
+            mask = torch.zeros_like(mask, dtype=bias.dtype).masked_fill(~mask, -torch.inf)
+        bias = bias + F.pad(mask, [0, max(columns - mask.shape[-1], 0)], value=-torch.inf)
+    key = torch.arange(columns, device=scores.device)
+    place = torch.arange(rows, device=scores.device).unsqueeze(1) + before
+    if filled is not None:
+        lengths = filled.reshape(-1, 1, 1, 1)
+        place = place + (lengths - rows) if before == 0 else place
+        bias = bias.masked_fill(key >= lengths, -torch.inf)
+    ahead = key - place  # how far a key lies behind its query
+    hidden = torch.zeros_like(ahead, dtype=torch.bool)
+    hidden = hidden | (ahead > right) if right >= 0 else hidden
+    hidden = hidden | (ahead < -left) if left >= 0 else hidden
+    return bias.masked_fill(hidden, -torch.inf)
 
 
 def _split(x: Tensor, heads: Any, name: str) -> Tensor:
