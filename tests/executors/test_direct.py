@@ -317,11 +317,11 @@ def test_without_a_backward_sequences_may_be_others(monkeypatch):
 @pytest.mark.parametrize(("name", "size"), [*((name, D) for name in STEPS), ("lstm", 32)])
 def test_pieces_may_be_others(monkeypatch, name, size):
     """Of 32 features no rows are few: products over them are torch's."""
-    backward, found = Direct.gradients, []
+    backward, moved = Direct.gradients, []
 
     def noted(self, saved, grads, needed, layout):
         out = backward(self, saved, grads, needed, layout)
-        found.append(out is not None and layout is not self.layout)
+        moved.append(out is not None and layout is not self.layout)
         return out
 
     monkeypatch.setattr(Direct, "gradients", noted)
@@ -339,9 +339,14 @@ def test_pieces_may_be_others(monkeypatch, name, size):
             results = tensors(recurrent(step, x, state, resets=marks, backend=backend))
             used = [t for t in (results if i % 2 else results[:1]) if t.requires_grad]
             of = [seeds[0][0, 0, 0] * t.square().sum() for t in used]
-            ran.append([*results, *torch.autograd.grad(of, wanted, allow_unused=True)])
-        torch.testing.assert_close(*ran, rtol=1e-4, atol=1e-5)
-    assert sum(found) > 4, found
+            again = i in (15, 23)
+            found = torch.autograd.grad(of, wanted, allow_unused=True, create_graph=again)
+            if again and any(g is not None and g.requires_grad for g in found):
+                twice = sum(g.square().sum() for g in found if g is not None)
+                found += torch.autograd.grad(twice, wanted, allow_unused=True)
+            ran.append([*results, *found])
+        torch.testing.assert_close(*ran, rtol=1e-3, atol=1e-4)
+    assert sum(moved) > 2, moved
 
 
 @torch.no_grad()

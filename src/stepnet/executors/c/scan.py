@@ -358,7 +358,7 @@ class CScan:
         self, layout: Layout, threads: int, split: int, alone: bool = False, room: int = 0
     ) -> Placed:
         """`alone`: on one thread, which does what those threads would; sums as their rows came together.
-        `room`: for how many sequences there is to be memory at the least."""
+        `room`: for how many sequences, of as many steps as there are rows, there is to be memory."""
         n, steps = layout.sequences, layout.steps
         in_turn = alone and bool(self.source.program.sums)
         small = layout.rows * self._row_work < ALONE
@@ -374,7 +374,8 @@ class CScan:
         copies = members if sharing == "turns" else 1  # of what a chunk of steps reads
         row_bytes = copies * source.chunk_bytes + members * source.index_bytes
         block = (CHUNK_BY_TILES if self._tiled else CHUNK) * (APART if sharing == "features" else copies)
-        chunk = max(1, min(steps, block // max(count * (row_bytes + source.late_bytes), 1)))
+        most = layout.rows if room else steps
+        chunk = max(1, min(most, block // max(count * (row_bytes + source.late_bytes), 1)))
         if sharing == "turns":  # a state is in the first of its two places where a chunk begins
             chunk = max(LEAST, min(chunk, steps // (TURNS * members)) // LEAST * LEAST)
         share_bytes = source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes)
