@@ -105,23 +105,24 @@ def run_with_resets(
             remedy="the scopes of recurrent(step, x.split_at(...)) are those of the pieces",
         )
     function = as_step(step)
-    asked = as_resets(resets)
+    marks, reset_state, at_ends = resets, None, False
+    if isinstance(resets, Resets):
+        marks, reset_state, at_ends = resets.marks, resets.state, resets.is_init is None
     rows = _rows(x, level, axis)
-    marks = rows.aligned(asked.marks)
+    marks = rows.aligned(marks)
     given = None if state is None else _one_a_sequence(function, state, rows.n)
-    at_ends = asked.is_init is None
     flags = None if look or traced() or not rows.movable else truths(marks)
     pieces = None if flags is None else rows.pieces(flags, at_ends)
     if pieces is not None:
         begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
-        if given is None and asked.state is None:
+        if given is None and reset_state is None:
             start = boot_state(function, len(pieces.owner))
         else:
             given = boot_state(function, rows.n) if given is None else given
-            if asked.state is given:
+            if reset_state is given:
                 start = rows_at(given, pieces.owner)
             else:
-                start = _fresh(function, asked, given, len(pieces.owner), pieces.owner)
+                start = _fresh(function, reset_state, given, len(pieces.owner), pieces.owner)
                 start = by_leaf(lambda new, old: new.index_copy(0, beside(begin, new), old), start, given)
         laid = None if in_place is None else rows.laid(pieces, reverse)
         if laid is not None:
@@ -136,7 +137,7 @@ def run_with_resets(
         how |= {"level": rows.level, "axis": axis}
         return run(step, unflatten(rows.spec, rows.leaves), given, reverse=reverse, **how)
     marked = _Marked(function, at_ends != reverse, how.pop("detach_every", None))
-    fresh = _fresh(function, asked, given, rows.n)
+    fresh = _fresh(function, reset_state, given, rows.n)
     x_marked = (unflatten(rows.spec, rows.leaves), rows.beside(marks))
     start = (given, fresh, marked.first(marks, rows.n))
     y, (final, *_) = run(marked, x_marked, start, reverse=reverse, level=rows.level, axis=axis, **how)
@@ -224,21 +225,21 @@ def _one_a_sequence(step: Callable[..., Any], state: Any, n: int) -> Any:
 
 
 def _fresh(
-    step: Callable[..., Any], asked: Resets, given: Any, count: int, owner: Tensor | None = None
+    step: Callable[..., Any], reset_state: Any, given: Any, count: int, owner: Tensor | None = None
 ) -> Any:
     """The state that marked rows start from: of each sequence, or of each piece of the sequences `owner`."""
     if isinstance(given, WithStatic):
         static = given.static
         if owner is not None:
             static = rows_at(static, owner)
-        return WithStatic(_fresh(step, asked, given.state, count, owner), static)
-    if asked.state is None and getattr(step, "initial_state", None) is not None:
+        return WithStatic(_fresh(step, reset_state, given.state, count, owner), static)
+    if reset_state is None and getattr(step, "initial_state", None) is not None:
         fresh, owner = boot_state(step, count), None
     else:
-        fresh = given if asked.state is None else asked.state
+        fresh = given if reset_state is None else reset_state
     (leaves, spec), (wanted, wanted_spec) = flatten(fresh), flatten(given)
     alike = spec == wanted_spec and all(map(_alike, leaves, wanted))
-    if not alike or (asked.state is not None and any(map(_other_rows, leaves, wanted))):
+    if not alike or (reset_state is not None and any(map(_other_rows, leaves, wanted))):
         raise StepError(
             f"the reset state of step '{step_name(step)}' must be like its state",
             got=f"{spec}: {', '.join(map(describe_leaf, leaves))}",
@@ -387,21 +388,22 @@ class _Dense:
         return from_numpy(np.arange(self.n + 1) * self.steps)
 
     def aligned(self, marks: Any) -> Tensor:
-        """The marks as [sequences, steps]."""
+        """The marks as [sequences, steps], or as [steps, sequences] where x has the steps first."""
         size = (self.n, self.steps) if self.axis else (self.steps, self.n)
-        marks = marks_of(marks, [size, (*size, 1), *([(self.steps,)] if self.n == 1 else [])], WHERE)
-        marks = marks if marks.dim() == 2 else marks.reshape(size)
-        return marks if self.axis else marks.t()
+        if type(marks) is not Tensor or marks.shape != size or marks.layout is not torch.strided:
+            marks = marks_of(marks, [size, (*size, 1), *([(self.steps,)] if self.n == 1 else [])], WHERE)
+            marks = marks if marks.dim() == 2 else marks.reshape(size)
+        return marks
 
     def beside(self, marks: Tensor) -> Tensor:
         """The marks as a second input."""
-        return marks.reshape(self.n, *(1,) * (self.axis - 1), self.steps) if self.axis else marks.t()
+        return marks.reshape(self.n, *(1,) * (self.axis - 1), self.steps) if self.axis else marks
 
     def pieces(self, flags: Tensor, after: bool) -> Pieces | None:
         """As of ragged sequences."""
         made = cut_dense(flags, after, self.axis == 0)
         if made is None:
-            return _cut(self.offsets, flags, after)
+            return _cut(self.offsets, flags if self.axis else flags.t(), after)
         pieces, self._layout = made
         return pieces
 

@@ -314,6 +314,41 @@ def test_without_a_backward_sequences_may_be_others(monkeypatch):
     assert found[-9:] == [True] * 8 + [False], found  # of [4, 4] by names: more rows; [3, 4] is the first
 
 
+@pytest.mark.parametrize(("name", "size"), [*((name, D) for name in STEPS), ("lstm", 32)])
+def test_pieces_may_be_others(monkeypatch, name, size):
+    """Of 32 features no rows are few: products over them are torch's."""
+    backward, moved = Direct.gradients, []
+
+    def noted(self, saved, grads, needed, layout):
+        out = backward(self, saved, grads, needed, layout)
+        moved.append(out is not None and layout is not self.layout)
+        return out
+
+    monkeypatch.setattr(Direct, "gradients", noted)
+    step = LSTM(size, size) if size > D else STEPS[name]()
+    dtype = next(step.parameters()).dtype
+    draw = torch.Generator().manual_seed(0)
+    x, *seeds = (torch.randn(9, 3, size, generator=draw, dtype=dtype) for _ in range(3))
+    state = step.initial_state(3)
+    leaves = [t.copy_(torch.randn(t.shape, generator=draw)).requires_grad_() for t in tensors((state, ()))]
+    wanted = [t for t in (*step.parameters(), *leaves, x.requires_grad_()) if t.requires_grad]
+    for i in range(24):
+        marks = torch.rand(9, 3, generator=draw) < 0.2
+        ran = []
+        for backend in (BACKEND, "naive"):
+            results = tensors(recurrent(step, x, state, resets=marks, backend=backend))
+            used = [t for t in (results if i % 2 else results[:1]) if t.requires_grad]
+            of = [seeds[0][0, 0, 0] * t.square().sum() for t in used]
+            again = i in (15, 23)
+            found = torch.autograd.grad(of, wanted, allow_unused=True, create_graph=again)
+            if again and any(g is not None and g.requires_grad for g in found):
+                twice = sum(g.square().sum() for g in found if g is not None)
+                found += torch.autograd.grad(twice, wanted, allow_unused=True)
+            ran.append([*results, *found])
+        torch.testing.assert_close(*ran, rtol=1e-3, atol=1e-4)
+    assert sum(moved) > 2, moved
+
+
 @torch.no_grad()
 def test_calls_of_other_rows_at_once():
     step = LSTM(D, D)

@@ -93,7 +93,7 @@ def likeliest(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class GreedyStep:
-    """One step of all rows: the likeliest word, eos for rows that have ended."""
+    """One step of all rows: the likeliest word, any word for rows that have ended."""
 
     def __init__(self, spec: Spec, eos: int) -> None:
         self.spec, self.eos = spec, eos
@@ -109,7 +109,7 @@ class GreedyStep:
         score = torch.where(at.alive, at.score + log_p, at.score)
         alive = at.alive & (best != self.eos)
         word = torch.where(alive, best, at.word)  # a row that has ended gets a word that it has met
-        return torch.where(at.alive, best, self.eos), Running(word, alive, score, new)
+        return best, Running(word, alive, score, new)
 
 
 def made(kind: Callable[..., _T], *how: Any) -> _T:

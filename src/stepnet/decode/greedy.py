@@ -5,12 +5,15 @@ from __future__ import annotations
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stepnet.data.arguments import whole
 from stepnet.data.array import TensorArray
+from stepnet.data.as_imported import from_numpy
 from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import LoD
 from stepnet.repeat import while_loop
 
 from .blocks import Before, GreedyStep, Running, before, half_done, in_blocks, likeliest, made, note
@@ -84,8 +87,17 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
                 _, _, _, score, length, words = while_loop(going, body, first)
                 return LoDTensor.from_padded(words.stack(), length.cpu(), batch_first=False), score
         steps, (score,) = found
-        table = tables[0][:steps].t()
-        there = table != eos  # which fills up what is behind a sequence
-        lengths = there.sum(1).tolist()
+        words, lengths = _until(eos, tables[0][:steps])
         note(step, way, Before(score.dtype, half_done(lengths)))
-        return LoDTensor.from_lengths(table[there], [lengths]), score
+        return words, score
+
+
+def _until(eos: int, table: Tensor) -> tuple[LoDTensor, list[int]]:
+    """The words before the first eos of each column, and how many those are."""
+    words = table.numpy().T
+    ended = words == eos
+    lengths = np.where(ended.any(1), ended.argmax(1), len(table))
+    offsets = np.concatenate(([0], lengths.cumsum()))
+    there = np.arange(len(table)) < lengths[:, None]
+    lod = LoD.trusted((from_numpy(offsets),), int(offsets[-1]))
+    return LoDTensor.of(from_numpy(words[there]), lod), lengths.tolist()

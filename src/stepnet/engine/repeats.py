@@ -30,7 +30,7 @@ class Unrecorded(NamedTuple):
     def gradients(self, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
         """The gradient of each input."""
         saved, n = [*self.inputs, *self.kept], len(self.inputs)
-        found = self.direct.gradients(saved, grads, tuple(needed))
+        found = self.direct.gradients(saved, grads, tuple(needed), self.call.layout)
         if found is None:
             kept = self.direct.by_names(saved)[n:]
             found = gradients(self.call, self.inputs, kept, grads, needed)

@@ -89,7 +89,7 @@ def run_direct(
     if is_computed_again():
         return None
     if direct.trains:
-        return list(_apply(direct, call, *_reached(direct.ready, layout, inputs)))
+        return list(_apply((direct, layout), call, *_reached(direct.ready, layout, inputs)))
     found = direct.forward(inputs, layout)
     return None if found is None else found[0]
 
@@ -237,12 +237,15 @@ def _led(plan: Plan, values: Mapping[str, Tensor]) -> list[str]:
 class _PlanCall(torch.autograd.Function):
     @staticmethod
     @not_followed
-    def forward(ctx: Any, direct: Direct | None, call: Any, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
-        """`call`: a Call; with `direct`, what makes one."""
+    def forward(  # pyright: ignore
+        ctx: Any, by_places: tuple[Direct, Layout] | None, call: Any, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """`call`: a Call; with `by_places`, what makes one."""
+        direct, layout = by_places or (None, None)
         plan = (call if direct is None else direct).ready.plan
         ctx.weights = Weights.of(tensors[len(plan.x) + len(plan.states) :])
-        found = None if direct is None else direct.forward(tensors, direct.layout)
-        ctx.direct, ctx.call, ctx.later, ctx.copied = None if found is None else direct, call, {}, {}
+        found = None if direct is None or layout is None else direct.forward(tensors, layout)
+        ctx.by_places, ctx.call, ctx.later, ctx.copied = None if found is None else by_places, call, {}, {}
         ctx.set_materialize_grads(False)
         if direct is None or found is None:
             return _forward(ctx, call if direct is None else call(), tensors)
@@ -255,14 +258,15 @@ class _PlanCall(torch.autograd.Function):
     @staticmethod
     @not_followed
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        saved, direct, needed = ctx.saved_tensors, ctx.direct, ctx.needs_input_grad[2:]
+        saved, by_places, needed = ctx.saved_tensors, ctx.by_places, ctx.needs_input_grad[2:]
         later = ctx.later.pop(torch._C._current_graph_task_id(), ()) if ctx.later else ()
         if ctx.weights.moved(torch.is_grad_enabled()):
             n = len(needed)
             saved = (*saved[: n - len(ctx.weights.own)], *ctx.weights.were, *saved[n:])
-        if direct is not None:
+        if by_places is not None:
+            direct, layout = by_places
             once = not later and not torch.is_grad_enabled()
-            found = direct.gradients(saved, grads, needed) if once else None
+            found = direct.gradients(saved, grads, needed, layout) if once else None
             if found is not None:
                 guard_inputs(saved, found)
                 return (None, None, *found)

@@ -19,10 +19,11 @@ from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import is_as_written
 from stepnet.data.storage import distinct
 
-from .flow import carry_gradients
+from .c.few import earlier
+from .flow import carry_gradients, reached
 from .gradients import asked_of
 from .layout import Layout
-from .loop import Lone, PreparedLoop, run_nodes, shift
+from .loop import Lone, PreparedLoop, run_nodes
 from .ready import Ready, Sources
 from .tables import as_table
 from .twice import is_plain
@@ -33,6 +34,7 @@ _LINE = 64  # numbers that one value of those begins after another at the least
 _MOST_KINDS = 64  # of gradients that are asked of one
 _MOST_RUNS = 16  # kinds of runs that are known at a time
 _CPU = torch.device("cpu")
+_ONE_STEP = Layout.dense(1, 1, True, False)  # what holds after it for all results and inputs holds after more
 
 Run = Callable[[Sequence[int], Layout], None]  # a scan of some sequences, on what lies at some addresses
 
@@ -69,19 +71,22 @@ class _Backward(NamedTuple):
         run: the scan.
         zeros: what stands for each result that nothing comes in for.
         shifted: tables that are read one step earlier and boot values, among what is saved; and the shape.
-        made: what makes each table that the scan makes, and of what it makes one like.
+        made: what makes each table that the scan makes, and of what it makes one like: of a tensor, or of so
+            many'th of what is saved.
         out: which of those each input gets.
         copies: the inputs that get a copy, because another one has it, too.
         before, after: the maps around it.
         given: what it is given of those before.
         reads: what maps read, its place among what is at hand, and its part of that.
         late: the inputs that get a value of the maps after it.
+        loose: whether some of those are no tensors made for them alone, as they are.
+        any_lengths: whether it is the same for sequences of any lengths.
     """
 
     run: Run
     zeros: list[Tensor]
     shifted: list[tuple[int, int, tuple[int, ...]]]
-    made: list[tuple[Callable[[Tensor], Tensor], Tensor]]
+    made: list[tuple[Callable[[Tensor], Tensor], Tensor | int]]
     out: list[int | None]
     copies: list[int]
     before: list[Any]
@@ -89,11 +94,20 @@ class _Backward(NamedTuple):
     given: list[str]
     reads: list[tuple[str, int, int | None, tuple[int, ...]]]
     late: list[tuple[int, str]]
+    loose: bool
+    any_lengths: bool
+
+    def zero(self, k: int, rows: int) -> Tensor:
+        """What stands for a result that nothing comes in for, of so many rows at the least."""
+        zero = self.zeros[k]
+        if zero.shape[0] < rows:
+            zero = self.zeros[k] = zero.new_zeros((2 * rows, *zero.shape[1:]))
+        return zero
 
 
 class Direct:
-    """Runs of a plan on the same sequences, of tensors that look the same, each in one piece. Where no
-    backward follows, on other sequences, too, over about as many rows.
+    """Runs of a plan on the same sequences, of tensors that look the same, each in one piece; on others, too,
+    over as many rows, or where no backward follows, over about as many.
 
     Scans are given the addresses of what is saved: inputs, y, and what else is kept, which lies in one piece;
     and of the last states, or of what comes in and the gradients.
@@ -155,6 +169,7 @@ class Direct:
         self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
         carry = carry_gradients(plan, layout, needs) if self.trains else ()
         self.still = [k for k, carries in enumerate(carry) if not carries]
+        self._any_lengths = not self.trains or all(carry_gradients(plan, _ONE_STEP, needs))
         self._backwards = Bounded[tuple[bool, ...], "_Backward | None"](_MOST_KINDS)
         if self.trains:  # backward by names takes longer of what is kept here
             given = (True,) * (len(self._y) + len(states))
@@ -166,7 +181,7 @@ class Direct:
         likes = self._made
         if layout is not self.layout:
             # strides of one row tell nothing of others
-            if not all(map(is_contiguous, inputs[: self._states.stop])):
+            if not (self._any_lengths and all(map(is_contiguous, inputs[: self._states.stop]))):
                 return None
             likes = [*likes[:kept], *inputs[self._states]]
         if layout.rows == self.layout.rows:
@@ -187,8 +202,9 @@ class Direct:
         return made[:y] + made[kept:], made[:kept]
 
     def gradients(
-        self, saved: Sequence[Tensor], grads: Sequence[Tensor | None], needed: tuple[bool, ...]
-    ) -> list[Tensor | None] | None:
+        self, saved: Sequence[Tensor], grads: Sequence[Tensor | None], needed: tuple[bool, ...],
+        layout: Layout,
+    ) -> list[Tensor | None] | None:  # fmt: skip
         """The gradient of each input; None: not of these. `saved`: the inputs, and what `forward` gave."""
         nobody_else = is_as_written(_CPU) and not torch._C._len_torch_dispatch_stack()
         if not (nobody_else and self._threads == torch.get_num_threads() and all(map(is_plain, grads))):
@@ -200,34 +216,42 @@ class Direct:
             except LookupError:
                 self._backwards[kind] = None
         way = self._backwards.get(kind)
-        if way is None or not all(map(is_contiguous, saved)):
+        if way is None or not (layout is self.layout or way.any_lengths):
             return None
-        came = zip(grads, way.zeros, strict=True)
-        tables = [zero if grad is None else as_table(grad) for grad, zero in came]
-        made = [make(like) for make, like in way.made]
-        made += [shift(saved[k].view(shape), saved[of], self.layout) for k, of, shape in way.shifted]
+        kept = [*map(data_ptr, saved)]
+        if not (all(kept) and all(map(is_contiguous, saved))):
+            return None
+        n_y, n = len(self._y), layout.sequences
+        tables = [
+            way.zero(k, n if k >= n_y else 0) if grad is None else as_table(grad)
+            for k, grad in enumerate(grads)
+        ]
+        made = [make(saved[like] if isinstance(like, int) else like) for make, like in way.made]
+        made += [earlier(saved[k], shape, saved[of], layout) for k, of, shape in way.shifted]
         at_hand = (*saved, *tables, *made)
         values = {name: self._part(at_hand[k], begin, shape) for name, k, begin, shape in way.reads}
         read = [*values.values()]
         if way.before:
-            run_nodes(way.before, values, self.layout.rows)
+            run_nodes(way.before, values, layout.rows)
             made += [as_table(values[name]) for name in way.given]
-        addresses = [data_ptr(t) for t in (*saved, *tables, *made)]
+        addresses = [*kept, *map(data_ptr, tables), *map(data_ptr, made)]
         if not all(addresses) or any(map(Tensor.is_neg, tables)):
             return None
         try:
-            way.run(addresses, self.layout.backward)
+            way.run(addresses, layout.backward)
         except LookupError:
             return None
         out = [None if k is None else made[k] for k in way.out]
         for k in way.copies:
             out[k] = made[way.out[k] or 0].clone()
         if way.late:
-            run_nodes(way.after, values, self.layout.rows)
+            run_nodes(way.after, values, layout.rows)
             found = [values[name] for _, name in way.late]
-            shapes = [self._inputs[k].shape for k, _ in way.late]
-            found = [t if t.shape == s else t.reshape(s) for t, s in zip(found, shapes, strict=True)]
-            for (k, _), t in zip(way.late, distinct(found, read), strict=True):
+            if way.loose:
+                shapes = [saved[k].shape for k, _ in way.late]
+                found = [t if t.shape == s else t.reshape(s) for t, s in zip(found, shapes, strict=True)]
+                found = distinct(found, read)
+            for (k, _), t in zip(way.late, found, strict=True):
                 out[k] = t
         return out
 
@@ -260,7 +284,9 @@ class Direct:
         way.read_gradients(sources, results)
         way.make(asked.has, self._inputs)
         zeros = [like if came else zeros_like(like) for like, came in zip(results, given, strict=True)]
-        return way.found(self._strides, zeros)
+        most = {*range(self._states.start, self._states.stop)}.union(*ready.plan.flow)
+        any_lengths = all(got or k not in most for k, got in enumerate(reached(ready.plan, _ONE_STEP, given)))
+        return way.found(self._strides, zeros, any_lengths)
 
 
 class _WayBack:
@@ -273,7 +299,7 @@ class _WayBack:
         likes: what is at hand first, as tensors without memory; so many of that are saved.
         values, boots: see `Places`.
         at_hand: where the values that maps may read are, and `begins` in what is kept in one piece.
-        places: where those are among what is made.
+        places: where those are among what is made, and `of` the states whose gradients are.
     """
 
     def __init__(
@@ -287,6 +313,7 @@ class _WayBack:
         self.made: list[tuple[Callable[[Tensor], Tensor], Tensor]] = []
         self.out: list[int | None] = []
         self.copies, self.late = list[int](), list[tuple[int, str]]()
+        self.of = dict[int, int]()
         self.before, self.by_maps = (
             {name for node in nodes for name in node.outputs} for nodes in (lone.before, lone.after)
         )
@@ -335,6 +362,8 @@ class _WayBack:
                 self.copies.append(k)
             else:
                 self.places[name] = len(self.made)
+                if name in self.tangents:
+                    self.of[len(self.made)] = k
                 self.made.append((zeros_like if value.kind == "sum" else empty_like, like))
             rows = layout.sequences if name in self.tangents else layout.rows if value.kind == "row" else 1
             alike = like.dtype is dtype_of(value.dtype) and like.numel() == rows * math.prod(value.shape)
@@ -348,7 +377,9 @@ class _WayBack:
         rows = (self.layout.rows,) if self.kinds[name].kind == "row" else ()
         return (*rows, *self.kinds[name].shape)
 
-    def found(self, strides: Mapping[str, Sequence[int]], zeros: list[Tensor]) -> _Backward:
+    def found(
+        self, strides: Mapping[str, Sequence[int]], zeros: list[Tensor], any_lengths: bool
+    ) -> _Backward:
         """All of it, with what maps read besides."""
         lone, maps = self.lone, (*self.lone.before, *self.lone.after)
         read = {name for node in maps for name in node.inputs} - self.before - self.by_maps
@@ -373,8 +404,12 @@ class _WayBack:
             if begin is None and k < len(likes) and likes[k].numel() != math.prod(shape):
                 raise LookupError
             reads.append((name, k, begin, shape))
-        parts = self.made, self.out, self.copies, lone.before, lone.after, [*self.before], reads, self.late
-        return _Backward(run, zeros, [*self.shifted.values()], *parts)
+        made = [(make, self.of.get(k, like)) for k, (make, like) in enumerate(self.made)]
+        parts = made, self.out, self.copies, lone.before, lone.after, [*self.before], reads, self.late
+        names = {name for _, name in self.late}
+        as_they_are = all(self._shape(name) == self.likes[k].shape for k, name in self.late)
+        loose = len(names) < len(self.late) or not (names <= self.ready.own_gradients and as_they_are)
+        return _Backward(run, zeros, [*self.shifted.values()], *parts, loose, any_lengths)
 
 
 def _addressed(lone: Lone | None, layout: Layout, most: int, at: Places) -> Run:
@@ -393,8 +428,8 @@ def _outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 class Lately:
-    """How runs go by places that are on the same sequences, and threads, as several before; without a
-    backward, on sequences over about as many rows."""
+    """How runs go by places that are on the same sequences, and threads, as several before; of dense tables,
+    on other pieces of them, and without a backward, on sequences over about as many rows."""
 
     def __init__(self) -> None:
         self._known = Bounded[Any, "int | Direct | None"](_MOST_RUNS)  # a number: of runs so far
@@ -411,7 +446,8 @@ class Lately:
         """That of such a run; None: it goes by names. Inputs are known to look like those before. `trains`:
         whether a backward may follow. `needs`: which of them need a gradient; None: as they say."""
         rows = layout.rows if steps else layout.rows.bit_length()
-        kind = (layout if trains else (rows, layout.stride)), torch.get_num_threads()
+        by_layout = trains and not steps
+        kind = (layout if by_layout else (rows, layout.stride, steps)), torch.get_num_threads()
         known = self._known.get(kind, 0)
         if not isinstance(known, int):
             return known

@@ -88,7 +88,7 @@ class Ran(NamedTuple):
         kept, found = taken(self.kept, memory), None
         if self.direct is not None:
             saved = [*inputs, *y, *kept]
-            found = self.direct.gradients(saved, of_results, needed)
+            found = self.direct.gradients(saved, of_results, needed, self.call.layout)
             kept = kept if found else self.direct.by_names(saved)[len(inputs) + n_y :]
         if found is None:
             found = self._by_names(inputs, y, kept, of_results, needed)

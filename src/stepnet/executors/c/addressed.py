@@ -113,6 +113,7 @@ class Addressed:
         began = 0 if pace is None else perf_counter_ns()
         if len(numbers) > served:
             numbers[served + 1] = ctypes.addressof(pool)
+            numbers[served + 3 : served + 7] = array("q", c_few.rows_of(layout))
             c_few.library()(address + 8 * served)
         else:
             self._run(pool, address)

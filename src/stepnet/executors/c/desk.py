@@ -114,8 +114,11 @@ class Desks:
         space = desk.space if space is None else space
         if space.numel() < placed.size:
             space = empty(placed.size, dtype=torch.uint8)
-        desk = desk._replace(placed=placed, space=space)
-        self._write(desk)
+        before, desk = desk, desk._replace(placed=placed, space=space)
+        if space is before.space and placed.packed_at is before.placed.packed_at:  # in the same memory
+            desk.numbers[: len(placed.head)] = array("q", placed.head)
+        else:
+            self._write(desk)
         return desk
 
     def _write(self, desk: Desk) -> None:

@@ -1,15 +1,18 @@
-"""Products over few rows, made in the call that runs the scan before them: what gradients of weights are. Of
-torch's own the call takes longer than the product."""
+"""What is made beside a scan of few rows: products over them, as gradients of weights are, and tables moved
+by a step. Of torch's own the calls take longer than the work."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from stepnet.data.as_imported import data_ptr
+from torch import Tensor
+
+from stepnet.data.as_imported import data_ptr, empty
 from stepnet.executors.layout import Layout
 from stepnet.ir.plan import LoopPlan, Region
 
@@ -35,6 +38,12 @@ struct product {
     int64_t k, n;
 };
 
+struct earlier {
+    struct move table;
+    int64_t sequences, stride;
+    const int64_t *start, *length;
+};
+
 struct served {
     void (*run)(const void *pool, const void *arguments);
     const void *pool, *arguments;
@@ -42,6 +51,18 @@ struct served {
     const int64_t *start, *length;
     int64_t rows, moves, products;
 };
+
+/* A table of the rows one step earlier, with a boot where sequences begin. */
+void sn_earlier(const struct earlier *e) {
+    for (int64_t q = 0; q < e->sequences; ++q) {
+        int64_t row = e->start[q];
+        for (int64_t t = 0; t < e->length[q]; ++t, row += e->stride) {
+            const char *before = t ? e->table.from + (row - e->stride) * e->table.bytes
+                                   : e->table.boot + q * e->table.bytes;
+            memcpy(e->table.to + row * e->table.bytes, before, (size_t)e->table.bytes);
+        }
+    }
+}
 
 /* Tables of the rows one step on, with a boot where sequences end; then a scan; then sums[k, n] = the sum of
    a[row, k] b[row, n] over rows. */
@@ -114,20 +135,44 @@ def served(
             one, and of the rows that follow the last ones; and the bytes of a row.
         products: the addresses of the sums, and of both rows; and how many numbers these have.
     """
-    numbers = array("q", (run, pool, arguments, layout.sequences, layout.stride))
-    numbers.extend(
-        (data_ptr(layout.starts), data_ptr(layout.lengths), layout.rows, len(moves), len(products))
-    )
+    numbers = array("q", (run, pool, arguments, *rows_of(layout), layout.rows, len(moves), len(products)))
     for places in (*moves, *products):
         numbers.extend(places)
     library()(numbers.buffer_info()[0])
 
 
-@functools.cache
+def rows_of(layout: Layout) -> tuple[int, int, int, int]:
+    """The members of `served` that say where rows stand."""
+    return layout.sequences, layout.stride, data_ptr(layout.starts), data_ptr(layout.lengths)
+
+
+def earlier(rows: Tensor, shape: Sequence[int], boot: Tensor, layout: Layout) -> Tensor:
+    """The rows one step earlier; boot values where a sequence begins. Both are in one piece on the CPU, and
+    of one type.
+
+    >>> import torch
+    >>> layout = Layout.dense(2, 2, True, False)
+    >>> earlier(torch.arange(4), (4,), torch.tensor([8, 9]), layout).tolist()
+    [8, 9, 0, 1]
+    """
+    table = empty(shape, dtype=rows.dtype, device="cpu")
+    size = math.prod(shape[1:]) * rows.dtype.itemsize
+    numbers = array("q", (data_ptr(table), data_ptr(rows), data_ptr(boot), size, *rows_of(layout)))
+    _functions()[1](numbers.buffer_info()[0])
+    return table
+
+
 def library() -> Callable[[int], None]:
-    """The function in C.
+    """The function in C that serves a scan."""
+    return _functions()[0]
+
+
+@functools.cache
+def _functions() -> tuple[Callable[[int], None], Callable[[int], None]]:
+    """Those in C.
 
     Raises:
-        BuildError: it cannot be built.
+        BuildError: they cannot be built.
     """
-    return build(_TEXT).function("sn_served", ctypes.c_void_p)
+    built = build(_TEXT)
+    return built.function("sn_served", ctypes.c_void_p), built.function("sn_earlier", ctypes.c_void_p)

@@ -114,20 +114,21 @@ def cut_dense(marks: Tensor, after: bool, by_step: bool) -> tuple[Pieces, Layout
     Args:
         marks: truth values of [sequences, steps] on the CPU, in any order.
         after: whether they are cut after the rows that are marked, and not before.
-        by_step: whether the table of rows is [steps, sequences].
+        by_step: whether the table of rows, and so the marks, are [steps, sequences].
 
     Returns:
         A pair of None where nothing is marked; None where there is no C compiler.
 
     >>> marks = torch.tensor([[False, True, False], [False, False, False]])
-    >>> pieces, layout = cut_dense(marks, after=False, by_step=True)
+    >>> pieces, layout = cut_dense(marks.t(), after=False, by_step=True)
     >>> pieces.owner.tolist(), layout.starts.tolist(), layout.lengths.tolist(), layout.order.tolist()
     ([0, 0, 1], [0, 2, 1], [1, 2, 3], [2, 1, 0])
     """
-    n, steps = marks.shape
+    turn = -1 if by_step else 1
+    n, steps = marks.shape[::turn]
     return _cut(
         marks,
-        lambda flags: _Marked(data_ptr(flags), None, *stride(flags), n, steps),
+        lambda flags: _Marked(data_ptr(flags), None, *stride(flags)[::turn], n, steps),
         n * steps,
         after,
         by_step,

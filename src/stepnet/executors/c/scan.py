@@ -229,7 +229,7 @@ class CScan:
             raise LookupError
         if placed.pace is not None and (p.sums or placed.sharing in ("turns", "features")):
             raise LookupError
-        code = self._code(placed.sharing)
+        code, room = self._code(placed.sharing), 1 << layout.sequences.bit_length()
         w = Writer(self._desks.count)
         values, made = dict(at.values), dict(at.made)
 
@@ -244,8 +244,7 @@ class CScan:
         moves = [name for name in self._movable if name in at.boots] if products is not None else []
         few = [self._few[name][0] for name in products or ()]
         if few or moves:
-            w.serve(0, 0, 0, layout.sequences, layout.stride, data_ptr(layout.starts))
-            w.serve(data_ptr(layout.lengths), layout.rows, len(moves), len(few))
+            w.serve(0, 0, 0, *c_few.rows_of(layout), layout.rows, len(moves), len(few))
         for name in moves:
             moved = w.own(size(name, layout.rows))
             w.serve(moved, values[name], at.boots[name], size(name))
@@ -258,18 +257,31 @@ class CScan:
             w.write(place, at.boots[name])
             last = at.lasts.get(name)
             w.of_sequences |= last is None
-            w.write(place + 1, last or w.own(size(name, layout.sequences)))
+            w.write(place + 1, last or w.own(size(name, room)))
         for place, of, batch, row, column in self._multiplied:
             strides = at.strides[of]
             w.write(place, values[of])
             w.numbers += [(place + 1, strides[row]), (place + 2, strides[column])]
             w.numbers.append((place + 3, 0 if batch is None else strides[batch]))
         kind = _kind(placed)
+        wide = (
+            None  # the same with room for more sequences, if one thread has them all, whatever their number
+        )
+        if placed.key[0] == 1 or layout.rows * self._row_work < ALONE:
+            wide = self._placed_on(layout, placed.key[0], placed.key[1], room=room)
+            wide = wide if wide.head[1] == 1 else None
 
         def for_others(layout: Layout) -> Placed:
+            if wide is not None and layout.rows == wide.layout.rows and layout.sequences <= room:
+                _, shares, _, *others = wide.head[:-3]
+                order = layout.order
+                at = data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order)
+                head = layout.sequences, shares, layout.steps, *others, *at
+                return wide._replace(layout=layout, order=order, head=head)
             other = self._place(layout, torch.get_num_threads(), parts or 0)
-            fits = not w.of_sequences or layout.sequences <= placed.layout.sequences
-            if w.served or layout.rows > most or not fits or _kind(other) != kind:
+            fits = not w.of_sequences or layout.sequences <= room
+            same = not w.served or layout.rows == placed.layout.rows
+            if layout.rows > most or not (same and fits) or _kind(other) != kind:
                 raise LookupError
             return other
 
@@ -344,8 +356,11 @@ class CScan:
                 shares = min(placed.used, layout.sequences)
         return self._placed_on(layout, shares, split, alone=True)
 
-    def _placed_on(self, layout: Layout, threads: int, split: int, alone: bool = False) -> Placed:
-        """`alone`: on one thread, which does what those threads would; sums as their rows came together."""
+    def _placed_on(
+        self, layout: Layout, threads: int, split: int, alone: bool = False, room: int = 0
+    ) -> Placed:
+        """`alone`: on one thread, which does what those threads would; sums as their rows came together.
+        `room`: for how many sequences, of as many steps as there are rows, there is to be memory."""
         n, steps = layout.sequences, layout.steps
         in_turn = alone and bool(self.source.program.sums)
         small = layout.rows * self._row_work < ALONE
@@ -354,14 +369,15 @@ class CScan:
             sharing, members = self.shared_out(layout, threads)
         source = self._code(sharing).source
         slots = 1 if small or sharing is not None else max(1, min(threads, n))
-        count = -(-n // slots)
+        count = -(-max(n, room) // slots)
         whole = self.step_bytes or sharing is not None or in_turn
         turns = 1 if whole else -(-count // max(1, NEAR // max(source.space[1], 1)))
         count = -(-count // max(turns, 1))
         copies = members if sharing == "turns" else 1  # of what a chunk of steps reads
         row_bytes = copies * source.chunk_bytes + members * source.index_bytes
         block = (CHUNK_BY_TILES if self._tiled else CHUNK) * (APART if sharing == "features" else copies)
-        chunk = max(1, min(steps, block // max(count * (row_bytes + source.late_bytes), 1)))
+        most = layout.rows if room else steps
+        chunk = max(1, min(most, block // max(count * (row_bytes + source.late_bytes), 1)))
         if sharing == "turns":  # a state is in the first of its two places where a chunk begins
             chunk = max(LEAST, min(chunk, steps // (TURNS * members)) // LEAST * LEAST)
         share_bytes = source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes)
