@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import is_recorded, widened
+from stepnet.file_model import cumulated, is_recorded, largest, widened
 
 from .info import Info, Misfit, Run, op
 
@@ -96,28 +96,21 @@ def _softmax(node: Info) -> Run:
     return softmax
 
 
-@op("CumSum", inputs=(2, 2))
-def _cumsum(node: Info) -> Run:
-    exclusive, reverse, axis = node.get("exclusive", 0), node.get("reverse", 0), node.number(1)
-
-    def cumsum(*inputs: Any) -> Tensor:
-        x, at = inputs[0], axis(inputs)
-        y = x.flip(at) if reverse else x
-        out = y.cumsum(at, dtype=x.dtype)
-        out = out - y if exclusive else out
-        return out.flip(at) if reverse else out
-
-    return cumsum
+@op("CumSum", "CumProd", inputs=(2, 2))
+def _cumulated(node: Info) -> Run:
+    how = {"exclusive": bool(node.get("exclusive", 0)), "reverse": bool(node.get("reverse", 0))}
+    by, axis = node.node.op_type.lower(), node.number(1)
+    return lambda *inputs: cumulated(inputs[0], axis(inputs), by, **how)
 
 
 @op("TopK", inputs=(1, 2))
 def _topk(node: Info) -> Run:
-    axis, largest, count = node.get("axis", -1), bool(node.get("largest", 1)), node.number(1, "k")
+    axis, smallest, count = node.get("axis", -1), not node.get("largest", 1), node.number(1, "k")
 
     def topk(*inputs: Any) -> tuple[Tensor, Tensor]:
         (x,), k = widened(inputs[:1]), count(inputs)
-        index = x.argsort(dim=axis, descending=largest, stable=True).narrow(axis, 0, k)
-        return x.gather(axis, index).to(inputs[0].dtype), index
+        values, index = largest(x, k, axis, smallest=smallest)
+        return values.to(inputs[0].dtype), index
 
     return topk
 
