@@ -336,7 +336,7 @@ class Recorder(TorchFunctionMode):
             return
         if (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or "out" in noted[1]:
             raise Opaque
-        if not several and self._known(result) is not None:  # it is of that type, or contiguous, already
+        if not several and self._known(results[0]) is not None:  # it is of that type, or contiguous, already
             return
         kept = any(value.requires_grad for value in results)  # checkpoints count what is saved for gradients
         index = noted[0][1] if name == "__getitem__" else None

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from stepnet.file_model import (
+    axes_in,
+    axis_in,
     from_front,
     gather,
     gather_elements,
@@ -78,8 +80,10 @@ def _unsqueeze(node: Info) -> Run:
 
     def unsqueeze(*inputs: Any) -> Tensor:
         x, wanted = inputs[0], axes(inputs) or []
-        rank = x.dim() + len(wanted)
-        for axis in sorted(axis % rank for axis in wanted):
+        added = axes_in(wanted, x.dim() + len(wanted))
+        if len(added) != len(wanted):
+            raise Misfit("an axis is added twice", wanted, "axes, each once")
+        for axis in added:
             x = x.unsqueeze(axis)
         return x
 
@@ -303,7 +307,7 @@ def _write_on(node: Info) -> Run:
     axis, circular = node.get("axis", -2), node.get("mode", "linear") == "circular"
 
     def write_on(table: Tensor, update: Tensor, begins: Tensor | None = None) -> Tensor:
-        at = axis % table.dim()
+        at = axis_in(axis, table.dim())
         if not at:
             raise Misfit("writes along the axis of the batch", axis)
         begin = torch.zeros(len(table), dtype=torch.int64) if begins is None else begins
