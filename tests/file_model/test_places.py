@@ -47,6 +47,7 @@ REFUSED = {
     "no place": lambda: places.scatter_nd(X, torch.zeros(2, 0).long(), torch.stack([X, X]), "max"),
     "mirrored in less than it": lambda: places.padded(X, [0, 4], [0, 0], "reflect", None),
     "mirrored in what is cut": lambda: places.padded(X, [0, -3], [0, 2], "reflect", None),
+    **{f"a length of {n}": lambda n=n: places.reversed_within(X, I([1, n, 2]), 0, 1) for n in (-1, 5)},
     "no such axis": lambda: places.gather(X, I([0]), 2),
     "an axis twice": lambda: slices(X, [0, 0], [1, 1], [1, 1], [1, -1]),
 }
@@ -60,5 +61,5 @@ def test_places(name):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit(name):
-    with pytest.raises((Misfit, IndexError)):
+    with pytest.raises((Misfit, IndexError, RuntimeError)):
         REFUSED[name]()

@@ -141,6 +141,7 @@ def reversed_within(x: Tensor, lengths: Tensor, batch: int, time: int) -> Tensor
     steps = torch.arange(x.shape[t], device=x.device)
     long = lengths.long().unsqueeze(1)
     index = torch.where(steps < long, long - 1 - steps, steps)  # [batch, time]
+    index = torch.where(long < 0, long, index)  # which is refused
     if b > t:
         index = index.t()
     shape = [1] * x.dim()
