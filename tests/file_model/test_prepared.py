@@ -10,6 +10,7 @@ import torch
 
 import stepnet
 from stepnet.errors import IRError
+from stepnet.file_model import Recorder, not_in_recordings
 from threads import at_once
 from torch_since import torch_since
 from ways_of_calling import as_nodes, functions
@@ -296,3 +297,17 @@ def test_of_constants_written_past_torch(tmp_path):
         assert model(x)[0].tolist() == [9, 16]
     constant.data = torch.ones(2)
     assert model(x)[0].tolist() == [1, 1]
+
+
+def test_a_value_that_is_given_on_as_it_is_stays_what_it_was():
+    """`x.long()` of int64 is x: a node that turns out to read numbers afterwards still finds it."""
+    x = torch.tensor([2, 1])
+
+    def node(given):
+        kept = given[0].long()
+        not_in_recordings()
+        return [kept * 2]
+
+    recorder = Recorder([x], {}, ())
+    function = recorder.function(recorder.call(node, [x]))
+    torch.testing.assert_close(function.run(x + 1)[0], torch.tensor([6, 4]))

@@ -145,7 +145,7 @@ def test_what_does_not_fit_is_told(tmp_path):
         ('mode = "linear"', [1.0, 1e30], "needs a scale above zero"),
         ('mode = "linear"', [3e4, 3e4], "the result would be too large"),
         ('mode = "area"', [1.0, 1.0], "attribute 'mode' is not known"),
-        ("axes = [2]", [1.0], "an axis lies outside"),
+        ("axes = [2]", [1.0], "axis 2 lies outside"),
     ):
         onnx.save(onnx.parser.parse_model(text.replace("ATTRIBUTES", attributes)), tmp_path / "m.onnx")
         with pytest.raises(IRError, match=says):

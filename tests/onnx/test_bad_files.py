@@ -214,6 +214,8 @@ RUN = {
         ),
         r"\(Scan\): what is scanned has different numbers of steps\n.*\[2, 3\]\n",
     ),
+    "an axis twice": (given([node("Unsqueeze", "xs")], constants=[ints("s", 1, -3)]), "added twice"),
+    "no such axis": (given([node("Unsqueeze", "xs")], constants=[ints("s", 3)]), "outside a tensor of 3"),
     "an axis": (given([node("Squeeze", "xs")], constants=[ints("s", 0)]), "must have one element"),
 }
 

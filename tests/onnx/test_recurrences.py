@@ -292,6 +292,7 @@ def test_a_model_streams_by_its_states(kind, check):
     (entry,) = [p.value for p in written.model.metadata_props if p.key == "stepnet.states"]
     pairs = json.loads(entry)
     assert pairs == {"hx[0]": "hx[0]_out", "hx[1]": "hx[1]_out"}
+    assert written.read.open_sizes["hx[0]"] == [1]  # how many layers there are is not open
     x, (h, c) = make(6, 2)
     whole = written(x, h, c)
     state, pieces = {"hx[0]": h, "hx[1]": c}, []

@@ -64,6 +64,17 @@ def test_the_least_whole_number_by_minus_one(dtype, tmp_path):
     assert model(x, y)[0].tolist() == [least, -7, -3, -3]
 
 
+def test_means_of_whole_numbers(tmp_path):
+    """They are whole, towards zero, as ONNX Runtime has them."""
+    model = read(
+        """g (int32[N,M] x) => (int32[N] y, int32[N] z) {
+        y = ReduceMean<axes = [1], keepdims = 0>(x)  z = ReduceLogSumExp<axes = [1], keepdims = 0>(x) }""",
+        tmp_path,
+    )
+    found = model(torch.tensor([[-1, -2], [3, 4]], dtype=torch.int32))
+    assert [(out.dtype, out.tolist()) for out in found] == [(torch.int32, [-1, 3]), (torch.int32, [0, 4])]
+
+
 def test_selu_of_large_numbers_has_gradients(tmp_path):
     model = read("g (float[N] x) => (float[N] y) { y = Selu(x) }", tmp_path)
     x = torch.tensor([100.0, -100.0, 0.5], requires_grad=True)

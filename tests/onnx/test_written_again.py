@@ -126,6 +126,20 @@ def test_sizes_stay_open(name, tmp_path, opened, monkeypatch):
 
 
 @since
+def test_loops_stay_compiled(tmp_path):
+    """A body that was written keeps to one axis what is cut along it, and takes any number of rows."""
+    cell, given = stepnet.Recurrent(stepnet.cells.MinGRU(4, 4)), (torch.randn(4, 3, 4), torch.zeros(3, 4))
+    model = cell.eval()
+    for name in ("m.onnx", "again.onnx", "again.xml"):
+        library = stepnet.onnx if name.endswith("onnx") else stepnet.openvino
+        library.save(model, tmp_path / name, given)
+        model = library.load(tmp_path / name)
+        with torch.no_grad():
+            torch.testing.assert_close(model(*given)[0], cell(*given)[0])
+        assert [loop.compiled for loop in model.loops] == [True]
+
+
+@since
 def test_a_branch_of_two_shapes(tmp_path, opened):
     """It is the one of the example, and so are the sizes that it is chosen by."""
     graph = """four = Constant<value = int64[1] {4}>()  zero = Constant<value = int64[1] {0}>()

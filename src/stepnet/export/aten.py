@@ -57,6 +57,24 @@ def is_known(node: FxNode) -> bool:
     return "getitem" in name or name.startswith("stepnet.") or is_size(node) or find(node) is not None
 
 
+def _ones(source: Sequence[Any], target: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """The axes of one element that a shape loses, and those of another that it gains to become that; none if
+    more is changed."""
+    dropped, added, i, j = [], [], 0, 0
+    while i < len(source) or j < len(target):
+        if i < len(source) and j < len(target) and str(source[i]) == str(target[j]):
+            i, j = i + 1, j + 1
+        elif i < len(source) and source[i] == 1:
+            dropped.append(i)
+            i += 1
+        elif j < len(target) and target[j] == 1:
+            added.append(j)
+            j += 1
+        else:
+            return [], []
+    return dropped, added
+
+
 class AtenNet:
     """The nodes of one traced graph.
 
@@ -314,6 +332,12 @@ class AtenNet:
             source, target, pattern = source[1:], target[1:], [0, 0]
         else:
             pattern = []
+            dropped, added = _ones(source, target)
+            if (
+                dropped or added
+            ):  # whatever the other sizes are, also in a body on other rows than it had here
+                x = self.emit.squeeze(x, *dropped) if dropped else x
+                return self.emit.unsqueeze(x, *added) if added else x
         lead, free = len(pattern), 0
         for i, size in enumerate(target):
             if isinstance(size, int):

@@ -194,6 +194,8 @@ def _layers(
             expected="dense tensors",
         )
     states: Sequence[Tensor] = hx if isinstance(hx, (list, tuple)) else (hx,)
+    for value in states:
+        torch._check(value.shape[0] == layers * directions)  # in the file, too, it is no size that is open
     each = len(weights) // (layers * directions)
     names = _NAMES if biases else _NAMES[:2]
     names += ("weight_hr",) if each > len(names) else ()

@@ -29,7 +29,9 @@ def opened(path: Path, what: str) -> Iterator[BinaryIO]:
             yield file
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise Unreadable(f"{path.name}: cannot be read: {reason}", got=str(path), expected=what) from error
+        raise Unreadable(
+            f"{path.name or path}: cannot be read: {reason}", got=str(path), expected=what
+        ) from error
 
 
 @contextmanager

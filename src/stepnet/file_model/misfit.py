@@ -80,6 +80,32 @@ def same_types(tensors: Sequence[Tensor]) -> None:
         )
 
 
+def axis_in(axis: int, rank: int, name: str = "axis") -> int:
+    """An axis counted from the front.
+
+    Raises:
+        Misfit: it lies outside the tensor.
+    """
+    if not -rank <= axis < rank:
+        raise Misfit(
+            f"{name} {axis} lies outside a tensor of {rank} dimensions",
+            got=axis,
+            expected=f"{-rank} to {rank - 1}" if rank else "a tensor with axes",
+            dims=(axis, rank),
+        )
+    return axis % rank
+
+
+def axes_in(axes: Sequence[int], rank: int) -> list[int]:
+    """Axes counted from the front, in order, each once."""
+    return sorted({axis_in(a, rank, "axes:") for a in axes})
+
+
+def shape_text(x: Tensor) -> str:
+    """`[2, 3]`, for messages."""
+    return str(list(x.shape))
+
+
 MOST = 2**28  # numbers in a tensor whose size a file, or what it is given, says
 
 

@@ -334,10 +334,10 @@ class Recorder(TorchFunctionMode):
             if not sized and name not in _OF_TYPES:
                 raise Opaque
             return
-        if name == "to" and self._known(results[0]) is not None:  # it is of that type
-            return
         if (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or "out" in noted[1]:
             raise Opaque
+        if not several and self._known(results[0]) is not None:  # it is of that type, or contiguous, already
+            return
         kept = any(value.requires_grad for value in results)  # checkpoints count what is saved for gradients
         index = noted[0][1] if name == "__getitem__" else None
         parts = index if isinstance(index, tuple) else (index,)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stepnet.file_model import ROUNDED, WHERE, Misfit, Resizing, times
+from stepnet.file_model import ROUNDED, WHERE, Misfit, Resizing, axis_in, times
 
 from .info import Info, Run, op
 
@@ -43,7 +43,7 @@ def _resize(node: Info) -> Run:
 
     def resize(*inputs: Any) -> Tensor:
         x = inputs[0]
-        axes = [_axis(axis, x.dim()) for axis in (range(x.dim()) if own is None else own)]
+        axes = [axis_in(axis, x.dim()) for axis in (range(x.dim()) if own is None else own)]
         new, factors = sizes(inputs), scales(inputs)
         if not new:
             return _scaled(how, x, axes, factors)
@@ -61,12 +61,6 @@ def _resize(node: Info) -> Run:
         return how.run(x, axes, new, by)
 
     return resize
-
-
-def _axis(axis: int, rank: int) -> int:
-    if not -rank <= axis < rank:
-        raise Misfit("an axis lies outside of the tensor", axis, f"{-rank} to {rank - 1}")
-    return axis % rank
 
 
 def _scaled(how: Resizing, x: Tensor, axes: Sequence[int], scales: Any) -> Tensor:

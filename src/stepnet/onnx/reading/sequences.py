@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stepnet.export.open_sizes import Sizes, plain
+from stepnet.file_model import axis_in
 
 from .info import Info, Misfit, Run, dtype_of, given, op
 from .tables import is_table
@@ -107,7 +108,7 @@ def _split(node: Info) -> Run:
         x, wanted = inputs[0], sizes(inputs)
         if wanted is None or (wanted == 1 and not keep):  # so torch writes it, and ONNX Runtime has it
             rows = x.movedim(axis, 0)
-            rows = rows.unsqueeze(axis % x.dim() + 1) if keep else rows
+            rows = rows.unsqueeze(axis_in(axis, x.dim()) + 1) if keep else rows
             return rows if table else list(rows.unbind(0))
         if wanted < 1 if isinstance(wanted, int) else any(not isinstance(size, int) for size in wanted):
             raise Misfit("parts must have sizes", wanted, "a number above 0, or one for each part")
@@ -127,7 +128,7 @@ def _concat(node: Info) -> Run:
             return torch.stack(xs, axis) if new else torch.cat(xs, axis)
         if new:
             return xs.movedim(0, axis)
-        at = axis % (xs.dim() - 1)
+        at = axis_in(axis, xs.dim() - 1)
         return xs.movedim(0, at).flatten(at, at + 1)
 
     return concat

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from stepnet.file_model import sliced
+from stepnet.file_model import (
+    axes_in,
+    axis_in,
+    from_front,
+    gather,
+    gather_elements,
+    gather_nd,
+    one_hot,
+    padded,
+    reversed_within,
+    scatter,
+    scatter_nd,
+    slices,
+)
 
 from .info import Info, Misfit, Run, check_size, dtype_of, op, tensor_of
 
@@ -69,8 +80,10 @@ def _unsqueeze(node: Info) -> Run:
 
     def unsqueeze(*inputs: Any) -> Tensor:
         x, wanted = inputs[0], axes(inputs) or []
-        rank = x.dim() + len(wanted)
-        for axis in sorted(axis % rank for axis in wanted):
+        added = axes_in(wanted, x.dim() + len(wanted))
+        if len(added) != len(wanted):
+            raise Misfit("an axis is added twice", wanted, "axes, each once")
+        for axis in added:
             x = x.unsqueeze(axis)
         return x
 
@@ -109,11 +122,8 @@ def _slice(node: Info) -> Run:
     axes, steps = node.listed(3, "axes"), node.listed(4)
 
     def cut(*inputs: Any) -> Tensor:
-        x, low, high = inputs[0], starts(inputs) or [], ends(inputs) or []
-        along = axes(inputs) or list(range(len(low)))
-        for axis, start, end, step in zip(along, low, high, steps(inputs) or [1] * len(low), strict=True):
-            x = sliced(x, axis, start, end, step)
-        return x
+        low, high = starts(inputs) or [], ends(inputs) or []
+        return slices(inputs[0], low, high, steps(inputs) or [1] * len(low), axes(inputs) or None)
 
     return cut
 
@@ -123,75 +133,37 @@ def _gather(node: Info) -> Run:
     axis = node.get("axis", 0)
     known = node.known.get(1)
 
-    def gather(x: Tensor, index: Tensor) -> Tensor:
-        if isinstance(known, int):
-            return x.select(axis, known)
-        rows = index.reshape(-1)
-        rows = torch.where(rows < 0, rows + x.shape[axis], rows)
-        at = axis % x.dim()
-        out = x.index_select(at, rows)
-        return out.reshape([*x.shape[:at], *index.shape, *x.shape[at + 1 :]])
-
-    return gather
+    if isinstance(known, int):
+        return lambda x, index: x.select(axis, known)
+    return lambda x, index: gather(x, index, axis)
 
 
 @op("GatherElements", inputs=(2, 2))
 def _gather_elements(node: Info) -> Run:
     axis = node.get("axis", 0)
-    return lambda x, index: torch.gather(x, axis, torch.where(index < 0, index + x.shape[axis], index))
+    return lambda x, index: gather_elements(x, index, axis)
 
 
 @op("GatherND", inputs=(2, 2))
 def _gather_nd(node: Info) -> Run:
     batch = node.get("batch_dims", 0)
 
-    def gather(x: Tensor, index: Tensor) -> Tensor:
-        if not batch:
-            return x[tuple(index.unbind(-1))]
-        lead = x.shape[:batch]
-        flat, places = x.reshape(-1, *x.shape[batch:]), index.reshape(-1, *index.shape[batch:])
-        rows = [one[tuple(at.unbind(-1))] for one, at in zip(flat, places, strict=True)]
-        out = torch.stack(rows)
-        return out.reshape([*lead, *out.shape[1:]])
+    return lambda x, index: gather_nd(x, index, batch)
 
-    return gather
+
+_REDUCTIONS = {"none": "none", "add": "sum", "mul": "prod", "max": "max", "min": "min"}
 
 
 @op("ScatterElements", "Scatter", inputs=(3, 3))
 def _scatter(node: Info) -> Run:
-    axis, how = node.get("axis", 0), node.get("reduction", "none")
-    kinds = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
-
-    def scatter(x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
-        index = torch.where(index < 0, index + x.shape[axis], index)
-        if how == "none":
-            return x.scatter(axis, index, updates)
-        return x.scatter_reduce(axis, index, updates, kinds[how])
-
-    return scatter
+    axis, how = node.get("axis", 0), _REDUCTIONS[node.choice("reduction", _REDUCTIONS, "none")]
+    return lambda x, index, updates: scatter(x, index, updates, axis, how)
 
 
 @op("ScatterND", inputs=(3, 3))
 def _scatter_nd(node: Info) -> Run:
-    how = node.get("reduction", "none")
-    kinds = {"none": None, "add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
-    if how not in kinds:
-        raise Misfit("no such reduction runs", how, ", ".join(kinds))
-    kind = kinds[how]
-
-    def scatter(x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
-        places = index.unbind(-1)
-        if kind in (None, "sum"):
-            return x.index_put(places, updates, accumulate=kind == "sum")
-        lead = x.shape[: len(places)]
-        rows = torch.zeros((), dtype=torch.int64, device=x.device)
-        for size, place in zip(lead, places, strict=True):
-            rows = rows * size + torch.where(place < 0, place + size, place)
-        table = x.reshape(math.prod(lead), -1)
-        new = updates.reshape(rows.numel(), table.shape[1])
-        return table.scatter_reduce(0, rows.reshape(-1, 1).expand_as(new), new, kind).reshape(x.shape)
-
-    return scatter
+    how = _REDUCTIONS[node.choice("reduction", _REDUCTIONS, "none")]
+    return lambda x, index, updates: scatter_nd(x, index, updates, how)
 
 
 @op("Expand", inputs=(2, 2))
@@ -241,24 +213,9 @@ def _pad(node: Info) -> Run:
         for k, axis in enumerate(along):
             before[axis], after[axis] = wanted[k], wanted[k + len(along)]
         check_size([max(a + n + b, 0) for a, n, b in zip(before, x.shape, after, strict=True)])
-        if mode == "constant":
-            flat = [size for pair in zip(reversed(before), reversed(after), strict=True) for size in pair]
-            return F.pad(x, flat, value=0.0 if number is None else number)
-        for axis, (a, b) in enumerate(zip(before, after, strict=True)):
-            x = x if a == b == 0 else x.index_select(axis, _mirrored(x.shape[axis], a, b, mode))
-        return x
+        return padded(x, before, after, mode, number)
 
     return pad
-
-
-def _mirrored(size: int, before: int, after: int, mode: str) -> Tensor:
-    index = torch.arange(-before, size + after)
-    if mode == "edge":
-        return index.clamp(0, size - 1)
-    if mode == "wrap":
-        return index % size
-    index = index.abs()
-    return torch.where(index >= size, 2 * (size - 1) - index, index)
 
 
 @op("ConstantOfShape")
@@ -288,17 +245,14 @@ def _range(node: Info) -> Run:
 def _one_hot(node: Info) -> Run:
     axis, depth = node.get("axis", -1), node.listed(1)
 
-    def one_hot(*inputs: Any) -> Tensor:
+    def run(*inputs: Any) -> Tensor:
         index, _, values = inputs
         (size,) = depth(inputs) or [0]
         size = int(size) if isinstance(size, float) else size
         check_size([size, *index.shape])
-        index = index.long()
-        index = torch.where(index < 0, index + size, index)
-        marks = index.unsqueeze(-1) == torch.arange(size)
-        return torch.where(marks, values[1], values[0]).movedim(-1, axis)
+        return one_hot(from_front(index.long(), size), size, axis, values[1], values[0])
 
-    return one_hot
+    return run
 
 
 @op("Trilu", inputs=(1, 2))
@@ -345,15 +299,7 @@ def _eye_like(node: Info) -> Run:
 @op("ReverseSequence", inputs=(2, 2))
 def _reverse_sequence(node: Info) -> Run:
     time, batch = node.get("time_axis", 0), node.get("batch_axis", 1)
-
-    def reverse(x: Tensor, lengths: Tensor) -> Tensor:
-        x = x.movedim((time, batch), (0, 1))
-        place = torch.arange(x.shape[0], device=x.device)[:, None]
-        index = torch.where(place < lengths, lengths - 1 - place, place)
-        index = index.reshape(*index.shape, *(1,) * (x.dim() - 2)).expand(x.shape)
-        return x.gather(0, index).movedim((0, 1), (time, batch))
-
-    return reverse
+    return lambda x, lengths: reversed_within(x, lengths, batch, time)
 
 
 @op("TensorScatter", inputs=(2, 3))
@@ -361,7 +307,7 @@ def _write_on(node: Info) -> Run:
     axis, circular = node.get("axis", -2), node.get("mode", "linear") == "circular"
 
     def write_on(table: Tensor, update: Tensor, begins: Tensor | None = None) -> Tensor:
-        at = axis % table.dim()
+        at = axis_in(axis, table.dim())
         if not at:
             raise Misfit("writes along the axis of the batch", axis)
         begin = torch.zeros(len(table), dtype=torch.int64) if begins is None else begins

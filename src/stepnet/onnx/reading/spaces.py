@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,21 +102,6 @@ def _lrn(node: Info) -> Run:
         return x / (bias + alpha / size * squares) ** beta
 
     return lrn
-
-
-@op("CumProd", inputs=(2, 2))
-def _cumprod(node: Info) -> Run:
-    exclusive, reverse, axis = node.get("exclusive", 0), node.get("reverse", 0), node.number(1)
-
-    def cumprod(*inputs: Any) -> Tensor:
-        x, at = inputs[0], axis(inputs)
-        y = x.flip(at) if reverse else x
-        if exclusive:
-            y = torch.cat([torch.ones_like(y.narrow(at, 0, 1)), y.narrow(at, 0, max(y.shape[at] - 1, 0))], at)
-        out = y.cumprod(at, dtype=x.dtype)
-        return out.flip(at) if reverse else out
-
-    return cumprod
 
 
 @op("Det")

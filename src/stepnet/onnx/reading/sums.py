@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,29 +10,36 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import is_recorded, widened
+from stepnet.file_model import axes_in, axis_in, cumulated, is_recorded, largest, widened
 
 from .info import Info, Misfit, Run, op
 
 Axes = list[int]
 REDUCTIONS: dict[str, Callable[[Tensor, Axes, bool], Tensor]] = {
     "ReduceSum": lambda x, axes, keep: x.sum(axes, keep, dtype=x.dtype),
-    "ReduceMean": lambda x, axes, keep: x.mean(axes, keep),
+    "ReduceMean": lambda x, axes, keep: _mean(x, axes, keep),
     "ReduceMax": lambda x, axes, keep: _extreme(x, axes, keep, "amax"),
     "ReduceMin": lambda x, axes, keep: _extreme(x, axes, keep, "amin"),
     "ReduceProd": lambda x, axes, keep: _product(x, axes, keep),
     "ReduceL1": lambda x, axes, keep: x.abs().sum(axes, keep, dtype=x.dtype),
     "ReduceL2": lambda x, axes, keep: (x * x).sum(axes, keep, dtype=x.dtype).sqrt().to(x.dtype),
-    "ReduceLogSum": lambda x, axes, keep: x.sum(axes, keep).log(),
-    "ReduceLogSumExp": lambda x, axes, keep: x.logsumexp(axes, keep),
+    "ReduceLogSum": lambda x, axes, keep: x.sum(axes, keep).log().to(x.dtype),
+    "ReduceLogSumExp": lambda x, axes, keep: x.logsumexp(axes, keep).to(x.dtype),
     "ReduceSumSquare": lambda x, axes, keep: (x * x).sum(axes, keep, dtype=x.dtype),
 }
+
+
+def _mean(x: Tensor, axes: Axes, keep: bool) -> Tensor:
+    if x.is_floating_point():
+        return x.mean(axes, keep)
+    count = math.prod(x.shape[axis] for axis in axes)
+    return torch.div(x.sum(axes, keep), count, rounding_mode="trunc").to(x.dtype)
 
 
 def _extreme(x: Tensor, axes: Axes, keep: bool, kind: str) -> Tensor:
     if x.numel():
         return getattr(x, kind)(axes, keep)
-    sizes = [1 if k in {axis % x.dim() for axis in axes} else size for k, size in enumerate(x.shape)]
+    sizes = [1 if k in axes_in(axes, x.dim()) else size for k, size in enumerate(x.shape)]
     if x.is_floating_point():
         least, most = -torch.inf, torch.inf
     else:
@@ -41,7 +49,7 @@ def _extreme(x: Tensor, axes: Axes, keep: bool, kind: str) -> Tensor:
 
 
 def _product(x: Tensor, axes: Axes, keep: bool) -> Tensor:
-    for axis in sorted((axis % x.dim() for axis in axes), reverse=True):
+    for axis in reversed(axes_in(axes, x.dim())):
         x = x.prod(axis, keepdim=keep, dtype=x.dtype)
     return x
 
@@ -91,33 +99,26 @@ def _softmax(node: Info) -> Run:
     def softmax(x: Tensor) -> Tensor:
         if not old:
             return along(x, axis)
-        return along(x.flatten(axis % x.dim()), -1).reshape(x.shape)  # over all axes from this one on
+        return along(x.flatten(axis_in(axis, x.dim())), -1).reshape(x.shape)  # over all axes from this one on
 
     return softmax
 
 
-@op("CumSum", inputs=(2, 2))
-def _cumsum(node: Info) -> Run:
-    exclusive, reverse, axis = node.get("exclusive", 0), node.get("reverse", 0), node.number(1)
-
-    def cumsum(*inputs: Any) -> Tensor:
-        x, at = inputs[0], axis(inputs)
-        y = x.flip(at) if reverse else x
-        out = y.cumsum(at, dtype=x.dtype)
-        out = out - y if exclusive else out
-        return out.flip(at) if reverse else out
-
-    return cumsum
+@op("CumSum", "CumProd", inputs=(2, 2))
+def _cumulated(node: Info) -> Run:
+    how = {"exclusive": bool(node.get("exclusive", 0)), "reverse": bool(node.get("reverse", 0))}
+    by, axis = node.node.op_type.lower(), node.number(1)
+    return lambda *inputs: cumulated(inputs[0], axis(inputs), by, **how)
 
 
 @op("TopK", inputs=(1, 2))
 def _topk(node: Info) -> Run:
-    axis, largest, count = node.get("axis", -1), bool(node.get("largest", 1)), node.number(1, "k")
+    axis, smallest, count = node.get("axis", -1), not node.get("largest", 1), node.number(1, "k")
 
     def topk(*inputs: Any) -> tuple[Tensor, Tensor]:
         (x,), k = widened(inputs[:1]), count(inputs)
-        index = x.argsort(dim=axis, descending=largest, stable=True).narrow(axis, 0, k)
-        return x.gather(axis, index).to(inputs[0].dtype), index
+        values, index = largest(x, k, axis, smallest=smallest)
+        return values.to(inputs[0].dtype), index
 
     return topk
 
@@ -213,7 +214,7 @@ def _layer_norm(node: Info) -> Run:
     axis, eps = node.get("axis", -1), node.get("epsilon", 1e-5)
 
     def norm(x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
-        along = list(range(axis % x.dim(), x.dim()))
+        along = list(range(axis_in(axis, x.dim()), x.dim()))
         if (
             node.count == 1
             and scale.shape == x.shape[along[0] :]
@@ -234,7 +235,7 @@ def _rms_norm(node: Info) -> Run:
     axis, eps = node.get("axis", -1), node.get("epsilon", 1e-5)
 
     def norm(x: Tensor, scale: Tensor) -> Tensor:
-        along = list(range(axis % x.dim(), x.dim()))
+        along = list(range(axis_in(axis, x.dim()), x.dim()))
         return x * (x.square().mean(along, True) + eps).rsqrt() * scale
 
     return norm

@@ -2,73 +2,49 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stepnet.file_model import sliced
+from stepnet.file_model import (
+    from_front,
+    gather,
+    gather_elements,
+    gather_nd,
+    largest,
+    one_hot,
+    padded,
+    reversed_within,
+    scatter,
+    scatter_nd,
+    sliced,
+    slices,
+)
+from stepnet.file_model.places import REDUCED
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, check_size, integers, listed, number, plain, shape_text
-
-
-def _wrapped(indices: Tensor, size: Any) -> Tensor:
-    """Indices from the front; torch itself refuses those outside."""
-    long = integers(indices, "indices")
-    return torch.where(long < 0, long + size, long)
+from .row import Function, Misfit, Row, axis_in, check_size, listed, number, plain, shape_text
 
 
 def _gather(layer: Layer, attributes: Attributes) -> Function:
     batch_dims = attributes.int("batch_dims", 0)
 
-    def gather(x: Tensor, indices: Tensor, axis: Any) -> Tensor:
-        at = axis_in(number(axis, "axis"), x.dim())
-        long = _wrapped(indices, x.shape[at])
-        if batch_dims == 0:
-            picked = x.index_select(at, long.reshape(-1))
-            return picked.reshape((*x.shape[:at], *indices.shape, *x.shape[at + 1 :]))
+    def run(x: Tensor, indices: Tensor, axis: Any) -> Tensor:
         shared = batch_dims + (indices.dim() if batch_dims < 0 else 0)
-        if not 0 <= shared <= min(at, indices.dim()) or x.shape[:shared] != indices.shape[:shared]:
-            raise Misfit(
-                f"batch_dims {batch_dims} does not fit {shape_text(x)} and {shape_text(indices)}",
-                dims=str((list(x.shape[:shared]), list(indices.shape[:shared]))),
-            )
-        rows, outer = math.prod(x.shape[:shared]), math.prod(x.shape[shared:at])
-        inner, count = math.prod(x.shape[at + 1 :]), math.prod(indices.shape[shared:])
-        flat = x.reshape(rows, outer, x.shape[at], inner)
-        index = long.reshape(rows, 1, count, 1).expand(rows, outer, count, inner)
-        shape = (*x.shape[:at], *indices.shape[shared:], *x.shape[at + 1 :])
-        return flat.gather(2, index).reshape(shape)
+        return gather(x, indices, number(axis, "axis"), shared)
 
-    return gather
+    return run
 
 
 def _gather_elements(layer: Layer, attributes: Attributes) -> Function:
     axis = attributes.int("axis")
-    return lambda x, indices: x.gather(at := axis_in(axis, x.dim()), _wrapped(indices, x.shape[at]))
+    return lambda x, indices: gather_elements(x, indices, axis)
 
 
 def _slice(x: Tensor, start: Any, stop: Any, step: Any, axes: Any = None) -> Tensor:
-    starts, stops, steps = listed(start), listed(stop), listed(step)
-    chosen = list(range(len(starts))) if axes is None else listed(axes)
-    if not len(starts) == len(stops) == len(steps) == len(chosen):
-        raise Misfit(
-            "start, stop, step and axes have different lengths",
-            got=f"{len(starts)}, {len(stops)}, {len(steps)}, {len(chosen)}",
-            dims=str((len(starts), len(stops), len(steps), len(chosen))),
-        )
-    done: set[int] = set()
-    for a, b, by, axis in zip(starts, stops, steps, chosen, strict=True):
-        at = axis_in(axis, x.dim())
-        if at in done:
-            raise Misfit(f"axis {at} is sliced twice", dims=at)
-        done.add(at)
-        x = sliced(x, at, a, b, by)
-    return x
+    return slices(x, listed(start), listed(stop), listed(step), None if axes is None else listed(axes))
 
 
 def _strided_slice(layer: Layer, attributes: Attributes) -> Function:
@@ -123,77 +99,29 @@ def _pad(layer: Layer, attributes: Attributes) -> Function:
                 got=f"{len(before)} and {len(after)}",
                 dims=(len(before), len(after), x.dim()),
             )
-        for axis, (a, b) in enumerate(zip(before, after, strict=True)):
-            if a < 0 or b < 0:
-                x = x.narrow(axis, max(0, -a), x.shape[axis] - max(0, -a) - max(0, -b))
-            if a > 0 or b > 0:
-                check_size([*x.shape[:axis], x.shape[axis] + max(0, a) + max(0, b), *x.shape[axis + 1 :]])
-                x = _padded(x, axis, max(0, a), max(0, b), mode, value)
-        return x
+        check_size([max(a + n + b, 0) for a, n, b in zip(before, x.shape, after, strict=True)])
+        return padded(x, before, after, mode, value)
 
     return pad
-
-
-def _padded(x: Tensor, axis: int, before: int, after: int, mode: str, value: Tensor | None) -> Tensor:
-    if mode == "constant":
-        fill = x.new_zeros(()) if value is None else value.to(x.dtype).reshape(())
-        ends = [fill.expand([*x.shape[:axis], n, *x.shape[axis + 1 :]]) for n in (before, after)]
-        return torch.cat([ends[0], x, ends[1]], axis)
-    size = x.shape[axis]
-    widest = {"edge": 2**31, "reflect": size - 1, "symmetric": size}[mode]
-    if max(before, after) > widest or size == 0:
-        raise Misfit(
-            f"cannot pad axis {axis} of {shape_text(x)} by {before} and {after} ({mode})", dims=(size, before)
-        )
-    index = torch.arange(-before, size + after, device=x.device)
-    if mode == "edge":
-        index = index.clamp(0, size - 1)
-    else:
-        low, high = (0, 2 * size - 2) if mode == "reflect" else (-1, 2 * size - 1)
-        index = torch.where(index < 0, low - index, torch.where(index >= size, high - index, index))
-    return x.index_select(axis, index)
 
 
 def _reverse_sequence(layer: Layer, attributes: Attributes) -> Function:
     batch_axis, seq_axis = attributes.int("batch_axis", 0), attributes.int("seq_axis", 1)
 
-    def reverse_sequence(x: Tensor, lengths: Tensor) -> Tensor:
-        b, t = axis_in(batch_axis, x.dim(), "batch_axis"), axis_in(seq_axis, x.dim(), "seq_axis")
-        if b == t or lengths.shape != (x.shape[b],):
-            raise Misfit(
-                f"needs one length for each of {x.shape[b]} sequences",
-                got=shape_text(lengths),
-                dims=(b, t, str(lengths.shape), x.shape[b]),
-            )
-        steps = torch.arange(x.shape[t], device=x.device)
-        long = lengths.long().unsqueeze(1)
-        index = torch.where(steps < long, long - 1 - steps, steps)  # [batch, time]
-        if b > t:
-            index = index.t()
-        shape = [1] * x.dim()
-        shape[b], shape[t] = x.shape[b], x.shape[t]
-        return x.gather(t, index.reshape(shape).expand(x.shape))
-
-    return reverse_sequence
+    return lambda x, lengths: reversed_within(x, lengths, batch_axis, seq_axis)
 
 
 def _top_k(layer: Layer, attributes: Attributes) -> Function:
     axis = attributes.int("axis")
-    largest = attributes.choice("mode", ("max", "min")) == "max"
+    smallest = attributes.choice("mode", ("max", "min")) == "min"
     by_index = attributes.choice("sort", ("value", "index", "none"), "value") == "index"
     dtype = attributes.element_type("index_element_type", "i32").dtype
 
     def top_k(x: Tensor, k: Any) -> tuple[Tensor, Tensor]:
-        at, count = axis_in(axis, x.dim()), number(k, "k")
-        if not 0 <= count <= x.shape[at]:
-            raise Misfit(
-                f"k is {count}, but axis {at} of {shape_text(x)} is shorter", dims=(count, x.shape[at])
-            )
-        values, index = torch.sort(x, dim=at, descending=largest, stable=True)
-        values, index = values.narrow(at, 0, count), index.narrow(at, 0, count)
+        values, index = largest(x, number(k, "k"), axis, smallest=smallest)
         if by_index:
-            index, order = torch.sort(index, at)
-            values = values.gather(at, order)
+            index, order = torch.sort(index, axis)
+            values = values.gather(axis, order)
         return values, index.to(dtype)
 
     return top_k
@@ -201,88 +129,36 @@ def _top_k(layer: Layer, attributes: Attributes) -> Function:
 
 def _scatter_update(x: Tensor, indices: Tensor, updates: Tensor, axis: Any) -> Tensor:
     at = axis_in(number(axis, "axis"), x.dim())
-    flat = _wrapped(indices, x.shape[at]).reshape(-1)
+    flat = from_front(indices, x.shape[at]).reshape(-1)
     part = updates.reshape(*x.shape[:at], flat.shape[0], *x.shape[at + 1 :])
     return x.index_copy(at, flat, part.to(x.dtype))
 
 
-_REDUCED = {"sum": "sum", "prod": "prod", "min": "amin", "max": "amax", "mean": "mean"}
-
-
 def _scatter_elements(layer: Layer, attributes: Attributes) -> Function:
-    how = attributes.choice("reduction", ("none", *_REDUCED), "none")
+    how = attributes.choice("reduction", ("none", *REDUCED), "none")
     with_old = attributes.bool("use_init_val", True)
 
-    def scatter(x: Tensor, indices: Tensor, updates: Tensor, axis: Any) -> Tensor:
-        at = axis_in(number(axis, "axis"), x.dim())
-        long, new = _wrapped(indices, x.shape[at]), updates.to(x.dtype)
-        if how == "none":
-            return x.scatter(at, long, new)
-        return _as_numbers(
-            x, new, lambda x, new: x.scatter_reduce(at, long, new, _REDUCED[how], include_self=with_old)
-        )
+    def run(x: Tensor, indices: Tensor, updates: Tensor, axis: Any) -> Tensor:
+        at, new = number(axis, "axis"), updates.to(x.dtype)
+        return scatter(x, indices, new, at, how, with_old=with_old)
 
-    return scatter
-
-
-def _as_numbers(x: Tensor, y: Tensor, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """A function of numbers, of truth values as 0 and 1."""
-    if x.dtype is not torch.bool:
-        return function(x, y)
-    return function(x.to(torch.uint8), y.to(torch.uint8)) != 0
-
-
-def _places(shape: Sequence[int], indices: Tensor) -> tuple[Tensor, ...]:
-    if indices.dim() == 0 or indices.shape[-1] > len(shape):
-        raise Misfit(f"indices {shape_text(indices)} do not fit {list(shape)}", dims=str(indices.shape))
-    return tuple(_wrapped(part, shape[i]) for i, part in enumerate(indices.unbind(-1)))
+    return run
 
 
 def _scatter_nd(layer: Layer, attributes: Attributes) -> Function:
     how = attributes.choice("reduction", ("none", "sum", "sub", "prod", "min", "max"), "none")
 
-    def scatter(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-        places, new = _places(x.shape, indices), updates.to(x.dtype)
-        if how == "none":
-            return x.index_put(places, new)
-        if how == "sub":
-            return x.index_put(places, -new, accumulate=True)
-        lead = x.shape[: len(places)]
-        rows = torch.zeros((), dtype=torch.int64, device=x.device)
-        for size, place in zip(lead, places, strict=True):
-            rows = rows * size + place
-        table, rows = x.reshape(math.prod(lead), -1), rows.reshape(-1, 1)
-        part = new.reshape(rows.shape[0], table.shape[1])
-        out = _as_numbers(
-            table, part, lambda x, new: x.scatter_reduce(0, rows.expand_as(new), new, _REDUCED[how])
-        )
-        return out.reshape(x.shape)
-
-    return scatter
+    return lambda x, indices, updates: scatter_nd(x, indices, updates.to(x.dtype), how)
 
 
 def _gather_nd(layer: Layer, attributes: Attributes) -> Function:
     shared, joins = attributes.size("batch_dims", 0), layer.version == "opset5"
 
-    def gather_nd(x: Tensor, indices: Tensor) -> Tensor:
-        if shared == 0:
-            places = _places(x.shape, indices)
-            if indices.dim() == 1:  # one place, which torch would read as a number
-                return x[tuple(place.reshape(1) for place in places)].squeeze(0)
-            return x[places]
-        lead = x.shape[:shared]
-        if shared >= min(x.dim(), indices.dim()) or lead != indices.shape[:shared]:
-            raise Misfit(
-                f"batch_dims {shared} does not fit {shape_text(x)} and {shape_text(indices)}",
-                dims=str((lead, indices.shape[:shared])),
-            )
-        count = math.prod(lead)
-        rows, places = x.reshape(count, *x.shape[shared:]), indices.reshape(count, *indices.shape[shared:])
-        own = torch.arange(count, device=x.device).reshape(-1, *(1,) * (places.dim() - 2))
-        found = rows[(own.expand(places.shape[:-1]), *_places(x.shape[shared:], places))]
-        return found if joins else found.reshape(*lead, *found.shape[1:])  # the first version joins them
+    def run(x: Tensor, indices: Tensor) -> Tensor:
+        found = gather_nd(x, indices, shared)
+        return found.flatten(0, shared - 1) if joins and shared > 1 else found  # as the first version does
 
-    return gather_nd
+    return run
 
 
 def _one_hot(layer: Layer, attributes: Attributes) -> Function:
@@ -290,16 +166,11 @@ def _one_hot(layer: Layer, attributes: Attributes) -> Function:
     modes = ("ignore_negative", "normalize")
     from_end = attributes.choice("negative_indices_mode", modes, modes[0]) == modes[1]
 
-    def one_hot(indices: Tensor, depth: Any, on: Tensor, off: Tensor) -> Tensor:
-        at = axis_in(axis, indices.dim() + 1)
+    def run(indices: Tensor, depth: Any, on: Tensor, off: Tensor) -> Tensor:
         size = check_size([*indices.shape, number(depth, "depth")])[-1]
-        shape = [1] * (indices.dim() + 1)
-        shape[at] = size
-        places = torch.arange(size, device=indices.device).reshape(shape)
-        found = _wrapped(indices, size) if from_end else indices
-        return torch.where(found.unsqueeze(at) == places, on.reshape(()), off.reshape(()))
+        return one_hot(from_front(indices, size) if from_end else indices, size, axis, on, off)
 
-    return one_hot
+    return run
 
 
 def _non_zero(layer: Layer, attributes: Attributes) -> Function:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.file_model import cumulated
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
@@ -60,9 +61,7 @@ def _cum_sum(layer: Layer, attributes: Attributes) -> Function:
     exclusive, reverse = attributes.bool("exclusive", False), attributes.bool("reverse", False)
 
     def cum_sum(x: Tensor, axis: Any = 0) -> Tensor:
-        at = axis_in(number(axis, "axis"), x.dim())
-        total = (x.flip(at).cumsum(at).flip(at) if reverse else x.cumsum(at)).to(x.dtype)
-        return total - x if exclusive else total
+        return cumulated(x, number(axis, "axis"), "cumsum", exclusive=exclusive, reverse=reverse)
 
     return cum_sum
 

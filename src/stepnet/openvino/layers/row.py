@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from stepnet.data.dtypes import dtype_name
 from stepnet.file_model import Misfit
+from stepnet.file_model import axes_in as axes_in
+from stepnet.file_model import axis_in as axis_in
 from stepnet.file_model import check_size as check_size
+from stepnet.file_model import integers as integers
 from stepnet.file_model import same_types as same_types
+from stepnet.file_model import shape_text as shape_text
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
@@ -62,40 +62,3 @@ def number(value: Any, name: str) -> Any:
     if len(flat) != 1:
         raise Misfit(f"{name} must be one number", got=f"{len(flat)} numbers", expected="1", dims=len(flat))
     return flat[0]
-
-
-def axis_in(axis: int, rank: int, name: str = "axis") -> int:
-    """An axis counted from the front.
-
-    Raises:
-        Misfit: it lies outside the tensor.
-    """
-    if not -rank <= axis < rank:
-        raise Misfit(
-            f"{name} {axis} lies outside a tensor of {rank} dimensions",
-            got=axis,
-            expected=f"{-rank} to {rank - 1}" if rank else "a tensor with axes",
-            dims=(axis, rank),
-        )
-    return axis % rank
-
-
-def axes_in(axes: Sequence[int], rank: int) -> list[int]:
-    """Axes counted from the front, in order, each once."""
-    return sorted({axis_in(a, rank, "axes:") for a in axes})
-
-
-def shape_text(x: Tensor) -> str:
-    """`[2, 3]`, for messages."""
-    return str(list(x.shape))
-
-
-def integers(x: Tensor, what: str) -> Tensor:
-    """Indices as int64.
-
-    Raises:
-        Misfit: they are no integers.
-    """
-    if x.dtype.is_floating_point or x.dtype is torch.bool:
-        raise Misfit(f"{what} must be integers", got=dtype_name(x.dtype), dims=str(x.dtype))
-    return x.long()
