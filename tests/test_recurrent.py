@@ -64,6 +64,11 @@ MISTAKES = {
         "step 'total' failed at step 0",
         r"state float32\[2, 4\]",
     ),
+    "batch first without axis": (
+        lambda: recurrent(total, X.transpose(0, 1), H),
+        "step 'total' failed at step 0",
+        "the other way with axis=1",
+    ),
     "one state of two": (
         lambda: recurrent(nn.LSTMCell(I, 4), X, torch.zeros(2, 4)),
         "initial state of step 'LSTMCell' is nested in another way",

@@ -249,6 +249,11 @@ def failure(body: Body, values: Sequence[Any], error: RuntimeError, t: int = 0) 
     let_through(error)
     what = str(error).splitlines()[0]
     sizes = "check the sizes the step expects against the features of x and of the state"
+    rows = [leaf.shape[0] for leaf in values if isinstance(leaf, Tensor) and leaf.dim() > 1]
+    if isinstance(body, StepBody) and rows and min(rows) < max(rows):
+        sizes = (
+            "give every state a row per sequence; x is [time, sequences, ...], or the other way with axis=1"
+        )
     return StepError(
         f"step '{body.name}' failed at step {t}: {what}",
         got=describe_leaves(body.parameters, values),
