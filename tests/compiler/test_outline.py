@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from stepnet import LoDTensor, recurrent
 from stepnet.compiler.outline import Outline, blank, outline_of, outlined
+from stepnet.compiler.outline_rules import made_by
 from stepnet.compiler.row_count import RowCount, Unusual
 from stepnet.errors import Unsupported
 
@@ -160,6 +161,13 @@ def test_other_calls(rows):
         made, wanted = outlined(func, args, {}), func(*concrete)
         for one, expected in zip(made, wanted, strict=True) if isinstance(made, tuple) else [(made, wanted)]:
             same(one, expected)
+
+
+def test_what_torch_would_import_its_compiler_for_has_a_rule():
+    cube = blank((4, 6), torch.float32, rows=True)
+    known = (aten.mean.dim, aten.var.correction, aten.std.correction, aten.var_mean.correction)
+    assert all(made_by(func, (cube, [1]), {}) for func in known)
+    assert all(made_by(func, (cube, 1), {}) for func in (aten.cumsum.default, aten.cumprod.default))
 
 
 def test_a_step_cannot_catch_what_ends_the_recording():

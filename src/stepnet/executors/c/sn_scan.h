@@ -47,8 +47,8 @@ SN_INLINE int64_t sn_number(const sn_sequences *of, int64_t i) { return of->orde
     const void *given, int64_t index, int64_t slot, int64_t member, int64_t members, sn_barrier *barrier
 typedef void (*sn_share)(SN_SHARE);
 
-/* What run_share begins with: its arguments, the sequences `of` its share, how many there are and how many of those reach the step at
- * hand, and its workspace, of which SN_TAKE takes lines of the cache. */
+/* What run_share begins with: its arguments, the sequences `of` its share, how many there are and how many of those
+ * reach the step at hand, and its workspace, of which SN_TAKE takes lines of the cache. */
 #define SN_BEGIN                                                                              \
     const arguments *a = (const arguments *)given;                                            \
     const sn_sequences of = {a->start, a->length, a->order + index, a->shares, a->stride,     \
@@ -59,18 +59,13 @@ typedef void (*sn_share)(SN_SHARE);
 #define SN_TAKE(type, n) (type *)sn_take(&space, (n) * (int64_t)sizeof(type))
 #define SN_MEET if (members > 1) sn_meet(barrier, &sense, members)
 
-SN_INLINE char *sn_take(char **space, int64_t bytes) {
-    char *taken = *space;
-    *space += (bytes + 63) / 64 * 64;
-    return taken;
-}
-
 /* How many of `active` sequences reach step t. */
 SN_INLINE int64_t sn_reach(const sn_sequences *of, int64_t t, int64_t active) {
     while (active > 0 && of->length[sn_number(of, active - 1)] <= t) --active;
     return active;
 }
 
+SN_THREADS char *sn_take(char **space, int64_t bytes);
 /* States begin as they are given; those of sequences without steps end so. Without `last` nobody asks for that. */
 SN_THREADS void sn_boot(const sn_sequences *of, int64_t member, int64_t members, void *state, const void *boot,
                         void *last, int64_t bytes);
@@ -109,6 +104,12 @@ SN_INLINE int64_t sn_lookup(int64_t at, int64_t rows, int64_t *wrong) {
 }
 
 #ifndef SN_LINKED
+char *sn_take(char **space, int64_t bytes) {
+    char *taken = *space;
+    *space += (bytes + 63) / 64 * 64;
+    return taken;
+}
+
 void sn_boot(const sn_sequences *of, int64_t member, int64_t members, void *state, const void *boot, void *last,
              int64_t bytes) {
     for (int64_t i = member; i < of->count; i += members) {
