@@ -154,6 +154,13 @@ def test_other_calls(rows):
         (aten.std.correction, cube, [-1]),
         (aten.var_mean.correction, cube, [2]),
         (aten.var_mean.correction, x),
+        (aten.exponential.default, cube),
+        (aten.uniform.default, x, 0.0, 2.0),
+        (aten.normal_functional.default, cube),
+        (aten.bernoulli.p, cube, 0.5),
+        (aten.normal.Tensor_float, cube, 0.5),
+        (aten.rand_like.default, cube),
+        (aten.randn_like.default, x),
     ]
     for func, *args in calls:
         concrete = [[*map(real, a)] if isinstance(a, list) and isinstance(a[0], Outline) else a for a in args]
@@ -168,6 +175,8 @@ def test_what_torch_would_import_its_compiler_for_has_a_rule():
     known = (aten.mean.dim, aten.var.correction, aten.std.correction, aten.var_mean.correction)
     assert all(made_by(func, (cube, [1]), {}) for func in known)
     assert all(made_by(func, (cube, 1), {}) for func in (aten.cumsum.default, aten.cumprod.default))
+    draws = aten.exponential.default, aten.uniform.default, aten.randn_like.default, aten.normal.Tensor_float
+    assert all(made_by(func, (cube,), {}) for func in draws)
 
 
 def test_a_step_cannot_catch_what_ends_the_recording():

@@ -212,4 +212,11 @@ _RULES: dict[Any, Callable[..., Made | tuple[Made, ...] | None]] = {
     _aten.zeros_like.default: _like,
     _aten.ones_like.default: _like,
     _aten.empty_like.default: _like,
+    _aten.bernoulli.p: _like,
+    _aten.exponential.default: _like,
+    _aten.normal.Tensor_float: _like,
+    _aten.normal_functional.default: _like,
+    _aten.rand_like.default: _like,
+    _aten.randn_like.default: _like,
+    _aten.uniform.default: _like,
 }
