@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from .outline_rules import made_by
+from .outline_rules import Made, made_by
 from .row_count import RowCount, Unusual, number_of, size_of
 
 AT = (3, (1 << 33) - 9)  # primes: no other size is near a multiple of the second
@@ -116,14 +116,17 @@ def outlined(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> A
         func = _aten.empty_like.default
     made = made_by(func, args, kwargs)
     if made is not None:
-        few = torch.empty(made.few, dtype=made.dtype, device=_META)
-        if made.few == made.many:
-            return Outline(few, few)
-        return Outline(few, torch.empty(made.many, dtype=made.dtype, device=_META))
+        return _of_rule(made) if isinstance(made, Made) else tuple(map(_of_rule, made))
     differ: list[bool] = []
     few = func(*_on(0, args, differ), **_on(0, kwargs, differ))
     many = func(*_on(1, args, differ), **_on(1, kwargs, differ)) if any(differ) else few
     return _outline(few, many, args)
+
+
+def _of_rule(made: Made) -> Outline:
+    few = torch.empty(made.few, dtype=made.dtype, device=_META)
+    same = made.few == made.many
+    return Outline(few, few if same else torch.empty(made.many, dtype=made.dtype, device=_META))
 
 
 def _on(at: int, arg: Any, differ: list[bool]) -> Any:

@@ -28,7 +28,7 @@ class Made(NamedTuple):
     dtype: torch.dtype
 
 
-def made_by(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Made | None:
+def made_by(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Made | tuple[Made, ...] | None:
     """What a call gives, if a rule covers it; tensors are outlines."""
     rule = _RULES.get(func)
     if rule is not None:
@@ -141,6 +141,27 @@ def _reduced(x: Any, dims: Sequence[int] | None, keep: bool, dtype: torch.dtype)
     return Made(left(x.few.shape), left(x.many.shape), dtype)
 
 
+def _mean(x: Any, dims: Sequence[int] | None, keep: bool = False, *, dtype: Any = None) -> Made | None:
+    return _most(x, dims or (), keep) if x.dtype.is_floating_point and dtype is None else None
+
+
+def _spread(
+    x: Any, dims: Sequence[int] | None = None, *, correction: Any = None, keepdim: bool = False
+) -> Made | None:
+    return _mean(x, dims, keepdim)
+
+
+def _spread_and_mean(x: Any, *dims: Any, **how: Any) -> tuple[Made, Made] | None:
+    made = _spread(x, *dims, **how)
+    return None if made is None else (made, made)
+
+
+def _running(x: Any, dim: int, *, dtype: Any = None) -> Made | None:
+    if not x.dtype.is_floating_point or dtype is not None or not -x.dim() <= dim < x.dim():
+        return None
+    return _like(x)
+
+
 def _cat(parts: Sequence[Any], dim: int = 0) -> Made | None:
     first = parts[0]
     n = first.dim()
@@ -172,17 +193,30 @@ def _embedding(table: Any, index: Any, *_: Any) -> Made | None:
     return Made((*index.few.shape, size), (*index.many.shape, size), table.dtype)
 
 
-_RULES: dict[Any, Callable[..., Made | None]] = {
+_RULES: dict[Any, Callable[..., Made | tuple[Made, ...] | None]] = {
     _aten.mm.default: _mm,
     _aten.addmm.default: _addmm,
     _aten.bmm.default: _bmm,
     _aten.sum.dim_IntList: _sum,
     _aten.amax.default: _most,
     _aten.amin.default: _most,
+    _aten.mean.dim: _mean,
+    _aten.var.correction: _spread,
+    _aten.std.correction: _spread,
+    _aten.var_mean.correction: _spread_and_mean,
+    _aten.cumsum.default: _running,
+    _aten.cumprod.default: _running,
     _aten.cat.default: _cat,
     _aten.embedding.default: _embedding,
     _aten.full_like.default: _like,
     _aten.zeros_like.default: _like,
     _aten.ones_like.default: _like,
     _aten.empty_like.default: _like,
+    _aten.bernoulli.p: _like,
+    _aten.exponential.default: _like,
+    _aten.normal.Tensor_float: _like,
+    _aten.normal_functional.default: _like,
+    _aten.rand_like.default: _like,
+    _aten.randn_like.default: _like,
+    _aten.uniform.default: _like,
 }

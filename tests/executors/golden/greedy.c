@@ -18,8 +18,8 @@ typedef struct {
     const float *w2;
     const float *w4;
     const float *w0;
-    SN_MATRIX(float, v13);
-    SN_MATRIX(float, v16);
+    sn_matrix v13;
+    sn_matrix v16;
     SN_STATE(float, state);
     float *v12;
     float *v20;
@@ -63,9 +63,9 @@ static void run_share(SN_SHARE) {
         }
         SN_MEET;
         /* v14 = matmul(v12, v13)  [2] x [2, 3] */
-        SN_COLUMNS(3, SN_WIDTH * sn_lanes_f32, SN_LIES(v13) ? sn_few_f32((sn_rows_f32){(float *)v14_rows + c0, 3, 0}, (sn_rows_f32){(float *)a->v12, 2, row}, a->v13 + c0 * a->v13_stride_n, a->v13_stride_k, a->v13_stride_n, active, 2, c1 - c0) : sn_matmul_split((sn_rows_f32){(float *)v14_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v12, 2, row}, a->v13_packed + c0 * sn_deep_split(2, a->split), active, 2, c1 - c0, a->split));
+        sn_columns_split((sn_rows_f32){(float *)v14_rows, 3, 0}, (sn_rows_f32){(float *)a->v12, 2, row}, &a->v13, a->few, active, 2, 3, member, members, a->split);
         /* v17 = matmul(state, v16)  [3] x [3, 3] */
-        SN_COLUMNS(3, SN_WIDTH * sn_lanes_f32, SN_LIES(v16) ? sn_few_f32((sn_rows_f32){(float *)v17_rows + c0, 3, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v16 + c0 * a->v16_stride_n, a->v16_stride_k, a->v16_stride_n, active, 3, c1 - c0) : sn_matmul_split((sn_rows_f32){(float *)v17_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v16_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split));
+        sn_columns_split((sn_rows_f32){(float *)v17_rows, 3, 0}, (sn_rows_f32){(float *)state, 3, 0}, &a->v16, a->few, active, 3, 3, member, members, a->split);
         SN_MEET;
         /* row by row: w2_s35, v19_s36, v19, v20 */
         for (int64_t i = member; i < active; i += members) {
@@ -93,11 +93,11 @@ static void run_share(SN_SHARE) {
 
 static void pack(void *data, int64_t index, int64_t count) {
     const arguments *a = (const arguments *)data;
-    if (index == 0 && !SN_LIES(v13)) sn_pack_split(a->v13_packed, a->v13, a->v13_stride_k, a->v13_stride_n, 2, 3, a->split);
-    if (index == 1 && !SN_LIES(v16)) sn_pack_split(a->v16_packed, a->v16, a->v16_stride_k, a->v16_stride_n, 3, 3, a->split);
+    if (index == 0 && !sn_lies(&a->v13, a->few)) sn_pack_split(a->v13.packed, a->v13.lying, a->v13.stride_k, a->v13.stride_n, 2, 3, a->split);
+    if (index == 1 && !sn_lies(&a->v16, a->few)) sn_pack_split(a->v16.packed, a->v16.lying, a->v16.stride_k, a->v16.stride_n, 3, 3, a->split);
 }
 
-SN_RUN(run, sn_pack_all(pool, pack, a, 2, 0))
+SN_RUN(run, pack, 2, 0)
 
 /* scan of backward
  *   carry d_1 <- v26
@@ -114,8 +114,8 @@ typedef struct {
     SN_SCAN;
     const float *d_0;
     const float *v20;
-    SN_MATRIX(float, w3);
-    SN_MATRIX(float, w1);
+    sn_matrix w3;
+    sn_matrix w1;
     SN_STATE(float, d_1);
     float *v25;
     float *v31;
@@ -152,7 +152,7 @@ static void run_share(SN_SHARE) {
         }
         SN_MEET;
         /* v26 = matmul(v25, w3)  [3] x [3, 3] */
-        SN_COLUMNS(3, SN_WIDTH * sn_lanes_f32, SN_LIES(w3) ? sn_few_f32((sn_rows_f32){(float *)d_1_next + c0, 3, 0}, (sn_rows_f32){(float *)a->v25, 3, row}, a->w3 + c0 * a->w3_stride_n, a->w3_stride_k, a->w3_stride_n, active, 3, c1 - c0) : sn_matmul_split((sn_rows_f32){(float *)d_1_next + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v25, 3, row}, a->w3_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split));
+        sn_columns_split((sn_rows_f32){(float *)d_1_next, 3, 0}, (sn_rows_f32){(float *)a->v25, 3, row}, &a->w3, a->few, active, 3, 3, member, members, a->split);
         SN_MEET;
         sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 3 * sizeof(float), 3 * sizeof(float));
         { float *now = d_1; d_1 = d_1_next; d_1_next = now; }
@@ -162,15 +162,15 @@ static void run_share(SN_SHARE) {
     }
     SN_MEET;
     /* v31 = matmul(v25, w1)  [3] x [3, 2], rows of these steps */
-    SN_COLUMNS(2, SN_WIDTH * sn_lanes_f32, SN_LIES(w1) ? sn_few_f32((sn_rows_f32){a->v31 + c0, 2, chunk_row}, (sn_rows_f32){(float *)a->v25, 3, chunk_row}, a->w1 + c0 * a->w1_stride_n, a->w1_stride_k, a->w1_stride_n, rows, 3, c1 - c0) : sn_matmul_split((sn_rows_f32){a->v31 + c0, 2, chunk_row}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v25, 3, chunk_row}, a->w1_packed + c0 * sn_deep_split(3, a->split), rows, 3, c1 - c0, a->split));
+    sn_columns_split((sn_rows_f32){a->v31, 2, chunk_row}, (sn_rows_f32){(float *)a->v25, 3, chunk_row}, &a->w1, a->few, rows, 3, 2, member, members, a->split);
     }
     SN_ADD_UP(v29_sum, v29_part, 3)
 }
 
 static void pack(void *data, int64_t index, int64_t count) {
     const arguments *a = (const arguments *)data;
-    if (index == 0 && !SN_LIES(w3)) sn_pack_split(a->w3_packed, a->w3, a->w3_stride_k, a->w3_stride_n, 3, 3, a->split);
-    if (index == 1 && !SN_LIES(w1)) sn_pack_split(a->w1_packed, a->w1, a->w1_stride_k, a->w1_stride_n, 3, 2, a->split);
+    if (index == 0 && !sn_lies(&a->w3, a->few)) sn_pack_split(a->w3.packed, a->w3.lying, a->w3.stride_k, a->w3.stride_n, 3, 3, a->split);
+    if (index == 1 && !sn_lies(&a->w1, a->few)) sn_pack_split(a->w1.packed, a->w1.lying, a->w1.stride_k, a->w1.stride_n, 3, 2, a->split);
 }
 
-SN_RUN(run, sn_pack_all(pool, pack, a, 2, 0))
+SN_RUN(run, pack, 2, 0)

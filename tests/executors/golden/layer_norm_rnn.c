@@ -25,8 +25,8 @@ typedef struct {
     const float *x;
     const float *w1;
     const float *w3;
-    SN_MATRIX(float, v8);
-    SN_MATRIX(float, v11);
+    sn_matrix v8;
+    sn_matrix v11;
     SN_STATE(float, state);
     float *v15;
     float *v29;
@@ -46,13 +46,13 @@ static void run_share(SN_SHARE) {
     const int64_t rows = sn_chunk(&of, t0, t1, active, chunk_row, chunk_slot);
     SN_MEET;
     /* v9 = matmul(x, v8)  [2] x [2, 3], rows of these steps */
-    SN_COLUMNS(3, SN_WIDTH * sn_lanes_f32, SN_LIES(v8) ? sn_few_f32((sn_rows_f32){v9_rows + c0, 3, chunk_slot}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, a->v8 + c0 * a->v8_stride_n, a->v8_stride_k, a->v8_stride_n, rows, 2, c1 - c0) : sn_matmul_split((sn_rows_f32){v9_rows + c0, 3, chunk_slot}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, a->v8_packed + c0 * sn_deep_split(2, a->split), rows, 2, c1 - c0, a->split));
+    sn_columns_split((sn_rows_f32){v9_rows, 3, chunk_slot}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, &a->v8, a->few, rows, 2, 3, member, members, a->split);
     SN_MEET;
     for (int64_t t = t0; t < t1; ++t) {
         if ((active = sn_step(&of, t, active, row)) == 0) break;
         SN_MEET;
         /* v12 = matmul(state, v11)  [3] x [3, 3] */
-        SN_COLUMNS(3, SN_WIDTH * sn_lanes_f32, SN_LIES(v11) ? sn_few_f32((sn_rows_f32){(float *)v12_rows + c0, 3, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v11 + c0 * a->v11_stride_n, a->v11_stride_k, a->v11_stride_n, active, 3, c1 - c0) : sn_matmul_split((sn_rows_f32){(float *)v12_rows + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)state, 3, 0}, a->v11_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split));
+        sn_columns_split((sn_rows_f32){(float *)v12_rows, 3, 0}, (sn_rows_f32){(float *)state, 3, 0}, &a->v11, a->few, active, 3, 3, member, members, a->split);
         SN_MEET;
         /* row by row: w1_s51, v14_s52, v14, v15, v17, v18, v20, v21, v22, v23, v24, v25, v27, v28, v29 */
         for (int64_t i = member; i < active; i += members) {
@@ -106,11 +106,11 @@ static void run_share(SN_SHARE) {
 
 static void pack(void *data, int64_t index, int64_t count) {
     const arguments *a = (const arguments *)data;
-    if (index == 0 && !SN_LIES(v8)) sn_pack_split(a->v8_packed, a->v8, a->v8_stride_k, a->v8_stride_n, 2, 3, a->split);
-    if (index == 1 && !SN_LIES(v11)) sn_pack_split(a->v11_packed, a->v11, a->v11_stride_k, a->v11_stride_n, 3, 3, a->split);
+    if (index == 0 && !sn_lies(&a->v8, a->few)) sn_pack_split(a->v8.packed, a->v8.lying, a->v8.stride_k, a->v8.stride_n, 2, 3, a->split);
+    if (index == 1 && !sn_lies(&a->v11, a->few)) sn_pack_split(a->v11.packed, a->v11.lying, a->v11.stride_k, a->v11.stride_n, 3, 3, a->split);
 }
 
-SN_RUN(run, sn_pack_all(pool, pack, a, 2, 0))
+SN_RUN(run, pack, 2, 0)
 
 /* scan of backward
  *   carry d_1 <- v44
@@ -147,7 +147,7 @@ typedef struct {
     SN_SCAN;
     const float *d_0;
     const float *v15;
-    SN_MATRIX(float, w2);
+    sn_matrix w2;
     SN_STATE(float, d_1);
     float *v43;
     float *v47;
@@ -218,7 +218,7 @@ static void run_share(SN_SHARE) {
         }
         SN_MEET;
         /* v44 = matmul(v43, w2)  [3] x [3, 3] */
-        SN_COLUMNS(3, SN_WIDTH * sn_lanes_f32, SN_LIES(w2) ? sn_few_f32((sn_rows_f32){(float *)d_1_next + c0, 3, 0}, (sn_rows_f32){(float *)a->v43, 3, row}, a->w2 + c0 * a->w2_stride_n, a->w2_stride_k, a->w2_stride_n, active, 3, c1 - c0) : sn_matmul_split((sn_rows_f32){(float *)d_1_next + c0, 3, 0}, (sn_rows_f32){0, 0, 0}, (sn_rows_f32){(float *)a->v43, 3, row}, a->w2_packed + c0 * sn_deep_split(3, a->split), active, 3, c1 - c0, a->split));
+        sn_columns_split((sn_rows_f32){(float *)d_1_next, 3, 0}, (sn_rows_f32){(float *)a->v43, 3, row}, &a->w2, a->few, active, 3, 3, member, members, a->split);
         SN_MEET;
         sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 3 * sizeof(float), 3 * sizeof(float));
         { float *now = d_1; d_1 = d_1_next; d_1_next = now; }
@@ -231,7 +231,7 @@ static void run_share(SN_SHARE) {
 
 static void pack(void *data, int64_t index, int64_t count) {
     const arguments *a = (const arguments *)data;
-    if (index == 0 && !SN_LIES(w2)) sn_pack_split(a->w2_packed, a->w2, a->w2_stride_k, a->w2_stride_n, 3, 3, a->split);
+    if (index == 0 && !sn_lies(&a->w2, a->few)) sn_pack_split(a->w2.packed, a->w2.lying, a->w2.stride_k, a->w2.stride_n, 3, 3, a->split);
 }
 
-SN_RUN(run, sn_pack_all(pool, pack, a, 1, 0))
+SN_RUN(run, pack, 1, 0)

@@ -36,6 +36,7 @@ from stepnet.executors import cache_folder, cache_trim
 from stepnet.interrupts import let_through
 
 from .products import Product, common, with_needs
+from .text import without_comments
 
 # -ffp-contract=fast: multiply-add as one instruction. Never -ffast-math: it would break sn_math.h.
 _FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread", "-fopenmp-simd")
@@ -108,6 +109,7 @@ class Part(NamedTuple):
     libm: bool = True
 
 
+@functools.cache
 def preamble(*dtypes: str, linked: bool = False) -> str:
     """The text generated code starts with: math, matmul of each dtype ("f32", "f64", "bf16"), threads, scans.
 
@@ -120,7 +122,7 @@ def preamble(*dtypes: str, linked: bool = False) -> str:
     parts.append(common())
     parts += [product.text for product in with_needs(dtypes)]
     parts += [header("sn_parallel.h"), header("sn_scan.h")]
-    return "\n".join(parts)
+    return without_comments("\n".join(parts))
 
 
 def available() -> str | None:

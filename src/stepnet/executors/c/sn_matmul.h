@@ -84,6 +84,23 @@
 static __thread unsigned sn_products __attribute__((unused));
 SN_INLINE int sn_from_last(int64_t panels) { return panels > 1 && (sn_products++ & 1); }
 
+/* A matrix that rows are multiplied by, as it lies, and where it is packed. */
+typedef struct {
+    const void *lying;
+    int64_t stride_k, stride_n, stride_h;
+    void *packed;
+} sn_matrix;
+
+/* Whether a matrix is read as it lies, by sn_few_*, and is not packed: of few rows. */
+SN_INLINE int sn_lies(const sn_matrix *B, int64_t few) { return few && (B->stride_k == 1 || B->stride_n == 1); }
+
+/* Where a member's columns of a product begin: whole panels. */
+SN_INLINE int64_t first_column(int64_t n, int64_t member, int64_t members, int64_t panel) {
+    if (members == 1) return member ? n : 0;
+    const int64_t panels = (n + panel - 1) / panel, column = panels * member / members * panel;
+    return column < n ? column : n;
+}
+
 /* The size of the next tile when `rows` are left: as equal as can be, because thin tiles are slow. */
 SN_INLINE int64_t sn_split(int64_t rows, int64_t most) {
     int64_t tiles = (rows + most - 1) / most;
@@ -430,6 +447,22 @@ void SN_(sn_few)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t 
                 SN_(sn_row)(C, r + i)[u] = sum;
             }
     }
+}
+#endif
+
+/* A member's columns of a product with a matrix that is packed, or, of few rows, may be read as it lies. */
+SN_SHARED void SN_(sn_columns)(SN_(sn_rows) C, SN_(sn_rows) A, const sn_matrix *B, int64_t few, int64_t rows, int64_t K,
+                               int64_t N, int64_t member, int64_t members);
+#ifndef SN_LINKED
+void SN_(sn_columns)(SN_(sn_rows) C, SN_(sn_rows) A, const sn_matrix *B, int64_t few, int64_t rows, int64_t K, int64_t N,
+                     int64_t member, int64_t members) {
+    const int64_t c0 = first_column(N, member, members, SN_WIDTH * SN_(sn_lanes));
+    const int64_t c1 = first_column(N, member + 1, members, SN_WIDTH * SN_(sn_lanes));
+    const SN_REAL *lying = (const SN_REAL *)B->lying, *packed = (const SN_REAL *)B->packed;
+    if (c1 == c0) return;
+    C.base += c0;
+    if (sn_lies(B, few)) SN_(sn_few)(C, A, lying + c0 * B->stride_n, B->stride_k, B->stride_n, rows, K, c1 - c0);
+    else SN_(sn_matmul)(C, (SN_(sn_rows)){0, 0, 0}, A, packed + c0 * K, rows, K, c1 - c0);
 }
 #endif
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -65,7 +66,7 @@ FIXED = (
     "length", "order", "space", "space_bytes",
 )  # fmt: skip
 # Of a file, in `scan.c.in` and SN_RUN.
-NAMES = ("arguments", "run_share", "pack", "team", "share", "member_of", "run")
+NAMES = ("arguments", "run_share", "pack", "run")
 PACKED_ALONE = 1 << 18  # bytes of matrices that one thread packs faster than another one wakes
 
 
@@ -182,7 +183,7 @@ class _Writer:
             ("row", p.row_inputs, lambda n: f"const {w.ctype(n)} *{w.c(n)}"),
             ("sequence", p.whole, lambda n: f"const {w.ctype(n)} *{w.c(n)}"),
             ("shared", p.shared, lambda n: f"const {w.ctype(n)} *{w.shared(n)}"),
-            ("matrix", p.matrices, lambda n: f"SN_MATRIX({w.ctype(n)}, {w.c(n)})"),
+            ("matrix", p.matrices, lambda n: f"sn_matrix {w.c(n)}"),
             ("state", [c.parameter for c in p.carries], lambda n: f"SN_STATE({w.ctype(n)}, {w.c(n)})"),
             ("held", p.held, lambda n: f"const {w.ctype(n)} *{w.c(n)}_boot"),
             ("out", p.outputs, lambda n: f"{w.ctype(n)} *{w.c(n)}"),
@@ -204,18 +205,22 @@ class _Writer:
         alone = all(len(p.value(node.inputs[0]).shape) == 1 for node in nodes if node.inputs[1] == name)
         return alone and not self.alone and product.rows == product.sums
 
-    def _product(self, name: str, to: str, rows: str, count: str, k: int, columns: bool, n: str) -> str:
-        """A product of some rows with a matrix: with n columns of it, from c0 on if it is some `columns`."""
-        c, product, none = self.w.c(name), self.w.product(name), f"(sn_rows_{self.w.suffix}){{0, 0, 0}}"
-        panels = f" + c0 * {product.deep(k)}" if columns else ""
-        packed = (
-            f"sn_matmul_{product.suffix}({to}, {none}, {rows}, a->{c}_packed{panels}, {count}, {k}, "
-            f"{n}{product.last})"
+    def _product(self, name: str, to: str, rows: str, count: str) -> str:
+        """A product of some rows with a matrix."""
+        _, k, n = self._matrix(name)
+        product, none = self.w.product(name), f"(sn_rows_{self.w.suffix}){{0, 0, 0}}"
+        packed = f"a->{self.w.c(name)}.packed"
+        return f"sn_matmul_{product.suffix}({to}, {none}, {rows}, {packed}, {count}, {k}, {n}{product.last})"
+
+    def _columns(self, name: str, to: str, rows: str, count: str) -> str:
+        """The same, of which each member does its own columns."""
+        _, k, n = self._matrix(name)
+        product, few = self.w.product(name), f"{'a->few' if name in self.lying else 0}, "
+        few = few if product.rows == product.sums else ""
+        return (
+            f"sn_columns_{product.suffix}({to}, {rows}, &a->{self.w.c(name)}, {few}{count}, {k}, {n}, "
+            f"member, members{product.last});"
         )
-        if name not in self.lying:
-            return packed
-        lying = f"a->{c} + c0 * a->{c}_stride_n, a->{c}_stride_k, a->{c}_stride_n"
-        return f"SN_LIES({c}) ? sn_few_{product.sums}({to}, {rows}, {lying}, {count}, {k}, {n}) : {packed}"
 
     def _pack(self, number: int, name: str, heads: int, k: int, n: int) -> str:
         """Pack a matrix, the `number`th; one with heads, head by head."""
@@ -223,22 +228,19 @@ class _Writer:
 
         def pack(to: str, source: str) -> str:
             return (
-                f"sn_pack_{product.suffix}(a->{c}_packed{to}, a->{c}{source}, a->{c}_stride_k, "
-                f"a->{c}_stride_n, {k}, {n}, {product.packing});"
+                f"sn_pack_{product.suffix}({to}, {source}, a->{c}.stride_k, a->{c}.stride_n, "
+                f"{k}, {n}, {product.packing});"
             )
 
         if heads == 1:
-            lies = f" && !SN_LIES({c})" if name in self.lying else ""
-            return f"if (index == {number}{lies}) {pack('', '')}"
-        size = product.packed(k, n)
+            lies = f" && !sn_lies(&a->{c}, a->few)" if name in self.lying else ""
+            return f"if (index == {number}{lies}) {pack(f'a->{c}.packed', f'a->{c}.lying')}"
+        kind, size = product.element, product.packed(k, n)
+        to, source = f"({kind} *)a->{c}.packed + h * {size}", f"(const {kind} *)a->{c}.lying"
         return (
             f"for (int64_t h = 0; index == {number} && h < {heads}; ++h)\n"
-            f"    {pack(f' + h * {size}', f' + h * a->{c}_stride_h')}"
+            f"    {pack(to, f'{source} + h * a->{c}.stride_h')}"
         )
-
-    def _columns(self, n: int, product: str) -> str:
-        """A product of n columns, of which each member does its own."""
-        return f"SN_COLUMNS({n}, SN_WIDTH * sn_lanes_{self.w.suffix}, {product});"
 
     def _matmul_of_chunk(self, node: Node, target: str) -> str:
         """A product of the rows of some steps, its rows where `target` says."""
@@ -252,30 +254,21 @@ class _Writer:
         product = w.product(node.inputs[1])
         kind = f"sn_rows_{product.rows}"
         inputs = ", ".join(map(_shown, node.inputs))
-        made_by = {
-            "columns": (" + c0", "", "rows", "c1 - c0"),
-            "rows": ("", " + r0", "r1 - r0", str(n)),
-            "all": ("", "", "rows", str(n)),
-        }
 
-        def call(by: str) -> str:
-            at, first, count, columns = made_by[by]
-            return self._product(
+        def call(made_by: Callable[..., str], first: str, count: str) -> str:
+            return made_by(
                 node.inputs[1],
-                f"(sn_rows_{w.suffix}){{{to}{at}, {made}, {target}{first}}}",
+                f"(sn_rows_{w.suffix}){{{to}, {made}, {target}{first}}}",
                 f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row{first}}}",
                 count,
-                k,
-                by == "columns",
-                columns,
             )
 
         text = f"/* {_shown(node.output)} = matmul({inputs})  [{k}] x [{k}, {n}], rows of these steps */\n"
         if self.turns:
-            return f"{text}{call('all')};"
+            return f"{text}{call(self._product, '', 'rows')};"
         if self.features is None:
-            return text + self._columns(n, call("columns"))
-        return f"{text}SN_SOME_ROWS({call('rows')});"
+            return text + call(self._columns, "", "rows")
+        return f"{text}SN_SOME_ROWS({call(self._product, ' + r0', 'r1 - r0')});"
 
     def _stages(self) -> tuple[list[str], list[str]]:
         """What is done at each step; and after the steps of a chunk, where threads take turns."""
@@ -329,13 +322,12 @@ class _Writer:
         indexed = w.by_table(operand) or w.by_table(node.output)
         if times == 1 or (heads == 1 and not indexed and wide == times * k):  # all leading indices are rows
             count = "active" if times == 1 else f"active * {times}"
-            to, of = rows(node.output, size // times, " + c0"), rows(operand, wide // times, shift)
-            text = self._product(node.inputs[1], to, of, count, k, True, "c1 - c0")
-            return [*out, f"        {self._columns(n, text)}"]
+            to, of = rows(node.output, size // times, ""), rows(operand, wide // times, shift)
+            return [*out, f"        {self._columns(node.inputs[1], to, of, count)}"]
         # one product for each leading index: of its own matrix, or all of the same
-        block, packed = product.packed(k, n), f"a->{w.c(node.inputs[1])}_packed"
+        block, packed = product.packed(k, n), f"a->{w.c(node.inputs[1])}.packed"
         out.append(f"        for (int64_t h = member; h < {times}; h += members)")
-        matrix = f"{packed} + h * {block}" if heads > 1 else packed
+        matrix = f"({product.element} *){packed} + h * {block}" if heads > 1 else packed
         out.append(
             f"            sn_matmul_{product.suffix}({rows(node.output, size, f' + h * {n}')}, "
             f"(sn_rows_{w.suffix}){{0, 0, 0}}, "

@@ -65,16 +65,6 @@ class Product:
         """The elements of a packed matrix [k, n]."""
         return f"sn_packed_{self.suffix}({k}, {n}, {'a->split' if self.is_split else 1})"
 
-    def deep(self, k: int) -> str:
-        """The elements that a column of a packed matrix of k rows takes.
-
-        >>> BY_DTYPE["bfloat16"].deep(33), BY_DTYPE["float64"].deep(33), BY_DTYPE["float32"].deep(33)
-        ('64', '33', 'sn_deep_split(33, a->split)')
-        """
-        if self.is_split:
-            return f"sn_deep_split({k}, a->split)"
-        return str(-(-k // self.depth) * self.depth)
-
     @property
     def needs(self) -> tuple[str, ...]:
         """The suffixes of those whose C it stands on, the first ones first."""
@@ -96,7 +86,8 @@ class Product:
     def object_text(self) -> str:
         """The source of an object file that holds its larger functions, and those of threads."""
         if not self.needs:
-            needs = "\n".join(_file(name, _HERE.parent) for name in ("sn_library.h", "sn_parallel.h"))
+            names = ("sn_library.h", "sn_parallel.h", "sn_scan.h")
+            needs = "\n".join(_file(name, _HERE.parent) for name in names)
             return f"#define SN_BUILT_ONCE\n{needs}\n{self.text}"
         others = "\n".join(BY_SUFFIX[suffix].text for suffix in self.needs)
         return (

@@ -39,6 +39,9 @@ SN_SHARED void sn_pack_bf16(uint16_t *restrict packed, const uint16_t *restrict 
                             int64_t stride_n, int64_t K, int64_t n, int64_t groups, int64_t width);
 SN_SHARED void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *packed, int64_t rows,
                               int64_t K, int64_t N);
+/* A member's columns of a product. */
+SN_SHARED void sn_columns_bf16(sn_rows_f32 C, sn_rows_bf16 A, const sn_matrix *B, int64_t rows, int64_t K, int64_t N,
+                               int64_t member, int64_t members);
 /* Rows r0 .. r1 of C in one panel of nv vectors, from `column` on: n columns, by vectors. */
 SN_SHARED void sn_panel_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *panel, int64_t r0,
                              int64_t r1, int64_t K, int64_t column, int64_t n, int64_t nv);
@@ -264,6 +267,15 @@ void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uin
             sn_panel_bf16(C, addend, A, packed + column * sn_depth_bf16(K), r0, r1, K, column, n, nv);
         }
     }
+}
+
+void sn_columns_bf16(sn_rows_f32 C, sn_rows_bf16 A, const sn_matrix *B, int64_t rows, int64_t K, int64_t N,
+                     int64_t member, int64_t members) {
+    const int64_t c0 = first_column(N, member, members, SN_WIDTH * sn_lanes_f32);
+    const int64_t c1 = first_column(N, member + 1, members, SN_WIDTH * sn_lanes_f32);
+    const uint16_t *packed = (const uint16_t *)B->packed + c0 * sn_depth_bf16(K);
+    C.base += c0;
+    if (c1 > c0) sn_matmul_bf16(C, (sn_rows_f32){0, 0, 0}, A, packed, rows, K, c1 - c0);
 }
 #endif
 #endif

@@ -49,12 +49,19 @@ SN_INLINE void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A,
     (void)split;
     sn_matmul_f32(C, addend, A, packed, rows, K, N);
 }
+SN_INLINE void sn_columns_split(sn_rows_f32 C, sn_rows_f32 A, const sn_matrix *B, int64_t few, int64_t rows, int64_t K,
+                                int64_t N, int64_t member, int64_t members, int64_t split) {
+    (void)split;
+    sn_columns_f32(C, A, B, few, rows, K, N, member, members);
+}
 #else
 
 SN_SHARED void sn_pack_split(float *restrict packed, const float *restrict source, int64_t stride_k, int64_t stride_n,
                              int64_t K, int64_t n, int64_t split);
 SN_SHARED void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const float *packed, int64_t rows,
                                int64_t K, int64_t N, int64_t split);
+SN_SHARED void sn_columns_split(sn_rows_f32 C, sn_rows_f32 A, const sn_matrix *B, int64_t few, int64_t rows, int64_t K,
+                                int64_t N, int64_t member, int64_t members, int64_t split);
 #ifndef SN_LINKED
 
 #if defined(__AVX512BF16__) && SN_VECTOR_BYTES == 64
@@ -304,6 +311,19 @@ void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const flo
         m = sn_split(rows - r, sn_block_rows(K, parts));
         sn_block_split(sn_part_f32(C, r, 0), sn_part_f32(addend, r, 0), sn_part_f32(A, r, 0), packed, m, K, N, parts);
     }
+}
+
+void sn_columns_split(sn_rows_f32 C, sn_rows_f32 A, const sn_matrix *B, int64_t few, int64_t rows, int64_t K, int64_t N,
+                      int64_t member, int64_t members, int64_t split) {
+    if (!sn_parts(K, split) || sn_lies(B, few)) {
+        sn_columns_f32(C, A, B, few, rows, K, N, member, members);
+        return;
+    }
+    const int64_t c0 = first_column(N, member, members, SN_WIDTH * sn_lanes_f32);
+    const int64_t c1 = first_column(N, member + 1, members, SN_WIDTH * sn_lanes_f32);
+    const float *packed = (const float *)B->packed + c0 * sn_deep_split(K, split);
+    C.base += c0;
+    if (c1 > c0) sn_matmul_split(C, (sn_rows_f32){0, 0, 0}, A, packed, rows, K, c1 - c0, split);
 }
 #endif
 #endif
