@@ -584,7 +584,6 @@ LETS_GO = {
 }
 
 
-@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 @pytest.mark.parametrize("name", LETS_GO)
 def test_what_a_call_was_given_is_let_go(name, backend):

@@ -252,7 +252,7 @@ def failure(body: Body, values: Sequence[Any], error: RuntimeError, t: int = 0) 
     rows = [leaf.shape[0] for leaf in values if isinstance(leaf, Tensor) and leaf.dim() > 1]
     if isinstance(body, StepBody) and rows and min(rows) < max(rows):
         sizes = (
-            "give every state a row per sequence; x is [time, sequences, ...], or the other way with axis=1"
+            "give each state a row per sequence; x is [time, sequences, ...], or the other way with axis=1"
         )
     return StepError(
         f"step '{body.name}' failed at step {t}: {what}",
