@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import pickle
 import subprocess
 import sys
 import threading
 import types
-import warnings
 from collections import namedtuple
 
 import pytest
 import torch
 
-from forks import in_a_fork
 from stepnet import recurrent
 from stepnet.cells import GRU
 from stepnet.compiler import portable
@@ -336,20 +333,18 @@ def test_a_class_that_holds_something_else_is_another_one(change):
 def test_in_a_process_of_its_own(tmp_path):
     """Its first step may read its environment. A digest does not depend on the order of sets."""
     (tmp_path / "made_digests.py").write_text(DIGESTS)
-    digests = "import made_digests\nprint(*made_digests.digests)"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"{FIRST}\n{digests}"],
-        cwd=tmp_path, env=os.environ | {"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    alone = done.stdout.split()
-    assert alone == in_a_fork(_digests_here, str(tmp_path))  # whose sets have another order
-    assert len(alone) >= 6
-    assert "None" not in alone
+    digests_alone = "import made_digests\nprint(*made_digests.digests)"
 
+    def digests(seed, program):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program],
+            cwd=tmp_path, env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
 
-def _digests_here(folder):
-    sys.path.insert(0, folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [str(digest) for digest in importlib.import_module("made_digests").digests]
+    one, other = digests("1", f"{FIRST}\n{digests_alone}"), digests("2", digests_alone)
+    assert one == other
+    assert len(one) >= 6
+    assert "None" not in one
