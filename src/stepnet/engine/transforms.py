@@ -161,6 +161,9 @@ def find_transformed(
         def replaced(tensors: Sequence[Tensor]) -> list[Tensor]:
             return [plain.get(id(t), t) for t in tensors]
 
+        def in_one_piece(tensors: Sequence[Tensor]) -> list[Tensor]:
+            return [plain[id(t)] if id(t) in plain else contiguous(t) for t in tensors]
+
         def reader(derived: Loop, x: Any, states: Any, shared: Sequence[Tensor]) -> Reads:
             now = reached(loop).tensors
             if len(now) == len(found.tensors):  # under functional_call it reads others when that is over
@@ -173,8 +176,8 @@ def find_transformed(
 
         body: Any = Swapped(code_of(loop), plain)
         beside = sequences._replace(
-            x_rows=[plain[id(t)] if id(t) in plain else contiguous(t) for t in sequences.x_rows],
-            states=[plain[id(t)] if id(t) in plain else contiguous(t) for t in sequences.states],
+            x_rows=in_one_piece(sequences.x_rows),
+            states=in_one_piece(sequences.states),
             shared=replaced(sequences.shared),
         )
         read = reads._replace(tensors=replaced(reads.tensors))

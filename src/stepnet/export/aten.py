@@ -333,9 +333,7 @@ class AtenNet:
         else:
             pattern = []
             dropped, added = _ones(source, target)
-            if (
-                dropped or added
-            ):  # whatever the other sizes are, also in a body on other rows than it had here
+            if dropped or added:  # whatever the other sizes are: a body may run on other rows than here
                 x = self.emit.squeeze(x, *dropped) if dropped else x
                 return self.emit.unsqueeze(x, *added) if added else x
         lead, free = len(pattern), 0

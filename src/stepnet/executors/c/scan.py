@@ -264,9 +264,7 @@ class CScan:
             w.numbers += [(place + 1, strides[row]), (place + 2, strides[column])]
             w.numbers.append((place + 3, 0 if batch is None else strides[batch]))
         kind = _kind(placed)
-        wide = (
-            None  # the same with room for more sequences, if one thread has them all, whatever their number
-        )
+        wide = None  # the same with room for more sequences, if one thread has them all, however many
         if placed.key[0] == 1 or layout.rows * self._row_work < ALONE:
             wide = self._placed_on(layout, placed.key[0], placed.key[1], room=room)
             wide = wide if wide.head[1] == 1 else None
