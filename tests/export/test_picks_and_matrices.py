@@ -21,6 +21,15 @@ def put(x, index, number):
     return x
 
 
+def put_by_other_names(x):
+    """`dropout` gives its argument itself where it leaves nothing out."""
+    x = x.clone()
+    torch.dropout(x, 0.5, False)[:, 0] = 2.0
+    x.view(-1)[-1] = 3.0
+    x.T[1].add_(x[:, 0])
+    return x
+
+
 def picks(x, k, a):
     """x float [n, N], k whole numbers [n, N] from 0 to N - 1, a float [n, N, N]."""
     rows = torch.arange(x.shape[0])
@@ -63,6 +72,7 @@ def picks(x, k, a):
         "put slices": put(put(x, (slice(None), slice(1, 3)), 0.5), (slice(None), -1), x[:, 0]),
         "put rows": put(put(x, slice(1, None), 0.5), -1, x[0]),
         "put where": x.index_put((x > 0,), torch.tensor(3.0)),
+        "put by other names": put_by_other_names(x),
         "some of slices": x[:, :1] * x[:, 1:2],
         "norms": sum(torch.linalg.vector_norm(x, p, -1) for p in (2, 1, float("inf"), -float("inf"))),
         "solve": torch.linalg.solve(a, x),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor, nn
-from torch._decomp import get_decompositions
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import Node as FxNode
 from torch.fx import traceback as fx_traceback
@@ -28,11 +26,10 @@ from stepnet.data.values import note_size, size_in
 from stepnet.errors import IRError, LoDError, Unsupported
 from stepnet.user_line import run_by
 
-from . import size_questions, small_matrices
+from . import size_questions
 from .asked import Asked, Request
 from .open_sizes import settle
-
-Known = Callable[[FxNode], bool]
+from .taken_apart import Known, taken_apart
 
 
 @dataclass(frozen=True)
@@ -65,34 +62,16 @@ def program(
         IRError: it cannot be traced, or a dimension that must be dynamic is not.
     """
     traced = _Traced(run, owner, where)
-    exported = _lowered(_exported(traced, [leaf.detach() for leaf in leaves], dynamic, where), known)
-    signature = exported.graph_signature
-    values = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    lifted = signature.inputs_to_lifted_tensor_constants
-    constants = {}
-    nodes = tuple(exported.graph.nodes)
-    for node in nodes:
-        if node.op != "placeholder":
-            continue
-        if node.name in values:
-            target = values[node.name]
-            weight = exported.state_dict.get(target)
-            constants[node] = exported.constants[target] if weight is None else weight
-        elif node.name in lifted:
-            constants[node] = exported.constants[lifted[node.name]]
-    changed = list(signature.buffers_to_mutate.values())
-    if changed:
+    parts = taken_apart(_exported(traced, [leaf.detach() for leaf in leaves], dynamic, where), known)
+    if parts.changed:
         raise IRError(
             f"{where} cannot be written: it changes buffers of a module as it runs",
-            got=", ".join(changed),
+            got=", ".join(map(str, parts.changed)),
             remedy="module.eval() first; what stays from call to call as inputs and outputs",
             expected="buffers that stay as they are",
         )
-    by_name = {node.name: node for node in nodes}
-    inputs = [by_name[str(name)] for name in signature.user_inputs]
-    outputs = [by_name[str(name)] for name in signature.user_outputs]
-    plain = tuple(n for n in nodes if n.op == "call_function")
-    return Program(tuple(inputs), constants, plain, tuple(outputs), traced.asked.calls)
+    plain = tuple(n for n in parts.nodes if n.op == "call_function")
+    return Program(tuple(parts.inputs), parts.constants, plain, tuple(parts.outputs), traced.asked.calls)
 
 
 class AnyNumber(Interned):
@@ -349,35 +328,6 @@ def _nothing_kept() -> AbstractContextManager[Any]:
     """What torch keeps of each call of a trace, to know the shapes of the next one like it, is made and
     looked up by open sizes, which takes longer than to work the shapes out."""
     return torch._dynamo.config.patch(fake_tensor_cache_enabled=False)
-
-
-def _lowered(program: ExportedProgram, known: Known) -> ExportedProgram:
-    calls = [n for n in program.graph.nodes if n.op == "call_function"]
-    checks = _checks(calls)
-    if all(known(n) for n in calls if n not in checks):
-        return program  # to take it apart is half of a trace
-    kept = {n.target for n in calls if known(n)}
-    simpler = _simpler(len(torch._C._dispatch_get_all_op_names()))
-    table = {overload: rule for overload, rule in simpler.items() if overload not in kept}
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        return program.run_decompositions(table)
-
-
-def _checks(calls: Sequence[FxNode]) -> set[FxNode]:
-    """Calls that ask what holds of the example, and what is made for them alone: none of it is written."""
-    checks: set[FxNode] = set()
-    for node in reversed(calls):
-        if str(node.target).startswith("aten._assert_") or (node.users and checks.issuperset(node.users)):
-            checks.add(node)
-    return checks
-
-
-@functools.lru_cache(maxsize=1)
-def _simpler(operators: int) -> dict[Any, Callable[..., Any]]:
-    """What calls are taken apart into, when torch has so many operators: to list them takes it 0.03 s."""
-    resized = get_decompositions([torch.ops.aten.upsample_bilinear2d.vec])
-    return {**torch.export.default_decompositions(), **resized, **small_matrices.TABLE}
 
 
 def sizes_of(value: Tensor, numbers: Numbers | None = None) -> list[Any]:
