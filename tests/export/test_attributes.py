@@ -10,6 +10,8 @@ from file_formats import FORMATS
 from stepnet import recurrent
 from stepnet.errors import IRError
 
+BACKEND = "naive"
+
 
 def smooth(x, h):
     h = (h + x) * 0.5

@@ -26,6 +26,8 @@ from stepnet import (
 from stepnet.errors import IRError
 from torch_since import torch_since
 
+BACKEND = "naive"
+
 since = torch_since("2.13", "its export fixes sizes that are computed with")
 
 

@@ -12,6 +12,8 @@ from saved_modules import Beside
 from stepnet import LoDTensor
 from stepnet.export.graph import OPS
 
+BACKEND = "naive"
+
 
 class Calls(nn.Module):
     def __init__(self, run, *modules):

@@ -38,14 +38,14 @@ class Tagger(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.own = stepnet.Recurrent(cells.LayerNormLSTM(3, 4))
+        self.own = stepnet.Recurrent(cells.MinGRU(3, 4))
         self.known = stepnet.nn.GRU(4, 5)
         self.out = nn.Linear(5, 2)
 
     def forward(self, x, h):
-        y, (h, c) = self.own(x, (h, h * 2))
+        y, h = self.own(x, h * 2)
         z, _ = self.known(y)
-        return self.out(z), h, c
+        return self.out(z), h
 
 
 class Rows(nn.Module):
@@ -76,5 +76,5 @@ def test_any_number_of_steps_and_sequences(tmp_path, opened):
     export(module, tmp_path / "m.onnx", *inputs(4, 2, [4, 0, 5]), dims=dims)
     written = opened(tmp_path / "m.onnx")
     assert written.types.count("Scan") == 3
-    for t, b, lengths in ((5, 3, [2, 0, 3]), (1, 1, [1]), (9, 2, [5, 1, 1, 7])):
+    for t, b, lengths in ((1, 1, [1]), (9, 2, [5, 0, 1, 7])):
         same(module, written, *inputs(t, b, lengths))

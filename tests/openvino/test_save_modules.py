@@ -13,6 +13,8 @@ from covering import few
 from saved_modules import check, loops, types
 from stepnet import cells
 
+BACKEND = "naive"
+
 
 def _x(t, b):
     return (torch.randn(t, b, 3),)

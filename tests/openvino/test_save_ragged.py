@@ -13,6 +13,8 @@ from stepnet import LoDTensor, cells
 from stepnet.errors import IRError
 from stepnet.openvino import load, save
 
+BACKEND = "naive"
+
 
 def rows(lengths, features=3):
     return LoDTensor.from_lengths(torch.randn(sum(lengths), features), [lengths])

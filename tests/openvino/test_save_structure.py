@@ -17,6 +17,8 @@ from stepnet.ir.ops import OPS
 from stepnet.openvino import load, save
 from stepnet.openvino.writing.from_graph import OPENVINO
 
+BACKEND = "naive"
+
 
 def _steps(t, b):
     return (torch.randn(t, b, 3),)

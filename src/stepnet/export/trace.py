@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import Node as FxNode
 from torch.fx import traceback as fx_traceback
+from torch.fx._lazy_graph_module import _use_lazy_graph_module  # nobody runs the program's Python
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -277,7 +278,7 @@ def _exported(
         with (
             warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad(),
             fx_traceback.preserve_node_meta(), _nothing_kept(), size_questions.answered(),
-            both_branches(), _CAUSAL.inside(), _no_hooks_left(),
+            both_branches(), _CAUSAL.inside(), _no_hooks_left(), _use_lazy_graph_module(True),
         ):  # fmt: skip
             warnings.simplefilter("ignore")
             return export(
