@@ -85,7 +85,7 @@ def test_demo_end_to_end(tmp_path, monkeypatch):
     small = JapaneseVowels(few(raw, "train"), few(raw, "test"), raw.speakers)
     monkeypatch.setattr(program, "japanese_vowels", lambda: small)
     monkeypatch.chdir(tmp_path)
-    result, output = invoke("demo", "--seeds", "2", "--epochs", "2")
+    result, output = invoke("demo", "--seeds", "2", "--epochs", "1")
     assert result.exit_code == 0, result.output
     assert "36 to train on, 36 to test on" in output
     assert re.search(r"\d+\.\d% test accuracy, mean of 2 seeds", output)
@@ -149,6 +149,6 @@ def test_training_learns(data):
 
 def test_the_same_seed_gives_the_same_network(data):
     small = JapaneseVowels(few(data, "train", 8), few(data, "test"), data.speakers)
-    first, second = train(small, 5, 2), train(small, 5, 2)
+    first, second = train(small, 5, 1), train(small, 5, 1)
     assert first.loss == second.loss
     assert torch.equal(first.predictions, second.predictions)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import stepnet
+from covering import few
 from file_formats import FORMATS
 from stepnet.errors import IRError
 from stepnet.export.made_of import MADE_OF
@@ -52,6 +53,7 @@ class Called(nn.Module):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.usefixtures("one_trace")
 def test_made_of_others(name, tmp_path):
     form, runtime, file = FORMATS[name]
     form.save(Called(), tmp_path / file, (X, Y))
@@ -83,7 +85,7 @@ def test_bits_are_shifted(name, tmp_path):
             assert torch.equal(ours, want)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", few(FORMATS, ["onnx"]))
 def test_their_gradients_are_those_of_torch(name, tmp_path):
     form, _, file = FORMATS[name]
     x = torch.tensor([-60.0, -2.0, -0.3, 1e-6, 0.3, 0.5, 2.0, 60.0], requires_grad=True)
@@ -105,7 +107,7 @@ def stepping(*ops):
     return stepnet.Recurrent(step), (torch.rand(3, 2, 4) + 1, tuple(torch.rand(2, 4) for _ in ops))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", few(FORMATS, ["onnx"]))
 def test_in_a_step(name, tmp_path):
     form, _, file = FORMATS[name]
     ops = [*(op for op in NAMES if op not in OF_TWO), "asinh", "atanh"]
@@ -118,7 +120,7 @@ def test_in_a_step(name, tmp_path):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("what", ["erfinv", "lgamma", "digamma", "i0"])
+@pytest.mark.parametrize("what", few(["erfinv", "lgamma", "digamma", "i0"], ["erfinv", "i0"]))
 def test_what_cannot_be_made_is_named(what, name, tmp_path):
     form, _, file = FORMATS[name]
     module, example = stepping(what)

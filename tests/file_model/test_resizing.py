@@ -85,7 +85,7 @@ def test_as_onnx_runtime(tmp_path):
     import stepnet.onnx
 
     ran = 0
-    for kind, where, rounding, by, factor in COMBINED[::5]:
+    for kind, where, rounding, by, factor in COMBINED[::9]:
         if rounding == "simple" or where == "tf_half_pixel_for_nn":
             continue
         inputs = ["x", "", "", "n"] if by == "sizes" else ["x", "", "n"]
@@ -105,7 +105,7 @@ def test_as_onnx_runtime(tmp_path):
         found = stepnet.onnx.load(tmp_path / "m.onnx")(image())[0]
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
         ran += 1
-    assert ran > 20
+    assert ran > 10
 
 
 def test_as_openvino(tmp_path):
@@ -115,7 +115,7 @@ def test_as_openvino(tmp_path):
     from openvino import opset11 as ops
 
     core = ov.Core()
-    for kind, where, rounding, by, factor in COMBINED[::7]:
+    for kind, where, rounding, by, factor in COMBINED[::13]:
         if where == "half_pixel_symmetric":
             continue
         x = ops.parameter([-1, 3, -1, -1], np.float32)

@@ -16,7 +16,7 @@ from .compare import Declined, check
 from .seeds import held
 from .steps import make_case
 
-SMALL = [range(at, at + 10) for at in range(0, 40, 10)]
+SMALL = [range(at, at + 5) for at in range(0, 40, 5)]
 
 
 def told(seeds, backend, most):
@@ -57,7 +57,7 @@ def test_a_seed_is_a_step():
     assert make_case(7).source == make_case(7).source != make_case(8).source
 
 
-@pytest.mark.parametrize("seed", few(range(40), (0, 1, 3)))
+@pytest.mark.parametrize("seed", few(range(40), (0, 3)))
 def test_models(seed):
     assert models.difference(seed) is None
 
@@ -70,25 +70,25 @@ def test_frames(seed):
     assert frames.difference(seed) is None
 
 
-@pytest.mark.parametrize("seed", few(range(40), (5, 39)))
+@pytest.mark.parametrize("seed", few(range(40), (39,)))
 def test_orders(seed):
     assert orders.difference(seed, "eager") is None
 
 
-@pytest.mark.parametrize("seed", few(range(40), (3, 8)))
+@pytest.mark.parametrize("seed", few(range(40), (8,)))
 def test_calls(seed):
     assert calls.check(seed) is None
 
 
-@pytest.mark.parametrize("seed", few(range(40), (5, 9, 16)))
+@pytest.mark.parametrize("seed", few(range(40), (9,)))
 def test_sequences(seed):
     assert sequences.check(seed) is None
 
 
-FIVE = [range(at, at + 5) for at in range(0, 40, 5)]
+TWO = [range(at, at + 2) for at in range(0, 40, 2)]
 
 
-@pytest.mark.parametrize("seeds", few(FIVE, FIVE[:1]), ids=lambda seeds: str(seeds[0]))
+@pytest.mark.parametrize("seeds", few(TWO, TWO[:1]), ids=lambda seeds: str(seeds[0]))
 def test_heaps(seeds):
     assert not [found for found in map(heaps.difference, seeds) if found]
 

@@ -25,7 +25,7 @@ F, H = 3, 4
 CELLS = {
     "LSTM": lambda: cells.LSTM(F, H),
     "GRU": lambda: cells.GRU(F, H),
-    "SLSTM": lambda: cells.SLSTM(F, H),
+    "MinGRU": lambda: cells.MinGRU(F, H),
 }
 KNOWN = ("LSTM", "GRU", "RNN")
 
@@ -104,7 +104,7 @@ def test_a_cell_follows_its_weights_between_calls_without_gradients(tmp_path):
     torch.testing.assert_close(total(twice), model(x)[0].sum())
 
 
-@pytest.mark.parametrize("name", few(CELLS, ["LSTM", "SLSTM"]))
+@pytest.mark.parametrize("name", few(CELLS, ["LSTM", "MinGRU"]))
 def test_lengths(name, tmp_path):
     from stepnet import LoDTensor
 
@@ -116,7 +116,7 @@ def test_lengths(name, tmp_path):
     check(tmp_path / "m.onnx", padded[:1, :2], np.array([2]))
 
 
-@pytest.mark.parametrize("name", few(CELLS, ["SLSTM"]))
+@pytest.mark.parametrize("name", few(CELLS, ["MinGRU"]))
 def test_to_openvino_and_to_onnx_again(name, tmp_path):
     module = stepnet.Recurrent(CELLS[name]())
     example = torch.randn(4, 2, F)

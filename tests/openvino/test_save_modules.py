@@ -25,7 +25,7 @@ def test_two_layers_in_two_directions_with_projections(tmp_path):
     assert len(loops(check(module, _x, tmp_path / "m.xml"))) == 4
 
 
-@pytest.mark.parametrize("kind", [stepnet.nn.GRU, nn.GRU])
+@pytest.mark.parametrize("kind", few([stepnet.nn.GRU, nn.GRU], [nn.GRU]))
 def test_layers_with_the_batch_first_are_cells(kind, tmp_path):
     module = kind(3, 4, num_layers=2, bidirectional=True, batch_first=True)
     model = check(module, lambda t, b: (torch.randn(b, t, 3),), tmp_path / "m.xml")

@@ -25,7 +25,7 @@ CELLS = [cells.LSTM, cells.GRU, cells.LayerNormLSTM, cells.MinGRU, cells.SLSTM]
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("cell", few(CELLS, [cells.LSTM, cells.LayerNormLSTM, cells.SLSTM]))
+@pytest.mark.parametrize("cell", few(CELLS, [cells.LSTM, cells.LayerNormLSTM]))
 def test_a_cell(cell, reverse, tmp_path):
     check_ragged(stepnet.Recurrent(cell(3, 4), reverse=reverse), lambda n: (rows(n),), tmp_path / "m.xml")
 
@@ -44,7 +44,7 @@ def test_initial_states_have_a_row_for_each_sequence(tmp_path):
     check_ragged(stepnet.nn.GRU(3, 4), lambda n: (rows(n), torch.randn(1, len(n), 4)), tmp_path / "m.xml")
 
 
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("reverse", few([False, True], [True]))
 def test_a_delay_line_starts_and_ends_with_its_sequence(reverse, tmp_path):
     def step(x, s):
         a, b = s
