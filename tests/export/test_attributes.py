@@ -89,10 +89,22 @@ class Parts(nn.Module):
         return recurrent(smooth, self.norm(self.layer(x).mT).mT, x[0], backend="naive")[0]
 
 
+class Grows(nn.Linear):
+    def forward(self, x):
+        self.weight.data.add_(1.0)
+        return super().forward(x)
+
+
+def test_a_weight_that_a_call_changes_is_told(tmp_path):
+    package, _, name = FORMATS["onnx"]
+    with pytest.raises(IRError, match=r"changes buffers or weights(?s:.*)got: .*weight"):
+        package.save(Grows(4, 4), tmp_path / name, torch.randn(2, 4))
+
+
 def test_buffers_stay_and_parts_that_torch_compiles_are_what_they_were(tmp_path):
     package, run, name = FORMATS["onnx"]
     module, x = Parts(nn.BatchNorm1d(4)), torch.randn(3, 2, 4)
-    with pytest.raises(IRError, match="changes buffers"):
+    with pytest.raises(IRError, match="changes buffers or weights"):
         package.save(module, tmp_path / name, x)
     assert not module.norm.running_mean.any()
     module.eval()

@@ -68,10 +68,10 @@ def program(
     parts = taken_apart(_exported(traced, [leaf.detach() for leaf in leaves], dynamic, where), known)
     if parts.changed:
         raise IRError(
-            f"{where} cannot be written: it changes buffers of a module as it runs",
+            f"{where} cannot be written: it changes buffers or weights of a module as it runs",
             got=", ".join(map(str, parts.changed)),
             remedy="module.eval() first; what stays from call to call as inputs and outputs",
-            expected="buffers that stay as they are",
+            expected="what stays as it is",
         )
     plain = tuple(n for n in parts.nodes if n.op == "call_function")
     return Program(tuple(parts.inputs), parts.constants, plain, tuple(parts.outputs), traced.asked.calls)
