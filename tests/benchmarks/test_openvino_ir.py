@@ -29,6 +29,7 @@ def test_both_compute_what_the_plain_loop_in_float64_does():
     assert names == list(models.WORKS)
 
 
+@pytest.mark.exhaustive  # as above; what a body holds is in tests/openvino/test_save_structure.py
 def test_what_stepnet_writes_computes_the_same_and_has_less_in_its_body(tmp_path):
     names = []
     for case in openvino_ir.written_cases(quick=True):

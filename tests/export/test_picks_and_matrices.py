@@ -34,10 +34,11 @@ def picks(x, k, a):
     """x float [n, N], k whole numbers [n, N] from 0 to N - 1, a float [n, N, N]."""
     rows = torch.arange(x.shape[0])
     some, half = torch.sigmoid(x), k // 2
+    small = a[:, 1:, 1:]  # for what is made of the same
     return {
         "floor": torch.floor_divide(x, 0.7) + torch.div(x, -0.3, rounding_mode="floor"),
         "floor of nothing": torch.floor_divide(x, torch.zeros(1)),
-        "floor of whole": torch.floor_divide(k - 2, 3) + torch.floor_divide(2 - k, -3) + (k - 2) // 2,
+        "floor of whole": torch.floor_divide(k - 2, 3) + (2 - k) // -3,
         "bit by bit": (k ^ (k << 2) | 8) & ~((k + 2) << k) - ((k - 2) >> 1) + ((3 - k) >> k),
         "towards zero": torch.div(k - 2, 3, rounding_mode="trunc"),
         "rests": torch.fmod(x, 0.7) + torch.fmod(k - 2, 3) + (k - 2) % 3,
@@ -75,13 +76,13 @@ def picks(x, k, a):
         "some of slices": x[:, :1] * x[:, 1:2],
         "norms": sum(torch.linalg.vector_norm(x, p, -1) for p in (2, 1, float("inf"), -float("inf"))),
         "solve": torch.linalg.solve(a, x),
-        "solve of matrices": torch.linalg.solve(a, a.mT, left=False),
-        "inv": torch.linalg.inv(a),
+        "solve of matrices": torch.linalg.solve(small, small.mT, left=False),
+        "inv": torch.linalg.inv(small),
         "det": torch.linalg.det(a),
-        "slogdet": torch.cat([t[:, None] for t in torch.linalg.slogdet(a)], -1),
-        "cholesky": torch.linalg.cholesky(a @ a.mT + torch.eye(N)),
+        "slogdet": torch.cat([t[:, None] for t in torch.linalg.slogdet(small)], -1),
+        "cholesky": torch.linalg.cholesky(small @ small.mT + torch.eye(2)),
         "triangular": torch.linalg.solve_triangular(a.triu() + torch.eye(N), a, upper=True),
-        "cholesky_solve": torch.cholesky_solve(x[:, :, None], a.tril() + torch.eye(N)),
+        "cholesky_solve": torch.cholesky_solve(x[:, :2, None], small.tril() + torch.eye(2)),
     }
 
 

@@ -19,7 +19,7 @@ pytest.importorskip("onnx_ir")
 import stepnet.onnx
 import stepnet.openvino
 
-BACKEND = "auto"
+BACKEND = "naive"
 
 
 class Dense(nn.Module):

@@ -96,6 +96,7 @@ def test_a_module_that_only_runs_steps_is_what_it_was_made(make, change, monkeyp
 
 
 @torch_since("2.13", "its Dynamo fails where layers are put together")
+@pytest.mark.exhaustive  # seconds of Dynamo for one change of many
 def test_a_module_that_is_compiled_is_what_it_was_made(monkeypatch):
     as_it_was_made(MODULES[1], _compiled, monkeypatch)
 

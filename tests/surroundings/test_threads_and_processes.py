@@ -88,6 +88,7 @@ def test_fork_after_use() -> None:
     assert right(step)
 
 
+@pytest.mark.exhaustive  # a new process, that imports torch, for what pickles
 def test_spawn_after_use() -> None:
     step = cell()
     assert right(step)
