@@ -19,8 +19,8 @@ from stepnet.data.tree import flatten
 from stepnet.openvino import OpenVINOModel, Outputs, load, save
 from stepnet.openvino.records import Layer, Net
 
-SIZES = ((9, 2), (1, 4), (5, 1), (1, 1))  # steps and sequences
-LENGTHS = ([5, 2, 1], [3, 0, 4], [1], [0, 3])
+SIZES = ((9, 2), (1, 4), (1, 1))  # steps and sequences
+LENGTHS = ([5, 0, 2, 1], [1], [0, 3])
 
 
 def openvino_model(path: Path) -> Callable[[Sequence[Tensor]], list[Tensor]] | None:
