@@ -18,6 +18,7 @@ from torch._functorch import config
 from torch.export import Dim, export
 
 import stepnet
+from covering import few
 from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_pool
 from stepnet import nn as snn
 from stepnet.data.modes import transforms
@@ -62,8 +63,8 @@ class Ragged(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rnn = stepnet.nn.GRU(3, 4, bidirectional=True)
-        self.out = nn.Linear(8, 2)
+        self.rnn = Recurrent(cells.GRU(3, 4), reverse=True)
+        self.out = nn.Linear(4, 2)
 
     def forward(self, rows: Tensor, offsets: Tensor) -> Any:
         y, _ = self.rnn(LoDTensor(rows, [offsets]))
@@ -183,7 +184,7 @@ def save(case: str, path: Path) -> None:
     batches = CASES[case][2]
     model, program = exported(case)
     ops = [n for n in program.graph.nodes if n.target is torch.ops.stepnet.run.default]
-    assert len(ops) == {"dense": 2, "documents": 2, "memories": 5, "ragged": 4}[case]
+    assert len(ops) == {"dense": 2, "documents": 2, "memories": 5, "ragged": 3}[case]
     for args in batches:
         for a, b in zip(gradients(model, model, args), gradients(model, program.module(), args), strict=True):
             assert (a is None) == (b is None)
@@ -211,14 +212,20 @@ def test_saved_and_run_in_another_process_at_other_lengths(tmp_path: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
-def test_a_step_makes_rows_and_turns_its_state() -> None:
-    """Tensors made from a number of rows; a state that a step gives in another order of its memory."""
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")  # for the write to its state
+def test_a_step_makes_rows_turns_its_state_and_writes_in_place() -> None:
+    """Tensors made from a number of rows; a state that a step gives in another order of its memory; writes to
+    the state, into new tensors, through a view."""
 
     class Turned(nn.Module):
         def forward(self, x: Tensor, m: Tensor) -> Any:
             def step(x: Tensor, m: Tensor) -> Any:
                 ones = torch.ones(x.shape[0], 1, dtype=x.dtype) + torch.zeros(x.size(0), 3).type_as(x)
-                return x + ones, 0.5 * m.transpose(1, 2) + (x * ones)[:, None]
+                m += x[:, None]
+                m[:, :2].sin_()
+                y = torch.zeros_like(x)
+                y[:, 1:] = m[:, 0, :2]
+                return y + ones, 0.5 * m.transpose(1, 2) + (x * ones)[:, None]
 
             return recurrent(step, x, m)
 
@@ -226,35 +233,9 @@ def test_a_step_makes_rows_and_turns_its_state() -> None:
     program = export(Turned(), (x, m), dynamic_shapes=({0: ANY, 1: ANY}, {0: ANY}))
     batches = [(torch.randn(t, b, 3), torch.randn(b, 3, 3)) for t, b in ((4, 2), (5, 3))]
     for args in batches:
-        torch.testing.assert_close(leaves_of(program.module()(*args)), leaves_of(Turned()(*args)))
+        own, others = ([t.clone() for t in args] for _ in range(2))  # which the step writes to
+        torch.testing.assert_close(leaves_of(program.module()(*own)), leaves_of(Turned()(*others)))
     assert_same_without_stepnet(program, Turned(), batches)
-
-
-class Writing(nn.Module):
-    """A step that writes in place: to its state, into new tensors, through a view."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 4)
-
-    def forward(self, x: Tensor, h: Tensor) -> Any:
-        def step(x: Tensor, h: Tensor) -> Any:
-            h += self.layer(x)
-            h[:, :2].sin_()
-            y = torch.zeros_like(h)
-            y[:, 1:] = h[:, :3]
-            return y, h
-
-        return recurrent(step, x, h)
-
-
-@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
-@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")  # for the write to its state
-def test_what_writes_in_place_without_stepnet() -> None:
-    model = Writing()
-    batches = [(torch.randn(t, b, 3), torch.randn(b, 4)) for t, b in ((4, 2), (5, 3))]
-    program = export(model, batches[0], dynamic_shapes=({0: ANY, 1: ANY}, {0: ANY}))
-    assert_same_without_stepnet(program, model, batches)
 
 
 TRANSFORMED = {
@@ -264,7 +245,7 @@ TRANSFORMED = {
 }
 
 
-@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.parametrize("name", few(TRANSFORMED, ["grad"]))
 def test_transforms_inside_of_a_step_are_refused(name: str) -> None:
     """And none is left open for what the process does next."""
 
@@ -374,7 +355,7 @@ def test_offsets_that_a_program_hands_on_are_checked() -> None:
     program = exported("ragged")[1].module()
     nodes = [n for n in program.graph.nodes if n.target is torch.ops.stepnet.run.default]
     given = [n for n in nodes if str(n.args[2]).startswith(("recurrence", "sequence pool"))]
-    assert len(given) == 3
+    assert len(given) == 2
     for backend in ("c", "eager"):
         stepnet.set_backend(backend)
         tensors = torch.fx.Interpreter(program, garbage_collect_values=False)
@@ -459,10 +440,10 @@ class Stages(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rnn, self.cell = snn.LSTM(3, 4), nn.GRUCell(4, 4)
+        self.rnn, self.cell = snn.RNN(3, 4), nn.GRUCell(4, 4)
 
     def forward(self, rows: Tensor, offsets: Tensor, h: Tensor) -> Tensor:
-        y, _ = self.rnn(LoDTensor(rows, [offsets]), (h[None], h[None].cos()))
+        y, _ = self.rnn(LoDTensor(rows, [offsets]), h[None])
 
         def step(s: stepnet.Scope) -> None:
             s["new"] = self.cell(s["y"] + s["h"], s["before"])

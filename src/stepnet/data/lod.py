@@ -223,7 +223,7 @@ class LoDTensor(RowWise, Tabular):
 
     # Ways out, of the sequences of the last level
 
-    def to_padded(self, padding_value: float = 0.0, batch_first: bool = True) -> tuple[Tensor, Tensor]:
+    def to_padded(self, padding_value: float = 0, batch_first: bool = True) -> tuple[Tensor, Tensor]:
         """(padded, lengths): [sequences, longest, ...] and int64 [sequences] on the CPU. Differentiable.
 
         The sequences are those of the last level. ``batch_first=False`` gives [longest, sequences, ...].

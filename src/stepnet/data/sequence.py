@@ -35,7 +35,7 @@ WHOLE: ContextVar[Callable[[str, LoDTensor], None] | None] = ContextVar("what se
 
 
 @recorded_in_frames()
-def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0.0) -> Any:
+def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0) -> Any:  # 0.0: Dynamo begins anew
     """One entry per sequence of the last level, which goes: a LoDTensor of one level less, or a tensor.
 
     ``pooling``: "sum", "mean", "sqrt" (the sum over the square root of the length), "max", "first", "last".

@@ -39,7 +39,7 @@ from .functions import put_together
 from .guards import forget_ours
 from .ops import LIBRARY
 from .portable import refusal, text_of
-from .records import closed, opened
+from .records import closed, flat, nested, opened
 from .recurrence import Leaf, Recurrence, autocast_now
 from .sizes import open_size, row_shape
 
@@ -144,12 +144,12 @@ def captured(
     Returns:
         y and the final state.
     """
-    x_leaves, x_spec = _pytree.tree_flatten(x, is_leaf=_is_ragged)
-    state_leaves, state_spec = _pytree.tree_flatten(opened(state))
+    x_leaves, x_spec = flat(x)
+    state_leaves, state_spec = flat(opened(state))
     if not all(isinstance(leaf, Tensor) for leaf in state_leaves):
         return apart(outside, "stepnet: a state in a graph is tensors, nested")
-    static_leaves, static_spec = _pytree.tree_flatten(() if static is None else static)
-    fresh_leaves = _pytree.tree_leaves(() if fresh is None else fresh)
+    static_leaves, static_spec = flat(() if static is None else static)
+    fresh_leaves, _ = flat(() if fresh is None else fresh)
     first = x_leaves[0]
     ragged = isinstance(first, LoDTensor)
     levels = len(first.structure.levels) if ragged else 0
@@ -173,23 +173,23 @@ def captured(
         if inside:
             lod = LoD.trusted(tuple(rows[len(rows) - inside :]), rows[0].shape[0])
             x_leaves_t = [LoDTensor.of(t, lod) for t in x_leaves_t]
-        x_t = None if clocked else _pytree.tree_unflatten(x_leaves_t, x_spec)
-        state_t = closed(_pytree.tree_unflatten(rows[n_x : n_x + n_state], state_spec), state)
+        x_t = None if clocked else nested(x_leaves_t, x_spec)
+        state_t = closed(nested(rows[n_x : n_x + n_state], state_spec), state)
         if static is None:
             y, new = step(x_t, state_t)
         else:
-            y, new = step(x_t, state_t, _pytree.tree_unflatten(rows[n_x + n_state :], static_spec))
+            y, new = step(x_t, state_t, nested(rows[n_x + n_state :], static_spec))
         y_leaves, whole, y_spec = _flat(y, lod)
-        new_leaves, new_spec = _pytree.tree_flatten(opened(new))
-        if new_spec != state_spec:
+        new_leaves, new_spec = flat(opened(new))
+        if type(new_spec) is not type(state_spec) or new_spec != state_spec:
             torch._dynamo.graph_break()  # the loop tells it
         tables = torch.ops.stepnet.tables(
             y_leaves, new_leaves, values, state_leaves, static_leaves, beside, axis, levels, inside, whole
         )
         last = tables[len(y_leaves) :]
         cut_as = [{_WHOLE if of else _STEPS: t} for of, t in zip(whole, tables, strict=False)]
-        y = _pytree.tree_unflatten(cut_as if inside else tables[: len(y_leaves)], y_spec)
-        return y, _pytree.tree_unflatten(last, state_spec)
+        y = nested(cut_as if inside else tables[: len(y_leaves)], y_spec)
+        return y, nested(last, state_spec)
 
     y, final = _node(
         body, name=_name(step), reverse=reverse, axis=axis, levels=levels, inside=inside, backend=backend,
@@ -201,7 +201,7 @@ def captured(
 def _flat(y: Any, lod: LoD | None) -> tuple[list[Any], list[bool], Any]:
     """The leaves of what a step gave as y, which of them are sequences, those of x at this step, and how they
     were nested."""
-    leaves, spec = _pytree.tree_flatten(y, is_leaf=_is_ragged)
+    leaves, spec = flat(y)
     whole = [isinstance(leaf, LoDTensor) for leaf in leaves]
     if any(isinstance(leaf, LoDTensor) and leaf.structure is not lod for leaf in leaves):
         torch._dynamo.graph_break()  # entries of other lengths than those of x
@@ -229,7 +229,8 @@ def _is_cut(leaf: Any) -> bool:
 def _ragged_as(lod: LoD, inside: int, y: Any) -> Any:
     """The tables of all steps with the sequences of x, or, where steps are sequences, those they are of."""
     if not inside:
-        return _pytree.tree_map(lambda leaf: _of_steps({_STEPS: leaf}, {_STEPS: lod}), y, is_leaf=_is_ragged)
+        leaves, spec = flat(y)
+        return nested([t if isinstance(t, LoDTensor) else LoDTensor.of(t, lod) for t in leaves], spec)
     outer, below = lod.levels[:-inside], lod.levels[-inside]
     lods = {_WHOLE: lod, _STEPS: LoD.trusted(tuple(outer), below.shape[0] - 1)}
     return _pytree.tree_map(lambda leaf: _of_steps(leaf, lods), y, is_leaf=_is_cut)
@@ -258,7 +259,8 @@ def side_by_side(static: Any) -> Any:
 
 def packed_tables(like: PackedSequence, y: Any) -> Any:
     """LoDTensors in a nesting as PackedSequences like another."""
-    return _pytree.tree_map(lambda leaf: pack_like(like, leaf.values), y, is_leaf=_is_ragged)
+    leaves, spec = flat(y)
+    return nested([pack_like(like, leaf.values) for leaf in leaves], spec)
 
 
 TAKES = (
@@ -294,7 +296,7 @@ def traced_step(call: Callable[[], Any]) -> Any:
 def can_be_node(x: Any, static: Any, level: int, plain: bool) -> bool:
     """Whether a call cuts tensors of equal lengths, or LoDTensors into rows, beside static tensors; or, where
     it is `plain`, which is without resets and windows, LoDTensors of the same offsets into sequences."""
-    leaves = _pytree.tree_leaves(x, is_leaf=_is_whole)
+    leaves = [x] if isinstance(x, (Tensor, LoDTensor)) else _pytree.tree_leaves(x, is_leaf=_is_whole)
     for leaf in leaves:
         if isinstance(leaf, LoDTensor):
             above = (level + 1) % len(leaf.structure.levels) != 0
@@ -306,17 +308,14 @@ def can_be_node(x: Any, static: Any, level: int, plain: bool) -> bool:
                 return False
         elif not isinstance(leaf, Tensor) or leaf.dim() < 2 or isinstance(leaves[0], LoDTensor):
             return False
-    beside = _pytree.tree_leaves(() if static is None else static, is_leaf=_is_whole)
-    return bool(leaves) and all(isinstance(leaf, Tensor) for leaf in beside)
+    if not leaves or static is None:
+        return bool(leaves)
+    return all(isinstance(leaf, Tensor) for leaf in _pytree.tree_leaves(static, is_leaf=_is_whole))
 
 
 def first_leaf(x: Any) -> Any:
     """The first leaf of a nesting of tensors and LoDTensors."""
-    return _pytree.tree_leaves(x, is_leaf=_is_ragged)[0]
-
-
-def _is_ragged(leaf: Any) -> bool:
-    return isinstance(leaf, LoDTensor)
+    return flat(x)[0][0]
 
 
 def _is_whole(leaf: Any) -> bool:

@@ -1,13 +1,56 @@
-"""Dataclasses in what torch flattens: it sees into tuples, lists and dicts, and takes these for leaves."""
+"""Nestings that Dynamo follows: torch sees into tuples, lists and dicts, and takes dataclasses for leaves.
+
+Dynamo follows torch's functions call by call, ten for a tensor alone: what most nestings are is told before.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from typing import Any
 
+from torch import Tensor
 from torch.utils import _pytree
 
+from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import is_record
+
+
+def flat(tree: Any) -> tuple[list[Any], Any]:
+    """Tensors and LoDTensors in a nesting, and how they are nested.
+
+    >>> flat((2, [3]))[0]
+    [2, 3]
+    """
+    if isinstance(tree, (Tensor, LoDTensor)):
+        return [tree], None
+    if _are_side_by_side(tree):
+        return [*tree], len(tree)
+    return _pytree.tree_flatten(tree, is_leaf=_is_ragged)
+
+
+def nested(leaves: Any, spec: Any) -> Any:
+    """The inverse.
+
+    >>> nested(*flat((2, [3])))
+    (2, [3])
+    """
+    if spec is None:
+        return leaves[0]
+    return tuple(leaves) if isinstance(spec, int) else _pytree.tree_unflatten(leaves, spec)
+
+
+def _is_ragged(leaf: Any) -> bool:
+    return isinstance(leaf, LoDTensor)
+
+
+def _are_side_by_side(tree: Any) -> bool:
+    """Whether a nesting is a tuple of tensors; Dynamo follows a loop for less than `all`."""
+    if type(tree) is not tuple:
+        return False
+    for part in tree:  # noqa: SIM110
+        if not isinstance(part, Tensor):
+            return False
+    return True
 
 
 def opened(tree: Any) -> Any:
@@ -45,6 +88,8 @@ def closed(tree: Any, like: Any) -> Any:
 
 
 def _has_records(tree: Any) -> bool:
+    if isinstance(tree, Tensor) or _are_side_by_side(tree):
+        return False
     return any(is_record(type(leaf)) for leaf in _pytree.tree_leaves(tree))
 
 
