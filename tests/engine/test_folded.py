@@ -11,6 +11,7 @@ from stepnet.engine import plans
 from stepnet.errors import SlowPathWarning, StepError
 from stepnet.executors import transformed
 from stepnet.executors.base import Backend
+from stepnet.executors.direct import Direct
 
 DTYPE = torch.float64
 torch.manual_seed(5)
@@ -107,8 +108,16 @@ def test_steps_that_are_more_than_their_rows():
 
 
 def test_members_of_which_nothing_is_kept(monkeypatch):
-    """One after the other, by addresses once it was called some times; views are read as they look."""
+    """One after the other, by addresses once it was called some times, each into its part of one table; views
+    are read as they look."""
     monkeypatch.setattr(transformed.batched, "beside", None)
+    forward, ran = Direct.forward, []
+
+    def noted(*args):
+        ran.append(forward(*args))
+        return ran[-1]
+
+    monkeypatch.setattr(Direct, "forward", noted)
 
     def of(w, backend: Backend = "c"):
         def step(x, h):
@@ -125,3 +134,6 @@ def test_members_of_which_nothing_is_kept(monkeypatch):
             found = vmap(of, 2 if k == 5 else 0)(wide)
         outs = [of(w, "naive") for w in wide.unbind(2 if k == 5 else 0)]
         torch.testing.assert_close(found, tuple(map(torch.stack, zip(*outs, strict=True))))
+        if k == 5:
+            made = {t.untyped_storage().data_ptr() for out, _ in ran[-len(outs) :] for t in out}
+            assert made == {t.untyped_storage().data_ptr() for t in found}

@@ -175,8 +175,11 @@ class Direct:
             given = (True,) * (len(self._y) + len(states))
             self._backwards[(*given, *needs)] = self._backward(given, tuple(needs))
 
-    def forward(self, inputs: Sequence[Tensor], layout: Layout) -> tuple[list[Tensor], list[Tensor]] | None:
-        """y and the last states; and what is to be saved besides the inputs. None: not of these."""
+    def forward(
+        self, inputs: Sequence[Tensor], layout: Layout, into: Sequence[Tensor] = ()
+    ) -> tuple[list[Tensor], list[Tensor]] | None:
+        """y and the last states; and what is to be saved besides the inputs. None: not of these. `into`: what
+        y and the last states are written into, each in one piece; in memory of their own if there is none."""
         y, kept = len(self._y), len(self._y) + len(self._kept)
         likes = self._made
         if layout is not self.layout:
@@ -184,7 +187,9 @@ class Direct:
             if not (self._any_lengths and all(map(is_contiguous, inputs[: self._states.stop]))):
                 return None
             likes = [*likes[:kept], *inputs[self._states]]
-        if layout.rows == self.layout.rows:
+        if into and 0 < layout.rows <= self.most:
+            made = [*into[:y], *map(empty_like, likes[y:kept]), *into[y:]]
+        elif layout.rows == self.layout.rows:
             made = [empty_like(like) for like in likes]
         elif 0 < layout.rows <= self.most:
             shapes = [(layout.rows, *like.shape[1:]) for like in likes[:y]]
@@ -200,6 +205,20 @@ class Direct:
         except LookupError:
             return None
         return made[:y] + made[kept:], made[:kept]
+
+    def each(self, runs: Sequence[Sequence[Tensor]], layout: Layout) -> list[Tensor] | None:
+        """y and the last states of many runs, those of all in one table each; None: not of these."""
+        sizes = [(layout.rows, *like.shape[1:]) for like in self._y]
+        states = runs[0][self._states]
+        sizes += [(*t.shape,) for t in states]
+        found = [
+            empty((len(runs), *size), dtype=t.dtype, device="cpu")
+            for size, t in zip(sizes, (*self._y, *states), strict=True)
+        ]
+        for inputs, *into in zip(runs, *[t.unbind(0) for t in found], strict=True):
+            if self.forward(inputs, layout, into) is None:
+                return None
+        return found
 
     def gradients(
         self, saved: Sequence[Tensor], grads: Sequence[Tensor | None], needed: tuple[bool, ...],

@@ -30,8 +30,8 @@ from stepnet.data.modes import (
 from stepnet.errors import Unsupported
 
 from . import batched
-from .autograd import forward, run_direct
-from .call import Call, not_asked_for
+from .autograd import forward, is_computed_again
+from .call import Call
 from .direct import Lately
 from .flow import carry_gradients
 from .gradients import gradients, has_gradient
@@ -432,13 +432,8 @@ def each_by_places(
     lately = call.ready.lately or [Lately()]
     call.ready.lately[:] = lately
     direct = lately[0].direct(call.ready, call.layout, runs[0], (), trains=False, needs=())
-    if direct is None:
-        return None
-    found = [run_direct(direct, not_asked_for, inputs, call.layout) for inputs in runs]
-    if any(out is None for out in found):
-        return None
-    out = tuple(torch.stack(each) for each in zip(*(out for out in found if out is not None), strict=True))
-    return out, (0,) * len(out)
+    out = None if direct is None or is_computed_again() else direct.each(runs, call.layout)
+    return None if out is None else (tuple(out), (0,) * len(out))
 
 
 def _in_memory(tensors: Sequence[Tensor]) -> list[Tensor]:
