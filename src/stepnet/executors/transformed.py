@@ -154,7 +154,9 @@ def run_transformed(
     run: Run, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]
 ) -> list[Tensor]:
     """Run a plan. Returns the rows of each y leaf, then the last value of each state."""
-    tensors, plan = (*x, *states, *weights), run.call.ready.plan
+    # a leaf by a name of its own: it may get other memory before what is made here is called
+    tensors = [t.view_as(t) if t.is_leaf else t for t in (*x, *states, *weights)]
+    plan = run.call.ready.plan
     out: Any = applied(_PlanCall, run, *tensors)
     out = out[: len(plan.y) + len(states)]
     inside = bool(transforms())

@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import data_ptr
 from stepnet.data.history import history
 from stepnet.data.modes import batches, has_tangent, outside_batches, transforms
 from stepnet.errors import StepError, Unsupported
 
 from .call import Call, Pull
 from .flow import moved
+from .memory import Memory
 from .noise import noise_of
 
 NEAR = 1000  # nodes between a loop and a loss; further away nobody looks for it
@@ -74,33 +74,6 @@ class Moves:
 Later = dict[int, list[Moves]]
 
 
-class Weights(NamedTuple):
-    """What a run read beside its rows: the tensors, and what names their memory as it was, which `.data = `,
-    `.to()` and `.half()` replace unseen by what autograd saves."""
-
-    own: Sequence[Tensor]
-    were: Sequence[Tensor]
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> Weights:
-        return cls(tensors, [t.data for t in tensors])
-
-    def moved(self, differentiated: bool) -> bool:
-        """Whether one has other memory by now.
-
-        Raises:
-            StepError: it has, and its gradient is `differentiated`.
-        """
-        moved = any(data_ptr(t) != data_ptr(were) for t, were in zip(*self, strict=True))
-        if moved and differentiated:
-            raise StepError(
-                "a gradient is differentiated, but a weight got other memory after the recurrence ran "
-                "(`.data = ...`, `.to()`, `.half()`)",
-                remedy="call backward before, or write into the weight under torch.no_grad()",
-            )
-        return moved
-
-
 def total(terms: Iterable[Tensor | None]) -> Tensor | None:
     """Their sum."""
     found = [t for t in terms if t is not None]
@@ -155,7 +128,7 @@ class _Gradient(torch.autograd.Function):
         ctx.node, ctx.call, ctx.needed = node, call, needed
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*given)
-        ctx.weights = Weights.of([t for t in given[: len(needed)] if t is not None and t.is_leaf])
+        ctx.memory = Memory.of(given[: len(needed)], 0)
         found = compute()
         ctx.mark_non_differentiable(
             *(g for g, has in zip(found, history, strict=True) if g is not None and not has)
@@ -165,8 +138,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         n, skip = len(ctx.needed), (None,) * 5
-        given = ctx.saved_tensors
-        ctx.weights.moved(differentiated=True)
+        given = ctx.memory.as_it_was(ctx.saved_tensors, differentiated=True)
         tensors, grads, wanted = given[:n], given[n:], ctx.needs_input_grad[5:]
         if all(v is None for v in directions):
             return (*skip, *(None,) * len(given))
