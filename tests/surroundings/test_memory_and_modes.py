@@ -402,7 +402,7 @@ def test_weights_that_get_other_memory_before_backward(backend: str) -> None:
                 found.append(later())
         torch.testing.assert_close(*found, **CLOSE)
 
-    ways = {backward: (swapped, emptied, turned), _pulled: (others,), _of_a_tangent: (others, turned)}
+    ways = {backward: (swapped, emptied, turned), _pulled: (swapped, others), _of_a_tangent: (others, turned)}
     ways[_of_parameters] = (emptied,)
     holds(law, {f"{w.__name__} {c.__name__}": (w, c) for w, changes in ways.items() for c in changes})
     step, (x, h0) = cell(), rows()

@@ -52,6 +52,6 @@ def guard_inputs(inputs: Iterable[Tensor], gradients: Iterable[Tensor | None]) -
     for tensor, gradient in zip(inputs, gradients, strict=False):
         if gradient is None:
             for each in (tensor, tensor._base):
-                hooks = None if each is None else each._backward_hooks
-                for key, hook in (hooks or {}).items():
-                    hooks[key] = _called(hook)
+                if each is not None and (hooks := each._backward_hooks):
+                    for key, hook in hooks.items():
+                        hooks[key] = _called(hook)

@@ -14,6 +14,7 @@ from torch import Tensor
 from stepnet.data.history import history
 from stepnet.data.modes import batches, has_tangent, outside_batches, transforms
 from stepnet.errors import StepError, Unsupported
+from stepnet.ir.plan import Plan
 
 from .call import Call, Pull
 from .flow import moved
@@ -354,7 +355,58 @@ def of_plain_loop(
     call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
     create_graph: bool,
 ) -> list[Tensor | None]:  # fmt: skip
-    """The gradients of the plain loop's inputs, of which nobody else's history leads here."""
+    """The gradients of the plain loop's inputs, of which nobody else's history leads here.
+
+    Raises:
+        StepError: they are to be differentiated, and are not linear in what comes in.
+    """
     pairs = [(o, g.reshape(o.shape)) for o, g in zip(call.by_loop(own), grads, strict=True) if g is not None]
     wanted = [t for t, need in zip(own, needed, strict=True) if need]
+    if create_graph and all(map(is_plain, (*own, *grads))):
+        refuse_bent(call.ready.plan, pairs, wanted)
     return at_places(_grad([o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph), needed)
+
+
+def refuse_bent(plan: Plan, pairs: Iterable[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> None:
+    """A second derivative and the gradient beside it run one after the other: what is not linear would be
+    applied to each, where torch applies it to their sum. Powers of two scale what is linear to the bit.
+
+    Args:
+        plan, inputs: of the step.
+        pairs: results of the plain loop, and what comes in for each.
+
+    Raises:
+        StepError: the step's gradient is not linear in what comes in.
+    """
+    moving = [(o, _near_one(g.detach())) for o, g in pairs if o.requires_grad]
+    if not (moving and inputs):
+        return
+    kinds = plan.forward.body.values.values()
+    far = 64.0 if any(kind.dtype == "float16" for kind in kinds) else 2.0**40
+    outs, seeds = zip(*moving, strict=True)
+    small, unit, large = (
+        torch.autograd.grad(outs, inputs, [k * g for g in seeds], retain_graph=True, allow_unused=True)
+        for k in (1 / far, 1.0, -far)
+    )
+    for a, b, c in zip(small, unit, large, strict=True):
+        if b is not None and not (_about(a * far, b) and _about(c / -far, b)):
+            raise StepError(
+                f"step '{plan.name}' has a hook or a backward of its own that is not linear "
+                "in the gradient (it clips, say), and its gradient is differentiated",
+                remedy="use backend='naive', or leave out create_graph=True",
+            )
+
+
+def _near_one(grad: Tensor) -> Tensor:
+    """A gradient times a power of two, so that its largest number is about one."""
+    largest = float(grad.abs().nan_to_num(0.0, 0.0, 0.0).max()) if grad.numel() else 0.0
+    return grad * 2.0 ** -max(math.frexp(largest)[1], -99)
+
+
+def _about(scaled: Tensor, unit: Tensor) -> bool:
+    """Whether two gradients are alike, where numbers are not too large to tell."""
+    if not unit.numel():
+        return True
+    known = scaled.isfinite() & unit.isfinite()
+    off = (scaled - unit).abs()[known]
+    return bool((off <= 1e-3 * max(float(unit.abs().nan_to_num(0.0, 0.0, 0.0).max()), 1e-3)).all())
