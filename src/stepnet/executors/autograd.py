@@ -262,8 +262,7 @@ class _PlanCall(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         saved, by_places, needed = ctx.saved_tensors, ctx.by_places, ctx.needs_input_grad[2:]
         later = ctx.later.pop(torch._C._current_graph_task_id(), ()) if ctx.later else ()
-        inputs = ctx.memory.given(saved[: len(needed)])
-        saved = ctx.memory.as_it_was(saved, torch.is_grad_enabled())
+        inputs, saved = ctx.memory.found(saved, torch.is_grad_enabled())
         if by_places is not None:
             direct, layout = by_places
             once = not later and not torch.is_grad_enabled()
@@ -333,7 +332,7 @@ def _backward(
     """What `_PlanCall.backward` gives, of a run by names. `later`: see `twice.Node`; then nothing is read of
     what is kept."""
     call: Call = ctx.call
-    if not ctx.memory.are_as_written():
+    if ctx.memory.written:
         call = call._replace(plain=_written)
     tensors, kept = saved[: ctx.count], saved[ctx.count :]
     if ctx.copied:

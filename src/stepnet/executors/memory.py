@@ -22,59 +22,69 @@ class Memory(NamedTuple):
     """The inputs of a run, and what names their memory as it was.
 
     Attributes:
-        own: leaves that train, or are weights; by place, with another name of the same memory.
-        unread: those among them that backward does not read, with how often they had been written to.
-        others: the memory of all others; empty where somebody else keeps what is saved, and gives copies.
+        own: leaves that train, or are weights: the place, the tensor, and another name of its memory.
+        unread: by place, those among them that backward does not read, and their versions.
+        others: places and memory of all others but views; none where somebody else keeps what is saved, and
+            gives copies.
     """
 
-    own: dict[int, tuple[Tensor, Tensor]]
-    unread: dict[int, int]
-    others: dict[int, int]
+    own: list[tuple[int, Tensor, Tensor]]
+    unread: dict[int, tuple[Tensor, int]]
+    others: list[tuple[int, int]]
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor | None], rows: int, unread: Collection[int] = ()) -> Memory:
-        """`rows`: how many are no weights. `unread`: places of weights that backward does not read."""
-        own = {
-            k: (t, t.data)
-            for k, t in enumerate(tensors)
-            if t is not None and t.is_leaf and (k >= rows or t.requires_grad)
-        }
-        others = {k: memory_of(t) for k, t in enumerate(tensors) if t is not None and k not in own}
-        versions = {k: own[k][0]._version for k in unread if k in own}
-        return cls(own, versions, {} if sees_saved_tensors() else others)
+    def of(cls, tensors: Sequence[Tensor | None], rows: int, not_read: Collection[int] = ()) -> Memory:
+        """`rows`: how many are no weights. `not_read`: places of weights that backward does not read."""
+        own: list[tuple[int, Tensor, Tensor]] = []
+        others: list[tuple[int, int]] = []
+        unread: dict[int, tuple[Tensor, int]] = {}
+        for k, t in enumerate(tensors):
+            if t is None:
+                continue
+            if t.is_leaf and (k >= rows or t.requires_grad):
+                own.append((k, t, t.data))
+                if k in not_read:
+                    unread[k] = t, t._version
+            elif not t._is_view():
+                others.append((k, memory_of(t)))
+        return cls(own, unread, [] if others and sees_saved_tensors() else others)
 
-    def to_save(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    def to_save(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Those of the inputs that autograd is to see to."""
-        return [None if k in self.unread else t for k, t in enumerate(tensors)]
+        unread = self.unread
+        return [None if k in unread else t for k, t in enumerate(tensors)] if unread else tensors
 
-    def given(self, saved: Sequence[Tensor]) -> list[Tensor]:
-        """The inputs as they are by now, and what else is saved."""
-        return [self.own[k][0] if k in self.unread else t for k, t in enumerate(saved)]
-
-    def as_it_was(self, saved: Sequence[Tensor], differentiated: bool) -> list[Tensor]:
-        """The inputs in the memory that the run read, and what else is saved.
+    def found(
+        self, saved: Sequence[Tensor], differentiated: bool
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The inputs as they are by now; and in the memory that the run read; both with what else is saved.
 
         Raises:
             StepError: the gradient is `differentiated`, and a weight has other memory, or other numbers; or
                 another input has other memory.
         """
-        found = list(saved)
-        for k, (tensor, was) in self.own.items():
-            if k in self.unread or not is_set_to(tensor, was):
-                if differentiated and not (is_set_to(tensor, was) and self.as_written(k)):
-                    raise _changed("a gradient is differentiated, but a weight")
-                found[k] = tensor if differentiated else was
-        if any(memory_of(saved[k]) != memory for k, memory in self.others.items()):
-            raise _changed("a gradient is asked for, but an input")
-        return found
+        for k, memory in self.others:
+            if memory_of(saved[k]) != memory:
+                raise _changed("a gradient is asked for, but an input")
+        now = saved
+        if self.unread:
+            now = list(saved)
+            for k, (tensor, _) in self.unread.items():
+                now[k] = tensor
+        moved = [(k, was) for k, tensor, was in self.own if not is_set_to(tensor, was)]
+        if differentiated and (moved or self.written):
+            raise _changed("a gradient is differentiated, but a weight")
+        if not moved:
+            return now, now
+        were = list(now)
+        for k, was in moved:
+            were[k] = was
+        return now, were
 
-    def as_written(self, k: int) -> bool:
-        """Whether an input that backward does not read has the numbers that the run read."""
-        return k not in self.unread or self.own[k][0]._version == self.unread[k]
-
-    def are_as_written(self) -> bool:
-        """Whether all have."""
-        return all(map(self.as_written, self.unread))
+    @property
+    def written(self) -> bool:
+        """Whether something was written to that backward does not read."""
+        return any(tensor._version != version for tensor, version in self.unread.values())
 
 
 def _changed(what: str) -> StepError:
