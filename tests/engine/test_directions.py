@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from covering import few
 from stepnet import LoDTensor, cells, recurrent
 from stepnet.engine import directions
+from stepnet.engine.along import Along
 from stepnet.errors import StepError
 from stepnet.executors import twice
 
@@ -321,3 +323,19 @@ def test_a_history_through_many_states():
         (twice,) = torch.autograd.grad(grad.sum(), x)
         torch.testing.assert_close(twice[:5], -torch.sin(x[:5]))
         assert not twice[5:].any()
+
+
+class Body(NamedTuple):
+    parameters: tuple[str, ...]
+    results: tuple[str, ...]
+    name: str = "body"
+
+
+def test_names_in_the_derivative_of_a_derivative_are_new():
+    """Also where another body stands around the first one, as in a batch."""
+    body = Body(("x", "h"), ("y", "h+"))
+    first = Along(body, ("x", "h"), ("y",), {"h": "h+"}, (), ())
+    around = Body(first.parameters, first.results)
+    second = Along(around, around.parameters, ("y",), {"h": "h+", "h'1": "h+'1"}, (), ())
+    for names in (second.parameters, second.results):
+        assert len(set(names)) == len(names)

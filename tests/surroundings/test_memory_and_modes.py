@@ -432,3 +432,19 @@ def test_weights_that_are_written_to_before_backward(backend: str) -> None:
         step.rec.weight.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sin().sum().backward()
+
+
+def test_hooks_of_what_gets_no_gradient_are_not_called() -> None:
+    """Of a state that no step reads; and of x, where the loss needs the last state alone."""
+
+    def seen(step: Callable[..., Any], used: int, backend: str) -> list[str]:
+        given = [torch.ones(2, 3, H, requires_grad=True), torch.ones(3, H, requires_grad=True)]
+        called: list[str] = []
+        for name, t in zip("xh", given, strict=True):
+            t.register_hook(lambda g, name=name: called.append(name))
+        given[1].register_post_accumulate_grad_hook(lambda _: called.append("after h"))
+        recurrent(step, *given, backend=backend)[used].sum().backward()
+        return sorted(called)
+
+    for step, used in ((lambda x, h: (x, x * 2), 0), (lambda x, h: (x * 2, h * 2), 1)):
+        assert seen(step, used, "eager") == seen(step, used, "naive")
