@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from covering import few
 from stepnet import LoDTensor, cells, recurrent
 from stepnet.engine import directions
+from stepnet.engine.along import Along
 from stepnet.errors import StepError
 from stepnet.executors import twice
 
@@ -212,23 +214,25 @@ def test_a_step_whose_gradient_has_no_derivative_says_what_the_plain_loop_says()
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("dtype", [DTYPE, torch.complex128])
 @pytest.mark.parametrize("bent", [False, True])
-def test_hooks_that_are_not_linear_in_the_gradient(bent):
+def test_hooks_that_are_not_linear_in_the_gradient(bent, dtype):
     """A loss and a penalty on its gradient reach a hook at once in the plain loop, one by one in a plan."""
 
     def step(x, h):
         h = torch.tanh(x + h)
         if h.requires_grad:
-            h.register_hook(lambda g: g.clamp(-9, 9) if bent else g / 2)
-        return h, h
+            h.register_hook(lambda g: g / (1 + g.abs()) if bent else g / 2)
+        return h.real * 2, h
 
     def penalty(backend):
         y, last = recurrent(step, LoDTensor.from_lengths(x, [LENGTHS]), h, backend=backend)
-        loss = y.values.square().sum() + last.sum()
+        loss = y.values.square().sum() + last.abs().square().sum()
         (g,) = torch.autograd.grad(loss, x, create_graph=True)
         return torch.autograd.grad(loss + g.square().sum(), [x, h])
 
     x, h = inputs()
+    h = h.detach().to(dtype).requires_grad_()
     with pytest.raises(StepError, match="not linear in the gradient") if bent else nullcontext():
         torch.testing.assert_close(penalty("eager"), penalty("naive"), rtol=1e-9, atol=1e-10)
 
@@ -319,3 +323,19 @@ def test_a_history_through_many_states():
         (twice,) = torch.autograd.grad(grad.sum(), x)
         torch.testing.assert_close(twice[:5], -torch.sin(x[:5]))
         assert not twice[5:].any()
+
+
+class Body(NamedTuple):
+    parameters: tuple[str, ...]
+    results: tuple[str, ...]
+    name: str = "body"
+
+
+def test_names_in_the_derivative_of_a_derivative_are_new():
+    """Also where another body stands around the first one, as in a batch."""
+    body = Body(("x", "h"), ("y", "h+"))
+    first = Along(body, ("x", "h"), ("y",), {"h": "h+"}, (), ())
+    around = Body(first.parameters, first.results)
+    second = Along(around, around.parameters, ("y",), {"h": "h+", "h'1": "h+'1"}, (), ())
+    for names in (second.parameters, second.results):
+        assert len(set(names)) == len(names)

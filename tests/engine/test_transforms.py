@@ -545,3 +545,19 @@ def test_what_carries_no_gradient_needs_none_after_a_batch_but_has_tangents():
         torch.func.jvp(lambda x, by=by: loop(x, by), (x,), (x,)) for by in ("eager", "naive")
     )
     torch.testing.assert_close((*y, last), (*expected, after))
+
+
+def test_gradients_of_gradients_of_a_batch():
+    """What needs a gradient outside of a batch needs it in the run of all of its calls."""
+
+    def found(backend):
+        x, h = (torch.full((*n, 2), 0.7, dtype=torch.float64, requires_grad=True) for n in ((3, 1), (1,)))
+
+        def number(x):
+            return recurrent(lambda x, h: (x * x * h, h), x, h, backend=backend)[0].sin().sum()
+
+        batch = vmap(grad(number))(torch.stack([x, x * 0.7]))
+        first = torch.autograd.grad(batch.sum(), [x, h], create_graph=True)
+        return [*first, *torch.autograd.grad(sum(t.square().sum() for t in first), [x, h])]
+
+    torch.testing.assert_close(found("eager"), found("naive"), rtol=1e-9, atol=1e-12)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +27,7 @@ from beside_plain import CLOSE, Cell, H, by_hand, cell, check, executor_of, ours
 from stepnet import LoDTensor, Recurrent, explain, recurrent
 from stepnet.data import modes
 from stepnet.errors import StepError, Unsupported
+from tables import holds
 
 BACKENDS = [None, "naive", "eager", "c"]
 
@@ -347,6 +349,27 @@ def test_a_hook_on_a_result_sees_what_comes_in_for_it(ragged: bool, backend: str
     h.detach_()  # it is no view
 
 
+def _pulled(run: Callable[..., Any], step: nn.Module, x: LoDTensor, h0: Tensor) -> Callable[[], Any]:
+    rows, states = x.values.detach(), h0.detach()
+    _, pull = torch.func.vjp(
+        lambda rows, states: run(step, x.with_values(rows), states)[0].sin().sum(), rows, states
+    )
+    return lambda: pull(torch.ones((), dtype=rows.dtype))
+
+
+def _of_a_tangent(run: Callable[..., Any], step: nn.Module, x: LoDTensor, h0: Tensor) -> Callable[[], Any]:
+    moving = forward_ad.make_dual(x.values, x.values.detach().cos())
+    along = forward_ad.unpack_dual(run(step, x.with_values(moving), h0)[0]).tangent
+    return lambda: torch.autograd.grad(along.square().sum(), [x.values, h0])
+
+
+def _of_parameters(run: Callable[..., Any], step: nn.Module, x: LoDTensor, h0: Tensor) -> Callable[[], Any]:
+    step.extra = nn.ParameterList([x.values.detach(), h0.detach()])
+    rows, state = step.extra
+    y, h = run(step, x.with_values(rows), state)
+    return lambda: torch.autograd.grad(y.sin().sum() + h.sum(), [rows, state])
+
+
 @pytest.mark.parametrize("backend", ["eager", "c"])
 def test_weights_that_get_other_memory_before_backward(backend: str) -> None:
     """`.data = ` and `.to()` replace the memory of a parameter, unseen by what autograd saves."""
@@ -358,16 +381,70 @@ def test_weights_that_get_other_memory_before_backward(backend: str) -> None:
         for p in step.parameters():
             p.data = torch.empty(0, dtype=p.dtype)
 
-    for change in (swapped, emptied):
+    def others(step: nn.Module) -> None:
+        for p in step.parameters():
+            p.data = p.data.t().flip(0).contiguous().reshape(p.shape)
+
+    def turned(step: nn.Module) -> None:
+        step.rec.weight.data = step.rec.weight.data.t()
+
+    def backward(run: Callable[..., Any], step: nn.Module, x: LoDTensor, h0: Tensor) -> Callable[[], Any]:
+        y, _ = run(step, x, h0)
+        return lambda: torch.autograd.grad(y.sin().sum(), [x.values, h0])
+
+    def law(way: Callable[..., Any], change: Callable[[nn.Module], None]) -> None:
         found = []
         for run in (by_hand, lambda *a: ours(*a, backend)):
-            step, (x, h0) = cell(), rows()
-            y, _ = run(step, x, h0)
-            change(step)
-            found.append(torch.autograd.grad(y.sin().sum(), [x.values, h0]))
+            step = cell()
+            with forward_ad.dual_level():
+                later = way(run, step, *rows())
+                change(step)
+                found.append(later())
         torch.testing.assert_close(*found, **CLOSE)
+
+    ways = {backward: (swapped, emptied, turned), _pulled: (swapped, others), _of_a_tangent: (others, turned)}
+    ways[_of_parameters] = (emptied,)
+    holds(law, {f"{w.__name__} {c.__name__}": (w, c) for w, changes in ways.items() for c in changes})
     step, (x, h0) = cell(), rows()
     (g,) = torch.autograd.grad(ours(step, x, h0, backend)[0].sin().sum(), x.values, create_graph=True)
     swapped(step)
     with pytest.raises(StepError, match="other memory"):
         g.sum().backward()
+
+
+@pytest.mark.parametrize("backend", ["eager", "c"])
+def test_weights_that_are_written_to_before_backward(backend: str) -> None:
+    """A bias is read by no backward: as in torch it may be written to, if nobody differentiates once more."""
+    step, (x, h0) = cell(), rows()
+    before = results(step, by_hand)
+    y, h = ours(step, x, h0, backend)
+    with torch.no_grad():
+        step.rec.bias.add_(1)
+    found = torch.autograd.grad(y.sin().sum() + h.square().sum(), [x.values, h0, *step.parameters()])
+    torch.testing.assert_close([*found], before[2:], **CLOSE)
+    y, _ = ours(step, x, h0, backend)
+    with torch.no_grad():
+        step.rec.bias.add_(1)
+    with pytest.raises(StepError, match="was written to"):
+        torch.autograd.grad(y.sin().sum(), x.values, create_graph=True)
+    y, _ = ours(step, x, h0, backend)
+    with torch.no_grad():
+        step.rec.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sin().sum().backward()
+
+
+def test_hooks_of_what_gets_no_gradient_are_not_called() -> None:
+    """Of a state that no step reads; and of x, where the loss needs the last state alone."""
+
+    def seen(step: Callable[..., Any], used: int, backend: str) -> list[str]:
+        given = [torch.ones(2, 3, H, requires_grad=True), torch.ones(3, H, requires_grad=True)]
+        called: list[str] = []
+        for name, t in zip("xh", given, strict=True):
+            t.register_hook(lambda g, name=name: called.append(name))
+        given[1].register_post_accumulate_grad_hook(lambda _: called.append("after h"))
+        recurrent(step, *given, backend=backend)[used].sum().backward()
+        return sorted(called)
+
+    for step, used in ((lambda x, h: (x, x * 2), 0), (lambda x, h: (x * 2, h * 2), 1)):
+        assert seen(step, used, "eager") == seen(step, used, "naive")

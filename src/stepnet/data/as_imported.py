@@ -20,6 +20,7 @@ is_contiguous: Callable[[Tensor], bool] = _methods.is_contiguous
 data_ptr: Callable[[Tensor], int] = _methods.data_ptr
 stride: Callable[[Tensor], tuple[int, ...]] = _methods.stride
 set_: Callable[..., Tensor] = _methods.set_
+is_set_to: Callable[[Tensor, Tensor], bool] = _methods.is_set_to
 split: Callable[[Tensor, list[int]], tuple[Tensor, ...]] = _methods.split_with_sizes
 empty: Callable[..., Tensor] = _functions.empty
 empty_like: Callable[[Tensor], Tensor] = _functions.empty_like

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -47,7 +48,8 @@ class Along:
         self.weights, self.directions, self.noisy = tuple(weights), tuple(directions), noisy
         self.whole = whole
         self.name = f"derivative of {body.name}"
-        self.order: int = body.order + 1 if isinstance(body, Along) else 1
+        names = {*body.parameters, *body.results}
+        self.order = next(k for k in count(1) if names.isdisjoint(f"{name}'{k}" for name in names))
         self.parameters = (*body.parameters, *map(self.along, moved))
         self.states = tuple(name for name in moved if name in carried)
         new = [carried[name] for name in self.states]

@@ -13,13 +13,21 @@ from torch import Tensor
 
 from stepnet.data.as_imported import contiguous
 from stepnet.data.dtypes import dtype_of
-from stepnet.errors import StepError, Unsupported
+from stepnet.errors import Unsupported
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call, Moving
 from stepnet.executors.layout import Layout
 from stepnet.executors.pushed import pushed
 from stepnet.executors.ready import Ready
-from stepnet.executors.twice import Moves, by_along, by_plain_loop, leads_to, of_plain_loop, total
+from stepnet.executors.twice import (
+    Moves,
+    by_along,
+    by_plain_loop,
+    leads_to,
+    of_plain_loop,
+    refuse_bent,
+    total,
+)
 from stepnet.ir.loop import Loop
 
 from .along import differs, loop_along
@@ -270,31 +278,10 @@ class RunsAlong:
         return entry
 
     def _refuse_bent(self, weights: Sequence[Tensor], now: Reads) -> None:
-        """A second derivative and the gradient beside it run one after the other: what is not linear would be
-        applied to each, where torch applies it to their sum. Powers of two scale what is linear to the bit.
-
-        Raises:
-            StepError: the step's gradient is not linear in what comes in.
-        """
+        """Raises StepError: the step's gradient is not linear in what comes in."""
         few = self._on_few_rows(sample_layout(), weights, now, seed=24)
         own = [t.requires_grad_() for t in few.inputs if differs(t)]
-        moving = [(t, few.noise(t)) for t in few.results(few.inputs) if differs(t) and t.requires_grad]
-        if not moving:
-            return
-        kinds = self.ready.plan.forward.body.values.values()
-        far = 64.0 if any(kind.dtype == "float16" for kind in kinds) else 2.0**40
-        outs, seeds = zip(*moving, strict=True)
-        small, unit, large = (
-            torch.autograd.grad(outs, own, [k * g for g in seeds], retain_graph=True, allow_unused=True)
-            for k in (1 / far, 1.0, -far)
-        )
-        for a, b, c in zip(small, unit, large, strict=True):
-            if b is not None and not (close(a * far, b, 1e-3) and close(c / -far, b, 1e-3)):
-                raise StepError(
-                    f"step '{self.ready.plan.name}' has a hook or a backward of its own that is not linear "
-                    "in the gradient (it clips, say), and its gradient is differentiated",
-                    remedy="use backend='naive', or leave out create_graph=True",
-                )
+        refuse_bent(self.ready.plan, [(t, few.noise(t)) for t in few.results(few.inputs) if differs(t)], own)
 
     def _agrees(
         self, weights: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None], loose: float,

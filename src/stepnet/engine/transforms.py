@@ -64,11 +64,11 @@ class Further:
         rows = self.along.sequences
         with outside_transforms():
             self.along.fill()
-            wide = rows._replace(
-                layout=rows.layout.times(k),
-                x_rows=[t.repeat(k, *[1] * (t.dim() - 1)) for t in rows.x_rows],
-                states=[t.repeat(k, *[1] * (t.dim() - 1)) for t in rows.states],
+            x_rows, states = (
+                [t.detach().repeat(k, *[1] * (t.dim() - 1)).requires_grad_(t.requires_grad) for t in tables]
+                for tables in (rows.x_rows, rows.states)
             )
+            wide = rows._replace(layout=rows.layout.times(k), x_rows=x_rows, states=states)
         return Further(replace(self.along, sequences=wide), self.weights)
 
     def members(self, k: int) -> tuple[Run, Sequence[int | Tensor]]:

@@ -16,6 +16,7 @@ from stepnet.data.heap import new_table
 from stepnet.data.in_graph import not_followed
 from stepnet.data.storage import distinct
 from stepnet.data.windows import Copied, rows_in
+from stepnet.errors import StepError
 from stepnet.ir.plan import Plan
 from stepnet.watchers import during
 
@@ -25,11 +26,12 @@ from .flow import carry_gradients
 from .gradients import gradients
 from .hooks import guard_inputs, guarded_results
 from .layout import Layout
+from .memory import Memory
 from .noise import generator_of, noise_of
 from .once_more import checkpointed
 from .ready import Ready
 from .tables import EARLIER, into
-from .twice import Moves, Weights, again, asked_again, differentiable, is_plain, is_run, one_by_one, total
+from .twice import Moves, again, asked_again, differentiable, is_plain, is_run, one_by_one, total
 
 WORTH_ASKING = 1 << 24  # multiplications that take longer than to ask whether anybody wants what they make
 
@@ -96,8 +98,10 @@ def run_direct(
 
 def _reached(ready: Ready, layout: Layout, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """The inputs, cut off where no result needs a gradient for them: their hooks are not to be called."""
-    places = ready.cut_off if layout.turns else ready.not_states
-    cut = {k for k in places if k < len(tensors) and tensors[k].requires_grad}
+    places, n = ready.cut_off if layout.turns else range(len(tensors)), len(tensors)
+    cut = {k for k in places if k < n and tensors[k].requires_grad}
+    if cut and (0 in layout.ends or not layout.turns):  # a sequence of no steps gives its initial state
+        cut.difference_update(ready.state_places)
     return [t.detach() if k in cut else t for k, t in enumerate(tensors)] if cut else tensors
 
 
@@ -242,15 +246,13 @@ class _PlanCall(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         """`call`: a Call; with `by_places`, what makes one."""
         direct, layout = by_places or (None, None)
-        plan = (call if direct is None else direct).ready.plan
-        ctx.weights = Weights.of(tensors[len(plan.x) + len(plan.states) :])
         found = None if direct is None or layout is None else direct.forward(tensors, layout)
         ctx.by_places, ctx.call, ctx.later, ctx.copied = None if found is None else by_places, call, {}, {}
         ctx.set_materialize_grads(False)
         if direct is None or found is None:
             return _forward(ctx, call if direct is None else call(), tensors)
         out, kept = found
-        ctx.save_for_backward(*tensors, *kept)
+        _save(ctx, direct.ready, tensors, kept)
         if direct.still:
             ctx.mark_non_differentiable(*[out[k] for k in direct.still])
         return tuple(out)
@@ -260,22 +262,20 @@ class _PlanCall(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         saved, by_places, needed = ctx.saved_tensors, ctx.by_places, ctx.needs_input_grad[2:]
         later = ctx.later.pop(torch._C._current_graph_task_id(), ()) if ctx.later else ()
-        if ctx.weights.moved(torch.is_grad_enabled()):
-            n = len(needed)
-            saved = (*saved[: n - len(ctx.weights.own)], *ctx.weights.were, *saved[n:])
+        inputs, saved = ctx.memory.found(saved, torch.is_grad_enabled())
         if by_places is not None:
             direct, layout = by_places
             once = not later and not torch.is_grad_enabled()
             found = direct.gradients(saved, grads, needed, layout) if once else None
             if found is not None:
-                guard_inputs(saved, found)
+                guard_inputs(inputs, found)
                 return (None, None, *found)
             if not later:
                 saved = direct.by_names(saved)
             if not isinstance(ctx.call, Call):
                 _note(ctx, ctx.call(), [], bool(direct.steps), len(needed))
         found = _backward(ctx, saved, grads, needed, later)
-        guard_inputs(saved, found)
+        guard_inputs(inputs, found)
         return (None, None, *found)
 
 
@@ -285,6 +285,20 @@ guarded_results(_PlanCall)
 def _note(ctx: Any, call: Call, led: list[str], as_steps: bool, count: int) -> None:
     """Note what backward is to know of a run by names."""
     ctx.call, ctx.led, ctx.as_steps, ctx.count = call, led, as_steps, count
+
+
+def _save(ctx: Any, ready: Ready, tensors: Sequence[Tensor], kept: Sequence[Tensor] | None) -> None:
+    """Save what backward reads. `kept`: besides the inputs; None: it computes all again."""
+    rows = len(ready.plan.x) + len(ready.plan.states)
+    ctx.memory = Memory.of(tensors, rows, () if kept is None else ready.unread)
+    ctx.save_for_backward(*ctx.memory.to_save(tensors), *(kept or ()))
+
+
+def _written(*_: Any) -> Any:
+    raise StepError(
+        "a gradient takes the plain loop, but a weight was written to after the recurrence ran",
+        remedy="call backward before",
+    )
 
 
 def _forward(ctx: Any, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -298,13 +312,13 @@ def _forward(ctx: Any, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, .
     extra = [values[name] for name in call.ready.extra]
     _note(ctx, call, _led(plan, values), _as_steps(call, out, extra), len(tensors))
     if lone is None:
-        ctx.save_for_backward(*tensors, *out[: len(plan.y)], *extra)
+        _save(ctx, call.ready, tensors, (*out[: len(plan.y)], *extra))
     else:
         copied = {id(each.part): each for each in lone.copied}
         of = [copied.get(id(t)) for t in tensors]
         ctx.copied = {k: each.place for k, each in enumerate(of) if each is not None}
         tables = [t if each is None else each.table for t, each in zip(tensors, of, strict=True)]
-        ctx.save_for_backward(*tables)
+        _save(ctx, call.ready, tables, None)
     carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[2:])
     if not all(carry):
         ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
@@ -318,6 +332,8 @@ def _backward(
     """What `_PlanCall.backward` gives, of a run by names. `later`: see `twice.Node`; then nothing is read of
     what is kept."""
     call: Call = ctx.call
+    if ctx.memory.written:
+        call = call._replace(plain=_written)
     tensors, kept = saved[: ctx.count], saved[ctx.count :]
     if ctx.copied:
         tensors = [rows_in(t, 0, ctx.copied[k]) if k in ctx.copied else t for k, t in enumerate(tensors)]

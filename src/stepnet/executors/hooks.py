@@ -47,8 +47,11 @@ def guarded_results(function: type[torch.autograd.Function]) -> None:
 
 
 def guard_inputs(inputs: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
-    """See to the hooks of those of a node's inputs for which a backward of it has no gradient."""
+    """See to the hooks of those of a node's inputs, and of what they are views of, for which a backward of it
+    has no gradient."""
     for tensor, gradient in zip(inputs, gradients, strict=False):
-        if gradient is None and (hooks := tensor._backward_hooks):
-            for key, hook in hooks.items():
-                hooks[key] = _called(hook)
+        if gradient is None:
+            for each in (tensor, tensor._base):
+                if each is not None and (hooks := each._backward_hooks):
+                    for key, hook in hooks.items():
+                        hooks[key] = _called(hook)

@@ -124,16 +124,22 @@ class Ready:
         )
 
     @cached_property
-    def not_states(self) -> list[int]:
-        """The places of x, weights and constants among the inputs."""
-        n_x, n = len(self.plan.x), len(self.plan.x) + len(self.plan.states)
-        return [*range(n_x), *range(n, n + len(self.plan.weights))]
+    def state_places(self) -> range:
+        """The places of the states among the inputs."""
+        return range(len(self.plan.x), len(self.plan.x) + len(self.plan.states))
 
     @cached_property
     def cut_off(self) -> list[int]:
-        """Those that no result needs a gradient for, of whatever steps."""
-        reached = set().union(*self.plan.requires)
-        return [k for k in self.not_states if k not in reached]
+        """The places of inputs that no result of a step needs a gradient for."""
+        needed = set().union(*self.plan.requires)
+        return [k for k in range(len(self.names)) if k not in needed]
+
+    @cached_property
+    def unread(self) -> list[int]:
+        """The places of weights that the backward loop does not read."""
+        loops = [] if self.backward is None else [self.backward.plan, self.plan.backward]
+        read = {name for loop in loops if loop for node in loop.body.nodes for name in node.inputs}
+        return [k for k, name in enumerate(self.names) if name in self.plan.weights and name not in read]
 
     @cached_property
     def own_gradients(self) -> frozenset[str]:

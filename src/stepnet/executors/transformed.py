@@ -27,7 +27,7 @@ from stepnet.data.modes import (
     needs_gradient,
     transforms,
 )
-from stepnet.errors import Unsupported
+from stepnet.errors import StepError, Unsupported
 
 from . import batched
 from .autograd import forward, is_computed_again
@@ -154,7 +154,9 @@ def run_transformed(
     run: Run, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]
 ) -> list[Tensor]:
     """Run a plan. Returns the rows of each y leaf, then the last value of each state."""
-    tensors, plan = (*x, *states, *weights), run.call.ready.plan
+    # a leaf by a name of its own: it may get other memory before what is made here is called
+    tensors = [t.view_as(t) if t.is_leaf else t for t in (*x, *states, *weights)]
+    plan = run.call.ready.plan
     out: Any = applied(_PlanCall, run, *tensors)
     out = out[: len(plan.y) + len(states)]
     inside = bool(transforms())
@@ -297,7 +299,12 @@ class _Gradient(torch.autograd.Function):
         moves = ctx.needs_input_grad[1:]
         if any(moves) and not _in_forward_mode(tensors):
             own, _, after = _Gradient._parts(asked, moves)
-            history = asked.run.further().has_history(asked.given, asked.needed, [*own, *map(bool, after)])
+            try:
+                history = asked.run.further().has_history(
+                    asked.given, asked.needed, [*own, *map(bool, after)]
+                )
+            except StepError:  # the step is another by now, which whoever differentiates this is told
+                return
             found = [one for one, is_there in zip(history, asked.has, strict=True) if is_there]
             ctx.mark_non_differentiable(*(g for g, one in zip(output, found, strict=True) if not one))
 

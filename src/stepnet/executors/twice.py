@@ -6,18 +6,19 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import data_ptr
 from stepnet.data.history import history
 from stepnet.data.modes import batches, has_tangent, outside_batches, transforms
 from stepnet.errors import StepError, Unsupported
+from stepnet.ir.plan import Plan
 
 from .call import Call, Pull
 from .flow import moved
+from .memory import Memory
 from .noise import noise_of
 
 NEAR = 1000  # nodes between a loop and a loss; further away nobody looks for it
@@ -74,33 +75,6 @@ class Moves:
 Later = dict[int, list[Moves]]
 
 
-class Weights(NamedTuple):
-    """What a run read beside its rows: the tensors, and what names their memory as it was, which `.data = `,
-    `.to()` and `.half()` replace unseen by what autograd saves."""
-
-    own: Sequence[Tensor]
-    were: Sequence[Tensor]
-
-    @classmethod
-    def of(cls, tensors: Sequence[Tensor]) -> Weights:
-        return cls(tensors, [t.data for t in tensors])
-
-    def moved(self, differentiated: bool) -> bool:
-        """Whether one has other memory by now.
-
-        Raises:
-            StepError: it has, and its gradient is `differentiated`.
-        """
-        moved = any(data_ptr(t) != data_ptr(were) for t, were in zip(*self, strict=True))
-        if moved and differentiated:
-            raise StepError(
-                "a gradient is differentiated, but a weight got other memory after the recurrence ran "
-                "(`.data = ...`, `.to()`, `.half()`)",
-                remedy="call backward before, or write into the weight under torch.no_grad()",
-            )
-        return moved
-
-
 def total(terms: Iterable[Tensor | None]) -> Tensor | None:
     """Their sum."""
     found = [t for t in terms if t is not None]
@@ -155,7 +129,7 @@ class _Gradient(torch.autograd.Function):
         ctx.node, ctx.call, ctx.needed = node, call, needed
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*given)
-        ctx.weights = Weights.of([t for t in given[: len(needed)] if t is not None and t.is_leaf])
+        ctx.memory = Memory.of(given[: len(needed)], 0)
         found = compute()
         ctx.mark_non_differentiable(
             *(g for g, has in zip(found, history, strict=True) if g is not None and not has)
@@ -165,8 +139,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         n, skip = len(ctx.needed), (None,) * 5
-        given = ctx.saved_tensors
-        ctx.weights.moved(differentiated=True)
+        given, _ = ctx.memory.found(ctx.saved_tensors, differentiated=True)
         tensors, grads, wanted = given[:n], given[n:], ctx.needs_input_grad[5:]
         if all(v is None for v in directions):
             return (*skip, *(None,) * len(given))
@@ -382,7 +355,59 @@ def of_plain_loop(
     call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
     create_graph: bool,
 ) -> list[Tensor | None]:  # fmt: skip
-    """The gradients of the plain loop's inputs, of which nobody else's history leads here."""
+    """The gradients of the plain loop's inputs, of which nobody else's history leads here.
+
+    Raises:
+        StepError: they are to be differentiated, and are not linear in what comes in.
+    """
     pairs = [(o, g.reshape(o.shape)) for o, g in zip(call.by_loop(own), grads, strict=True) if g is not None]
     wanted = [t for t, need in zip(own, needed, strict=True) if need]
+    if create_graph and all(map(is_plain, (*own, *grads))):
+        refuse_bent(call.ready.plan, pairs, wanted)
     return at_places(_grad([o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph), needed)
+
+
+def refuse_bent(plan: Plan, pairs: Iterable[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> None:
+    """A second derivative and the gradient beside it run one after the other: what is not linear would be
+    applied to each, where torch applies it to their sum. Powers of two scale what is linear to the bit.
+
+    Args:
+        plan, inputs: of the step.
+        pairs: results of the plain loop, and what comes in for each.
+
+    Raises:
+        StepError: the step's gradient is not linear in what comes in.
+    """
+    moving = [(o, _near_one(g.detach())) for o, g in pairs if o.requires_grad]
+    if not (moving and inputs):
+        return
+    kinds = plan.forward.body.values.values()
+    half = any(kind.dtype == "float16" for kind in kinds)  # whose small numbers have few digits
+    far, loose = (64.0, 0.05) if half else (2.0**40, 1e-3)
+    outs, seeds = zip(*moving, strict=True)
+    small, unit, large = (
+        torch.autograd.grad(outs, inputs, [k * g for g in seeds], retain_graph=True, allow_unused=True)
+        for k in (1 / far, 1.0, -far)
+    )
+    for a, b, c in zip(small, unit, large, strict=True):
+        if b is not None and not (_about(a * far, b, loose) and _about(c / -far, b, loose)):
+            raise StepError(
+                f"step '{plan.name}' has a hook or a backward of its own that is not linear "
+                "in the gradient (it clips, say), and its gradient is differentiated",
+                remedy="use backend='naive', or leave out create_graph=True",
+            )
+
+
+def _near_one(grad: Tensor) -> Tensor:
+    """A gradient times a power of two, so that its largest number is about one."""
+    largest = float(grad.abs().nan_to_num(0.0, 0.0, 0.0).max()) if grad.numel() else 0.0
+    return grad * 2.0 ** -max(math.frexp(largest)[1], -99)
+
+
+def _about(scaled: Tensor, unit: Tensor, loose: float) -> bool:
+    """Whether two gradients are alike, where numbers are not too large to tell."""
+    if not unit.numel():
+        return True
+    known = scaled.isfinite() & unit.isfinite()
+    off = (scaled - unit).abs()[known]
+    return bool((off <= loose * max(float(unit.abs().nan_to_num(0.0, 0.0, 0.0).max()), 1e-3)).all())

@@ -1,0 +1,94 @@
+"""The memory of a run's inputs between forward and backward.
+
+`.data = `, `.to()` and `.half()` replace it, unseen by what autograd saves. Ops of torch save views, which
+keep what they read; so does a run, of weights and of what trains: those live as long as it does anyway.
+Weights that backward does not read may be written to in place, as in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from stepnet.data.as_imported import is_set_to
+from stepnet.data.modes import sees_saved_tensors
+from stepnet.data.storage import memory_of
+from stepnet.errors import StepError
+
+
+class Memory(NamedTuple):
+    """The inputs of a run, and what names their memory as it was.
+
+    Attributes:
+        own: leaves that train, or are weights: the place, the tensor, and another name of its memory.
+        unread: by place, those among them that backward does not read, and their versions.
+        others: places and memory of all others but views; none where somebody else keeps what is saved, and
+            gives copies.
+    """
+
+    own: list[tuple[int, Tensor, Tensor]]
+    unread: dict[int, tuple[Tensor, int]]
+    others: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor | None], rows: int, not_read: Collection[int] = ()) -> Memory:
+        """`rows`: how many are no weights. `not_read`: places of weights that backward does not read."""
+        own: list[tuple[int, Tensor, Tensor]] = []
+        others: list[tuple[int, int]] = []
+        unread: dict[int, tuple[Tensor, int]] = {}
+        for k, t in enumerate(tensors):
+            if t is None:
+                continue
+            if t.is_leaf and (k >= rows or t.requires_grad):
+                own.append((k, t, t.data))
+                if k in not_read:
+                    unread[k] = t, t._version
+            elif not t._is_view():
+                others.append((k, memory_of(t)))
+        return cls(own, unread, [] if others and sees_saved_tensors() else others)
+
+    def to_save(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """Those of the inputs that autograd is to see to."""
+        unread = self.unread
+        return [None if k in unread else t for k, t in enumerate(tensors)] if unread else tensors
+
+    def found(
+        self, saved: Sequence[Tensor], differentiated: bool
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The inputs as they are by now; and in the memory that the run read; both with what else is saved.
+
+        Raises:
+            StepError: the gradient is `differentiated`, and a weight has other memory, or other numbers; or
+                another input has other memory.
+        """
+        for k, memory in self.others:
+            if memory_of(saved[k]) != memory:
+                raise _changed("a gradient is asked for, but an input")
+        now = saved
+        if self.unread:
+            now = list(saved)
+            for k, (tensor, _) in self.unread.items():
+                now[k] = tensor
+        moved = [(k, was) for k, tensor, was in self.own if not is_set_to(tensor, was)]
+        if differentiated and (moved or self.written):
+            raise _changed("a gradient is differentiated, but a weight")
+        if not moved:
+            return now, now
+        were = list(now)
+        for k, was in moved:
+            were[k] = was
+        return now, were
+
+    @property
+    def written(self) -> bool:
+        """Whether something was written to that backward does not read."""
+        return any(tensor._version != version for tensor, version in self.unread.values())
+
+
+def _changed(what: str) -> StepError:
+    return StepError(
+        f"{what} got other memory (`.data = ...`, `.to()`) or was written to after the recurrence ran",
+        remedy="call backward before",
+    )
