@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from ir_files import Net, edge, sliced
-from stepnet import explain
+from stepnet import Recurrent, explain
+from stepnet.cells import MinGRU
 from stepnet.errors import IRError
 from stepnet.executors.setting import set_backend
-from stepnet.openvino import load
+from stepnet.openvino import load, save
 from stepnet.report import ModelExplanation
 
 BACKEND = "auto"
@@ -265,3 +266,16 @@ def test_a_constant_of_equal_rows_may_be_changed(tmp_path):
     (last,) = check(model, *given, compiled=False, reason="another number of rows")
     torch.testing.assert_close(last, given[1] + given[0].sum(1) + torch.tensor([[1.0], [2.0]]))
     check(load(path, trainable=True), *given, compiled=False, reason="another number of rows")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_state_behind_an_axis_of_one_element_has_rows(tmp_path, batch):
+    """As we write it of time first: the sequences are the rows of the loop, not numbers of one row."""
+    step = Recurrent(MinGRU(3, 4))
+    save(step, tmp_path / "m.xml", (torch.randn(5, 2, 3),))
+    model, x = load(tmp_path / "m.xml"), torch.randn(6, batch, 3)
+    for _ in range(2):
+        for a, b in zip(model(x), step(x), strict=True):
+            torch.testing.assert_close(a, b)
+    (it,) = explain(model, {model.inputs[0].name: x}).recurrences
+    assert (it.executor, it.steps, it.sequences) == ("c", 6, batch)
