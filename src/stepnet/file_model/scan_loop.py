@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -120,14 +120,14 @@ class ScanLoop:
             self.body,
             inputs=(
                 *(Merged(name, name) for name in names[:states]),
-                *(Slice(n, n, a, part_size=1, **_way(d)) for n, (a, d) in zip(x, cut, strict=True)),
+                *(Slice(n, n, a, part_size=1, **way(d)) for n, (a, d) in zip(x, cut, strict=True)),
                 *(Invariant(name, name) for name in outer),
                 *([Iteration("number", "int64")] if counts else []),
             ),
             outputs=(
                 *(Last(name, name) for name in results[:states]),
                 *(
-                    Concat(n, n, a, part_size=1, **_way(d))
+                    Concat(n, n, a, part_size=1, **way(d))
                     for n, (a, d) in zip(results[states:], joined, strict=True)
                 ),
             ),
@@ -157,15 +157,11 @@ class ScanLoop:
             feeds: the inputs by name.
             steps: how many; None: as many as the inputs have.
         """
-        backend, why_not = check_backend(None), self.reason
-        if why_not is None and backend == PLAIN.name:
-            why_not = "the backend is 'naive'"
-        if why_not is not None:
-            show_declined(self.loop, feeds, steps, Unsupported(why_not))
+        return compiled(
+            self.loop, feeds, steps, self.reports, self.reason, partial(self._by_rows, feeds, steps)
+        )
 
-        return self.reports.attempt(why_not, partial(self._by_rows, feeds, backend, steps))
-
-    def _by_rows(self, feeds: Mapping[str, Any], backend: str, steps: int | None) -> dict[str, Any]:
+    def _by_rows(self, feeds: Mapping[str, Any], steps: int | None, backend: str) -> dict[str, Any]:
         """The outputs of the first way that fits; what the first one lacks is told."""
         refused: list[Unsupported] = []
         for rows in self._rows:
@@ -176,5 +172,29 @@ class ScanLoop:
         raise refused[0]
 
 
-def _way(direction: int) -> dict[str, Any]:
+def way(direction: int) -> dict[str, Any]:
     return {"start": -1, "end": 0, "stride": -1} if direction else {}
+
+
+def compiled(
+    loop: Loop, feeds: Mapping[str, Any], steps: int | None, reports: LoopReport, why_not: str | None,
+    run: Callable[[str], dict[str, Any]],
+) -> dict[str, Any] | None:  # fmt: skip
+    """The outputs of a loop by name; None: it is not compiled, and the report says why.
+
+    Args:
+        loop: it.
+        feeds: its inputs by name.
+        steps: how many; None: as many as the inputs have.
+        reports: how it ran last.
+        why_not: why it is not compiled, if that is known.
+        run: gives the outputs by a plan, by the executors of a backend.
+    """
+    backend = check_backend(None)
+    if why_not is None and backend == PLAIN.name:
+        why_not = "the backend is 'naive'"
+    if why_not is None and any(isinstance(v, Tensor) and v.device.type != "cpu" for v in feeds.values()):
+        why_not = "not on the CPU"
+    if why_not is not None:
+        show_declined(loop, feeds, steps, Unsupported(why_not))
+    return reports.attempt(why_not, partial(run, backend))
