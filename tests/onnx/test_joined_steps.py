@@ -17,7 +17,7 @@ parser = pytest.importorskip("onnx.parser")
 runtime = pytest.importorskip("onnxruntime")
 
 import stepnet.onnx  # noqa: E402
-from stepnet.onnx.reading.joined_steps import Joined  # noqa: E402
+from stepnet.file_model.joined_steps import JoinedStep  # noqa: E402
 
 BODY = """
     g (float[B, 4] h, float[B, 4] s) => (float[B, 4] h_new, float[B, 4] row)
@@ -46,8 +46,8 @@ def model_of(nodes, out="ys", scan="", body=BODY):
 
 def joined(model):
     """The operators that became part of a loop, at the last call."""
-    steps = list(model.graph._found.values())[-1]
-    loops = [step.run.body for step in steps or [] if isinstance(step.run, Joined)]
+    steps = list(model.graph.joining.found.values())[-1]
+    loops = [step.run.body for step in steps or [] if isinstance(step, JoinedStep)]
     return [[step.info.node.op_type for step in (*b.before, *b.after)] for b in loops]
 
 

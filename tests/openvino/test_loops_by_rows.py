@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from ir_files import Net, edge, sliced
-from stepnet import explain
+from stepnet import Recurrent, explain, recurrent
+from stepnet.cells import MinGRU
 from stepnet.errors import IRError
 from stepnet.executors.setting import set_backend
-from stepnet.openvino import load
+from stepnet.file_model.joined_steps import JoinedStep
+from stepnet.openvino import load, save
 from stepnet.report import ModelExplanation
 
 BACKEND = "auto"
@@ -265,3 +267,48 @@ def test_a_constant_of_equal_rows_may_be_changed(tmp_path):
     (last,) = check(model, *given, compiled=False, reason="another number of rows")
     torch.testing.assert_close(last, given[1] + given[0].sum(1) + torch.tensor([[1.0], [2.0]]))
     check(load(path, trainable=True), *given, compiled=False, reason="another number of rows")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_state_behind_an_axis_of_one_element_has_rows(tmp_path, batch):
+    """As we write it of time first: the sequences are the rows of the loop, not numbers of one row."""
+    step = Recurrent(MinGRU(3, 4))
+    save(step, tmp_path / "m.xml", (torch.randn(5, 2, 3),))
+    model, x = load(tmp_path / "m.xml"), torch.randn(6, batch, 3)
+    for _ in range(2):
+        for a, b in zip(model(x), step(x), strict=True):
+            torch.testing.assert_close(a, b)
+    (it,) = explain(model, {model.inputs[0].name: x}).recurrences
+    assert (it.executor, it.steps, it.sequences) == ("c", 6, batch)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_layers_around_are_part_of_the_loop(tmp_path, axis):
+    """The product before it and what is done to each row after it, as when the cell was written."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.step = MinGRU(4, 4)
+
+        def forward(self, x, h):
+            return recurrent(self.step, x, h, axis=axis, reverse=True)[0].relu() * x
+
+    whole, sizes = Model(), ((6, 3), (3, 1), (4, 4), (1, 2))
+    save(whole, tmp_path / "m.xml", (torch.randn(5, 5, 4), torch.randn(5, 4)))
+    model = load(tmp_path / "m.xml", trainable=True)
+    for steps, batch in sizes:
+        x = torch.randn((steps, batch, 4) if axis == 0 else (batch, steps, 4), requires_grad=True)
+        h = torch.randn(batch, 4)
+        for _ in range(2):
+            found, wanted = model(x, h)[0], whole(x, h)
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+            grads = (torch.autograd.grad(out.square().sum(), x) for out in (found, wanted))
+            torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)
+        joined = [*model.graph.joining.found.values()][-1]
+        assert any(isinstance(step, JoinedStep) for step in joined or []) == (steps > 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.5)
+    x = torch.randn((6, 3, 4) if axis == 0 else (3, 6, 4))
+    check(model, x, torch.randn(3, 4))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from stepnet.data.bounded import Bounded
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
@@ -22,7 +20,6 @@ from stepnet.iterator.rows import RowLoop, show_declined
 from .misfit import Misfit
 from .model import FileBody, LoopReport
 
-_MOST_SHAPES = 64  # of inputs, that one Scan remembers
 Cut = tuple[int, int]  # an axis, and 1 for backwards
 
 
@@ -42,11 +39,9 @@ class ScanBody:
     """The graph of a Scan as the body of a loop: states, then what is cut, then what it reads from around,
     then the number of the step, where it `counts`.
 
-    What is cut keeps an axis of one element, and so do the rows that are joined. With `leads`, some have
-    another such axis, which they come without: what follows it is the batch.
+    What is cut keeps an axis of one element, and so do the rows that are joined.
     """
 
-    leads: Leads | None = None
     flat = False  # whether rows get the number of the step as [rows], not as [rows, 1, ...]
 
     def __init__(
@@ -66,15 +61,8 @@ class ScanBody:
         self.function = self._function()
 
     def _function(self) -> FileBody:
-        said = (self.graph.content, self.name, self.states, self.cut, self.joined, self.leads, self.flat)
+        said = (self.graph.content, self.name, self.states, self.cut, self.joined, self.flat)
         return FileBody(self, self.name, repr(said))
-
-    def led(self, leads: Leads) -> ScanBody:
-        """The same body where axes of one element stand before the batch."""
-        twin = copy.copy(self)
-        twin.leads = leads
-        twin.function = twin._function()
-        return twin
 
     def flattened(self) -> ScanBody:
         """The same body, `flat`."""
@@ -88,14 +76,6 @@ class ScanBody:
         values, number = (values[:-1], values[-1:]) if self.counts else (values, ())
         number = tuple(n.reshape(-1) for n in number) if self.flat else number
         around = dict(zip(self.outer, values[count:], strict=True))
-        if self.leads is not None:
-            of_states, of_cut, of_rows = self.leads
-            states = [v.unsqueeze(0) if lead else v for v, lead in zip(values, of_states, strict=False)]
-            x = [v if of_cut else v.squeeze(0) for v in values[self.states : count]]
-            results = self.graph.run((*states, *x), around)
-            new, rows = results[: self.states], results[self.states :]
-            new = [v.squeeze(0) if lead else v for v, lead in zip(new, of_states, strict=True)]
-            return (*new, *(v if lead else v.unsqueeze(0) for v, lead in zip(rows, of_rows, strict=True)))
         x = [v.squeeze(axis) for v, axis in zip(values[self.states : count], self.cut, strict=True)]
         results = self.graph.run((*values[: self.states], *x, *number), around)
         new, rows = results[: self.states], results[self.states :]
@@ -107,15 +87,6 @@ def _as_slice(row: Tensor, axis: int) -> Tensor:
         what = f"attribute 'scan_output_axes': {axis} lies outside of an output"
         raise Misfit(what, typed_shape(row), f"{-row.dim() - 1} to {row.dim()}")
     return row.unsqueeze(axis)
-
-
-class Leads(NamedTuple):
-    """Which states, whether what is cut, and which rows that are joined, have an axis of one element before
-    the batch."""
-
-    states: tuple[bool, ...]
-    cut: bool
-    rows: tuple[bool, ...]
 
 
 def _as_it_is(body: FileBody, exact: bool, batch: int, axis: int) -> tuple[FileBody, bool]:
@@ -149,14 +120,14 @@ class ScanLoop:
             self.body,
             inputs=(
                 *(Merged(name, name) for name in names[:states]),
-                *(Slice(n, n, a, part_size=1, **_way(d)) for n, (a, d) in zip(x, cut, strict=True)),
+                *(Slice(n, n, a, part_size=1, **way(d)) for n, (a, d) in zip(x, cut, strict=True)),
                 *(Invariant(name, name) for name in outer),
                 *([Iteration("number", "int64")] if counts else []),
             ),
             outputs=(
                 *(Last(name, name) for name in results[:states]),
                 *(
-                    Concat(n, n, a, part_size=1, **_way(d))
+                    Concat(n, n, a, part_size=1, **way(d))
                     for n, (a, d) in zip(results[states:], joined, strict=True)
                 ),
             ),
@@ -165,8 +136,6 @@ class ScanLoop:
         # a number that each row has fits a body as one number does only where it is tried
         self._bodies = [self.body, self.body.flattened()] if counts else [self.body]
         self._rows = [RowLoop(self.loop, partial(_as_it_is, b.function, not counts)) for b in self._bodies]
-        self.led: dict[Leads, tuple[ScanBody, RowLoop]] = {}
-        self._leads = Bounded[Any, list[Leads]](_MOST_SHAPES)  # by the shapes of the inputs
 
     def run(self, feeds: Mapping[str, Any], *, plainly: bool) -> dict[str, Any]:
         """The outputs by name; by the plain loop if it is not compiled, or `plainly`."""
@@ -188,19 +157,11 @@ class ScanLoop:
             feeds: the inputs by name.
             steps: how many; None: as many as the inputs have.
         """
-        backend, why_not = check_backend(None), self.reason
-        if why_not is None and backend == PLAIN.name:
-            why_not = "the backend is 'naive'"
-        if why_not is not None:
-            show_declined(self.loop, feeds, steps, Unsupported(why_not))
+        return compiled(
+            self.loop, feeds, steps, self.reports, self.reason, partial(self._by_rows, feeds, steps)
+        )
 
-        def run() -> dict[str, Any]:
-            out = self._without_lead(feeds, backend, steps)
-            return self._by_rows(feeds, backend, steps) if out is None else out
-
-        return self.reports.attempt(why_not, run)
-
-    def _by_rows(self, feeds: Mapping[str, Any], backend: str, steps: int | None) -> dict[str, Any]:
+    def _by_rows(self, feeds: Mapping[str, Any], steps: int | None, backend: str) -> dict[str, Any]:
         """The outputs of the first way that fits; what the first one lacks is told."""
         refused: list[Unsupported] = []
         for rows in self._rows:
@@ -210,77 +171,30 @@ class ScanLoop:
                 refused.append(refusal)
         raise refused[0]
 
-    def _without_lead(
-        self, feeds: Mapping[str, Any], backend: str, steps: int | None
-    ) -> dict[str, Any] | None:
-        """The outputs, where an axis of one element stands before the batch."""
-        names = self.body.parameters
-        states = {name: feeds[name] for name in names[: self.states]}
-        x = {name: feeds[name] for name in names[self.states : self.states + len(self.body.cut)]}
-        if not all(isinstance(v, Tensor) for v in feeds.values()) or not states or not x or self.body.counts:
-            return None
-        if any((*self.body.cut, *self.out_axes)) or torch.compiler.is_compiling():
-            return None
-        for leads in self._possible(feeds, states, x):
-            body, loop = self._led(leads)
-            fewer = {
-                n: v.squeeze(0) if lead else v
-                for (n, v), lead in zip(states.items(), leads.states, strict=True)
-            }
-            fewer |= {name: value.squeeze(1) if leads.cut else value for name, value in x.items()}
-            try:
-                out = loop.run({**feeds, **fewer}, backend, steps=steps, reads=())
-            except Unsupported:
-                continue
-            axes = [
-                *(0 if lead else None for lead in leads.states),
-                *(1 if lead else None for lead in leads.rows),
-            ]
-            return {
-                name: out[name] if axis is None else out[name].unsqueeze(axis)
-                for name, axis in zip(body.results, axes, strict=True)
-            }
-        return None
 
-    def _led(self, leads: Leads) -> tuple[ScanBody, RowLoop]:
-        if leads not in self.led:
-            body = self.body.led(leads)
-            self.led[leads] = body, RowLoop(self.loop.around(body), partial(_as_it_is, body.function, True))
-        return self.led[leads]
-
-    def _possible(
-        self, feeds: Mapping[str, Any], states: Mapping[str, Tensor], x: Mapping[str, Tensor]
-    ) -> list[Leads]:
-        """Where such axes may stand, best first: one step says of the rows that are joined."""
-        key = tuple(value.shape for value in feeds.values())
-        if key in self._leads:
-            return self._leads[key]
-        found: list[Leads] = []
-        if next(iter(x.values())).shape[0]:
-            first = [feeds[n][:1] if n in x else feeds[n] for n in self.body.parameters]
-            with torch.no_grad():
-                rows = [row.shape[1:] for row in self.body(*first)[self.states :]]
-            shapes = [v.shape for v in states.values()], [v.shape[1:] for v in x.values()], rows
-            found = [leads for leads in _leads(*shapes) if leads.cut or any((*leads.states, *leads.rows))]
-        self._leads[key] = found
-        return found
-
-
-def _leads(
-    states: Sequence[Sequence[int]], cut: Sequence[Sequence[int]], rows: Sequence[Sequence[int]]
-) -> Iterator[Leads]:
-    """Where axes of one element may stand before the batch, by the shapes of a step."""
-    for of_cut in (True, False):
-        if any(len(shape) <= of_cut or (of_cut and shape[0] != 1) for shape in cut):
-            continue
-        batch = cut[0][of_cut]
-        least = 3 if batch == 1 else 2  # [1, features] is a batch of one, or one row behind such an axis
-        for rank in range(least, 1, -1):
-            of_states = [len(s) >= rank and s[0] == 1 and s[1] == batch for s in states]
-            if all(lead or (len(s) and s[0] == batch) for lead, s in zip(of_states, states, strict=True)):
-                of_rows = [len(s) >= least and s[0] == 1 and s[1] == batch for s in rows]
-                yield Leads(tuple(of_states), of_cut, tuple(of_rows))
-
-
-def _way(direction: int) -> dict[str, Any]:
+def way(direction: int) -> dict[str, Any]:
     return {"start": -1, "end": 0, "stride": -1} if direction else {}
+
+
+def compiled(
+    loop: Loop, feeds: Mapping[str, Any], steps: int | None, reports: LoopReport, why_not: str | None,
+    run: Callable[[str], dict[str, Any]],
+) -> dict[str, Any] | None:  # fmt: skip
+    """The outputs of a loop by name; None: it is not compiled, and the report says why.
+
+    Args:
+        loop: it.
+        feeds: its inputs by name.
+        steps: how many; None: as many as the inputs have.
+        reports: how it ran last.
+        why_not: why it is not compiled, if that is known.
+        run: gives the outputs by a plan, by the executors of a backend.
+    """
+    backend = check_backend(None)
+    if why_not is None and backend == PLAIN.name:
+        why_not = "the backend is 'naive'"
+    if why_not is None and any(isinstance(v, Tensor) and v.device.type != "cpu" for v in feeds.values()):
+        why_not = "not on the CPU"
+    if why_not is not None:
+        show_declined(loop, feeds, steps, Unsupported(why_not))
+    return reports.attempt(why_not, partial(run, backend))

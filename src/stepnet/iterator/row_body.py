@@ -13,6 +13,8 @@ from stepnet.front.step import describe_leaves, next_state
 from stepnet.ir.loop import Concat, Iteration, Loop
 from stepnet.ir.sweep import over_rows
 
+from .leads import Leads
+
 COUNTER = "iteration"
 Run = Callable[..., Sequence[Tensor]]
 
@@ -29,6 +31,7 @@ class RowLayout(NamedTuple):
         blocks: what is cut along axis 0 holds the batch in that axis.
         time: the axis of time of the tables of rows.
         reverse: whether it goes from the last step to the first.
+        leads: where axes of one element stand before the batch.
     """
 
     axes: tuple[int, ...]
@@ -38,6 +41,7 @@ class RowLayout(NamedTuple):
     blocks: bool
     time: int
     reverse: bool
+    leads: Leads
 
 
 class RowBody:
@@ -128,7 +132,8 @@ class RowBody:
             value = rows[parameter]
             if axis or not layout.blocks:
                 value = value.unsqueeze(axis) if part == 1 else value if axis else value.movedim(1, 0)
-            values[parameter] = value
+            values[parameter] = value.unsqueeze(0) if layout.leads.cut else value
+        values |= {name: rows[name].unsqueeze(0) for name in layout.leads.states}
         if self.counter is not None:
             values[self.counter] = rows[COUNTER]
         for name in (*layout.lone, *([] if self.counter is None else [self.counter])):
@@ -143,8 +148,9 @@ class RowBody:
                 got=type(value).__name__,
                 remedy="torch.as_tensor(value)",
             )
+        led = port.output in self.layout.leads.rows
         if not isinstance(port, Concat):
-            return value
+            return value.squeeze(0) if led else value
         axis, part = port.axis, port.part_size or 1
         if not -value.dim() <= axis < value.dim():
             raise Unsupported(f"'{port.output}' has no axis {axis} to be joined along")
@@ -153,9 +159,12 @@ class RowBody:
             return value
         if value.shape[axis] != part:
             raise Unsupported(f"'{port.output}' does not have {part} element(s) along axis {axis}")
-        return value.squeeze(axis) if part == 1 else value.movedim(1, 0) if axis == 0 else value
+        value = value.squeeze(axis) if part == 1 else value.movedim(1, 0) if axis == 0 else value
+        return value.squeeze(0) if led else value
 
     def _carried(self, name: str, value: Any) -> Any:
+        if name in self.layout.leads.states:
+            return value.squeeze(0)
         if name not in self.layout.lone:
             return value
         if value.dim() != self.layout.rank or any(size != 1 for size in value.shape[1:]):

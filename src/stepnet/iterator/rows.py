@@ -30,6 +30,7 @@ from stepnet.executors.segment import iterations
 from stepnet.ir.loop import Concat, Iteration, Loop, Slice
 from stepnet.watchers import note_run, watched, watching
 
+from .leads import Leads, possible
 from .replay import Noting, Replay, kind_of
 from .row_body import COUNTER, RowBody, RowLayout, Run, new_name, state_name, x_name, y_name
 
@@ -64,6 +65,7 @@ class RowLoop:
         self._numbered = next((port for port in loop.inputs if isinstance(port, Iteration)), None)
         self._checked = Bounded[Any, bool](_MOST)
         self._ran = Bounded[Any, int](_MOST)  # which of the sweeps ran, by the kind of a call
+        self._leads = Bounded[Any, list[Leads]](_MOST)  # by the shapes of what it is fed
         self._sweeps = Bounded[RowLayout, tuple[Loop, RowBody]](_MOST)
         self._replays = Bounded[Any, Replay](_MOST)  # by the kind of a call
 
@@ -152,9 +154,10 @@ class RowLoop:
             raise Unsupported("an input is no tensor with data")
         refused: list[Unsupported] = []
         found = False
-        for blocks in (False, True):
+        ways = [*((False, leads) for leads in self._leads_of(feeds)), (False, Leads()), (True, Leads())]
+        for blocks, leads in ways:
             try:
-                for call in self._calls(feeds, steps, blocks):
+                for call in self._calls(feeds, steps, blocks, leads):
                     found = True
                     yield call
             except Unsupported as refusal:
@@ -162,7 +165,21 @@ class RowLoop:
         if not found:
             raise refused[0]
 
-    def _calls(self, feeds: Mapping[str, Any], steps: int | None, blocks: bool) -> Iterator[RowCall]:
+    def _leads_of(self, feeds: Mapping[str, Tensor]) -> list[Leads]:
+        """Where axes of one element may stand before the batch, besides nowhere; of bodies that files hold,
+        for such a body is run to find out."""
+        cut = [*self.loop.slices, *(port for port in self.loop.outputs if isinstance(port, Concat))]
+        single = all(port.axis == 0 and (port.part_size or 1) == 1 for port in cut)
+        if self.adapt is None or not single or self._numbered is not None or torch.compiler.is_compiling():
+            return []
+        key = tuple(value.shape for value in feeds.values())
+        if key not in self._leads:
+            self._leads[key] = possible(self.loop, feeds)
+        return self._leads[key]
+
+    def _calls(
+        self, feeds: Mapping[str, Any], steps: int | None, blocks: bool, leads: Leads
+    ) -> Iterator[RowCall]:
         axes: dict[str, int] = {}
         for port in self.loop.slices:
             rank = feeds[port.source].dim()
@@ -174,7 +191,8 @@ class RowLoop:
         if blocks and (0 not in cut or min(cut) < 0):
             return
         state = {p.parameter: feeds[p.source] for p in self.loop.merged}
-        x, reverse, batch = self._inputs(feeds, state, steps, axes, blocks)
+        state |= {name: state[name].squeeze(0) for name in leads.states}
+        x, reverse, batch = self._inputs(feeds, state, steps, axes, blocks, leads.cut)
         time = 0 if first == 0 else 1
         invariants = {port.parameter: feeds[port.source] for port in self.loop.invariants}
         alike = [name for name, value in invariants.items() if value.dim() and value.shape[0] == batch]
@@ -190,7 +208,9 @@ class RowLoop:
                 own = carried | {name: invariants[name] for name in rows}
                 most = max((value.dim() for value in own.values()), default=1)
                 for rank in range(most + 1, 0, -1) if free else (1,):
-                    layout = RowLayout(tuple(axes.values()), rows, tuple(lone), rank, blocks, time, reverse)
+                    layout = RowLayout(
+                        tuple(axes.values()), rows, tuple(lone), rank, blocks, time, reverse, leads
+                    )
                     loop, body = self._sweep(layout, run)
                     sources = {x_name(name): value for name, value in x.items()}
                     sources |= {state_name(name): value for name, value in own.items()}
@@ -235,7 +255,7 @@ class RowLoop:
 
     def _inputs(
         self, feeds: Mapping[str, Any], state: Mapping[str, Tensor], steps: int | None,
-        axes: Mapping[str, int], blocks: bool,
+        axes: Mapping[str, int], blocks: bool, led: bool,
     ) -> tuple[dict[str, Tensor], bool, int]:  # fmt: skip
         """What is cut, as tables of steps that all go in one direction; whether that is backwards; the size
         of the batch."""
@@ -247,6 +267,7 @@ class RowLoop:
         for port in slices:
             axis, part = axes[port.parameter], port.part_size or 1
             value, count = _steps_of(port, feeds[port.source], axis, steps, blocks)
+            value = value.squeeze(1) if led else value
             counts.add(count)
             if (port.stride < 0) != reverse:
                 value = value.flip(axis)
@@ -321,14 +342,17 @@ class RowLoop:
                 if (port.stride < 0) != reverse:
                     value = value.flip(axis)
                 split = part != 1 or (blocks and axis == 0)
+                value = value.unsqueeze(1) if port.output in layout.leads.rows else value
                 outputs[port.output] = value.flatten(axis, axis + 1) if split else value
             elif port.output in joined:
-                outputs[port.output] = out[y_name(port.output)].select(time, 0 if reverse else -1)
+                value = out[y_name(port.output)].select(time, 0 if reverse else -1)
+                outputs[port.output] = value.unsqueeze(0) if port.output in layout.leads.rows else value
             else:
                 parameter = next(p for p, r in self.loop.carried.items() if r == port.result)
                 final = out[new_name(parameter)]
                 if parameter in call.lone:
                     final = final[:1].reshape(call.lone[parameter])
+                final = final.unsqueeze(0) if parameter in layout.leads.states else final
                 outputs[port.output] = final
         return outputs
 

@@ -25,6 +25,9 @@ from stepnet.file_model import (
     plainly_fed,
     widened,
 )
+from stepnet.file_model.joined_steps import ScanStep
+from stepnet.file_model.joining import Joining
+from stepnet.file_model.step_rules import Seen
 from stepnet.ir.last_uses import last_uses
 
 from .element_types import by_name
@@ -34,6 +37,7 @@ from .layers.sequences import SequenceRunner
 from .open_sizes import RULES as ON_SIZES
 from .open_sizes import on_sizes
 from .records import Layer, Net
+from .step_rules import RULES as RULES_OF_STEPS
 from .table import ROWS, is_constant
 from .weights import Weights
 
@@ -41,7 +45,7 @@ _LONGEST = 2**20  # numbers in a value input
 _FEW = 64  # numbers in a constant that shapes are computed with
 
 
-@dataclass
+@dataclass(eq=False)
 class Node:
     """A layer ready to run: slots of its inputs and outputs, and its function."""
 
@@ -53,6 +57,7 @@ class Node:
     fixed: dict[int, Any] = field(default_factory=dict)  # those known when the file is read
     done: tuple[int, ...] = ()  # slots that no later node reads
     known: dict[int, Any] = field(default_factory=dict)  # whole numbers of inputs that are constants
+    bodies: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self, slots: Sequence[Any] | Mapping[int, Any]) -> list[Any]:
         """What the function is given."""
@@ -64,11 +69,39 @@ class Node:
                 arguments[i] = self.fixed[i] if i in self.fixed else arguments[i].tolist()
         return arguments
 
-    def of_inputs(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Run on its inputs as they are among the slots."""
-        return self.call(self._with_numbers(list(values)))
+    @cached_property
+    def said(self) -> Any:
+        """All that it does but for the numbers that it is given."""
+        layer, bodies = self.layer, sorted(self.bodies.items())
+        fixed = sorted(self.fixed.items()), sorted(self.known.items())
+        said = layer.type, layer.version, sorted(layer.attributes.items()), layer.maps, layer.back_edges
+        return said, layer.inputs, layer.outputs, fixed, [(prefix, body.content) for prefix, body in bodies]
 
-    def call(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+    def knows(self, k: int) -> bool:
+        """Whether it holds the numbers of an input."""
+        return k in self.fixed
+
+    def of_steps(self, seen: Seen) -> list[Any] | None:
+        """What it reads of steps, where it treats them alike."""
+        rule = RULES_OF_STEPS.get(self.layer.type.lower())
+        return None if rule is None else rule(self, seen)
+
+    def makes_sizes(self, sizes: set[Any]) -> bool:
+        """Whether it computes sizes, of sizes such as `sizes` or of what it finds in tensors."""
+        of_sizes = all(slot in sizes or k in self.known for k, slot in enumerate(self.inputs))
+        kind = self.layer.type.lower()
+        return kind == "shapeof" or (kind in ON_SIZES and of_sizes)
+
+    def as_scan(self) -> ScanStep | None:
+        """It as a loop whose steps others may become part of."""
+        make = getattr(self.run, "as_scan", None)
+        return None if make is None else make(self)
+
+    def call(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Run on its inputs as they are among the slots."""
+        return self.run_on(self._with_numbers(list(values)))
+
+    def run_on(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
         """Run, and give one result for each output.
 
         Raises:
@@ -159,6 +192,14 @@ class Graph(nn.Module):
         self.result_slots = tuple(self._slot(*net.layers[i].sources[0]) for i in net.results)
         self.slot_count = len(self.slot_of)
         self._plan_releases()
+        scans = [node for node in self.nodes if node.as_scan() is not None]
+        # constants of bodies whose steps the layers around may become part of
+        self._in_scans = {
+            key: (node.bodies[""], name)
+            for node in scans
+            for key, name in getattr(node.run, "constants", {}).items()
+        }
+        self.joining = Joining(self.nodes, self.result_slots, self.captured)
 
     def _slot(self, layer: int, output: int) -> int:
         return self.slot_of.setdefault((layer, output), len(self.slot_of))
@@ -197,7 +238,8 @@ class Graph(nn.Module):
             for prefix, body in layer.bodies.items():
                 self.bodies[f"{prefix}{layer.id}"] = Graph(body, making)
             graphs = {prefix: self.bodies[f"{prefix}{layer.id}"] for prefix in layer.bodies}
-            return Node(layer, making.runners[layer.type](layer, graphs, constants), inputs, slots, ())
+            run = making.runners[layer.type](layer, graphs, constants)
+            return Node(layer, run, inputs, slots, (), bodies=graphs)
         row = ROWS[layer.type.lower()]
         _check_arity(layer, row)
         fixed = {}
@@ -237,12 +279,7 @@ class Graph(nn.Module):
     def content(self) -> str:
         """All that tells it from others but the numbers of its constants, as a digest."""
         parts: list[Any] = [self.constant_slots, self.parameter_slots, self.result_slots]
-        for node in self.nodes:
-            layer = node.layer
-            bodies = [(prefix, self.bodies[f"{prefix}{layer.id}"].content) for prefix in sorted(layer.bodies)]
-            said = layer.type, layer.version, sorted(layer.attributes.items()), layer.maps, layer.back_edges
-            fixed = sorted(node.fixed.items()), sorted(node.known.items())
-            parts.append((said, layer.inputs, layer.outputs, node.inputs, node.outputs, fixed, bodies))
+        parts += [(node.said, node.inputs, node.outputs) for node in self.nodes]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     def start(self, arguments: Sequence[Any], around: Mapping[int, Any] | None = None) -> list[Any]:
@@ -256,29 +293,38 @@ class Graph(nn.Module):
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         """Run all layers; the values of the Results in the order of the file."""
-        around = {slot: getattr(self, name) for slot, name in self.constant_slots}
+        around: dict[Any, Any] = {slot: getattr(self, name) for slot, name in self.constant_slots}
+        around |= {key: getattr(body, name) for key, (body, name) in self._in_scans.items()}
         if plainly_fed(arguments):
             return self._prepared.run(self, arguments, around)
         return self.plainly(arguments, around, None)
 
     @property
-    def captured(self) -> Sequence[int]:
-        """The slots of its constants."""
-        return [slot for slot, _ in self.constant_slots]
+    def captured(self) -> Sequence[Any]:
+        """The slots of its constants, and those of loops that take in layers around."""
+        return [*(slot for slot, _ in self.constant_slots), *self._in_scans]
 
     @property
-    def constants(self) -> Sequence[int]:
+    def constants(self) -> Sequence[Any]:
         """All that it captures."""
         return self.captured
 
     def plainly(
-        self, arguments: Sequence[Any], around: Mapping[int, Any], recorder: Recorder | None
+        self, arguments: Sequence[Any], around: Mapping[Any, Any], recorder: Recorder | None
     ) -> tuple[Tensor, ...]:
         """The outputs, layer by layer; `recorder` notes what they do."""
-        slots = self.start(arguments, around)
-        for node in self.nodes:
+        if self.joining.possible and all(key in around for key in self._in_scans):
+            fed = zip(self.parameter_slots, arguments, strict=True)
+            out = self.joining.run(arguments, {**around, **dict(fed)}, self._through, recorder)
+            if out is not None:
+                return out
+        return self._through(self.nodes, self.start(arguments, around), recorder)
+
+    def _through(self, nodes: Sequence[Any], slots: Any, recorder: Recorder | None) -> tuple[Tensor, ...]:
+        """The outputs of layers, from all that they read."""
+        for node in nodes:
             values = [slots[slot] for slot in node.inputs]
-            results = node.of_inputs(values) if recorder is None else recorder.call(node.of_inputs, values)
+            results = node.call(values) if recorder is None else recorder.call(node.call, values)
             for slot, result in zip(node.outputs, results, strict=False):
                 slots[slot] = result
             for slot in node.done:

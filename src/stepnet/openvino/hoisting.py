@@ -157,7 +157,7 @@ class Hoisted:
         for source, slot in self._given:
             slots[slot] = feeds[source]
         for node in self.before:
-            for slot, result in zip(node.outputs, node.call(node.arguments(slots)), strict=False):
+            for slot, result in zip(node.outputs, node.run_on(node.arguments(slots)), strict=False):
                 slots[slot] = result
         for label, (slot, turned) in zip(self._labels, self._extra, strict=True):
             value = slots[slot]
@@ -195,7 +195,7 @@ class Hoisted:
             arguments = node.arguments({slot: slots.get((slot, False)) for slot in node.inputs})
             if fit is not None:
                 fit(node, arguments)
-            for slot, result in zip(node.outputs, node.call(arguments), strict=False):
+            for slot, result in zip(node.outputs, node.run_on(arguments), strict=False):
                 slots[slot, False] = result
         return tuple(slots[slot, False] for slot in self.graph.result_slots)
 

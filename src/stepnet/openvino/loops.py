@@ -26,6 +26,7 @@ from stepnet.export.calls import unanswered
 from stepnet.export.open_sizes import settled
 from stepnet.file_model import Broken, LoopReport, Misfitting, beside_graphs, not_in_recordings, shorten
 from stepnet.file_model.branching import Branching, Reading
+from stepnet.file_model.joined_steps import ScanStep
 from stepnet.ir.loop import (
     BackEdge,
     Concat,
@@ -42,7 +43,7 @@ from stepnet.iterator.rows import RowLoop, show_declined
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.watchers import watching
 
-from .graph import Graph
+from .graph import Graph, Node
 from .hoisting import Hoisted
 from .layers.row import Misfit
 from .own_end import OwnEndRunner, WholeStep
@@ -268,6 +269,53 @@ class TensorIteratorRunner:
                 _check_no_step(self.loop)
             out = naive.run(self.loop, feeds)
         return tuple(out[name] for name in self.outputs)
+
+    @property
+    def constants(self) -> dict[Any, str]:
+        """Those of its body, by what they are called among the values around it."""
+        return {(self.layer.id, slot): name for slot, name in self.rows.graph.constant_slots}
+
+    def as_scan(self, node: Node) -> ScanStep | None:
+        """It as a loop whose steps the layers around may become part of: all is cut and joined alike."""
+        loop, graph, hoisted = self.loop, self.rows.graph, self.rows.constant[0]
+        joined = [port for port in loop.outputs if isinstance(port, Concat)]
+        finals = {port.result: port.output for port in loop.outputs if isinstance(port, Last)}
+        cut = [*loop.slices, *joined]
+        ways = {(port.axis, port.start, port.end, port.stride, port.part_size or 1) for port in cut}
+        known = ((k, 0, -1, 1, 1) for k in range(4)), ((k, -1, 0, -1, 1) for k in range(4))
+        if len(ways) != 1 or not ways <= {*known[0], *known[1]} or self.rows.reason is not None:
+            return None
+        others = hoisted.before or hoisted.picks or hoisted.products or not loop.slices
+        counts = any(isinstance(port, Iteration) for port in loop.inputs)
+        carried = [*loop.carried.values()]
+        one_each = len(finals) + len(joined) == len(loop.outputs) and len({*carried}) == len(carried)
+        if others or counts or not one_each or not finals.keys() <= {*carried}:
+            return None
+        ((axis, _, _, stride, _),) = ways
+        fed, made = (
+            dict(zip(self.ports, node.inputs, strict=True)),
+            dict(zip(self.outputs, node.outputs, strict=True)),
+        )
+        first = {port.parameter: fed[port.source] for port in loop.merged}
+        invariants = {port.parameter: fed[port.source] for port in loop.invariants}
+
+        def one(
+            states: Sequence[Any], x: Sequence[Any], outer: Mapping[Any, Any]
+        ) -> tuple[Sequence[Any], Sequence[Any]]:
+            given = dict(zip(loop.carried, states, strict=True))
+            given |= {port.parameter: value for port, value in zip(loop.slices, x, strict=True)}
+            given |= {name: outer[slot] for name, slot in invariants.items()}
+            around = {slot: outer[self.layer.id, slot] for slot in graph.captured}
+            results = graph.plainly([given[name] for name in loop.body.parameters], around, None)
+            named = dict(zip(loop.body.results, results, strict=True))
+            return [named[name] for name in carried], [named[port.result] for port in joined]
+
+        return ScanStep(
+            node, self.layer.name, [first[name] for name in loop.carried],
+            [fed[port.source] for port in loop.slices], [*invariants.values(), *self.constants],
+            [made[finals[r]] if r in finals else (self.layer.id, r) for r in carried],
+            [made[port.output] for port in joined], axis, stride < 0, one, [], self.reports,
+        )  # fmt: skip
 
     def _counted(self) -> int | None:
         """The number of iterations, where no slices say it."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError
 from stepnet.file_model import LoopReport, beside_graphs, decided, not_in_recordings
+from stepnet.file_model.joined_steps import ScanStep
 from stepnet.file_model.own_end import OwnEndLoop, written_loop
 from stepnet.file_model.scan_loop import ScanLoop
 from stepnet.iterator.tensor_iterator import INSTEAD
@@ -20,7 +21,7 @@ from stepnet.repeat import INSTEAD as WHILE_LOOPS
 
 from .branches import branches_alone, reading
 from .counted import CountedLoop
-from .graph import SEEN, Graph
+from .graph import SEEN, Graph, Step
 from .info import Info, Misfit, Run, body_of, dtype_of, one_value, op
 from .tables import origin
 
@@ -171,6 +172,27 @@ class ScanRunner:
         name = node.node.name or "Scan"
         self.graph = graph
         self.scan = ScanLoop(graph, name, self.states, self.cut, self.joined, self.reports, why_not)
+
+    def as_scan(self, step: Step) -> ScanStep | None:
+        """It as a loop whose steps the nodes around may become part of: all is cut and joined alike."""
+        ways = {*self.cut, *self.joined}
+        if self.old or self.scan.reason is not None or len(ways) != 1:
+            return None
+        ((axis, turned),) = ways
+        own, count = step.inputs[: len(self.node.node.inputs)], self.states
+        x = own[count:]
+        if axis < 0 or None in own:
+            return None
+
+        def one(
+            states: Sequence[Any], x: Sequence[Any], outer: Mapping[Any, Any]
+        ) -> tuple[Sequence[Any], Sequence[Any]]:
+            results = self.graph.run((*states, *(v.squeeze(axis) for v in x)), outer)
+            return results[:count], [row.unsqueeze(axis) for row in results[count:]]
+
+        name, of = self.node.node.name or "Scan", self.graph
+        return ScanStep(step, name, own[:count], x, of.captured, step.outputs[:count], step.outputs[count:],
+                        axis, bool(turned), one, of.steps, self.reports)  # fmt: skip
 
     def _check_ranks(self, graph: Graph) -> None:
         """Hold what the body declares against what it is fed: a slice has one dimension less."""

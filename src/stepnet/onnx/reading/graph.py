@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
@@ -18,18 +16,22 @@ from torch import Tensor
 from stepnet.errors import IRError, StepnetError
 from stepnet.export.open_sizes import Sizes, plain
 from stepnet.file_model import ERRORS, Broken, Prepared, Recorder, plainly_fed
+from stepnet.file_model.joined_steps import ScanStep, content_of
+from stepnet.file_model.joining import Joining
+from stepnet.file_model.step_rules import Seen
 from stepnet.ir.last_uses import last_uses
 
 from .info import FILLED, FITTING, TABLE, Info, Misfit, attributes_text, error, given, tensor_of
 from .scopes import name_of
 from .sizes import RULES, on_sizes
+from .step_rules import RULES as RULES_OF_STEPS
 
 _LONGEST = 2**16  # numbers in a constant that is read as sizes or positions
 _FEW = 64  # numbers of constants that nodes are computed from as a file is read
 DOMAINS = ("", "ai.onnx")
 
 
-@dataclass
+@dataclass(eq=False)
 class Step:
     """A node that runs: where its inputs and outputs are among the values."""
 
@@ -39,6 +41,37 @@ class Step:
     outputs: tuple[ir.Value, ...]
     info: Info
     done: tuple[ir.Value, ...] = ()
+
+    @cached_property
+    def said(self) -> Any:
+        """All that it does but for the numbers that it is given."""
+        node, info = self.info.node, self.info
+        said = [
+            (name, ir.to_proto(attribute).SerializeToString(deterministic=True))
+            for name, attribute in sorted(node.attributes.items())
+            if attribute.type != ir.AttributeType.GRAPH
+        ]
+        bodies = [(name, body.content) for name, body in sorted(info.bodies.items())]
+        wanted = [bool(value.name) for value in self.outputs]
+        return node.op_type, info.opset, said, sorted(info.known.items()), wanted, bodies
+
+    def knows(self, k: int) -> bool:
+        """Whether it holds the numbers of an input; what its bodies read they hold."""
+        return k in self.info.known or k >= len(self.info.node.inputs)
+
+    def of_steps(self, seen: Seen) -> list[Any] | None:
+        """What it reads of steps, where it treats them alike."""
+        rule = RULES_OF_STEPS.get(self.info.node.op_type)
+        return None if rule is None else rule(self, seen)
+
+    def makes_sizes(self, sizes: set[Any]) -> bool:
+        """Whether it computes sizes; those are no tensors."""
+        return False
+
+    def as_scan(self) -> ScanStep | None:
+        """It as a loop whose steps others may become part of."""
+        make = getattr(self.run, "as_scan", None)
+        return None if make is None else make(self)
 
     def call(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """Run, and give one result for each output.
@@ -114,6 +147,7 @@ class Graph:
         self.constants = frozenset(value for value in captured if value in constants)
         self._opset = opset
         self._prepared = Prepared()
+        self.joining = Joining(self.steps, self.outputs, self.captured)
         kept = {*self.outputs, *self.captured}
         uses = [[v for v in (*step.inputs, *step.outputs) if v is not None] for step in self.steps]
         for step, done in zip(self.steps, last_uses(uses, kept), strict=True):
@@ -154,7 +188,7 @@ class Graph:
 
     @cached_property
     def _content(self) -> str:
-        return content_of(self._opset, (*self.captured, *self.inputs), self.steps, self.outputs)
+        return content_of((*self.captured, *self.inputs), self.steps, self.outputs) + str(self._opset)
 
     def run(self, arguments: Sequence[Any], around: Mapping[ir.Value, Any]) -> tuple[Any, ...]:
         """The outputs, for the inputs and what it captures."""
@@ -166,7 +200,12 @@ class Graph:
         self, arguments: Sequence[Any], around: Mapping[ir.Value, Any], recorder: Recorder | None
     ) -> tuple[Any, ...]:
         """The outputs, node by node; `recorder` notes what the nodes do."""
-        return self.through(self.steps, self.values(arguments, around), recorder)
+        values = self.values(arguments, around)
+        if self.joining.possible and SEEN.get() is None:
+            out = self.joining.run(arguments, values, self.through, recorder)
+            if out is not None:
+                return out
+        return self.through(self.steps, values, recorder)
 
     def values(self, arguments: Sequence[Any], around: Mapping[ir.Value, Any]) -> dict[ir.Value | None, Any]:
         """What its nodes find before the first of them runs."""
@@ -176,7 +215,7 @@ class Graph:
         return values
 
     def through(
-        self, steps: Sequence[Step], values: dict[ir.Value | None, Any], recorder: Recorder | None
+        self, steps: Sequence[Any], values: dict[ir.Value | None, Any], recorder: Recorder | None
     ) -> tuple[Any, ...]:
         """The outputs of steps, from all values that they read."""
         seen = SEEN.get()
@@ -189,31 +228,6 @@ class Graph:
             for value in step.done:
                 del values[value]
         return tuple(plain(values[value]) for value in self.outputs)
-
-
-def content_of(
-    opset: int, given: Sequence[ir.Value], steps: Sequence[Step], outputs: Sequence[ir.Value]
-) -> str:
-    """A digest of all that steps do, but for the numbers that they are given."""
-    names = itertools.count()
-    of: dict[ir.Value | None, int] = {None: next(names)}
-    for value in given:
-        of[value] = next(names)
-    parts: list[Any] = [opset, len(given)]
-    for step in steps:
-        node, info = step.info.node, step.info
-        said = [
-            (name, ir.to_proto(attribute).SerializeToString(deterministic=True))
-            for name, attribute in sorted(node.attributes.items())
-            if attribute.type != ir.AttributeType.GRAPH
-        ]
-        reads = [of[value] for value in step.inputs]
-        of |= {value: next(names) for value in step.outputs}
-        bodies = [(name, body.content) for name, body in sorted(info.bodies.items())]
-        wanted = [bool(value.name) for value in step.outputs]
-        parts.append((node.op_type, info.opset, said, sorted(info.known.items()), reads, wanted, bodies))
-    parts.append([of[value] for value in outputs])
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def inputs_of(graph: ir.Graph) -> list[ir.Value]:

@@ -35,7 +35,7 @@ from stepnet.file_model import (
 
 from .graph import DOMAINS, Graph, inputs_of
 from .info import NUMBERS, TABLE
-from .joining import JoiningGraph
+from .operators import OPERATORS as OPERATORS
 from .rules import check_opset, check_rules
 from .scopes import check_scopes, name_of
 from .sparse import fill_in
@@ -65,7 +65,7 @@ class ONNXModel(FileModel):
                 f"{where}: of a set of operators that is not read", got=opset, expected=f"{OLDEST} on"
             )
         constants: dict[ir.Value, Tensor] = {}
-        graph = JoiningGraph(model.graph, constants, opset, where)
+        graph = Graph(model.graph, constants, opset, where)
         ends = inputs_of(model.graph), model.graph.outputs
         inputs, outputs = ([_socket(value, where) for value in values] for values in ends)
         if not outputs:

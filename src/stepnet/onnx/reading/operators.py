@@ -1,0 +1,39 @@
+"""The operators that are read: each of these fills the table."""
+
+from __future__ import annotations
+
+from . import (
+    attention,
+    branches,
+    cells,
+    control,
+    distinct,
+    elementwise,
+    fourier,
+    regions,
+    resizing,
+    sequences,
+    shapes,
+    sizes,
+    spaces,
+    sums,
+    whole_numbers,
+)
+
+OPERATORS = (
+    elementwise,
+    sizes,
+    shapes,
+    spaces,
+    resizing,
+    regions,
+    sums,
+    whole_numbers,
+    fourier,
+    distinct,
+    attention,
+    cells,
+    sequences,
+    branches,
+    control,
+)
