@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stepnet.compiler.pipeline import Compiled
 from stepnet.errors import Unsupported
+from stepnet.executors.twice import largest
 
 _MOST_ROUNDING = 100.0
 _NUDGES = (-4.0, 2.0, 4.0), (-3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0.5, 1, 1.5, 2.5, 3, 3.5)
@@ -48,11 +49,7 @@ def same(name: str, a: Tensor, b: Tensor, loose: float) -> bool:
 
 def close(a: Tensor, b: Tensor, loose: float) -> bool:
     """Whether the numbers of a are about those of b."""
-    return torch.allclose(a, b, rtol=loose, atol=loose * max(_scale(b), 1e-3), equal_nan=True)
-
-
-def _scale(b: Tensor) -> float:
-    return float(b.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=loose, atol=loose * max(largest(b), 1e-3), equal_nan=True)
 
 
 def nearer(a: Tensor, b: Tensor, exact: Tensor, loose: float) -> bool:
@@ -61,8 +58,8 @@ def nearer(a: Tensor, b: Tensor, exact: Tensor, loose: float) -> bool:
     if not a.is_floating_point() or a.shape != exact.shape:
         return False
     off_a, off_b = ((t.detach().double() - exact.detach().double()).abs().max() for t in (a, b))
-    most = 10.0 if off_b > 2 * loose * _scale(exact) else 1.0
-    return bool(off_a <= most * off_b + loose * max(_scale(exact), 1e-3))  # False where one is NaN
+    most = 10.0 if off_b > 2 * loose * largest(exact) else 1.0
+    return bool(off_a <= most * off_b + loose * max(largest(exact), 1e-3))  # False where one is NaN
 
 
 def _explained(a: Tensor, b: Tensor, nudged: Sequence[Tensor]) -> bool:

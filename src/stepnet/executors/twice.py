@@ -400,14 +400,16 @@ def refuse_bent(plan: Plan, pairs: Iterable[tuple[Tensor, Tensor]], inputs: Sequ
 
 def _near_one(grad: Tensor) -> Tensor:
     """A gradient times a power of two, so that its largest number is about one."""
-    largest = float(grad.abs().nan_to_num(0.0, 0.0, 0.0).max()) if grad.numel() else 0.0
-    return grad * 2.0 ** -max(math.frexp(largest)[1], -99)
+    return grad * 2.0 ** -max(math.frexp(largest(grad))[1], -99)
+
+
+def largest(tensor: Tensor) -> float:
+    """The largest magnitude of its finite numbers; 0 if there are none."""
+    return float(tensor.detach().abs().nan_to_num(0.0, 0.0, 0.0).max()) if tensor.numel() else 0.0
 
 
 def _about(scaled: Tensor, unit: Tensor, loose: float) -> bool:
     """Whether two gradients are alike, where numbers are not too large to tell."""
-    if not unit.numel():
-        return True
     known = scaled.isfinite() & unit.isfinite()
     off = (scaled - unit).abs()[known]
-    return bool((off <= loose * max(float(unit.abs().nan_to_num(0.0, 0.0, 0.0).max()), 1e-3)).all())
+    return bool((off <= loose * max(largest(unit), 1e-3)).all())

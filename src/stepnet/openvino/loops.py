@@ -19,14 +19,13 @@ from stepnet import iterator
 from stepnet.data.dtypes import dtype_name
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
-from stepnet.executors.naive import PLAIN
 from stepnet.executors.segment import Count, Cut
-from stepnet.executors.setting import check_backend
 from stepnet.export.calls import unanswered
 from stepnet.export.open_sizes import settled
 from stepnet.file_model import Broken, LoopReport, Misfitting, beside_graphs, not_in_recordings, shorten
 from stepnet.file_model.branching import Branching, Reading
 from stepnet.file_model.joined_steps import ScanStep
+from stepnet.file_model.scan_loop import compiled
 from stepnet.ir.loop import (
     BackEdge,
     Concat,
@@ -227,22 +226,15 @@ class RowRunner:
 
     def run(self, feeds: Mapping[str, Any], steps: int | None, report: LoopReport) -> dict[str, Any] | None:
         """The outputs by name; None: it is not compiled, and the report says why."""
-        backend, why_not = check_backend(None), self.reason
-        if why_not is None and backend == PLAIN.name:
-            why_not = "the backend is 'naive'"
-        if why_not is None and any(v.device.type != "cpu" for v in feeds.values()):
-            why_not = "not on the CPU"
-        if why_not is not None:
-            show_declined(self.loop, feeds, steps, Unsupported(why_not))
-        learns = torch.is_grad_enabled() and any(
-            v.requires_grad for v in (*feeds.values(), *self.constant[0].constants())
-        )
-        body, rows = self.trained if learns else self.constant
 
-        def by_rows() -> dict[str, Any]:
+        def by_rows(backend: str) -> dict[str, Any]:
+            learns = torch.is_grad_enabled() and any(
+                v.requires_grad for v in (*feeds.values(), *self.constant[0].constants())
+            )
+            body, rows = self.trained if learns else self.constant
             return rows.run(body.feeds(feeds), backend, steps=steps, reads=body.constants())
 
-        return report.attempt(why_not, by_rows)
+        return compiled(self.loop, feeds, steps, report, self.reason, by_rows)
 
 
 class TensorIteratorRunner:
@@ -282,8 +274,10 @@ class TensorIteratorRunner:
         finals = {port.result: port.output for port in loop.outputs if isinstance(port, Last)}
         cut = [*loop.slices, *joined]
         ways = {(port.axis, port.start, port.end, port.stride, port.part_size or 1) for port in cut}
-        known = ((k, 0, -1, 1, 1) for k in range(4)), ((k, -1, 0, -1, 1) for k in range(4))
-        if len(ways) != 1 or not ways <= {*known[0], *known[1]} or self.rows.reason is not None:
+        if len(ways) != 1 or self.rows.reason is not None:
+            return None
+        ((axis, *way),) = ways
+        if axis < 0 or way not in ([0, -1, 1, 1], [-1, 0, -1, 1]):  # all steps, one by one
             return None
         others = hoisted.before or hoisted.picks or hoisted.products or not loop.slices
         counts = any(isinstance(port, Iteration) for port in loop.inputs)
@@ -291,7 +285,6 @@ class TensorIteratorRunner:
         one_each = len(finals) + len(joined) == len(loop.outputs) and len({*carried}) == len(carried)
         if others or counts or not one_each or not finals.keys() <= {*carried}:
             return None
-        ((axis, _, _, stride, _),) = ways
         fed, made = (
             dict(zip(self.ports, node.inputs, strict=True)),
             dict(zip(self.outputs, node.outputs, strict=True)),
@@ -314,7 +307,7 @@ class TensorIteratorRunner:
             node, self.layer.name, [first[name] for name in loop.carried],
             [fed[port.source] for port in loop.slices], [*invariants.values(), *self.constants],
             [made[finals[r]] if r in finals else (self.layer.id, r) for r in carried],
-            [made[port.output] for port in joined], axis, stride < 0, one, [], self.reports,
+            [made[port.output] for port in joined], axis, way[0] < 0, one, [], self.reports,
         )  # fmt: skip
 
     def _counted(self) -> int | None:
