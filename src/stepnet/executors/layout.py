@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
@@ -21,13 +21,17 @@ from stepnet.data.modes import outside_modes
 from stepnet.data.offsets import LoD
 from stepnet.errors import LoDError
 
+from . import on_gpu
+
+Index = Literal["order", "rank", "packed", "unpacked", "sequence_of", "begins", "some", "last"]
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _MOST_SHARE = 1.25  # of the rows that a thread has where all have as many: above it they are dealt unevenly
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Sequences over a table of `rows` rows; all index tensors are int64 on the CPU.
+    """Sequences over a table of `rows` rows; all index tensors are int64 on the CPU. Rows that are elsewhere
+    are found by `beside`.
 
     `idle`: the steps that the plain loop runs even over no sequence at all, those of [T, 0, ...].
     """
@@ -91,6 +95,22 @@ class Layout:
     @cached_property
     def _numbers(self) -> tuple[Numbers, Numbers]:
         return self.starts.numpy(), self.lengths.numpy()
+
+    def beside(self, name: Index, rows: Tensor) -> Tensor:
+        """One of the index tensors where rows are; moved to a GPU once, for a copy waits for all its work.
+
+        Raises:
+            LoopError: it is not there, and a CUDA graph is being captured, which takes no such copy.
+        """
+        index: Tensor = getattr(self, name)
+        if rows.is_cuda:
+            return on_gpu.moved(self.gpu, name, index, rows.device)
+        return index if rows.is_cpu else index.to(rows.device)
+
+    @cached_property
+    def gpu(self) -> on_gpu.Kept:
+        """What `beside` moved."""
+        return {}
 
     @property
     def sequences(self) -> int:
@@ -213,11 +233,15 @@ class Layout:
 
     @cached_property
     @outside_modes
-    def begins(self) -> tuple[Tensor, Tensor]:
-        """The first rows of the sequences that have rows, and which sequences those are."""
-        starts, lengths = self._numbers
-        of = lengths.nonzero()[0]
-        return from_numpy(starts[of]), from_numpy(of)
+    def some(self) -> Tensor:
+        """The sequences that have rows."""
+        return from_numpy(self._numbers[1].nonzero()[0])
+
+    @cached_property
+    @outside_modes
+    def begins(self) -> Tensor:
+        """The first row of each of them."""
+        return from_numpy(self._numbers[0][self.some.numpy()])
 
     @cached_property
     @outside_modes

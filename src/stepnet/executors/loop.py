@@ -18,7 +18,7 @@ from stepnet.ir.last_uses import last_uses
 from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Region
 
-from .layout import Layout
+from .layout import Index, Layout
 from .torch_ops.ops import Run, bind
 
 _CPU = torch.device("cpu")
@@ -300,19 +300,19 @@ def shift(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
         return torch.cat((rows, boot)).index_select(0, layout.before)
     table, count = new_table(rows.shape, dtype, rows.device), max(rows.shape[0] - abs(by), 0)
     table.narrow(0, max(by, 0), count).copy_(rows.narrow(0, max(-by, 0), count))
-    at, of = (index.to(rows.device) for index in layout.begins)
-    return table.index_copy_(0, at, boot.index_select(0, of).to(dtype))
+    first = take(boot, layout, "some").to(dtype)
+    return table.index_copy_(0, layout.beside("begins", rows), first)
 
 
 def sum_steps(rows: Tensor, layout: Layout) -> Tensor:
     """The sum of the rows of each sequence."""
     sums = rows.new_zeros((layout.sequences, *rows.shape[1:]))
-    return sums.index_add_(0, layout.sequence_of.to(rows.device), rows)
+    return sums.index_add_(0, layout.beside("sequence_of", rows), rows)
 
 
 def last(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
     """The last row of each sequence; the boot value where a sequence has no steps."""
-    return torch.cat([rows, boot]).index_select(0, layout.last.to(rows.device))
+    return take(torch.cat([rows, boot]), layout, "last")
 
 
 def run_nodes(
@@ -334,7 +334,7 @@ def run_nodes(
                 values[name] = sum_steps(values[node.inputs[0]], layout)
             else:
                 source = values[node.inputs[0]] if node.inputs else states[name]
-                values[name] = take(source, layout.sequence_of)
+                values[name] = take(source, layout, "sequence_of")
             continue
         out = node.run(*[values[name] for name in node.inputs], rows=rows)
         if len(node.outputs) == 1:
@@ -358,6 +358,6 @@ def bound(
     ]  # fmt: skip
 
 
-def take(table: Tensor, index: Tensor) -> Tensor:
-    """Rows of a table by an index on the CPU."""
-    return table.index_select(0, index.to(table.device))
+def take(table: Tensor, layout: Layout, name: Index) -> Tensor:
+    """Rows of a table by an index of a layout."""
+    return table.index_select(0, layout.beside(name, table))

@@ -254,11 +254,14 @@ def failure(body: Body, values: Sequence[Any], error: RuntimeError, t: int = 0) 
         sizes = (
             "give each state a row per sequence; x is [time, sequences, ...], or the other way with axis=1"
         )
-    return StepError(
-        f"step '{body.name}' failed at step {t}: {what}",
-        got=describe_leaves(body.parameters, values),
-        remedy="give x, the state and the weights one dtype" if "same dtype" in what else sizes,
-    )
+    got, remedy = describe_leaves(body.parameters, values), sizes
+    if "same dtype" in what:
+        remedy = "give x, the state and the weights one dtype"
+    elif "same device" in what:
+        homes = {str(leaf.device) for leaf in values if isinstance(leaf, Tensor)}
+        got += f", on {' and '.join(sorted(homes))}"
+        remedy = "move x, the state, the weights and what the step makes to one device: .to(x.device)"
+    return StepError(f"step '{body.name}' failed at step {t}: {what}", got=got, remedy=remedy)
 
 
 def next_state(body: str, names: Sequence[str], old: Sequence[Any], new: list[Any], t: int = 0) -> list[Any]:

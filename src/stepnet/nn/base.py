@@ -44,7 +44,7 @@ class LayerStep:
         self.function = function
         self.dtype = dtype
         self.places = {keyword: f"{keyword}_{suffix}" for keyword in weights}
-        self.__dict__.update((self.places[keyword], weight) for keyword, weight in weights.items())
+        self.__dict__.update({self.places[keyword]: weight for keyword, weight in weights.items()})
 
     def __call__(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, new = self.function(x, state, **{k: getattr(self, place) for k, place in self.places.items()})
@@ -233,7 +233,10 @@ class RNNBase(nn.Module):
         low = autocast_dtype(batch.rows.device.type) if torch._C._is_any_autocast_enabled() else None
         if low is None or batch.rows.dtype == torch.float64:
             return None
-        return self._cast_to(low, batch, *(state if isinstance(state, tuple) else (state,)))
+        parts = state if isinstance(state, tuple) else (state,)
+        if batch.rows.is_cuda:  # cuDNN returns all in float16, whatever was asked for
+            return (low,) * (1 + len(parts))
+        return self._cast_to(low, batch, *parts)
 
     def _cast_to(self, low: torch.dtype, batch: Batch, *state: Tensor) -> tuple[torch.dtype, ...]:
         """The dtypes of y and of the state under autocast to `low`."""

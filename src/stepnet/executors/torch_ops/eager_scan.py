@@ -33,13 +33,15 @@ class EagerScan:
         plain = layout.is_packed
         pieces: dict[str, Any] = {}
         for name in self.rows_in:
-            table = values[name] if plain else take(values[name], layout.packed)
+            table = values[name] if plain else take(values[name], layout, "packed")
             pieces[name] = table.split(steps) if steps else ()
         current = {
-            c.parameter: states[c.parameter] if plain else take(states[c.parameter], layout.order)
+            c.parameter: states[c.parameter] if plain else take(states[c.parameter], layout, "order")
             for c in region.carries
         }
-        whole = {name: values[name] if plain else take(values[name], layout.order) for name in self.whole_in}
+        whole = {
+            name: values[name] if plain else take(values[name], layout, "order") for name in self.whole_in
+        }
         ended: dict[str, list[Tensor]] = {name: [] for name in current}
         kept: dict[str, list[Tensor]] = {name: [] for name in self.outputs}
         shared = {name: values[name] for name in self.shared_in}
@@ -59,11 +61,11 @@ class EagerScan:
             value = self.shapes[name]
             if out:
                 table = torch.cat(out)
-                values[name] = table if plain else take(table, layout.unpacked)
+                values[name] = table if plain else take(table, layout, "unpacked")
             else:
                 values[name] = torch.empty((0, *value.shape), dtype=dtype_of(value.dtype))
         finals = {}
         for name, state in current.items():
             ranked = torch.cat([state, *reversed(ended[name])])
-            finals[name] = ranked if plain else take(ranked, layout.rank)
+            finals[name] = ranked if plain else take(ranked, layout, "rank")
         return finals

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
 from stepnet.executors.layout import Layout
-from stepnet.executors.loop import bound, last, run_nodes, shift
+from stepnet.executors.loop import bound, last, run_nodes, shift, take
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Region
@@ -97,9 +97,7 @@ class LinearScan(EagerScan):
         at_hand = dict(values)
         for carry in region.carries:
             if carry.parameter == carry.result:
-                at_hand[carry.parameter] = states[carry.parameter].index_select(
-                    0, layout.sequence_of.to(states[carry.parameter].device)
-                )
+                at_hand[carry.parameter] = take(states[carry.parameter], layout, "sequence_of")
         run_nodes(self.run_early, at_hand, layout.rows)
         for carry in self.turning:
             boot = states[carry.parameter]
@@ -174,8 +172,7 @@ def join(a: Tensor, b: Tensor, boot: Tensor, layout: Layout) -> Tensor:
         boot: [sequences, ...], a row for each sequence.
         layout: where the rows of each sequence stand.
     """
-    some = layout.lengths > 0
-    starts, boot = layout.starts[some].to(a.device), boot[some.to(boot.device)]
+    starts, boot = layout.beside("begins", a), take(boot, layout, "some")
     b = b.index_put((starts,), a.index_select(0, starts) * boot + b.index_select(0, starts))
     a = a.index_fill(0, starts, 0.0)
     distance, forward = abs(layout.stride), layout.stride > 0
