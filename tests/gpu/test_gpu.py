@@ -60,7 +60,7 @@ def outcome(step, x, state, backend, **how):
     wanted = [t for t in ins if isinstance(t, torch.Tensor) and t.requires_grad]
     torch.manual_seed(1)
     loss = sum((leaf * torch.randn_like(leaf)).sum() for leaf in leaves)
-    return [*leaves, *torch.autograd.grad(loss, wanted, allow_unused=True)]
+    return [*leaves, *(torch.autograd.grad(loss, wanted, allow_unused=True) if loss.requires_grad else ())]
 
 
 def check(step, x, state, same=close, **how):
@@ -110,8 +110,12 @@ def test_noise_is_drawn_on_the_gpu():
         return h, h
 
     x, h = ragged([3, 0, 5]), states(None, 3)
-    first, second = recurrent(step, x, h)[0].values, recurrent(step, x, h)[0].values
-    assert not torch.equal(first, second)
+    runs = []
+    for seed in (5, 5, 6):  # the first call, which tries the step, draws no more than the others
+        torch.manual_seed(seed)
+        runs.append((recurrent(step, x, h)[0].values, torch.rand(3, device=GPU)))
+    close(runs[0], runs[1])
+    assert not torch.equal(runs[0][0], runs[2][0])
     drawn = [outcome(step, x, h, "auto", **how) for how in ({}, {}, {"checkpoint": 2})]
     close(drawn[0], drawn[1])
     assert len(drawn[2]) == len(drawn[0])
@@ -129,7 +133,7 @@ def test_modules_are_those_of_torch(make, of_torch):
     packed = nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)
     for x in (packed, torch.randn(7, 3, 8, device=GPU, dtype=DTYPE), sequences[1]):
         y, last = zip(ours(x), theirs(x), strict=True)
-        a, b = (part.data for part in y)
+        a, b = (part.data if x is packed else part for part in y)
         close(a, b)
         close(*last)
         close(*(torch.autograd.grad(t.sum(), m.parameters()) for t, m in ((a, ours), (b, theirs))))
@@ -213,18 +217,17 @@ def test_compiled_and_exported():
     near(program.module()(x), model(x))
 
 
-@pytest.mark.parametrize("kind", ["time first", "batch first", "ragged", "resets"])
+@pytest.mark.parametrize("kind", ["time first", "batch first", "ragged"])
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_cuda_graph_of_a_call(kind, trained):
     module = stepnet.nn.GRU(4, 8, device=GPU, batch_first=kind == "batch first")
     lengths = [3, 1, 0, 5]
     rows = torch.randn(9, 4, device=GPU)
     x = LoDTensor.from_lengths(rows, [lengths]) if kind == "ragged" else torch.randn(5, 3, 4, device=GPU)
-    how = {"resets": torch.arange(15).view(5, 3) % 4 == 0} if kind == "resets" else {}
 
     def call():
         with torch.set_grad_enabled(trained):
-            y = module(x, **how)[0]
+            y = module(x)[0]
             y = y.values if isinstance(y, LoDTensor) else y
             return [y, *(torch.autograd.grad(y.square().sum(), module.parameters()) if trained else ())]
 
@@ -290,7 +293,7 @@ def test_streams_and_words():
             found[-1] = search(step, h.to(device), bos=0, eos=1, max_length=7)
         (words, score), (words_there, score_there) = found
         assert words_there.values.is_cuda
-        assert words_there.tolist() == words.tolist()
+        assert [part.tolist() for part in words_there] == [part.tolist() for part in words]
         if isinstance(score, LoDTensor):
             score, score_there = score.values, score_there.values
         assert score_there.is_cuda
@@ -299,8 +302,9 @@ def test_streams_and_words():
 
 def test_batches():
     x = ragged([3, 0, 5])
-    for result in (x + 1, torch.tanh(x), stepnet.sequence_reverse(x), stepnet.sequence_softmax(ragged([3, 0], 1)),
-                   stepnet.sequence_expand(ragged([1, 1, 1]), x), x.detach().clone(), x[1:]):  # fmt: skip
+    for result in (x + 1, torch.tanh(x), stepnet.sequence_reverse(x), x.detach().clone(), x[1:],
+                   stepnet.sequence_softmax(ragged([3, 0], 1)),
+                   stepnet.sequence_expand(ragged([1, 1, 1]), x)):  # fmt: skip
         assert result.values.is_cuda
     for pooling in ("sum", "mean", "sqrt", "max", "first", "last"):
         near(stepnet.sequence_pool(x, pooling).cpu(), stepnet.sequence_pool(x.cpu(), pooling))
@@ -343,6 +347,12 @@ def test_loops():
     )
     assert i.item() == 5
     assert h.tolist() == [32.0] * 3
+    h = torch.rand(5, 3, device=GPU)
+    for place in ("cpu", GPU):
+        with torch.device(place):
+            (grown,) = stepnet.while_loop(lambda h: h.sum(1) < 9, lambda h: (h * 1.5,), (h,))
+        assert grown.is_cuda
+        assert (grown.sum(1) >= 9).all()
     assert stepnet.map_fn(lambda x: x * 2, torch.ones(3, 2, device=GPU)).is_cuda
 
 

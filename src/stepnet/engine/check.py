@@ -28,7 +28,7 @@ from .rows import Noise, Sequences, few
 def same_in_modes(loop: Loop, sequences: Sequences, generators: Sequence[torch.Generator]) -> bool:
     """Whether the TorchFunctionModes around only watch a step, which gives on a row what it gives without."""
     generator = torch.Generator().manual_seed(24)
-    few_rows = sequences._replace(layout=Layout.ragged(torch.tensor([0, 1]), reverse=False))
+    few_rows = sequences._replace(layout=sample_layout([0, 1]))
 
     def run() -> list[Tensor]:
         with torch.random.fork_rng(devices=[]), kept(generators), torch.no_grad():
@@ -49,7 +49,7 @@ _SAMPLE = (0, 2, 2, 5, 6)  # where four sequences of six rows begin and end, one
 
 def sample_layout(offsets: Sequence[int] = _SAMPLE) -> Layout:
     """The sequences of the self-check."""
-    return Layout.ragged(torch.tensor(offsets), reverse=False)
+    return Layout.ragged(torch.tensor(offsets, device="cpu"), reverse=False)
 
 
 class _Differs(Unsupported):
@@ -60,10 +60,10 @@ def sampled(table: Tensor, n: int, spread: float, generator: torch.Generator) ->
     """n rows of a table, with noise."""
     rows = few(table, n)
     if table.shape[0]:
-        chosen = torch.randint(table.shape[0], (n,), generator=generator)
+        chosen = torch.randint(table.shape[0], (n,), generator=generator, device="cpu")
         rows = table.detach()[chosen.to(table.device)].clone()
     if rows.dtype.is_floating_point:
-        noise = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
+        noise = torch.randn(rows.shape, generator=generator, dtype=torch.float64, device="cpu")
         rows = rows + spread * noise.to(rows)
     return rows
 
@@ -158,7 +158,10 @@ class _Sample:
 
     def seeds(self, results: Sequence[Tensor]) -> list[Tensor]:
         """What comes in for each result."""
-        drawn = [torch.randn(t.shape, generator=self._generator, dtype=torch.float64) for t in results]
+        drawn = [
+            torch.randn(t.shape, generator=self._generator, dtype=torch.float64, device="cpu")
+            for t in results
+        ]
         return [seed.to(t) for seed, t in zip(drawn, results, strict=True)]
 
     def with_gradients(

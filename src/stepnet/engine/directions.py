@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -141,7 +142,7 @@ class RunsAlong:
     def _histories(
         self, lengths: Sequence[int], given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
     ) -> tuple[bool, ...]:
-        layout = Layout.ragged(torch.tensor([0, *lengths]).cumsum(0), reverse=False)
+        layout = sample_layout([0, *accumulate(lengths)])
         weights = [self.reads.tensors[place] for place in self.places]
         few = self._on_few_rows(layout, weights, self.reads, seed=22)
         wanted = zip(few.inputs, needed, live, strict=False)
@@ -425,4 +426,5 @@ class _Few(NamedTuple):
 
     def noise(self, like: Tensor) -> Tensor:
         """Numbers by chance."""
-        return torch.randn(like.shape, generator=self.generator, dtype=torch.float64).to(like)
+        drawn = torch.randn(like.shape, generator=self.generator, dtype=torch.float64, device="cpu")
+        return drawn.to(like)

@@ -84,7 +84,7 @@ def run_plain(loop: Loop, sequences: Sequences, x: Sequence[Tensor], states: Seq
     layout = sequences.layout
     sequence_rows = layout.by_sequence
     back = torch.empty_like(sequence_rows)
-    back[sequence_rows] = torch.arange(len(sequence_rows))
+    back[sequence_rows] = torch.arange(len(sequence_rows), device="cpu")
     lengths = [layout.lengths]
     own = x[: len(loop.slices)]  # without noise
     tables = [

@@ -27,7 +27,7 @@ class RowArray(TensorArray):
 
     def __init__(self, array: TensorArray, rows: int) -> None:
         self.__dict__.update(copy.copy(array).__dict__)
-        self.rows = torch.arange(rows)
+        self.rows = torch.arange(rows, device="cpu")
         self._rows_at: dict[int, Tensor] = {}
 
     def __copy__(self) -> RowArray:
@@ -101,7 +101,7 @@ class Rows:
                 remedy="give them a first dimension of rows, or close over what does not change",
             )
         carried = [RowArray(leaf, total) if isinstance(leaf, TensorArray) else leaf for leaf in leaves]
-        return Rows(total, torch.arange(total), ()), carried
+        return Rows(total, torch.arange(total, device="cpu"), ()), carried
 
     def keep(self, mask: Tensor, leaves: list[Any]) -> tuple[Rows, list[Any]]:
         """Let the rows go whose condition is False."""

@@ -108,7 +108,7 @@ class AtenNet:
     def run(self, program: Program, inputs: Sequence[Value]) -> list[Value]:
         """The nodes of a program; its results."""
         for node, tensor in program.constants.items():
-            self.give(node, tensor.detach())
+            self.give(node, tensor.detach() if tensor.is_meta else tensor.detach().cpu())
         for node, value in zip(program.inputs, inputs, strict=True):
             self.give(node, value)
         self._run(program.nodes, program.outputs)
@@ -183,6 +183,8 @@ class AtenNet:
         with torch.no_grad():
             args = map_arg(node.args, lambda n: self.env[n])
             kwargs = map_arg(node.kwargs, lambda n: self.env[n])
+            if "device" in kwargs:  # where the module is; weights are on the CPU here
+                kwargs = {**kwargs, "device": torch.device("cpu")}
             return node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
 
     def refuse(self, why: str | None = None) -> IRError:

@@ -96,7 +96,7 @@ class PlanWriter:
         fixed = {n: v for n, v in given.items() if isinstance(v, Tensor)}
         self.constants = {
             n: torch.view_as_real(v.resolve_conj()) if v.is_complex() else v for n, v in fixed.items()
-        } | dict(constants)
+        } | {n: v.cpu() for n, v in constants.items()}
         nodes = [n for region in self.loop.regions if region.kind != "scan" for n in region.nodes]
         self.constants |= _computed(self.loop, nodes, self.constants)
         self.outer = RowNet(

@@ -44,7 +44,8 @@ class LayerStep:
         self.function = function
         self.dtype = dtype
         self.places = {keyword: f"{keyword}_{suffix}" for keyword in weights}
-        self.__dict__.update({self.places[keyword]: weight for keyword, weight in weights.items()})
+        for keyword, weight in weights.items():
+            setattr(self, self.places[keyword], weight)
 
     def __call__(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         y, new = self.function(x, state, **{k: getattr(self, place) for k, place in self.places.items()})
