@@ -207,7 +207,7 @@ def recurrent(
         if is_drafted():
             raise no_graph_of("torch.export.draft_export")
         return traced_step(lambda: _in_graph(step, x, state, how))
-    if is_kept() and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and is_kept():
         return kept(
             step, x, state, steps=steps, static=static, resets=resets, reverse=reverse, level=level,
             axis=axis, scopes=scopes, backend=backend,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .data.lod import LoDTensor
+from .data.modes import draws_put_back
 from .data.recording import AS_A_LAYER, StandIn
 from .data.tree import flatten
 from .data.values import rows as values_of
@@ -108,7 +109,7 @@ def check_batch(body: StepBody, x: list[Any], state: list[Tensor], axis: int) ->
         y, new = StepBody(body.step, body.x_spec, body.state_spec).call(rows, carried)
         return [*flatten(y)[0], *new]
 
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), draws_put_back():
         try:
             run([rows[1:] for rows in first], [leaf[1:] for leaf in state])
             return

@@ -160,7 +160,6 @@ def test_a_module_that_moves():
 
 
 def test_where_torch_makes_all_on_the_gpu():
-    before = torch.get_default_device()
     try:
         torch.set_default_device(GPU)
         module, step = stepnet.nn.GRU(4, 6), cells.LSTM(4, 6)
@@ -169,7 +168,7 @@ def test_where_torch_makes_all_on_the_gpu():
         check(step, torch.randn(5, 2, 4, requires_grad=True), None, near)
         check(lambda x, h: ((h := torch.tanh(x + h + torch.ones(4))), h), x, torch.zeros(2, 4), near)
     finally:
-        torch.set_default_device(before)
+        torch.set_default_device(None)
     near(module(x)[0], module(x)[0])
 
 
@@ -293,7 +292,7 @@ def test_streams_and_words():
             found[-1] = search(step, h.to(device), bos=0, eos=1, max_length=7)
         (words, score), (words_there, score_there) = found
         assert words_there.values.is_cuda
-        assert [part.tolist() for part in words_there] == [part.tolist() for part in words]
+        assert words_there.values.tolist() == words.values.tolist()
         if isinstance(score, LoDTensor):
             score, score_there = score.values, score_there.values
         assert score_there.is_cuda

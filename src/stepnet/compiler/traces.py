@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from stepnet.data.modes import draws_put_back
+
 Flat = Callable[..., tuple[Tensor, ...]]
 Decompositions = dict[Any, Callable[..., Any]]
 
@@ -37,7 +39,7 @@ def recording(with_gradients: bool) -> Iterator[None]:
     """What a recording is made under, whoever makes it."""
     with (
         torch.set_grad_enabled(with_gradients),
-        torch.random.fork_rng(devices=[]),
+        draws_put_back(),
         torch.autograd.set_multithreading_enabled(False),
         torch.autograd.detect_anomaly(check_nan=False),  # which keeps the line of each forward call
     ):

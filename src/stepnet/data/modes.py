@@ -348,6 +348,18 @@ def autocast_dtype(kind: str) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind)
 
 
+def draws_put_back() -> contextlib.AbstractContextManager[None]:
+    """Put torch's own generators, those of GPUs in use too, back to where they are.
+
+    >>> with draws_put_back():
+    ...     drawn = torch.rand(3)
+    >>> torch.equal(torch.rand(3), drawn)
+    True
+    """
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    return torch.random.fork_rng(devices=gpus)
+
+
 def beside(index: Tensor, values: Tensor) -> Tensor:
     """An index made outside of modes, as an op takes it together with `values`: on their device, and fake
     where they are.

@@ -20,6 +20,7 @@ from stepnet.compiler.iteration import code_of, reached
 from stepnet.compiler.kinds import shows_attributes
 from stepnet.compiler.undo import Snapshot, is_only_thread, undone
 from stepnet.data.bounded import Bounded
+from stepnet.data.modes import draws_put_back
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import is_computed_again
@@ -246,7 +247,7 @@ def _undone(loop: Loop, reads: Reads, attempt: Callable[[], _T]) -> _T | None:
     def tried(snapshot: Snapshot) -> _T | None:
         if not len(snapshot):
             return None
-        with apart(reads), torch.random.fork_rng(devices=[]):
+        with apart(reads), draws_put_back():
             return attempt()
 
     return undone(reached(loop, everything=True).holders, reads.root, tried)[0]

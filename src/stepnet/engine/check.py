@@ -12,6 +12,7 @@ from stepnet.compiler.capture import Replaced, without_modes
 from stepnet.compiler.draws import kept
 from stepnet.compiler.inner_loops import ENDED, TooFewSteps, is_guarded
 from stepnet.compiler.pipeline import Compiled
+from stepnet.data.modes import draws_put_back
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.autograd import run
 from stepnet.executors.call import Call
@@ -31,7 +32,7 @@ def same_in_modes(loop: Loop, sequences: Sequences, generators: Sequence[torch.G
     few_rows = sequences._replace(layout=sample_layout([0, 1]))
 
     def run() -> list[Tensor]:
-        with torch.random.fork_rng(devices=[]), kept(generators), torch.no_grad():
+        with draws_put_back(), kept(generators), torch.no_grad():
             return _joined(run_plain(loop, few_rows, x, states))
 
     with without_modes():
@@ -136,7 +137,7 @@ class _Sample:
     def runs(self) -> tuple[list[Tensor], list[Tensor]]:
         """y and final states by the plan, and by the plain loop, with the same noise."""
         noise = self._noise
-        with torch.random.fork_rng(devices=[]):
+        with draws_put_back():
             again = noise.drawn_again(self._by_loop)
             call = Call(self._ready, self._layout, self._compiled.constants, again, guarded=self.guarded)
             with kept(noise.generators):
@@ -153,7 +154,7 @@ class _Sample:
 
     def plain(self) -> list[Tensor]:
         """y and final states by the plain loop."""
-        with torch.random.fork_rng(devices=[]), kept(self._noise.generators):
+        with draws_put_back(), kept(self._noise.generators):
             return _joined(self._by_loop(self.x, self.boot))
 
     def seeds(self, results: Sequence[Tensor]) -> list[Tensor]:
@@ -177,7 +178,7 @@ class _Sample:
         given = (*self.x, *self.boot, *self.own)
         moved = [nudged(t, by, coarse).requires_grad_(t.requires_grad) for t in given]
         x, states = len(self.x), len(self.x) + len(self.boot)
-        with torch.random.fork_rng(devices=[]), kept(self._noise.generators):
+        with draws_put_back(), kept(self._noise.generators):
             results = _joined(self._by_loop(moved[:x], moved[x:states], moved[states:]))
         return self.with_gradients(results, seeds, [t for t in moved if t.requires_grad])
 

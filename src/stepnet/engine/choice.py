@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler.capture import Replaced
+from stepnet.data.modes import draws_put_back
 from stepnet.errors import Unsupported
 from stepnet.executors import plan_files
 from stepnet.executors.autograd import run
@@ -115,7 +116,7 @@ class Race:
 
     def go(self, rounds: int) -> None:
         """Time every way, in turns."""
-        with torch.random.fork_rng(devices=[]):
+        with draws_put_back():
             for _ in range(rounds):
                 for name, way in self.ways.items():
                     taken = stopwatch(lambda way=way: self._once(way))

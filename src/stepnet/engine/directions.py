@@ -14,6 +14,7 @@ from torch import Tensor
 
 from stepnet.data.as_imported import contiguous
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.modes import draws_put_back
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call, Moving
@@ -147,7 +148,7 @@ class RunsAlong:
         few = self._on_few_rows(layout, weights, self.reads, seed=22)
         wanted = zip(few.inputs, needed, live, strict=False)
         own = [t.requires_grad_(need or moves) for t, need, moves in wanted]
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with torch.enable_grad(), draws_put_back():
             results = few.results(own)
             seeds = [
                 torch.ones_like(t).requires_grad_(moves) if given_ else None
@@ -257,7 +258,7 @@ class RunsAlong:
     ) -> Entry:  # fmt: skip
         """The entry of a derivative, which is right. Raises Unsupported: there is none; StepError."""
         if self.check and not forward_mode:
-            with apart(now), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            with apart(now), torch.enable_grad(), draws_put_back():
                 self._refuse_bent(own, now)
         entry = self.find(twin.loop, twin.found, twin.sequences)
         ready, compiled = entry.ready, entry.compiled

@@ -25,7 +25,7 @@ from stepnet.compiler.portable import digest
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.record import tried as tried_on
 from stepnet.compiler.undo import Snapshot, is_only_thread, undone
-from stepnet.data.modes import default_device, for_plans
+from stepnet.data.modes import default_device, draws_put_back, for_plans
 from stepnet.data.storage import memory_of
 from stepnet.data.tree import Spec
 from stepnet.errors import NotBuilt, StepnetError, Unsupported
@@ -370,7 +370,7 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
         seen = _Seen(reads.read, None, again.answers, [], asks_captured=False)
     else:
         try:
-            with torch.random.fork_rng(devices=[]):
+            with draws_put_back():
                 x, states = rows.x_rows, rows.states
                 states_before = [generator.get_state() for generator in generators]
                 run = functools.partial(iteration, loop, x, states, rows.shared)

@@ -14,6 +14,7 @@ from stepnet.compiler.capture import without_hooks
 from stepnet.compiler.iteration import iteration, reached
 from stepnet.compiler.probe import ROWS
 from stepnet.compiler.undo import Snapshot, is_only_thread
+from stepnet.data.modes import draws_put_back
 from stepnet.ir.loop import Loop
 
 from .check import versions
@@ -66,7 +67,7 @@ class Meanwhile:
         few = samples(rows.x_rows, ROWS), samples(rows.states, ROWS)
 
         def run() -> list[int]:
-            with torch.random.fork_rng(devices=[]), without_hooks(), _Moves(moved) as moves:
+            with draws_put_back(), without_hooks(), _Moves(moved) as moves:
                 iteration(self._loop, *few, rows.shared)
             return moves.calls
 

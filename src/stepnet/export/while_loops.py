@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from stepnet.compiler.capture import Replaced
 from stepnet.compiler.inner_loops import chosen, is_row
 from stepnet.data.array import TensorArray
+from stepnet.data.modes import draws_put_back
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import IRError, StepnetError
 from stepnet.front.step import describe_leaf, step_name
@@ -280,7 +281,7 @@ def _check_rows(cond: Callable[..., Any], body: Callable[..., Any], loop_vars: A
     leaves, spec = flatten(tuple(loop_vars))
     rows = next((len(leaf) for leaf in leaves if is_row(leaf)), 0)
     some = torch.arange(0, rows, 2)
-    with torch.random.fork_rng(devices=[]):
+    with draws_put_back():
         own = [
             leaf + 0.1 * torch.randn_like(leaf) if is_row(leaf) and leaf.is_floating_point() else leaf
             for leaf in leaves

@@ -27,6 +27,7 @@ from .model import FileBody as FileBody
 from .model import FileModel as FileModel
 from .model import LoopReport as LoopReport
 from .model import Socket as Socket
+from .model import beside as beside
 from .model import beside_graphs as beside_graphs
 from .model import shorten as shorten
 from .places import cumulated as cumulated

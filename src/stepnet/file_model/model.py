@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import weakref
@@ -22,6 +23,14 @@ from stepnet.errors import Unsupported
 from .broken import Misgiven
 
 STATES = "stepnet.states"  # under which metadata lists the pairs of inputs and outputs that are states
+
+
+def beside(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Where inputs are on a GPU, what a model makes of numbers alone is made there."""
+    for value in inputs:
+        if isinstance(value, Tensor) and value.is_cuda:
+            return value.device
+    return contextlib.nullcontext()
 
 
 def shorten(text: str, limit: int = 80) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stepnet.compiler.capture import Replaced
 from stepnet.compiler.reach import reach
+from stepnet.data.modes import draws_put_back
 from stepnet.data.tree import flatten
 from stepnet.executors.setting import only_plain
 from stepnet.front.raise_loop import Raised
@@ -65,7 +66,7 @@ def _of_one(raised: Raised, body: RecordedStep) -> Raised:
 
 def _check(raised: Raised, lifted: RecordedStep, steps: Iterable[int | None]) -> None:
     """Hold a value alone against the row of a batch; of a step that is used as a number, at `steps`."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), draws_put_back():
         with torch.inference_mode(False):  # so that the copies count their changes
             copies = {id(t): t.detach().clone() for t in _read_by(raised.body)}
         with Replaced(copies):

@@ -12,7 +12,7 @@ import torch
 from stepnet.data.arguments import path as path_of
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
-from stepnet.file_model import Broken, FileModel, LoopReport, NotRead, Socket, shorten
+from stepnet.file_model import Broken, FileModel, LoopReport, NotRead, Socket, beside, shorten
 
 from .element_types import ElementType
 from .graph import Graph, Making
@@ -81,7 +81,9 @@ class OpenVINOModel(FileModel):
             IRError: an input is missing, unknown, or of another type or shape than the file declares; or
                 a layer cannot run on what it is given.
         """
-        return Outputs(tuple(s.name for s in self.outputs), self.graph(*self.checked(args, kwargs)))
+        checked = self.checked(args, kwargs)
+        with beside(checked):
+            return Outputs(tuple(s.name for s in self.outputs), self.graph(*checked))
 
     @property
     def loops(self) -> tuple[LoopReport, ...]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from stepnet.api import Recurrent
 from stepnet.data.dtypes import dtype_name
+from stepnet.data.modes import draws_put_back
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.naive import PLAIN
 from stepnet.front.step import step_name
@@ -68,7 +69,7 @@ def explain_model(model: Any, x: Any, state: Any, explain: Callable[..., Explana
         path = _innermost(paths)
         recurrences.append(replace(it, name=f"{path}: {it.name}") if path else it)
 
-    with torch.random.fork_rng(devices=[]), watched(watch):
+    with draws_put_back(), watched(watch):
         _call(model, x, state)
     if not recurrences:
         raise StepError(

@@ -20,6 +20,7 @@ from stepnet.compiler.undo import Snapshot
 from stepnet.compiler.writes import HOOKS_ON, SHOWS_MEMORY, written
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import draws_put_back
 from stepnet.data.tree import leaves
 from stepnet.data.values import rows as rows_of
 from stepnet.errors import Unsupported
@@ -123,7 +124,7 @@ def recorded(
         recorder.tried = False
         return recorder
     before = Snapshot(reached.holders)
-    with torch.random.fork_rng(devices=[]), contextlib.suppress(_Done, Unsupported), no_remarks():
+    with draws_put_back(), contextlib.suppress(_Done, Unsupported), no_remarks():
         try:
             contextvars.copy_context().run(naive.run, record.around(FirstStep()), feeds)
         finally:

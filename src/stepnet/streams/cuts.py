@@ -19,7 +19,7 @@ from stepnet.compiler.reach import Reach, reach
 from stepnet.compiler.remarks import no_remarks
 from stepnet.compiler.undo import Snapshot, is_only_thread
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import autocast_dtype, in_function_modes
+from stepnet.data.modes import autocast_dtype, draws_put_back, in_function_modes
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StreamWarning
 from stepnet.front.step import step_name
@@ -80,7 +80,7 @@ class Cuts:
         if before is None or (before.drew() if keeps else by_rows):
             return out
         try:
-            with no_remarks(), torch.random.fork_rng(devices=[]):
+            with no_remarks(), draws_put_back():
                 if keeps:
                     told, found = True, _told_twice(module, chunks, self._rows, before)
                 else:

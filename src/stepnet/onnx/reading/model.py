@@ -29,6 +29,7 @@ from stepnet.file_model import (
     NotRead,
     Socket,
     Unreadable,
+    beside,
     opened,
     shorten,
 )
@@ -142,7 +143,9 @@ class ONNXModel(FileModel):
                 node cannot run on what it is given.
         """
         checked = self.checked(args, kwargs)
-        return Outputs(tuple(s.name for s in self.outputs), tuple(self.graph.run(checked, _Constants(self))))
+        with beside(checked):
+            results = self.graph.run(checked, _Constants(self))
+        return Outputs(tuple(s.name for s in self.outputs), tuple(results))
 
     @property
     def loops(self) -> tuple[LoopReport, ...]:
