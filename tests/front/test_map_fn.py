@@ -161,3 +161,10 @@ def test_on_a_tape_it_is_a_layer(kind):
 def test_what_does_not_fit(call, kind, message):
     with pytest.raises(kind, match=f"(?s){message}"):
         call()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_it_is_compiled_by_any_number_of_threads(threads):
+    torch.set_num_threads(threads)  # warnings are errors: the plain loop would be told
+    x = torch.randn(5, threads)
+    same(map_fn(lambda v: v * 3.5 - threads, x), x * 3.5 - threads)

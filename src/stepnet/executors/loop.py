@@ -299,6 +299,8 @@ def shift(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
     if rows.is_cpu and rows.numel() * dtype.itemsize < _BY_COPY:
         return torch.cat((rows, boot)).index_select(0, layout.before)
     table, count = new_table(rows.shape, dtype, rows.device), max(rows.shape[0] - abs(by), 0)
+    if not rows.shape[0]:
+        return table
     table.narrow(0, max(by, 0), count).copy_(rows.narrow(0, max(-by, 0), count))
     first = take(boot, layout, "some").to(dtype)
     return table.index_copy_(0, layout.beside("begins", rows), first)

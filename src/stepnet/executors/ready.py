@@ -232,8 +232,7 @@ def make_ready(executor: Executor, plan: Plan) -> Ready:
     with ThreadPoolExecutor(max_workers=1) as apart:  # where none of the caller's modes is
         backward, forward = apart.map(loop, (plan.backward, plan.forward))
     assert forward is not None
-    if scans:  # a step without a state has none
-        executor.build(scans)
+    executor.build(scans)
     ready = Ready(plan, forward, backward, executor)
     forward.hide(ready.extra)
     return ready

@@ -35,6 +35,8 @@ class Code(NamedTuple):
 
 def codes(sources: Sequence[Source]) -> list[Code]:
     """By as many compilers at a time as there are threads: where there is one, it builds all at once."""
+    if not sources:  # of a step without a state
+        return []
     parts, threads = [_part([source]) for source in sources], torch.get_num_threads()
     if threads == 1 or len(parts) == 1:
         libraries = c_build.build_together(
