@@ -114,10 +114,13 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_float_that_changes_takes_few_plans(first, made):
+BY_TORCH = ("slope", "made")  # recorded by its tracer, for which all beside takes longer
+
+
+@pytest.mark.parametrize("names", [USES.keys() - BY_TORCH, BY_TORCH], ids=["recorded", "by torch"])
+def test_a_float_that_changes_takes_few_plans(names, made):
     """One use that takes a plan for each value would make as many plans of all of them."""
-    uses = [*USES.values()][first::2]
+    uses = [use for name, use in USES.items() if name in names]
     run(step_of(lambda h: sum(use(h) for use in uses) / len(uses)), RAMP, temperature, "auto")
     assert len(made) <= FEW
 
@@ -137,7 +140,7 @@ def test_many_values(made):
 
 
 def test_any_value_goes_by_the_same_plan(made):
-    step = step_of(lambda h: h * NOW.t)
+    step = step_of(lambda h: (h * NOW.t + torch.clamp(h, 0, NOW.t)).masked_fill(h < -0.5, NOW.t))
     run(step, RAMP, temperature, "auto")
     known = len(made)
     run(step, [math.inf, -math.inf, math.nan, -0.0, 0.0, 5e-324, 1e308], temperature, "auto")
