@@ -62,9 +62,9 @@ def step(x, h):
     return h, h
 
 
-def run(step=step):
+def run(step=step, backend="eager"):
     x = torch.randn(5, 2, 4, dtype=torch.float64, requires_grad=True)
-    return recurrent(step, x, torch.zeros(2, 4, dtype=torch.float64), backend="c")
+    return recurrent(step, x, torch.zeros(2, 4, dtype=torch.float64), backend=backend)
 
 
 def kept(cache):
@@ -173,15 +173,15 @@ def test_a_file_that_holds_no_plan_is_compiled_over(data, cache, compiled):
 
 def test_a_text_in_a_plan_is_only_a_text(cache, compiled):
     """A right digest, and lines of the user's that would end a comment of C."""
-    run()
+    run(backend="c")
     (path,) = kept(cache)
     assert b"test_plan_files.py:" in path.read_bytes()
     replaced(path, path.read_bytes().replace(b"test_plan_files.py:", rb"*/\n#error evil\n/*"))
     forget()
     torch.manual_seed(0)
-    y = run()[0]
+    y = run(backend="c")[0]
     torch.manual_seed(0)
-    assert torch.equal(y, run()[0])
+    assert torch.equal(y, run(backend="c")[0])
     assert compiled == ["step"]
 
 
