@@ -185,7 +185,7 @@ def save(case: str, path: Path) -> None:
     batches = CASES[case][2]
     model, program = exported(case)
     ops = [n for n in program.graph.nodes if n.target is torch.ops.stepnet.run.default]
-    assert len(ops) == {"dense": 1, "documents": 2, "memories": 4}[case]
+    assert len(ops) == {"dense": 1, "documents": 2, "memories": 5}[case]
     module = program.module()
     for args in batches:
         for a, b in zip(gradients(model, model, args), gradients(model, module, args), strict=True):
@@ -208,6 +208,7 @@ def save(case: str, path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
 def test_saved_and_run_in_another_process_at_other_lengths(tmp_path: Path) -> None:
     for case in CASES:
+        stepnet.set_backend("auto" if case == "documents" else "eager")
         save(case, tmp_path / case)
     run = subprocess.run([sys.executable, "-c", LOADED, str(tmp_path)], capture_output=True, text=True)
     assert run.stdout == "".join(f"{case} equal\n" for case in CASES), run.stderr
@@ -218,6 +219,7 @@ def test_saved_and_run_in_another_process_at_other_lengths(tmp_path: Path) -> No
 def test_a_step_makes_rows_turns_its_state_and_writes_in_place() -> None:
     """Tensors made from a number of rows; a state that a step gives in another order of its memory; writes to
     the state, into new tensors, through a view."""
+    stepnet.set_backend("auto")
 
     class Turned(nn.Module):
         def forward(self, x: Tensor, m: Tensor) -> Any:
@@ -379,6 +381,7 @@ def _stack() -> nn.Module:
 )
 @pytest.mark.parametrize("made", [lambda: Recurrent(cells.GRU(3, 4)), lambda: snn.LSTM(3, 4), _stack])
 def test_tools_that_cannot_follow_a_loop_name_one_that_can(made: Any, tool: Any) -> None:
+    stepnet.set_backend("auto")
     for model in (made().double(), nn.Sequential(nn.Linear(3, 3), made()).double()):
         with pytest.raises(StepError, match=r"torch\.export\.export"):
             tool(model)
