@@ -458,7 +458,7 @@ def test_a_gradient_of_no_sequences_has_a_history(backend, features):
 
 def test_forward_mode_tangents():
     """Of rows, a state and a weight; never dropped."""
-    model = model_of("auto")
+    model = model_of("eager")
     weights = {k: v.detach() for k, v in model.named_parameters()}
     at = {"x": torch.randn(3, 2, D, dtype=DTYPE), "state": torch.randn(2, D, dtype=DTYPE), "weight_hh": None}
     at["weight_hh"] = weights["step.weight_hh"]
