@@ -158,7 +158,7 @@ def _called(
             by = {place: tensor.to(dtype) for place, tensor in instead.items()}
             return torch.pow(by[1], a) if func is Tensor.__rpow__ else call(by)
     if func in _OF_TENSORS and not kwargs and (dtype := args[0].dtype) in _AS_TENSORS - {torch.int64}:
-        numbers = {k: v for k, v in enumerate(args) if isinstance(v, (int, float))} | instead
+        numbers = {**{k: v for k, v in enumerate(args) if isinstance(v, (int, float))}, **instead}
         return call({k: torch.as_tensor(v, dtype=dtype) for k, v in numbers.items()})
     if func in _SUMS and kwargs.keys() == instead.keys() == {"alpha"}:
         a, b = args
