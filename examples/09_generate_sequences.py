@@ -52,7 +52,7 @@ def main() -> None:
     optimizer = torch.optim.Adam(train.parameters(), lr=0.01)
     for epoch in range(3):
         train.reset()
-        for _ in range(50):
+        for _ in range(35):
             x, given, then = batch(32)
             loss, metrics = train(letters=x, words=given, right=then)
             optimizer.zero_grad()

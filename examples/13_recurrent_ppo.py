@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import stepnet
 from stepnet import Resets, cells
 
-STEPS, ENVIRONMENTS, HIDDEN = 128, 8, 64
+STEPS, ENVIRONMENTS, HIDDEN = 64, 8, 32
 LONGEST = 8  # steps of an episode
 
 State = tuple[Tensor, Tensor]

@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 MADE_ANEW = ("compiler", "fuzz", "test_modes.py")
 OPTIMISED = ("executors",)
 PLAIN = ("cells", "layers", "nn", "saving", "tape")
-EAGER = ("commands", "export", "file_model", "onnx", "openvino", "streams")
+EAGER = ("commands", "export", "file_model", "graph", "onnx", "openvino", "streams")
 SETTINGS = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_default_dtype, torch.set_default_dtype),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import os
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hurry import in_a_hurry
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c.products import cpu
 
@@ -86,12 +84,6 @@ def _status(text: str, flags: tuple[str, ...]) -> int | None:
         if subprocess.run(command, input=text, text=True, capture_output=True, check=False).returncode:
             return None
         return subprocess.run([program], capture_output=True, check=False).returncode
-
-
-def twin_library(request: pytest.FixtureRequest, text: str) -> ctypes.CDLL:
-    """Of products by the twin of tiles, which only tests run: `make fuzz` alone has it optimised."""
-    with contextlib.nullcontext() if request.config.getoption("exhaustive") else in_a_hurry():
-        return c_build.build(text).handle
 
 
 def emulator_library(folder: Path) -> Path:

@@ -20,7 +20,7 @@ from stepnet.executors import naive, transformed
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # torch's, of vmap
 
 DTYPE = torch.float64
-T, B, F_IN, H = 3, 2, 3, 4
+T, B, F_IN, H = 2, 2, 3, 4
 torch.manual_seed(5)
 CELL = nn.GRUCell(F_IN, H, dtype=DTYPE)
 WEIGHTS = {f"step.cell.{name}": p.detach() for name, p in CELL.named_parameters()}
@@ -147,12 +147,12 @@ def plain_runs(monkeypatch):
     return runs
 
 
-# What they show is in others: another dimension or more inputs, pieces of a whole, a number as a tensor; a
-# Hessian is a jacfwd of a jacrev.
+# What they show is in others: another dimension or more inputs, pieces of a whole, a number as a tensor, what
+# others are made of; a Hessian is a jacfwd of a jacrev.
 LIKE_OTHERS = {
     "jacrev", "jacfwd",
     "vmap over the second dimension", "vmap over x and state", "jacrev in chunks", "tangents of some",
-    "jvp of one number",
+    "jvp of one number", "vjp", "tangents", "vmap twice",
 }  # fmt: skip
 
 
@@ -320,7 +320,7 @@ STEPPED = [(name, step) for name in NESTED for step in (kept, cut, detached)]
 
 @pytest.mark.parametrize(
     ("name", "step"),
-    few(STEPPED, [*STEPPED[::4], *STEPPED[9:12]]),
+    few(STEPPED, [STEPPED[k] for k in (4, 8, 10)]),
     ids=[f"{n}-{s.__name__}" for n, s in STEPPED],
 )
 def test_batches_in_batches(name, step):
@@ -331,7 +331,7 @@ def test_batches_in_batches(name, step):
 
 
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")  # torch's own
-@pytest.mark.parametrize("step", few([kept, cut, detached], [cut, detached]))
+@pytest.mark.parametrize("step", few([kept, cut, detached], [cut]))
 def test_gradients_through_what_is_linearized(step):
     found = [grad(lambda w, b=b: linearized(b, step, w))(MIX) for b in ("eager", "naive")]
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-10)
@@ -387,7 +387,7 @@ LINEARIZED = {
 
 
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")  # torch's own
-@pytest.mark.parametrize("name", LINEARIZED)
+@pytest.mark.parametrize("name", few(LINEARIZED, ["ragged", "a gradient"]))
 def test_linearized_by_plans(name, plain_runs):
     """Each time it is applied: torch keeps what it changes in place of an nn.GRUCell of the plain loop."""
     of, at = LINEARIZED[name]
@@ -400,7 +400,7 @@ def test_linearized_by_plans(name, plain_runs):
             torch.testing.assert_close(moved(direction), expected, rtol=1e-9, atol=1e-10)
     assert not plain_runs
     both = vmap(moved)(tree_map(lambda t: torch.stack([t, t * 2]), direction))
-    torch.testing.assert_close(both[1], 2 * expected, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(tree_map(lambda t: t[1] / 2, both), expected, rtol=1e-9, atol=1e-10)
 
 
 def test_batches_of_no_calls():

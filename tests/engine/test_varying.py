@@ -24,8 +24,8 @@ FEW = 6  # plans: two, the one that tells what changes, that of any number, two 
 torch.manual_seed(0)
 W = torch.randn(D, D, dtype=torch.float64, requires_grad=True)
 NOW = types.SimpleNamespace(t=1.0, n=1, d={"alpha": 0.5})
-RAMP = [0.97**k for k in range(12)]
-COUNTS = [*range(1, 12), 0, -3, 2**40]
+RAMP = [0.97**k for k in range(8)]
+COUNTS = [*range(1, 7), 0, -3, 2**40]
 
 
 def step_of(f):
@@ -92,7 +92,7 @@ def test_what_a_step_does_with_a_number_is_known_of_rows_like_these_alone():
         x.requires_grad_(needs)
         for value in (0.2, 0.3, 0.4, 0.5, 0.6):
             temperature(value + shift)
-            ours, plain = (recurrent(step, x, torch.zeros(2, D), backend=b)[0] for b in ("auto", "naive"))
+            ours, plain = (recurrent(step, x, torch.zeros(2, D), backend=b)[0] for b in ("eager", "naive"))
             torch.testing.assert_close(ours, plain)
 
 
@@ -114,10 +114,15 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_float_that_changes_takes_few_plans(first, made):
+BY_TORCH = ("slope", "made")  # recorded by its tracer, for which all beside takes longer
+
+
+@pytest.mark.parametrize("names", [USES.keys() - BY_TORCH, BY_TORCH], ids=["recorded", "by torch"])
+def test_a_float_that_changes_takes_few_plans(names, made, monkeypatch):
     """One use that takes a plan for each value would make as many plans of all of them."""
-    uses = [*USES.values()][first::2]
+    if names != BY_TORCH:
+        monkeypatch.setattr("stepnet.compiler.by_torch.by_torch", None)
+    uses = [use for name, use in USES.items() if name in names]
     run(step_of(lambda h: sum(use(h) for use in uses) / len(uses)), RAMP, temperature, "auto")
     assert len(made) <= FEW
 
@@ -131,13 +136,13 @@ def test_a_whole_number_that_changes_takes_few_plans(made):
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_hundred_values(made):
-    run(step_of(lambda h: h * NOW.t + NOW.n), range(100), lambda k: (temperature(0.9**k), count(k)))
+def test_many_values(made):
+    run(step_of(lambda h: h * NOW.t + NOW.n), range(30), lambda k: (temperature(0.9**k), count(k)))
     assert len(made) <= FEW
 
 
 def test_any_value_goes_by_the_same_plan(made):
-    step = step_of(lambda h: h * NOW.t)
+    step = step_of(lambda h: (h * NOW.t + torch.clamp(h, 0, NOW.t)).masked_fill(h < -0.5, NOW.t))
     run(step, RAMP, temperature, "auto")
     known = len(made)
     run(step, [math.inf, -math.inf, math.nan, -0.0, 0.0, 5e-324, 1e308], temperature, "auto")
@@ -246,10 +251,10 @@ def test_dropout_on_a_schedule(made):
 def test_derivatives_of_derivatives(made):
     step = step_of(lambda h: torch.sin(h * NOW.t))
     x, _ = rows()
-    for t in RAMP[:8]:
+    for t in RAMP:
         temperature(t)
         found = []
-        for backend in ("auto", "naive"):
+        for backend in ("eager", "naive"):
             h = torch.full((2, D), 0.5, dtype=torch.float64, requires_grad=True)
             y, _ = recurrent(step, x, h, backend=backend)
             (grad,) = torch.autograd.grad(y.pow(2).sum(), h, create_graph=True)
@@ -268,7 +273,7 @@ def test_the_gradient_of_a_call_is_of_its_number():
     run(step, RAMP[:5], temperature)
     x, _ = rows()
     found = []
-    for backend in ("auto", "naive"):
+    for backend in ("eager", "naive"):
         h = torch.full((2, D), 0.5, dtype=torch.float64, requires_grad=True)
         temperature(0.3)
         y = recurrent(step, x, h, backend=backend)[0]

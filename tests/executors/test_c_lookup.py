@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import stepnet
+from covering import few
 from outcomes import outcome, same
 from stepnet.errors import StepIndexError, Unsupported
 from stepnet.executors.c import build as c_build
@@ -197,14 +198,19 @@ MADE = {  # of a weight; the gradient of each is a sum over rows that is put at 
 }
 
 
-@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
-def test_places_of_a_weight_before_rows_meet_it(made):
+TOGETHER = [name for name in MADE if name != "qr"]
+SETS = [TOGETHER, *([name] for name in MADE)]
+
+
+@pytest.mark.parametrize("names", few(SETS, [TOGETHER]), ids=["together", *MADE])
+def test_places_of_a_weight_before_rows_meet_it(names):
     (w,) = weights((H, H))
 
     def step(x, h):
-        m = made(w)
-        columns = (m @ h.T).T + (m @ h.unsqueeze(-1)).squeeze(-1)
-        h = torch.tanh(x + h @ m + columns + (m * h.unsqueeze(1)).sum(-1))
+        made = [MADE[name](w) for name in names]
+        for m in made[:2]:
+            x = x + (m @ h.T).T + (m @ h.unsqueeze(-1)).squeeze(-1)
+        h = torch.tanh(sum((h @ m + (m * h.unsqueeze(1)).sum(-1) for m in made), x) / len(made))
         return h, h
 
     x, h = torch.randn(4, 3, H, dtype=torch.float64), torch.zeros(3, H, dtype=torch.float64)

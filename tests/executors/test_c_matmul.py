@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(
     c_build.available() is not None, reason=f"no C compiler: {c_build.available()}"
 )
 
+OPTIMISED = False
 DTYPES = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64)}
 CTYPES = {"f32": "float", "f64": "double"}
 SHAPES = [  # rows, K, N

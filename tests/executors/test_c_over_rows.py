@@ -7,24 +7,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from c_programs import WIDE
+from product_programs import twin
 from stepnet import nn
-from stepnet.executors.c import build as c_build
 from stepnet.executors.c import over_rows as c_over_rows
 from stepnet.executors.c import threads as c_threads
-from stepnet.executors.c.products import BY_SUFFIX, common, over_rows, paired, split
 from stepnet.executors.c.products.cpu import has_tiles
 
 OPTIMISED = False
-ENTRY = "\nvoid run(const sn_pool *pool, sn_over *over) { sn_over_rows(pool, over); }\n"
 
 
 @pytest.fixture(scope="module")
-def run():
+def run(request):
     """By a twin of the tile instructions, which any CPU has."""
-    parts = (WIDE, common(), BY_SUFFIX["f32"].text, paired(2), split(True), c_build.header("sn_parallel.h"))
-    library = c_build.build("\n".join((*parts, over_rows(), ENTRY)))
-    return library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.POINTER(c_over_rows._Over))
+    function = twin(request).run_over
+    function.restype = None
+    function.argtypes = [ctypes.POINTER(c_threads.Pool), ctypes.POINTER(c_over_rows._Over)]
+    return function
 
 
 @settings(max_examples=8, deadline=None)

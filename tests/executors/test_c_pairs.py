@@ -11,43 +11,27 @@ import numpy as np
 import pytest
 import torch
 
-from c_programs import NOTHING, WIDE, Rows, twin_library
+from c_programs import NOTHING, WIDE, Rows
 from covering import few
+from product_programs import PAIRS, TABLE, twin
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paired
 
+OPTIMISED = False
 BF16 = BY_DTYPE["bfloat16"]
+NO_PAIRS = "#undef __AVX512BF16__\n"
 WAYS = {  # what the text begins with, and its tiles
     "of this CPU": ("", 0),
-    "floats": ("#undef __AVX512BF16__\n", 0),
+    "floats": (NO_PAIRS, 0),
     "twin of tiles": (WIDE, 2),
-    "twin of tiles, few rows by floats": (f"{WIDE}#undef __AVX512BF16__\n", 2),
+    "twin of tiles, few rows by floats": (WIDE + NO_PAIRS, 2),
 }
+APART = ["floats", "twin of tiles", *(["of this CPU"] if cpu.has_pairs() else [])]
 SHAPES = [  # rows, K, N
     (0, 3, 5), (1, 1, 1), (1, 64, 256), (2, 7, 16), (3, 17, 31), (4, 32, 32), (5, 64, 64), (6, 5, 65),
     (7, 33, 48), (16, 64, 100), (17, 95, 17), (31, 2, 130), (32, 96, 64), (33, 31, 80), (97, 3, 17),
     (200, 11, 80),
 ]  # fmt: skip
-
-ENTRY = """
-typedef struct { void *base; int64_t stride; const int64_t *index; } table;
-int64_t packed_size(int64_t K, int64_t n) { return sn_packed_bf16(K, n, 1); }
-void pack(uint16_t *to, const uint16_t *from, int64_t stride_k, int64_t stride_n, int64_t K, int64_t n) {
-    sn_pack_bf16(to, from, stride_k, stride_n, K, n, 1, SN_WIDTH);
-}
-void matmul(const table *c, const table *d, const table *a, const uint16_t *packed, int64_t rows, int64_t K,
-            int64_t N) {
-    sn_matmul_bf16((sn_rows_f32){c->base, c->stride, c->index}, (sn_rows_f32){d->base, d->stride, d->index},
-                   (sn_rows_bf16){a->base, a->stride, a->index}, packed, rows, K, N);
-}
-#define EACH for (int64_t i = 0; i < n; ++i)
-void round_bf16(float *x, int64_t n) { EACH x[i] = sn_round_bf16(x[i]); }
-void round_f16(float *x, int64_t n) { EACH x[i] = sn_round_f16(x[i]); }
-void load_bf16(float *x, const uint16_t *u, int64_t n) { EACH x[i] = sn_load_bf16(u[i]); }
-void load_f16(float *x, const uint16_t *u, int64_t n) { EACH x[i] = sn_load_f16(u[i]); }
-void store_bf16(uint16_t *u, const float *x, int64_t n) { EACH u[i] = sn_store_bf16(x[i]); }
-void store_f16(uint16_t *u, const float *x, int64_t n) { EACH u[i] = sn_store_f16(x[i]); }
-"""
 
 
 def text(way: str) -> str:
@@ -55,21 +39,23 @@ def text(way: str) -> str:
     return "\n".join((head, common(), BY_SUFFIX["f32"].text, paired(tiles)))
 
 
-@pytest.fixture(scope="module", params=few(WAYS, [way for way in WAYS if way != "twin of tiles"]))
+@pytest.fixture(scope="module", params=few(WAYS, APART))
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    source = text(request.param) + ENTRY
-    return twin_library(request, source) if WAYS[request.param][1] else c_build.build(source).handle
+    head, tiles = WAYS[request.param]
+    if tiles:
+        return twin(request, head.removeprefix(WIDE))
+    return c_build.build(text(request.param) + TABLE + PAIRS).handle
 
 
 def packed_of(library: ctypes.CDLL, matrix: torch.Tensor) -> torch.Tensor:
     """A matrix packed, in a buffer of NaN that is a little too long."""
     K, N = matrix.shape
-    library.packed_size.restype = ctypes.c_int64
-    size = library.packed_size(ctypes.c_int64(K), ctypes.c_int64(N))
+    library.pairs_size.restype = ctypes.c_int64
+    size = library.pairs_size(ctypes.c_int64(K), ctypes.c_int64(N))
     assert size * 2 <= BF16.packed_bytes(K, N)
     packed = torch.full((size + 32,), float("nan"), dtype=torch.bfloat16)
     strides = map(ctypes.c_int64, (*matrix.stride(), K, N))
-    library.pack(ctypes.c_void_p(packed.data_ptr()), ctypes.c_void_p(matrix.data_ptr()), *strides)
+    library.pairs_pack(ctypes.c_void_p(packed.data_ptr()), ctypes.c_void_p(matrix.data_ptr()), *strides)
     assert not packed[:size].isnan().any()
     assert packed[size:].isnan().all()
     return packed
@@ -78,7 +64,9 @@ def packed_of(library: ctypes.CDLL, matrix: torch.Tensor) -> torch.Tensor:
 def multiply(library, c, d, a, matrix) -> None:
     packed = packed_of(library, matrix)
     sizes = map(ctypes.c_int64, (a.places.shape[0], *matrix.shape))
-    library.matmul(*(ctypes.byref(t) for t in (c.c, d, a.c)), ctypes.c_void_p(packed.data_ptr()), *sizes)
+    library.pairs_matmul(
+        *(ctypes.byref(t) for t in (c.c, d, a.c)), ctypes.c_void_p(packed.data_ptr()), *sizes
+    )
 
 
 @pytest.mark.covering(2)
@@ -200,7 +188,9 @@ def test_a_library_says_by_what_it_multiplies():
 
 def test_a_compiler_that_does_not_know_tiles_builds_the_rest(tmp_path: Path):
     source = tmp_path / "tiles.c"
-    source.write_text("\n".join(("#undef __AMX_BF16__", common(), BY_SUFFIX["f32"].text, paired(1), ENTRY)))
+    source.write_text(
+        "\n".join(("#undef __AMX_BF16__", common(), BY_SUFFIX["f32"].text, paired(1), TABLE, PAIRS))
+    )
     cc = c_build.compiler()
     plain = [*cc.command, *cc.flags, "-O0", "-S", str(source), "-o", str(tmp_path / "tiles.s")]
     subprocess.run(plain, check=True, capture_output=True)

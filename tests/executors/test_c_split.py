@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stepnet
-from c_programs import NOTHING, WIDE, Rows, can_emulate_tiles, run_sanitized, twin_library
+from c_programs import NOTHING, WIDE, Rows, can_emulate_tiles, run_sanitized
 from covering import examples, few
+from product_programs import SPLIT, TABLE, twin
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c import scan
 from stepnet.executors.c.products import BY_DTYPE, BY_SUFFIX, common, cpu, paired, precision, split
@@ -22,6 +23,7 @@ from stepnet.executors.c.products import product as product_module
 from stepnet.executors.exactness import exact_products
 from threads import at_once
 
+OPTIMISED = False
 FLOAT = BY_DTYPE["float32"]
 UNIT = 2.0**-24  # what rounding to a float may lose
 EXACT = {0: 40 * UNIT, 1: 2.0**-7.9, 2: 2.0**-15.9, 3: 40 * UNIT}  # of the sum of sizes of products
@@ -30,21 +32,6 @@ SHAPES = [  # rows, K, N
     (0, 64, 5), (1, 32, 33), (5, 31, 31), (6, 64, 64), (12, 63, 65), (16, 64, 100), (17, 257, 17),
     (33, 65, 130), (70, 129, 70), (13, 800, 20),
 ]  # fmt: skip
-
-ENTRY = """
-typedef struct { void *base; int64_t stride; const int64_t *index; } table;
-int64_t panel_columns(void) { return SN_WIDTH * sn_lanes_f32; }
-int64_t packed_size(int64_t K, int64_t n, int64_t split) { return sn_packed_split(K, n, split); }
-void pack(float *to, const float *from, int64_t stride_k, int64_t stride_n, int64_t K, int64_t n,
-          int64_t split) {
-    sn_pack_split(to, from, stride_k, stride_n, K, n, split);
-}
-void matmul(const table *c, const table *d, const table *a, const float *packed, int64_t rows, int64_t K,
-            int64_t N, int64_t split) {
-    sn_matmul_split((sn_rows_f32){c->base, c->stride, c->index}, (sn_rows_f32){d->base, d->stride, d->index},
-                    (sn_rows_f32){a->base, a->stride, a->index}, packed, rows, K, N, split);
-}
-"""
 
 
 def text(tiles: int, is_fast: bool) -> str:
@@ -55,13 +42,12 @@ def text(tiles: int, is_fast: bool) -> str:
 @pytest.fixture(scope="module", params=WAYS)
 def library(request: pytest.FixtureRequest) -> ctypes.CDLL:
     tiles, is_fast = WAYS[request.param]
-    source = text(tiles, bool(is_fast)) + ENTRY
-    return twin_library(request, source) if tiles else c_build.build(source).handle
+    return twin(request) if tiles else c_build.build(text(tiles, bool(is_fast)) + TABLE + SPLIT).handle
 
 
 @pytest.fixture(scope="module")
 def tiles(request: pytest.FixtureRequest) -> ctypes.CDLL:
-    return twin_library(request, text(2, True) + ENTRY)
+    return twin(request)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86")
@@ -70,21 +56,23 @@ def test_it_is_whole_on_other_cpus(cpu: str, tiles: int):
     cc = c_build.compiler()
     flags = [flag for flag in cc.flags if not flag.startswith("-march")]
     command = [*cc.command, *flags, f"-march={cpu}", "-Werror=implicit", "-fsyntax-only", "-x", "c", "-"]
-    told = subprocess.run(command, input=text(tiles, True) + ENTRY, text=True, capture_output=True)
+    told = subprocess.run(command, input=text(tiles, True) + TABLE + SPLIT, text=True, capture_output=True)
     assert not told.returncode, told.stderr
 
 
 def multiply(library, c, d, a, matrix, parts: int) -> None:
     rows, (K, N) = a.places.shape[0], matrix.shape
-    library.packed_size.restype = ctypes.c_int64
-    size = library.packed_size(*map(ctypes.c_int64, (K, N, parts)))
+    library.split_size.restype = ctypes.c_int64
+    size = library.split_size(*map(ctypes.c_int64, (K, N, parts)))
     assert size * 4 <= FLOAT.packed_bytes(K, N, parts)
     packed = torch.full((size + 32,), float("nan"))
     strides = map(ctypes.c_int64, (*matrix.stride(), K, N, parts))
-    library.pack(ctypes.c_void_p(packed.data_ptr()), ctypes.c_void_p(matrix.data_ptr()), *strides)
+    library.split_pack(ctypes.c_void_p(packed.data_ptr()), ctypes.c_void_p(matrix.data_ptr()), *strides)
     assert packed[size:].isnan().all()
     tables = (ctypes.byref(t) for t in (c.c, d, a.c))
-    library.matmul(*tables, ctypes.c_void_p(packed.data_ptr()), *map(ctypes.c_int64, (rows, K, N, parts)))
+    library.split_matmul(
+        *tables, ctypes.c_void_p(packed.data_ptr()), *map(ctypes.c_int64, (rows, K, N, parts))
+    )
 
 
 def product(library, rows: torch.Tensor, matrix: torch.Tensor, parts: int) -> torch.Tensor:

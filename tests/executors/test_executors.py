@@ -98,10 +98,14 @@ IN_TURN = [  # each cell by each executor, and each executor meets the lengths i
 ]
 
 
-def flags_for(name, request):
-    """C is optimised of each cell, and as `make fuzz` has it of those that are made of others."""
-    optimised = name in cells.__dict__ or request.config.getoption("exhaustive")
-    return contextlib.nullcontext() if optimised else in_a_hurry()
+@pytest.fixture(autouse=True)
+def _flags(request):
+    """`make fuzz` has C optimised of all cells; else of those with most kinds of ops, and of any size."""
+    given = getattr(request.node, "callspec", None)
+    params = given.params if given else {}
+    optimised = params.get("name") in ("GRU", "LayerNormLSTM", "SLSTM") or "sizes" in params
+    with contextlib.nullcontext() if optimised or request.config.getoption("exhaustive") else in_a_hurry():
+        yield
 
 
 @pytest.mark.parametrize(
@@ -109,10 +113,9 @@ def flags_for(name, request):
     few(RAGGED, IN_TURN),
     ids=[f"{backend}-{name}-{pattern}{', reverse' * reverse}" for backend, name, pattern, reverse in RAGGED],
 )
-def test_ragged(backend, name, pattern, reverse, request):
+def test_ragged(backend, name, pattern, reverse):
     cell, lengths = cell_of(name), LENGTHS[pattern]
-    with flags_for(name, request):
-        check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend=backend, reverse=reverse)
+    check_step(cell, rows_of(lengths), boot(cell, len(lengths)), backend=backend, reverse=reverse)
 
 
 @pytest.mark.parametrize("pattern", LENGTHS)
@@ -245,10 +248,9 @@ def test_no_result_holds_memory_that_was_never_set(backend, name):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("backend", EXECUTORS)
-def test_the_executor_asked_for_is_the_one_that_runs(backend, name, request):
+def test_the_executor_asked_for_is_the_one_that_runs(backend, name):
     cell = cell_of(name)
-    with flags_for(name, request):
-        entry = entry_of(cell, rows_of((1, 2)), boot(cell, 2), backend=backend)
+    entry = entry_of(cell, rows_of((1, 2)), boot(cell, 2), backend=backend)
     assert entry.ready is not None, entry.refusals
     assert entry.ready.executor.name == backend
     forms = {"c": entry.compiled.fused, "eager": entry.compiled.hoisted, "numpy": entry.compiled.hoisted}
@@ -256,9 +258,8 @@ def test_the_executor_asked_for_is_the_one_that_runs(backend, name, request):
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_auto_takes_generated_c(name, request):
+def test_auto_takes_generated_c(name):
     cell = cell_of(name)
-    with flags_for(name, request):
-        entry = entry_of(cell, rows_of((1, 2)), boot(cell, 2), backend="auto")
+    entry = entry_of(cell, rows_of((1, 2)), boot(cell, 2), backend="auto")
     assert entry.ready is not None, entry.refusals
     assert entry.ready.executor.name == "c", entry.refusals

@@ -7,6 +7,7 @@ import stepnet
 from stepnet.executors.c import build as c_build
 
 pytestmark = pytest.mark.skipif(c_build.available() is not None, reason="no C compiler")
+OPTIMISED = False
 NAN, INF = float("nan"), float("inf")
 SHAPE = (5, 3, 37)
 

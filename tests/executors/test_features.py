@@ -20,7 +20,7 @@ from stepnet.executors.schedule.features import Features
 OPTIMISED = False
 DTYPE = torch.float64
 F = 24
-LENGTHS = {"ragged": [3, 0, 70, 1, 6], "one": [9], "none": []}
+LENGTHS = {"ragged": [3, 0, 30, 1, 6], "one": [9], "none": []}
 
 
 class Heads(nn.Module):

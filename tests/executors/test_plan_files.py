@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import pickle
 import subprocess
 import sys
 import threading
 import types
+import warnings
 from collections import namedtuple
 
 import pytest
 import torch
 
+from forks import in_a_fork
 from stepnet import recurrent
 from stepnet.cells import GRU
 from stepnet.compiler import portable
@@ -59,9 +62,9 @@ def step(x, h):
     return h, h
 
 
-def run(step=step):
+def run(step=step, backend="eager"):
     x = torch.randn(5, 2, 4, dtype=torch.float64, requires_grad=True)
-    return recurrent(step, x, torch.zeros(2, 4, dtype=torch.float64), backend="c")
+    return recurrent(step, x, torch.zeros(2, 4, dtype=torch.float64), backend=backend)
 
 
 def kept(cache):
@@ -170,15 +173,15 @@ def test_a_file_that_holds_no_plan_is_compiled_over(data, cache, compiled):
 
 def test_a_text_in_a_plan_is_only_a_text(cache, compiled):
     """A right digest, and lines of the user's that would end a comment of C."""
-    run()
+    run(backend="c")
     (path,) = kept(cache)
     assert b"test_plan_files.py:" in path.read_bytes()
     replaced(path, path.read_bytes().replace(b"test_plan_files.py:", rb"*/\n#error evil\n/*"))
     forget()
     torch.manual_seed(0)
-    y = run()[0]
+    y = run(backend="c")[0]
     torch.manual_seed(0)
-    assert torch.equal(y, run()[0])
+    assert torch.equal(y, run(backend="c")[0])
     assert compiled == ["step"]
 
 
@@ -330,21 +333,20 @@ def test_a_class_that_holds_something_else_is_another_one(change):
     assert of_a_class("", "") != of_a_class(*CHANGED[change])
 
 
-def test_in_a_process_of_its_own(tmp_path):
-    """Its first step may read its environment. A digest does not depend on the order of sets."""
+def test_in_a_process_of_its_own(tmp_path, monkeypatch):
+    """Its first step may read its environment. A digest does not depend on the order of sets, which each
+    process has for itself."""
     (tmp_path / "made_digests.py").write_text(DIGESTS)
-    digests_alone = "import made_digests\nprint(*made_digests.digests)"
-
-    def digests(seed, program):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", program],
-            cwd=tmp_path, env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()
-
-    one, other = digests("1", f"{FIRST}\n{digests_alone}"), digests("2", digests_alone)
-    assert one == other
-    assert len(one) >= 6
-    assert "None" not in one
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"{FIRST}\nimport made_digests\nprint(*made_digests.digests)"],
+        env=os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        digests = in_a_fork(lambda: importlib.import_module("made_digests").digests)
+    assert done.stdout.split() == digests
+    assert len(digests) >= 6
+    assert None not in digests

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covering import few
 from outcomes import as_the_plain_loop, wanting
 from stepnet import LoDTensor, explain
 from stepnet.engine import plans
@@ -87,9 +88,12 @@ def linear_attention(x, s):
     return torch.einsum("bk,bkv->bv", q, s), s
 
 
-def test_lines_of_matrices_that_are_multiplied_side_by_side():
+SIZES = [*itertools.product((3, 4, 5, 8, 9), (15, 16, 17))]
+
+
+@pytest.mark.parametrize("sizes", few([SIZES, SIZES[::2]], [SIZES[::2]]), ids=["all", "every other one"])
+def test_lines_of_matrices_that_are_multiplied_side_by_side(sizes):
     """Of as many lines as go together, more, fewer; as short as a vector, longer; down and across."""
-    sizes = list(itertools.product((3, 4, 5, 8, 9), (15, 16, 17)))
 
     def step(x, h):
         found = []

@@ -23,17 +23,17 @@ class Packs(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first = nn.LSTM(3, 4, bidirectional=True, batch_first=True)
-        self.between, self.second = nn.Linear(8, 3), nn.GRU(3, 4)
+        self.first = nn.RNN(3, 4, bidirectional=True, batch_first=True)
+        self.between, self.second = nn.Linear(8, 3), nn.LSTM(3, 4)
 
     def forward(self, x, lengths):
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        y, (h, c) = self.first(packed)
+        y, h = self.first(packed)
         inner = y._replace(data=torch.tanh(self.between(y.data)) + packed.data)
-        z, last = self.second(inner, h[:1] + c[:1])
+        z, (last, c) = self.second(inner, (h[:1], h[1:] * 0.5))
         z, counts = pad_packed_sequence(z, padding_value=-1.0)
         whole, _ = pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])
-        return z, counts, whole, last, h
+        return z, counts, whole, last, c, h
 
 
 def given(*lengths, longer=2):

@@ -16,6 +16,8 @@ from stepnet.graph.recurrence import Recurrence
 
 from .models import dense, leaves_of, ragged
 
+BACKEND = "auto"  # calls by places are those of generated C
+
 
 def _spread(t: Tensor) -> Tensor:
     return t.new_zeros(*t.shape[:-1], 2 * t.shape[-1])[..., ::2].copy_(t)

@@ -13,6 +13,7 @@ import onnx.parser
 
 import stepnet.onnx
 import stepnet.openvino
+from covering import few
 from file_formats import share_traces
 from stepnet.errors import IRError
 from torch_since import torch_since
@@ -106,8 +107,14 @@ GRAPHS = {
 }  # fmt: skip
 
 
+LIKE_OTHERS = {
+    "the last two", "backwards from behind the end", "a range over the steps", "half of the steps",
+    "the largest over the steps", "a branch by a size",
+}  # fmt: skip
+
+
 @since
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", few(GRAPHS, GRAPHS.keys() - LIKE_OTHERS))
 def test_sizes_stay_open(name, tmp_path, opened, monkeypatch):
     if not re.search("Loop|LSTM", GRAPHS[name]):
         share_traces(monkeypatch, {})

@@ -33,6 +33,7 @@ _ARITHMETIC = functions_named(
 _PROMOTING = _ARITHMETIC | functions_named("where remainder fmod __mod__ maximum minimum")
 _SUMS = functions_named("add sub subtract add_ sub_")
 _LERP = functions_named("lerp lerp_")
+_OF_TENSORS = functions_named("clamp clip masked_fill")  # which take tensors of a number in their place
 # Numbers are in torch as they are in tensors of these; with sixteen bits it computes in more.
 _AS_TENSORS = frozenset({torch.float32, torch.float64, torch.int64})
 
@@ -156,6 +157,9 @@ def _called(
         if dtype in _AS_TENSORS:
             by = {place: tensor.to(dtype) for place, tensor in instead.items()}
             return torch.pow(by[1], a) if func is Tensor.__rpow__ else call(by)
+    if func in _OF_TENSORS and not kwargs and (dtype := args[0].dtype) in _AS_TENSORS - {torch.int64}:
+        numbers = {**{k: v for k, v in enumerate(args) if isinstance(v, (int, float))}, **instead}
+        return call({k: torch.as_tensor(v, dtype=dtype) for k, v in numbers.items()})
     if func in _SUMS and kwargs.keys() == instead.keys() == {"alpha"}:
         a, b = args
         dtype = torch.result_type(a, b)
