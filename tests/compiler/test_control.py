@@ -118,9 +118,7 @@ needs_torch = torch_since("2.13", "its cond and while_loop are compiled anew ins
     ids=["asked", "branched", "counted"],
 )
 def test_what_python_asks_is_asked_anew(step):
-    ragged = (
-        step is asked
-    )  # torch compiles its own control flow in the plain loop, for each number of rows anew
+    ragged = step is asked  # in the plain loop torch compiles its control flow for each number of rows
     same(step, ragged=ragged)
     GATE.fill_(-1.0)
     STEPS.fill_(3)

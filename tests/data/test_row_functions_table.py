@@ -116,8 +116,8 @@ BY_CHANCE |= {"rand_like", "randn_like", "randint_like", "normal_", "uniform_", 
 def test_no_function_of_the_table_gives_a_row_that_saw_another(
     ndim: int, request: pytest.FixtureRequest
 ) -> None:
-    """Whatever is accepted commutes with any order of the rows, on tensors where every size is 3. Of functions
-    of one name, as of torch and of tensors, an ordinary run has those whose rule is another one."""
+    """Whatever is accepted commutes with any order of the rows, on tensors where every size is 3. Of
+    functions of one name, torch's and that of tensors, an ordinary run has one for each rule."""
     every = request.config.getoption("exhaustive")
     once = {(f.__name__, id(rule)): f for f, rule in row_functions.RULES.items()}
     order = torch.tensor([2, 0, 1])
