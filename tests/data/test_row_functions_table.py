@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from types import MethodDescriptorType
 from typing import Any
 
 import pytest
@@ -113,18 +114,15 @@ BY_CHANCE |= {"rand_like", "randn_like", "randint_like", "normal_", "uniform_", 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("ndim", few([1, 2, 3], [3]))
-def test_no_function_of_the_table_gives_a_row_that_saw_another(
-    ndim: int, request: pytest.FixtureRequest
-) -> None:
-    """Whatever is accepted commutes with any order of the rows, on tensors where every size is 3. Of
-    functions of one name, torch's and that of tensors, an ordinary run has one for each rule."""
-    every = request.config.getoption("exhaustive")
-    once = {(f.__name__, id(rule)): f for f, rule in row_functions.RULES.items()}
+def test_no_function_of_the_table_gives_a_row_that_saw_another(ndim: int) -> None:
+    """Whatever is accepted commutes with any order of the rows, on tensors where every size is 3."""
     order = torch.tensor([2, 0, 1])
     x = LoDTensor(torch.rand([3] * ndim, dtype=torch.float64) + 0.1, [[0, 1, 2, 3]])
     kept, checked = x.values.clone(), set()
-    for function in row_functions.RULES if every else once.values():
+    for function in row_functions.RULES:
         name = function.__name__
+        if isinstance(function, MethodDescriptorType):  # Python takes nothing but tensors for `self` of these
+            continue
         if name in BY_CHANCE or name.rstrip("_") in BY_CHANCE:
             continue
         for args in guesses(x):
