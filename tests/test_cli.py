@@ -14,6 +14,8 @@ from stepnet.datasets import JapaneseVowels, Split, japanese_vowels
 from stepnet.demo import program
 from stepnet.demo.training import Run, confusion, normalise, train
 
+BACKEND = "eager"  # training takes longer by C that is not optimised, and by building it
+
 
 @pytest.fixture(scope="module")
 def data():

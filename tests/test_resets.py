@@ -447,8 +447,9 @@ class Marking(nn.Module):
         return self.rnn(x, resets=Resets(**{self.name: marks}))[0]
 
 
-@pytest.mark.parametrize("given", [False, True], ids=["marks of the model", "marks given"])
-@pytest.mark.parametrize("name", few(["is_init", "done"], ["is_init"]))
+@pytest.mark.parametrize(
+    ("name", "given"), few(itertools.product(["is_init", "done"], [False, True]), [("is_init", True)])
+)
 def test_ragged_resets_are_saved(tmp_path, name, given):
     """A file takes padded rows and lengths."""
     from stepnet.openvino import load, save

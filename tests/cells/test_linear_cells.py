@@ -202,7 +202,7 @@ def test_gradcheck(name):
         return (y, *flatten(new)[0])
 
     inputs = [torch.randn(2, FEATURES, dtype=DTYPE), *leaves, *parameters.values()]
-    assert torch.autograd.gradcheck(step, [v.detach().requires_grad_() for v in inputs])
+    assert torch.autograd.gradcheck(step, [v.detach().requires_grad_() for v in inputs], fast_mode=True)
 
 
 def test_mlstm_stays_finite_however_large_or_small_the_gates():
@@ -236,10 +236,11 @@ BY_HAND = [
     for name, executor in itertools.product(CELLS, ("naive", "eager", "c"))
     if executor == "c" or f"{name} of heads" not in CELLS
 ]
-IN_C = [(name, "c") for name in CELLS]
+# With heads they do more than without.
+IN_C = [(name, "c") for name in CELLS if f"{name} of heads" not in CELLS]
 
 
-@pytest.mark.parametrize(("name", "executor"), few(BY_HAND, [*IN_C, ("GLA", "eager"), ("GLA", "naive")]))
+@pytest.mark.parametrize(("name", "executor"), few(BY_HAND, [*IN_C, ("GLA", "eager")]))
 def test_equals_a_loop_by_hand(name, executor, request):
     """Whatever runs it: generated C takes each of them, in training too. An ordinary run gives each batch one
     kind of state, another one to another cell."""

@@ -7,6 +7,7 @@ import operator
 import pytest
 import torch
 
+from covering import few
 from stepnet import LoDTensor, recurrent
 from stepnet.errors import Unsupported
 from stepnet.testing import check_step
@@ -102,7 +103,7 @@ OPERANDS = {
 }
 
 
-@pytest.mark.parametrize("op", ["add", "sub", "mul", "truediv", "pow"])
+@pytest.mark.parametrize("op", few(["add", "sub", "mul", "truediv", "pow"], ["sub", "truediv", "pow"]))
 def test_operands_of_any_kind(op):
     """What rows share and numbers, too, on either side."""
 

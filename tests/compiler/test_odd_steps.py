@@ -366,7 +366,7 @@ IN_C = [name for name in STEPS if refused_by(name, "c") is None and name not in 
 GROUPS = [*(IN_C[first : first + 8] for first in range(0, len(IN_C), 8)), WRITING, ALONE]
 
 
-BY_TORCH_OPS = [*GROUPS[::3], WRITING, ALONE]
+BY_TORCH_OPS = [GROUPS[0], WRITING, ALONE]
 PAIRS = list(itertools.product(["eager", "c"], GROUPS))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepnet import recurrent
+from stepnet import explain, recurrent
 from stepnet.compiler import by_torch as torchs
 from stepnet.compiler import joint, pipeline
 from stepnet.compiler.outline import blank
@@ -212,14 +212,34 @@ def text(made):
     return [*lines, results, made.flow, made.requires, [c.tolist() for c in made.constants.values()]]
 
 
-@pytest.mark.covering(1)
 @pytest.mark.parametrize("gradients", [True, False])
-@pytest.mark.parametrize("step", [*PLAIN, *LEFT], ids=lambda step: step.__name__)
-def test_the_graph_is_that_of_torchs_tracers(step, gradients, monkeypatch):
-    ours, used = graph_of(step, monkeypatch, by_torch=False, gradients=gradients)
-    theirs, _ = graph_of(step, monkeypatch, by_torch=True, gradients=gradients)
-    assert ours == theirs
-    assert used == LEFT.get(step, [])
+def test_the_graph_is_that_of_torchs_tracers(gradients, monkeypatch, request):
+    """Each step with gradients or without, in turn; `make fuzz` has both."""
+    every = PLAIN if request.config.getoption("exhaustive") else PLAIN[gradients::2]
+    for step in every:
+        ours, used = graph_of(step, monkeypatch, by_torch=False, gradients=gradients)
+        theirs, _ = graph_of(step, monkeypatch, by_torch=True, gradients=gradients)
+        assert ours == theirs, step.__name__
+        assert used == [], step.__name__
+
+
+@pytest.mark.parametrize("step", LEFT, ids=lambda step: step.__name__)
+def test_what_is_left_to_torch(step, monkeypatch):
+    assert graph_of(step, monkeypatch, by_torch=False, gradients=False)[1] == LEFT[step]
+
+
+def test_a_write_into_what_is_given_is_refused_at_once():
+    """Torch's tracers, a second of imports, refuse it too, and name the last line."""
+
+    def step(x, h):
+        h[:, 0] += x[:, 0]
+        return h * 2, h
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torchs, "by_torch", None)
+        refusal = explain(step, torch.randn(3, 5, D), torch.randn(5, D)).refusals[0]
+    assert "changes one of its inputs" in refusal.reason
+    assert refusal.code == "h[:, 0] += x[:, 0]"
 
 
 def test_dropout_is_recorded(monkeypatch):

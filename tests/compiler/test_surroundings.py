@@ -58,7 +58,7 @@ def test_double_backward(case):
     inputs = (x, *(p.detach().clone().requires_grad_() for p in cell.parameters()))
     assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
     # which of the gradients come in makes a plan each: for the smallest cell
-    some = name == "RNN"
+    some = case == "RNN eager"
     assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True, check_undefined_grad=some)
 
 

@@ -179,18 +179,29 @@ def boot():
     return torch.randn(len(SIZES), D, dtype=DTYPE, requires_grad=True)
 
 
+# By generated C with gradients in test_special_values.py, test_whole_rows.py or test_simpler.py, too.
+ELSEWHERE = [
+    "exp, expm1", "log, log1p", "sqrt, rsqrt", "reciprocal, square", "tanh, sigmoid, erf", "abs, sign, neg",
+    "relu6, hardtanh, hardswish", "gelu", "celu, selu", "threshold, softshrink", "maximum, minimum",
+    "hardsigmoid", "remainder", "roll", "group_norm", "log2, log10", "tan, sinh, cosh", "asinh, atan",
+    "atan2", "erfinv, lgamma", "sort, topk", "max with its index", "gather", "index_select of features",
+    "inverse", "take_along_dim", "features by a list",
+]  # fmt: skip
+
+
 def groups(functions, size):
-    names = [name for name in functions if name not in WRITING]
+    names = [name for name in functions if name not in (*WRITING, *ELSEWHERE)]
     writing = [name for name in functions if name in WRITING]
     return [*(names[i : i + size] for i in range(0, len(names), size)), writing]
 
 
 GROUPS_IN_C = groups(IN_C, 8)
+ALL_IN_C = [*GROUPS_IN_C, *(ELSEWHERE[first : first + 9] for first in range(0, len(ELSEWHERE), 9))]
 
 
 @pytest.mark.parametrize(
     "names",
-    few([*GROUPS_IN_C, *groups(NOT_IN_C, 6)], [GROUPS_IN_C[0], *groups(NOT_IN_C, 6)]),
+    few([*ALL_IN_C, list(NOT_IN_C)], [GROUPS_IN_C[0], list(NOT_IN_C)]),
     ids="; ".join,
 )
 def test_by_torch_ops(names):
@@ -198,7 +209,7 @@ def test_by_torch_ops(names):
     check_step(side_by_side(names), rows(), state, weights={"MATRIX": MATRIX, "ROW": ROW}, backend="eager")
 
 
-@pytest.mark.parametrize("names", GROUPS_IN_C, ids="; ".join)
+@pytest.mark.parametrize("names", few(ALL_IN_C, GROUPS_IN_C), ids="; ".join)
 def test_by_generated_c(names):
     state = {name: boot() for name in names}
     check_step(side_by_side(names), rows(), state, weights={"MATRIX": MATRIX, "ROW": ROW}, backend="c")
@@ -220,7 +231,7 @@ def unchanged(names):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["eager", "c"])
-@pytest.mark.parametrize("names", few(GROUPS_IN_C, GROUPS_IN_C[::6]), ids="; ".join)
+@pytest.mark.parametrize("names", few(ALL_IN_C, GROUPS_IN_C[::6]), ids="; ".join)
 def test_of_a_state_that_stays(names, backend):
     state = {name: boot() for name in names}
     check_step(unchanged(names), rows(), state, weights={"MATRIX": MATRIX, "ROW": ROW}, backend=backend)

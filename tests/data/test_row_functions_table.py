@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from types import MethodDescriptorType
 from typing import Any
 
 import pytest
@@ -120,6 +121,8 @@ def test_no_function_of_the_table_gives_a_row_that_saw_another(ndim: int) -> Non
     kept, checked = x.values.clone(), set()
     for function in row_functions.RULES:
         name = function.__name__
+        if isinstance(function, MethodDescriptorType):  # Python takes nothing but tensors for `self` of these
+            continue
         if name in BY_CHANCE or name.rstrip("_") in BY_CHANCE:
             continue
         for args in guesses(x):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import stepnet
+from covering import few
 from stepnet import Memory, RecurrentOp, Scope, TensorArray, layers
 from stepnet.tape import Tape
 from torch_since import torch_since
@@ -83,7 +84,7 @@ def gradients(y: Tensor, x: Tensor, h: Tensor) -> Any:
 
 
 @torch_since("2.13", "Dynamo warns of what it leaves to Python")
-@pytest.mark.parametrize("kind", [Framed, Grown, Scoped])
+@pytest.mark.parametrize("kind", few([Framed, Grown, Scoped], [Framed, Scoped]))
 def test_compiled_by_torch(kind):
     torch._dynamo.reset()
     module = kind()
@@ -96,7 +97,7 @@ def test_compiled_by_torch(kind):
 
 
 @torch_since("2.13", "it follows Python strictly, or fixes the number of steps")
-@pytest.mark.parametrize("kind", [Framed, Grown, Scoped, Taped])
+@pytest.mark.parametrize("kind", few([Framed, Grown, Scoped, Taped], [Framed, Grown, Taped]))
 def test_exported_by_torch(kind):
     any_length = kind is Framed  # a scan over rows is one operator, others are the steps of the example
     steps = 4 if any_length else 2

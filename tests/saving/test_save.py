@@ -202,7 +202,7 @@ def feeds_for(types, number):
 LIKE_OTHERS = {"functions", "rows", "lstm", "gru", "group", "group, reverse", "expand", "lstm, reverse"}
 ALONE = [name for name in TAPES if name not in LIKE_OTHERS]
 # What ONNX has otherwise than OpenVINO are loops, rows of sequences and lengths.
-IN_ONNX = ["attention", "cell"]
+IN_ONNX = ["attention"]
 
 
 @pytest.fixture(scope="module", params=few(TAPES, ALONE))

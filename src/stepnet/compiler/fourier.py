@@ -45,6 +45,9 @@ def _transform(
         return NotImplemented
     if not isinstance(x.shape[dim], int):
         return NotImplemented  # of rows
+    if x.dim() == 1:  # a vector by a matrix: torch's own takes a dimension away in place
+        found = _transform(kind, x.unsqueeze(0), n, -1, norm)
+        return found if found is NotImplemented else found.squeeze(0)
     if dim % x.dim() != x.dim() - 1:
         found = _transform(kind, x.movedim(dim, -1), n, -1, norm)
         return found if found is NotImplemented else found.movedim(-1, dim)

@@ -18,7 +18,7 @@ from stepnet.data.history import history
 from stepnet.errors import Unsupported
 
 from .outline import blank
-from .recorder import Writes, recorded
+from .recorder import Writes, WritesIntoGiven, recorded
 from .row_count import NAME, Unusual
 from .traces import Decompositions, Flat, Input, Recorded, finished, recording
 
@@ -64,6 +64,8 @@ def joint_graph(
         except (Unusual, Exception) as error:  # torch's tracer knows, or tells it in its own words
             if isinstance(error, Unsupported) and not _asked_for_numbers(error):
                 raise
+            if isinstance(error, WritesIntoGiven):
+                raise RuntimeError("it mutates what it is given") from error
             writes = isinstance(error, Writes)
     if made is None:
         from .by_torch import by_torch  # a second of imports

@@ -33,6 +33,10 @@ class Writes(Unusual):
     """A call that writes into a tensor which others may share memory with."""
 
 
+class WritesIntoGiven(Unusual):
+    """A call that writes into what the function is given, which torch's tracers refuse, too."""
+
+
 def recorded(
     run: Callable[..., Sequence[Tensor | None]],
     inputs: Sequence[Tensor],
@@ -171,7 +175,10 @@ class _Recorder(TorchDispatchMode):
         self.placed(target)
         beside = self.sharing[memory_of(target)] - {id(target)}
         made = ("call_function",) * (1 + len(beside))
-        if tuple(self.nodes[key].op for key in (id(target), *beside)) != made:
+        ops = tuple(self.nodes[key].op for key in (id(target), *beside))
+        if "placeholder" in ops:
+            raise WritesIntoGiven
+        if ops != made:
             raise Writes(str(func))
         with self:
             result = anew(*args, **kwargs)

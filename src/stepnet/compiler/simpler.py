@@ -89,6 +89,12 @@ def _vector_by_matrix(left: Tensor, right: Tensor) -> Any:
     return torch.mm(left.unsqueeze(0), right).squeeze(0)
 
 
+def _linear_of_a_vector(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    if input.dim() != 1 or weight.dim() != 2:
+        return NotImplemented
+    return F.linear(input.unsqueeze(0), weight, bias).squeeze(0)
+
+
 def _rows_of_a_table(table: Tensor, index: Any) -> Any:
     """An embedding: `table[index]`, `table[:, i]`, `table[i, j]`, with an index of each row."""
     if not table.dim() or table.is_complex() or not all(type(n) is int for n in table.shape):
@@ -335,6 +341,7 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     F.group_norm: _group_norm,
     F.instance_norm: _instance_norm,
     **dict.fromkeys((torch.matmul, Tensor.matmul, Tensor.__matmul__), _vector_by_matrix),
+    F.linear: _linear_of_a_vector,
     Tensor.__getitem__: _rows_of_a_table,
     torch.index_select: _index_select,
     Tensor.index_select: _index_select,
