@@ -73,7 +73,7 @@ def test_two_levels(ref_level: int) -> None:
         wide = sequence_expand(h, x, ref_level)
         return wide, sequence_pool(x, "sum")
 
-    compiled = torch.compile(function, backend="eager", fullgraph=True)
+    compiled = torch.compile(function, backend="eager", fullgraph=True, dynamic=True)
     for inner in ([[2, 1], [3, 0, 4]], [[1, 2, 1], [2, 2, 1, 5]]):
         x = LoDTensor.from_lengths(torch.randn(sum(inner[1]), 2), inner)
         h = torch.randn(len(inner[ref_level]), 3)

@@ -154,6 +154,8 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
 
 
 def _expanded_in_graph(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int) -> LoDTensor:
+    # under dynamic=True a number around a function is one that the graph leaves open: here it is one of a few
+    ref_level = next((k for k in range(-y.lod_level, y.lod_level) if k == ref_level), ref_level)
     if isinstance(x, LoDTensor):
         values, *levels = in_graph.call("repeat", [x.values, y.values], [x.structure, y.structure], ref_level)
         return LoDTensor.of(values, LoD.trusted(tuple(levels), values.shape[0]))
