@@ -22,6 +22,7 @@ SHAPES = [  # rows, K, N
     (1, 1, 1),
     (1, 64, 256),
     (2, 7, 16),
+    (2, 9, 300),
     (3, 17, 31),
     (5, 64, 64),
     (6, 5, 65),
@@ -33,12 +34,9 @@ SHAPES = [  # rows, K, N
 ]
 
 ENTRY = """
-int64_t lanes_T(void) { return sn_lanes_T; }
-int64_t most_rows_T(int64_t nv) { return SN_MAX_ROWS(nv); }
-int64_t packed_T(int64_t K, int64_t n, int64_t groups) { return sn_packed_T(K, n, groups); }
-void pack_T(REAL *to, const REAL *from, int64_t stride_k, int64_t stride_n, int64_t K, int64_t n,
-            int64_t groups, int64_t width) {
-    sn_pack_T(to, from, stride_k, stride_n, K, n, groups, width);
+int64_t packed_T(int64_t K, int64_t n) { return sn_packed_T(K, n, 1); }
+void pack_T(REAL *to, const REAL *from, int64_t stride_k, int64_t stride_n, int64_t K, int64_t n) {
+    sn_pack_T(to, from, stride_k, stride_n, K, n, 1, SN_WIDTH);
 }
 void matmul_T(sn_rows_T C, sn_rows_T addend, sn_rows_T A, const REAL *packed, int64_t rows, int64_t K,
               int64_t N) {
@@ -47,10 +45,6 @@ void matmul_T(sn_rows_T C, sn_rows_T addend, sn_rows_T A, const REAL *packed, in
 void few_T(sn_rows_T C, sn_rows_T A, const REAL *source, int64_t stride_k, int64_t stride_n, int64_t rows,
            int64_t K, int64_t N) {
     sn_few_T(C, A, source, stride_k, stride_n, rows, K, N);
-}
-void tile_T(REAL *tile, int64_t rows, int64_t nv, sn_rows_T A, int64_t r, const REAL *panel, int64_t K,
-            int64_t add) {
-    sn_tile_T(tile, rows, (int)nv, A, r, panel, K, (int)add);
 }
 """
 
@@ -110,14 +104,14 @@ class Table:
 NOTHING = Rows(None, 0, None)
 
 
-def _pack(library, suffix, B, groups=1, width=4, transposed=False) -> np.ndarray:
+def _pack(library, suffix, B, transposed=False) -> np.ndarray:
     K, columns = B.shape
     source = np.ascontiguousarray((B.T if transposed else B).astype(DTYPES[suffix]))
     strides = (1, K) if transposed else (columns, 1)
-    size = _call(library, f"packed_{suffix}", K, columns // groups, groups)
+    size = _call(library, f"packed_{suffix}", K, columns)
     packed = np.full(size + 32, np.nan, DTYPES[suffix])
     packed = packed[16:]
-    _call(library, f"pack_{suffix}", packed, source, *strides, K, columns // groups, groups, width)
+    _call(library, f"pack_{suffix}", packed, source, *strides, K, columns)
     assert not np.isnan(packed[:size]).any()
     assert np.isnan(packed[size:]).all()
     return packed
@@ -188,33 +182,6 @@ def test_a_row_does_not_depend_on_the_others(library, suffix):
         C.fill(np.nan)
         _call(library, f"matmul_{suffix}", C.c, NOTHING, A.c, packed, count, K, N)
         np.testing.assert_array_equal(C.values[:count], together[:count])
-
-
-@pytest.mark.parametrize("suffix", DTYPES)
-@pytest.mark.parametrize("groups", range(1, 9))
-def test_tile_holds_all_gates_of_a_block_of_units(library, groups, suffix):
-    """Gate g, lane u of row i is at [i, g, u]; lanes past the last unit are zero; add continues a tile."""
-    rng = np.random.default_rng(groups)
-    dtype = DTYPES[suffix]
-    lanes, most = _call(library, f"lanes_{suffix}"), _call(library, f"most_rows_{suffix}", groups)
-    K, H = 19, lanes + lanes // 2 + 1
-    B = rng.standard_normal((K, groups * H)).astype(dtype).astype(np.float64)
-    packed = _pack(library, suffix, B, groups=groups, width=1)
-    A = Table(most + 2, K, "indexed", dtype, rng)
-    want = np.zeros((most + 2, groups, 2 * lanes))
-    want[:, :, :H] = (A.values @ B).reshape(-1, groups, H)
-    tolerance = (K + 2) * np.finfo(dtype).eps * 40
-    for block in range(2):
-        panel = packed[block * K * groups * lanes :]
-        for m in range(1, most + 1):
-            tile = np.full((most + 1) * groups * lanes, np.nan, dtype)
-            _call(library, f"tile_{suffix}", tile, m, groups, A.c, 2, panel, K, 0)
-            expected = want[2 : 2 + m, :, block * lanes : (block + 1) * lanes]
-            got = tile[: expected.size].reshape(expected.shape)
-            np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
-            assert np.isnan(tile[expected.size :]).all()
-            _call(library, f"tile_{suffix}", tile, m, groups, A.c, 2, panel, K, 1)
-            np.testing.assert_allclose(got, 2 * expected, rtol=0, atol=2 * tolerance)
 
 
 def test_split_is_even_and_complete():

@@ -7,19 +7,6 @@
  *               the inner loop reads memory in one straight line. The last panel may have fewer vectors.
  *     tile      rows x (nv vectors) accumulators that stay in registers while K is walked.
  *
- * Two ways to use it:
- *     sn_matmul   whole product, any number of rows, written to C.
- *     sn_tile     one tile into a small buffer, for a pointwise epilogue before going on. With `groups` gates
- *                 packed side by side the buffer holds all gates of the same units:
- *
- *         for (int64_t p = 0; p < sn_blocks_f32(H); ++p)                     // blocks of sn_lanes_f32 units
- *             for (int64_t r = 0, m; r < rows; r += m) {
- *                 m = sn_split(rows - r, SN_MAX_ROWS(G));
- *                 sn_tile_f32(tile, m, G, A, r, packed + p * K * G * sn_lanes_f32, K, 0);
- *                 for (int64_t i = 0; i < m; ++i)                        // gate g of unit u of row i:
- *                     ... tile[(i * G + g) * sn_lanes_f32 + u]
- *             }
- *
  * Every element is summed over k in order 0, 1, .. K-1 by one accumulator, whatever the number of rows: the
  * result for a row does not depend on which other rows are computed with it. Nothing outside the named rows and
  * columns is ever read or written.
@@ -71,6 +58,15 @@
 #define SN_KEEP(x) __asm__("" : "+w"(x))
 #else
 #define SN_KEEP(x) (void)0
+#endif
+
+/* Vectors of a panel, and panels that m rows go by at a time. */
+#if SN_REGISTERS == 16
+#define SN_WIDTH 2
+#define SN_PANELS(m) ((m) == 1 ? 4 : (m) <= 3 ? 2 : 1)
+#else
+#define SN_WIDTH 4
+#define SN_PANELS(m) ((m) == 1 ? 2 : 1)
 #endif
 
 /* The most rows a tile of nv vectors may have: accumulators, plus what the inner loop holds. */
@@ -199,11 +195,7 @@ SN_INLINE void SN_(sn_turn)(SN_REAL *to, int64_t stride_to, const SN_REAL *from,
  * B and its transpose be packed without a copy. `packed` holds SN_(sn_packed)(K, n, groups) elements. */
 SN_SHARED void SN_(sn_pack)(SN_REAL *restrict packed, const SN_REAL *restrict source, int64_t stride_k,
                             int64_t stride_n, int64_t K, int64_t n, int64_t groups, int64_t width);
-#ifdef SN_LINKED
-#define SN_TILE(nv, name)                                                                                             \
-    SN_SHARED void SN_(name)(SN_REAL * tile, int64_t rows, SN_(sn_rows) A, int64_t r, const SN_REAL *panel,           \
-                             int64_t K, int add);
-#else
+#ifndef SN_LINKED
 void SN_(sn_pack)(SN_REAL *restrict packed, const SN_REAL *restrict source, int64_t stride_k, int64_t stride_n,
                   int64_t K, int64_t n, int64_t groups, int64_t width) {
     for (int64_t first = 0; first < SN_(sn_blocks)(n); first += width) {
@@ -239,83 +231,7 @@ void SN_(sn_pack)(SN_REAL *restrict packed, const SN_REAL *restrict source, int6
         }
     }
 }
-
-/* The micro-kernel: tile[rows][nv][SN_(sn_lanes)] = (add ? tile : 0) + A[r .. r+rows, K] panel[K][nv][SN_(sn_lanes)],
- * whose rows are `step` elements apart. */
-SN_INLINE void SN_(sn_kernel)(SN_REAL *tile, const int rows, const int nv, SN_(sn_rows) A, int64_t r,
-                              const SN_REAL *panel, int64_t step, int64_t K, int add) {
-    SN_(sn_vec) sum[12][8];
-    const SN_REAL *a[12];
-    SN_UNROLL for (int i = 0; i < rows; ++i) {
-        a[i] = SN_(sn_row)(A, r + i);
-        SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] = (SN_(sn_vec)){0};
-    }
-    if (add) {
-        SN_UNROLL for (int i = 0; i < rows; ++i)
-            SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] = *(SN_(sn_vec_u) *)(tile + (i * nv + v) * SN_(sn_lanes));
-    }
-    for (int64_t k = 0; k < K; ++k) {
-        /* Of a row of B and a column of A the shorter one is held in registers; the other passes through one. */
-        if (nv <= rows) {
-            SN_(sn_vec) b[8];
-            SN_UNROLL for (int v = 0; v < nv; ++v) {
-                b[v] = *(const SN_(sn_vec_u) *)(panel + k * step + v * SN_(sn_lanes));
-                if (rows > 1) SN_KEEP(b[v]);
-            }
-            SN_UNROLL for (int i = 0; i < rows; ++i)
-                SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] += a[i][k] * b[v];
-        } else {
-            SN_UNROLL for (int v = 0; v < nv; ++v) {
-                SN_(sn_vec) b = *(const SN_(sn_vec_u) *)(panel + k * step + v * SN_(sn_lanes));
-                if (rows > 1) SN_KEEP(b);
-                SN_UNROLL for (int i = 0; i < rows; ++i) sum[i][v] += a[i][k] * b;
-            }
-        }
-    }
-    SN_UNROLL for (int i = 0; i < rows; ++i)
-        SN_UNROLL for (int v = 0; v < nv; ++v) *(SN_(sn_vec_u) *)(tile + (i * nv + v) * SN_(sn_lanes)) = sum[i][v];
-}
-
-/* One shared function per tile width, with one loop over k per number of rows; only those used are compiled. */
-#define SN_CASE(m, nv)                                                                                                \
-    case m:                                                                                                           \
-        if (m <= SN_MAX_ROWS(nv)) SN_(sn_kernel)(tile, m, nv, A, r, panel, nv * SN_(sn_lanes), K, add);               \
-        return;
-#define SN_TILE(nv, name)                                                                                             \
-    SN_SHARED void SN_(name)(SN_REAL * tile, int64_t rows, SN_(sn_rows) A, int64_t r, const SN_REAL *panel,           \
-                             int64_t K, int add) {                                                                    \
-        switch (rows) {                                                                                               \
-            SN_CASE(1, nv) SN_CASE(2, nv) SN_CASE(3, nv) SN_CASE(4, nv) SN_CASE(5, nv) SN_CASE(6, nv)                 \
-            SN_CASE(7, nv) SN_CASE(8, nv) SN_CASE(9, nv) SN_CASE(10, nv) SN_CASE(11, nv) SN_CASE(12, nv)              \
-        }                                                                                                             \
-    }
 #endif
-SN_TILE(1, sn_tile1)
-SN_TILE(2, sn_tile2)
-SN_TILE(3, sn_tile3)
-SN_TILE(4, sn_tile4)
-SN_TILE(5, sn_tile5)
-SN_TILE(6, sn_tile6)
-SN_TILE(7, sn_tile7)
-SN_TILE(8, sn_tile8)
-#undef SN_CASE
-#undef SN_TILE
-
-/* tile[rows][nv][SN_(sn_lanes)] = A[r .. r+rows, K] panel, or, where `add`, tile + that. rows <= SN_MAX_ROWS(nv); nv, a
- * constant, is 1 to 8. Align the tile to 64 bytes. */
-SN_INLINE void SN_(sn_tile)(SN_REAL *tile, int64_t rows, const int nv, SN_(sn_rows) A, int64_t r,
-                            const SN_REAL *panel, int64_t K, int add) {
-    switch (nv) {
-        case 1: SN_(sn_tile1)(tile, rows, A, r, panel, K, add); return;
-        case 2: SN_(sn_tile2)(tile, rows, A, r, panel, K, add); return;
-        case 3: SN_(sn_tile3)(tile, rows, A, r, panel, K, add); return;
-        case 4: SN_(sn_tile4)(tile, rows, A, r, panel, K, add); return;
-        case 5: SN_(sn_tile5)(tile, rows, A, r, panel, K, add); return;
-        case 6: SN_(sn_tile6)(tile, rows, A, r, panel, K, add); return;
-        case 7: SN_(sn_tile7)(tile, rows, A, r, panel, K, add); return;
-        case 8: SN_(sn_tile8)(tile, rows, A, r, panel, K, add); return;
-    }
-}
 
 /* to[0 .. n] = from[0 .. n] (+ plus[0 .. n]): whole vectors, then the tail one by one. */
 SN_INLINE void SN_(sn_put)(SN_REAL *to, const SN_REAL *from, const SN_REAL *plus, int64_t n) {
@@ -328,30 +244,114 @@ SN_INLINE void SN_(sn_put)(SN_REAL *to, const SN_REAL *from, const SN_REAL *plus
     for (; j < n; ++j) to[j] = plus ? from[j] + plus[j] : from[j];
 }
 
+/* The micro-kernel: C[c .. c+rows] = A[r .. r+rows, K] B (+ addend[c .. c+rows]), nv vectors of each. Of B, those of row
+ * k lie at B + k * step, `wide` of them side by side, the next ones `apart`. */
+SN_INLINE void SN_(sn_kernel)(SN_(sn_rows) C, SN_(sn_rows) addend, int64_t c, SN_(sn_rows) A, int64_t r, const int rows,
+                              const int nv, const int wide, const SN_REAL *B, int64_t step, int64_t apart, int64_t K) {
+    SN_(sn_vec) sum[12][8];
+    const SN_REAL *a[12];
+    SN_UNROLL for (int i = 0; i < rows; ++i) {
+        a[i] = SN_(sn_row)(A, r + i);
+        SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] = (SN_(sn_vec)){0};
+    }
+    for (int64_t k = 0; k < K; ++k) {
+        /* Of a row of B and a column of A the shorter one is held in registers; the other passes through one. */
+        SN_(sn_vec) b[8];
+        SN_UNROLL for (int v = 0; v < nv; ++v) {
+            b[v] = *(const SN_(sn_vec_u) *)(B + k * step + v / wide * apart + v % wide * SN_(sn_lanes));
+            if (rows > 1) SN_KEEP(b[v]);
+            if (nv > rows) {
+                SN_UNROLL for (int i = 0; i < rows; ++i) sum[i][v] += a[i][k] * b[v];
+            }
+        }
+        if (nv <= rows) {
+            SN_UNROLL for (int i = 0; i < rows; ++i)
+                SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] += a[i][k] * b[v];
+        }
+    }
+    SN_UNROLL for (int i = 0; i < rows; ++i) {
+        SN_REAL *to = SN_(sn_row)(C, c + i);
+        const SN_REAL *plus = addend.base ? SN_(sn_row)(addend, c + i) : 0;
+        SN_UNROLL for (int v = 0; v < nv; ++v) {
+            if (plus) sum[i][v] += *(const SN_(sn_vec_u) *)(plus + v * SN_(sn_lanes));
+            *(SN_(sn_vec_u) *)(to + v * SN_(sn_lanes)) = sum[i][v];
+        }
+    }
+}
+
 /* C[rows, N] = A[rows, K] B (+ addend[rows, N] where addend.base is not NULL; it may be C itself).
  * `packed` is B by sn_pack with groups 1 and width SN_WIDTH. */
-#define SN_WIDTH 4
 SN_SHARED void SN_(sn_matmul)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) A, const SN_REAL *packed,
                               int64_t rows, int64_t K, int64_t N);
 #ifndef SN_LINKED
+/* `side` panels of `wide` vectors, for rows r0 to r1: one loop over k for each number of rows that a tile may have.
+ * What is not whole vectors goes by way of a tile. */
+#define SN_CASE(m)                                                                                                    \
+    case m:                                                                                                           \
+        if (m <= most) SN_(sn_kernel)(to, plus, c, A, r, m, vectors, width, panel, width * L, width * L * K, K);      \
+        break;
+#define SN_STRIP(name, side, wide, few)                                                                               \
+    static __attribute__((noinline)) void SN_(name)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) A, int64_t r0,  \
+                                                    int64_t r1, const SN_REAL *panel, int64_t K, int64_t n) {         \
+        enum { L = SN_(sn_lanes), width = wide, vectors = side * wide, fit = SN_MAX_ROWS(vectors) };                  \
+        enum { most = fit < few ? fit : few };                                                                        \
+        SN_REAL tile[most * vectors * L] __attribute__((aligned(64)));                                                \
+        const int whole = n == vectors * L;                                                                           \
+        const SN_(sn_rows) to = whole ? C : (SN_(sn_rows)){tile, vectors * L, 0};                                     \
+        const SN_(sn_rows) plus = whole ? addend : (SN_(sn_rows)){0, 0, 0};                                           \
+        for (int64_t r = r0, m; r < r1; r += m) {                                                                     \
+            const int64_t c = whole ? r : 0;                                                                          \
+            m = sn_split(r1 - r, most);                                                                               \
+            switch (m) {                                                                                              \
+                SN_CASE(1) SN_CASE(2) SN_CASE(3) SN_CASE(4) SN_CASE(5) SN_CASE(6)                                     \
+                SN_CASE(7) SN_CASE(8) SN_CASE(9) SN_CASE(10) SN_CASE(11) SN_CASE(12)                                  \
+            }                                                                                                         \
+            if (whole) continue;                                                                                      \
+            for (int64_t i = 0; i < m; ++i)                                                                           \
+                SN_(sn_put)(SN_(sn_row)(C, r + i), tile + i * vectors * L,                                            \
+                            addend.base ? SN_(sn_row)(addend, r + i) : 0, n);                                         \
+        }                                                                                                             \
+    }
+SN_STRIP(sn_strip1, 1, 1, 12)
+SN_STRIP(sn_strip2, 1, 2, 12)
+#if SN_WIDTH == 2
+SN_STRIP(sn_pair, 2, 2, 3)
+SN_STRIP(sn_four, 4, 2, 1)
+#else
+SN_STRIP(sn_strip3, 1, 3, 12)
+SN_STRIP(sn_strip4, 1, 4, 12)
+SN_STRIP(sn_pair, 2, 4, 1)
+#endif
+#undef SN_CASE
+#undef SN_STRIP
+
 void SN_(sn_matmul)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) A, const SN_REAL *packed,
                               int64_t rows, int64_t K, int64_t N) {
-    SN_REAL tile[12 * SN_WIDTH * SN_(sn_lanes)] __attribute__((aligned(64)));
     const int64_t most_rows = 96; /* so that A stays in the first cache while the panels go by */
+    const int64_t L = SN_(sn_lanes), whole = N / (SN_WIDTH * L);
     for (int64_t r0 = 0; r0 < rows; r0 += most_rows) {
-        int64_t r1 = r0 + most_rows < rows ? r0 + most_rows : rows;
+        const int64_t r1 = r0 + most_rows < rows ? r0 + most_rows : rows, m = r1 - r0;
         const int64_t panels = (SN_(sn_blocks)(N) + SN_WIDTH - 1) / SN_WIDTH, back = sn_from_last(panels);
-        for (int64_t p = 0; p < panels; ++p) {
-            const int64_t first = (back ? panels - 1 - p : p) * SN_WIDTH;
-            int64_t nv = SN_(sn_blocks)(N) - first < SN_WIDTH ? SN_(sn_blocks)(N) - first : SN_WIDTH;
-            int64_t most = nv == 4 ? SN_MAX_ROWS(4) : nv == 3 ? SN_MAX_ROWS(3) : nv == 2 ? SN_MAX_ROWS(2) : SN_MAX_ROWS(1);
-            int64_t column = first * SN_(sn_lanes), n = N - column < nv * SN_(sn_lanes) ? N - column : nv * SN_(sn_lanes);
-            for (int64_t r = r0, m; r < r1; r += m) {
-                m = sn_split(r1 - r, most);
-                SN_(sn_tile)(tile, m, (int)nv, A, r, packed + column * K, K, 0);
-                for (int64_t i = 0; i < m; ++i)
-                    SN_(sn_put)(SN_(sn_row)(C, r + i) + column, tile + i * nv * SN_(sn_lanes),
-                                addend.base ? SN_(sn_row)(addend, r + i) + column : 0, n);
+        for (int64_t p = 0, some; p < panels; p += some) {
+            /* few rows times one panel would wait for their sums */
+            some = back ? panels - p <= whole ? panels - p : 1 : whole - p;
+            some = some >= SN_PANELS(m) ? SN_PANELS(m) : some >= 2 && SN_PANELS(m) >= 2 ? 2 : 1;
+            const int64_t first = (back ? panels - p - some : p) * SN_WIDTH, column = first * L;
+            const int64_t nv = some > 1 ? SN_WIDTH : SN_(sn_blocks)(N) - first < SN_WIDTH ? SN_(sn_blocks)(N) - first : SN_WIDTH;
+            const int64_t n = N - column < some * nv * L ? N - column : some * nv * L;
+            const SN_REAL *panel = packed + column * K;
+            const SN_(sn_rows) to = {C.base + column, C.stride, C.index};
+            const SN_(sn_rows) plus = {addend.base ? addend.base + column : 0, addend.stride, addend.index};
+            switch (some * 8 + nv) {
+                case 9: SN_(sn_strip1)(to, plus, A, r0, r1, panel, K, n); break;
+                case 10: SN_(sn_strip2)(to, plus, A, r0, r1, panel, K, n); break;
+#if SN_WIDTH == 2
+                case 34: SN_(sn_four)(to, plus, A, r0, r1, panel, K, n); break;
+#else
+                case 11: SN_(sn_strip3)(to, plus, A, r0, r1, panel, K, n); break;
+                case 12: SN_(sn_strip4)(to, plus, A, r0, r1, panel, K, n); break;
+#endif
+                default: SN_(sn_pair)(to, plus, A, r0, r1, panel, K, n);
             }
         }
     }
@@ -414,7 +414,7 @@ SN_INLINE void SN_(sn_dots)(SN_REAL *to, const int m, SN_(sn_rows) A, int64_t r,
 void SN_(sn_few)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t stride_k, int64_t stride_n, int64_t rows,
                  int64_t K, int64_t N) {
     enum { L = SN_(sn_lanes), MOST = L < 4 ? L : 4 };
-    SN_REAL tile[4 * SN_WIDTH * L] __attribute__((aligned(64)));
+    SN_REAL tile[L] __attribute__((aligned(64)));
     for (int64_t r = 0; r < rows; r += MOST) {
         const int64_t m = rows - r < MOST ? rows - r : MOST;
         int64_t u = 0;
@@ -430,14 +430,15 @@ void SN_(sn_few)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t 
             continue;
         }
         for (int64_t nv; (nv = (N - u) / L) > 0; u += nv * L) {
-            nv = nv < SN_WIDTH ? 1 : SN_WIDTH;
+            const SN_(sn_rows) to = {C.base + u, C.stride, C.index}, none = {0, 0, 0};
+            nv = nv < 4 ? 1 : 4;
             switch (m * 8 + nv) {
-#define SN_CASE(m, nv) case m * 8 + nv: SN_(sn_kernel)(tile, m, nv, A, r, source + u, stride_k, K, 0); break
+#define SN_CASE(m, nv) \
+    case m * 8 + nv: SN_(sn_kernel)(to, none, r, A, r, m, nv, nv, source + u, stride_k, 0, K); break
                 SN_CASE(1, 1); SN_CASE(2, 1); SN_CASE(3, 1); SN_CASE(4, 1);
-                SN_CASE(1, SN_WIDTH); SN_CASE(2, SN_WIDTH); SN_CASE(3, SN_WIDTH); SN_CASE(4, SN_WIDTH);
+                SN_CASE(1, 4); SN_CASE(2, 4); SN_CASE(3, 4); SN_CASE(4, 4);
 #undef SN_CASE
             }
-            for (int64_t i = 0; i < m; ++i) SN_(sn_put)(SN_(sn_row)(C, r + i) + u, tile + i * nv * L, 0, nv * L);
         }
         for (; u < N; ++u)
             for (int64_t i = 0; i < m; ++i) {

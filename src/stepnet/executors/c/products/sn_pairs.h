@@ -181,8 +181,10 @@ SN_INLINE void sn_kernel_bf16(float *tile, const int rows, const int nv, sn_rows
     }
 SN_STRIP(1)
 SN_STRIP(2)
+#if SN_WIDTH == 4
 SN_STRIP(3)
 SN_STRIP(4)
+#endif
 #undef SN_CASE
 #undef SN_STRIP
 
@@ -195,8 +197,10 @@ void sn_panel_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint
         switch (nv) {
             case 1: sn_strip1_bf16(tile, m, A, r, panel, K); break;
             case 2: sn_strip2_bf16(tile, m, A, r, panel, K); break;
+#if SN_WIDTH == 4
             case 3: sn_strip3_bf16(tile, m, A, r, panel, K); break;
             case 4: sn_strip4_bf16(tile, m, A, r, panel, K); break;
+#endif
         }
         for (int64_t i = 0; i < m; ++i)
             sn_put_f32(sn_row_f32(C, r + i) + column, tile + i * nv * sn_lanes_f32,
