@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple, TypeVar
@@ -15,7 +16,7 @@ from torch import Tensor
 from stepnet.data.as_imported import contiguous
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import draws_put_back
-from stepnet.errors import Unsupported
+from stepnet.errors import StepError, Unsupported
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call, Moving
 from stepnet.executors.layout import Layout
@@ -94,6 +95,7 @@ class RunsAlong:
         reader: tells what a loop reads.
         unchanged: tells what the step reads now, where that is known to be what it read; else None.
         fill: gives what it holds numbers.
+        seen: what the step read when it was last what it had been: when its gradient was taken, say.
     """
 
     loop: Loop
@@ -106,6 +108,7 @@ class RunsAlong:
     reader: Callable[..., Reads] = read
     unchanged: Callable[[], Reads | None] = lambda: None
     fill: Callable[[], None] = lambda: None
+    seen: list[Reads] = field(default_factory=list)
 
     def same_step(self, tensors: Sequence[Tensor]) -> Reads:
         """What the step reads now.
@@ -114,10 +117,21 @@ class RunsAlong:
             StepError: it is something else than at the call.
         """
         now = self.unchanged()
-        if now is not None:
-            return now
-        x, states, _ = self.ready.plan.parted(tensors)
-        return read_again(self.loop, self.sequences, self.reads, x, states, self.reader)
+        if now is None:
+            x, states, _ = self.ready.plan.parted(tensors)
+            now = read_again(self.loop, self.sequences, self.reads, x, states, self.reader)
+        self.seen[:] = [now]
+        return now
+
+    def expect(self, tensors: Sequence[Tensor], needed: Sequence[bool], whole: bool) -> None:
+        """Make the plan of the derivative along the gradients that are needed, once for all that are alike:
+        `fast = {k: w - rate * g, ...}` changes what a step reads, and the gradients of these come later."""
+        kind = *needed, whole
+        if self.check and kind not in self.ready.expected:
+            self.ready.expected.add(kind)
+            moved = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
+            with contextlib.suppress(Unsupported):
+                self.of(tensors, moved, whole=whole)
 
     def has_history(
         self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
@@ -205,6 +219,15 @@ class RunsAlong:
             *(next(of_states) if differs(t) else None for t in self.sequences.states),
         ]
 
+    def _now(self, tensors: Sequence[Tensor]) -> tuple[Reads, StepError | None]:
+        """What the step reads; or what it read when its gradient was taken, and that it no longer does."""
+        try:
+            return self.same_step(tensors), None
+        except StepError as error:
+            if not self.seen:
+                raise
+            return self.seen[0], error
+
     def of(
         self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None], *, forward_mode: bool = False,
         noise: Sequence[Tensor] | None = None, whole: bool = False,
@@ -213,7 +236,7 @@ class RunsAlong:
         does not stop where gradients do."""
         x, states, weights = self.ready.plan.parted(tensors)
         _, of_states, of_weights = self.ready.plan.parted(directions)
-        now = self.same_step(tensors)
+        now, changed = self._now(tensors)
         own = [now.tensors[place] for place in self.places]
         cut = [(p.parameter, v) for p, v in zip(self.loop.slices, directions, strict=False) if v is not None]
         carried = [
@@ -231,6 +254,8 @@ class RunsAlong:
         known = self.ready.along.get(signature)
         entry = None if known is None else known[0].of_size(about_as_many(beside.layout.sequences))
         if known is None or entry is None:
+            if changed is not None:
+                raise changed
             entry = self._found(twin, own, now, directions, noise, forward_mode)
             known = entry, twin.sources(entry.weights), Repeats()
             if self.check and None not in known[1] and not entry.unsure:

@@ -23,6 +23,10 @@ class Along(Protocol):
         """Raises StepError if the step reads something else than at the call."""
         ...
 
+    def expect(self, tensors: Sequence[Tensor], needed: Sequence[bool], whole: bool) -> None:
+        """Be ready for the gradients of these to be differentiated, when the step may be another one."""
+        ...
+
     def has_history(
         self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
     ) -> Sequence[bool]:

@@ -110,6 +110,7 @@ def differentiable(
     has_history = along.has_history([g is not None for g in grads], needed, live)
     nodes = history(None if g is None else g.grad_fn for g in grads)
     follows = any(found is node for found in islice(nodes, NEAR))
+    along.expect(tensors, has_history, follows)
     how = node if follows else None, call, compute, tuple(needed), has_history
     return _Gradient.apply(*how, *tensors, *grads)  # pyright: ignore[reportReturnType]
 
