@@ -21,6 +21,7 @@ from .fission import fission
 from .guards import are_guards, are_idle
 from .inner_loops import MOST, inner_loops
 from .iteration import iteration
+from .looked_up import multiply_tables
 from .narrow import narrow
 from .normal import Joint, normalise
 from .numbers import Lifted
@@ -90,6 +91,7 @@ def compile_loop(
         trace      body                      -> one joint aten graph
         normalise  aten graph                -> ops of the closed list, rows proved
         join_paddings  sums of padded parts  -> the parts side by side
+        multiply_tables  rows looked up and multiplied -> rows of a product
         reassociate sums                     -> ordered by what they depend on
         per_sequence  states that never change -> what follows from them, once per sequence
         split      joint graph               -> forward body, backward body, what is kept between
@@ -137,7 +139,8 @@ def compile_loop(
     captured = trace(call, signature.x, states, weights, here=here, answers=known, lifted=lifted)
     joint = normalise(captured, names)
     check_opaque(joint.graph, bind, samples(joint, weights, sample))
-    joint = replace(joint, graph=reassociate(join_paddings(joint.graph), signature.state_names))
+    graph = multiply_tables(join_paddings(joint.graph), signature.x_names)
+    joint = replace(joint, graph=reassociate(graph, signature.state_names))
     made = finish(joint, signature, weights, captured.y_spec)
     if draws:
         fused, hoisted = (replace(plan, random=True) for plan in (made.fused, made.hoisted))

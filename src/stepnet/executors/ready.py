@@ -77,9 +77,7 @@ class Ready:
     executor: Executor
     histories: dict[Any, tuple[bool, ...]] = field(default_factory=dict, compare=False)  # see `call.Along`
     along: dict[Any, Any] = field(default_factory=dict, compare=False)  # what runs its derivatives
-    expected: set[Any] = field(
-        default_factory=set, compare=False
-    )  # derivatives whose plans were made early
+    expected: set[Any] = field(default_factory=set, compare=False)  # derivatives whose plans were made early
     members: dict[int, Any] = field(default_factory=dict, compare=False)  # and many calls, by their number
     lately: list[Any] = field(default_factory=list, compare=False)  # runs by places: one `direct.Lately`
 
