@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +30,7 @@ from stepnet.executors.twice import (
     refuse_bent,
     total,
 )
+from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
 from .along import differs, loop_along
@@ -123,15 +123,19 @@ class RunsAlong:
         self.seen[:] = [now]
         return now
 
-    def expect(self, tensors: Sequence[Tensor], needed: Sequence[bool], whole: bool) -> None:
-        """Make the plan of the derivative along the gradients that are needed, once for all that are alike:
-        `fast = {k: w - rate * g, ...}` changes what a step reads, and the gradients of these come later."""
-        kind = *needed, whole
-        if self.check and kind not in self.ready.expected:
-            self.ready.expected.add(kind)
-            moved = [torch.zeros_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
-            with contextlib.suppress(Unsupported):
-                self.of(tensors, moved, whole=whole)
+    def expect(self, tensors: Sequence[Tensor], asked: Sequence[bool], whole: bool) -> None:
+        """Make the plan of the derivative along the gradients of weights, once for all that are alike: after
+        `fast = {k: w - rate * g, ...}` a step reads something else, and then these are differentiated."""
+        kind = *asked, whole
+        plan, known = self.ready.plan, self.ready.expected
+        if not self.check or kind in known or plan.random or not any(plan.parted(asked)[2]):
+            return
+        known.add(kind)
+        moved = [torch.zeros_like(t) if ask else None for t, ask in zip(tensors, asked, strict=True)]
+        try:
+            self.of(tensors, moved, whole=whole)
+        except Exception as error:  # told where somebody differentiates them
+            let_through(error)
 
     def has_history(
         self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]

@@ -23,8 +23,8 @@ class Along(Protocol):
         """Raises StepError if the step reads something else than at the call."""
         ...
 
-    def expect(self, tensors: Sequence[Tensor], needed: Sequence[bool], whole: bool) -> None:
-        """Be ready for the gradients of these to be differentiated, when the step may be another one."""
+    def expect(self, tensors: Sequence[Tensor], asked: Sequence[bool], whole: bool) -> None:
+        """Be ready for the gradients that are asked for to be differentiated when the step is another one."""
         ...
 
     def has_history(

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge as gradient_edge
 
 from stepnet.data.history import history
 from stepnet.data.modes import batches, has_tangent, outside_batches, transforms
@@ -110,7 +111,11 @@ def differentiable(
     has_history = along.has_history([g is not None for g in grads], needed, live)
     nodes = history(None if g is None else g.grad_fn for g in grads)
     follows = any(found is node for found in islice(nodes, NEAR))
-    along.expect(tensors, has_history, follows)
+    asked = [
+        has and t.requires_grad and is_run(gradient_edge(t).node, True)
+        for t, has in zip(tensors, has_history, strict=True)
+    ]
+    along.expect(tensors, asked, follows)
     how = node if follows else None, call, compute, tuple(needed), has_history
     return _Gradient.apply(*how, *tensors, *grads)  # pyright: ignore[reportReturnType]
 
