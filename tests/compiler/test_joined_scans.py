@@ -62,3 +62,22 @@ def test_which_are_joined_and_their_numbers(weights, between, request):
 
     if compares:
         torch.testing.assert_close(outcome("c"), outcome("naive"))
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_many_ops_behind_a_last_product_are_one_pass(calls):
+    """And the product is made in it, by blocks of rows."""
+
+    def step(x, h):
+        h = torch.tanh(x + h @ U)
+        y = h @ V
+        for _ in range(calls):
+            y = torch.sin(y * h)
+        return y, h
+
+    x, h = torch.randn(4, 2, H, dtype=torch.float64), torch.randn(2, H, dtype=torch.float64)
+    plan = plan_of(step, x, h, backend="c")
+    kinds = [region.kind for region in plan.forward.regions]
+    assert kinds.count("scan") == (1 if calls == 1 else 2)
+    for got, want in zip(*(recurrent(step, x, h, backend=of) for of in ("c", "naive")), strict=True):
+        torch.testing.assert_close(got, want)

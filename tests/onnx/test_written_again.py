@@ -64,6 +64,13 @@ GRAPHS = {
         n = Gather(s, two)  k = Constant<value = int64 {4}>()  c = Equal(n, k)
         y = If(c) <then_branch = t () => (float[T,B,4] p) { p = Tanh(x) },
         else_branch = f () => (float[T,4] q) { o = Constant<value = int64[1] {1}>()  q = Squeeze(x, o) }>""",
+    "expanded as torch's exporter has it": """l = Shape<start = 2>(x)  m = Constant<value = int64[1] {-1}>()
+        b = Shape<start = 1, end = 2>(x)  u = Concat<axis = 0>(m, b, l)  s = Shape(u)
+        o = ConstantOfShape<value = int64[1] {1}>(s)  n = Mul(o, m)  q = Equal(u, n)  w = Where(q, o, u)
+        z = Constant<value = int64[1] {0}>()  r = ReduceSum<keepdims = 1>(x, z)  e = Expand(r, w)
+        k = Shape<start = 0, end = 1>(e)  one = Constant<value = int64[1] {1}>()  c = Equal(k, one)
+        y = If(c) <then_branch = t () => (float[B,4] p) { p = Squeeze(e, z) },
+        else_branch = f () => (float[T,B,4] p2) { p2 = Identity(e) }>""",
     "the largest over the steps": """z = Transpose<perm = [1, 2, 0]>(x)
         m = MaxPool<kernel_shape = [3], pads = [1, 1]>(z)  y = Transpose<perm = [2, 0, 1]>(m)""",
     "each step twice": """z = Transpose<perm = [1, 2, 0]>(x)  s = Constant<value = float[3] {1.0, 1.0, 2.0}>()

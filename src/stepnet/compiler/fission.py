@@ -114,7 +114,7 @@ def _fuse(cut: _Cut, body: Graph) -> None:
     for d in range(deepest, 1, -1):
         if _join(body, maps, scans, carries, d):
             _sink(body, maps[d - 2], scans[d - 1], carries[d - 1], pulled)
-    _in_place(cut, body, pulled)
+    _in_place(cut, body, pulled | _behind_products(cut.maps[-1], body))
     _sink_views(body, cut.once, scans)
 
 
@@ -138,13 +138,24 @@ def _in_place(cut: _Cut, body: Graph, pulled: Set[str]) -> None:
             else:
                 after.append(node)
                 late.update(node.outputs)
-        if any(node.op == "matmul" for node in inside):  # a vector per sequence is as well spread
+        many = sum(is_cheap(node.op) for node in inside) >= _PASSES
+        if many or any(node.op == "matmul" for node in inside):  # a vector per sequence is as well spread
             cut.maps[d : d + 1] = [before, after]
             cut.scans.insert(d + 1, inside)
             cut.carries.insert(d + 1, [])
             _absorb(body, after, inside, [], pulled)
             _sink(body, before, inside, [], pulled)
         d += 1
+
+
+def _behind_products(after: Sequence[Node], body: Graph) -> set[str]:
+    """What cheap ops make of the products behind the last scan."""
+    found = {node.output for node in after if _is_product(body, node)}
+    products = found.copy()
+    for node in in_order(after):
+        if _in_pass(body, node) and node.op != "matmul" and not found.isdisjoint(node.inputs):
+            found.add(node.output)
+    return found - products
 
 
 def _regions(cut: _Cut, body: Graph) -> tuple[Region, ...]:
@@ -269,6 +280,7 @@ def _spread(body: Graph, maps: list[list[Node]]) -> Graph:
     return replace(body, values=values)
 
 
+_PASSES = 4  # ops that torch would run one by one, each over memory, where a scan is called for less
 _NEAR = 1 << 20  # bytes of weights that stay in the cache of a core
 _FUSIBLE = ("float32", "float64", "bfloat16", "float16", "bool")
 

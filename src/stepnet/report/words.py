@@ -89,6 +89,8 @@ def when(region: Region, rows: int, sequences: int) -> str:
     """How often a region runs, on what."""
     if region.passes:
         return f"{count(region.passes, 'pass', 'passes')} over all {count(rows, 'row')}"
+    if region.kind == "scan" and not region.carries:
+        return f"once, on all {count(rows, 'row')}"
     if region.kind in ("scan", "loop"):
         return f"{count(region.runs, 'step')} of up to {count(sequences, 'row')}"
     if region.kind == "map":

@@ -316,3 +316,23 @@ def test_whole_sums_are_multiplied(tmp_path):
     found = [torch.as_tensor(v) for v in compiled([x.numpy(), y.numpy()]).values()]
     for got, read, want in zip(found, load(path)(x, y), module(x, y), strict=True):
         assert got.tolist() == read.tolist() == want.tolist()
+
+
+def test_cells_that_read_one_table(tmp_path):
+    """As both directions of a layer do, of which one or both go on with a dimension of one."""
+    openvino = pytest.importorskip("openvino")
+
+    class Both(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.LSTM(4, 3), torch.nn.GRU(4, 3)
+
+        def forward(self, x):
+            a, b = self.a(x)[0].unsqueeze(1), self.b(x)[0]
+            return a, b, b.reshape(b.shape[0], 1, b.shape[1], 3) + 1
+
+    module, x = Both(), torch.randn(5, 2, 4)
+    save(module, tmp_path / "m.xml", (x,))
+    compiled = openvino.Core().compile_model(str(tmp_path / "m.xml"), "CPU")
+    for got, want in zip(compiled([x.numpy()]).values(), module(x), strict=True):
+        torch.testing.assert_close(torch.as_tensor(got), want.detach(), rtol=2e-2, atol=2e-2)

@@ -7,6 +7,7 @@ shapes by take such arrays; before any other operator, they become tensors.
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -106,6 +107,28 @@ def _reduced(compute: Callable[[Any, Any], Any]) -> Rule:
     return rule
 
 
+def _filled(node: Info, x: np.ndarray) -> Any:
+    value = node.get("value")
+    if getattr(value, "dtype", None) != ir.DataType.INT64 or x.ndim != 1 or math.prod(x) > _MOST:
+        raise Misfit("a few whole numbers")
+    return np.full([*x], value.numpy().item(), dtype=object)
+
+
+def _where(node: Info, truths: np.ndarray, x: np.ndarray, y: np.ndarray) -> Any:
+    sizes = all(type(value) in (int, torch.SymInt) for value in (*x.flat, *y.flat))
+    if truths.dtype != bool or not sizes:
+        raise Misfit("a truth is open")
+    return np.where(truths, x, y)
+
+
+def _equal(x: Any, y: Any) -> Any:
+    """No size is the -1 that stands for one as it is, which torch's exporter looks for."""
+    for size, number in ((x, y), (y, x)):
+        if isinstance(size, torch.SymInt) and isinstance(number, int) and number < 0:
+            return False if size.node.expr.is_nonnegative else size == number
+    return x == y
+
+
 def _of_truths(compute: Callable[..., Any]) -> Rule:
     def rule(node: Info, *xs: np.ndarray) -> Any:
         if any(x.dtype != bool for x in xs):
@@ -115,14 +138,16 @@ def _of_truths(compute: Callable[..., Any]) -> Rule:
     return rule
 
 
+_MOST = 64  # sizes that are computed with
 _COMPARED = {"Equal": torch.eq, "Greater": torch.gt, "Less": torch.lt}
 RULES: dict[str, Rule] = {
     "Add": _elementwise(operator.add),
     "And": _of_truths(np.logical_and),
     "Cast": _cast,
     "Concat": lambda node, *xs: np.concatenate([np.atleast_1d(x) for x in xs]),
+    "ConstantOfShape": _filled,
     "Div": _div,
-    "Equal": _elementwise(operator.eq),
+    "Equal": _elementwise(_equal),
     "Gather": _gather,
     "Greater": _elementwise(operator.gt),
     "Identity": lambda node, x: x,
@@ -143,6 +168,7 @@ RULES: dict[str, Rule] = {
     "Sub": _elementwise(operator.sub),
     "Transpose": lambda node, x: x.transpose(node.get("perm")),
     "Unsqueeze": _unsqueeze,
+    "Where": _where,
 }
 
 
@@ -156,6 +182,8 @@ def on_sizes(node: Info, arguments: Sequence[Any]) -> Sizes | None:
         if (not isinstance(value, Sizes) and k not in node.known) or getattr(value, "made", None) is not None:
             return None
         arrays.append(value.array if isinstance(value, Sizes) else np.array(node.known[k], dtype=object))
+    if node.node.op_type == "Where" and not any(isinstance(value, Sizes) for value in arguments[1:]):
+        return None
     try:
         found = rule(node, *arrays)
     except (Misfit, ValueError, TypeError, IndexError):  # the operator itself tells it

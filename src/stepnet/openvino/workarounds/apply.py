@@ -9,6 +9,7 @@ from .dropped_slices import told_count
 from .left_out import with_defaults
 from .old_cells import plain_cells
 from .ranges import whole_ranges
+from .shared_input import not_seen_as_turned
 from .shared_memory import keep_apart
 from .shared_ports import one_port_each
 from .whole_reductions import apart_from_products
@@ -30,6 +31,7 @@ def worked_around(net: Net) -> Net:
         for layer in list(inner.layers.values()):
             if layer.type == "TensorIterator":
                 told_count(edit, layer)
+                not_seen_as_turned(edit, layer)
             if layer.type in ("TensorIterator", "Loop"):
                 keep_apart(layer)
         edit.done()

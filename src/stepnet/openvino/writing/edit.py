@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -102,6 +102,17 @@ class Editor:
         ports[index] = replace(ports[index], type=found.type, shape=found.shape)
         layer.inputs = tuple(ports)
         layer.sources = (*layer.sources[:index], source, *layer.sources[index + 1 :])
+
+    def read_apart(self, source: Source, which: Callable[[Layer], bool]) -> None:
+        """Let some of those who read an output read the larger of it and itself, which OpenVINO keeps."""
+        layers, port, near = list(self.net.layers.values()), self.port(source), self.net.layers[source[0]]
+        at = [(layer, k) for layer in layers for k, of in enumerate(layer.sources) if of == source]
+        readers = [(layer, k) for layer, k in at if which(layer)]
+        if readers:
+            told = {"auto_broadcast": "numpy"}
+            made = self.add("Maximum", [source, source], [(port.type, port.shape)], told, near=near)
+            for layer, k in readers:
+                self.rewire(layer, k, (made.id, 0))
 
     def feed(self, layer: Layer, sources: Sequence[Source]) -> None:
         """Give a layer other inputs, as many as there are sources; its ports are numbered anew."""
