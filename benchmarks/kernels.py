@@ -16,9 +16,9 @@ from .harness import Case, Contender, Row, Topic
 FUNCTIONS = {"exp": torch.exp, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "log1p": torch.log1p}
 
 SOURCE = """
-int64_t packed_size(int64_t K, int64_t N) { return sn_packed_f32(K, N, 1); }
+int64_t packed_size(int64_t K, int64_t N) { return sn_packed_f32(K, N); }
 void pack(float *packed, const float *B, int64_t K, int64_t N) {
-    sn_pack_f32(packed, B, N, 1, K, N, 1, SN_WIDTH);
+    sn_pack_f32(packed, B, N, 1, K, N);
 }
 void matmul(float *C, float *D, float *A, const float *packed, int64_t rows, int64_t K, int64_t N) {
     sn_matmul_f32((sn_rows_f32){C, N, 0}, (sn_rows_f32){D, N, 0}, (sn_rows_f32){A, K, 0}, packed, rows, K, N);

@@ -27,10 +27,10 @@ void split_matmul(const table *c, const table *d, const table *a, const float *p
 }
 """
 PAIRS = """
-int64_t pairs_size(int64_t K, int64_t n) { return sn_packed_bf16(K, n, 1); }
+int64_t pairs_size(int64_t K, int64_t n) { return sn_packed_bf16(K, n); }
 void pairs_pack(uint16_t *to, const uint16_t *from, int64_t stride_k, int64_t stride_n, int64_t K,
                 int64_t n) {
-    sn_pack_bf16(to, from, stride_k, stride_n, K, n, 1, SN_WIDTH);
+    sn_pack_bf16(to, from, stride_k, stride_n, K, n);
 }
 void pairs_matmul(const table *c, const table *d, const table *a, const uint16_t *packed, int64_t rows,
                   int64_t K, int64_t N) {

@@ -130,7 +130,7 @@ def test_the_preamble_compiles_for_both_types_and_without_warnings(linked, tmp_p
 PACKED = """
 void answer(int64_t *x) {
     %(real)s b[1] = {6}, packed[64], to[1], a[1] = {7};
-    sn_pack_%(type)s(packed, b, 1, 1, 1, 1, 1, SN_WIDTH);
+    sn_pack_%(type)s(packed, b, 1, 1, 1, 1);
     sn_matmul_%(type)s((sn_rows_%(type)s){to, 1, 0}, (sn_rows_%(type)s){0, 0, 0}, (sn_rows_%(type)s){a, 1, 0},
                        packed, 1, 1, 1);
     *x = (int64_t)to[0];

@@ -34,9 +34,9 @@ SHAPES = [  # rows, K, N
 ]
 
 ENTRY = """
-int64_t packed_T(int64_t K, int64_t n) { return sn_packed_T(K, n, 1); }
+int64_t packed_T(int64_t K, int64_t n) { return sn_packed_T(K, n); }
 void pack_T(REAL *to, const REAL *from, int64_t stride_k, int64_t stride_n, int64_t K, int64_t n) {
-    sn_pack_T(to, from, stride_k, stride_n, K, n, 1, SN_WIDTH);
+    sn_pack_T(to, from, stride_k, stride_n, K, n);
 }
 void matmul_T(sn_rows_T C, sn_rows_T addend, sn_rows_T A, const REAL *packed, int64_t rows, int64_t K,
               int64_t N) {

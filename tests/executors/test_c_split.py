@@ -259,7 +259,7 @@ CHECK = """
 static int check_floats(int64_t rows, int64_t K, int64_t N) {
     float *A = malloc((size_t)(rows * K) * 4), *B = malloc((size_t)(K * N) * 4);
     float *C = malloc((size_t)(rows * N) * 4), *D = malloc((size_t)(rows * N) * 4);
-    float *packed = malloc((size_t)sn_packed_f32(K, N, 1) * 4);
+    float *packed = malloc((size_t)sn_packed_f32(K, N) * 4);
     int bad = 0;
     for (int64_t i = 0; i < rows * K; ++i) A[i] = (float)((i * 7) % 11 - 5);
     for (int64_t i = 0; i < K * N; ++i) B[i] = (float)((i * 5) % 13 - 6);
@@ -267,7 +267,7 @@ static int check_floats(int64_t rows, int64_t K, int64_t N) {
     for (int turned = -1; turned < 2; ++turned) { /* a packed matrix, then as it lies */
         const int64_t stride_k = turned > 0 ? 1 : N, stride_n = turned > 0 ? K : 1;
         const sn_rows_f32 c = {C, N, 0}, a = {A, K, 0};
-        if (turned < 0) sn_pack_f32(packed, B, N, 1, K, N, 1, SN_WIDTH);
+        if (turned < 0) sn_pack_f32(packed, B, N, 1, K, N);
         if (turned < 0) sn_matmul_f32(c, (sn_rows_f32){D, N, 0}, a, packed, rows, K, N);
         else sn_few_f32(c, a, B, stride_k, stride_n, rows, K, N);
         for (int64_t r = 0; r < rows; ++r)
@@ -283,13 +283,13 @@ static int check_floats(int64_t rows, int64_t K, int64_t N) {
 static int check_pairs(int64_t rows, int64_t K, int64_t N, int turned) {
     uint16_t *A = malloc((size_t)(rows * K) * 2), *B = malloc((size_t)(K * N) * 2);
     float *C = malloc((size_t)(rows * N) * 4), *D = malloc((size_t)(rows * N) * 4);
-    uint16_t *packed = malloc((size_t)sn_packed_bf16(K, N, 1) * 2);
+    uint16_t *packed = malloc((size_t)sn_packed_bf16(K, N) * 2);
     int bad = 0;
     for (int64_t i = 0; i < rows * K; ++i) A[i] = sn_store_bf16((float)((i * 7) % 11 - 5));
     for (int64_t i = 0; i < K * N; ++i) B[i] = sn_store_bf16((float)((i * 5) % 13 - 6));
     for (int64_t i = 0; i < rows * N; ++i) D[i] = (float)(i % 3);
     const int64_t stride_k = turned ? 1 : N, stride_n = turned ? K : 1;
-    sn_pack_bf16(packed, B, stride_k, stride_n, K, N, 1, SN_WIDTH);
+    sn_pack_bf16(packed, B, stride_k, stride_n, K, N);
     sn_matmul_bf16((sn_rows_f32){C, N, 0}, (sn_rows_f32){D, N, 0}, (sn_rows_bf16){A, K, 0}, packed, rows, K,
                    N);
     for (int64_t r = 0; r < rows; ++r)

@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from stepnet.data.as_imported import from_numpy
-from stepnet.data.modes import outside_modes
+from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import LoD
 from stepnet.errors import LoDError
 
@@ -105,7 +105,7 @@ class Layout:
         index: Tensor = getattr(self, name)
         if rows.is_cuda:
             return on_gpu.moved(self.gpu, name, index, rows.device)
-        return index if rows.is_cpu else index.to(rows.device)
+        return beside(index, rows)
 
     @cached_property
     def gpu(self) -> on_gpu.Kept:

@@ -8,9 +8,8 @@ from torch import Tensor
 from stepnet.data.modes import outside_modes
 from stepnet.errors import LoopError
 
-Kept = dict[
-    tuple[str, int], tuple[Tensor, int]
-]  # by name and GPU: the tensor, the stream that it was made on
+# By name and GPU: the tensor, and the stream that it was made on.
+Kept = dict[tuple[str, int], tuple[Tensor, int]]
 _OF_GRAPHS: set[Tensor] = set()  # what CUDA graphs were captured with, which read it at each replay
 
 

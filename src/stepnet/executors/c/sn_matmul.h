@@ -146,11 +146,9 @@ typedef struct {
 
 enum { SN_(sn_lanes) = SN_VECTOR_BYTES / sizeof(SN_REAL) };
 
-/* Vectors that hold n columns; elements of a packed B[K, groups * n]. */
+/* Vectors that hold n columns; elements of a packed B[K, n]. */
 SN_INLINE int64_t SN_(sn_blocks)(int64_t n) { return (n + SN_(sn_lanes) - 1) / SN_(sn_lanes); }
-SN_INLINE int64_t SN_(sn_packed)(int64_t K, int64_t n, int64_t groups) {
-    return K * groups * SN_(sn_blocks)(n) * SN_(sn_lanes);
-}
+SN_INLINE int64_t SN_(sn_packed)(int64_t K, int64_t n) { return K * SN_(sn_blocks)(n) * SN_(sn_lanes); }
 
 SN_INLINE SN_REAL *SN_(sn_row)(SN_(sn_rows) rows, int64_t r) {
     return rows.base + (rows.index ? rows.index[r] : r) * rows.stride;
@@ -190,44 +188,39 @@ SN_INLINE void SN_(sn_turn)(SN_REAL *to, int64_t stride_to, const SN_REAL *from,
 #define SN_TURN 0
 #endif
 
-/* Pack B[k, g * n + u] = source[k * stride_k + (g * n + u) * stride_n], k < K, g < groups, u < n.
- * A panel holds `width` vectors of units (the last one what is left), for each group in turn. Stride arguments let
- * B and its transpose be packed without a copy. `packed` holds SN_(sn_packed)(K, n, groups) elements. */
+/* Pack B[k, u] = source[k * stride_k + u * stride_n], k < K, u < n, in panels of SN_WIDTH vectors of columns (the last one
+ * of what is left). Stride arguments let B and its transpose be packed without a copy. `packed` holds
+ * SN_(sn_packed)(K, n) elements. */
 SN_SHARED void SN_(sn_pack)(SN_REAL *restrict packed, const SN_REAL *restrict source, int64_t stride_k,
-                            int64_t stride_n, int64_t K, int64_t n, int64_t groups, int64_t width);
+                            int64_t stride_n, int64_t K, int64_t n);
 #ifndef SN_LINKED
 void SN_(sn_pack)(SN_REAL *restrict packed, const SN_REAL *restrict source, int64_t stride_k, int64_t stride_n,
-                  int64_t K, int64_t n, int64_t groups, int64_t width) {
-    for (int64_t first = 0; first < SN_(sn_blocks)(n); first += width) {
-        int64_t blocks = SN_(sn_blocks)(n) - first < width ? SN_(sn_blocks)(n) - first : width;
-        int64_t units = n - first * SN_(sn_lanes) < blocks * SN_(sn_lanes) ? n - first * SN_(sn_lanes) : blocks * SN_(sn_lanes);
-        SN_REAL *panel = packed + first * SN_(sn_lanes) * groups * K;
-        if (units < blocks * SN_(sn_lanes)) memset(panel, 0, (size_t)(K * groups * blocks * SN_(sn_lanes)) * sizeof(SN_REAL));
-        for (int64_t g = 0; g < groups; ++g) {
-            const SN_REAL *from = source + (g * n + first * SN_(sn_lanes)) * stride_n;
-            SN_REAL *to = panel + g * blocks * SN_(sn_lanes);
-            if (stride_n == 1) {
-                for (int64_t k = 0; k < K; ++k)
-                    memcpy(to + k * groups * blocks * SN_(sn_lanes), from + k * stride_k, (size_t)units * sizeof(SN_REAL));
-            } else {
-                const int64_t L = SN_(sn_lanes), W = groups * blocks * L;
-                int64_t k0 = 0;
+                  int64_t K, int64_t n) {
+    const int64_t L = SN_(sn_lanes);
+    for (int64_t first = 0; first < SN_(sn_blocks)(n); first += SN_WIDTH) {
+        const int64_t blocks = SN_(sn_blocks)(n) - first < SN_WIDTH ? SN_(sn_blocks)(n) - first : SN_WIDTH;
+        const int64_t W = blocks * L, units = n - first * L < W ? n - first * L : W;
+        const SN_REAL *from = source + first * L * stride_n;
+        SN_REAL *panel = packed + first * L * K;
+        if (units < W) memset(panel, 0, (size_t)(K * W) * sizeof(SN_REAL));
+        if (stride_n == 1) {
+            for (int64_t k = 0; k < K; ++k) memcpy(panel + k * W, from + k * stride_k, (size_t)units * sizeof(SN_REAL));
+            continue;
+        }
+        int64_t k0 = 0;
 #if SN_TURN
-                const int64_t turned = stride_k == 1 ? units / L * L : 0;
-                if (stride_k == 1) k0 = K / L * L;
-                for (int64_t u = 0; u < turned; u += L) /* along what is contiguous: caches see it come */
-                    for (int64_t k = 0; k < k0; k += L)
-                        SN_(sn_turn)(to + k * W + u, W, from + k + u * stride_n, stride_n);
-                for (int64_t u = turned; u < units; ++u)
-                    for (int64_t k = 0; k < k0; ++k) to[k * W + u] = from[k * stride_k + u * stride_n];
+        const int64_t turned = stride_k == 1 ? units / L * L : 0;
+        if (stride_k == 1) k0 = K / L * L;
+        for (int64_t u = 0; u < turned; u += L) /* along what is contiguous: caches see it come */
+            for (int64_t k = 0; k < k0; k += L)
+                SN_(sn_turn)(panel + k * W + u, W, from + k + u * stride_n, stride_n);
+        for (int64_t u = turned; u < units; ++u)
+            for (int64_t k = 0; k < k0; ++k) panel[k * W + u] = from[k * stride_k + u * stride_n];
 #endif
-                for (; k0 < K; k0 += 16) {
-                    int64_t k1 = k0 + 16 < K ? k0 + 16 : K;
-                    for (int64_t u = 0; u < units; ++u)
-                        for (int64_t k = k0; k < k1; ++k)
-                            to[k * W + u] = from[k * stride_k + u * stride_n];
-                }
-            }
+        for (; k0 < K; k0 += 16) {
+            const int64_t k1 = k0 + 16 < K ? k0 + 16 : K;
+            for (int64_t u = 0; u < units; ++u)
+                for (int64_t k = k0; k < k1; ++k) panel[k * W + u] = from[k * stride_k + u * stride_n];
         }
     }
 }
@@ -280,7 +273,7 @@ SN_INLINE void SN_(sn_kernel)(SN_(sn_rows) C, SN_(sn_rows) addend, int64_t c, SN
 }
 
 /* C[rows, N] = A[rows, K] B (+ addend[rows, N] where addend.base is not NULL; it may be C itself).
- * `packed` is B by sn_pack with groups 1 and width SN_WIDTH. */
+ * `packed` is B by sn_pack. */
 SN_SHARED void SN_(sn_matmul)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) A, const SN_REAL *packed,
                               int64_t rows, int64_t K, int64_t N);
 #ifndef SN_LINKED

@@ -229,7 +229,7 @@ class _Writer:
         def pack(to: str, source: str) -> str:
             return (
                 f"sn_pack_{product.suffix}({to}, {source}, a->{c}.stride_k, a->{c}.stride_n, "
-                f"{k}, {n}, {product.packing});"
+                f"{k}, {n}{product.last});"
             )
 
         if heads == 1:

@@ -53,17 +53,12 @@ class Product:
 
     @property
     def last(self) -> str:
-        """The last argument of a product."""
+        """The last argument of what packs and multiplies."""
         return ", a->split" if self.is_split else ""
-
-    @property
-    def packing(self) -> str:
-        """The last arguments of `sn_pack_*`."""
-        return "a->split" if self.is_split else "1, SN_WIDTH"
 
     def packed(self, k: int, n: int) -> str:
         """The elements of a packed matrix [k, n]."""
-        return f"sn_packed_{self.suffix}({k}, {n}, {'a->split' if self.is_split else 1})"
+        return f"sn_packed_{self.suffix}({k}, {n}{self.last})"
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ SN_INLINE sn_sizes sn_pair_rows_in(uint16_t *restrict to, const float *b, int64_
     sn_sizes sizes = sn_no_sizes;
     for (int64_t k = 0; k < depth; k += SN_DEPTH_BF16) {
         const int64_t some = depth - k < SN_DEPTH_BF16 ? depth - k : SN_DEPTH_BF16;
-        sn_pack_f32(panel, b + k * stride, stride, 1, some, n, 1, SN_WIDTH);
+        sn_pack_f32(panel, b + k * stride, stride, 1, some, n);
         sizes = sn_sizes_of(sizes, panel, some * nv * sn_lanes_f32);
         sn_split_panel((uint32_t *)(to + k / SN_DEPTH_BF16 * parts * part), panel, some, nv * sn_lanes_f32, parts);
     }
@@ -99,7 +99,7 @@ static void sn_over_some(const sn_over *o, float *C, int64_t r, int64_t depth, i
         }
         for (int64_t k = 0; k < depth; k += 32) {
             const int64_t some = depth - k < 32 ? depth - k : 32;
-            sn_pack_f32(panel, b + k * o->b_stride + c0, o->b_stride, 1, some, n, 1, SN_WIDTH);
+            sn_pack_f32(panel, b + k * o->b_stride + c0, o->b_stride, 1, some, n);
             for (int64_t f = 0; f < m; f += 16) {
                 const int64_t features = m - f < 16 ? m - f : 16;
                 const sn_rows_f32 part = sn_part_f32(to, f, 0);

@@ -26,17 +26,15 @@ typedef struct {
 enum { sn_lanes_bf16 = sn_lanes_f32, SN_DEPTH_BF16 = 32, SN_FEW_ROWS = 4 };
 
 SN_INLINE int64_t sn_depth_bf16(int64_t K) { return (K + SN_DEPTH_BF16 - 1) / SN_DEPTH_BF16 * SN_DEPTH_BF16; }
-SN_INLINE int64_t sn_packed_bf16(int64_t K, int64_t n, int64_t groups) {
-    return sn_packed_f32(sn_depth_bf16(K), n, groups);
-}
+SN_INLINE int64_t sn_packed_bf16(int64_t K, int64_t n) { return sn_packed_f32(sn_depth_bf16(K), n); }
 SN_INLINE const uint16_t *sn_row_bf16(sn_rows_bf16 rows, int64_t r) {
     return rows.base + (rows.index ? rows.index[r] : r) * rows.stride;
 }
 
-/* Pack B[k, u] = source[k * stride_k + u * stride_n], k < K, u < n, in panels of `width` vectors of columns. `packed`
- * holds sn_packed_bf16(K, n, 1) elements. */
+/* Pack B[k, u] = source[k * stride_k + u * stride_n], k < K, u < n, in panels of SN_WIDTH vectors of columns. `packed`
+ * holds sn_packed_bf16(K, n) elements. */
 SN_SHARED void sn_pack_bf16(uint16_t *restrict packed, const uint16_t *restrict source, int64_t stride_k,
-                            int64_t stride_n, int64_t K, int64_t n, int64_t groups, int64_t width);
+                            int64_t stride_n, int64_t K, int64_t n);
 SN_SHARED void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *packed, int64_t rows,
                               int64_t K, int64_t N);
 /* A member's columns of a product. */
@@ -75,11 +73,10 @@ SN_INLINE sn_panel sn_pairs_panel(const uint16_t *panel, int64_t nv) {
 #ifndef SN_LINKED
 
 void sn_pack_bf16(uint16_t *restrict packed, const uint16_t *restrict source, int64_t stride_k, int64_t stride_n,
-                  int64_t K, int64_t n, int64_t groups, int64_t width) {
-    (void)groups; /* 1 */
+                  int64_t K, int64_t n) {
     const int64_t L = sn_lanes_bf16, depth = sn_depth_bf16(K);
-    for (int64_t first = 0; first < sn_blocks_f32(n); first += width) {
-        const int64_t blocks = sn_blocks_f32(n) - first < width ? sn_blocks_f32(n) - first : width;
+    for (int64_t first = 0; first < sn_blocks_f32(n); first += SN_WIDTH) {
+        const int64_t blocks = sn_blocks_f32(n) - first < SN_WIDTH ? sn_blocks_f32(n) - first : SN_WIDTH;
         const int64_t W = blocks * L, units = n - first * L < W ? n - first * L : W;
         uint16_t *panel = packed + first * L * depth; /* pair k, unit u: panel[(k * W + u) * 2] */
         const uint16_t *from = source + first * L * stride_n;

@@ -42,7 +42,7 @@ SN_INLINE int64_t sn_packed_split(int64_t K, int64_t n, int64_t split) {
 SN_INLINE void sn_pack_split(float *restrict packed, const float *restrict source, int64_t stride_k, int64_t stride_n,
                              int64_t K, int64_t n, int64_t split) {
     (void)split;
-    sn_pack_f32(packed, source, stride_k, stride_n, K, n, 1, SN_WIDTH);
+    sn_pack_f32(packed, source, stride_k, stride_n, K, n);
 }
 SN_INLINE void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const float *packed, int64_t rows,
                                int64_t K, int64_t N, int64_t split) {
@@ -177,14 +177,14 @@ void sn_pack_split(float *restrict packed, const float *restrict source, int64_t
                    int64_t n, int64_t split) {
     const int64_t parts = sn_parts(K, split), L = sn_lanes_f32;
     if (!parts) {
-        sn_pack_f32(packed, source, stride_k, stride_n, K, n, 1, SN_WIDTH);
+        sn_pack_f32(packed, source, stride_k, stride_n, K, n);
         return;
     }
     for (int64_t first = 0; first < sn_blocks_f32(n); first += SN_WIDTH) {
         const int64_t nv = sn_blocks_f32(n) - first < SN_WIDTH ? sn_blocks_f32(n) - first : SN_WIDTH, W = nv * L;
         const int64_t units = n - first * L < W ? n - first * L : W;
         float *panel = packed + first * L * sn_deep_split(K, split);
-        sn_pack_f32(panel, source + first * L * stride_n, stride_k, stride_n, K, units, 1, SN_WIDTH);
+        sn_pack_f32(panel, source + first * L * stride_n, stride_k, stride_n, K, units);
         sn_split_panel((uint32_t *)(panel + K * W), panel, K, W, parts);
         const sn_sizes sizes = sn_sizes_of(sn_no_sizes, panel, K * W);
         memcpy(panel + (sn_deep_split(K, split) - 1) * W, &sizes, sizeof sizes);
