@@ -69,6 +69,21 @@ MISTAKES = {
         "step 'total' failed at step 0",
         "the other way with axis=1",
     ),
+    "a list of one state": (
+        lambda: recurrent(total, RAGGED, [H]),
+        r"step 'total' failed at step 0: can only concatenate list",
+        "nested as they were given",
+    ),
+    "x without features": (
+        lambda: recurrent(lambda x, h: (torch.cat([x, h], 1), h), X[:, :, 0], H),
+        "step '<lambda>' failed at step 0: Dimension out of range",
+        "x float32",
+    ),
+    "a dimension that is not there": (
+        lambda: recurrent(lambda x, h: (x.sum(3), h), X, H),
+        "step '<lambda>' failed at step 0: Dimension out of range",
+        "x float32",
+    ),
     "one state of two": (
         lambda: recurrent(nn.LSTMCell(I, 4), X, torch.zeros(2, 4)),
         "initial state of step 'LSTMCell' is nested in another way",

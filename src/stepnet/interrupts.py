@@ -18,19 +18,22 @@ def let_through(error: BaseException) -> None:
     found: BaseException | None = error
     handlers = [_code_of(signal.getsignal(number)) for number in signal.valid_signals()]
     while found is not None:
-        trace, last = found.__traceback__, None
+        trace = found.__traceback__
         while trace is not None:
             if trace.tb_frame.f_code in handlers:
                 raise found
-            trace, last = trace.tb_next, trace
-        if isinstance(found, KeyboardInterrupt) and last is not None and not _raises(last):
+            trace = trace.tb_next
+        if isinstance(found, KeyboardInterrupt) and found.__traceback__ and not is_by_raise(found):
             raise found
         found = found.__cause__ or found.__context__
 
 
-def _raises(at: types.TracebackType) -> bool:
-    """Whether a line that raises an exception left a frame, and nothing between two of its instructions."""
-    return dis.opname[at.tb_frame.f_code.co_code[at.tb_lasti]] == "RAISE_VARARGS"
+def is_by_raise(error: BaseException) -> bool:
+    """Whether a `raise` in Python made an error, and not a call of C or what came between two lines."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at is not None and dis.opname[at.tb_frame.f_code.co_code[at.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _code_of(handler: Any) -> types.CodeType | None:

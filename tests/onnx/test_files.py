@@ -107,6 +107,8 @@ def test_errors_are_in_the_words_of_onnx(tmp_path):
         stepnet.onnx.save(module, tmp_path / "m.onnx", (ragged, torch.randn(2, 3)))
     with pytest.raises(IRError, match=r"m.xml: the name must end in .onnx"):
         stepnet.onnx.save(module, tmp_path / "m.xml", ragged)
+    with pytest.raises(IRError, match="'example_inputs' is missing"):
+        stepnet.onnx.save(module, tmp_path / "m.onnx", None)
     with pytest.raises(IRError, match=r"m.onnx: cannot be written: No such file"):
         stepnet.onnx.save(nn.Linear(3, 2), tmp_path / "none" / "m.onnx", torch.randn(2, 3))
 

@@ -83,7 +83,7 @@ def module_graph(
     module = original_of(module)
     where = _described(module)
     _check_kinds(module, where)
-    args, kwargs = _arguments(example_inputs)
+    args, kwargs = _arguments(module, example_inputs)
     leaves, spec = unpacked((args, kwargs))
     inputs = inputs_of(module, args, kwargs, leaves)
     batch, given = 0, inputs
@@ -286,7 +286,13 @@ def _described(module: Any) -> str:
     return f"function {getattr(module, '__name__', type(module).__name__)}"
 
 
-def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(module: nn.Module, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if example_inputs is None:
+        raise IRError(
+            "save: 'example_inputs' is missing: a module is run on them to see what it does",
+            got=f"a {type(module).__name__}, and None",
+            remedy="a tensor or a LoDTensor, a tuple of arguments (() for none), or a dict of them by name",
+        )
     if isinstance(example_inputs, Mapping):
         return (), dict(example_inputs)
     if isinstance(example_inputs, (tuple, list)) and not isinstance(example_inputs, PackedSequence):

@@ -14,8 +14,8 @@ from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.tree import Spec, flatten, names, unflatten
-from stepnet.errors import StepError, StepnetError
-from stepnet.interrupts import let_through
+from stepnet.errors import StepError, StepIndexError, StepnetError
+from stepnet.interrupts import is_by_raise, let_through
 from stepnet.ir.loop import Body, Loop
 from stepnet.ir.sweep import over_rows
 
@@ -150,12 +150,14 @@ class StepBody:
             if type(error) is not RuntimeError:
                 raise
             raise failure(self, (*x_leaves, *state_leaves), error, self.t) from error
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, IndexError) as error:
             if isinstance(error, StepnetError):
                 raise
             self._check_parameters(static=isinstance(state, WithStatic))
             self._check_nesting()
-            raise
+            if isinstance(error, ValueError) or is_by_raise(error):
+                raise
+            raise failure(self, (*x_leaves, *state_leaves), error, self.t) from error
         if not (isinstance(result, tuple) and len(result) == 2):
             raise StepError(
                 f"step '{self.name}' must return a pair (y, new_state)",
@@ -244,10 +246,10 @@ def check_joined(body: str, names: Sequence[str], values: Sequence[Any]) -> None
             )
 
 
-def failure(body: Body, values: Sequence[Any], error: RuntimeError, t: int = 0) -> StepError:
+def failure(body: Body, values: Sequence[Any], error: Exception, t: int = 0) -> StepError:
     """What a body is told of that torch declines at step t: with other sizes than it expects, the first."""
     let_through(error)
-    what = str(error).splitlines()[0]
+    what = (str(error).splitlines() or [type(error).__name__])[0]
     sizes = "check the sizes the step expects against the features of x and of the state"
     rows = [leaf.shape[0] for leaf in values if isinstance(leaf, Tensor) and leaf.dim() > 1]
     if isinstance(body, StepBody) and rows and min(rows) < max(rows):
@@ -257,11 +259,14 @@ def failure(body: Body, values: Sequence[Any], error: RuntimeError, t: int = 0) 
     got, remedy = describe_leaves(body.parameters, values), sizes
     if "same dtype" in what:
         remedy = "give x, the state and the weights one dtype"
-    elif "same device" in what:
+    elif isinstance(error, TypeError):
+        remedy = "check how the step uses x and the state: they are nested as they were given"
+    elif "same device" in what or "expected device" in what:
         homes = {str(leaf.device) for leaf in values if isinstance(leaf, Tensor)}
         got += f", on {' and '.join(sorted(homes))}"
         remedy = "move x, the state, the weights and what the step makes to one device: .to(x.device)"
-    return StepError(f"step '{body.name}' failed at step {t}: {what}", got=got, remedy=remedy)
+    kind = StepIndexError if isinstance(error, IndexError) else StepError
+    return kind(f"step '{body.name}' failed at step {t}: {what}", got=got, remedy=remedy)
 
 
 def next_state(body: str, names: Sequence[str], old: Sequence[Any], new: list[Any], t: int = 0) -> list[Any]:
