@@ -15,9 +15,9 @@ ZOO = Path(__file__).parent / "zoo"
 # Torch would look for garbage after each compilation, among what all tests have made.
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
-# No deadline: the first call of anything in torch is slow. In CI the same examples every time.
+# No deadline: the first call of anything in torch is slow. An ordinary run has the same examples every time.
 settings.register_profile("exhaustive", deadline=None, derandomize="CI" in os.environ)
-settings.register_profile("ordinary", settings.get_profile("exhaustive"), max_examples=20)
+settings.register_profile("ordinary", settings.get_profile("exhaustive"), max_examples=10, derandomize=True)
 
 
 def pytest_configure(config):

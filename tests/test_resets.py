@@ -354,6 +354,7 @@ def test_under_vmap_and_grad():
         torch.testing.assert_close(grad, torch.autograd.grad(loss(x), x)[0], **CLOSE)
 
 
+@pytest.mark.exhaustive  # in a graph: tests/graph
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo's own, at any graph break
 def test_inside_a_compiled_region():
     module = Recurrent(CELL)

@@ -266,6 +266,7 @@ def test_the_last_window_is_run_once(ragged, reverse):
     assert len(ran) == steps + (4 if ragged else 7)  # windows of 1, 3 and 3 steps; of 1, 3, 3 and 3
 
 
+@pytest.mark.exhaustive
 def test_a_number_of_steps_near_the_root(monkeypatch):
     sizes, windows = [], file.windows
 

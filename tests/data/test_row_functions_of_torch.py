@@ -146,6 +146,7 @@ def samples(op: Any, most: int = SAMPLES) -> list[Any]:
 PARTS = 4
 
 
+@pytest.mark.exhaustive  # torch's database; of each rule: test_row_functions_table.py
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_op_of_torch_keeps_rows_apart_or_is_refused(part: int, request: pytest.FixtureRequest) -> None:
     most = 5 if request.config.getoption("exhaustive") else SAMPLES

@@ -113,7 +113,7 @@ BY_CHANCE |= {"rand_like", "randn_like", "randint_like", "normal_", "uniform_", 
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("ndim", few([1, 2, 3], [3]))
+@pytest.mark.parametrize("ndim", few([1, 2, 3], [2]))
 def test_no_function_of_the_table_gives_a_row_that_saw_another(ndim: int) -> None:
     """Whatever is accepted commutes with any order of the rows, on tensors where every size is 3."""
     order = torch.tensor([2, 0, 1])
