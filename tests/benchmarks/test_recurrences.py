@@ -216,6 +216,7 @@ def test_examples_in_docstrings(name):
 # --------------------------------------------------------------------------------------------- the command
 
 
+@pytest.mark.exhaustive  # `make bench` does
 def test_a_quick_run_writes_table_file_and_picture(tmp_path):
     path = tmp_path / "out.json"
     status, text = run_command("lstm", "--quick", "--json", str(path))

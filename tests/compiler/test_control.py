@@ -115,7 +115,11 @@ needs_torch = torch_since("2.13", "its cond and while_loop are compiled anew ins
 
 @pytest.mark.parametrize(
     "step",
-    [asked, *(pytest.param(step, marks=needs_torch) for step in (branched, counted))],
+    [
+        asked,
+        pytest.param(branched, marks=needs_torch),
+        pytest.param(counted, marks=[needs_torch, pytest.mark.exhaustive]),
+    ],
     ids=["asked", "branched", "counted"],
 )
 def test_what_python_asks_is_asked_anew(step):

@@ -26,6 +26,7 @@ def run(request):
     return function
 
 
+@pytest.mark.exhaustive  # gradients made of them: below
 @settings(max_examples=examples(80), deadline=None)
 @given(
     rows=st.integers(256, 500), k=st.integers(1, 140), n=st.integers(1, 100), parts=st.sampled_from([2, 3]),
