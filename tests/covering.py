@@ -1,8 +1,8 @@
 """Which tests an ordinary run leaves out: what `make fuzz` runs beside them, under `--exhaustive`.
 
-A test of many parameters is marked `covering(n)`: of their product a run takes some in which each n values
-of n different parameters come together. Of a table whose cases differ in little it takes a `few`. What alone
-shows something is not left out.
+Of a product of tables a run takes some, in which each row of each comes once. A test that is marked
+`covering(n)` says otherwise: each n values of n different parameters come together. Of a table whose cases
+differ in little it takes a `few`. What alone shows something is not left out.
 """
 
 from __future__ import annotations
@@ -47,9 +47,18 @@ def few(table: Iterable[Any], chosen: Iterable[Any]) -> list[Any]:
     """Parameters for a test: those chosen run always, the others under `--exhaustive`."""
     table, chosen = list(table), list(chosen)
     assert all(one in table for one in chosen), chosen
-    values = [one if isinstance(one, tuple) else (one,) for one in table]
-    rest = [pytest.param(*value, marks=pytest.mark.exhaustive) for value in values]
-    return [one if one in chosen else other for one, other in zip(table, rest, strict=True)]
+    return [one if one in chosen else _rarely(one) for one in table]
+
+
+def every(n: int, table: Iterable[Any]) -> list[Any]:
+    """Parameters of cases that go one way: each n-th runs always, the others under `--exhaustive`."""
+    return [one if k % n == 0 else _rarely(one) for k, one in enumerate(table)]
+
+
+def _rarely(one: Any) -> Any:
+    if isinstance(one, type(pytest.param())):
+        return one._replace(marks=[*one.marks, pytest.mark.exhaustive])
+    return pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.exhaustive)
 
 
 def examples(number: int) -> int:
@@ -60,19 +69,31 @@ def examples(number: int) -> int:
 def _values(callspec: Any) -> dict[str, Hashable]:
     """The parameters of a test; those that are no plain values by which object they are."""
     return {
-        name: value if isinstance(value, (str, int)) else ("object", id(value))
+        name: (type(value), value) if isinstance(value, (str, int)) else ("object", id(value))
         for name, value in callspec.params.items()
     }
 
 
-def left_out(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+def _rows(item: Any) -> dict[str, Hashable]:
+    """What a test takes of each of its tables: parameters of one `parametrize` are a row, others one each."""
+    values, rows = _values(item.callspec), {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0] if isinstance(mark.args[0], str) else ",".join(mark.args[0])
+        rows[names] = tuple(values.pop(name.strip()) for name in names.split(","))
+    return rows | values
+
+
+def left_out(items: Sequence[Any]) -> set[Any]:
     """What an ordinary run leaves out of these tests."""
     out = {item for item in items if item.get_closest_marker("exhaustive")}
-    products: dict[Any, list[Any]] = defaultdict(list)
+    products: dict[Any, list[tuple[Any, frozenset[Hashable]]]] = defaultdict(list)
     for item in items:
-        if item not in out and (mark := item.get_closest_marker("covering")):
-            products[getattr(item, "function", None), mark.args].append(item)
-    for (_, (n,)), members in products.items():
-        chosen = set(cover([together(_values(item.callspec), n) for item in members]))
-        out |= {item for i, item in enumerate(members) if i not in chosen}
+        if item not in out and hasattr(item, "callspec"):
+            mark = item.get_closest_marker("covering")
+            (n,) = mark.args if mark else (1,)
+            values = together(_values(item.callspec) if mark else _rows(item), n)
+            products[getattr(item, "function", None)].append((item, values))
+    for members in products.values():
+        chosen = set(cover([values for _, values in members]))
+        out |= {item for i, (item, _) in enumerate(members) if i not in chosen}
     return out

@@ -7,6 +7,7 @@ import functools
 import pytest
 from torch import nn
 
+from covering import few
 from stepnet import onnx, openvino
 from stepnet.export.module import _Trace
 
@@ -39,6 +40,15 @@ def run_openvino(path, arrays):
 FORMATS = {"onnx": (onnx, run_onnx, "m.onnx"), "openvino": (openvino, run_openvino, "m.xml")}
 
 
+# Of a table of calls, each of which is traced: a third in each format, all by `--exhaustive`.
+IN_PARTS = few([(name, part) for part in range(3) for name in FORMATS], [("onnx", 0), ("openvino", 1)])
+
+
+def in_part(calls, part):
+    """What the calls of a part give, by their names."""
+    return {name: call() for k, (name, call) in enumerate(calls.items()) if k % 3 == part}
+
+
 class Applied(nn.Module):
     """A function as a module."""
 
@@ -56,7 +66,7 @@ def share_traces(monkeypatch, programs):
     traced = _Trace._traced
 
     def shared(self, dynamic):
-        key = str(dynamic)
+        key = f"{dynamic} {getattr(self.module, 'part', None)}"
         if key not in programs:
             programs[key] = traced(self, dynamic)
         return programs[key]

@@ -138,6 +138,7 @@ def test_confusion_counts_who_was_named(data):
     assert table.diagonal()[1:].tolist() == per_speaker[1:].tolist()
 
 
+@pytest.mark.exhaustive
 def test_training_learns(data):
     """Far above chance (one in nine) after three epochs."""
     seen = []
@@ -149,6 +150,7 @@ def test_training_learns(data):
     assert run.accuracy == named_rightly
 
 
+@pytest.mark.exhaustive
 def test_the_same_seed_gives_the_same_network(data):
     small = JapaneseVowels(few(data, "train", 8), few(data, "test"), data.speakers)
     first, second = train(small, 5, 1), train(small, 5, 1)

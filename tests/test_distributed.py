@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import stepnet
+from covering import few
 from stepnet import LoDTensor, Recurrent, cells, recurrent
 from stepnet.errors import LoDError, StepError
 
@@ -82,7 +83,7 @@ def test_data_parallel(rnn, how):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("rnn", RNNS)
+@pytest.mark.parametrize("rnn", few(RNNS, ["cell"]))
 def test_fully_shard(rnn):
     """It frees the weights after forward, and gathers them again for the results that it finds."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -121,7 +122,7 @@ def test_fully_shard_of_a_cell(make):
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("rnn", RNNS)
+@pytest.mark.parametrize("rnn", few(RNNS, ["cell", "plain loop"]))
 @pytest.mark.parametrize("output", [None, torch.float32], ids=["bfloat16 out", "float32 out"])
 def test_fully_shard_with_mixed_precision(rnn, output):
     """It casts weights and inputs to bfloat16; beside a model whose weights and inputs are bfloat16."""

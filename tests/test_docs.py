@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import stepnet
+from covering import few
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -61,7 +62,15 @@ def test_page_runs(page, tmp_path, monkeypatch, request):
     run_page(page, str(page.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+TRAIN = ("06_", "07_", "09_", "13_")  # which train, for seconds each
+
+
+@pytest.mark.parametrize(
+    "path",
+    few(EXAMPLES, [path for path in EXAMPLES if not path.name.startswith(TRAIN)]),
+    ids=lambda path: path.name,
+)
 def test_example_runs(path, capsys):
     for package in WHEELS.get(path.name, ()):
         if find_spec(package) is None:

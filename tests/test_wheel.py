@@ -101,6 +101,7 @@ print(stepnet.__file__, len(japanese_vowels().test.x))
 """
 
 
+@pytest.mark.exhaustive  # a process that imports torch anew
 def test_the_installed_wheel_is_light_and_has_its_data(wheel, tmp_path):
     """Unpacked alone into a folder that goes before the checkout, it runs from there, and imports little."""
     zipfile.ZipFile(wheel).extractall(tmp_path)

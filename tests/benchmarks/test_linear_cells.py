@@ -39,6 +39,7 @@ def test_the_compiled_step_is_the_step():
         torch.testing.assert_close(value, wanted[key], rtol=0, atol=1e-4, msg=key)
 
 
+@pytest.mark.exhaustive
 def test_a_quick_case_is_run_and_judged():
     case = next(iter(cases(True)))
     row = run_case(case, EFFORTS[1])

@@ -136,6 +136,7 @@ def test_a_wrong_value_or_gradient_refuses_the_row(off):
     assert not row.times
 
 
+@pytest.mark.exhaustive
 def test_a_peer_that_is_not_installed_is_left_out_with_a_line(monkeypatch, tmp_path):
     needs = {"jax_scan": ("torch", "no_such_package"), "ours": ("stepnet",)}
     monkeypatch.setattr(peers, "PEERS", needs)
@@ -215,6 +216,7 @@ def test_examples_in_docstrings(name):
 # --------------------------------------------------------------------------------------------- the command
 
 
+@pytest.mark.exhaustive  # `make bench` does
 def test_a_quick_run_writes_table_file_and_picture(tmp_path):
     path = tmp_path / "out.json"
     status, text = run_command("lstm", "--quick", "--json", str(path))
@@ -382,6 +384,7 @@ def test_the_peak_of_a_run_is_what_it_had_at_once():
     assert 99 << 20 < memory.peak_of(run) < 120 << 20
 
 
+@pytest.mark.exhaustive
 def test_a_quick_run_of_memory_held(tmp_path):
     path = tmp_path / "out.json"
     status, text = run_command("memory_held", "--quick", "--json", str(path))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from covering import few
 from plans import BACKENDS, verify_new_entries
 from stepnet import cells
 from stepnet.api import Recurrent, recurrent
@@ -71,7 +72,7 @@ def compare(step, backend):
     check_step(step, rows(), boot(), backend=backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", few(BACKENDS, ["eager"]))
 def test_numbers_in_closures_globals_attributes_and_defaults(backend, monkeypatch):
     factor = 0.25
 
@@ -116,7 +117,7 @@ def test_a_step_that_picks_another_function():
     compare(step, "eager")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", few(BACKENDS, ["eager"]))
 def test_weights_replaced_between_calls(backend, captures):
     module = Scaled().eval()
     compare(module, backend)

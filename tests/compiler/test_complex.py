@@ -34,7 +34,7 @@ def everything(x, h):
     return (parts, real, z.abs()), 0.1 * parts + z
 
 
-@pytest.mark.parametrize("backend", ["c", "eager"])
+@pytest.mark.parametrize("backend", few(["c", "eager"], ["c"]))
 def test_as_the_plain_loop(backend):
     torch.manual_seed(1)
     x = LoDTensor.from_lengths(torch.randn(8, 4, dtype=C, requires_grad=True), [[3, 0, 1, 4]])
@@ -103,7 +103,7 @@ OPERANDS = {
 }
 
 
-@pytest.mark.parametrize("op", few(["add", "sub", "mul", "truediv", "pow"], ["sub", "truediv", "pow"]))
+@pytest.mark.parametrize("op", few(["add", "sub", "mul", "truediv", "pow"], ["sub", "truediv"]))
 def test_operands_of_any_kind(op):
     """What rows share and numbers, too, on either side."""
 

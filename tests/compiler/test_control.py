@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import few
 from outcomes import as_the_plain_loop
 from plans import entry_of
 from stepnet import LoDTensor, TensorArray, create_whileloop, explain, recurrent, while_loop
@@ -114,7 +115,11 @@ needs_torch = torch_since("2.13", "its cond and while_loop are compiled anew ins
 
 @pytest.mark.parametrize(
     "step",
-    [asked, *(pytest.param(step, marks=needs_torch) for step in (branched, counted))],
+    [
+        asked,
+        pytest.param(branched, marks=needs_torch),
+        pytest.param(counted, marks=[needs_torch, pytest.mark.exhaustive]),
+    ],
     ids=["asked", "branched", "counted"],
 )
 def test_what_python_asks_is_asked_anew(step):
@@ -255,7 +260,7 @@ def framed(x: Tensor, h: Tensor) -> Any:
     return states.stack().sum(0), states.read(2)
 
 
-@pytest.mark.parametrize("step", [of_columns, framed])
+@pytest.mark.parametrize("step", few([of_columns, framed], [of_columns]))
 def test_a_recurrence_inside_is_a_part_of_the_step(step):
     for backend in ("c", "auto"):  # the inner one has a plan of its own by then
         same(step, backend)

@@ -43,8 +43,9 @@ def of_several_dimensions(x: Tensor, h: Tensor) -> tuple[tuple[Tensor, ...], Ten
 
 
 @torch_since("2.10", "its FFT fails on a few rows")
-def test_transforms_are_products():
-    for step in (transformed, of_several_dimensions):
+def test_transforms_are_products(request: pytest.FixtureRequest):
+    more = (of_several_dimensions,) if request.config.getoption("exhaustive") else ()
+    for step in (transformed, *more):
         x, h = (torch.randn(n, N, dtype=torch.float64, requires_grad=True) for n in (4, 3))
         as_the_plain_loop(step, LoDTensor.from_lengths(x, [[3, 0, 1]]), h, weights=[W], atol=1e-11)
 

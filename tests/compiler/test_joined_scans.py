@@ -40,6 +40,7 @@ def made(weights, between):
     return step
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_which_are_joined_and_their_numbers(weights, between, request):

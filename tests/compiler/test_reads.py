@@ -24,6 +24,7 @@ import torch
 from torch import nn
 
 import ways_to_read
+from covering import every, few
 from outcomes import outcome, wanting
 from stepnet import cells, recurrent
 from stepnet.compiler.kinds import Names
@@ -113,7 +114,7 @@ class More:
 ALL_WAYS = WAYS | {k: v for k, v in vars(More).items() if isinstance(v, types.FunctionType)}
 
 
-@pytest.mark.parametrize("name", ALL_WAYS)
+@pytest.mark.parametrize("name", every(2, ALL_WAYS))
 def test_a_second_call_after_a_change(name):
     step, changes = ALL_WAYS[name]()
     x, h = torch.randn(5, D, dtype=DTYPE), torch.randn(3, D, dtype=DTYPE)
@@ -233,7 +234,7 @@ class OfTorch:
 OF_TORCH = {k: v for k, v in vars(OfTorch).items() if isinstance(v, types.FunctionType)}
 
 
-@pytest.mark.parametrize("name", OF_TORCH)
+@pytest.mark.parametrize("name", few(OF_TORCH, [*OF_TORCH][::2]))
 def test_torch_itself_may_be_changed(name):
     """By a plan or by the plain loop: right in any case."""
     step, changes = OF_TORCH[name]()
@@ -415,6 +416,7 @@ def test_attributes_that_an_object_does_not_show(kind):
             torch.testing.assert_close(*found)
 
 
+@pytest.mark.exhaustive
 def test_steps_tried_on_a_few_rows_show_callers_nothing():
     """What saves tensors otherwise, or counts them, is for the tensors of the caller."""
     w = torch.randn(D, D, dtype=DTYPE, requires_grad=True)
@@ -433,6 +435,7 @@ def test_steps_tried_on_a_few_rows_show_callers_nothing():
 COLLECTIONS = 0
 
 
+@pytest.mark.exhaustive
 def test_collections_of_garbage_change_nothing_for_a_step():
     """Who is called at each is no part of the step that is tried meanwhile."""
 

@@ -209,7 +209,7 @@ def test_by_torch_ops(names):
     check_step(side_by_side(names), rows(), state, weights={"MATRIX": MATRIX, "ROW": ROW}, backend="eager")
 
 
-@pytest.mark.parametrize("names", few(ALL_IN_C, GROUPS_IN_C), ids="; ".join)
+@pytest.mark.parametrize("names", few(ALL_IN_C, GROUPS_IN_C[::2]), ids="; ".join)
 def test_by_generated_c(names):
     state = {name: boot() for name in names}
     check_step(side_by_side(names), rows(), state, weights={"MATRIX": MATRIX, "ROW": ROW}, backend="c")
@@ -230,14 +230,14 @@ def unchanged(names):
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("backend", few(["eager", "c"], ["eager"]))
 @pytest.mark.parametrize("names", few(ALL_IN_C, GROUPS_IN_C[::6]), ids="; ".join)
 def test_of_a_state_that_stays(names, backend):
     state = {name: boot() for name in names}
     check_step(unchanged(names), rows(), state, weights={"MATRIX": MATRIX, "ROW": ROW}, backend=backend)
 
 
-@pytest.mark.parametrize("name", NOT_IN_C)
+@pytest.mark.parametrize("name", few(NOT_IN_C, ["i0"]))
 def test_left_to_torch_with_the_line(name):
     assert entry_of(STEPS[name], rows(), boot(), backend="auto").ready.executor.name == "eager"
     entry = entry_of(STEPS[name], rows(), boot(), backend="c")

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
+from covering import every, few
 from plans import entry_of
 from stepnet import explain, recurrent
 from stepnet.compiler.patched import places
@@ -157,7 +158,9 @@ def state_of(module):
     return {k: v.detach().clone() for k, v in module.state_dict().items()} | {"t": getattr(module, "t", None)}
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "name", few(MODULES, ["remembers", "statistics", "lazy", "spectral_norm, evaluated"])
+)
 def test_modules_that_change_themselves(name):
     """Three calls leave values, weights, statistics and counters as the plain loop does."""
     make, compiled = MODULES[name]
@@ -459,7 +462,7 @@ class Effects:
 EFFECTS = {k: v for k, v in vars(Effects).items() if callable(v)}
 
 
-@pytest.mark.parametrize("name", EFFECTS)
+@pytest.mark.parametrize("name", every(2, EFFECTS))
 def test_effects_are_those_of_the_plain_loop(name):
     """Neither trying the step nor explaining it adds to what it leaves behind."""
     results = []
@@ -499,7 +502,7 @@ def test_a_hook_that_collects_leaves_other_steps_compiled():
     assert len(kept) == 3
 
 
-@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.parametrize("opens", few([False, True], [True]))
 @pytest.mark.filterwarnings("ignore:step")
 def test_a_step_that_changes_objects_is_not_tried_at_each_call(opens, monkeypatch):
     """It is once it no longer does, and from time to time."""
@@ -584,6 +587,7 @@ LETS_GO = {
 }
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 @pytest.mark.parametrize("name", LETS_GO)
 def test_what_a_call_was_given_is_let_go(name, backend):

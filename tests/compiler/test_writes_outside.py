@@ -66,7 +66,7 @@ RECORDED = ["a method", "an operator of the user's", "numpy", "an observer"]
 
 @pytest.mark.parametrize(
     ("way", "open"),
-    few(EACH, [(way, open) for way, open in EACH if not open or way in RECORDED]),
+    few(EACH, [(way, way in RECORDED) for way in [*WAYS][::2]]),
     ids=[f"{way}, {'recorded' if open else 'walked'}" for way, open in EACH],
 )
 def test_writes_are_those_of_the_plain_loop(way: str, open: bool) -> None:

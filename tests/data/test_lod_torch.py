@@ -161,6 +161,7 @@ def _fresh_dynamo():
     torch._dynamo.reset()
 
 
+@pytest.mark.exhaustive  # of rows in a graph: tests/graph, too
 @torch_since("2.10", "Dynamo breaks the graph at __torch_function__")
 @pytest.mark.usefixtures("_fresh_dynamo")
 def test_compile_takes_row_wise_code_in_one_graph() -> None:
@@ -181,6 +182,7 @@ def test_compile_takes_row_wise_code_in_one_graph() -> None:
         torch.testing.assert_close(grad, torch.autograd.grad(block(x).values.sum(), values)[0])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_fresh_dynamo")
 @torch_since("2.13", "it follows no offsets")
 def test_compile_takes_operators_of_what_it_makes() -> None:
@@ -196,7 +198,9 @@ def test_compile_takes_operators_of_what_it_makes() -> None:
 
 
 @pytest.mark.usefixtures("_fresh_dynamo")
-@pytest.mark.parametrize("product", [operator.matmul, operator.imatmul, torch.matmul])
+@pytest.mark.parametrize(
+    "product", few([operator.matmul, operator.imatmul, torch.matmul], [operator.imatmul])
+)
 def test_compile_multiplies_in_the_order_that_is_written(
     product: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +224,7 @@ FUNCTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_fresh_dynamo")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", few(FUNCTIONS, ["item and pool"]))  # tests/graph has the others

@@ -146,6 +146,7 @@ def samples(op: Any, most: int = SAMPLES) -> list[Any]:
 PARTS = 4
 
 
+@pytest.mark.exhaustive  # torch's database; of each rule: test_row_functions_table.py
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_op_of_torch_keeps_rows_apart_or_is_refused(part: int, request: pytest.FixtureRequest) -> None:
     most = 5 if request.config.getoption("exhaustive") else SAMPLES
@@ -163,6 +164,7 @@ def test_every_op_of_torch_keeps_rows_apart_or_is_refused(part: int, request: py
     assert seen["refused"] > 50 * most
 
 
+@pytest.mark.exhaustive  # as all of torch's database
 @pytest.mark.parametrize("name", ["softmax", "cumsum", "sort", "linalg.inv"])
 def test_one_that_mixes_rows_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (op,) = [op for op in database() if op.name == name and not op.variant_test_name][:1]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from covering import few
 from saved_modules import plain_loops
 from stepnet import LoDTensor
 from stepnet.decode import beam_search, blocks, greedy
@@ -88,7 +89,7 @@ def test_words_and_scores_are_those_of_the_plain_loop(rows, max_length, in_c):
     assert in_c == [True, False] * 3
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.7])
+@pytest.mark.parametrize("penalty", few([0.0, 0.7], [0.7]))
 def test_beams_are_those_of_the_plain_loop(penalty, in_c):
     step, state = Speaker(), a_state(5)
     how = {"bos": BOS, "eos": EOS, "beam_size": 3, "n_best": 2, "length_penalty": penalty}
@@ -182,7 +183,7 @@ def test_from_several_threads():
         same(one, expected)
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("beam_size", few([1, 3], [3]))
 def test_memories_that_a_step_writes_are_each_beams_own(beam_size, in_c):
     """What a step hands on as it is, is kept once for all beams of a row; not what it writes in place."""
     speaker = Speaker()
@@ -216,7 +217,7 @@ def test_memories_that_a_step_writes_are_each_beams_own(beam_size, in_c):
     assert in_c.count(True) == 1  # what is written in place is left to the plain loop
 
 
-@pytest.mark.parametrize("by", [greedy, functools.partial(beam_search, beam_size=2)])
+@pytest.mark.parametrize("by", few([greedy, functools.partial(beam_search, beam_size=2)], [greedy]))
 def test_what_was_known_of_a_step_is_held_against_what_it_does(by):
     """Steps of one source that differ in types, sizes, and in what they hand on as it is."""
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from covering import few
 from stepnet import explain, recurrent
 from stepnet.cells import RNN
 from stepnet.engine import choice, plans
@@ -189,7 +190,7 @@ DAMAGED = [
 ]
 
 
-@pytest.mark.parametrize("damage", [*DAMAGED, b"\xff"])
+@pytest.mark.parametrize("damage", [*few(DAMAGED, DAMAGED[:2]), b"\xff"])
 def test_damaged_times_are_taken_anew(clock, disk, damage):
     watch = clock(c=1.0, naive=5.0)
     step, given = RNN(H, H), rows()

@@ -129,7 +129,7 @@ def weights_of(step):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["c", "eager"])
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", few(STEPS, ["LSTM", "detached", "own_function"]))
 def test_second_derivatives(name, backend, only_plans):
     step = STEPS[name]()
     x, h = inputs()
@@ -146,6 +146,7 @@ def test_second_derivatives(name, backend, only_plans):
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.exhaustive  # that of a transform: test_transforms.py
 @pytest.mark.parametrize("name", few(["RNN", "GRU"], ["RNN"]))
 def test_third_derivatives(name, only_plans):
     cell = STEPS[name]()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import stepnet
+from covering import few
 from outcomes import same
 from stepnet import LoDTensor, recurrent
 from stepnet.executors.loop import PreparedLoop
@@ -127,7 +128,7 @@ WAYS: list[Callable[..., list[Any]]] = [
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("again", [False, True], ids=["", "checkpoint"])
 @pytest.mark.parametrize("loss", [linear, curved])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", few(WAYS, WAYS[1::4]))
 def test_penalties(way: Callable[..., list[Any]], loss: Callable[..., Tensor], again: bool) -> None:
     if again and way is after_an_error and torch.__version__ < "2.10":
         pytest.skip("under older torch a weight's hook is not called there, in what is checkpointed")

@@ -248,6 +248,7 @@ def test_dropout_on_a_schedule(made):
     assert len(made) <= FEW
 
 
+@pytest.mark.exhaustive
 def test_derivatives_of_derivatives(made):
     step = step_of(lambda h: torch.sin(h * NOW.t))
     x, _ = rows()
@@ -309,6 +310,7 @@ def test_open_steps_too(name, made):
     assert len(made) <= 2 * FEW
 
 
+@pytest.mark.exhaustive
 @torch_since("2.13", "its export has no recurrences in it")
 def test_what_is_saved_keeps_its_numbers(tmp_path):
     pytest.importorskip("onnx")

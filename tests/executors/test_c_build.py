@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from covering import few
 from forks import Fork, in_a_fork
 from stepnet import explain, recurrent
 from stepnet.errors import BuildError, NotBuilt, TorchOpsWarning
@@ -151,6 +152,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(c_build, "compiler", lambda: flags)
 
 
+@pytest.mark.exhaustive
 @needs_compiler
 @pytest.mark.usefixtures("quick")
 def test_products_are_built_once_for_each_type(cache, monkeypatch):
@@ -170,6 +172,7 @@ def test_products_are_built_once_for_each_type(cache, monkeypatch):
     assert len(list(cache.glob("*.o"))) == 2
 
 
+@pytest.mark.exhaustive  # libraries are: above
 @needs_compiler
 @pytest.mark.usefixtures("quick")
 def test_products_that_others_may_have_made_are_built_again(cache, tmp_path):
@@ -195,7 +198,9 @@ def test_products_that_others_may_have_made_are_built_again(cache, tmp_path):
 
 
 @needs_compiler
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "foreign", "text"])
+@pytest.mark.parametrize(
+    "damage", few(["cut", "flipped", "empty", "foreign", "text"], ["flipped", "foreign"])
+)
 def test_a_damaged_file_is_never_loaded(damage, cache, tmp_path):
     first = c_build.build(_source())
     good = first.path.read_bytes()
@@ -232,7 +237,7 @@ def test_a_file_with_a_true_digest_that_does_not_load_is_rebuilt(cache):
 
 
 @needs_compiler
-@pytest.mark.parametrize("hostile", ["group", "others", "parent", "owner", "file"])
+@pytest.mark.parametrize("hostile", few(["group", "others", "parent", "owner", "file"], ["group", "file"]))
 def test_a_folder_others_can_change_is_refused(hostile, cache, monkeypatch):
     if hostile == "file":
         cache.write_text("in the way")
@@ -387,7 +392,9 @@ def test_a_compiler_whose_code_needs_more_libraries_gets_them(lacks, tmp_path, m
 @needs_compiler
 @pytest.mark.skipif(sys.platform != "linux", reason="all libraries at once")
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("function", "libm"), [(torch.tanh, False), (torch.sin, True)])
+@pytest.mark.parametrize(
+    ("function", "libm"), few([(torch.tanh, False), (torch.sin, True)], [(torch.sin, True)])
+)
 def test_what_calls_nothing_of_libm_is_not_linked_with_it(function, libm, monkeypatch):
     commands, real = [], c_build._run
     monkeypatch.setattr(c_build, "_run", lambda command: commands.append(command) or real(command))
@@ -405,7 +412,7 @@ def test_what_calls_nothing_of_libm_is_not_linked_with_it(function, libm, monkey
 
 @needs_compiler
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", few([1, 2], [1]))
 def test_forward_and_backward_are_one_build_where_there_is_one_thread(threads, monkeypatch):
     torch.set_num_threads(threads)
     commands, real = [], c_build._run

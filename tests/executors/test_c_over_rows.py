@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covering import examples
 from product_programs import twin
 from stepnet import nn
 from stepnet.executors.c import over_rows as c_over_rows
@@ -25,7 +26,8 @@ def run(request):
     return function
 
 
-@settings(max_examples=8, deadline=None)
+@pytest.mark.exhaustive  # gradients made of them: below
+@settings(max_examples=examples(80), deadline=None)
 @given(
     rows=st.integers(256, 500), k=st.integers(1, 140), n=st.integers(1, 100), parts=st.sampled_from([2, 3]),
     threads=st.integers(1, 2), seed=st.integers(0, 1 << 30),

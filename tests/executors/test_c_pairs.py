@@ -186,6 +186,7 @@ def test_a_library_says_by_what_it_multiplies():
     assert len({paired(tiles) for tiles in (0, 1, 2)}) == 3
 
 
+@pytest.mark.exhaustive
 def test_a_compiler_that_does_not_know_tiles_builds_the_rest(tmp_path: Path):
     source = tmp_path / "tiles.c"
     source.write_text(

@@ -266,7 +266,7 @@ IN_TURN = [(way, *CASES[i % len(CASES)]) for i, way in enumerate(WAYS)]
 
 @pytest.mark.parametrize(
     ("way", "step", "form", "moving"),
-    few(BOTH, IN_TURN),
+    few(BOTH, IN_TURN[::3]),
     ids=[f"{way.__name__}-{step}-{form}" for way, step, form, _ in BOTH],
 )
 def test_as_by_names(way, step, form, moving):
@@ -314,7 +314,7 @@ def test_without_a_backward_sequences_may_be_others(monkeypatch):
     assert found[-9:] == [True] * 8 + [False], found  # of [4, 4] by names: more rows; [3, 4] is the first
 
 
-@pytest.mark.parametrize(("name", "size"), [*((name, D) for name in STEPS), ("lstm", 32)])
+@pytest.mark.parametrize(("name", "size"), few([*((name, D) for name in STEPS), ("lstm", 32)], [("lstm", D)]))
 def test_pieces_may_be_others(monkeypatch, name, size):
     """Of 32 features no rows are few: products over them are torch's."""
     backward, moved = Direct.gradients, []

@@ -55,7 +55,7 @@ WANTED = {  # what is frozen, and whether x and h0 want gradients
 ASKED = [(backend, name) for backend in BACKENDS for name in WANTED]
 
 
-@pytest.mark.parametrize(("backend", "name"), few(ASKED, [*ASKED[1::2], *ASKED[-len(WANTED) :: 2]]))
+@pytest.mark.parametrize(("backend", "name"), few(ASKED, ASKED[-len(WANTED) :: 2]))
 def test_the_wanted_gradients_are_right(backend, name):
     frozen, x_grad, h_grad = WANTED[name]
     check_step(gru(frozen), rows(x_grad), boot(h_grad), backend=backend)
@@ -86,7 +86,7 @@ def test_no_work_for_frozen_weights(backend):
     assert h0.grad is not None
 
 
-@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("backend", few(["eager", "c"], ["eager"]))
 def test_no_work_for_gradients_that_are_not_asked_for(backend, monkeypatch):
     """`autograd.grad` by some of the inputs is that by all, and makes no products for the others."""
     monkeypatch.setattr(autograd, "WORTH_ASKING", 0)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import stepnet
+from covering import few
 from outcomes import outcome, same, wanting
 from stepnet.executors.layout import Layout
 from stepnet.executors.torch_ops import linear_scan
@@ -101,7 +102,7 @@ def check(step, x, state, **how):
     same(grads, plain_grads, atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("name", STEPS)
@@ -133,7 +134,7 @@ def test_a_detached_state_has_no_recurrence_backward(calls, double):
     assert all(calls)
 
 
-@pytest.mark.parametrize("a", [1.5, -1.5, 1e200, 0.0, 1e-200])
+@pytest.mark.parametrize("a", few([1.5, -1.5, 1e200, 0.0, 1e-200], [1e200, 0.0]))
 def test_products_out_of_range(a, calls, double):
     """a^T may overflow where h stays finite, because h is 0 until late: steps then take over."""
 

@@ -16,6 +16,7 @@ from collections import namedtuple
 import pytest
 import torch
 
+from covering import every, few
 from forks import in_a_fork
 from stepnet import recurrent
 from stepnet.cells import GRU
@@ -159,7 +160,9 @@ def test_a_wrong_plan_is_noticed_and_replaced(cache, compiled):
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"not a plan", pickle.dumps(Evil()), b"{}", b"null", b"\xff", b"[" * 100_000, b"1" * 100_000],
+    every(
+        3, [b"", b"not a plan", pickle.dumps(Evil()), b"{}", b"null", b"\xff", b"[" * 100_000, b"1" * 100_000]
+    ),
     ids=["empty", "text", "code", "form", "nothing", "no text", "deep", "long"],
 )
 def test_a_file_that_holds_no_plan_is_compiled_over(data, cache, compiled):
@@ -251,9 +254,9 @@ make.compile_loop = refuse
 real = make._digest
 make._digest = lambda *given: digests.append(real(*given)) or digests[-1]
 x = torch.randn(3, 2, 4)
-for name in ("GRU", "LayerNormLSTM", "SLSTM"):
+for name in ("GRU", "LayerNormLSTM"):
     Recurrent(getattr(cells, name)(4, 4))(x)
-nn.LSTM(4, 4, num_layers=2, bidirectional=True)(x)
+nn.LSTM(4, 4, bidirectional=True)(x)
 inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
 
 class Base(torch.nn.Module):
@@ -328,11 +331,12 @@ def test_a_class_of_the_users_is_known_again_by_what_it_holds(change):
     assert of_a_class("", "") == of_a_class(*SAME[change]) is not None
 
 
-@pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.parametrize("change", few(CHANGED, [*CHANGED][::3]))
 def test_a_class_that_holds_something_else_is_another_one(change):
     assert of_a_class("", "") != of_a_class(*CHANGED[change])
 
 
+@pytest.mark.exhaustive  # a process that imports torch anew
 def test_in_a_process_of_its_own(tmp_path, monkeypatch):
     """Its first step may read its environment. A digest does not depend on the order of sets, which each
     process has for itself."""
@@ -348,5 +352,5 @@ def test_in_a_process_of_its_own(tmp_path, monkeypatch):
         warnings.simplefilter("ignore")
         digests = in_a_fork(lambda: importlib.import_module("made_digests").digests)
     assert done.stdout.split() == digests
-    assert len(digests) >= 6
+    assert len(digests) >= 5
     assert None not in digests

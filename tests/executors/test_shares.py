@@ -22,7 +22,7 @@ def threads(request):
     return request.param
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("together", [False, True], ids=["shares", "together"])
 @pytest.mark.parametrize("kind", [cells.LSTM, cells.LayerNormLSTM], ids=["LSTM", "LayerNormLSTM"])
 def test_numbers_do_not_depend_on_how_work_is_shared(monkeypatch, threads, together, kind):

@@ -95,7 +95,7 @@ def items(seed: int) -> list[tuple[str, Callable[[Tensor, Tensor], Tensor]]]:
     return found
 
 
-@pytest.mark.parametrize("seed", few(list(range(120)), list(range(4))))
+@pytest.mark.parametrize("seed", few(list(range(120)), [0]))
 def test_each_reader_sees_what_torch_does(seed):
     ways = items(seed)
 

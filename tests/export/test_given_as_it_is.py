@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from covering import few
 from file_formats import FORMATS, Applied
 from stepnet import BackEdge, InputPort, OutputPort, TensorIterator, recurrent, while_loop
 
@@ -57,7 +58,7 @@ BODIES = [by_steps, by_its_first_state, by_turns, by_a_loop_variable, by_ports, 
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("function", BODIES)
+@pytest.mark.parametrize("function", few(BODIES, BODIES[::2]))
 @pytest.mark.parametrize("format", FORMATS)
 def test_it_is_that_of_each_call(format, function, tmp_path):
     package, run, name = FORMATS[format]

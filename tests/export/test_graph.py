@@ -52,6 +52,7 @@ def test_no_file_knows_a_format():
         assert not re.search(r"openvino|onnx", code, re.IGNORECASE), path.name
 
 
+@pytest.mark.exhaustive
 def test_casts_and_operators_of_python_are_not_taken_apart(monkeypatch):
     """What a cast asks of the example, and numbers asked for alone, is in no graph; what is not known is."""
     apart = []

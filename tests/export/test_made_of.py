@@ -120,7 +120,7 @@ def test_in_a_step(name, tmp_path):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("what", few(["erfinv", "lgamma", "digamma", "i0"], ["erfinv", "i0"]))
+@pytest.mark.parametrize("what", few(["erfinv", "lgamma", "digamma", "i0"], ["i0"]))
 def test_what_cannot_be_made_is_named(what, name, tmp_path):
     form, _, file = FORMATS[name]
     module, example = stepping(what)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from covering import few
 from file_formats import FORMATS, Applied
 from stepnet import (
     BackEdge,
@@ -119,7 +120,7 @@ FOLLOWS = {
 
 @since
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("what", FOLLOWS)
+@pytest.mark.parametrize("what", few(FOLLOWS, [*FOLLOWS][::2]))
 @pytest.mark.parametrize("format", FORMATS)
 def test_it_is_that_of_each_call(format, what, tmp_path):
     package, run, name = FORMATS[format]
@@ -161,7 +162,7 @@ def steps_in_turns(x):
 
 
 @since
-@pytest.mark.parametrize("function", [inner_steps, inner_turns, steps_in_turns])
+@pytest.mark.parametrize("function", few([inner_steps, inner_turns, steps_in_turns], [steps_in_turns]))
 def test_so_it_is_in_loops_inside_loops(function, tmp_path):
     package, run, name = FORMATS["onnx"]
     package.save(Applied(function), tmp_path / name, torch.randn(5, 2, 4))
@@ -230,7 +231,7 @@ COUNTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", COUNTS)
+@pytest.mark.parametrize("what", few(COUNTS, [*COUNTS][::4]))
 def test_the_number_of_sequences_as_a_number_is_refused(what, tmp_path):
     package, _, name = FORMATS["onnx"]
     rows = LoDTensor.from_lengths(torch.randn(5, 4), [[2, 3]])

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from file_formats import FORMATS
+from file_formats import FORMATS, IN_PARTS, in_part
 from stepnet.errors import StepnetError
 from torch_since import torch_since
 
@@ -28,46 +28,50 @@ def of_sizes(x):
     n, m = x.shape[:2]
     q, ones = x.transpose(0, 1), torch.ones(n, n)
     return {
-        "split": torch.cat(x.split([2, n - 2])[::-1]),
-        "chunk": torch.cat([part * k for k, part in enumerate(x.chunk(2))]),
-        "parts": torch.cat([part * k for k, part in enumerate(x.tensor_split(3))]),
-        "rounded up": x[: -(-n // 2)],
-        "below zero": x * ((3 - n) // 2) + abs(3 - n) - n % 3 * (-n % 4),
-        "powers": x.sum() * torch.ones(n**2, m),
-        "ratio": x * (n / m) + math.ceil(n / 4) - math.floor(n / 4) + round(n / 4),
-        "root": x / n**0.5 * (1 / n) ** 2,
-        "picked": x.sort(0).values[n // 2] + x.select(0, n - 1) + x.median(0).values,
-        "padded": F.pad(x, (0, 0, 0, 0, 0, -n % 4)) * 2,
-        "spaced": x * torch.linspace(-1, 2, n)[:, None, None] - x.data.mean(0),
-        "every other": every_other(n),
-        "filled": x.new_full((m,), n),
-        "rolled": x.roll(n // 2, 0),
-        "backwards": x[torch.arange(n - 1, -1, -1)] + torch.arange(3 * n, 0, -3)[:, None, None],
-        "spread": torch.stack([x.var((0, 2)), x.std((0, 2)), *torch.var_mean(x, (0, 2))]),
-        "causal": F.scaled_dot_product_attention(q, q, q, is_causal=True),
-        "masked": F.scaled_dot_product_attention(q, q, q, attn_mask=ones.triu().bool()),
+        "split": lambda: torch.cat(x.split([2, n - 2])[::-1]),
+        "chunk": lambda: torch.cat([part * k for k, part in enumerate(x.chunk(2))]),
+        "parts": lambda: torch.cat([part * k for k, part in enumerate(x.tensor_split(3))]),
+        "rounded up": lambda: x[: -(-n // 2)],
+        "below zero": lambda: x * ((3 - n) // 2) + abs(3 - n) - n % 3 * (-n % 4),
+        "powers": lambda: x.sum() * torch.ones(n**2, m),
+        "ratio": lambda: x * (n / m) + math.ceil(n / 4) - math.floor(n / 4) + round(n / 4),
+        "root": lambda: x / n**0.5 * (1 / n) ** 2,
+        "picked": lambda: x.sort(0).values[n // 2] + x.select(0, n - 1) + x.median(0).values,
+        "padded": lambda: F.pad(x, (0, 0, 0, 0, 0, -n % 4)) * 2,
+        "spaced": lambda: x * torch.linspace(-1, 2, n)[:, None, None] - x.data.mean(0),
+        "every other": lambda: every_other(n),
+        "filled": lambda: x.new_full((m,), n),
+        "rolled": lambda: x.roll(n // 2, 0),
+        "backwards": lambda: x[torch.arange(n - 1, -1, -1)] + torch.arange(3 * n, 0, -3)[:, None, None],
+        "spread": lambda: torch.stack([x.var((0, 2)), x.std((0, 2)), *torch.var_mean(x, (0, 2))]),
+        "causal": lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True),
+        "masked": lambda: F.scaled_dot_product_attention(q, q, q, attn_mask=ones.triu().bool()),
     }  # fmt: skip
 
 
 class OfSizes(nn.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
     def forward(self, x):
-        return tuple(of_sizes(x).values())
+        return tuple(in_part(of_sizes(x), self.part).values())
 
 
 @since
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "part"), IN_PARTS)
 @pytest.mark.usefixtures("one_trace")
-def test_computed_from_open_sizes(name, tmp_path):
+def test_computed_from_open_sizes(name, part, tmp_path):
     form, runtime, file = FORMATS[name]
     path = tmp_path / file
-    form.save(OfSizes(), path, torch.randn(6, 2, 3))
+    form.save(OfSizes(part), path, torch.randn(6, 2, 3))
     read = form.load(path)
     for n, m in ((9, 3), (7, 1), (4, 2)):
         x = torch.randn(n, m, 3)
         run = [torch.as_tensor(np.asarray(t)) for t in runtime(path, [x.numpy()])]
         for found in (run, read(x)):
             found = list(found.values()) if isinstance(found, dict) else found
-            for (what, want), got in zip(of_sizes(x).items(), found, strict=True):
+            for (what, want), got in zip(in_part(of_sizes(x), part).items(), found, strict=True):
                 torch.testing.assert_close(
                     got, want, rtol=1e-4, atol=1e-4, check_dtype=False, msg=lambda m, w=what: f"{w}: {m}"
                 )

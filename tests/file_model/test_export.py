@@ -25,6 +25,7 @@ class Attending(torch.nn.Module):
         return {"y": torch.softmax(y @ y.transpose(1, 2), -1) / x.shape[0], "h": h}
 
 
+@pytest.mark.exhaustive  # as tests/graph: a program of what is called
 @pytest.mark.parametrize("name", few(["m.onnx", "m.xml"], ["m.onnx"]))
 def test_exported(tmp_path, name):
     write, read = {

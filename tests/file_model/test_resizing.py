@@ -108,6 +108,7 @@ def test_as_onnx_runtime(tmp_path):
     assert ran > 10
 
 
+@pytest.mark.exhaustive
 def test_as_openvino(tmp_path):
     ov = pytest.importorskip("openvino")
     pytest.importorskip("defusedxml")

@@ -235,6 +235,7 @@ def backwards(x: Any) -> Any:
     return sums.stack()
 
 
+@pytest.mark.exhaustive
 @torch_since("2.10", "its export takes the number of rows for a constant")
 def test_frames_of_a_topology_are_saved_for_any_number_of_rows(tmp_path):
     U, W = weights()

@@ -57,7 +57,7 @@ def test_a_seed_is_a_step():
     assert make_case(7).source == make_case(7).source != make_case(8).source
 
 
-@pytest.mark.parametrize("seed", few(range(40), (0, 3)))
+@pytest.mark.parametrize("seed", few(range(40), (0,)))
 def test_models(seed):
     assert models.difference(seed) is None
 

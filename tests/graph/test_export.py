@@ -206,12 +206,13 @@ def save(case: str, path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
-def test_saved_and_run_in_another_process_at_other_lengths(tmp_path: Path) -> None:
-    for case in CASES:
+@pytest.mark.parametrize("cases", few([["dense"], ["documents", "memories"]], [["dense"]]), ids=", ".join)
+def test_saved_and_run_in_another_process_at_other_lengths(cases: list[str], tmp_path: Path) -> None:
+    for case in cases:
         stepnet.set_backend("auto" if case == "documents" else "eager")
         save(case, tmp_path / case)
     run = subprocess.run([sys.executable, "-c", LOADED, str(tmp_path)], capture_output=True, text=True)
-    assert run.stdout == "".join(f"{case} equal\n" for case in CASES), run.stderr
+    assert run.stdout == "".join(f"{case} equal\n" for case in cases), run.stderr
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
@@ -355,14 +356,15 @@ EVIL = ([0, 100, 6], [5, 3, 6], [-500, 2, 6], [], [0, 2, 10**12], [0, 2, 5], [0.
 
 def test_offsets_that_a_program_hands_on_are_checked() -> None:
     """The nodes of a program are anybody's to change; what reads rows by offsets trusts them."""
-    program = exported("memories")[1].module()
+    open_sizes, batches = RAGGED
+    program = export(Ragged().double(), batches[0], dynamic_shapes=open_sizes).module()
     nodes = [n for n in program.graph.nodes if n.target is torch.ops.stepnet.run.default]
     given = [n for n in nodes if str(n.args[2]).startswith(("recurrence", "sequence pool"))]
     assert len(given) == 2
     for backend in ("c", "eager"):
         stepnet.set_backend(backend)
         tensors = torch.fx.Interpreter(program, garbage_collect_values=False)
-        tensors.run(*CASES["memories"][2][0])
+        tensors.run(*batches[0])
         for node, evil in itertools.product(given, EVIL):
             values = [tensors.env[n] for n in node.args[0]]
             wrong = [torch.tensor(evil) if v.dtype == torch.int64 else v for v in values]
@@ -458,6 +460,7 @@ class Stages(nn.Module):
         return scope["new"].values.sum() + last["new"]
 
 
+@pytest.mark.exhaustive
 def test_sequences_are_not_counted_where_a_program_leaves_them_open() -> None:
     model = Stages()
     args = torch.randn(6, 3), torch.tensor([0, 2, 6]), torch.randn(2, 4)
@@ -478,6 +481,7 @@ def test_offsets_and_lengths_are_tensors_of_the_program() -> None:
             program(rows, torch.tensor(wrong))
 
 
+@pytest.mark.exhaustive  # as in test_sequences.py
 def test_offsets_that_are_written_down() -> None:
     ways: list[Any] = [
         lambda rows: LoDTensor(rows, [[0, 3, 3, 5]]), lambda rows: LoDTensor.from_lengths(rows, [[3, 0, 2]]),
@@ -499,7 +503,7 @@ def test_offsets_that_are_written_down() -> None:
     torch.testing.assert_close(export(model, args).module()(*args), model(*args))
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", few([False, True], [False]))
 def test_a_lodtensor_as_an_argument(strict: bool) -> None:
     """A program of its lengths, and of a state that a step makes for as many sequences."""
 

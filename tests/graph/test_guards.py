@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -32,6 +33,7 @@ class Model(nn.Module):
         return recurrent(step, x, h)
 
 
+@pytest.mark.exhaustive  # weights and steps that change: test_surroundings.py
 @torch.no_grad()
 def test_what_a_step_calls_is_guarded_and_what_runs_it_is_not(monkeypatch: Any) -> None:
     guards: list[str] = []

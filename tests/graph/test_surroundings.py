@@ -43,6 +43,7 @@ MODES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", few(MODES, ["autocast"]))
 def test_in_a_mode_and_after_it(mode: str) -> None:
     torch.manual_seed(0)
@@ -82,6 +83,7 @@ def test_weights_that_change_between_calls() -> None:
     assert_alike(model, compiled, (x,))
 
 
+@pytest.mark.exhaustive
 def test_a_training_loop_compiled_as_a_whole_and_backward_by_compiled_autograd() -> None:
     torch.manual_seed(0)
     model, twin = Small().double(), Small().double()
@@ -165,7 +167,7 @@ def test_results_are_the_callers_own() -> None:
         assert torch.equal(h, before[1])
 
 
-@pytest.mark.parametrize("backend", [None, "naive"])
+@pytest.mark.parametrize("backend", few([None, "naive"], [None]))
 def test_a_final_state_is_changed_in_place(backend: Any) -> None:
     """As in code that is not compiled, where backward reads y and not it."""
 
@@ -195,6 +197,7 @@ def test_nothing_is_kept_after_backward_or_without_it() -> None:
     assert len(ops._TICKETS) == before
 
 
+@pytest.mark.exhaustive  # others break one, too
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own
 def test_a_step_that_dynamo_cannot_follow_breaks_the_graph() -> None:
     seen: list[int] = []
@@ -230,6 +233,7 @@ class Caught(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.exhaustive
 def test_torchs_own_checks_of_operators() -> None:
     torch.manual_seed(0)
     run = torch.ops.stepnet.run.default
@@ -266,6 +270,7 @@ def test_torchs_own_checks_of_operators() -> None:
         assert torch.autograd.gradcheck(call, floats)
 
 
+@pytest.mark.exhaustive
 def test_a_module_that_is_gone_when_another_is_compiled() -> None:
     """What Dynamo guards on is looked up when the graph is made."""
     others = [snn.GRU(3, 4).double()]
@@ -281,6 +286,7 @@ def test_a_module_that_is_gone_when_another_is_compiled() -> None:
     assert_alike(model, torch.compile(model, backend=backend, fullgraph=True), (ragged([2, 4]),))
 
 
+@pytest.mark.exhaustive
 def test_a_checkpoint_inside_takes_lod_tensors() -> None:
     class Model(Small):
         def forward(self, x: LoDTensor) -> Any:
@@ -293,6 +299,7 @@ def test_a_checkpoint_inside_takes_lod_tensors() -> None:
         assert_alike(model, compiled, (ragged(lengths),))
 
 
+@pytest.mark.exhaustive
 def test_a_step_that_torch_compiled_is_run_as_what_it_was() -> None:
     def step(x: Tensor, h: Tensor) -> Any:
         h = torch.tanh(x + h)

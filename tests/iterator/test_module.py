@@ -171,6 +171,7 @@ def test_a_body_that_mixes_rows_runs_plainly():
         assert torch.equal(auto(x, torch.zeros(3, 2))["s"], loop(x, torch.zeros(3, 2))["s"])
 
 
+@pytest.mark.exhaustive  # in a graph: tests/graph
 def test_torch_compile_calls_it_from_outside():
     loop = recall()
     given = {name: value.detach() for name, value in feeds().items()}

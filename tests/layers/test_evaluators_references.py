@@ -49,12 +49,14 @@ def cases():
                     yield x, y, int(torch.randint(n + 1, (), generator=generator))
 
 
+@pytest.mark.exhaustive
 def test_classification_error_is_one_minus_accuracy_score(sklearn_metrics):
     for x, y, cut in cases():
         expected = 1 - sklearn_metrics.accuracy_score(y, x.argmax(1))
         assert batches(ClassificationError(), x, y, cut) == pytest.approx(expected)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("average", ["macro", "micro"])
 def test_precision_recall_averages_as_precision_recall_fscore_support(sklearn_metrics, average):
     for x, y, cut in cases():
@@ -91,6 +93,7 @@ def test_labels_that_are_ignored_are_as_if_their_rows_were_not_there(sklearn_met
         assert error == pytest.approx(1 - sklearn_metrics.accuracy_score(right, said))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("ties", [False, True], ids=["no ties", "ties"])
 def test_auc_is_roc_auc_score(sklearn_metrics, ties):
     for x, y, cut in cases():

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import outcomes
-from covering import few
+from covering import every, few
 from stepnet import nn as ours
 from stepnet import set_backend
 from stepnet.data.lod import LoDTensor
@@ -102,7 +102,7 @@ def test_dense(kind, stack, layout, given):
     check_same(gradients(found, x, hx, module), gradients(expected, x, hx, peer))
 
 
-@pytest.mark.parametrize(("kind", "stack", "given"), cases())
+@pytest.mark.parametrize(("kind", "stack", "given"), every(4, cases()))
 def test_packed_unsorted(kind, stack, given):
     module, peer = pair(kind, **stack)
     lengths = [2, 4, 1, 2]
@@ -119,7 +119,7 @@ def test_packed_unsorted(kind, stack, given):
     check_same(gradients(found, rows, hx, module), gradients(expected, rows, hx, peer))
 
 
-@pytest.mark.parametrize("kind", few(KINDS, ["LSTM proj", "RNN relu"]))
+@pytest.mark.parametrize("kind", few(KINDS, ["LSTM proj"]))
 def test_compiled(kind):
     set_backend("auto")
     module, peer = pair(kind, num_layers=2, bidirectional=True)
@@ -156,7 +156,7 @@ def test_packed_with_equal_lengths_in_any_order():
     check_same([y.data, h], [y_peer.data, h_peer])
 
 
-@pytest.mark.parametrize(("kind", "stack", "given"), cases())
+@pytest.mark.parametrize(("kind", "stack", "given"), every(4, cases()))
 def test_lod_equals_torch_on_each_sequence(kind, stack, given):
     module, peer = pair(kind, **stack)
     lengths = [2, 0, 3, 1]

@@ -296,6 +296,7 @@ def test_explained_layer_by_layer():
     assert [r.reverse for r in told.recurrences] == [False, True, False, True]
 
 
+@pytest.mark.exhaustive
 def test_saved_as_openvino(tmp_path):
     set_backend("auto")
     from stepnet.openvino import load, save

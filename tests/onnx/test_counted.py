@@ -7,6 +7,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from covering import few
 from stepnet.errors import IRError
 
 onnx = pytest.importorskip("onnx")
@@ -42,7 +43,9 @@ STEPS = {  # a step, and why it is not compiled
 }
 
 
-@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize(
+    "kind", few(STEPS, ["rows that mix", "an element at a time", "the number", "along another axis"])
+)
 def test_a_counted_loop(kind, tmp_path):
     step, why_not = STEPS[kind]
     onnx.save(onnx.parser.parse_model(LOOP.replace("STEP", step)), tmp_path / "m.onnx")
@@ -103,7 +106,7 @@ SEQUENCES = {  # what a loop reads and what becomes of what it fills, as torch.j
 
 
 @torch_since("2.13", "its export fixes sizes that are computed with")
-@pytest.mark.parametrize("kind", SEQUENCES)
+@pytest.mark.parametrize("kind", few(SEQUENCES, ["stacked"]))
 def test_a_sequence_that_is_filled(kind, tmp_path, opened):
     """It is compiled, trained and written as a table of what each step gives."""
     pick, row, end = SEQUENCES[kind]

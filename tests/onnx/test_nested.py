@@ -54,6 +54,7 @@ def test_all_kinds_of_loops_in_a_step(check):
     assert {"LSTM", "Scan", "Loop"} <= set(written.bodies[0])
 
 
+@pytest.mark.exhaustive
 def test_a_recurrence_in_a_while_loop_and_in_a_tensor_iterator(check):
     cell = cells.MinGRU(4, 4)
     loop = TensorIterator(
@@ -105,6 +106,7 @@ def lists_of_lists(t, b):
     return torch.randn(t, b, t + 1, 2, 4), torch.randn(b, 4), torch.randn(4, 4)
 
 
+@pytest.mark.exhaustive  # also a loop in a step
 @torch_since("2.13", "its export wants the number of steps of the frame as a fixed number")
 @pytest.mark.filterwarnings("ignore:step 'step' runs by the plain loop")
 def test_a_recurrence_in_a_frame_in_a_step(check):
@@ -136,6 +138,7 @@ def test_a_frame_in_a_frame_that_reads_an_array_of_its_step(check):
     check(FrameInFrame(), lambda t, b: (torch.randn(t, b, 2), torch.randn(b, 2)), sizes=((5, 3), (2, 2)))
 
 
+@pytest.mark.exhaustive
 def test_a_frame_in_a_step_is_refused_where_loops_hold_no_loops(tmp_path):
     refused = r"(?s)'step' .* it runs a loop inside.*inside a TensorIterator"
     with pytest.raises(IRError, match=refused):
@@ -171,6 +174,7 @@ def text(lengths):
     return words, torch.randn(len(lengths[0]), 4)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("reverse", few([False, True], [True]))
 def test_sequences_of_sequences(reverse, tmp_path, opened):
     module = Ragged(reverse).eval()

@@ -64,7 +64,7 @@ def cases(every=False):
 
 def names(every=False):
     around = [n for n in cases(every) if re.match(rf"{AROUND}(_|\d|$)", n)]
-    some = {*around[::6]}  # of the many forms of one operator
+    some = {*around[::12]}  # of the many forms of one operator
     wanted = [n for n in cases(every) if every or re.match(LOOPS, n) or n in some]
     return [n for n in wanted if why_left(n, cases(every)[n].model.graph) is None]
 
@@ -123,7 +123,7 @@ def test_there_are_many():
     every = names()
     for kind, count in {"lstm": 6, "gru": 6, "rnn|simple_rnn": 3, "scan": 4, "loop": 3, "if": 2}.items():
         assert len([n for n in every if re.match(kind, n)]) >= count, kind
-    assert len(every) > 200
+    assert len(every) > 130
 
 
 def test_an_operator_made_of_operators_that_are_made_of_others(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -41,6 +42,7 @@ def steps(draw):
     return step, states
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=steps(), reverse=st.booleans(), axis=st.integers(0, 1), ragged=st.booleans())
 def test_a_random_step(made, reverse, axis, ragged, check, check_ragged):

@@ -104,7 +104,7 @@ def test_a_cell_follows_its_weights_between_calls_without_gradients(tmp_path):
     torch.testing.assert_close(total(twice), model(x)[0].sum())
 
 
-@pytest.mark.parametrize("name", few(CELLS, ["LSTM", "MinGRU"]))
+@pytest.mark.parametrize("name", few(CELLS, ["LSTM"]))
 def test_lengths(name, tmp_path):
     from stepnet import LoDTensor
 
@@ -116,6 +116,7 @@ def test_lengths(name, tmp_path):
     check(tmp_path / "m.onnx", padded[:1, :2], np.array([2]))
 
 
+@pytest.mark.exhaustive  # a command does: tests/commands
 @pytest.mark.parametrize("name", few(CELLS, ["MinGRU"]))
 def test_to_openvino_and_to_onnx_again(name, tmp_path):
     module = stepnet.Recurrent(CELLS[name]())
@@ -273,6 +274,7 @@ def test_trained_and_changed(tmp_path):
     torch.testing.assert_close(wide.float(), model(h, x)[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.exhaustive  # the commands convert one
 def test_a_model_of_torchs_own(tmp_path):
     """Two layers, two directions, and what stands around them, as torch.nn has it."""
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import stepnet
+from covering import few
 from stepnet import LoDTensor, cells
 
 pytest.importorskip("onnx_ir")
@@ -58,23 +59,26 @@ class Rows(nn.Module):
         return y.values, h
 
 
-class Both(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tagger, self.rows = Tagger(), Rows()
-
-    def forward(self, x, h, rows, offsets):
-        return *self.tagger(x, h), *self.rows(rows, offsets)
+def steps(t, b):
+    return torch.randn(t, b, 3), torch.randn(b, 4)
 
 
-def test_any_number_of_steps_and_sequences(tmp_path, opened):
-    def inputs(t, b, lengths):
-        rows, offsets = torch.randn(sum(lengths), 3), torch.tensor([0, *np.cumsum(lengths)])
-        return torch.randn(t, b, 3), torch.randn(b, 4), rows, offsets
+def rows(*lengths):
+    return torch.randn(sum(lengths), 3), torch.tensor([0, *np.cumsum(lengths)])
 
-    module, dims = Both(), ({0: OPEN, 1: OPEN}, {0: OPEN}, {0: OPEN}, {0: OPEN})
-    export(module, tmp_path / "m.onnx", *inputs(4, 2, [4, 0, 5]), dims=dims)
+
+KINDS = {  # loops, sizes that are open, what makes inputs, and of which sizes
+    "steps": (Tagger, 2, ({0: OPEN, 1: OPEN}, {0: OPEN}), steps, ((4, 2), (1, 1), (9, 2))),
+    "rows": (Rows, 1, ({0: OPEN}, {0: OPEN}), rows, ((4, 0, 5), (1,), (5, 0, 1, 7))),
+}
+
+
+@pytest.mark.parametrize("kind", few(KINDS, ["rows"]))
+def test_any_number_of_steps_and_sequences(kind, tmp_path, opened):
+    make, loops, dims, inputs, (example, *others) = KINDS[kind]
+    module = make()
+    export(module, tmp_path / "m.onnx", *inputs(*example), dims=dims)
     written = opened(tmp_path / "m.onnx")
-    assert written.types.count("Scan") == 3
-    for t, b, lengths in ((1, 1, [1]), (9, 2, [5, 0, 1, 7])):
-        same(module, written, *inputs(t, b, lengths))
+    assert written.types.count("Scan") == loops
+    for sizes in others:
+        same(module, written, *inputs(*sizes))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
+import pytest
+
 from stepnet.executors.setting import set_backend
 
 FUZZ = runpy.run_path(str(Path(__file__).with_name("fuzz.py")))
 
 
+@pytest.mark.exhaustive
 def test_only_models_and_errors_come_out(tmp_path):
     set_backend("naive")
     outcomes = FUZZ["fuzz"](150, seed=1, folder=tmp_path)

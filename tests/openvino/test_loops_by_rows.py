@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from covering import every
 from ir_files import Net, edge, sliced
 from stepnet import Recurrent, explain, recurrent
 from stepnet.cells import MinGRU
@@ -282,7 +283,7 @@ def test_a_state_behind_an_axis_of_one_element_has_rows(tmp_path, batch):
     assert (it.executor, it.steps, it.sequences) == ("c", 6, batch)
 
 
-@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("axis", every(2, [0, 1]))
 def test_layers_around_are_part_of_the_loop(tmp_path, axis):
     """The product before it and what is done to each row after it, as when the cell was written."""
 

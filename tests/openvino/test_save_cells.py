@@ -44,7 +44,8 @@ LIKE_OTHERS = {
     "RNN relu", "MinGRU", "MinLSTM", "VariationalDropout", "GLA", "DeltaNet", "torch GRUCell",
     "torch RNNCell", "AllStates", "RGLRU", "GatedDeltaNet",
 }  # fmt: skip
-GROUPS = [[name for name in CELLS if name not in LIKE_OTHERS], sorted(LIKE_OTHERS)]
+APART = [name for name in CELLS if name not in LIKE_OTHERS]
+GROUPS = [APART[::2], APART[1::2], sorted(LIKE_OTHERS)]
 
 
 @pytest.mark.parametrize("names", few(GROUPS, GROUPS[:1]), ids=", ".join)
@@ -53,7 +54,7 @@ def test_cells(names, tmp_path):
     check(module, lambda t, b: (torch.randn(t, b, 3),), tmp_path / "m.xml")
 
 
-@pytest.mark.parametrize("name", few(["LSTM", "GRU", "RNN", "PeepholeLSTM"], ["LSTM", "GRU", "PeepholeLSTM"]))
+@pytest.mark.parametrize("name", few(["LSTM", "GRU", "RNN", "PeepholeLSTM"], ["GRU"]))
 def test_a_cell_with_the_batch_first_and_an_initial_state(name, tmp_path):
     module = stepnet.Recurrent(CELLS[name](), axis=1, reverse=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -83,6 +84,7 @@ class _Module(nn.Module):
         return self.after(y)
 
 
+@pytest.mark.exhaustive
 def test_a_loop_inside_a_module(tmp_path):
     def make(t, b):
         return torch.randn(b, t, 3), torch.randn(b, 4)

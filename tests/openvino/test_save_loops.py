@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import stepnet
-from covering import few
+from covering import every, few
 from file_formats import run_onnx, run_openvino
 from saved_modules import plain_loops
 from stepnet import LoDTensor, Memory, RecurrentOp, Scope, TensorArray, dynamic_recurrent, layers
@@ -133,7 +133,12 @@ NEWER = (asked, down, ended_by_the_data)
 
 
 @pytest.mark.parametrize(
-    "run", [pytest.param(run, marks=since) if run in NEWER else run for run in LOOPS.values()], ids=LOOPS
+    "run",
+    few(
+        table := [pytest.param(run, marks=since) if run in NEWER else run for run in LOOPS.values()],
+        table[::3],
+    ),
+    ids=LOOPS,
 )
 def test_a_loop_in_a_module(run, tmp_path):
     check_at_other_sizes(run, tmp_path / "model.xml", ((7, 4), (2, 1), (1, 2)))
@@ -171,7 +176,7 @@ def along_another_axis(self: Any, x: Tensor) -> Any:
 
 
 @since
-@pytest.mark.parametrize("run", [from_one, but_the_last, along_another_axis])
+@pytest.mark.parametrize("run", few([from_one, but_the_last, along_another_axis], [from_one]))
 def test_a_frame_over_a_part_of_its_array(run, tmp_path):
     check_at_other_sizes(run, tmp_path / "model.xml")
 
@@ -266,7 +271,7 @@ NUMBERS = [
 
 
 @since
-@pytest.mark.parametrize("run", NUMBERS)
+@pytest.mark.parametrize("run", few(NUMBERS, [numbers_changed_in_place, sizes_that_a_body_refers_to]))
 def test_numbers_are_those_of_what_the_file_is_given(run, tmp_path):
     """And not those of the example, which Python knows."""
     path, sizes = tmp_path / "model.xml", ((7, 4), (2, 1))
@@ -311,6 +316,7 @@ def each_row_of_a_step(self: Any, x: Tensor) -> Any:
     return stepnet.recurrent(step, x, x[0])
 
 
+@pytest.mark.exhaustive  # not in a step: below
 def test_a_condition_for_each_row_of_a_step(tmp_path):
     """In ONNX, which has loops inside loops."""
     model, path = Model(each_row_of_a_step).eval(), tmp_path / "model.onnx"
@@ -330,6 +336,7 @@ def chosen(self: Any, x: Tensor) -> Any:
     return stepnet.recurrent(step, x, x[0], backend="naive")
 
 
+@pytest.mark.exhaustive
 @torch_since("2.13", "its cond is compiled anew inside what traces it")
 def test_torch_cond_is_a_choice(tmp_path):
     check_at_other_sizes(chosen, tmp_path / "model.xml", ((3, 4), (1, 2)))
@@ -373,6 +380,7 @@ def test_a_function_of_the_values_of_an_array(tmp_path):
     check_at_other_sizes(rows_of_arrays, tmp_path / "model.xml", ((7, 4), (2, 1)))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("reverse", few([False, True], [True]))
 def test_dynamic_recurrent_on_a_tape(reverse, tmp_path):
     W = nn.Parameter(torch.randn(3, 3) / 2)
@@ -513,7 +521,10 @@ IN_ONNX = (where_the_data_ends, an_array_in_a_dict)
 @since
 @pytest.mark.parametrize(
     "run",
-    [where_the_data_ends, before_from_the_array, appended, arrays_of_a_while_loop, an_array_in_a_dict],
+    few(
+        [where_the_data_ends, before_from_the_array, appended, arrays_of_a_while_loop, an_array_in_a_dict],
+        [appended, arrays_of_a_while_loop],
+    ),
 )
 def test_an_array_that_is_written_once_in_each_turn(run, tmp_path):
     """Where the data ends the loop, what is written is joined."""
@@ -572,14 +583,17 @@ def an_array_of_a_closure(self: Any, x: Tensor) -> Any:
 
 @pytest.mark.parametrize(
     ("run", "words"),
-    [
-        (from_where_the_data_says, "an array is written elsewhere than at the step"),
-        (grows, "what a loop in a file carries has one shape"),
-        (rows_mixed, "a row is computed otherwise among others"),
-        (one_row_otherwise, "it became 2 in the trace"),
-        (a_fixed_count, "it became 5 in the trace"),
-        (an_array_of_a_closure, "reads a tensor that was not found again"),
-    ],
+    every(
+        2,
+        [
+            (from_where_the_data_says, "an array is written elsewhere than at the step"),
+            (grows, "what a loop in a file carries has one shape"),
+            (rows_mixed, "a row is computed otherwise among others"),
+            (one_row_otherwise, "it became 2 in the trace"),
+            (a_fixed_count, "it became 5 in the trace"),
+            (an_array_of_a_closure, "reads a tensor that was not found again"),
+        ],
+    ),
 )
 def test_what_cannot_be_saved_as_a_loop_says_so(run, words, tmp_path):
     with pytest.raises(IRError) as caught:

@@ -20,11 +20,13 @@ def _x(t, b):
     return (torch.randn(t, b, 3),)
 
 
+@pytest.mark.exhaustive  # ragged: test_save_ragged.py
 def test_two_layers_in_two_directions_with_projections(tmp_path):
     module = stepnet.nn.LSTM(3, 4, num_layers=2, bidirectional=True, proj_size=2)
     assert len(loops(check(module, _x, tmp_path / "m.xml"))) == 4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", few([stepnet.nn.GRU, nn.GRU], [nn.GRU]))
 def test_layers_with_the_batch_first_are_cells(kind, tmp_path):
     module = kind(3, 4, num_layers=2, bidirectional=True, batch_first=True)
@@ -115,6 +117,7 @@ class Pictures(nn.Module):
         return self.rnn(rows.permute(2, 0, 1))
 
 
+@pytest.mark.exhaustive
 def test_pools_before(tmp_path):
     check(Pictures(), lambda t, b: (torch.randn(b, 1, 8, t),), tmp_path / "m.xml")
 
@@ -159,6 +162,7 @@ def test_attention_over_a_memory_in_the_closure(tmp_path):
     )  # fmt: skip
 
 
+@pytest.mark.exhaustive  # as in the closure
 def test_attention_over_a_memory_in_the_state(tmp_path):
     sizes = ((5, 3), (2, 2), (1, 4))
     check(
@@ -314,6 +318,7 @@ def _random_step(seed):
     return step, count
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seeds", few([range(4), range(4, 8)], [range(4)]), ids=str)
 def test_random_steps(seeds, tmp_path):
     steps = [(seed, *_random_step(seed)) for seed in seeds]

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from covering import every
 from ir_files import Net
 from stepnet.report.fold_layers import FEW, MOST, groups
 from stepnet.report.inspect import inspect_model
@@ -22,7 +23,7 @@ DRAWN = [
 ]  # fmt: skip
 
 
-@pytest.fixture(params=DRAWN, scope="module")
+@pytest.fixture(params=every(2, DRAWN), scope="module")
 def drawn(request):
     it = inspect_model(CASES / request.param / "model.xml")
     return it, ElementTree.fromstring(picture(it))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import stepnet
+from covering import every
 from report import steps
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.c import build as c_build
@@ -85,7 +86,7 @@ def features(step):
     return 5 if step is steps.branching else 3
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(2, CASES))
 def test_the_reason_the_line_and_the_remedy(name):
     step, executor, who, reason, line = CASES[name]
     if who == "c" and c_build.available() is not None:

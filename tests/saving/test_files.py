@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import stepnet
+from covering import few
 from stepnet import LoDTensor
 from stepnet.errors import IRError, TapeError
 from stepnet.layers import (
@@ -200,15 +201,18 @@ def test_a_file_that_holds_no_topology(tmp_path):
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [
-        ('"level": 1', '"level": 1000000000'),
-        ('"level": 1', '"level": 0'),
-        ('"total": 0', '"total": 1000000000'),
-        ('"total": 0', '"total": 0, "more": 0'),
-        ('{"list": ["total"]}', '{"list": ["other"]}'),
-        ('{"list": ["total"]}', '{"list": ["total"], "tuple": []}'),
-        ('{"list": ["total"]}', "[" * 5000),
-    ],
+    few(
+        [
+            ('"level": 1', '"level": 1000000000'),
+            ('"level": 1', '"level": 0'),
+            ('"total": 0', '"total": 1000000000'),
+            ('"total": 0', '"total": 0, "more": 0'),
+            ('{"list": ["total"]}', '{"list": ["other"]}'),
+            ('{"list": ["total"]}', '{"list": ["total"], "tuple": []}'),
+            ('{"list": ["total"]}', "[" * 5000),
+        ],
+        [('"total": 0', '"total": 1000000000'), ('{"list": ["total"]}', "[" * 5000)],
+    ),
 )
 def test_what_a_file_says_of_a_topology_fits_its_model(old, new, tmp_path):
     path = tmp_path / "net.xml"

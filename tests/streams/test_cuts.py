@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import stepnet
+from covering import every, few
 from stepnet import LoDTensor, Recurrent, cells, recurrent, stream
 from stepnet.compiler.undo import is_only_thread
 from stepnet.errors import StreamWarning
@@ -138,7 +139,7 @@ def pushed(net, lengths=(5, 4, 1, 3), like=None):
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("name", SEES)
+@pytest.mark.parametrize("name", few(SEES, [*SEES][::2]))
 @pytest.mark.parametrize("lengths", [(5, 4, 1, 3), (1,) * 20])
 def test_what_sees_the_edges(name, lengths):
     torch.manual_seed(0)
@@ -276,7 +277,7 @@ BLIND = {
 
 
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("name", BLIND)
+@pytest.mark.parametrize("name", few(BLIND, [*BLIND][::2]))
 @pytest.mark.parametrize("lengths", [(5, 4, 2, 3), (1,) * 20])
 def test_what_does_not(name, lengths):
     torch.manual_seed(0)
@@ -344,7 +345,7 @@ ALONE = {
 }
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("name", every(3, ALONE))
 def test_nothing_else_is_another(name, capsys):
     """Results, what the module holds, noise, prints and logs: as they are without a look at the cuts."""
     once = []

@@ -578,6 +578,7 @@ def test_a_step_that_writes_to_its_state_and_fails():
     assert live.push({0: torch.ones(1, 1)})[0].item() == 2
 
 
+@pytest.mark.exhaustive
 @torch.no_grad()
 def test_a_compiled_module():
     net = stepnet.nn.GRU(F, H).eval()

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import (
 from torch.utils.flop_counter import FlopCounterMode
 
 from beside_plain import CLOSE, Cell, H, by_hand, cell, check, executor_of, ours, results, rows
+from covering import few
 from stepnet import LoDTensor, Recurrent, explain, recurrent
 from stepnet.data import modes
 from stepnet.errors import StepError, Unsupported
@@ -370,7 +371,7 @@ def _of_parameters(run: Callable[..., Any], step: nn.Module, x: LoDTensor, h0: T
     return lambda: torch.autograd.grad(y.sin().sum() + h.sum(), [rows, state])
 
 
-@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("backend", few(["eager", "c"], ["eager"]))
 def test_weights_that_get_other_memory_before_backward(backend: str) -> None:
     """`.data = ` and `.to()` replace the memory of a parameter, unseen by what autograd saves."""
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from covering import every
 from ir_cases import answers, case, check
 from stepnet.errors import IRError
 from stepnet.openvino import load, save
@@ -29,7 +30,9 @@ def trained(folder, **options):
     return model, named
 
 
-@pytest.mark.parametrize("name", ["lstmcell_v4", "lstm_layernorm", "loop_while", "torch_gru_bi2_seq"])
+@pytest.mark.parametrize(
+    "name", every(2, ["lstmcell_v4", "lstm_layernorm", "loop_while", "torch_gru_bi2_seq"])
+)
 def test_trained_weights_are_saved(name, tmp_path):
     model, named = trained(case(name))
     save(model, tmp_path / "m.xml")
