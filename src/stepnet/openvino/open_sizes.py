@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepnet.export.open_sizes import Repeated, Sizes
+from stepnet.export.open_sizes import Repeated, Sizes, equal
 
 from .layers.row import listed
 
@@ -42,6 +42,11 @@ def _divide(x: np.ndarray, y: np.ndarray) -> Any:
     return _elementwise(operator.floordiv)(x, y) if above and min(least, default=0) >= 0 else None
 
 
+def _equal(x: np.ndarray, y: np.ndarray) -> Any:
+    found = _elementwise(equal)(x, y)
+    return found if all(isinstance(value, bool) for value in found.flat) else None
+
+
 def _unsqueeze(x: np.ndarray, axes: np.ndarray) -> Any:
     return x.reshape(1) if x.ndim == 0 else None
 
@@ -53,6 +58,7 @@ def _slice(x: np.ndarray, start: np.ndarray, stop: np.ndarray, step: np.ndarray,
     return x[first:last:by]
 
 
+_MOST = 64  # sizes that are computed with
 RULES: dict[str, Rule] = {
     "add": _elementwise(operator.add),
     "subtract": _elementwise(operator.sub),
@@ -62,7 +68,7 @@ RULES: dict[str, Rule] = {
     "abs": _known(abs),
     "ceiling": _known(math.ceil),
     "divide": _divide,
-    "equal": _known(operator.eq),
+    "equal": _equal,
     "floor": _known(math.floor),
     "floormod": _known(operator.mod),
     "greater": _known(operator.gt),
@@ -91,7 +97,10 @@ def on_sizes(
     """
     first = arguments[0]
     if kind == "broadcast" and isinstance(first, Sizes) and first.array.size == 1:
-        return Repeated(first.array.reshape(()).item(), listed(arguments[1]), first.dtype)
+        size, shape = first.array.reshape(()).item(), listed(arguments[1])
+        if all(isinstance(n, int) for n in shape) and math.prod(shape) <= _MOST:
+            return Sizes(np.full(shape, size, dtype=object), first.dtype)
+        return Repeated(size, shape, first.dtype)
     rule = RULES.get(kind)
     arrays = []
     for i, value in enumerate(arguments):

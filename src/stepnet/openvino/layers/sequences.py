@@ -18,7 +18,7 @@ from stepnet.engine import run
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
-from stepnet.export.open_sizes import Repeated, plain
+from stepnet.export.open_sizes import Repeated, Sizes, plain
 from stepnet.file_model import LoopReport, not_in_recordings
 from stepnet.front.step import failure, next_state
 from stepnet.ir.loop import Loop
@@ -121,6 +121,7 @@ class SequenceRunner:
         """The same as loops that what writes the model sees."""
         steps = x.shape[1]
         known = [lengths.size] if isinstance(lengths, Repeated) else self.known
+        known = lengths.tolist() if isinstance(lengths, Sizes) else known
         whole = known is not None and all(n == steps for n in known)
         inside = () if whole else ((torch.arange(steps) < plain(lengths).unsqueeze(1)).unsqueeze(2),)
         ys, finals = [], []
