@@ -42,6 +42,12 @@ def _divide(x: np.ndarray, y: np.ndarray) -> Any:
     return _elementwise(operator.floordiv)(x, y) if above and min(least, default=0) >= 0 else None
 
 
+def _rest(x: np.ndarray, y: np.ndarray) -> Any:
+    """Of sizes, which are not negative: of others the sign is not that of `%`."""
+    known = all(isinstance(value, int) and value >= 0 for value in (*x.flat, *y.flat)) and all(y.flat)
+    return _elementwise(operator.mod)(x, y) if known else None
+
+
 def _equal(x: np.ndarray, y: np.ndarray) -> Any:
     found = _elementwise(equal)(x, y)
     return found if all(isinstance(value, bool) for value in found.flat) else None
@@ -73,6 +79,7 @@ RULES: dict[str, Rule] = {
     "floormod": _known(operator.mod),
     "greater": _known(operator.gt),
     "less": _known(operator.lt),
+    "mod": _rest,
     "maximum": _elementwise(torch.sym_max),
     "minimum": _elementwise(torch.sym_min),
     "select": lambda which, x, y: None if which.dtype != bool else np.where(which, x, y),
