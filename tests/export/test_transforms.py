@@ -10,6 +10,8 @@ from torch import fft, nn
 from file_formats import FORMATS, Applied
 from stepnet.errors import IRError
 
+WEIGHTS = torch.tensor([1 + 2j, -1j, 0.5, 3])
+
 
 def transforms(x, a):
     """x [n, 12], a [n, 4, 6]."""
@@ -28,6 +30,7 @@ def transforms(x, a):
         "stft": torch.stft(x, 6, 3, window=window, return_complex=True).abs().mT,
         "products": torch.view_as_real((c.conj() * c - c / (c + 9)).transpose(1, 2).sum(1)),
         "matrices": torch.view_as_real(c @ torch.polar(torch.ones(6, 2), torch.arange(12.0).reshape(6, 2))),
+        "by weights": ((1j * x[:, :4]).exp() * WEIGHTS + 2).abs(),
         "joined": torch.cat([f[:, :3], c[:, 0, 1:]], 1).unsqueeze(1).real,
     }
 

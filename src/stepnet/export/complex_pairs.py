@@ -27,9 +27,14 @@ class Pair:
     imag: Any
 
 
+def makes(node: Any) -> bool:
+    """Whether a traced call makes complex numbers of real ones."""
+    return node.target in MADE or tree_any(lambda part: isinstance(part, complex), (node.args, node.kwargs))
+
+
 def is_complex(target: Any, arguments: Any) -> bool:
     """Whether a call takes or makes complex numbers."""
-    return target in MADE or tree_any(lambda part: isinstance(part, Pair), arguments)
+    return target in MADE or tree_any(lambda part: isinstance(part, (Pair, complex)), arguments)
 
 
 def called(target: Any, args: Sequence[Any], kwargs: Any) -> Any:
@@ -38,6 +43,7 @@ def called(target: Any, args: Sequence[Any], kwargs: Any) -> Any:
     Raises:
         IRError: it is none of those that are known here.
     """
+    args, kwargs = tree_map(_of_weights, (tuple(args), dict(kwargs)))
     rule = MADE.get(target) or _TAKEN.get(target)
     if rule is not None:
         return rule(*args, **kwargs)
@@ -68,6 +74,13 @@ def _refusal(what: str, got: str) -> IRError:
 
 def _part(values: Any, name: str) -> Any:
     return tree_map(lambda value: getattr(value, name) if isinstance(value, Pair) else value, values)
+
+
+def _of_weights(x: Any) -> Any:
+    """A tensor that holds complex numbers, as a pair."""
+    if not isinstance(x, Tensor) or not x.is_complex():
+        return x
+    return Pair(*torch.view_as_real(x).unbind(-1))
 
 
 def _pair(x: Any) -> Pair:

@@ -76,7 +76,7 @@ def taken_apart(program: ExportedProgram, known: Known) -> Parts:
     changes what it is given."""
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     checks = _checks(calls)
-    unknown = {n for n in calls if n not in checks and not known(n)}
+    unknown = {n for n in calls if n not in checks and not (known(n) and not complex_pairs.makes(n))}
     if not unknown:
         return Parts(program.graph_module, program)
     kept = {n.target for n in calls if n not in unknown}
@@ -91,7 +91,7 @@ def taken_apart(program: ExportedProgram, known: Known) -> Parts:
             unknown.update(filter(_shares, calls))
         again = _Again(program.graph, unknown, checks, table)
         module = again.module()
-        pairs = {n for n in module.graph.nodes if n.target in complex_pairs.MADE}
+        pairs = set(filter(complex_pairs.makes, module.graph.nodes))
         if pairs and all(n.op != "get_attr" for n in module.graph.nodes):
             module = _InPairs(module.graph, pairs, set(), table).module()
         return Parts(module, program, again.changed)
