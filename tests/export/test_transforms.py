@@ -22,16 +22,13 @@ def transforms(x, a):
         "power": g.abs() ** 2,
         "angle": (f + (30 + 2j)).angle(),
         "filtered": fft.irfft(f * x[:, :7].sigmoid(), 12),
-        "an odd length": fft.irfft(fft.rfft(x[:, :7]), 7),
-        "longer": fft.irfft(f, 20, norm="forward"),
-        "fft": torch.view_as_real(fft.fft(x, norm="ortho")),
-        "ifft": fft.ifft(fft.fft(a, dim=1) * torch.exp(c[:, :1] * 0.3j), dim=1).imag,
+        "an odd length": fft.irfft(fft.rfft(x[:, :7]), 9, norm="forward"),
+        "ifft": fft.ifft(fft.fft(a, dim=1, norm="ortho") * torch.exp(c[:, :1] * 0.3j), dim=1).imag,
         "two axes": fft.irfft2(fft.rfft2(a) / (2 - 1j), (4, 6)),
         "stft": torch.stft(x, 6, 3, window=window, return_complex=True).abs().mT,
         "products": torch.view_as_real((c.conj() * c - c / (c + 9)).transpose(1, 2).sum(1)),
         "matrices": torch.view_as_real(c @ torch.polar(torch.ones(6, 2), torch.arange(12.0).reshape(6, 2))),
         "by weights": ((1j * x[:, :4]).exp() * WEIGHTS + 2).abs(),
-        "joined": torch.cat([f[:, :3], c[:, 0, 1:]], 1).unsqueeze(1).real,
     }
 
 
