@@ -78,12 +78,19 @@ READ = {
         r"not read: Bar, Foo\n.*node 0 'n' \(Foo\); node 1 'n' \(Bar\)\n",
     ),
     "unknown operators of others, in bodies": (
-        given([node("If", "c", then_branch=other("my", "Relu"), else_branch=body("x"))], inputs=[X, TRUTH]),
+        given(
+            [node("If", "c", then_branch=other("my", "Relu"), else_branch=other("", "Abs"))],
+            inputs=[X, TRUTH],
+        ),
         r"not read: my.Relu\n.*node 0 'n' \(If\), then_branch: node 0 'n' \(Relu\)\n",
     ),
     "a value nobody makes": (given([node("Relu", ["z"])], inputs=[X]), "reads 'z', which nothing"),
     "an output nobody makes": (given([], inputs=[X]), "nothing makes the output 'y'"),
     "too few inputs": (given([node("Add", ["x"])], inputs=[X]), r"node 0 'n' \(Add\): has 1 inputs"),
+    "an output of around": (
+        given([node("If", "c", then_branch=other("", "Abs"), else_branch=body("x"))], inputs=[X, TRUTH]),
+        r"\(If\), else_branch: nothing makes the output 'x'\n.*of a graph around\n.*\n.*an Identity node",
+    ),
     "an old set": (given([node("Relu", ["x"])], inputs=[X], opset=5), "set of operators that is not read"),
     "a direction": (given([node("GRU", "xxx", direction="up")], inputs=[X]), "no such direction"),
     "an activation": (given([node("RNN", "xxx", activations=["Foo"])], inputs=[X]), "no such activation"),
