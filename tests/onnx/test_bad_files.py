@@ -78,12 +78,19 @@ READ = {
         r"not read: Bar, Foo\n.*node 0 'n' \(Foo\); node 1 'n' \(Bar\)\n",
     ),
     "unknown operators of others, in bodies": (
-        given([node("If", "c", then_branch=other("my", "Relu"), else_branch=body("x"))], inputs=[X, TRUTH]),
+        given(
+            [node("If", "c", then_branch=other("my", "Relu"), else_branch=other("", "Abs"))],
+            inputs=[X, TRUTH],
+        ),
         r"not read: my.Relu\n.*node 0 'n' \(If\), then_branch: node 0 'n' \(Relu\)\n",
     ),
     "a value nobody makes": (given([node("Relu", ["z"])], inputs=[X]), "reads 'z', which nothing"),
     "an output nobody makes": (given([], inputs=[X]), "nothing makes the output 'y'"),
     "too few inputs": (given([node("Add", ["x"])], inputs=[X]), r"node 0 'n' \(Add\): has 1 inputs"),
+    "an output of around": (
+        given([node("If", "c", then_branch=other("", "Abs"), else_branch=body("x"))], inputs=[X, TRUTH]),
+        r"\(If\), else_branch: nothing makes the output 'x'\n.*of a graph around\n.*\n.*an Identity node",
+    ),
     "an old set": (given([node("Relu", ["x"])], inputs=[X], opset=5), "set of operators that is not read"),
     "a direction": (given([node("GRU", "xxx", direction="up")], inputs=[X]), "no such direction"),
     "an activation": (given([node("RNN", "xxx", activations=["Foo"])], inputs=[X]), "no such activation"),
@@ -216,6 +223,31 @@ RUN = {
     ),
     "an axis twice": (given([node("Unsqueeze", "xs")], constants=[ints("s", 1, -3)]), "added twice"),
     "no such axis": (given([node("Unsqueeze", "xs")], constants=[ints("s", 3)]), "outside a tensor of 3"),
+    "an axis outside": (
+        given([node("Squeeze", "xs")], constants=[ints("s", 9)]),
+        "lies outside a tensor of 2",
+    ),
+    "parts": (
+        given([node("Split", "xs", "yz")], constants=[ints("s", 1, 0, 1)]),
+        "3 sizes.*2, one for each",
+    ),
+    "a size to keep": (
+        given([node("Reshape", "xs")], constants=[ints("s", 2, 3, 0)]),
+        "0 keeps one that is not",
+    ),
+    **{
+        f"a convolution ({wrong})": (
+            given(
+                [node("Unsqueeze", "xs", "z"), node("Conv", "zw", **{wrong: [3]})],
+                constants=[ints("s", 0), numpy_helper.from_array(np.ones((1, 2, 1), np.float32), "w")],
+            ),
+            text,
+        )
+        for wrong, text in {
+            "pads": "1 pads.*as many",
+            "kernel_shape": "not that of the weights",
+        }.items()
+    },
     "an axis": (given([node("Squeeze", "xs")], constants=[ints("s", 0)]), "must have one element"),
 }
 
@@ -224,7 +256,7 @@ RUN = {
 def test_refused_when_run(name, tmp_path):
     made, text = RUN[name]
     model = stepnet.onnx.load(write(tmp_path / "m.onnx", inputs=[X], **made))
-    with pytest.raises(IRError, match=rf"m\.onnx: node \d 'n'.*{text}"):
+    with pytest.raises(IRError, match=rf"(?s)m\.onnx: node \d 'n'.*{text}"):
         model(torch.ones(2, 3))
 
 
@@ -242,6 +274,7 @@ def test_numbers_that_do_not_fit_their_shape(tmp_path):
         ("/etc/passwd", 8, "lies outside the folder"),
         ("none.bin", 8, "is not there"),
         ("w.bin", 10**12, "behind the end of its file"),
+        ("w.bin", 4, r"does not fill its shape\n.*4 bytes\n.*8 bytes"),
         ("link.bin", 8, "lies outside the folder"),
         ("fifo", 8, "is not there"),
         ("a" * 5000, 8, "too long"),

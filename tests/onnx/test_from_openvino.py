@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from covering import few
+from ir_files import Net
 from saved_modules import plain_loops
 from stepnet.report.sizes import fitting
 
@@ -44,6 +45,31 @@ def test_the_same_numbers(name, tmp_path, opened):
     open_sizes = [[d for d in sizes if d < 2] for sizes in model.open_sizes.values()]
     assert [[d for d in sizes if d < 2] for sizes in written.read.open_sizes.values()] == open_sizes
     assert any(open_sizes) == (name in OPEN)
+
+
+def test_sizes_as_converters_compute_them(tmp_path, opened):
+    """`chunk`: the length of a part of a known size; `expand`: a size of -1 is the one that is there."""
+    net = Net()
+    x, one, three = net.parameter("x", "?,?,7"), net.const([1]), net.const(3)
+    shape = net.add("ShapeOf", [x], ["I64"], "opset3")
+    size = net.add("Gather", [shape, net.const(2), net.const(0)], ["I64"], "opset8")
+    rest = net.add("Greater", [net.add("Mod", [size, three], ["I64"]), net.const(0)], ["BOOL"])
+    more = net.add("Convert", [rest], ["I64"], destination_type="i64")
+    part = net.add("Add", [net.add("Divide", [size, three], ["I64"]), more], ["I64"])
+    parts = [net.add("Broadcast", [part, net.const([2])], ["I64"], "opset3", mode="numpy"), net.const([-1])]
+    lengths = net.add("Concat", parts, ["I64"], axis=0)
+    at, port = net.add("VariadicSplit", [x, net.const(-1), lengths], ["FP32"] * 3)
+    kept = net.add("Select", [net.add("Equal", [shape, net.const([-1])], ["BOOL"]), one, shape], ["I64"])
+    table = net.const(np.arange(7.0)[None, None], "float32")
+    wide = net.add("Broadcast", [table, kept], ["FP32"], "opset3", mode="bidirectional")
+    for source in [*((at, port + k) for k in range(3)), net.add("Add", [wide, x])]:
+        net.result(source)
+    model = stepnet.openvino.load(net.write(tmp_path))
+    stepnet.onnx.save(model, tmp_path / "m.onnx", torch.randn(2, 4, 7))
+    given = torch.randn(3, 1, 7)
+    for found in (opened(tmp_path / "m.onnx")(given), model(given)):
+        for a, b in zip(found, [*given.chunk(3, -1), given + torch.arange(7.0)], strict=True):
+            torch.testing.assert_close(a, b)
 
 
 LOOPS = [

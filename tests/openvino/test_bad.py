@@ -34,7 +34,7 @@ SAYS = {
     "dim_negative": TI + r", input port 0: dim -5 is not allowed \(-1 is dynamic\)",
     "duplicate_layer_id": r"model.xml: layer id 0 is used twice",
     "duplicate_layer_id_body": IN_TI + r"layer id 0 is used twice",
-    "edge_cycle_body": IN_TI + r"edges form a cycle through layers 3 -> 4 -> 3",
+    "edge_cycle_body": IN_TI + r"edges form a cycle through layers 3 -> 4 -> 3\n.*'\w+' -> '\w+' -> '\w+'",
     "edge_missing": IN_TI + r"Multiply layer 3 '\w+': input port 0 is not connected",
     "empty_body": TI + r": body has no layers",
     "entity_expansion": r"model.xml: DTD and entity declarations are refused",
@@ -113,6 +113,9 @@ CHANGED = {
         'version="opset1"><data element_type="i32" shape="2,1,3"/><input></input><output><port id="0" '
         'precision="I32"',
         BODY + r"Parameter layer \d 'hi': what it is fed has another element type\n.*float32\n.*int32"),
+    "a Parameter of another shape": ('name="h" type="Parameter" version="opset1"><data element_type="f32" '
+        'shape="2,1,3"', 'name="h" type="Parameter" version="opset1"><data element_type="f32" shape="1,1,3"',
+        BODY + r"Parameter layer 1 'hi': what it is fed has another shape\n.*1,1,3\n.*2,1,3"),
     "an output of more steps": ('external_port_id="2" internal_layer_id="3" axis="1"',
         'external_port_id="2" internal_layer_id="3" axis="1" start="0" end="7"',
         LOOP + ": output port 2: the range from 0 to 7 by 1 is not as long as the loop\n.*7 iter.*\n.*5"),
@@ -140,6 +143,59 @@ def test_changed_loops_are_refused(name, tmp_path):
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(IRError, match=says):
         load(path)
+
+
+def lengths(net, x):
+    sources = [x, net.const(np.zeros((2, 1, 4), "f4")), net.const(np.array([6, 2]))]
+    sources += [net.const(np.ones(shape, "f4")) for shape in ((1, 12, 3), (1, 12, 4), (1, 12))]
+    return net.add(
+        "GRUSequence", sources, ["FP32", "FP32"], "opset5", "last", hidden_size=4, direction="reverse"
+    )
+
+
+def another_state(net, x):
+    state, body = net.const(np.zeros((2, 3), "f4")), net.body()
+    sources = [body.parameter("h", "2,?"), body.const(np.ones((3, 4), "f4"))]
+    new = body.result(body.add("MatMul", sources), "hn")
+    body.parameter("xi", "2,1,3")
+    ports = [sliced("input", 0, 4, axis=1), sliced("input", 1, 0), sliced("output", 2, new)]
+    return net.add("TensorIterator", [x, state], name="last", inner=(
+        f"<port_map>{''.join(ports)}</port_map><back_edges>{edge(new, 0)}</back_edges>"
+        f"<body>{body.content()}</body>"
+    ))  # fmt: skip
+
+
+def trips(net, x):
+    body = net.body()
+    body.result(body.parameter("xi", "2,1,3"))
+    ports = sliced("input", 2, 0, axis=1) + sliced("output", 3, 1)
+    inner = f"<port_map>{ports}</port_map><body>{body.content()}</body>"
+    sources = [net.const(np.array(6)), net.const(np.array(True)), x]
+    return net.add("Loop", sources, version="opset5", name="last", inner=inner)
+
+
+LAST = {  # a layer that is given [2, 5, 3] and constants
+    r"sequence lengths must lie in 0\.\.5\n.*\[6, 2\]\n.*0 to 5, the steps of X": lengths,
+    r"back edge from 'hn' to 'h': the second step does not run\n.*\[2, 4\]; .*MatMul": another_state,
+    r"an input has fewer slices than the trip count\n.*5 slices\n.*6": trips,
+    r"split_lengths does not fit the outputs\n.*3 lengths\n.*2, one for each": lambda net, x: net.add(
+        "VariadicSplit", [x, net.const(1), net.const([1, 2, 2])], ["FP32"] * 2, name="last"
+    ),
+    r"its window is wider than axis 2\n.*a window of 9\n.*at most 5": lambda net, x: net.add(
+        "MaxPool", [x], kernel=9, strides=1, pads_begin=1, pads_end=1, name="last"
+    ),
+    r"cuts more off axis 1 of \[2, 5, 3\] than it has\n.*2 and 4 elements\n.*5 at most": lambda net, x: (
+        net.add("Pad", [x, net.const([0, -2, 0]), net.const([0, -4, 0])], name="last", pad_mode="edge")
+    ),
+}
+
+
+@pytest.mark.parametrize("says", LAST)
+def test_what_constants_say_is_known_when_it_is_read(says, tmp_path):
+    net = Net()
+    net.result(LAST[says](net, net.parameter("x", "2,5,3")))
+    with pytest.raises(IRError, match=rf"layer \d+ 'last': {says}"):
+        load(net.write(tmp_path))
 
 
 def test_a_state_keeps_its_element_type(tmp_path):

@@ -276,6 +276,7 @@ def join_along(kept: list[Any], port: Concat, empty: bool, name: str) -> Tensor:
             raise StepError(
                 f"{name} cannot be joined over the steps",
                 got=f"{tuple(kept[0].shape)} at step 0 and {_shape(value)} at step {t}",
+                expected="one shape",
                 remedy="return a tensor of the same shape at every step",
             )
     rank = kept[0].dim() + (part is None)

@@ -51,6 +51,14 @@ class Repeated:
         return torch.scalar_tensor(self.size, dtype=self.dtype).expand(self.shape)
 
 
+def equal(x: Any, y: Any) -> Any:
+    """Whether numbers are equal; no size is the -1 that stands for one as it is, which exporters look for."""
+    for size, number in ((x, y), (y, x)):
+        if isinstance(size, torch.SymInt) and isinstance(number, int) and number < 0:
+            return False if size.node.expr.is_nonnegative else size == number
+    return x == y
+
+
 def plain(value: Any) -> Any:
     """A tensor in place of sizes."""
     return value.tensor() if isinstance(value, (Sizes, Repeated)) else value

@@ -19,7 +19,7 @@ from torch.fx import Node as FxNode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx, track_tensor_tree
 from torch.utils._pytree import tree_map
 
-from . import small_matrices
+from . import complex_pairs, small_matrices
 
 Known = Callable[[FxNode], bool]
 Table = Mapping[Any, Callable[..., Any]]
@@ -76,7 +76,7 @@ def taken_apart(program: ExportedProgram, known: Known) -> Parts:
     changes what it is given."""
     calls = [n for n in program.graph.nodes if n.op == "call_function"]
     checks = _checks(calls)
-    unknown = {n for n in calls if n not in checks and not known(n)}
+    unknown = {n for n in calls if n not in checks and not (known(n) and not complex_pairs.makes(n))}
     if not unknown:
         return Parts(program.graph_module, program)
     kept = {n.target for n in calls if n not in unknown}
@@ -90,7 +90,11 @@ def taken_apart(program: ExportedProgram, known: Known) -> Parts:
         if any(map(_changes, unknown)):  # then what shares numbers with its argument is called again, too
             unknown.update(filter(_shares, calls))
         again = _Again(program.graph, unknown, checks, table)
-        return Parts(again.module(), program, again.changed)
+        module = again.module()
+        pairs = set(filter(complex_pairs.makes, module.graph.nodes))
+        if pairs and all(n.op != "get_attr" for n in module.graph.nodes):
+            module = _InPairs(module.graph, pairs, set(), table).module()
+        return Parts(module, program, again.changed)
 
 
 class _Again:
@@ -130,9 +134,13 @@ class _Again:
             for node, value in zip(self.places, values, strict=True):
                 if isinstance(value, Tensor) and _inside(env[node]) is not value:
                     self.changed.add(node)
-            return tree_map(_inside, map_arg(self.graph.output_node().args[0], env.__getitem__))
+            results = map_arg(self.graph.output_node().args[0], env.__getitem__)
+            return tree_map(_inside, self._checked(results))
         finally:
             _torch._disable_functionalization()
+
+    def _checked(self, results: Any) -> Any:
+        return results
 
     def _called(self, node: FxNode, args: Any, kwargs: Any) -> Any:
         target: Any = node.target
@@ -148,6 +156,19 @@ class _Again:
         proxy = self.tracer.create_proxy("call_function", target, args, kwargs)
         track_tensor_tree(result, proxy, constant=None, tracer=self.tracer)
         return tree_map(_wrapped, result)
+
+
+class _InPairs(_Again):
+    """A graph that is traced again with pairs of real numbers in the place of complex ones."""
+
+    def _called(self, node: FxNode, args: Any, kwargs: Any) -> Any:
+        if complex_pairs.is_complex(node.target, (args, kwargs)):
+            return complex_pairs.called(node.target, args, kwargs)
+        return super()._called(node, args, kwargs)
+
+    def _checked(self, results: Any) -> Any:
+        complex_pairs.check_results(results)
+        return results
 
 
 def _changes(node: FxNode) -> bool:

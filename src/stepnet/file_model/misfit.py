@@ -35,8 +35,10 @@ class Misfit(Exception):
 
 def error(where: str, problem: BaseException, got: object, expected: object) -> IRError:
     """An IRError that says where; and what was given and wanted, where the problem does not say it."""
-    if isinstance(problem, StepnetError):  # which says both
-        return Misfitting(f"{where}: {problem.args[0]}")
+    if isinstance(problem, StepnetError):
+        said = problem.args[0]
+        both = {} if "\n" in said else {"got": got, "expected": expected}  # most say both
+        return Misfitting(f"{where}: {said}", **both)
     if isinstance(problem, Misfit):
         what = problem.what
         got = got if problem.got is None else problem.got

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from stepnet.data.bounded import Bounded
+from stepnet.data.dtypes import typed_shape
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors.setting import check_backend
 from stepnet.repeat import while_joined
@@ -48,7 +49,8 @@ def both_run(which: Tensor) -> bool:
 def chosen(which: Tensor, a: Any, b: Any) -> Tensor:
     """What a branch gives of which both graphs run, from what these give."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor) or (a.shape, a.dtype) != (b.shape, b.dtype):
-        raise Unsupported("a branch gives other shapes or types than the other one")
+        shown = ", ".join(typed_shape(x) if isinstance(x, Tensor) else type(x).__name__ for x in (a, b))
+        raise Unsupported(f"a branch gives other shapes or types than the other one: {shown}")
     return torch.where(which, a, b)
 
 

@@ -146,7 +146,14 @@ def reversed_within(x: Tensor, lengths: Tensor, batch: int, time: int) -> Tensor
         index = index.t()
     shape = [1] * x.dim()
     shape[b], shape[t] = x.shape[b], x.shape[t]
-    return x.gather(t, index.reshape(shape).expand(x.shape))
+    try:
+        return x.gather(t, index.reshape(shape).expand(x.shape))
+    except (RuntimeError, IndexError) as error:
+        raise Misfit(
+            f"lengths must lie in 0..{x.shape[t]}",
+            got=lengths.tolist()[:8],
+            expected=f"0 to {x.shape[t]}, the elements along axis {t} of {shape_text(x)}",
+        ) from error
 
 
 def cumulated(x: Tensor, axis: int, by: str, *, exclusive: bool, reverse: bool) -> Tensor:
@@ -169,7 +176,11 @@ def padded(
     without ("reflect"). What is cut off is not there to be mirrored."""
     for axis, (a, b) in enumerate(zip(before, after, strict=True)):
         if a < 0 or b < 0:
-            x = x.narrow(axis, max(0, -a), x.shape[axis] - max(0, -a) - max(0, -b))
+            cut, size = (max(0, -a), max(0, -b)), x.shape[axis]
+            if isinstance(size, int) and sum(cut) > size:
+                said = {"got": f"{cut[0]} and {cut[1]} elements", "expected": f"{size} at most"}
+                raise Misfit(f"cuts more off axis {axis} of {shape_text(x)} than it has", **said, dims=cut)
+            x = x.narrow(axis, cut[0], size - sum(cut))
     more = [(max(a, 0), max(b, 0)) for a, b in zip(before, after, strict=True)]
     if mode == "constant" and not isinstance(fill, Tensor):
         flat = [n for pair in reversed(more) for n in pair]

@@ -91,6 +91,11 @@ class Window:
         pads, extra = self.pads(sizes), self.more(sizes)
         flat = [n for (a, b), c in zip(pads[::-1], extra[::-1], strict=True) for n in (a, b + c * more)]
         x = F.pad(x, flat, value=value) if any(flat) else x
+        for axis, k, dilation in zip(range(2, x.dim()), self.kernel, self.dilations, strict=True):
+            size, wide = x.shape[axis], (k - 1) * dilation + 1
+            if isinstance(size, int) and size < wide:
+                said = {"got": f"a window of {wide}", "expected": f"at most {size}, with its padding"}
+                raise Misfit(f"its window is wider than axis {axis}", **said, dims=(size, wide))
         rest = [n for c in extra[::-1] for n in (0, c)]
         return x if more or not any(rest) else F.pad(x, rest)
 

@@ -27,6 +27,7 @@ from .element_types import by_name
 from .graph import Graph, Node
 from .layers.row import Misfit
 from .loops import IfRunner, LoopRunner, TensorIteratorRunner
+from .reader import declared_shape, fits, shape_text
 from .records import Layer
 from .weights import check_bytes
 
@@ -185,6 +186,8 @@ class Walk:
             self.seen[id(node.layer)] = results
             for slot, result in zip(node.outputs, results, strict=False):
                 slots[slot] = result
+        for number, value in zip(graph.net.parameters, arguments, strict=True):
+            self._check_fed_shape(graph.net.layers[number], value)
         return [slots[slot] for slot in graph.result_slots]
 
     def _check_fed(self, parameter: Layer, value: Any) -> None:
@@ -198,6 +201,14 @@ class Walk:
         said = {"got": dtype_name(value.dtype), "expected": dtype_name(declared.dtype)}
         fault = _Fault.at(parameter, "what it is fed has another element type", str(value.dtype), **said)
         self.faults.setdefault(parameter.where, fault)
+
+    def _check_fed_shape(self, parameter: Layer, value: Any) -> None:
+        """The same of its shape, which the layers that read it do not ask for: they are blamed before it."""
+        shape = declared_shape(parameter)
+        if isinstance(value, Tensor) and shape and not fits(shape, value.shape):
+            said = {"got": shape_text(tuple(value.shape)), "expected": shape_text(shape)}
+            fault = _Fault.at(parameter, "what it is fed has another shape", str(value.shape), **said)
+            self.faults.setdefault(parameter.where, fault)
 
     def branch(self) -> Walk:
         """A walk for a branch of an If, whose faults do not count."""
@@ -282,8 +293,7 @@ class Walk:
         results = self.graph(loop.body.graph, [arguments[p] for p in loop.body.parameters])  # type: ignore[attr-defined]
         named = dict(zip(loop.body.results, results, strict=True))
         self._check_carried(node, loop, arguments, named)
-        moved = [p for p, r in loop.carried.items() if not _alike(arguments[p], named[r])]
-        if moved and steps > 1:  # a state that changes shape: what follows is not known
+        if self._moves(node, loop, arguments, named, steps) and steps > 1:
             return [UNKNOWN] * len(node.outputs)
         outputs = []
         for port in loop.outputs:
@@ -306,6 +316,33 @@ class Walk:
                 wanted = f"{dtype_name(before.dtype)}, of which the first value is"
                 what = f"{text}: the element type changes from step to step"
                 raise _Fault.at(node.layer, what, text, got=dtype_name(after.dtype), expected=wanted)
+
+    def _moves(
+        self,
+        node: Node,
+        loop: Loop,
+        arguments: Mapping[str, Any],
+        results: Mapping[str, Any],
+        steps: int | None,
+    ) -> bool:
+        """Whether a state changes its shape; refuses one with which a second step does not run."""
+        carried = {to: start for to, start in loop.carried.items() if to in arguments}
+        moved = [to for to, start in carried.items() if not _alike(arguments[to], results[start])]
+        if not moved or steps is None or steps < 2:
+            return bool(moved)
+        again, given = Walk({}, {}), {**arguments, **{to: results[start] for to, start in carried.items()}}
+        again.visited = self.visited
+        again.graph(node.bodies[""], [given[p] for p in loop.body.parameters if p in given])
+        self.visited = again.visited
+        for fault in again.faults.values():
+            to = next((to for to in moved if isinstance(results[carried[to]], Tensor)), moved[0])
+            what = f"back edge from '{shorten(carried[to])}' to '{shorten(to)}': the second step does not run"
+            text = str(fault.error).splitlines()[0]
+            raise _Fault.at(
+                node.layer, what, (fault.key, steps), got=f"{_kind(results[carried[to]])}; {text}",
+                expected=f"{_kind(arguments[to])}, as the first step is given",
+            ) from fault.error  # fmt: skip
+        return True
 
     def _counted(self, node: Node, runner: TensorIteratorRunner) -> int:
         from stepnet.executors.segment import Count
@@ -373,7 +410,13 @@ class Walk:
         feeds: dict[str, Any] = {f"port {port}": given[i] for port, i in runner.index.items()}
         numbers = (port for port in loop.inputs if isinstance(port, Iteration))
         arguments = {port.parameter: _as_meta(number_of(port, 0)) for port in numbers}
-        arguments |= {port.parameter: self._sliced(node, port, feeds[port.source])[0] for port in loop.slices}
+        sliced = {port.parameter: self._sliced(node, port, feeds[port.source]) for port in loop.slices}
+        arguments |= {name: part for name, (part, _) in sliced.items()}
+        longest = min((steps for _, steps in sliced.values()), default=None)
+        if runner.trips is not None and longest is not None and longest < runner.trips:
+            said = {"got": f"{longest} slices", "expected": f"{runner.trips}, the trip count"}
+            what = "an input has fewer slices than the trip count"
+            raise _Fault.at(node.layer, what, (longest, runner.trips), **said)
         whole = [port for port in (*loop.merged, *loop.invariants) if port.source in feeds]
         arguments |= {port.parameter: feeds[port.source] for port in whole}
         found = self.graph(runner.graph, [arguments[p] for p in loop.body.parameters if p in arguments])
@@ -382,8 +425,10 @@ class Walk:
             going = found[runner.graph.net.results.index(runner.condition)]
             self._check_one(node, going, "execution condition")
         self._check_carried(node, loop, arguments, named)
-        kept = {to: start for to, start in loop.carried.items() if to in arguments}
-        if any(not _alike(arguments[to], named[start]) for to, start in kept.items()):
+        steps = None
+        if runner.goes_on_always and runner.trips is not None:
+            steps = longest if runner.trips < 0 else runner.trips
+        if self._moves(node, loop, arguments, named, steps):
             return [UNKNOWN] * len(node.outputs)
         by_port = {port.output: _shape_of(named[port.result]) for port in loop.outputs}
         for port in loop.outputs:
@@ -426,7 +471,8 @@ def _same_calls(node: Node, arguments: Sequence[Any]) -> str | None:
         return None
     layer = node.layer
     of = [(list(a.shape), a.dtype) if isinstance(a, Tensor) else a for a in arguments]
-    text = str((layer.type, layer.version, layer.attributes, [port.type for port in layer.outputs], of))
+    kinds = [port.type for port in layer.outputs]
+    text = str((layer.type, layer.version, layer.attributes, kinds, of, node.known))
     return text if len(text) < 2000 else None
 
 
@@ -438,6 +484,10 @@ def _outside(layer: Layer, what: str, axis: int, of: str, value: Tensor) -> _Fau
 
 def _as_meta(value: Tensor) -> Tensor:
     return value if value.is_meta else torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+
+def _kind(value: Any) -> str:
+    return typed_shape(value) if isinstance(value, Tensor) else "not known"
 
 
 def _shape_of(value: Any) -> Any:

@@ -335,7 +335,7 @@ class LoopRunner:
         trips, start = (constants.get(source) for source, _ in layer.sources[:2])
         self.trips = None if trips is None or trips.numel() != 1 else int(trips.reshape(()))
         begins = start is not None and start.numel() == 1 and bool(start.reshape(()))
-        self._goes_on_always = begins and self._goes_on({})
+        self.goes_on_always = begins and self._goes_on({})
         self._check_ends()
         body = LoopBody(self.graph, layer.name, self.condition)
         self.loop = whole_loop(layer, body)
@@ -352,7 +352,7 @@ class LoopRunner:
     def _check_ends(self) -> None:
         """Refuse a loop whose constants say that it never ends."""
         cuts = any(row.axis is not None for row in self.layer.maps[""].inputs)
-        if self.trips is not None and self.trips < 0 and self._goes_on_always and not cuts:
+        if self.trips is not None and self.trips < 0 and self.goes_on_always and not cuts:
             raise Misfitting(
                 f"{self.layer.where}: never ends",
                 got="trip count -1 and a condition that is always true",
@@ -412,7 +412,7 @@ class LoopRunner:
         """
         feeds = {f"port {port}": values[i] for port, i in self.index.items()}
         outputs = [f"port {port.id}" for port in self.layer.outputs]
-        if self._goes_on_always and self.loop.slices and self._all_slices(feeds):
+        if self.goes_on_always and self.loop.slices and self._all_slices(feeds):
             return as_iterator(self.rows.loop, feeds, outputs)
         out = self.blocks.written(feeds, values[0], values[1])
         return tuple(out[name] for name in outputs)

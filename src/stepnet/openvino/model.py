@@ -18,7 +18,7 @@ from .element_types import ElementType
 from .graph import Graph, Making
 from .inference import check_shapes
 from .loops import RUNNERS
-from .reader import declared_shape, declared_type, read_net
+from .reader import declared_shape, declared_type, fits, read_net, shape_text
 from .records import Layer, Net, Shape
 from .states import open_states
 from .table import check_supported, is_constant
@@ -178,6 +178,10 @@ def parameter_type(layer: Layer) -> tuple[ElementType, Shape | None]:
     if shape is not None:
         check_rank(shape, layer.where)
         check_bytes(shape, element_type.dtype.itemsize, layer.where)
+        port = layer.outputs[0].shape
+        if port and not fits(shape, port):
+            said = f"{shape_text(shape)} and {shape_text(port)}"
+            raise Broken(f"{layer.where}: its shape and that of its port differ", got=said, expected="one")
     return element_type, shape
 
 

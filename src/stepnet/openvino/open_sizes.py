@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepnet.export.open_sizes import Repeated, Sizes
+from stepnet.export.open_sizes import Repeated, Sizes, equal
 
 from .layers.row import listed
 
@@ -42,6 +42,17 @@ def _divide(x: np.ndarray, y: np.ndarray) -> Any:
     return _elementwise(operator.floordiv)(x, y) if above and min(least, default=0) >= 0 else None
 
 
+def _rest(x: np.ndarray, y: np.ndarray) -> Any:
+    """Of sizes, which are not negative: of others the sign is not that of `%`."""
+    known = all(isinstance(value, int) and value >= 0 for value in (*x.flat, *y.flat)) and all(y.flat)
+    return _elementwise(operator.mod)(x, y) if known else None
+
+
+def _equal(x: np.ndarray, y: np.ndarray) -> Any:
+    found = _elementwise(equal)(x, y)
+    return found if all(isinstance(value, bool) for value in found.flat) else None
+
+
 def _unsqueeze(x: np.ndarray, axes: np.ndarray) -> Any:
     return x.reshape(1) if x.ndim == 0 else None
 
@@ -53,6 +64,7 @@ def _slice(x: np.ndarray, start: np.ndarray, stop: np.ndarray, step: np.ndarray,
     return x[first:last:by]
 
 
+_MOST = 64  # sizes that are computed with
 RULES: dict[str, Rule] = {
     "add": _elementwise(operator.add),
     "subtract": _elementwise(operator.sub),
@@ -62,11 +74,12 @@ RULES: dict[str, Rule] = {
     "abs": _known(abs),
     "ceiling": _known(math.ceil),
     "divide": _divide,
-    "equal": _known(operator.eq),
+    "equal": _equal,
     "floor": _known(math.floor),
     "floormod": _known(operator.mod),
     "greater": _known(operator.gt),
     "less": _known(operator.lt),
+    "mod": _rest,
     "maximum": _elementwise(torch.sym_max),
     "minimum": _elementwise(torch.sym_min),
     "select": lambda which, x, y: None if which.dtype != bool else np.where(which, x, y),
@@ -91,7 +104,10 @@ def on_sizes(
     """
     first = arguments[0]
     if kind == "broadcast" and isinstance(first, Sizes) and first.array.size == 1:
-        return Repeated(first.array.reshape(()).item(), listed(arguments[1]), first.dtype)
+        size, shape = first.array.reshape(()).item(), listed(arguments[1])
+        if all(isinstance(n, int) for n in shape) and math.prod(shape) <= _MOST:
+            return Sizes(np.full(shape, size, dtype=object), first.dtype)
+        return Repeated(size, shape, first.dtype)
     rule = RULES.get(kind)
     arrays = []
     for i, value in enumerate(arguments):

@@ -89,15 +89,16 @@ def sort_layers(layers: dict[int, Layer], scope: str) -> tuple[int, ...]:
     if len(order) < len(layers):
         cycle = _cycle(layers, set(layers) - set(order))
         raise Broken(
-            f"{scope}: edges form a cycle through layers {cycle}",
-            got=f"edges {cycle}",
+            f"{scope}: edges form a cycle through layers {' -> '.join(map(str, cycle))}",
+            got=" -> ".join(f"'{shorten(layers[i].name)}'" for i in cycle),
             expected="no layer that feeds itself",
         )
     return tuple(order)
 
 
-def _cycle(layers: dict[int, Layer], stuck: set[int]) -> str:
-    """One cycle among the layers that could not be ordered, in the direction of its edges."""
+def _cycle(layers: dict[int, Layer], stuck: set[int]) -> list[int]:
+    """One cycle among the layers that could not be ordered, in the direction of its edges; of a long one its
+    begin and its end."""
     seen: dict[int, None] = {}
     at = min(stuck)
     while at not in seen:
@@ -105,5 +106,4 @@ def _cycle(layers: dict[int, Layer], stuck: set[int]) -> str:
         at = next(source for source, _ in layers[at].sources if source in stuck)
     path = list(seen)
     cycle = [*path[path.index(at) :], at][::-1]
-    shown = cycle if len(cycle) < 10 else [*cycle[:8], cycle[-1]]
-    return " -> ".join(str(i) for i in shown)
+    return cycle if len(cycle) < 10 else [*cycle[:8], cycle[-1]]

@@ -7,6 +7,7 @@ not known here; `table` knows it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,17 @@ def declared_shape(layer: Layer, key: str = "shape") -> Shape | None:
     """
     text = layer.attributes.get(key)
     return layer.outputs[0].shape if text is None else shape_from_text(text, layer.where)
+
+
+def fits(declared: Shape, shape: Sequence[int]) -> bool:
+    """Whether a tensor can have both shapes.
+
+    >>> fits((-1, 3), (2, 3)), fits((2, 3), (2, 4))
+    (True, False)
+    """
+    return len(declared) == len(shape) and all(
+        m == n or -1 in (m, n) for m, n in zip(declared, shape, strict=True)
+    )
 
 
 def shape_text(shape: Shape | None) -> str:

@@ -195,6 +195,8 @@ def _check_outside(data: ir.ExternalTensor) -> None:
     if min(data.offset or 0, data.length or 0) < 0 or end > file.stat().st_size:
         size = file.stat().st_size
         raise Misfit("lies behind the end of its file", f"bytes up to {end}", f"at most {size}")
+    if data.length not in (None, data.nbytes):
+        raise Misfit("does not fill its shape", f"{data.length} bytes", f"{data.nbytes} bytes")
 
 
 Run = Callable[..., Any]

@@ -71,9 +71,13 @@ def _check_nodes(
                 raise Broken(what, got=f"'{_short(name)}'", expected=_OWN)
             made.add(name)
     for name in outputs:
-        if name not in made and name not in around:
+        if name not in made:
             what = f"{where}: nothing makes the output '{_short(name)}'"
-            raise Broken(what, got=f"'{_short(name)}'", expected="an input, a constant, or what a node makes")
+            got = f"'{_short(name)}'" + (" of a graph around" if name in around else "")
+            raise Broken(
+                what, got=got, expected="an input, a constant, or what a node makes",
+                remedy="an Identity node, which makes it" if name in around else None,
+            )  # fmt: skip
 
 
 _OWN = "a name of its own for each"

@@ -33,6 +33,8 @@ def _reshape(node: Info) -> Run:
     def reshape(*inputs: Any) -> Tensor:
         x, wanted = inputs[0], sizes(inputs)
         if not zero:
+            if any(isinstance(size, int) and size == 0 for size in wanted[x.dim() :]):
+                raise Misfit("a size of 0 keeps one that is not there", wanted, f"sizes for {list(x.shape)}")
             wanted = [x.shape[i] if size == 0 else size for i, size in enumerate(wanted)]
         return x.reshape(wanted)
 
@@ -66,10 +68,11 @@ def _squeeze(node: Info) -> Run:
         x, wanted = inputs[0], axes(inputs)
         if wanted is None:
             return x.squeeze()
-        for axis in wanted:
+        gone = axes_in(wanted, x.dim())
+        for axis in gone:
             if x.shape[axis] != 1:
                 raise Misfit("an axis that goes must have one element", x.shape[axis], 1)
-        return x.squeeze(tuple(wanted))
+        return x.squeeze(tuple(gone))
 
     return squeeze
 
@@ -97,21 +100,24 @@ def _concat(node: Info) -> Run:
     def concat(*xs: Tensor) -> Tensor:
         if any(x.dim() != xs[0].dim() for x in xs):  # torch would pass over some of one axis
             raise Misfit("all inputs must have as many axes", [list(x.shape) for x in xs])
-        return torch.cat(xs, axis)
+        return torch.cat(xs, axis_in(axis, xs[0].dim()))
 
     return concat
 
 
 @op("Split", inputs=(1, 2))
 def _split(node: Info) -> Run:
-    axis, sizes, count = node.get("axis", 0), node.numbers(1, "split"), node.count
+    axis, sizes, count = node.get("axis", 0), node.listed(1, "split"), node.count
 
     def split(*inputs: Any) -> Any:
         x, wanted = inputs[0], sizes(inputs)
+        at = axis_in(axis, x.dim())
         if wanted is None:
-            size = -(-x.shape[axis] // count)
-            wanted = [max(min(size, x.shape[axis] - k * size), 0) for k in range(count)]
-        return x.split(wanted, axis) if isinstance(wanted, int) else x.split_with_sizes(wanted, axis)
+            size = -(-x.shape[at] // count)
+            wanted = [max(min(size, x.shape[at] - k * size), 0) for k in range(count)]
+        elif len(wanted) != count:
+            raise Misfit("split does not fit the outputs", f"{len(wanted)} sizes", f"{count}, one for each")
+        return x.split_with_sizes(wanted, at)
 
     return split
 

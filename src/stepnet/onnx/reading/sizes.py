@@ -17,7 +17,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from stepnet.export.open_sizes import Sizes
+from stepnet.export.open_sizes import Sizes, equal
 
 from .info import Info, Misfit, op
 
@@ -121,14 +121,6 @@ def _where(node: Info, truths: np.ndarray, x: np.ndarray, y: np.ndarray) -> Any:
     return np.where(truths, x, y)
 
 
-def _equal(x: Any, y: Any) -> Any:
-    """No size is the -1 that stands for one as it is, which torch's exporter looks for."""
-    for size, number in ((x, y), (y, x)):
-        if isinstance(size, torch.SymInt) and isinstance(number, int) and number < 0:
-            return False if size.node.expr.is_nonnegative else size == number
-    return x == y
-
-
 def _of_truths(compute: Callable[..., Any]) -> Rule:
     def rule(node: Info, *xs: np.ndarray) -> Any:
         if any(x.dtype != bool for x in xs):
@@ -147,7 +139,7 @@ RULES: dict[str, Rule] = {
     "Concat": lambda node, *xs: np.concatenate([np.atleast_1d(x) for x in xs]),
     "ConstantOfShape": _filled,
     "Div": _div,
-    "Equal": _elementwise(_equal),
+    "Equal": _elementwise(equal),
     "Gather": _gather,
     "Greater": _elementwise(operator.gt),
     "Identity": lambda node, x: x,

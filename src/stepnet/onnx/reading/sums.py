@@ -154,7 +154,7 @@ def _einsum(node: Info) -> Run:
 def convolution(node: Info) -> Run:
     """The function of a convolution, of x, its weights and a bias."""
     strides, dilations, pads = node.get("strides"), node.get("dilations"), node.get("pads")
-    group, auto = node.get("group", 1), node.get("auto_pad", "NOTSET")
+    group, auto, kernel = node.get("group", 1), node.get("auto_pad", "NOTSET"), node.get("kernel_shape")
 
     def conv(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         rank = x.dim() - 2
@@ -162,6 +162,15 @@ def convolution(node: Info) -> Run:
             raise Misfit("a convolution has one to three axes of space", list(x.shape))
         stride, dilation = strides or [1] * rank, dilations or [1] * rank
         sizes = pads or [0] * 2 * rank
+        if len(sizes) != 2 * rank or len(stride) != rank or len(dilation) != rank:
+            said = f"{len(stride)} strides, {len(dilation)} dilations, {len(sizes)} pads"
+            raise Misfit(
+                "strides, dilations and pads do not fit the axes of space",
+                said,
+                f"{rank} of each, and as many pads again",
+            )
+        if kernel is not None and kernel != list(w.shape[2:]):
+            raise Misfit("kernel_shape is not that of the weights", kernel, list(w.shape[2:]))
         if auto.startswith("SAME"):
             sizes = _same(x.shape[2:], w.shape[2:], stride, dilation, auto == "SAME_LOWER")
         around = sizes[:rank]

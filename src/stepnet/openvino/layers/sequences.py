@@ -18,7 +18,7 @@ from stepnet.engine import run
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
-from stepnet.export.open_sizes import Repeated, plain
+from stepnet.export.open_sizes import Repeated, Sizes, plain
 from stepnet.file_model import LoopReport, not_in_recordings
 from stepnet.front.step import failure, next_state
 from stepnet.ir.loop import Loop
@@ -105,12 +105,7 @@ class SequenceRunner:
             )
             return (y, *(torch.empty_like(s, device="meta") for s in states))
         known = [int(n) for n in lengths.reshape(-1).tolist()]
-        if any(not 0 <= n <= x.shape[1] for n in known):
-            raise Misfit(
-                f"sequence lengths must lie in 0..{x.shape[1]}",
-                got=str(known[:8]),
-                dims=str((known, x.shape[1])),
-            )
+        _check_lengths(known, x.shape[1])
         ys, finals = [], []
         for d in range(directions):
             reverse = self.direction == "reverse" or d == 1
@@ -126,6 +121,7 @@ class SequenceRunner:
         """The same as loops that what writes the model sees."""
         steps = x.shape[1]
         known = [lengths.size] if isinstance(lengths, Repeated) else self.known
+        known = lengths.tolist() if isinstance(lengths, Sizes) else known
         whole = known is not None and all(n == steps for n in known)
         inside = () if whole else ((torch.arange(steps) < plain(lengths).unsqueeze(1)).unsqueeze(2),)
         ys, finals = [], []
@@ -172,14 +168,18 @@ class SequenceRunner:
                 raise Misfit(
                     f"a state must be [batch, {directions}, hidden]",
                     got=shape_text(state),
+                    expected=f"[{x.shape[0]}, {directions}, {self.cell.hidden}], as it is {self.direction}",
                     dims=(directions, got),
                 )
         if lengths.shape != (x.shape[0],):
             raise Misfit(
                 f"sequence lengths must be [{x.shape[0]}]",
                 got=shape_text(lengths),
+                expected=f"[{x.shape[0]}], one for each sequence",
                 dims=(lengths.dim(), lengths.shape[0] if lengths.dim() else 0, x.shape[0]),
             )
+        if self.known is not None:
+            _check_lengths(self.known, x.shape[1])
         for name, weight, rank in zip("WRB", weights, (3, 3, 2), strict=True):
             if weight.dim() != rank or weight.shape[0] != directions:
                 raise Misfit(
@@ -190,6 +190,16 @@ class SequenceRunner:
         w, r, b = (t[0] for t in weights)
         self.cell.check(x.select(1, 0) if x.shape[1] else x.new_empty(x.shape[0], x.shape[2]),
                         [s[:, 0] for s in states], w, r, b)  # fmt: skip
+
+
+def _check_lengths(lengths: Sequence[int], steps: int) -> None:
+    if any(not 0 <= n <= steps for n in lengths):
+        raise Misfit(
+            f"sequence lengths must lie in 0..{steps}",
+            got=str(list(lengths[:8])),
+            expected=f"0 to {steps}, the steps of X",
+            dims=str((lengths, steps)),
+        )
 
 
 def _sequence(kind: type[Cell]) -> Callable[[Layer, Attributes], Function]:

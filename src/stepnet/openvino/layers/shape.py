@@ -145,17 +145,27 @@ def _split(layer: Layer, attributes: Attributes) -> Function:
     return split
 
 
-def _variadic_split(x: Tensor, axis: Any, lengths: Any) -> tuple[Tensor, ...]:
-    at = axis_in(number(axis, "axis"), x.dim())
-    parts = listed(lengths)
-    if -1 in parts:
-        parts = [x.shape[at] - (sum(parts) + 1) if p == -1 else p for p in parts]
-    if any(p < 0 for p in parts) or sum(parts) != x.shape[at]:
-        raise Misfit(
-            f"cannot split axis {at} of {shape_text(x)} into {listed(lengths)}",
-            dims=(x.shape[at], sum(parts)),
-        )
-    return x.split(parts, at)
+def _variadic_split(layer: Layer, attributes: Attributes) -> Function:
+    count = len(layer.outputs)
+
+    def split(x: Tensor, axis: Any, lengths: Any) -> tuple[Tensor, ...]:
+        at = axis_in(number(axis, "axis"), x.dim())
+        parts = listed(lengths)
+        if len(parts) != count:
+            said = {"got": f"{len(parts)} lengths", "expected": f"{count}, one for each output"}
+            raise Misfit("split_lengths does not fit the outputs", **said, dims=(len(parts), count))
+        if -1 in parts:
+            parts = [x.shape[at] - (sum(parts) + 1) if p == -1 else p for p in parts]
+        if any(p < 0 for p in parts) or sum(parts) != x.shape[at]:
+            raise Misfit(
+                f"cannot split axis {at} of {shape_text(x)} into {listed(lengths)}",
+                got=f"lengths {listed(lengths)}",
+                expected=f"lengths of {x.shape[at]} in all, one of which may be -1",
+                dims=(x.shape[at], sum(parts)),
+            )
+        return x.split(parts, at)
+
+    return split
 
 
 def _broadcast(layer: Layer, attributes: Attributes) -> Function:
@@ -242,7 +252,7 @@ ROWS = (
     Row("Transpose", plain(_transpose), (2, 2), values=(1,)),
     Row("Concat", _concat, (1, 4096)),
     Row("Split", _split, (2, 2), (1, 4096), values=(1,)),
-    Row("VariadicSplit", plain(_variadic_split), (3, 3), (1, 4096), values=(1, 2)),
+    Row("VariadicSplit", _variadic_split, (3, 3), (1, 4096), values=(1, 2)),
     Row("Broadcast", _broadcast, (2, 3), values=(1, 2)),
     Row("Tile", plain(_tile), (2, 2), values=(1,)),
     Row("ShapeOf", _shape_of, (1, 1)),
