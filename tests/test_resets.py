@@ -223,6 +223,10 @@ def test_a_done_at_the_end_hands_on_the_initial_state():
     for b, ended in enumerate(DONE[-1]):
         assert torch.equal(h[b], fresh[0][b]) == bool(ended)
         assert torch.equal(c[b], fresh[1][b]) == bool(ended)
+    for reverse, resets in ((False, Resets(done=[[1] * 3] * 4)), (True, Resets(is_init=[[1] * 3] * 4))):
+        _, (h, c) = recurrent(CELL, X, resets=resets, reverse=reverse)
+        assert h.requires_grad  # h0 is learned
+        assert not c.requires_grad
 
 
 def test_chunks_equal_the_whole():

@@ -124,14 +124,16 @@ def run_with_resets(
             else:
                 start = _fresh(function, reset_state, given, len(pieces.owner), pieces.owner)
                 start = by_leaf(lambda new, old: new.index_copy(0, beside(begin, new), old), start, given)
+        # where all end without a row, the last states are initial ones, and carry the gradient of those alone
+        rowless = at_ends != reverse and torch.is_grad_enabled() and _are_rowless(pieces, end)
         laid = None if in_place is None else rows.laid(pieces, reverse)
         if laid is not None:
             assert in_place is not None
             out = in_place(step, rows.leaves[0], start, laid, reverse=reverse, axis=rows.axis, **how)
             if out is not None:
-                return out[0], rows_at(out[1], end)
+                return out[0], rows_at(start if rowless else out[1], end)
         y, final = run(step, rows.cut(pieces), start, reverse=reverse, level=0, **how)
-        return rows.whole(y), rows_at(final, end)
+        return rows.whole(y), rows_at(start if rowless else final, end)
     given = boot_state(function, rows.n) if given is None else given
     if flags is not None:  # no row is marked
         how |= {"level": rows.level, "axis": axis}
@@ -346,6 +348,12 @@ class _Ragged:
     def whole(self, y: Any) -> Any:
         """y with the sequences of x."""
         return by_leaf(lambda leaf: _above(leaf, self.levels, 1), y)
+
+
+@outside_modes
+def _are_rowless(pieces: Pieces, which: Tensor) -> bool:
+    offsets, places = pieces.offsets.numpy(), which.numpy()
+    return bool((offsets[places] == offsets[places + 1]).all())
 
 
 def _cut(offsets: Tensor, flags: Tensor, after: bool) -> Pieces | None:
