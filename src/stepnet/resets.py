@@ -111,11 +111,20 @@ def run_with_resets(
     rows = _rows(x, level, axis)
     marks = rows.aligned(marks)
     given = None if state is None else _one_a_sequence(function, state, rows.n)
+    booted = given is None and reset_state is None
     flags = None if look or traced() or not rows.movable else truths(marks)
+    if flags is not None and rows.is_one_step and bool(flags.any()):
+        given = boot_state(function, rows.n) if given is None else given
+        how |= {"reverse": reverse, "level": rows.level, "axis": axis}
+        if at_ends != reverse:
+            y, final = run(step, unflatten(rows.spec, rows.leaves), given, **how)
+            return y, _begun_anew(flags, function, reset_state, given, final)
+        start = given if booted else _begun_anew(flags, function, reset_state, given, given)
+        return run(step, unflatten(rows.spec, rows.leaves), start, **how)
     pieces = None if flags is None else rows.pieces(flags, at_ends)
     if pieces is not None:
         begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
-        if given is None and reset_state is None:
+        if booted:
             start = boot_state(function, len(pieces.owner))
         else:
             given = boot_state(function, rows.n) if given is None else given
@@ -220,6 +229,19 @@ def _where(rows: Tensor, new: Any, old: Any) -> Any:
     return by_leaf(pick, new, old)
 
 
+def _begun_anew(flags: Tensor, step: Callable[..., Any], reset_state: Any, given: Any, state: Any) -> Any:
+    """The state of each sequence; of those that are marked, the one that they start from."""
+    fresh, static = _fresh(step, reset_state, given, flags.numel()), None
+    if isinstance(state, WithStatic):
+        fresh, (state, static) = fresh.state, state
+    if bool(flags.all()):  # no gradient of the others reaches anything
+        new = by_leaf(torch.clone, fresh)
+    else:
+        marked = flags.reshape(-1)
+        new = by_leaf(lambda a, b: _where(beside(marked, b), a, b), fresh, state)
+    return new if static is None else WithStatic(new, static)
+
+
 def _one_a_sequence(step: Callable[..., Any], state: Any, n: int) -> Any:
     for leaf in flatten(state)[0]:
         check_rows_of(f"state of step '{step_name(step)}'", leaf, n)
@@ -285,7 +307,7 @@ def _rows(x: Any, level: int, axis: int) -> _Ragged | _Dense:
 class _Ragged:
     """x of LoDTensors: what is cut are the sequences of one level."""
 
-    movable, axis = True, 0
+    movable, axis, is_one_step = True, 0, False
 
     def __init__(self, leaves: list[Any], spec: Spec, level: int) -> None:
         first = leaves[0]
@@ -386,6 +408,7 @@ class _Dense:
                 expected=f"axis={-first.dim()} to {first.dim() - 1}" if first.dim() else "[time, batch, ...]",
             )
         self.axis, self.steps = axis % first.dim(), first.shape[axis]
+        self.is_one_step = self.steps == 1
         self.n = first.shape[0 if self.axis else 1] if first.dim() > 1 else 1
         self.movable = all(leaf.dim() > 1 for leaf in leaves)
         self._layout: Layout | None = None
