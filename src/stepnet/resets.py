@@ -6,6 +6,7 @@ numbers to cut by (a traced model, tensors without data) the loop looks at each 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -113,14 +114,14 @@ def run_with_resets(
     given = None if state is None else _one_a_sequence(function, state, rows.n)
     booted = given is None and reset_state is None
     flags = None if look or traced() or not rows.movable else truths(marks)
-    if flags is not None and rows.is_one_step and bool(flags.any()):
-        given = boot_state(function, rows.n) if given is None else given
+    if flags is not None and rows.is_one_step:
+        start = boot_state(function, rows.n) if given is None else given
+        anew = bool(flags.any()) and functools.partial(_begun_anew, flags, function, reset_state, start)
         how |= {"reverse": reverse, "level": rows.level, "axis": axis}
-        if at_ends != reverse:
-            y, final = run(step, unflatten(rows.spec, rows.leaves), given, **how)
-            return y, _begun_anew(flags, function, reset_state, given, final)
-        start = given if booted else _begun_anew(flags, function, reset_state, given, given)
-        return run(step, unflatten(rows.spec, rows.leaves), start, **how)
+        if anew and at_ends == reverse and not booted:
+            start = anew(start)
+        y, final = run(step, unflatten(rows.spec, rows.leaves), start, **how)
+        return y, anew(final) if anew and at_ends != reverse else final
     pieces = None if flags is None else rows.pieces(flags, at_ends)
     if pieces is not None:
         begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
