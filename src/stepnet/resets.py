@@ -409,10 +409,14 @@ class _Dense:
                 expected=f"axis={-first.dim()} to {first.dim() - 1}" if first.dim() else "[time, batch, ...]",
             )
         self.axis, self.steps = axis % first.dim(), first.shape[axis]
-        self.is_one_step = self.steps == 1
         self.n = first.shape[0 if self.axis else 1] if first.dim() > 1 else 1
         self.movable = all(leaf.dim() > 1 for leaf in leaves)
         self._layout: Layout | None = None
+
+    @property
+    def is_one_step(self) -> bool:
+        """Whether there is nothing to cut; not to be asked of a trace, which keeps sizes open."""
+        return self.steps == 1
 
     @property
     def offsets(self) -> Tensor:
