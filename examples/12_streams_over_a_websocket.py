@@ -1,7 +1,7 @@
 """A server of streams: each client sends frames over a websocket and gets an answer to each. Frames of many
 clients that have arrived meanwhile are one call of the model.
 
-Needs the extra `examples`. Serves 100 clients of its own, as fast as each can, and prints their waits.
+Needs the extra `examples`. Serves 200 clients of its own, as fast as each can, and prints their waits.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ async def talk(address: str, rows: Tensor, waits: list[float]) -> Tensor:
     return torch.stack(answers)
 
 
-async def main(clients: int = 100, frames: int = 10) -> None:
+async def main(clients: int = 200, frames: int = 5) -> None:
     torch.manual_seed(0)
     model = Model().eval()
     server = Server(model, max_streams=clients)

@@ -135,6 +135,34 @@ def test_pieces_of_tensors_run_where_they_lie(backend, axis, reverse):
         assert lie[-1]  # a copy, whose sequences stood one after the other, would lie turned
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_one_step(axis):
+    """Which is not cut: as an agent that acts runs it."""
+    rows, fresh = torch.randn(3, 1, FEATURES, dtype=DTYPE), torch.randn(2, 3, HIDDEN, dtype=DTYPE).unbind()
+    for marks, name, reverse, state, named in itertools.product(
+        ([1, 0, 1], [1, 1, 1]), ("is_init", "done"), (False, True), (None, 0, 1), (False, True)
+    ):
+        x = rows.clone().requires_grad_()
+        given = state if state is None else torch.randn(2, 3, HIDDEN, dtype=DTYPE).unbind()
+        given = given and tuple(leaf.requires_grad_(bool(state)) for leaf in given)
+        flags = torch.tensor(marks).view((3, 1) if axis else (1, 3))
+        how = {"reverse": reverse, "axis": axis, "backend": "naive"}
+        how["resets"] = Resets(**{name: flags}, state=fresh if named else None)
+        y, final = recurrent(CELL, x if axis else x.transpose(0, 1), given, **how)
+
+        def begin(b, named=named):
+            return tuple(leaf[b : b + 1] for leaf in fresh) if named else CELL.initial_state(1)
+
+        start = CELL.initial_state(3) if given is None else given
+        own = [[mark] for mark in marks]
+        ys, expected = by_hand(CELL, begin, x, own, start, name == "done", reverse)
+        found, wanted = [y.reshape(3, HIDDEN), *final], [torch.cat(ys), *expected]
+        torch.testing.assert_close(found, wanted, **CLOSE)
+        assert [t.requires_grad for t in found] == [t.requires_grad for t in wanted]
+        inputs = [x, *CELL.parameters(), *(given if state else ())]
+        torch.testing.assert_close(gradients(found, inputs), gradients(wanted, inputs), **CLOSE)
+
+
 X = torch.randn(4, 3, FEATURES, dtype=DTYPE)  # 4 steps of 3 sequences
 DONE = torch.tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0], [1, 0, 1]], dtype=torch.bool)
 
@@ -223,6 +251,10 @@ def test_a_done_at_the_end_hands_on_the_initial_state():
     for b, ended in enumerate(DONE[-1]):
         assert torch.equal(h[b], fresh[0][b]) == bool(ended)
         assert torch.equal(c[b], fresh[1][b]) == bool(ended)
+    for reverse, resets in ((False, Resets(done=[[1] * 3] * 4)), (True, Resets(is_init=[[1] * 3] * 4))):
+        _, (h, c) = recurrent(CELL, X, resets=resets, reverse=reverse)
+        assert h.requires_grad  # h0 is learned
+        assert not c.requires_grad
 
 
 def test_chunks_equal_the_whole():

@@ -75,12 +75,12 @@ def sharded(net: Net) -> Any:
 
 
 def check_row_mean(rank: int, parallel: Callable[[Net], Any]) -> None:
-    """Some steps of training on unequal rows, as one process takes them on all rows. Who has no rows runs one
+    """Ten steps of training on unequal rows, as one process takes them on all rows. Who has no rows runs one
     that counts nothing: every rank takes part in every exchange of weights."""
     net, alone = made("module"), made("module")
     run = parallel(net)
     optimizers = [torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in (net, alone)]
-    for step in range(5):
+    for step in range(10):
         x = batch(step % 4, rank)
         count = len(x.values)
         rows = x if count else LoDTensor.from_lengths(torch.zeros(1, F_IN), [[1]])

@@ -6,6 +6,7 @@ numbers to cut by (a traced model, tensors without data) the loop looks at each 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -111,11 +112,20 @@ def run_with_resets(
     rows = _rows(x, level, axis)
     marks = rows.aligned(marks)
     given = None if state is None else _one_a_sequence(function, state, rows.n)
+    booted = given is None and reset_state is None
     flags = None if look or traced() or not rows.movable else truths(marks)
+    if flags is not None and rows.is_one_step:
+        start = boot_state(function, rows.n) if given is None else given
+        anew = bool(flags.any()) and functools.partial(_begun_anew, flags, function, reset_state, start)
+        how |= {"reverse": reverse, "level": rows.level, "axis": axis}
+        if anew and at_ends == reverse and not booted:
+            start = anew(start)
+        y, final = run(step, unflatten(rows.spec, rows.leaves), start, **how)
+        return y, anew(final) if anew and at_ends != reverse else final
     pieces = None if flags is None else rows.pieces(flags, at_ends)
     if pieces is not None:
         begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
-        if given is None and reset_state is None:
+        if booted:
             start = boot_state(function, len(pieces.owner))
         else:
             given = boot_state(function, rows.n) if given is None else given
@@ -124,14 +134,16 @@ def run_with_resets(
             else:
                 start = _fresh(function, reset_state, given, len(pieces.owner), pieces.owner)
                 start = by_leaf(lambda new, old: new.index_copy(0, beside(begin, new), old), start, given)
+        # where all end without a row, the last states are initial ones, and carry the gradient of those alone
+        rowless = at_ends != reverse and torch.is_grad_enabled() and _are_rowless(pieces, end)
         laid = None if in_place is None else rows.laid(pieces, reverse)
         if laid is not None:
             assert in_place is not None
             out = in_place(step, rows.leaves[0], start, laid, reverse=reverse, axis=rows.axis, **how)
             if out is not None:
-                return out[0], rows_at(out[1], end)
+                return out[0], rows_at(start if rowless else out[1], end)
         y, final = run(step, rows.cut(pieces), start, reverse=reverse, level=0, **how)
-        return rows.whole(y), rows_at(final, end)
+        return rows.whole(y), rows_at(start if rowless else final, end)
     given = boot_state(function, rows.n) if given is None else given
     if flags is not None:  # no row is marked
         how |= {"level": rows.level, "axis": axis}
@@ -218,6 +230,19 @@ def _where(rows: Tensor, new: Any, old: Any) -> Any:
     return by_leaf(pick, new, old)
 
 
+def _begun_anew(flags: Tensor, step: Callable[..., Any], reset_state: Any, given: Any, state: Any) -> Any:
+    """The state of each sequence; of those that are marked, the one that they start from."""
+    fresh, static = _fresh(step, reset_state, given, flags.numel()), None
+    if isinstance(state, WithStatic):
+        fresh, (state, static) = fresh.state, state
+    if bool(flags.all()):  # no gradient of the others reaches anything
+        new = by_leaf(torch.clone, fresh)
+    else:
+        marked = flags.reshape(-1)
+        new = by_leaf(lambda a, b: _where(beside(marked, b), a, b), fresh, state)
+    return new if static is None else WithStatic(new, static)
+
+
 def _one_a_sequence(step: Callable[..., Any], state: Any, n: int) -> Any:
     for leaf in flatten(state)[0]:
         check_rows_of(f"state of step '{step_name(step)}'", leaf, n)
@@ -283,7 +308,7 @@ def _rows(x: Any, level: int, axis: int) -> _Ragged | _Dense:
 class _Ragged:
     """x of LoDTensors: what is cut are the sequences of one level."""
 
-    movable, axis = True, 0
+    movable, axis, is_one_step = True, 0, False
 
     def __init__(self, leaves: list[Any], spec: Spec, level: int) -> None:
         first = leaves[0]
@@ -348,6 +373,12 @@ class _Ragged:
         return by_leaf(lambda leaf: _above(leaf, self.levels, 1), y)
 
 
+@outside_modes
+def _are_rowless(pieces: Pieces, which: Tensor) -> bool:
+    offsets, places = pieces.offsets.numpy(), which.numpy()
+    return bool((offsets[places] == offsets[places + 1]).all())
+
+
 def _cut(offsets: Tensor, flags: Tensor, after: bool) -> Pieces | None:
     marked = places(flags)
     return cut(offsets, marked, after) if len(marked) else None
@@ -381,6 +412,11 @@ class _Dense:
         self.n = first.shape[0 if self.axis else 1] if first.dim() > 1 else 1
         self.movable = all(leaf.dim() > 1 for leaf in leaves)
         self._layout: Layout | None = None
+
+    @property
+    def is_one_step(self) -> bool:
+        """Whether there is nothing to cut; not to be asked of a trace, which keeps sizes open."""
+        return self.steps == 1
 
     @property
     def offsets(self) -> Tensor:

@@ -151,12 +151,12 @@ def test_no_rank_has_more_at_the_end_of_an_epoch(sequences, world_size, others, 
 
 @pytest.mark.parametrize(
     "kind",
-    [iter, lambda n: (k for k in n), lambda n: np.array(n[::-1])[::-1], lambda n: np.array(n, object)],
-    ids=["iterator", "generator", "reversed", "objects"],
+    [list, iter, lambda n: (k for k in n), lambda n: np.array(n[::-1])[::-1], lambda n: np.array(n, object)],
+    ids=["list", "iterator", "generator", "reversed", "objects"],
 )
 def test_kinds_of_lengths(kind):
-    lengths = [3, 1, 2, 5, 4]
-    assert list(RowBudgetSampler(kind(lengths), 6)) == list(RowBudgetSampler(lengths, 6))
+    for lengths in ([3, 1, 2, 5, 4], [3, 1, 2, 5, 4] * 250):
+        assert list(RowBudgetSampler(kind(lengths), 6)) == list(RowBudgetSampler(np.array(lengths), 6))
 
 
 def test_a_pass_that_was_left_is_begun_anew():
@@ -217,6 +217,7 @@ def test_in_a_data_loader(context):
 ERRORS = {
     "negative": (lambda: RowBudgetSampler([1, -1], 2), "'lengths' must not be negative"),
     "floats": (lambda: RowBudgetSampler([1.5], 2), "'lengths' must be a 1-D list or tensor of integers"),
+    "many floats": (lambda: RowBudgetSampler([1] * 1000 + [1.5], 2), "a 1-D list or tensor of integers"),
     "rows": (lambda: RowBudgetSampler([1], 0), "'rows' must be a positive whole number"),
     "seed": (lambda: RowBudgetSampler([1], 1, seed=-1), "'seed' must be a whole number from 0"),
     "rank": (lambda: RowBudgetSampler([1], 1, rank=2, world_size=2), "'rank' must be below.*\n.*2\n.*0 to 1"),

@@ -216,6 +216,37 @@ def test_what_is_kept_is_written_to_by_nobody(backend):
         y.zero_(), same.zero_()
 
 
+class Doubles(nn.Module):
+    """A step that writes to the rows it gets."""
+
+    def initial_state(self, n):
+        return torch.zeros(n, 2)
+
+    def forward(self, x, s):
+        return x.mul_(2) + s, s + 1
+
+
+def test_a_step_may_write_to_the_rows_it_gets():
+    chunk, live = torch.ones(1, 2), stream(Recurrent(Doubles(), backend="naive"))
+    live.open(0)
+    assert [live.push({0: chunk})[0].tolist() for _ in range(3)] == [[[k, k]] for k in (2, 3, 4)]
+    assert chunk.eq(1).all()
+
+
+def test_kinds_of_chunks():
+    """At pushes like those before, which read a lone chunk where it lies."""
+    net, x = double(stepnet.nn.LSTM(F, H, num_layers=2)), torch.randn(6, F, dtype=DTYPE)
+    with torch.inference_mode():
+        apart = x[4:5].clone()
+    kinds = x[2:3], x[3:4].clone().requires_grad_(), apart, x[5:].t().contiguous().t()
+    live = stream(net)
+    live.open(0)
+    first = [live.push({0: row})[0] for row in x[:2].split(1)]
+    got = torch.cat([*first, *(live.push({0: chunk})[0] for chunk in kinds)])
+    torch.testing.assert_close(got, whole(net, x[:, None])[:, 0], **CLOSE)
+    assert not got.requires_grad
+
+
 @pytest.mark.parametrize("when", ["pushed", "saved", "loaded"])
 def test_inference_mode_around_what_is_kept(when):
     net, x = double(stepnet.nn.LSTM(F, H, num_layers=2)), torch.randn(6, F, dtype=DTYPE)

@@ -5,6 +5,7 @@ Computed by numpy: what is kept is the same whatever somebody made of torch's op
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from itertools import pairwise
@@ -21,6 +22,7 @@ from stepnet.data.modes import outside_modes, real
 from stepnet.errors import FrozenError, LoDError
 from stepnet.watchers import said
 
+_LONG = 1000  # from which torch takes much longer to make a tensor of a list than Python an array
 _UNCHANGED = "the offsets and the values of one LoDTensor go in together"
 
 # What traces a module gives the lengths of offsets as tensors of what is traced.
@@ -389,12 +391,16 @@ def integers(given: Any, what: str) -> Tensor:
 
 def _as_torch_takes(numbers: Any) -> Any:
     """Numbers that torch makes a tensor of: no array of objects, none that runs backwards in memory."""
-    if isinstance(numbers, Iterator):
-        return list(numbers)
+    numbers = list(numbers) if isinstance(numbers, Iterator) else numbers
     if isinstance(numbers, (list, tuple)):
-        return numbers
-    array = np.array(numbers, order="C")
-    return array.tolist() if array.dtype == object else array
+        if len(numbers) < _LONG or type(numbers[0]) is not int:
+            return numbers
+        try:
+            return np.frombuffer(array("q", numbers), dtype=np.int64)
+        except (TypeError, OverflowError):
+            return numbers
+    table = np.array(numbers, order="C")
+    return table.tolist() if table.dtype == object else table
 
 
 @outside_modes

@@ -13,7 +13,7 @@ from stepnet.data.arguments import brief, truth, whole
 from stepnet.data.offsets import check_lengths, integers
 from stepnet.errors import LoDError
 
-_MANY = 16  # sequences to a batch, where one search for each batch beats one for each sequence
+_MANY = 40  # sequences to a batch, where one search for each batch beats one for each sequence
 
 
 class RowBudgetSampler:

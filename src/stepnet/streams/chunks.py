@@ -20,6 +20,7 @@ from stepnet.front.step import describe_leaves, step_name
 
 def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], list[int]]:
     """The chunks as one batch, leaf by leaf, the offsets of the first leaf, and the lengths of its chunks.
+    The rows of a lone chunk may be those of the batch, in the caller's memory.
 
     Raises:
         StreamError: they are not alike.
@@ -28,7 +29,9 @@ def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], lis
     if type(first_chunk) is Tensor and first_chunk.dim():
         if len(chunks) == 1:
             lengths = [first_chunk.shape[0]]
-            rows = first_chunk.clone() if is_contiguous(first_chunk) else first_chunk.contiguous()
+            rows = first_chunk
+            if rows.requires_grad or rows.is_inference() or not is_contiguous(rows):
+                rows = rows.clone(memory_format=torch.contiguous_format)
             batch = LoDTensor.of(rows, _of_lengths((lengths[0],)))
             return batch, batch.structure.levels, lengths
         parts = list(chunks.values())

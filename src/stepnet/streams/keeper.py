@@ -49,18 +49,23 @@ class Keeper:
         self.states.leave(self.ran, Left(self.slots, self._left))
 
     def answer(self, module: Callable[[Any], Any], x: Any) -> Any:
-        """What a module gives, where this answers for what it does."""
+        """What a module gives, where this answers for what it does. x may lie in memory of the caller's."""
         if self.all_begun and type(x) is LoDTensor and len(self.levels) == 1 and nobody_else():
             steps, backend = steps_of(module, x)
             for step in steps:
                 x = self._alone(as_step(step), x, backend)
             if steps:
                 return x
+        x = self._own(x)
         with (
             during(sequence.INSTEAD, _of_whole_sequences), during(sequence.WHOLE, _refuse_whole),
             kept_by(self.run), watched(_refuse_loop),
         ):  # fmt: skip
             return module(x)
+
+    def _own(self, x: Any) -> Any:
+        """x where a module or a step may write to it: a lone chunk is the caller's."""
+        return LoDTensor.of(x.values.clone(), x.structure) if self.n == 1 and type(x) is LoDTensor else x
 
     def _alone(self, step: Any, x: LoDTensor, backend: Any) -> Any:
         """y of a recurrence whose last state nobody else sees."""
@@ -72,7 +77,7 @@ class Keeper:
                 self.ran.append((name, kept[0]))
                 self._left.append(flatten(out[1])[0])
                 return out[0] if type(out[0]) is LoDTensor else out
-        out = recurrent(step, x, self._start(step, name, None), backend=backend)
+        out = recurrent(step, self._own(x), self._start(step, name, None), backend=backend)
         self._keep(name, *flatten(out[1]))
         return out[0] if type(out[0]) is LoDTensor else out
 
@@ -202,15 +207,15 @@ def steps_of(module: Any, x: LoDTensor) -> tuple[Sequence[Any], Backend | None]:
     if (
         not (kind is Recurrent or hasattr(kind, "_in_turn"))
         or kind.__call__ is not _CALL
-        or "forward" in vars(module)
+        or "forward" in (own := vars(module))
         or not runs_alone(module)
         or hooks_of_all()
     ):
         return (), None
     if kind is not Recurrent:
         return module._in_turn(x), None
-    other = module.reverse or module.scopes or module.level not in (-1, 0) or kind.forward is not _FORWARD
-    return () if other else (module.step,), module.backend
+    other = own["reverse"] or own["scopes"] or own["level"] not in (-1, 0) or kind.forward is not _FORWARD
+    return () if other else (module.step,), own["backend"]
 
 
 def nobody_else() -> bool:

@@ -213,28 +213,21 @@ class Stream:
                 def push() -> Any:
                     return parted(keeper.answer(self.module, x), levels[0], lengths, self.module)
 
-                if self._cuts.wait:
-                    out = self._alone(lambda: self._cuts.beside(push, self.module, chunks, x))
-                else:
-                    out = self._alone(push)
+                if self._pushing:
+                    raise StreamError(
+                        "the module pushes to the stream that it is run by",
+                        remedy="stepnet.stream(module) opens another, for another module",
+                    )
+                self._pushing = True
+                try:
+                    out = self._cuts.beside(push, self.module, chunks, x) if self._cuts.wait else push()
+                finally:
+                    self._pushing = False
                 keeper.done()
             now, self._states = monotonic(), states
             for each in streams:
                 each.begun, each.used = True, now
             return dict(zip(chunks, out, strict=True))
-
-    def _alone(self, push: Callable[[], Any]) -> Any:
-        """What a push gives, while the module may not push itself."""
-        if self._pushing:
-            raise StreamError(
-                "the module pushes to the stream that it is run by",
-                remedy="stepnet.stream(module) opens another, for another module",
-            )
-        self._pushing = True
-        try:
-            return push()
-        finally:
-            self._pushing = False
 
     def state_dict(self) -> dict[str, Any]:
         """The open streams and their states, for `torch.save`; not the module. It is of lists, dicts and
