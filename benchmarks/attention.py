@@ -1,8 +1,8 @@
-"""A decoder that attends to a ragged memory, and greedy decoding, against loops over padded tensors."""
+"""A decoder that attends to a ragged memory, and decoding word by word, against loops over padded tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ class Decoder(nn.Module):
     def step(self, x: Tensor, h: Tensor, keys: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
         query = self.query(h)
         if self.v is None:
-            scores = torch.bmm(keys, query.unsqueeze(2)).squeeze(2)
+            scores = torch.bmm(query.unsqueeze(1), keys.transpose(1, 2)).squeeze(1)  # what torch does fastest
         else:
             scores = self.v(torch.tanh(keys + query.unsqueeze(1))).squeeze(2)
         weights = scores.masked_fill(~mask, -1e9).softmax(1)
@@ -62,8 +62,12 @@ def cases(quick: bool) -> Iterator[Case]:
                 rtol=1e-3,
                 atol=1e-4,
             )
-    for rows, words in ((2, 12),) if quick else ((1, 100), (16, 100), (16, 1000)):
-        yield _greedy(rows, words, 8 if quick else 128, 5 if quick else 40)
+    size, steps = (8, 5) if quick else (128, 40)
+    for words in (12,) if quick else (100, 1000):
+        for rows in (2,) if quick else (1, 16, 64):
+            yield _greedy(rows, words, size, steps)
+        for rows in (2,) if quick else (1, 16):
+            yield _beam(rows, words, size, steps)
 
 
 def _ragged(decoder: Decoder, x: list[Tensor], memory: list[Tensor], training: bool) -> Contender:
@@ -110,15 +114,7 @@ def _named(done: Any) -> Mapping[str, Tensor]:
 
 
 def _greedy(rows: int, words: int, size: int, steps: int) -> Case:
-    torch.manual_seed(words)
-    table, cell, head = nn.Embedding(words, size), nn.GRUCell(size, size), nn.Linear(size, words)
-    with torch.no_grad():
-        head.bias[0] = -1e4  # no sequence ends before its last word
-    state = torch.randn(rows, size)
-
-    def step(word: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        h = cell(table(word), h)
-        return head(h), h
+    step, state = _words(rows, words, size)
 
     def ours() -> tuple[Tensor, Tensor]:
         found, scores = stepnet.decode.greedy(step, state, bos=1, eos=0, max_length=steps)
@@ -148,8 +144,61 @@ def _greedy(rows: int, words: int, size: int, steps: int) -> Case:
     )
 
 
+def _beam(rows: int, words: int, size: int, steps: int, beams: int = 4) -> Case:
+    step, state = _words(rows, words, size)
+
+    def ours() -> tuple[Tensor, Tensor]:
+        found, scores = stepnet.decode.beam_search(
+            step, state, bos=1, eos=0, beam_size=beams, max_length=steps, n_best=beams
+        )
+        return found.values.view(rows, beams, steps), scores.values.view(rows, beams)
+
+    def by_hand() -> tuple[Tensor, Tensor]:
+        first = beams * torch.arange(rows)[:, None]
+        h, word = state.repeat_interleave(beams, 0), torch.ones(rows * beams, dtype=torch.int64)
+        score, out = torch.full((rows, beams), -torch.inf), torch.zeros((rows * beams, 0), dtype=torch.int64)
+        score[:, 0] = 0
+        nothing = torch.full((words,), -torch.inf)
+        nothing[0] = 0  # what follows the end of a sequence
+        with torch.no_grad():
+            for _ in range(steps):
+                ended = (word == 0)[:, None]
+                scores, h = step(word, h)
+                log_p = torch.where(ended, nothing, scores.log_softmax(1)).view(rows, beams, words)
+                score, chosen = (score[:, :, None] + log_p).flatten(1).topk(beams, 1)
+                parent, word = (chosen // words + first).flatten(), (chosen % words).flatten()
+                h, out = h[parent], torch.cat([out[parent], word[:, None]], 1)
+                if not word.any():
+                    break
+        return out.view(rows, beams, -1), score
+
+    return Case(
+        name=f"beam search, {rows} sequences of {steps} of {words} words, {beams} beams, H={size}",
+        contenders={"stepnet": Contender(ours, _named), "loop by hand": Contender(by_hand, _named)},
+        reference="loop by hand",
+        facts={"sequences": rows, "steps": steps, "words": words, "beams": beams, "H": size},
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+def _words(rows: int, words: int, size: int) -> tuple[Callable[..., tuple[Tensor, Tensor]], Tensor]:
+    """A step that no sequence ends by before its last word, and a state."""
+    torch.manual_seed(words)
+    table, cell, head = nn.Embedding(words, size), nn.GRUCell(size, size), nn.Linear(size, words)
+    with torch.no_grad():
+        head.bias[0] = -1e4
+    state = torch.randn(rows, size)
+
+    def step(word: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = cell(table(word), h)
+        return head(h), h
+
+    return step, state
+
+
 TOPIC = Topic(
     name="attention",
-    claim="a decoder over a ragged memory, and greedy decoding, against loops over padded tensors",
+    claim="a decoder over a ragged memory, and decoding word by word, against loops over padded tensors",
     cases=cases,
 )

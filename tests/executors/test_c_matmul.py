@@ -46,6 +46,10 @@ void few_T(sn_rows_T C, sn_rows_T A, const REAL *source, int64_t stride_k, int64
            int64_t K, int64_t N) {
     sn_few_T(C, A, source, stride_k, stride_n, rows, K, N);
 }
+void over_T(REAL *C, int64_t c_next, const REAL *A, int64_t a_next, int64_t a_apart, const REAL *B,
+            int64_t b_next, int64_t steps, int64_t m, int64_t n) {
+    sn_over_steps_T(C, c_next, A, a_next, a_apart, B, b_next, steps, m, n);
+}
 """
 
 
@@ -199,3 +203,23 @@ def test_split_is_even_and_complete():
             assert len(sizes) == -(-rows // most)
             assert max(sizes) <= most
             assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("suffix", DTYPES)
+def test_products_over_steps_are_added(library, suffix):
+    rng = np.random.default_rng(0)
+    for steps, m, n in ((0, 2, 3), (1, 1, 1), (5, 7, 19), (130, 13, 64), (300, 6, 33)):
+        A, B = (rng.standard_normal((steps, 2, size)).astype(DTYPES[suffix]) for size in (m, n))
+        C = rng.standard_normal((m, n + 2)).astype(DTYPES[suffix])
+        expected, product = C.astype(np.float64), A[:, 1].T.astype(np.float64) @ B[:, 1]
+        expected[:, :n] += product
+        _call(library, f"over_{suffix}", C, n + 2, A[:, 1], 2 * m, 1, B[:, 1], 2 * n, steps, m, n)
+        limit = 1e-4 if suffix == "f32" else 1e-12
+        np.testing.assert_allclose(C, expected, rtol=limit, atol=limit)
+        # backwards from the last step, columns of A that are apart
+        backwards, turned = A[::-1, 1], np.ascontiguousarray(A[:, 1].T)
+        D = np.zeros((m, n), DTYPES[suffix])
+        if steps:
+            _call(library, f"over_{suffix}", D, n, backwards, -2 * m, 1, B[::-1, 1], -2 * n, steps, m, n)
+            _call(library, f"over_{suffix}", D, n, turned, 1, steps, B[:, 1], 2 * n, steps, m, n)
+            np.testing.assert_allclose(D, 2 * product, rtol=limit, atol=limit)

@@ -66,6 +66,17 @@ def test_flops_and_bytes_follow_the_rows():
     assert region.bytes_written == 4 * 9 * 4 * H
 
 
+def test_flops_of_the_gradient_of_what_is_made_once_for_each_sequence():
+    def step(x, h, static):
+        h = torch.tanh((static @ U[:, :H]).sum(1) + h)
+        return h, h
+
+    memory = torch.randn(B, T, H, requires_grad=True)
+    _, backward = explain(step, torch.randn(T, B, I), torch.zeros(B, H), static=memory).loops
+    (region,) = [r for r in backward.regions if r.kind == "sequences"]
+    assert [op.flops for op in region.matmuls] == [B * 2 * T * H * H] * 2
+
+
 def test_bytes_of_a_scan_count_initial_and_final_states_once_a_sequence():
     with torch.no_grad():
         told = explain(lstm, torch.randn(T, B, I), zeros(), backend="eager")

@@ -1,7 +1,7 @@
 """Products of tables of a row with a vector: element by element, and summed, where generated code does it.
 
     scores = matmul(energies[L, H], v[H, 1])     ->     sum(energies * v)
-    dv = matmul_tn(energies, dscores[L, 1])      ->     the sum over rows, steps and L of energies * dscores
+    dv = matmul_tn(energies, dscores[L, 1])      ->     the sum over rows and L of energies * dscores
 
 The table is then never stored: it is made, read and summed in one pass.
 """
@@ -62,11 +62,11 @@ class _Narrower:
         a, b = self._numbers(node)
         shape = (*a.shape[:-1], max(a.shape[-1], b.shape[-1]))
         parts = self._new(node, "mul", (a.name, b.name), "row", shape)
-        steps = self._new(node, "sum_steps", (parts,), "sequence", shape)
-        rows = self._new(node, "sum_rows", (steps,), "sum", shape)
         dims = tuple(range(len(shape) - 1))
-        small = self._new(node, "sum", (rows,), "sum", (*(1 for _ in dims), shape[-1]), dims=dims)
-        self.nodes.append(Node("reshape", (small,), node.outputs, (), node.line))
+        small = (*(1 for _ in dims), shape[-1])
+        lines = self._new(node, "sum", (parts,), "row", small, dims=dims)
+        rows = self._new(node, "sum_rows", (lines,), "sum", small)
+        self.nodes.append(Node("reshape", (rows,), node.outputs, (), node.line))
 
     def _numbers(self, node: Node) -> list[Value]:
         """The operands in the type of the sums: products of 16 bits are no op of their own here."""

@@ -63,7 +63,8 @@ def node_flops(node: Node, graph: Graph, rows: int, sequences: int) -> int:
     """Floating-point operations of a node over a table of rows, or of what each sequence has."""
     kind, stage = weight(node), OPS[node.op].stage
     result = graph.values[next(name for name in node.outputs if name)]
-    times = rows if stage is Stage.ROWS else {"row": rows, "sequence": sequences}.get(result.kind, 1)
+    over = {graph.values[name].kind for name in node.inputs} if stage is Stage.ROWS else {result.kind}
+    times = rows if "row" in over else sequences if "sequence" in over else 1
     if kind == "matmul":
         return product_flops(contracts(node, graph), result.size) * times
     if kind in ("cheap", "costly") and (stage is Stage.REDUCE or node.op in (*TOTALS, "embed_grad")):

@@ -17,6 +17,7 @@ from stepnet.executors.schedule.views import Access, broadcast, collapse, contig
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, Stage
 
+from .alike import Pass, ends_early
 from .numbers import CALLS, ENDS, INFIX, KINDS, START, WHOLE, WHOLE_NUMBERS, literal
 from .places import HALVES, Places
 from .whole import call_text
@@ -45,6 +46,7 @@ class _LoopText:
         self.used: list[Access] = []
         self.before: dict[int, list[str]] = {}  # what is found before the loop over a merged dimension
         self.body: list[str] = []
+        self.early: Pass | None = None
 
     def lines(self) -> list[str]:
         w, loop = self.w, self.loop
@@ -69,13 +71,14 @@ class _LoopText:
             self._node(node)
         if not dims:
             return self.body
+        self.early = ends_early(w, loop.nodes, dims, self._read, self._steps, self._reduced)
         out: list[str] = []
         for node in reductions:
             if self._in_line(node):
                 size, name = w.p.value(node.output).size, w.c(node.output)
                 out += self._loops("j", size, w.p.value(node.output).shape)
                 out.append(f"    {name}_line[j] = {self._start(node)};")
-        out += self._nest(0, inside)
+        out += self._nest(0, inside) if self.early is None else self._ended_early(self.early, inside)
         for node in reductions:
             if self._in_line(node):
                 out += self._stored_line(node)
@@ -88,17 +91,59 @@ class _LoopText:
         size, variable, last = self.dims[k], self.variables[k], len(self.dims) - 1
         before, after = self._opened(k, inside), self._closed(k, inside)
         if k == last - 1 and self._gains_side_by_side(inside):
-            whole = size // _TOGETHER * _TOGETHER
+            end = size if self.early is None else self._end()
+            whole = (
+                size // _TOGETHER * _TOGETHER if self.early is None else f"{end} / {_TOGETHER} * {_TOGETHER}"
+            )
             inner = self._side_by_side(variable, inside)
             out = [f"for (int64_t {variable} = 0; {variable} < {whole}; {variable} += {_TOGETHER}) {{"]
             out += [*_indented(inner), "}"]
-            if whole < size:
-                out.append(f"for (int64_t {variable} = {whole}; {variable} < {size}; ++{variable}) {{")
+            if whole != end:
+                out.append(f"for (int64_t {variable} = {whole}; {variable} < {end}; ++{variable}) {{")
                 out += [*_indented(self._nest(last, inside)), "}"]
             return [*before, *out, *after]
         *blocks, own = self._loops(variable, size, self.loop.shape if k == 0 else ())
+        if k == 0 and self.early is not None:
+            start, end = ("from", "to") if self.early.totals else ("0", self._end())
+            own = f"for (int64_t {variable} = {start}; {variable} < {end}; ++{variable})"
         pragma = [self._by_lanes(inside)] if k == last and not self._is_short(inside) else []
         return [*before, *blocks, *pragma, f"{own} {{", *_indented(self._nest(k + 1, inside)), "}", *after]
+
+    def _end(self) -> str:
+        """The variable that says where a pass ends early."""
+        return f"{self.w.c(self.loop.nodes[-1].output)}_end"
+
+    def _ended_early(self, early: Pass, inside: list[Node]) -> list[str]:
+        """The loops over lines, the last of which are alike."""
+        w, end, (lines, size) = self.w, self._end(), self.dims
+        first, *others = [f"{w.c(name)}_alike[i] + 1" for name in early.memories]
+        out = [f"int64_t {end} = {first};"]
+        out += [f"{end} = {end} < {other} ? {other} : {end};" for other in others]
+        if early.zeros:
+            nothing = [
+                f"{self._number(seen, f'{end} - {back}')} == 0" for seen in early.zeros for back in (1, 2)
+            ]
+            out += [f"const int64_t {end}_least = {end};", f"{end} = {lines};"]
+            out.append(f"while ({end} > {end}_least && {' && '.join(nothing)}) --{end};")
+        nest = self._nest(0, inside)
+        if early.totals:
+            last = [f"{w.pointer(node.output, None)} + (to - 1) * {size}" for node in early.totals]
+            again = " || ".join(f"sn_any_nan_{w.suffix}({line}, {size})" for line in last)
+            out.append(f"for (int64_t from = 0, to = {end};; from = to, to = {lines}) {{")
+            nest = [*_indented([*nest, f"if (to == {lines} || !({again})) break;"]), "}"]
+        out += nest
+        for node in early.same:
+            homes = [w.pointer(node.output, home) for home in w.homes.get(node.output, [])]
+            for place in [*homes, *[f"{w.c(node.output)}_line"] * (node.output in w.lines)]:
+                out.append(f"for (int64_t j = {end}; j < {lines}; ++j) {place}[j] = {place}[{end} - 1];")
+        return out
+
+    def _number(self, seen: Access, line: str) -> str:
+        """What an access that goes by lines has at one of them."""
+        step = self._steps(seen)[0]
+        at = line if step == 1 else f"({line}) * {step}"
+        at += f" + {seen.offset}" if seen.offset else ""
+        return self.w.loaded(seen.base, f"{self.w.pointer(seen.base, None)}[{at}]")
 
     def _opened(self, k: int, inside: list[Node]) -> list[str]:
         """What stands before the loop over a merged dimension."""

@@ -17,7 +17,7 @@ from .text import identifier
 
 # What is appended to the name of a value.
 _DERIVED = re.compile(
-    r"_(at|boot|by\d|final|first|line|new|next|now|packed|part|place|row|rows|stride_[knh]|sum|whole)$"
+    r"_(alike|at|boot|by\d|end|end_least|final|first|line|new|next|now|packed|part|place|row|rows|stride_[knh]|sum|whole)$"
 )
 
 _STORED_AS = {"bool": "uint8_t", "bfloat16": "uint16_t", "float16": "uint16_t"}
@@ -40,6 +40,7 @@ class Places:
         self.made = buffers.makers(p)
         self.homes = buffers.homes(p)
         self.parts = buffers.parts(p)
+        self.alike: dict[str, tuple[int, ...]] = {}  # memories of which the last lines may be alike
         self.lines: set[str] = set()
         self.here: set[str] = set()
         self.pointers: dict[str, str] = {}

@@ -18,6 +18,7 @@ typedef __UINTPTR_TYPE__ uintptr_t;
 
 void *memcpy(void *restrict to, const void *restrict from, size_t bytes);
 void *memset(void *to, int byte, size_t bytes);
+int memcmp(const void *a, const void *b, size_t bytes);
 void *malloc(size_t bytes);
 void free(void *memory);
 

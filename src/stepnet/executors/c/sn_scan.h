@@ -77,6 +77,8 @@ SN_THREADS int64_t sn_step(const sn_sequences *of, int64_t t, int64_t active, in
 /* The rows of steps t0 to t1, and how many; if it is asked for, where each stands among the steps' rows. */
 SN_THREADS int64_t sn_chunk(const sn_sequences *of, int64_t t0, int64_t t1, int64_t active, int64_t *row,
                             int64_t *place);
+/* The first of the lines at the end of a memory that are alike, bit by bit. */
+SN_THREADS int64_t sn_alike(const void *memory, int64_t lines, int64_t bytes);
 /* Makes matrices ready, which may have changed since the last call, by all threads or by one; then does `share` for
  * every share, by a thread each, or by all threads. */
 SN_THREADS void sn_run(const sn_pool *pool, const void *arguments, sn_share share, sn_work pack, int64_t matrices,
@@ -145,6 +147,13 @@ int64_t sn_chunk(const sn_sequences *of, int64_t t0, int64_t t1, int64_t active,
         }
     }
     return rows;
+}
+
+int64_t sn_alike(const void *memory, int64_t lines, int64_t bytes) {
+    int64_t first = lines - 1;
+    const char *at = (const char *)memory + first * bytes;
+    for (; first > 0 && memcmp(at - bytes, at, (size_t)bytes) == 0; at -= bytes) --first;
+    return first;
 }
 
 typedef struct {

@@ -16,8 +16,10 @@ from typing import Any
 from stepnet.errors import Unsupported
 from stepnet.executors.schedule.features import Features
 from stepnet.executors.schedule.loops import row_function
+from stepnet.executors.schedule.over_steps import OverSteps
 from stepnet.executors.schedule.program import Program, program
 from stepnet.executors.schedule.turns import by_turns
+from stepnet.executors.schedule.views import Access
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 from stepnet.ir.text import print_name, print_region
@@ -113,6 +115,7 @@ class _Writer:
             rows["copies"] = " * members" if self.turns else ""
             rows["mine"] = f" + member * count * a->chunk * {rows['n']}" if self.turns else ""
         late = [{"product": self._matmul_of_chunk(node, "chunk_row")} for node in p.late]
+        alike = [self._rows(name) | {"lines": lines} for name, (lines, _) in w.alike.items()]
         fields = self._fields()
         packed = [(name, *self._matrix(name)) for name in p.matrices]
         text = fill(
@@ -132,12 +135,14 @@ class _Writer:
                 "early": early,
                 "chunk_slot": "chunk_slot" if early or after else "0",
                 "scratch": scratch,
+                "alike": alike,
                 "sums": sums,
                 "by_step": [] if after else sums,
                 "by_turn": sums if self.turns else [],
                 "stages": "\n".join(stages),
                 "after": "\n".join(after),
                 "late": late,
+                "over": [{"sum": self._over_steps(each)} for each in p.over],
                 "matrices": [{"pack": self._pack(number, *matrix)} for number, matrix in enumerate(packed)],
                 "matrix_count": len(packed),
                 "features": self.features and self.features.count,
@@ -145,14 +150,19 @@ class _Writer:
                 "packed_by_all": int(sum(p.value(name).bytes for name in p.matrices) > PACKED_ALONE),
             },
         )
-        buffers = 2 * len(p.carries) + len(p.held) + len(w.homes) + 4  # each begins a line of the cache
+        buffers = (
+            2 * len(p.carries) + len(p.held) + len(w.homes) + len(alike) + 4
+        )  # each begins a line of the cache
         by_chunk = (*early, *scratch) if self.turns else early
         by_step = () if self.turns else scratch
         return Source(
             text=text + "\n",
             program=p,
             fields=fields,
-            space=(64 * buffers, sum(rows["bytes"] for rows in (*carries, *carries, *held, *by_step))),
+            space=(
+                64 * buffers,
+                sum(rows["bytes"] for rows in (*carries, *carries, *held, *by_step)) + 8 * len(alike),
+            ),
             packed=packed,
             chunk_bytes=sum(rows["bytes"] for rows in by_chunk),
             index_bytes=8 * (bool(early or after) + bool(early or late or self.turns)),
@@ -269,6 +279,26 @@ class _Writer:
         if self.features is None:
             return text + call(self._columns, "", "rows")
         return f"{text}SN_SOME_ROWS({call(self._product, ' + r0', 'r1 - r0')});"
+
+    def _over_steps(self, each: OverSteps) -> str:
+        """A sum over the steps of a sequence, as a product of two matrices."""
+        p, w, (m, n, heads) = self.p, self.w, each.sizes
+        (to_m, _, to_h), (left_m, _, left_h), (_, _, right_h) = each.strides
+
+        def rows(seen: Access) -> tuple[str, str]:
+            wide = p.value(seen.base).size
+            return f"a->{w.c(seen.base)} + first * {wide} + {seen.offset}", f"of.stride * {wide}"
+
+        (left, left_next), (right, right_next) = map(rows, (each.left, each.right))
+        names = ", ".join(map(_shown, (each.left.base, each.right.base)))
+        to = f"a->{w.c(each.total)} + b * {p.value(each.total).size}"
+        shift = [f" + h * {step}" if heads > 1 else "" for step in (to_h, left_h, right_h)]
+        text = f"/* {_shown(each.total)} = {names}: [steps, {m}]' x [steps, {n}] */\n"
+        text += f"for (int64_t h = 0; h < {heads}; ++h)\n    " if heads > 1 else ""
+        return (
+            f"{text}sn_over_steps_{w.suffix}({to}{shift[0]}, {to_m}, "
+            f"{left}{shift[1]}, {left_next}, {left_m}, {right}{shift[2]}, {right_next}, steps, {m}, {n});"
+        )
 
     def _stages(self) -> tuple[list[str], list[str]]:
         """What is done at each step; and after the steps of a chunk, where threads take turns."""

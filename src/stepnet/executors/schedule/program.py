@@ -14,6 +14,7 @@ from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, SCATTERS, TOTALS, Stage
 from stepnet.ir.plan import Carry, LoopPlan, Region
 
+from .over_steps import OverSteps, of_vectors, sums_of_products
 from .row_products import in_memory_order, over_last
 from .slices import split_by_slices
 from .views import VIEWS, Access, contiguous, view
@@ -36,6 +37,7 @@ class Program:
         outputs: row values written to tables.
         sums, totals: results of `sum_rows`, of `sum_steps`.
         early, late: matmuls of rows from outside, and of rows for outside: done for some steps at a time.
+        over: totals that are made once all steps are done.
         level: the stage of each other node.
         real: the type of its numbers.
     """
@@ -56,6 +58,7 @@ class Program:
     renamed: dict[str, str] = field(default_factory=dict)
     early: list[Node] = field(default_factory=list)
     late: list[Node] = field(default_factory=list)
+    over: list[OverSteps] = field(default_factory=list)
     level: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -120,10 +123,16 @@ class _Maker:
                 source = self._copy(name)
             renamed[name] = source
             rows_out.append(source)
+        over = self._over_steps(wanted, rows_out)
         graph = Graph("scan", (), tuple(self.nodes), (), self.values)
         inside = set(self.made) | {c.parameter for c in region.carries}
         read = list(
-            dict.fromkeys(self.access_of(n).base for node in self.nodes for n in self._operands(node))
+            dict.fromkeys(
+                [
+                    *(self.access_of(n).base for node in self.nodes for n in self._operands(node)),
+                    *(seen.base for each in over for seen in (each.left, each.right)),
+                ]
+            )
         )
         outside = [n for n in read if n not in inside]
         matrices = list(dict.fromkeys(node.inputs[1] for node in self.nodes if node.op == "matmul"))
@@ -142,10 +151,38 @@ class _Maker:
             totals=totals,
             real=self.real,
             renamed=renamed,
+            over=over,
         )
         self._set_apart(result)
         _set_levels(result)
         return result
+
+    def _over_steps(self, wanted: set[str], tables: list[str]) -> list[OverSteps]:
+        """Sums over steps that need not be made in the loop: their nodes go, and the rows that they are made
+        of have tables."""
+        found: list[OverSteps] = []
+        copies: dict[Access, str] = {}
+        for product, node in list(sums_of_products(self.nodes, self.values, self.access_of, self.real)):
+            shape, seen = self.values[product.output].shape, list(map(self.access_of, product.inputs))
+            if product.output in wanted or of_vectors(node.output, shape, seen) is None:
+                continue
+            self.nodes = [other for other in self.nodes if other is not product and other is not node]
+            for at, name in enumerate(product.inputs):
+                if self._is_outside(seen[at].base) or seen[at].base in tables:
+                    continue
+                if seen[at] not in copies:
+                    copies[seen[at]] = self._copy(name)
+                    tables.append(copies[seen[at]])
+                seen[at] = self.access_of(copies[seen[at]])
+            each = of_vectors(node.output, shape, seen)
+            assert each is not None
+            found.append(each)
+        return found
+
+    def _is_outside(self, base: str) -> bool:
+        """Whether a value is one of each row that the scan is given."""
+        inside = base in self.made or base in {c.parameter for c in self.region.carries}
+        return not inside and self.values[base].kind == "row"
 
     def _has_no_table(self, node: Node, taken: set[str]) -> bool:
         """Whether a product is written elsewhere: to a carry, or to rows of a few steps."""
@@ -153,9 +190,9 @@ class _Maker:
 
     def _is_early(self, node: Node) -> bool:
         """Whether a product is one of rows from outside."""
-        base = self.access_of(node.inputs[0]).base
-        inside = base in self.made or base in {c.parameter for c in self.region.carries}
-        return not inside and self.values[base].kind == "row" and len(self.values[node.inputs[0]].shape) == 1
+        return self._is_outside(self.access_of(node.inputs[0]).base) and (
+            len(self.values[node.inputs[0]].shape) == 1
+        )
 
     def _set_apart(self, p: Program) -> None:
         """Matmuls that need not wait for the step they belong to."""
