@@ -16,7 +16,8 @@ typedef struct {
 } sn_over;
 
 _Static_assert(SN_MAX_ROWS(SN_WIDTH) == 6, "rows of a tile");
-enum { SN_TALL = 6, SN_WIDE = SN_WIDTH * sn_lanes_f32, SN_DEEP = 128, SN_STRIPS = 64, SN_AHEAD = 8 };
+enum { SN_TALL = 6, SN_WIDE = SN_WIDTH * sn_lanes_f32, SN_DEEP = 128, SN_STRIPS = 64,
+       SN_APART = SN_TALL * SN_DEEP + 16 /* an odd number of lines: strips are written side by side */ };
 
 /* Columns of a panel, features of a strip: the sums over a block of rows, and over those before it. */
 #define SN_CASE(m)                                                                                                    \
@@ -37,29 +38,31 @@ static __attribute__((noinline)) void sn_over_tile(sn_rows_f32 C, int more, cons
 
 /* Features m0 .. m0 + m. */
 static void sn_over_features(const sn_over *o, int64_t m0, int64_t m) {
-    float strips[SN_STRIPS * SN_TALL * SN_DEEP] __attribute__((aligned(64)));
+    float strips[SN_STRIPS * SN_APART] __attribute__((aligned(64)));
     float panel[SN_WIDE * SN_DEEP] __attribute__((aligned(64)));
     for (int64_t r = 0, depth; r < o->rows; r += depth) {
         depth = sn_split(o->rows - r, SN_DEEP);
         for (int64_t k = 0; k < depth; ++k) {
-            const float *from = o->a + (r + k) * o->a_stride + m0, *b = o->b + (r + k) * o->b_stride;
+            const float *from = o->a + (r + k) * o->a_stride + m0;
             float *to = strips + k * SN_TALL;
             int64_t f = 0;
-            for (int64_t j = 0; j < m; j += 16) __builtin_prefetch(from + SN_AHEAD * o->a_stride + j);
-            for (int64_t j = 0; j < o->n; j += 16) __builtin_prefetch(b + j);
-            for (; f + SN_TALL <= m; f += SN_TALL, to += depth * SN_TALL) memcpy(to, from + f, SN_TALL * sizeof *to);
+            for (; f + SN_TALL <= m; f += SN_TALL, to += SN_APART) memcpy(to, from + f, SN_TALL * sizeof *to);
             if (f < m) memcpy(to, from + f, (size_t)(m - f) * sizeof *to);
         }
         for (int64_t c = 0; c < o->n; c += SN_WIDE) {
             const int64_t n = o->n - c < SN_WIDE ? o->n - c : SN_WIDE;
             for (int64_t k = 0; k < depth; ++k) {
                 const float *from = o->b + (r + k) * o->b_stride + c;
+                __builtin_prefetch(from + depth * o->b_stride, 0, 2); /* the next block comes meanwhile */
                 if (n == SN_WIDE) memcpy(panel + k * SN_WIDE, from, SN_WIDE * sizeof *panel);
                 else memcpy(panel + k * SN_WIDE, from, (size_t)n * sizeof *panel);
             }
+            const int64_t k0 = depth * c / o->n, k1 = depth * (c + n) / o->n;
             for (int64_t f = 0; f < m; f += SN_TALL) {
+                const float *next = o->a + (r + depth) * o->a_stride + m0 + f;
+                for (int64_t k = k0; k < k1; ++k) __builtin_prefetch(next + k * o->a_stride, 0, 2);
                 const sn_rows_f32 to = {o->sums + (m0 + f) * o->n + c, o->n, 0};
-                sn_over_tile(to, r > 0, strips + f * depth, panel, depth, m - f < SN_TALL ? m - f : SN_TALL, n);
+                sn_over_tile(to, r > 0, strips + f / SN_TALL * SN_APART, panel, depth, m - f < SN_TALL ? m - f : SN_TALL, n);
             }
         }
     }
