@@ -60,6 +60,10 @@ KEPT: dict[str, Callable[[Any], Any]] = {
     "matmul": lambda x: torch.matmul(x, W),
     "mm": lambda x: x.mm(W),
     "mv": lambda x: x.mv(V),
+    "addmm": lambda x: torch.addmm(W[0], x, W, beta=2) + x.relu().mm(W).addmm(x, W, alpha=3),
+    "addmv": lambda x: torch.addmv(x.sum(-1), x, V),
+    "inner": lambda x: torch.inner(x, W.T),
+    "diag_embed": lambda x: x.diag_embed(1) - torch.diag_embed(x, 1, 2, 1),
     "@": lambda x: x @ W,
     "matmul by keywords": lambda x: torch.matmul(other=W, input=x),
     "sum by keywords": lambda x: torch.sum(dim=-1, input=x),
@@ -266,6 +270,9 @@ REFUSED: dict[str, tuple[Callable[[LoDTensor], Any], str, str]] = {
     "matmul from the left": (lambda x: torch.ones(3, 11).double() @ x, "summed over", "x.map"),
     "mm from the left": (lambda x: torch.mm(torch.ones(3, 11).double(), x), r"^torch\.mm would", "x.map"),
     "matmul of two": (lambda x: x @ x, "equally many, at least 3", "x.map"),
+    "addmm from the left": (lambda x: torch.addmm(V, torch.ones(3, 11).double(), x), "summed over", "x.map"),
+    "addmm of one row": (lambda x: torch.addmm(torch.ones(2, 5).double(), x, W), "a term of", "x.map"),
+    "diag_embed of rows": (lambda x: x.diag_embed(0, 0, 1), "dim1=0", "x.map"),
     "x.T": (lambda x: x.t(), "Tensor.t", "x.map"),
     "transpose": (lambda x: x.transpose(0, 1), "dim0=0", "x.map"),
     "permute": (lambda x: x.permute(1, 0), "left as it is", "x.map"),
@@ -533,6 +540,8 @@ def test_questions_get_plain_answers() -> None:
     x = ragged(7)
     assert (x.dim(), x.ndim, x.size(1), tuple(x.shape), x.numel()) == (2, 2, 7, (11, 7), 77)
     assert torch.is_floating_point(x)
+    made = x.new_zeros(2, 3), x.new_full((1,), 2), x.new_tensor([1])
+    assert [(type(t), t.dtype) for t in made] == [(torch.Tensor, x.dtype)] * 3
     assert not x.is_complex()
     assert x.is_nested is False
     assert torch.equal(x, x.clone())

@@ -27,7 +27,7 @@ UNBOUND = "item __getitem__ __radd__ __rmul__ __rand__ __ror__ __rxor__ __rmatmu
 UNBOUND += " cauchy exponential geometric log_normal normal uniform"
 OF_TENSORS = {*UNBOUND.split(), "T", "H"}  # what a LoDTensor has not
 # About the values as a whole.
-ABOUT = {"equal", "allclose"}
+ABOUT = {"equal", "allclose", "new_zeros", "new_ones", "new_empty", "new_full"}
 NUMBERS_BY_CHANCE = {"empty_like"}  # what is in fresh memory
 SAMPLES = 2  # of each op, and 5 by `make fuzz`
 

@@ -94,6 +94,7 @@ TABLE: list[tuple[Rule, str]] = [
     (feature_dims(2, "dims"), "roll rot90"),
     (feature_dims(1, "dimension"), "Tensor.unfold"),
     (feature_dims(2, "dim1", also="dim2"), "diagonal"),
+    (feature_dims(2, "dim1", default=-2, also="dim2", new=1), "diag_embed"),
     (feature_dims(1, "start_dim", 0), "flatten"),
     (feature_dims(1, new=1), "unsqueeze"),
     (feature_dims(1, "dim0", also="dim1"), "transpose swapdims"),
@@ -118,10 +119,11 @@ TABLE: list[tuple[Rule, str]] = [
     (rules.last_dims("pad", per_dim=2), "pad constant_pad_nd"),
     (rules.matmul, "matmul mm mv bmm __matmul__ __rmatmul__"),
     (rules.linear, "linear"),
+    (rules.added, "addmm addmv"),
     (rules.einsum, "einsum"),
     (batches(3), "solve solve_ex solve_triangular cholesky_solve baddbmm cdist"),
     (batches(3, by_rows=3), "scaled_dot_product_attention"),
-    (leading(2), "group_norm prelu feature_dropout feature_alpha_dropout view_as_complex"),
+    (leading(2), "inner group_norm prelu feature_dropout feature_alpha_dropout view_as_complex"),
     (leading(2, by_rows=2), "bilinear"),
     (leading(2), "hsplit"),
     (leading(2, by_rows=ALL), "hstack dstack"),
@@ -152,11 +154,11 @@ TABLE: list[tuple[Rule, str]] = [
     (rules.loss(leading(2, by_rows=3)), "cosine_embedding_loss triplet_margin_loss"),
 ]
 
-# Answers about the values as a whole, in Python's own types.
+# Answers about the values as a whole, in Python's own types, and plain tensors of their dtype and device.
 ABOUT = """
     dim ndimension size numel nelement stride storage_offset data_ptr element_size get_device
     is_floating_point is_complex is_signed is_contiguous is_conj is_neg is_inference is_shared result_type
-    retain_grad register_hook
+    retain_grad register_hook new_zeros new_ones new_empty new_full new_tensor
 """
 COMPARE = "equal allclose"
 
@@ -197,8 +199,6 @@ REMEDIES = {
     "x.values.item(), x.values.tolist() and x.values.numpy() leave torch": """
         item tolist numpy __array__ __float__ __int__ __index__ __bool__ __contains__""",
     "x.values takes part in autograd: torch.autograd.grad(loss, x.values)": "grad",
-    "torch.zeros(sizes, dtype=x.dtype, device=x.device), and so on": """
-        new_zeros new_ones new_empty new_full new_tensor""",
     "torch.nn.functional.embedding(x, weight) looks rows of weight up": "embedding __getitem__",
 }
 OTHERWISE = "x.map(fn) if fn treats every row alike; otherwise work on x.values"

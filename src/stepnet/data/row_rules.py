@@ -195,12 +195,16 @@ def feature_dims(
     """The dims named by an argument must not hold dimension 0; without that argument the call is refused.
 
     ``new``: dims are counted after this many are added (unsqueeze, stack). ``by_rows`` and
-    ``shared``: see `_check_operands`. ``also``: the name of a second such argument, one place later.
+    ``shared``: see `_check_operands`. ``also``: the name of a second such argument, one place later, whose
+    default is the dim after.
     """
 
     def rule(call: FunctionCall) -> None:
         _check_operands(call, by_rows, shared)
-        for place, key, fallback in ((at, name, default), *(((at + 1, also, REQUIRED),) if also else ())):
+        asked = [(at, name, default)]
+        if also:
+            asked.append((at + 1, also, default if default is REQUIRED else default + 1))
+        for place, key, fallback in asked:
             given = call.argument(place, key, call.kwargs.get("axis", fallback))
             dims = call.args[place:] if len(call.args) > place + 1 and name == "dims" else given
             for dim in _dims(call, dims, key):
@@ -311,6 +315,15 @@ def matmul(call: FunctionCall) -> None:
         )
     if plain.ndim > rows_in or (plain.ndim == rows_in >= 3 and plain.shape[0] not in (1, call.rows)):
         call.refuse(f"a plain tensor of shape {list(plain.shape)} brings a batch of its own")
+
+
+def added(call: FunctionCall) -> None:
+    """Row-wise for a product of rows by what all rows share, and a term that meets its rows."""
+    term, rows, shared = call.operands()
+    if isinstance(shared, call.kind) or rows.shape[0] != call.rows:
+        call.refuse("a product in which rows are summed over", expected="rows by a matrix or a vector")
+    if term.ndim > shared.ndim or (term.ndim == shared.ndim and term.shape[0] not in (1, call.rows)):
+        call.refuse(f"a term of shape {list(term.shape)}", expected=f"1 or {call.rows} in its dimension 0")
 
 
 def loss(rule: Rule) -> Rule:
