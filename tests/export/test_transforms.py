@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import fft, nn
+from torch.nn.functional import pad
 
 from file_formats import FORMATS, Applied
 from stepnet.errors import IRError
@@ -28,6 +29,7 @@ def transforms(x, a):
         "stft": torch.stft(x, 6, 3, window=window, return_complex=True).abs().mT,
         "products": torch.view_as_real((c.conj() * c - c / (c + 9)).transpose(1, 2).sum(1)),
         "matrices": torch.view_as_real(c @ torch.polar(torch.ones(6, 2), torch.arange(12.0).reshape(6, 2))),
+        "joined": torch.view_as_real(torch.cat([pad(f + x[:1, :1], [1, 0], value=2.0), x[:, :3]], 1)),
         "by weights": ((1j * x[:, :4]).exp() * WEIGHTS + 2).abs(),
     }
 

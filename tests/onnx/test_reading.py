@@ -310,3 +310,22 @@ def test_inputs_that_do_not_fit(tmp_path):
         with pytest.raises(IRError, match=text):
             model(*args, **kwargs)
     assert torch.equal(model(x=x, h=h)["y"], model(h, x)[1])
+
+
+def test_a_body_that_cuts_the_sizes_that_it_reads(tmp_path):
+    """As padding in a step is written: it is compiled, and can be written again."""
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 18]>
+        g (float[T, B, 3] x, float[B, 3] h0) => (float[T, B, 3] y)
+        <int64[1] zero = {0}, int64[1] one = {1}, int64[1] three = {3}, float nothing = {0}>
+        { last, y = Scan<num_scan_inputs = 1, body = b (float[B, 3] h, float[B, 3] r)
+            => (float[B, 3] n, float[B, 3] o) {
+            shape = Shape(h) rows = Slice(shape, zero, one, zero, one) size = Concat<axis = 0>(rows, one)
+            column = Expand(nothing, size) moved = Concat<axis = 1>(column, h)
+            cut = Slice(moved, zero, three, one, one) sum = Add(cut, r) n = Tanh(sum) o = Identity(n)
+        }>(h0, x) }""")
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    given = np.random.default_rng(0).standard_normal((2, 5, 4, 3)).astype(np.float32)
+    read = check(tmp_path / "m.onnx", given[0], given[1][0])
+    read(given[0], given[1][0])
+    assert all(report.compiled for report in read.loops), read.loops
+    stepnet.onnx.save(read, tmp_path / "again.onnx", (torch.ones(2, 3, 3), torch.ones(3, 3)))

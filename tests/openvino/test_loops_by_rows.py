@@ -313,3 +313,25 @@ def test_layers_around_are_part_of_the_loop(tmp_path, axis):
             parameter.mul_(0.5)
     x = torch.randn((6, 3, 4) if axis == 0 else (3, 6, 4))
     check(model, x, torch.randn(3, 4))
+
+
+def test_sizes_that_a_body_computes(tmp_path):
+    """As padding in a step is written."""
+    net = Net()
+    x, h, body = net.parameter("x", "?,?,3"), net.parameter("h", "?,3"), net.body()
+    xi, hi = body.parameter("xi", "?,1,3"), body.parameter("hi", "?,3")
+    zero, one, three = (body.const([n]) for n in (0, 1, 3))
+    shape = body.add("ShapeOf", [hi], ["I64"], "opset3")
+    rows = body.add("Slice", [shape, zero, one, one, zero], ["I64"], "opset8")
+    size = body.add("Concat", [rows, one], ["I64"], axis=0)
+    column = body.add("Broadcast", [body.const(0.0, "float32"), size], version="opset3", mode="numpy")
+    moved = body.add("Concat", [column, hi], axis=1)
+    cut = body.add("Slice", [moved, zero, three, one, one], version="opset8")
+    new = body.result(body.add("Tanh", [body.add("Add", [cut, body.add("Squeeze", [xi, one])])]))
+    ports = [sliced("input", 0, 0, axis=1), sliced("input", 1, 1), sliced("output", 2, new)]
+    net.result(net.loop(body, [x, h], "".join(ports), edge(new, 1)))
+    x, h = torch.randn(2, 5, 3), torch.randn(2, 3)
+    found = check(load(net.write(tmp_path)), x, h)[0]
+    for t in range(5):
+        h = torch.tanh(torch.nn.functional.pad(h, (1, -1)) + x[:, t])
+    torch.testing.assert_close(found, h)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils._pytree import tree_any, tree_map
 
 from stepnet.errors import IRError
@@ -47,7 +48,8 @@ def called(target: Any, args: Sequence[Any], kwargs: Any) -> Any:
     rule = MADE.get(target) or _TAKEN.get(target)
     if rule is not None:
         return rule(*args, **kwargs)
-    if getattr(target, "overloadpacket", target) in _MOVED:
+    of_types = any(isinstance(part, torch.dtype) for part in (*args, *kwargs.values()))
+    if getattr(target, "overloadpacket", target) in _MOVED and not of_types:
         real, imag = (target(*_part(args, name), **_part(kwargs, name)) for name in ("real", "imag"))
         return [*map(Pair, real, imag)] if isinstance(real, (tuple, list)) else Pair(real, imag)
     raise _refusal(f"'{target}' of complex numbers has no form of real ones here", str(target))
@@ -86,7 +88,7 @@ def _of_weights(x: Any) -> Any:
 def _pair(x: Any) -> Pair:
     if isinstance(x, Pair):
         return x
-    return Pair(x.real, x.imag) if isinstance(x, complex) else Pair(x, 0.0)
+    return Pair(x, torch.zeros_like(x)) if isinstance(x, Tensor) else Pair(x.real, x.imag)
 
 
 def _product(times: Callable[[Any, Any], Any]) -> Callable[..., Pair]:
@@ -117,6 +119,21 @@ def _sum(sign: int) -> Callable[..., Pair]:
         return Pair(a.real + b.real * by, a.imag + b.imag * by)
 
     return run
+
+
+def _joined(by: Callable[..., Any]) -> Callable[..., Pair]:
+    def run(xs: Sequence[Any], axis: int = 0) -> Pair:
+        pairs = [*map(_pair, xs)]
+        return Pair(by([x.real for x in pairs], axis), by([x.imag for x in pairs], axis))
+
+    return run
+
+
+def _padded(x: Pair, pads: Sequence[int], mode: str = "constant", value: Any = None) -> Pair:
+    by = 0.0 if value is None else value
+    filled = ({"value": part} if mode == "constant" else {} for part in (by.real, by.imag))
+    parts = zip((x.real, x.imag), filled, strict=True)
+    return Pair(*(functional.pad(part, pads, mode, **more) for part, more in parts))
 
 
 def _abs(x: Pair) -> Tensor:
@@ -197,7 +214,7 @@ def _from_complex(x: Pair, axes: Sequence[int], mode: int, forward: bool) -> Pai
 
 MADE: dict[Any, Callable[..., Any]] = {  # of real numbers
     aten._fft_r2c.default: _from_real,
-    aten.complex.default: Pair,
+    aten.complex.default: lambda *parts: Pair(*torch.broadcast_tensors(*parts)),
     aten.polar.default: lambda size, angle: Pair(size * angle.cos(), size * angle.sin()),
     aten.view_as_complex.default: lambda x: Pair(x[..., 0], x[..., 1]),
 }
@@ -208,6 +225,10 @@ _TAKEN: dict[Any, Callable[..., Any]] = {
     aten.real.default: lambda x: x.real,
     aten.imag.default: lambda x: x.imag,
     aten.abs.default: _abs,
+    aten.cat.default: _joined(torch.cat),
+    aten.stack.default: _joined(torch.stack),
+    aten.pad.default: _padded,
+    aten.constant_pad_nd.default: lambda x, pads, value=0: _padded(x, pads, value=value),
     aten.angle.default: lambda x: torch.atan2(x.imag, x.real),
     aten.exp.default: _exp,
     aten.add.Tensor: _sum(1),
@@ -226,8 +247,8 @@ _TAKEN: dict[Any, Callable[..., Any]] = {
     aten.sym_size.int: lambda x, axis: x.real.shape[axis],
 }  # fmt: skip
 _MOVED = {
-    aten.cat, aten.clone, aten.constant_pad_nd, aten.contiguous, aten.expand, aten.flatten, aten.flip,
+    aten.clone, aten.contiguous, aten.expand, aten.flatten, aten.flip,
     aten.index_select, aten.mean, aten.narrow, aten.neg, aten.permute, aten.reshape, aten.roll, aten.select,
-    aten.slice, aten.split, aten.split_with_sizes, aten.squeeze, aten.stack, aten.sum, aten.t, aten.transpose,
+    aten.slice, aten.split, aten.split_with_sizes, aten.squeeze, aten.sum, aten.t, aten.transpose,
     aten.unbind, aten.unflatten, aten.unsqueeze, aten.unsafe_split, aten.view, aten._unsafe_view,
 }  # fmt: skip

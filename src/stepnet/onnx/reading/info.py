@@ -78,8 +78,8 @@ class Info:
         if name is not None and name in self.node.attributes:
             fixed = self.get(name)
             return lambda inputs: fixed
-        if index in self.constants:
-            self.known.setdefault(index, self.constants[index].tolist())
+        if index in self.constants and index not in self.known:
+            self.known[index] = self.constants[index].tolist()
         if index in self.known:
             known = self.known[index]
             return lambda inputs: known

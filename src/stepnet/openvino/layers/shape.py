@@ -217,7 +217,7 @@ def _shape_of(layer: Layer, attributes: Attributes) -> Function:
     dtype = attributes.element_type("output_type", "i64").dtype
 
     def shape_of(x: Tensor) -> Any:
-        if is_exporting() or instead() is not None:
+        if is_exporting() or instead() is not None or not all(type(size) is int for size in x.shape):
             return Sizes(list(x.shape), dtype)
         return torch.tensor(list(x.shape), dtype=dtype)
 
