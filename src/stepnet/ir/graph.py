@@ -85,7 +85,8 @@ class Graph:
     values: Mapping[str, Value] = field(compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", MappingProxyType(dict(self.values)))
+        if type(self.values) is not MappingProxyType:  # of another graph, which none changes
+            object.__setattr__(self, "values", MappingProxyType(dict(self.values)))
 
     def __reduce__(self) -> Any:
         return Graph, (self.name, self.parameters, self.nodes, self.results, dict(self.values))
