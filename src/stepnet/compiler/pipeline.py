@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Plans of one step: `fused` for generated code, `hoisted` for torch ops.
+    """Plans of one step: `fused` for generated code, `hoisted` for torch ops, made where it is asked for.
 
     `y_spec` is the structure of y; `weights` are the places of the weights among what the step reaches;
     `followed`, those of weights that the trace met. `draws`: noise of generators of the step's own, the last
@@ -59,13 +60,18 @@ class Compiled:
     """
 
     fused: Plan
-    hoisted: Plan
+    hoist: Callable[[], Plan]
     joint: Joint
     constants: dict[str, Tensor]
     y_spec: Any
     weights: list[int]
     followed: list[int] = field(default_factory=list)
     draws: tuple[Draw, ...] = ()
+
+    @cached_property
+    def hoisted(self) -> Plan:
+        """Raises Unsupported: a pass declines the step."""
+        return replace(self.hoist(), random=self.fused.random)
 
     @property
     def is_compared(self) -> bool:
@@ -143,8 +149,7 @@ def compile_loop(
     joint = replace(joint, graph=reassociate(graph, signature.state_names))
     made = finish(joint, signature, weights, captured.y_spec)
     if draws:
-        fused, hoisted = (replace(plan, random=True) for plan in (made.fused, made.hoisted))
-        made = replace(made, fused=fused, hoisted=hoisted)
+        made = replace(made, fused=replace(made.fused, random=True))
     return replace(made, followed=captured.followed, draws=tuple(draws))
 
 
@@ -194,7 +199,7 @@ def finish(
         mixed = halves_of(replace(wide, graph=reassociate(wide.graph, signature.state_names)))
     return Compiled(
         fused=_plan(signature, weight_names, *mixed, y_spec.count, fuse=True),
-        hoisted=_plan(signature, weight_names, *traced, y_spec.count, fuse=False),
+        hoist=partial(_plan, signature, weight_names, *traced, y_spec.count, fuse=False),
         joint=joint,
         constants=joint.constants,
         y_spec=y_spec,

@@ -117,7 +117,7 @@ class _Recorder(TorchDispatchMode):
             return self._constant(args[0])
         if _DEPENDS_ON_VALUES.intersection(func.tags) and not _picks_by_number(func, args):
             raise Unusual(str(func))
-        node = self.tracer.create_node("call_function", func, *self.placed((args, kwargs)))
+        node = self._call(func, *self.placed((args, kwargs)))
         result = outlined(func, args, kwargs)
         self.note(node, result)
         if func in _VIEWS:
@@ -127,6 +127,14 @@ class _Recorder(TorchDispatchMode):
         elif any(value.alias_info is not None for value in func._schema.returns):
             self.other_views.update(map(id, result if isinstance(result, (list, tuple)) else (result,)))
         return result
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        """A node; its arguments come after it, for torch looks among them for open sizes, to warn of each."""
+        node = self.tracer.create_node("call_function", func, (), {})
+        node.args = args
+        if kwargs:
+            node.kwargs = kwargs
+        return node
 
     def placed(self, arg: Any) -> Any:
         """Arguments, with nodes in the place of tensors."""
@@ -151,7 +159,7 @@ class _Recorder(TorchDispatchMode):
             self.nodes[id(result)] = node
         elif isinstance(result, (list, tuple)):
             for i, part in enumerate(result):
-                self.note(self.tracer.create_node("call_function", operator.getitem, (node, i), {}), part)
+                self.note(self._call(operator.getitem, (node, i), {}), part)
         elif result is not None:
             raise Unusual(f"{node.target} gives {type(result).__name__}")
 
@@ -160,7 +168,7 @@ class _Recorder(TorchDispatchMode):
         view = self.views.get(id(tensor))
         if view is None:
             raise Writes("what shares memory with it was written into")
-        node = self.tracer.create_node("call_function", view.func, *self.placed((view.args, view.kwargs)))
+        node = self._call(view.func, *self.placed((view.args, view.kwargs)))
         node.meta["val"] = tensor
         self.nodes[id(tensor)] = node
         self.stale.discard(id(tensor))
@@ -204,7 +212,7 @@ class _Recorder(TorchDispatchMode):
         name = f"_tensor_constant{len(self.constants)}"
         self.constants[name] = tensor
         place = self.tracer.create_node("get_attr", name, (), {})
-        node = self.tracer.create_node("call_function", _aten.lift_fresh_copy.default, (place,), {})
+        node = self._call(_aten.lift_fresh_copy.default, (place,), {})
         result = outline_of(tensor)
         self.note(node, result)
         return result

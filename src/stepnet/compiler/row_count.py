@@ -7,6 +7,7 @@ answer from two rows on, or is refused.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -202,6 +203,7 @@ class Truth:
     sym_and, sym_or = and_, or_
 
 
+@functools.lru_cache(1 << 12)
 def size_of(few: Any, many: Any, at: tuple[int, int]) -> int | torch.SymInt:
     """The size that is `few` and `many` on so many rows.
 

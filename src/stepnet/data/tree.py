@@ -191,6 +191,9 @@ def names(spec: Spec, root: str) -> list[str]:
     return out
 
 
+_HOLDERS = (tuple, list, dict, slice)  # of what functions are called with
+
+
 def leaves(tree: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
     """The leaves of a kind among the arguments of a call, in order.
 
@@ -201,7 +204,10 @@ def leaves(tree: Any, kind: type | tuple[type, ...]) -> Iterator[Any]:
         yield tree
     else:
         for part in _arguments(tree):
-            yield from leaves(part, kind)
+            if isinstance(part, kind):
+                yield part
+            elif isinstance(part, _HOLDERS):
+                yield from leaves(part, kind)
 
 
 def map_leaves(tree: Any, kind: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
@@ -212,6 +218,8 @@ def map_leaves(tree: Any, kind: type | tuple[type, ...], change: Callable[[Any],
     """
     if isinstance(tree, kind):
         return change(tree)
+    if not isinstance(tree, _HOLDERS):
+        return tree
     parts = [map_leaves(part, kind, change) for part in _arguments(tree)]
     if not parts:
         return copy.copy(tree) if isinstance(tree, (list, dict)) else tree

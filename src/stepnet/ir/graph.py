@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from types import MappingProxyType
 from typing import Any, Literal
@@ -84,15 +85,16 @@ class Graph:
     values: Mapping[str, Value] = field(compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", MappingProxyType(dict(self.values)))
+        if type(self.values) is not MappingProxyType:  # of another graph, which none changes
+            object.__setattr__(self, "values", MappingProxyType(dict(self.values)))
 
     def __reduce__(self) -> Any:
         return Graph, (self.name, self.parameters, self.nodes, self.results, dict(self.values))
 
-    @property
-    def producers(self) -> dict[str, Node]:
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
         """The node that makes each value."""
-        return {name: node for node in self.nodes for name in node.outputs}
+        return MappingProxyType({name: node for node in self.nodes for name in node.outputs})
 
     def users(self) -> dict[str, list[Node]]:
         """The nodes that read each value."""

@@ -36,6 +36,7 @@ class Places:
         self.suffix = {"float32": "f32", "float64": "f64"}[p.real]
         self.outer = loop.body.producers
         self.names: dict[str, str] = {}
+        self.taken: set[str] = set()
         self.ahead = {node.output for node in p.early}
         self.made = buffers.makers(p)
         self.homes = buffers.homes(p)
@@ -56,10 +57,10 @@ class Places:
             wanted = identifier(value)
             if _DERIVED.search(wanted):  # a state 'h_next' beside the next value of a state 'h'
                 wanted += "_"
-            taken = set(self.names.values())
-            while wanted in taken:
+            while wanted in self.taken:
                 wanted += "_"
             self.names[value] = wanted
+            self.taken.add(wanted)
         return self.names[value]
 
     def ctype(self, value: str) -> str:
