@@ -83,3 +83,16 @@ def test_a_number_that_a_condition_picks_is_read_before_the_loop():
     assert not [line for line in picked if "_at[0]" in line or "_at[j0]" in line]
     ours, theirs = (stepnet.recurrent(step, x, h, backend=name)[0] for name in ("c", "naive"))
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("features", "passes"), [(31, 1), (32, 2)])
+def test_a_function_of_what_others_made_waits_for_the_next_pass(features, passes):
+    """One long chain of such functions leaves a CPU too little to do at a time."""
+
+    def step(x, h):
+        h = torch.tanh(torch.sigmoid(h) * x.exp() + h.tanh())
+        return h, h
+
+    x, h = torch.randn(4, 5, features), torch.zeros(5, features)
+    source = stepnet.explain(step, x, h, source=True, backend="c").source
+    assert source.count("omp simd") == passes

@@ -1,11 +1,13 @@
 """The loops of a row function: which ops share one pass over the features of a row.
 
 An op joins the pass of what it reads if it reads it element by element; what needs a whole reduction, or
-elements in another order, waits for the next pass.
+elements in another order, waits for the next pass. So does a function such as tanh of what others made, if
+those are some: a CPU looks only so far ahead, and in a long chain of them finds too little to do at a time.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from stepnet.ir.graph import Node
@@ -14,6 +16,8 @@ from stepnet.ir.ops import OPS, TOTALS, Stage
 from .program import Program
 from .row_products import over_last
 from .views import broadcast, contiguous
+
+_LONG, _SOME = 32, 3  # features of a row, and such functions before, of fewer of which that takes longer
 
 
 @dataclass
@@ -77,6 +81,8 @@ class _Arranged:
         readers: the nodes that read what lies at a base, each by the operand that it reads it as.
         passes: by id of a node, the number of its pass.
         free: ids of the nodes that read memory alone, element by element, and so may wait.
+        after_costly: ids of the nodes that are functions such as tanh, or come after one in their pass.
+        costly: how many of those are in each pass.
     """
 
     def __init__(self, p: Program, nodes: list[Node], homes: dict[str, list[str]]) -> None:
@@ -88,6 +94,8 @@ class _Arranged:
                 self.readers.setdefault(p.base(operand), []).append((node, operand))
         self.passes: dict[int, int] = {}
         self.free: set[int] = set()
+        self.after_costly: set[int] = set()
+        self.costly = Counter[int]()
 
     def row_function(self) -> RowFunction:
         for node in self.nodes:
@@ -104,17 +112,31 @@ class _Arranged:
     def _in_step(self, node: Node, operand: str) -> bool:
         return reads_in_step(self.p, node, operand, self.made)
 
+    def _is_costly(self, node: Node) -> bool:
+        op = OPS[node.op]
+        return op.costly and op.stage is Stage.POINTWISE and self.p.value(node.output).size >= _LONG
+
+    def _waits(self, node: Node, operand: str) -> bool:
+        """Whether a node cannot be in the pass that makes what it reads, or had better not be."""
+        maker = id(self.made[self.p.base(operand)])
+        chained = maker in self.after_costly and self._is_costly(node)
+        return (chained and self.costly[self.passes[maker]] >= _SOME) or not self._in_step(node, operand)
+
     def _as_early_as_it_can(self, node: Node) -> None:
-        at, loose = 0, OPS[node.op].stage is Stage.POINTWISE
+        at, loose, makers = 0, OPS[node.op].stage is Stage.POINTWISE, list[int]()
         for operand in node.inputs:
             base = self.p.base(operand)
             maker = self.made.get(base)
             if maker is None:
                 continue
-            waits = node.op != "cat" and not self._in_step(node, operand)
+            makers.append(id(maker))
+            waits = node.op != "cat" and self._waits(node, operand)
             at = max(at, self.passes[id(maker)] + waits)
             loose &= id(maker) in self.free or is_size_one(self.p, base)
         self.passes[id(node)] = at
+        self.costly[at] += self._is_costly(node)
+        if self._is_costly(node) or any(self.passes[k] == at for k in self.after_costly.intersection(makers)):
+            self.after_costly.add(id(node))
         if loose:
             self.free.add(id(node))
 
@@ -125,9 +147,7 @@ class _Arranged:
         uses = self.readers[node.output]
         if any(reader.op == "cat" for reader, _ in uses):
             return
-        latest = min(
-            self.passes[id(reader)] - (not self._in_step(reader, operand)) for reader, operand in uses
-        )
+        latest = min(self.passes[id(reader)] - self._waits(reader, operand) for reader, operand in uses)
         self.passes[id(node)] = max(self.passes[id(node)], latest)
 
     def _beside_its_source(self, node: Node) -> None:

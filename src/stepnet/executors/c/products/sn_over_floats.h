@@ -71,8 +71,11 @@ static void sn_over_features(const sn_over *o, int64_t m0, int64_t m) {
 static void sn_over_share(void *data, int64_t share, int64_t shares) {
     const sn_over *o = (const sn_over *)data;
     const int64_t last = first_column(o->k, share + 1, shares, SN_TALL);
-    for (int64_t m0 = first_column(o->k, share, shares, SN_TALL), m; m0 < last; m0 += m)
-        sn_over_features(o, m0, m = last - m0 < SN_STRIPS * SN_TALL ? last - m0 : SN_STRIPS * SN_TALL);
+    for (int64_t m0 = first_column(o->k, share, shares, SN_TALL), m; m0 < last; m0 += m) {
+        m = sn_split(last - m0, SN_STRIPS * SN_TALL) + SN_TALL - 1;
+        m = last - m0 < m ? last - m0 : m / SN_TALL * SN_TALL;
+        sn_over_features(o, m0, m);
+    }
 }
 
 static __attribute__((unused)) void sn_over_floats(const sn_pool *pool, sn_over *o) {
