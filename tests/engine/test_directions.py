@@ -238,6 +238,22 @@ def test_hooks_that_are_not_linear_in_the_gradient(bent, dtype):
         torch.testing.assert_close(penalty("eager"), penalty("naive"), rtol=1e-9, atol=1e-10)
 
 
+def test_a_gradient_that_is_linear_but_for_rounding():
+    """torch computes that of matrix_exp in more or fewer squarings, as large as it is."""
+
+    def step(x, h):
+        h = torch.matrix_exp(torch.tanh(x[:, :1] * h).reshape(-1, 1, 1).expand(-1, 2, 2)).flatten(1)[:, 1:2]
+        return h, h
+
+    def twice(backend):
+        y, _ = recurrent(step, x, h, backend=backend)
+        (g,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+        return torch.autograd.grad(g.sin().sum(), [x, h])
+
+    x, h = torch.randn(3, 2, 2, requires_grad=True), torch.randn(2, 1, requires_grad=True)
+    torch.testing.assert_close(twice("eager"), twice("naive"), rtol=1e-4, atol=1e-5)
+
+
 def test_a_wrong_plan_is_not_used(monkeypatch):
     """A plan of a derivative is held against the plain loop once; a wrong one is left."""
     cell = STEPS["RNN"]()

@@ -234,6 +234,14 @@ def test_a_pre_memory_hides_no_input():
         stepnet.dynamic_recurrent(rnn, Scope(), ["y"], ["h"], [memory], static_inputs=["x"])
 
 
+def test_an_output_is_not_written_over_an_init():
+    memory = Memory("h", "h_pre", init="h")  # a second run would start from [T, B, H]
+    with pytest.raises(StepError, match="RecurrentOp: an output and an init have the name 'h'"):
+        RecurrentOp(rnn, ["x"], ["h"], [memory])
+    with pytest.raises(StepError, match="dynamic_recurrent: an output and an init have the name 'h'"):
+        stepnet.dynamic_recurrent(rnn, Scope(), ["x"], ["h"], [memory])
+
+
 def test_what_a_step_writes_over_its_pre_memory_is_its_own():
     def over(step):
         step["h_pre"] = step["h_pre"] + 100

@@ -234,7 +234,7 @@ def a_size_as_a_number(self: Any, x: Tensor) -> Any:
     with loop.frame() as (s,):
         loop.break_if(s == x.shape[0])
         v = xs.read(s)
-        mean = v.sum() / v.numel() / x.shape[0] + v / xs.size()
+        mean = v.sum() / v.numel() / x.shape[0] + (v / xs.size()).clamp(max=0.01 * x.shape[0])
         h.write(s, h.read(s - 1, x.new_zeros(x.shape[1:])) + v / v.shape[0] + mean)
         loop.update(s, s + 1)
     return h.stack()

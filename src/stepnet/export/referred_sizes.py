@@ -19,7 +19,7 @@ from stepnet.data.recording import content
 from stepnet.errors import IRError
 from stepnet.front.recorded import Call
 from stepnet.front.recorded_step import RecordedStep
-from stepnet.front.template import Literal, Packed
+from stepnet.front.template import Literal
 
 from .open_sizes import settled
 
@@ -137,8 +137,6 @@ def _parts(value: Any) -> Sequence[Any]:
         return value.step.calls
     if kind is Call:
         return [value.args, value.kwargs]
-    if kind is Packed:
-        return [value.items]
     return list(vars(value).values()) if _is_object(value) else []
 
 
@@ -163,8 +161,6 @@ def _rebuilt(value: Any, parts: list[Any]) -> Any:
         return kind(replace(value.step, calls=tuple(parts)), value.constants)
     if kind is Call:
         return replace(value, args=parts[0], kwargs=parts[1])
-    if kind is Packed:
-        return Packed(value.kind, parts[0])
     if kind is MethodType:
         return MethodType(*parts)
     if _is_named(value):

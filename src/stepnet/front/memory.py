@@ -69,12 +69,14 @@ class Memory:
         return torch.full((rows, *self.shape), self.value, dtype=like.dtype, device=like.device)
 
 
-def memories_of(where: str, memories: Sequence[Memory], inputs: Sequence[str]) -> tuple[Memory, ...]:
+def memories_of(
+    where: str, memories: Sequence[Memory], inputs: Sequence[str], outputs: Sequence[str]
+) -> tuple[Memory, ...]:
     """The memories of a stepnet, each of a name of its own.
 
     Raises:
-        StepError: they are no list of memories, two have a name or a pre-memory in common, or a pre-memory
-            would hide an input.
+        StepError: they are no list of memories, two have a name or a pre-memory in common, a pre-memory would
+            hide an input, or an output would be written over an init.
     """
     given = listed(f"{where}: 'memories'", memories, Memory)
     hidden = next((memory.pre_name for memory in given if memory.pre_name in inputs), None)
@@ -83,6 +85,13 @@ def memories_of(where: str, memories: Sequence[Memory], inputs: Sequence[str]) -
             f"{where}: an input and a pre-memory have the name '{hidden}'",
             got=f"inputs {list(inputs)}",
             remedy="another pre_name: a step reads both",
+        )
+    over = next((memory for memory in given if memory.init in outputs), None)
+    if over is not None:
+        raise StepError(
+            f"{where}: an output and an init have the name '{over.init}'",
+            got=f"outputs {list(outputs)}; a second run would start from what the first one gave",
+            remedy=f"another name for the init in the scope: Memory(..., init='{over.init}_boot')",
         )
     for names in ([memory.name for memory in given], [memory.pre_name for memory in given]):
         twice = next((name for name in names if names.count(name) > 1), None)

@@ -81,7 +81,7 @@ def dynamic_recurrent(
             backend=other or backend,
         )  # fmt: skip
 
-    memories = memories_of("dynamic_recurrent", memories, (*inputs, *static_inputs))
+    memories = memories_of("dynamic_recurrent", memories, (*inputs, *static_inputs), outputs)
     recorded = run_in_frame(scope, run, outputs, memories)
     if recorded is not None:
         return recorded

@@ -103,7 +103,7 @@ class RecurrentOp:
     ) -> None:
         self.inputs = tuple(dict.fromkeys(listed("RecurrentOp: 'inputs'", inputs, str)))
         self.outputs = listed("RecurrentOp: 'outputs'", outputs, str)
-        self.memories = memories_of("RecurrentOp", memories, self.inputs)
+        self.memories = memories_of("RecurrentOp", memories, self.inputs, self.outputs)
         if not inputs:
             raise StepError(
                 "RecurrentOp needs an input to count its steps by",
