@@ -94,8 +94,10 @@ def test_lines_that_are_alike_are_gone_over_once(kind):
     x = LoDTensor.from_lengths(torch.randn(12, H, dtype=F64), [STEPS])
     source = explain(step[0], x, torch.zeros(4, H, dtype=F64), static=wanting(ragged), source=True).source
     assert source is not None
-    assert "sn_alike" in source
-    assert ("sn_over_steps" in source) == (kind != "dot")  # one memory of keys and values gets a sum of two
+    assert ("sn_alike" in source) == (kind != "heads")
+    assert ("sn_over_steps" in source) == (
+        kind == "additive"
+    )  # a memory of keys and values gets a sum of both
 
 
 @pytest.mark.parametrize(("kind", "behind"), few([*KINDS.items()], [("additive", 1e9)]))
