@@ -27,7 +27,7 @@ def fission(body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fus
         fuse: move cheap ops that border on a scan into it. Right for generated code, where a pass over
             memory costs more than the arithmetic; wrong for torch ops, where every op of a step costs.
     """
-    turning, depth = _depths(body, carries)
+    turning, depth = depths(body, carries)
     cut = _placed(body, turning, depth)
     _place_carries(cut, body, carries, wanted, turning, depth)
     if fuse:
@@ -150,7 +150,7 @@ def _in_place(cut: _Cut, body: Graph, pulled: Set[str]) -> None:
 
 def _behind_products(after: Sequence[Node], body: Graph) -> set[str]:
     """What cheap ops make of the products behind the last scan."""
-    found = {node.output for node in after if _is_product(body, node)}
+    found = {node.output for node in after if is_product(body, node)}
     products = found.copy()
     for node in in_order(after):
         if _in_pass(body, node) and node.op != "matmul" and not found.isdisjoint(node.inputs):
@@ -176,7 +176,7 @@ def _regions(cut: _Cut, body: Graph) -> tuple[Region, ...]:
     return tuple(regions)
 
 
-def _depths(body: Graph, carries: Sequence[Carry]) -> tuple[set[str], dict[str, int]]:
+def depths(body: Graph, carries: Sequence[Carry]) -> tuple[set[str], dict[str, int]]:
     """Values that lie on a cycle, and for every value the number of scans before it (its own included)."""
     before: dict[str, list[str]] = {name: [] for name in body.values}
     for node in body.nodes:
@@ -370,7 +370,7 @@ def _join(
             between.append(node)
             waits.update(node.inputs)
     own = weights(scans[d])
-    products = {node.output for node in between if own and _is_product(body, node)}
+    products = {node.output for node in between if own and is_product(body, node)}
     more = sum(body.values[name].bytes for name in weights(between) - own)
     inside = products | {name for node in between if node.op in VIEWS for name in node.outputs}
     reals = {body.values[n].dtype for node in (*scans[d - 1], *between, *scans[d]) for n in node.outputs if n}
@@ -384,7 +384,7 @@ def _join(
     return True
 
 
-def _is_product(body: Graph, node: Node) -> bool:
+def is_product(body: Graph, node: Node) -> bool:
     """Whether a node multiplies rows, each a vector, by a matrix."""
     if node.op != "matmul":
         return False

@@ -17,6 +17,7 @@ from stepnet.ir.plan import LoopPlan, Plan
 
 from .answers import Guards
 from .capture import Example, trace
+from .columns import columns_apart
 from .draws import Draw, Drawn, drawn
 from .fission import fission
 from .guards import are_guards, are_idle
@@ -216,7 +217,8 @@ def _plan(
     y = results[:n_y]
     first, second = halves.forward, halves.backward
     if fuse:
-        first, second = narrow(first), None if second is None else narrow(second)
+        first = narrow(first)
+        second = None if second is None else columns_apart(narrow(second), halves.backward_carries)
     forward = fission(first, halves.forward_carries, tuple(dict.fromkeys((*y, *direct))), fuse=fuse)
     backward: LoopPlan | None = None
     if second is not None:

@@ -43,6 +43,7 @@ from . import threads as c_threads
 from .addressed import Addressed, Writer
 from .code import Code, codes
 from .desk import Desks, Placed, Sharing, Table, padded
+from .lying import before, constants, matrices
 from .pace import SHORT, Pace
 from .products import BY_DTYPE, float_parts, has_tiles
 from .source import FIXED, Source, write
@@ -119,31 +120,29 @@ class CScan:
         self._paces = Bounded[tuple[int, int, int], Pace](_MOST_KINDS)
         self._tables = Bounded[tuple[int, int, int, int], tuple[Table, ...]](_MOST_KINDS)
         self._has_totals = bool(p.totals)
-        constants = _constants(loop, p)
-        self._matrices = _matrices(loop, p)
+        fixed = constants(loop, p)
+        self._matrices = matrices(loop, p)
         used = {entry.value for entry in self.source.fields}
         # those that the C itself says
-        written = [n.output for n in _before(loop) if n.op == "full" and n.output not in used]
+        written = [n.output for n in before(loop) if n.op == "full" and n.output not in used]
         read = {entry.value for entry in self.source.fields if entry.role == "shared"}  # element by element
         self.spared = {
-            **dict.fromkeys([*constants, *(name for name in written if name in region.read)]),
-            **{n: source for n, (source, _) in self._matrices.items() if n not in read},
+            **dict.fromkeys([*fixed, *(name for name in written if name in region.read)]),
+            **{n: at.source for n, at in self._matrices.items() if n not in read},
         }
         made = {entry.value for entry in self.source.fields if entry.role in _NEW}
         self.fresh = frozenset(self._named.get(name, name) for name in made)
-        desks = self._desks = Desks(self.source.fields, constants)
-        self._read = [
-            place for place in desks.places("row", "sequence", "shared") if place[1] not in constants
-        ]
+        desks = self._desks = Desks(self.source.fields, fixed)
+        self._read = [place for place in desks.places("row", "sequence", "shared") if place[1] not in fixed]
         self._held, self._carried = desks.places("held"), desks.places("state")
         rows = {name for _, name in desks.places("row")}.union(*((each.a, each.b) for each in few))
         self._movable = sorted(rows & {*loop.body.parameters} - {carry.parameter for carry in loop.carries})
         sums, totals = ([(n, n, part is p.sums) for n in part] for part in (p.sums, p.totals))
         self._given = [*sums, *totals, *((name, kept, False) for name, kept in p.renamed.items())]
-        self._multiplied: list[tuple[int, str, int | None, int, int]] = []
+        self._multiplied: list[tuple[int, str, int | None, int, int, int, int]] = []
         for at, name in desks.places("matrix"):
-            of, (*batch, row, column) = self._matrices[name]
-            self._multiplied.append((at, of, batch[-1] if batch else None, row, column))
+            of, (*batch, row, column), along, skipped = self._matrices[name]
+            self._multiplied.append((at, of, batch[-1] if batch else None, row, column, along, skipped))
 
     def __call__(
         self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout,
@@ -176,10 +175,11 @@ class CScan:
                 numbers[at], last = _copied(tensor, alive), empty(tensor.shape, dtype=tensor.dtype)
             finals[name] = last
             numbers[at + 1] = data_ptr(last)
-        for at, of, batch, row, column in self._multiplied:
+        for at, of, batch, row, column, along, skipped in self._multiplied:
             matrix = values[of]
             strides = stride(matrix)
-            numbers[at], numbers[at + 1], numbers[at + 2] = data_ptr(matrix), strides[row], strides[column]
+            numbers[at] = data_ptr(matrix) + skipped * strides[along]
+            numbers[at + 1], numbers[at + 2] = strides[row], strides[column]
             numbers[at + 3] = 0 if batch is None else strides[batch]
         places = into.get()
         for at, name, shape, dtype, make, state, like in placed.tables:
@@ -258,9 +258,9 @@ class CScan:
             last = at.lasts.get(name)
             w.of_sequences |= last is None
             w.write(place + 1, last or w.own(size(name, room)))
-        for place, of, batch, row, column in self._multiplied:
-            strides = at.strides[of]
-            w.write(place, values[of])
+        for place, of, batch, row, column, along, skipped in self._multiplied:
+            strides, lies = at.strides[of], values[of]
+            w.write(place, lies._replace(offset=lies.offset + skipped * strides[along]))
             w.numbers += [(place + 1, strides[row]), (place + 2, strides[column])]
             w.numbers.append((place + 3, 0 if batch is None else strides[batch]))
         kind = _kind(placed)
@@ -530,30 +530,6 @@ def build_all(scans: Sequence[CScan]) -> None:
             scan._alone = code
     except BuildError as error:
         raise NotBuilt(str(error)) from error
-
-
-def _constants(loop: LoopPlan, p: Program) -> dict[str, Tensor]:
-    """Those shared values that are one number, made once."""
-    made = {n.output: n.attr("value") for n in _before(loop) if n.op == "full" and n.output in p.shared}
-    values = {name: p.value(name) for name in made}
-    return {n: torch.full(v.shape, made[n], dtype=dtype_of(v.dtype), device="cpu") for n, v in values.items()}
-
-
-def _matrices(loop: LoopPlan, p: Program) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """For each matrix the value whose memory it is read from, and which dimension of that each of its own is:
-    a weight with its dimensions in another order is read where it lies."""
-    views = {n.output: n for n in _before(loop) if n.op == "permute" and n.inputs[0] in loop.body.parameters}
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for name in p.matrices:
-        view = views.get(name)
-        own = tuple(range(len(p.value(name).shape)))
-        found[name] = (name, own) if view is None else (view.inputs[0], tuple(view.attr("dims")))
-    return found
-
-
-def _before(loop: LoopPlan) -> list[Node]:
-    """What is computed once, before all steps."""
-    return [node for region in loop.regions if region.kind == "prologue" for node in region.nodes]
 
 
 def _fault(p: Program, number: int) -> Exception:

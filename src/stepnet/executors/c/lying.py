@@ -1,0 +1,58 @@
+"""What a scan reads of weights: where its matrices lie, and numbers that are made once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from stepnet.data.dtypes import dtype_of
+from stepnet.executors.schedule.program import Program
+from stepnet.ir.graph import Node
+from stepnet.ir.plan import LoopPlan
+
+
+class Lies(NamedTuple):
+    """A matrix in the memory of a value: which dimension of that each of its own is; the dimension along
+    which it begins later, and by how many bytes a stride of one."""
+
+    source: str
+    dims: tuple[int, ...]
+    along: int = 0
+    skipped: int = 0
+
+
+def matrices(loop: LoopPlan, p: Program) -> dict[str, Lies]:
+    """Where each matrix is read from: a weight with its dimensions in another order, or some of its columns,
+    are read where they lie."""
+    made = {node.output: node for node in before(loop)}
+    found: dict[str, Lies] = {}
+    for name in p.matrices:
+        lies = found[name] = Lies(name, tuple(range(len(p.value(name).shape))))
+        part = made.get(name)
+        if part is not None and (part.op != "slice" or part.attr("step") != 1):
+            part = None
+        source, dims = name if part is None else part.inputs[0], lies.dims
+        turned = made.get(source)
+        if turned is not None and turned.op == "permute":
+            source, dims = turned.inputs[0], turned.attr("dims")
+        if source not in loop.body.parameters:
+            continue
+        found[name] = Lies(source, dims)
+        if part is not None:
+            size = dtype_of(p.value(name).dtype).itemsize
+            found[name] = Lies(source, dims, dims[part.attr("dim")], part.attr("start") * size)
+    return found
+
+
+def constants(loop: LoopPlan, p: Program) -> dict[str, Tensor]:
+    """Those shared values that are one number, made once."""
+    made = {n.output: n.attr("value") for n in before(loop) if n.op == "full" and n.output in p.shared}
+    values = {name: p.value(name) for name in made}
+    return {n: torch.full(v.shape, made[n], dtype=dtype_of(v.dtype), device="cpu") for n, v in values.items()}
+
+
+def before(loop: LoopPlan) -> list[Node]:
+    """What is computed once, before all steps."""
+    return [node for region in loop.regions if region.kind == "prologue" for node in region.nodes]
