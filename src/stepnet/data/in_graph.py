@@ -100,7 +100,7 @@ def teach_forms() -> bool:
         return call
 
     def in_tuples(variables: Any) -> list[Any]:
-        found = []
+        found: list[Any] = []
         for each in flat(variables):
             found += in_tuples(each.items) if isinstance(each, TupleVariable) else [each]
         return found
