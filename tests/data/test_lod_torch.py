@@ -190,6 +190,8 @@ def test_compile_takes_operators_of_what_it_makes() -> None:
         x = LoDTensor.from_lengths(rows, [[2, 3]])
         y = (1 - x) ** 2 // 2 + 2 % (x + 3) + 1 / (x + 3) + 2**x
         y -= rows
+        outer = torch.stack((x, y), 1).unsqueeze(-1)
+        y = torch.where(~(x > 0.5), y, (outer @ outer.mT).sum((1, 2, 3)).unsqueeze(-1))
         return (y + (x + 1) ** rows + rows // (x + 1) + rows ** (x % (rows + 1))).values
 
     rows = torch.rand(5, 3)

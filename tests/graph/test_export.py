@@ -19,7 +19,7 @@ from torch.export import Dim, export
 
 import stepnet
 from covering import few
-from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_pool
+from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_pool, sequence_softmax
 from stepnet import nn as snn
 from stepnet.data.modes import transforms
 from stepnet.errors import LoDError, StepError
@@ -125,7 +125,7 @@ class Memories(nn.Module):
         x, memory = LoDTensor(rows, [offsets]), LoDTensor(seen, [seen_offsets])
         first = self.key(sequence_pool(x, "max"))
         y, h = recurrent(step, x, first, static=memory, reverse=True)
-        return y.values, h
+        return y.values, h, sequence_softmax(y).values, y.to_padded(-1.0, batch_first=False)[0]
 
 
 def memories(*lengths: int) -> tuple[Tensor, ...]:
@@ -185,7 +185,7 @@ def save(case: str, path: Path) -> None:
     batches = CASES[case][2]
     model, program = exported(case)
     ops = [n for n in program.graph.nodes if n.target is torch.ops.stepnet.run.default]
-    assert len(ops) == {"dense": 1, "documents": 2, "memories": 5}[case]
+    assert len(ops) == {"dense": 1, "documents": 2, "memories": 7}[case]
     module = program.module()
     for args in batches:
         for a, b in zip(gradients(model, model, args), gradients(model, module, args), strict=True):

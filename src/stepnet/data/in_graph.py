@@ -23,6 +23,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _VERSION: Any = torch.__version__
 # Whether torch.export traces what runs; torch 2.6 tells it from nothing else that traces.
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+_LODTENSORS = "stepnet.data.lod"
 CAN_CAPTURE: bool = _VERSION >= (2, 13)  # what the nodes stand on is private to torch, and changes
 
 
@@ -78,8 +79,40 @@ def twins() -> dict[Any, Any]:
     return getattr(builtin if hasattr(builtin, name) else torch_function, name)  # torch 2.6: in the latter
 
 
-_told: Any = tell_products_apart
-_told._dynamo_marked_constant = True  # Dynamo calls it
+def teach_forms() -> bool:
+    """Let Dynamo follow `~x` and `x @ y` of LoDTensors as it does `-x` and `x + y`, and look for them in
+    tuples of arguments as in lists. It calls this where it meets anything of this package."""
+    from torch._dynamo.variables import builtin, torch_function
+    from torch._dynamo.variables.lists import TupleVariable
+    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+
+    known: Any = builtin.BuiltinVariable
+    functions: Any = torch_function
+    flat = getattr(functions, "_flatten_vts", None)
+    if flat is None or flat.__name__ == "in_tuples":  # another torch; taught before
+        return True
+
+    def method(name: str) -> Callable[..., Any]:
+        def call(self: Any, tx: Any, x: Any, *others: Any) -> Any:
+            ours = isinstance(x, UserDefinedObjectVariable) and x.python_type().__module__ == _LODTENSORS
+            return x.call_method(tx, name, [*others], {}) if ours else None
+
+        return call
+
+    def in_tuples(variables: Any) -> list[Any]:
+        found: list[Any] = []
+        for each in flat(variables):
+            found += in_tuples(each.items) if isinstance(each, TupleVariable) else [each]
+        return found
+
+    known.call_invert, known.call_matmul = method("__invert__"), method("__matmul__")
+    functions._flatten_vts = in_tuples
+    return True
+
+
+for _told in (tell_products_apart, teach_forms):
+    _called: Any = _told
+    _called._dynamo_marked_constant = True  # Dynamo calls it
 
 
 def follow(callback: Any) -> Any:
@@ -95,7 +128,7 @@ not_followed(follow, calls=True)
 def is_followed() -> bool:
     """Whether torch compiles or exports what runs, so that a call is to be made by `call`."""
     if torch.compiler.is_dynamo_compiling():
-        return CAN_CAPTURE
+        return CAN_CAPTURE and teach_forms()
     return CAN_CAPTURE and is_exporting() and instead() is None
 
 

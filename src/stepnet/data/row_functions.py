@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from stepnet.data import row_rules as rules
+from stepnet.data.in_graph import CAN_CAPTURE, teach_forms
 from stepnet.data.row_rules import ALL, FunctionCall, Rule, batches, feature_dims, leading, pointwise
 from stepnet.errors import RowMixError
 
@@ -283,6 +284,8 @@ def call_by_rows(
         return all(x.structure == call.ragged[0].structure for x in call.ragged) and call.on_values()
     rule = None
     if torch.compiler.is_dynamo_compiling():
+        if CAN_CAPTURE:
+            teach_forms()
         rule = _IN_PYTHON.get(getattr(function, "__name__", ""))
     rule = rule or RULES.get(function)
     if rule is None:

@@ -27,7 +27,7 @@ from torch.utils import _pytree
 
 from stepnet.data import in_graph
 from stepnet.data.convert import pack_like
-from stepnet.data.in_graph import CAN_CAPTURE, is_exporting
+from stepnet.data.in_graph import CAN_CAPTURE, is_exporting, teach_forms
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.front.static import Padded
@@ -162,6 +162,7 @@ def captured(
     n_x, n_state = len(values), len(state_leaves)
     autocast = autocast_now()
     _follow_bodies()
+    teach_forms()
 
     def body() -> Any:
         if not torch.compiler.is_dynamo_compiling():

@@ -18,8 +18,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """What `torch.export.ExportedProgram.run_decompositions` takes to write recurrences as `while_loop`.
 
     What it has no other form for stays one operator, which runs where stepnet is imported: a recurrence with
-    resets, with detach_every= or under autocast, softmax, and what repeats or joins whole sequences. Offsets
-    are not checked any more as the program runs.
+    resets, with detach_every= or under autocast, and what repeats or joins whole sequences. Offsets are not
+    checked any more as the program runs.
     """
     return {torch.ops.stepnet.run.default: _decomposed}
 
@@ -71,7 +71,8 @@ def _expanded(tensors: Sequence[Tensor], level: int) -> Any:
     return [entries.index_select(0, _owners(levels[-1], rows))]
 
 
-def _beside(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _table(tensors: Sequence[Tensor], fill: float) -> tuple[Tensor, Tensor]:
+    """[sequences, longest, ...], and where there are rows in it."""
     rows, offsets = tensors[0], tensors[-1].to(tensors[0].device)
     lengths = offsets.diff()
     longest = torch.cat([lengths.new_zeros(1), lengths]).max()
@@ -79,7 +80,23 @@ def _beside(tensors: Sequence[Tensor]) -> list[Tensor]:
     mask = steps < lengths[:, None]
     at = torch.where(mask, offsets[:-1, None] + steps, 0)
     shown = mask.view(*mask.shape, *[1] * (rows.dim() - 1))
-    return [torch.where(shown, rows[at], 0), mask]
+    return torch.where(shown, rows[at], rows.new_full((), fill)), mask
+
+
+def _padded(tensors: Sequence[Tensor], fill: float, batch_first: bool) -> list[Tensor]:
+    table, _ = _table(tensors, fill)
+    return [table if batch_first else table.transpose(0, 1).contiguous()]
+
+
+def _softmax(tensors: Sequence[Tensor]) -> Any:
+    rows, offsets = tensors[0], tensors[-1].to(tensors[0].device)
+    if rows.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    index = _owners(offsets, rows).view(-1, *[1] * (rows.dim() - 1)).expand(rows.shape)
+    none = rows.new_zeros((offsets.shape[0] - 1, *rows.shape[1:]))
+    largest = none.scatter_reduce(0, index, rows.detach(), "amax", include_self=False)
+    powers = (rows - largest.gather(0, index)).exp()
+    return [powers / none.scatter_add(0, index, powers).gather(0, index)]
 
 
 def _pooled(tensors: Sequence[Tensor], pooling: str, pad_value: float) -> Any:
@@ -109,6 +126,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lengths": _lengths,
     "reverse": _reversed,
     "expand": _expanded,
-    "beside": _beside,
+    "beside": lambda tensors: [*_table(tensors, 0)],
+    "pad": _padded,
     "pool": _pooled,
+    "softmax": _softmax,
 }
