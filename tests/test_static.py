@@ -239,6 +239,7 @@ def test_a_state_that_is_handed_on_gets_the_gradient_of_every_way(step, used, ba
 # ---- more calls, other ways
 
 
+@pytest.mark.exhaustive
 def test_again_with_other_values_shapes_and_without_gradients():
     step, (x, h) = Decoder("dot"), data(LENGTHS)
     for seed, size in ((0, 5), (1, 5), (2, 7)):

@@ -41,6 +41,7 @@ def test_run(stepnet, model, tmp_path):
     assert (code, "float32[8, 8, 4]" in out) == (0, True)
 
 
+@pytest.mark.exhaustive  # there and back: above
 @pytest.mark.parametrize("new", few(["new.xml", "new.onnx"], ["new.onnx"]))
 def test_convert(stepnet, model, tmp_path, new):
     import stepnet as package

@@ -67,6 +67,7 @@ def outcome(dtypes, backend):
     return {**{name: rows.values for name, rows in y.items()}, "h": h}, torch.autograd.grad(loss, [a, h0])
 
 
+@pytest.mark.exhaustive  # others: test_autocast.py
 @pytest.mark.parametrize(
     ("dtypes", "backend"),
     few(CASES, [(PAIRS[1], "eager")]),

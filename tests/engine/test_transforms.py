@@ -551,6 +551,7 @@ def test_what_carries_no_gradient_needs_none_after_a_batch_but_has_tangents():
     torch.testing.assert_close((*y, last), (*expected, after))
 
 
+@pytest.mark.exhaustive
 def test_gradients_of_gradients_of_a_batch():
     """What needs a gradient outside of a batch needs it in the run of all of its calls."""
 

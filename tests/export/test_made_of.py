@@ -107,6 +107,7 @@ def stepping(*ops):
     return stepnet.Recurrent(step), (torch.rand(3, 2, 4) + 1, tuple(torch.rand(2, 4) for _ in ops))
 
 
+@pytest.mark.exhaustive  # outside of a step: below
 @pytest.mark.parametrize("name", few(FORMATS, ["onnx"]))
 def test_in_a_step(name, tmp_path):
     form, _, file = FORMATS[name]

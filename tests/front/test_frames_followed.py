@@ -97,6 +97,7 @@ def test_compiled_by_torch(kind):
         torch.testing.assert_close(gradients(y, x, h), gradients(expected, x, h))
 
 
+@pytest.mark.exhaustive  # in a program: tests/graph
 @torch_since("2.13", "it follows Python strictly, or fixes the number of steps")
 @pytest.mark.parametrize("kind", few([Framed, Grown, Scoped, Taped], [Framed]))
 def test_exported_by_torch(kind):

@@ -80,7 +80,7 @@ def test_calls(seed):
     assert calls.check(seed) is None
 
 
-@pytest.mark.parametrize("seed", few(range(40), (9,)))
+@pytest.mark.parametrize("seed", few(range(40), ()))
 def test_sequences(seed):
     assert sequences.check(seed) is None
 
@@ -88,7 +88,7 @@ def test_sequences(seed):
 TWO = [range(at, at + 2) for at in range(0, 40, 2)]
 
 
-@pytest.mark.parametrize("seeds", few(TWO, TWO[:1]), ids=lambda seeds: str(seeds[0]))
+@pytest.mark.parametrize("seeds", few(TWO, ()), ids=lambda seeds: str(seeds[0]))
 def test_heaps(seeds):
     assert not [found for found in map(heaps.difference, seeds) if found]
 

@@ -215,6 +215,7 @@ def test_saved_and_run_in_another_process_at_other_lengths(cases: list[str], tmp
     assert run.stdout == "".join(f"{case} equal\n" for case in cases), run.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
 @pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")  # for the write to its state
 def test_a_step_makes_rows_turns_its_state_and_writes_in_place() -> None:

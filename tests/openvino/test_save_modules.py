@@ -154,6 +154,7 @@ class _Decoder(nn.Module):
         return y, h
 
 
+@pytest.mark.exhaustive  # as tests/openvino/test_hoisting.py, which reads one
 def test_attention_over_a_memory_in_the_closure(tmp_path):
     sizes = ((5, 3), (2, 2), (1, 4))
     check(
