@@ -158,9 +158,7 @@ def state_of(module):
     return {k: v.detach().clone() for k, v in module.state_dict().items()} | {"t": getattr(module, "t", None)}
 
 
-@pytest.mark.parametrize(
-    "name", few(MODULES, ["remembers", "statistics", "lazy", "spectral_norm, evaluated"])
-)
+@pytest.mark.parametrize("name", few(MODULES, ["remembers", "statistics", "lazy"]))
 def test_modules_that_change_themselves(name):
     """Three calls leave values, weights, statistics and counters as the plain loop does."""
     make, compiled = MODULES[name]
@@ -587,7 +585,6 @@ LETS_GO = {
 }
 
 
-@pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["auto", "eager"])
 @pytest.mark.parametrize("name", LETS_GO)
 def test_what_a_call_was_given_is_let_go(name, backend):

@@ -132,14 +132,10 @@ since = torch_since("2.10", "its export fixes sizes that frames use as numbers")
 NEWER = (asked, down, ended_by_the_data)
 
 
-@pytest.mark.parametrize(
-    "run",
-    few(
-        table := [pytest.param(run, marks=since) if run in NEWER else run for run in LOOPS.values()],
-        table[::3],
-    ),
-    ids=LOOPS,
-)
+TABLE = [pytest.param(run, marks=since) if run in NEWER else run for run in LOOPS.values()]
+
+
+@pytest.mark.parametrize("run", few(TABLE, TABLE[::3]), ids=LOOPS)
 def test_a_loop_in_a_module(run, tmp_path):
     check_at_other_sizes(run, tmp_path / "model.xml", ((7, 4), (2, 1), (1, 2)))
 

@@ -37,8 +37,9 @@ def error(where: str, problem: BaseException, got: object, expected: object) -> 
     """An IRError that says where; and what was given and wanted, where the problem does not say it."""
     if isinstance(problem, StepnetError):
         said = problem.args[0]
-        both = {} if "\n" in said else {"got": got, "expected": expected}  # most say both
-        return Misfitting(f"{where}: {said}", **both)
+        if "\n" in said:  # most say both
+            return Misfitting(f"{where}: {said}")
+        return Misfitting(f"{where}: {said}", got=got, expected=expected)
     if isinstance(problem, Misfit):
         what = problem.what
         got = got if problem.got is None else problem.got
