@@ -236,6 +236,20 @@ def test_a_weight_that_changes_is_read_anew():
     torch.testing.assert_close(after, expected, rtol=0, atol=0.02)
 
 
+def test_looking_at_a_step_leaves_no_cast_of_its_weights():
+    odd = {"weight": nn.Parameter(torch.randn(H, F_IN))}
+
+    def step(x, h):
+        h = h + F.linear(x, eval("odd['weight']", {"odd": odd}))  # names that a walk over code does not find
+        return h, h
+
+    with torch.autocast("cpu", torch.bfloat16):
+        recurrent(step, torch.randn(4, 2, F_IN), torch.zeros(2, H), backend="c")
+        odd["weight"].data.mul_(-1)
+        found = F.linear(torch.ones(1, F_IN), odd["weight"])
+    torch.testing.assert_close(found[0].float(), odd["weight"].sum(1), rtol=0, atol=0.1)
+
+
 def test_backward_under_and_outside_of_autocast_twice_and_from_a_thread():
     cell = cells.LSTM(F_IN, H)
     x = torch.randn(4, 2, F_IN)

@@ -79,8 +79,7 @@ def evaluated(make):
 
 def with_plain_tensor():
     cell = Cell()
-    cell.scale = torch.rand(D)
-    cell.table = [torch.rand(D), {"a": torch.rand(D)}]
+    cell.scale, cell.table = torch.rand(D), [torch.rand(D), {"a": torch.rand(D)}]
     return cell
 
 

@@ -326,14 +326,19 @@ def as_written(device: torch.device) -> Iterator[None]:
 def for_plans() -> Iterator[None]:
     """Compute what outlives the modes around: no inference tensors, nothing that a dispatch mode sees or
     makes, no refusal of draws, and no casts of weights that autocast keeps, made where gradients are off."""
-    cached = torch.is_autocast_cache_enabled()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_without_dispatch_modes())
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(outside_batches())
-        stack.callback(torch.set_autocast_cache_enabled, cached)
-        torch.set_autocast_cache_enabled(False)
+    with _without_dispatch_modes(), torch.inference_mode(False), outside_batches(), casts_let_go():
         yield
+
+
+@contextlib.contextmanager
+def casts_let_go() -> Iterator[None]:
+    """Keep no casts of weights for what is called under the same autocast afterwards."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
 
 
 def autocast_dtype(kind: str) -> torch.dtype | None:

@@ -28,7 +28,7 @@ from stepnet.compiler.record import Record, record
 from stepnet.compiler.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.walk_code import END
 from stepnet.data.bounded import Bounded
-from stepnet.data.modes import autocast_dtype, default_device, draws_put_back
+from stepnet.data.modes import autocast_dtype, casts_let_go, default_device, draws_put_back
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
@@ -342,6 +342,7 @@ def _record(
                 draws_put_back(),
                 without_hooks(),
                 without_modes(),
+                casts_let_go(),
                 inner_loops(most, line_in(found.files)) as loops,
                 kept(found.generators),
             ):

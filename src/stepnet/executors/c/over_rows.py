@@ -42,9 +42,7 @@ def product_over_rows(graph: Graph, node: Node, by_torch: Run) -> Run:
 
     def product(a: Tensor, b: Tensor, rows: int) -> Tensor:
         parts = float_parts()
-        gains = (
-            parts > 1 or has_vectors_of_256()
-        )  # torch's, of no longer vectors, leave more of the time unused
+        gains = parts > 1 or has_vectors_of_256()  # torch's, of no longer vectors, leave time unused
         run = _library() if gains and rows >= _SHARE and stride(a)[1] == stride(b)[1] == 1 else None
         if run is None:
             return by_torch(a, b, rows=rows)
@@ -55,9 +53,7 @@ def product_over_rows(graph: Graph, node: Node, by_torch: Run) -> Run:
 
 def _made(run: Callable[..., None], a: Tensor, b: Tensor, rows: int, parts: int) -> Tensor:
     k, n = a.shape[1], b.shape[1]
-    if (
-        k > n and parts
-    ):  # rows of a change places with its columns, which takes longer than pairs of rows of b
+    if k > n and parts:  # to turn rows of a into columns takes longer than to pair rows of b
         return contiguous(_made(run, b, a, rows, parts).t())
     threads = max(1, min(torch.get_num_threads(), rows // _SHARE))
     sums = empty((k, n), dtype=torch.float32)

@@ -150,9 +150,8 @@ class _Writer:
                 "packed_by_all": int(sum(p.value(name).bytes for name in p.matrices) > PACKED_ALONE),
             },
         )
-        buffers = (
-            2 * len(p.carries) + len(p.held) + len(w.homes) + len(alike) + 4
-        )  # each begins a line of the cache
+        # each begins a line of the cache
+        buffers = 2 * len(p.carries) + len(p.held) + len(w.homes) + len(alike) + 4
         by_chunk = (*early, *scratch) if self.turns else early
         by_step = () if self.turns else scratch
         return Source(
