@@ -14,6 +14,7 @@ import operator
 import os
 import re
 import sys
+import threading
 import tempfile
 import types
 import warnings
@@ -130,6 +131,20 @@ def test_a_second_call_after_a_change(name):
         if change is changes[0] and name not in SILENT:
             assert not all(map(torch.equal, before, expected)), "the change changes nothing"
         before = expected
+
+
+def test_all_that_a_module_names_is_read_beside_a_thread_that_waits():
+    """As in a notebook."""
+    end, (step, _) = threading.Event(), ALL_WAYS["names_of_globals"]()
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    try:
+        x, h = torch.randn(5, D, dtype=DTYPE), torch.randn(3, D, dtype=DTYPE)
+        found, expected = results(step, x, h, "eager"), results(step, x, h, "naive")
+    finally:
+        end.set()
+        thread.join()
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 SILENT = frozenset({"default_dtype"})
