@@ -14,8 +14,8 @@ import operator
 import os
 import re
 import sys
-import threading
 import tempfile
+import threading
 import types
 import warnings
 from typing import NamedTuple, TypeVar
