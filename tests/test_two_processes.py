@@ -173,7 +173,6 @@ def ranked(rank: int, port: int) -> bool:
     return True
 
 
-@pytest.mark.exhaustive  # in one process: test_distributed.py
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_they_train_as_one() -> None:
     with socket.socket() as free:

@@ -43,7 +43,6 @@ MODES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.exhaustive
 @pytest.mark.parametrize("mode", few(MODES, ["autocast"]))
 def test_in_a_mode_and_after_it(mode: str) -> None:
     torch.manual_seed(0)
@@ -83,7 +82,6 @@ def test_weights_that_change_between_calls() -> None:
     assert_alike(model, compiled, (x,))
 
 
-@pytest.mark.exhaustive
 def test_a_training_loop_compiled_as_a_whole_and_backward_by_compiled_autograd() -> None:
     torch.manual_seed(0)
     model, twin = Small().double(), Small().double()
@@ -233,7 +231,6 @@ class Caught(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.exhaustive
 def test_torchs_own_checks_of_operators() -> None:
     torch.manual_seed(0)
     run = torch.ops.stepnet.run.default

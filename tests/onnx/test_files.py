@@ -32,7 +32,6 @@ def test_a_weight_that_float16_does_not_hold_stays(check):
     check(_Times(weight), steps, f16=True)
 
 
-@pytest.mark.exhaustive
 def test_what_is_computed_in_bfloat16(check):
     """ONNX Runtime has neither its products nor most else: these are float32, each result rounded."""
     check(_Rounds(), steps, tolerance=3e-2)

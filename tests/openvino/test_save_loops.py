@@ -332,7 +332,6 @@ def chosen(self: Any, x: Tensor) -> Any:
     return stepnet.recurrent(step, x, x[0], backend="naive")
 
 
-@pytest.mark.exhaustive
 @torch_since("2.13", "its cond is compiled anew inside what traces it")
 def test_torch_cond_is_a_choice(tmp_path):
     check_at_other_sizes(chosen, tmp_path / "model.xml", ((3, 4), (1, 2)))
