@@ -45,16 +45,12 @@ void load_f16(float *x, const uint16_t *u, int64_t n) { EACH x[i] = sn_load_f16(
 void store_bf16(uint16_t *u, const float *x, int64_t n) { EACH u[i] = sn_store_bf16(x[i]); }
 void store_f16(uint16_t *u, const float *x, int64_t n) { EACH u[i] = sn_store_f16(x[i]); }
 """
-OVER = """
-void run_over(const sn_pool *pool, sn_over *over) {
-    (over->parts ? sn_over_tiles : sn_over_floats)(pool, over);
-}
-"""
+OVER = "void run_over(const sn_pool *pool, sn_over *over) { sn_over_rows(pool, over); }\n"
 
 
 def twin(request: pytest.FixtureRequest, head: str = "") -> ctypes.CDLL:
     """All products by the twin of tiles, which only tests run: `make fuzz` alone has it optimised."""
     parts = [common(), BY_SUFFIX["f32"].text, paired(2), split(True), c_build.header("sn_parallel.h")]
     with contextlib.nullcontext() if request.config.getoption("exhaustive") else in_a_hurry():
-        text = "\n".join((WIDE + head, *parts, over_rows(tiles=True), TABLE, SPLIT, PAIRS, OVER))
+        text = "\n".join((WIDE + head, *parts, over_rows(), TABLE, SPLIT, PAIRS, OVER))
         return c_build.build(text).handle

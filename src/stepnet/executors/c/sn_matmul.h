@@ -238,10 +238,9 @@ SN_INLINE void SN_(sn_put)(SN_REAL *to, const SN_REAL *from, const SN_REAL *plus
 }
 
 /* The micro-kernel: C[c .. c+rows] = A[r .. r+rows, K] B (+ addend[c .. c+rows]), nv vectors of each. Of B, those of row
- * k lie at B + k * step, `wide` of them side by side, the next ones `apart`. Of a row of A, numbers lie `next`. */
+ * k lie at B + k * step, `wide` of them side by side, the next ones `apart`. */
 SN_INLINE void SN_(sn_kernel)(SN_(sn_rows) C, SN_(sn_rows) addend, int64_t c, SN_(sn_rows) A, int64_t r, const int rows,
-                              const int nv, const int wide, const SN_REAL *B, int64_t step, int64_t apart, int64_t next,
-                              int64_t K) {
+                              const int nv, const int wide, const SN_REAL *B, int64_t step, int64_t apart, int64_t K) {
     SN_(sn_vec) sum[12][8];
     const SN_REAL *a[12];
     SN_UNROLL for (int i = 0; i < rows; ++i) {
@@ -255,12 +254,12 @@ SN_INLINE void SN_(sn_kernel)(SN_(sn_rows) C, SN_(sn_rows) addend, int64_t c, SN
             b[v] = *(const SN_(sn_vec_u) *)(B + k * step + v / wide * apart + v % wide * SN_(sn_lanes));
             if (rows > 1) SN_KEEP(b[v]);
             if (nv > rows) {
-                SN_UNROLL for (int i = 0; i < rows; ++i) sum[i][v] += a[i][k * next] * b[v];
+                SN_UNROLL for (int i = 0; i < rows; ++i) sum[i][v] += a[i][k] * b[v];
             }
         }
         if (nv <= rows) {
             SN_UNROLL for (int i = 0; i < rows; ++i)
-                SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] += a[i][k * next] * b[v];
+                SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] += a[i][k] * b[v];
         }
     }
     SN_UNROLL for (int i = 0; i < rows; ++i) {
@@ -282,7 +281,7 @@ SN_SHARED void SN_(sn_matmul)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) 
  * What is not whole vectors goes by way of a tile. */
 #define SN_CASE(m)                                                                                                    \
     case m:                                                                                                           \
-        if (m <= most) SN_(sn_kernel)(to, plus, c, A, r, m, vectors, width, panel, width * L, width * L * K, 1, K);   \
+        if (m <= most) SN_(sn_kernel)(to, plus, c, A, r, m, vectors, width, panel, width * L, width * L * K, K);      \
         break;
 #define SN_STRIP(name, side, wide, few)                                                                               \
     static __attribute__((noinline)) void SN_(name)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) A, int64_t r0,  \
@@ -428,7 +427,7 @@ void SN_(sn_few)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t 
             nv = nv < 4 ? 1 : 4;
             switch (m * 8 + nv) {
 #define SN_CASE(m, nv) \
-    case m * 8 + nv: SN_(sn_kernel)(to, none, r, A, r, m, nv, nv, source + u, stride_k, 0, 1, K); break
+    case m * 8 + nv: SN_(sn_kernel)(to, none, r, A, r, m, nv, nv, source + u, stride_k, 0, K); break
                 SN_CASE(1, 1); SN_CASE(2, 1); SN_CASE(3, 1); SN_CASE(4, 1);
                 SN_CASE(1, 4); SN_CASE(2, 4); SN_CASE(3, 4); SN_CASE(4, 4);
 #undef SN_CASE

@@ -1,7 +1,6 @@
 """Products of rows and matrices in C: for each element type how a matrix is packed and multiplied."""
 
 from .cpu import has_tiles as has_tiles
-from .cpu import has_vectors_of_256 as has_vectors_of_256
 from .precision import float_parts as float_parts
 from .product import BY_DTYPE as BY_DTYPE
 from .product import BY_SUFFIX as BY_SUFFIX

@@ -32,13 +32,6 @@ def has_pairs() -> bool:
     return sys.platform == "linux" and platform.machine() == "x86_64" and set(_flags()) >= _PAIRS
 
 
-@functools.cache
-def has_vectors_of_256() -> bool:
-    """Whether the longest vectors of floats are of 256 bits."""
-    flags = set(_flags())
-    return platform.machine() == "x86_64" and {"avx2", "fma"} <= flags and "avx512f" not in flags
-
-
 def _flags() -> list[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

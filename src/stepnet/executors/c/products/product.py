@@ -103,9 +103,9 @@ def split(is_fast: bool) -> str:
     return f"#define SN_SPLIT {int(is_fast)}\n{_file('sn_split.h')}"
 
 
-def over_rows(tiles: bool) -> str:
-    """The C of products over rows, as floats and by tiles, behind that of threads and of split floats."""
-    return _file("sn_over_floats.h") + (_file("sn_over_tiles.h") if tiles else "")
+def over_rows() -> str:
+    """The C of products over rows by tiles, behind that of floats that are split."""
+    return _file("sn_over_rows.h")
 
 
 def common() -> str:

@@ -1,10 +1,17 @@
 /* Products over rows, C[k, n] = A[rows, k]' B[rows, n], of floats by tiles: what gradients of weights are.
  *
  * Rows are the depth of such a product. Threads take some of them each, and their sums are added at the end. Where tiles
- * do not reach (sn_in_range), a piece is multiplied as floats. Stands on sn_split.h with tiles and on sn_over_floats.h.
+ * do not reach (sn_in_range), a piece is multiplied as floats. Stands on sn_split.h with tiles and on sn_parallel.h.
  */
-#ifndef SN_OVER_TILES_H
-#define SN_OVER_TILES_H
+#ifndef SN_OVER_ROWS_H
+#define SN_OVER_ROWS_H
+
+typedef struct {
+    float *sums; /* C */
+    float *more; /* of threads but the first, k * n each */
+    const float *a, *b;
+    int64_t a_stride, b_stride, rows, k, n, parts;
+} sn_over;
 
 enum { SN_OVER_DEPTH = 256, SN_OVER_FEATURES = 256 };
 
@@ -105,7 +112,7 @@ static void sn_over_some(const sn_over *o, float *C, int64_t r, int64_t depth, i
 }
 
 /* The rows of one share. */
-static void sn_over_share_by_tiles(void *data, int64_t share, int64_t shares) {
+static void sn_over_share(void *data, int64_t share, int64_t shares) {
     const sn_over *o = (const sn_over *)data;
     float *C = share ? o->more + (share - 1) * o->k * o->n : o->sums;
     const int64_t blocks = (o->rows + 31) / 32, first = blocks * share / shares * 32;
@@ -127,8 +134,8 @@ static void sn_over_add(void *data, int64_t share, int64_t shares) {
 }
 
 /* As many shares as the pool has threads, each of at least 64 rows. */
-static __attribute__((unused)) void sn_over_tiles(const sn_pool *pool, sn_over *o) {
-    sn_parallel(pool, pool->threads, sn_over_share_by_tiles, o);
+static __attribute__((unused)) void sn_over_rows(const sn_pool *pool, sn_over *o) {
+    sn_parallel(pool, pool->threads, sn_over_share, o);
     if (pool->threads > 1) sn_parallel(pool, pool->threads, sn_over_add, o);
 }
 #endif
