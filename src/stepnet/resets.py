@@ -114,15 +114,16 @@ def run_with_resets(
     given = None if state is None else _one_a_sequence(function, state, rows.n)
     booted = given is None and reset_state is None
     flags = None if look or traced() or not rows.movable else truths(marks)
-    if flags is not None and rows.is_one_step:
+    one_step = flags is not None and rows.is_one_step
+    if flags is not None and one_step and flags.any():
         start = boot_state(function, rows.n) if given is None else given
-        anew = bool(flags.any()) and functools.partial(_begun_anew, flags, function, reset_state, start)
-        how |= {"reverse": reverse, "level": rows.level, "axis": axis}
-        if anew and at_ends == reverse and not booted:
+        anew = functools.partial(_begun_anew, flags, function, reset_state, start)
+        if at_ends == reverse and not booted:
             start = anew(start)
-        y, final = run(step, unflatten(rows.spec, rows.leaves), start, **how)
-        return y, anew(final) if anew and at_ends != reverse else final
-    pieces = None if flags is None else rows.pieces(flags, at_ends)
+        how |= {"level": rows.level, "axis": axis}
+        y, final = run(step, unflatten(rows.spec, rows.leaves), start, reverse=reverse, **how)
+        return y, final if at_ends == reverse else anew(final)
+    pieces = None if flags is None or one_step else rows.pieces(flags, at_ends)
     if pieces is not None:
         begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
         if booted:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 from stepnet.openvino.layers import activations, elementwise
+from stepnet.openvino.reader import fits
 from stepnet.openvino.records import Layer, Net
 from stepnet.openvino.table import is_constant
 from stepnet.openvino.writing.edit import Editor, Source
@@ -135,11 +136,7 @@ class _Body:
     def _fits(self, layer: Layer, operand: int) -> bool:
         """Whether an operand can have the shape of the result."""
         given, made = self.edit.port(layer.sources[operand]).shape, layer.outputs[0].shape
-        if given is None or made is None:
-            return True
-        return len(given) == len(made) and all(
-            m == n or -1 in (m, n) for m, n in zip(given, made, strict=True)
-        )
+        return given is None or made is None or fits(given, made)
 
     def _written_over(self, layer: Layer) -> tuple[int, ...]:
         """The operands that a layer may write its result over. OpenVINO puts a constant behind."""
