@@ -363,14 +363,33 @@ def of_plain_loop(
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradients of the plain loop's inputs, of which nobody else's history leads here.
 
-    Raises:
-        StepError: they are to be differentiated, and are not linear in what comes in.
+    Where they are not linear in what comes in, to differentiate them is a StepError.
     """
     pairs = [(o, g.reshape(o.shape)) for o, g in zip(call.by_loop(own), grads, strict=True) if g is not None]
     wanted = [t for t, need in zip(own, needed, strict=True) if need]
+    bent = None
     if create_graph and all(map(is_plain, (*own, *grads))):
-        refuse_bent(call.ready.plan, pairs, wanted)
-    return at_places(_grad([o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph), needed)
+        try:
+            refuse_bent(call.ready.plan, pairs, wanted)
+        except StepError as error:
+            bent = error
+    found = _grad([o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph)
+    return at_places(found if bent is None else _NotAgain.apply(bent, *found), needed)
+
+
+class _NotAgain(torch.autograd.Function):
+    """Gradients that nobody may differentiate."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, refusal: StepError, *found: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        ctx.refusal = refusal
+        return tuple(t if t is None else t.view_as(t) for t in found)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise ctx.refusal
 
 
 def refuse_bent(plan: Plan, pairs: Iterable[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> None:
