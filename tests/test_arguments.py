@@ -198,6 +198,20 @@ def test_what_is_of_another_kind_is_told_by_its_name(call):
     assert not wrong
 
 
+def test_sizes_that_are_not_there():
+    def step(x, h):
+        return h, h
+
+    h = torch.zeros(2, 3)
+    for run in (stepnet.recurrent, stepnet.explain):
+        for x, axis in ((torch.zeros(()), 0), (torch.zeros(2, 2), 4)):
+            with pytest.raises(StepnetError, match=f"x has no dimension {axis} to step along"):
+                run(step, x, h, axis=axis)
+    for steps in ([[1, 2], [3]], ["a", None]):
+        with pytest.raises(StepnetError, match="steps must be a number, or one for each sequence"):
+            stepnet.recurrent(step, None, h, steps=steps)
+
+
 def test_numbers_of_numpy_are_numbers():
     y, h = stepnet.recurrent(CELL, X, level=np.int64(-1), axis=np.int32(0), reverse=np.bool_(True))
     ours, last = stepnet.recurrent(CELL, X, reverse=True)

@@ -136,8 +136,13 @@ def sequences_of(x: Any, level: int, axis: int) -> int:
         x.check_level(level, "recurrent: 'level'")
         return x.structure.count(level)
     shape = list(x.shape)
-    if -len(shape) <= axis < len(shape):
-        del shape[axis]
+    if not -len(shape) <= axis < len(shape):
+        raise StepError(
+            f"x has no dimension {axis} to step along",
+            got=describe_leaf(x),
+            expected=f"axis={-len(shape)} to {len(shape) - 1}" if shape else "[time, batch, ...]",
+        )
+    del shape[axis]
     return shape[0] if shape else 1
 
 

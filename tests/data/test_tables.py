@@ -183,6 +183,9 @@ def test_to_pandas():
     for names in (["p"], ["sentence", "p"]):
         with pytest.raises(LoDError, match="a name for each feature"):
             to_pandas(X, names, by=["document", "sentence"])
+    for names in ([[1], [2]], np.zeros(2), {}):
+        with pytest.raises(LoDError, match="names of columns"):
+            to_pandas(X, names)
 
 
 def test_what_others_cannot_hold():
@@ -227,6 +230,10 @@ def test_what_no_lod_tensor_can_hold_of_others():
         (ak.Array([[1, None]]), "takes lists of numbers"),
         (ak.Array([["a"]]), "takes lists of numbers"),
         (ak.Array([1, 2]), "no lists of any length"),
+        (ak.Record({"a": 1}), "takes lists of numbers"),
+        ({}, "takes lists of numbers"),
+        (None, "takes an awkward array"),
+        (object(), "takes an awkward array"),
     ):
         with pytest.raises(LoDError, match=text):
             from_awkward(array)

@@ -6,13 +6,14 @@ Offsets are copied, as LoDTensor always does; values are not, where the other li
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from stepnet.data.arguments import brief
 from stepnet.data.offsets import offsets_of, ranges
 from stepnet.errors import LoDError, MissingExtraError
 
@@ -147,7 +148,13 @@ class Tabular:
             LoDError: it holds missing values, records, strings, or nothing of any length.
         """
         ak = _imported("awkward")
-        layout, levels, sizes = ak.to_layout(array), [], []
+        levels, sizes = [], []
+        try:
+            layout = ak.to_layout(array)
+        except (TypeError, ValueError) as error:
+            raise LoDError("from_awkward takes an awkward array", got=type(array).__name__) from error
+        if not isinstance(layout, ak.contents.Content):
+            raise LoDError("from_awkward takes lists of numbers", got=type(array).__name__)
         while not layout.is_numpy:
             if layout.is_regular and not _ragged_below(layout.content):
                 sizes.append(layout.size)
@@ -254,9 +261,8 @@ class Tabular:
             LoDError: there is not a name for each feature and each level, or one is there twice.
         """
         pandas = _imported("pandas")
-        names = [by] if isinstance(by, str) else list(by)
+        names, wanted = _names(by, ()), _names(columns, ())
         values = _array(self)
-        wanted = [columns] if isinstance(columns, str) else list(columns)
         values = values[:, None] if values.ndim == 1 else values
         fit = values.ndim == 2 and [len(wanted), len(names)] == [values.shape[1], self.lod_level]
         if not fit or len({*wanted, *names}) < len(wanted) + len(names):
@@ -325,7 +331,10 @@ def _ragged_below(layout: Any) -> bool:
 def _names(given: Any, frame: Any) -> list[Any]:
     """Names of columns: one, which may be a tuple, or a sequence of them."""
     one = isinstance(given, str) or not isinstance(given, Sequence)
-    return [given] if one or (isinstance(given, tuple) and given in frame) else list(given)
+    names = [given] if one or (isinstance(given, tuple) and given in frame) else list(given)
+    if not all(isinstance(name, Hashable) for name in names):
+        raise LoDError("names of columns are needed", got=brief(given), expected="a name, or a list of names")
+    return names
 
 
 def _array(x: Tabular) -> np.ndarray:

@@ -56,7 +56,10 @@ def clock(step: Any, x: Any, state: Any, steps: Any, axis: int) -> tuple[Clock, 
     if in_graph.is_followed() and not isinstance(steps, Tensor) and all(type(n) is int for n in steps):
         known = [*steps]
     none = not isinstance(steps, Tensor) and not steps  # of which torch would make floats
-    lengths = torch.empty(len(steps), dtype=torch.int64) if known or none else torch.as_tensor(steps)
+    try:
+        lengths = torch.empty(len(steps), dtype=torch.int64) if known or none else torch.as_tensor(steps)
+    except (TypeError, ValueError, RuntimeError):  # lists of other lengths, texts
+        lengths = torch.empty(0, 0)
     if lengths.dim() != 1 or len(lengths) != like.shape[0] or lengths.is_floating_point():
         raise StepError(
             "steps must be a number, or one for each sequence",
