@@ -178,3 +178,14 @@ def test_one_that_mixes_rows_is_caught(name: str, monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(AssertionError, match=r"not close|not equal"):
         judge()
+
+
+def test_rows_made_in_inference_mode_are_told_in_training():
+    with torch.inference_mode():
+        x = LoDTensor.from_lengths(torch.randn(5, 3), [[3, 2]])
+    linear = torch.nn.Linear(3, 4)
+    for call in (lambda: linear(x), lambda: x.add_(1)):
+        with pytest.raises(LoDError, match=r"made in inference mode(.|\n)*x.clone\(\)"):
+            call()
+    linear(x.clone()).values.sum().backward()
+    torch.testing.assert_close(linear.weight.grad, x.values.sum(0).expand(4, 3))

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from stepnet.data import row_rules as rules
 from stepnet.data.in_graph import CAN_CAPTURE, teach_forms
 from stepnet.data.row_rules import ALL, FunctionCall, Rule, batches, feature_dims, leading, pointwise
-from stepnet.errors import RowMixError
+from stepnet.errors import LoDError, RowMixError
 
 POINTWISE = """
     abs absolute neg negative positive sign sgn signbit square sqrt rsqrt reciprocal exp exp2 expm1 expit
@@ -297,7 +297,16 @@ def call_by_rows(
     if kwargs.get("out") is not None:
         call.refuse("out=...", remedy="leave out= away and take the result")
     rule(call)
-    return _wrap(call, call.on_values())
+    try:
+        return _wrap(call, call.on_values())
+    except RuntimeError as error:
+        if "nference" not in str(error) or not any(x.values.is_inference() for x in call.ragged):
+            raise
+        raise LoDError(
+            f"{call.name}: a LoDTensor made in inference mode takes no part in training",
+            got=str(error).partition(".")[0],
+            remedy="x.clone() outside of inference mode; or make it under torch.no_grad()",
+        ) from error
 
 
 def _on_leaves(wrapping: Callable[..., Any], body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
