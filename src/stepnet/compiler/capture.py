@@ -347,9 +347,11 @@ def _untraced(error: Exception, line: str | None) -> Unsupported:
         remedy = "make the distribution with validate_args=False"
     elif why == _SIZED_BY_VALUES:
         remedy = "h[mask] = f(h[mask]), which is compiled, or torch.where(mask, a, b) on whole rows"
+    elif why == _BY_COUNT:
+        remedy = "leave x.shape[0] out of numbers: rows of all sequences come together"
     elif why == BY_VALUES:
         remedy = "torch.where(condition, a, b), or a stepnet.while_loop with a condition for each row"
-    kind = FailsOnAnyRows if isinstance(error, StepError) else Unsupported
+    kind = FailsOnAnyRows if isinstance(error, StepError) and why != _BY_COUNT else Unsupported
     return kind(why, line=line, remedy=remedy)
 
 
@@ -543,6 +545,7 @@ def _checked_by_a_distribution(error: BaseException | None) -> bool:
     return False
 
 
+_BY_COUNT = "the step computes with the number of rows"
 _SIZED_BY_VALUES = "an op makes a result whose shape depends on values (nonzero, unique, lstsq, a mask)"
 
 
@@ -555,6 +558,8 @@ def _why(error: Exception) -> str:
         return BY_VALUES
     if "DynamicOutputShape" in kind or "dynamic shape" in text:
         return _SIZED_BY_VALUES
+    if "SymInt" in text:  # which numpy does not know
+        return _BY_COUNT
     if kind == "UnsupportedOperatorException":
         return f"torch does not say of which shape the result of {text.strip()} is"
     if "non-Fake" in text or "convert all Tensors to FakeTensors" in text:
