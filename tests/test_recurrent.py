@@ -94,7 +94,7 @@ MISTAKES = {
         "step 'RNNCell' failed at step 0",
         r"float64[\s\S]*weights one dtype",
     ),
-    "no such axis": (lambda: recurrent(total, X, H, axis=5), "no dimension 5", r"\(4, 2, 3\)"),
+    "no such axis": (lambda: recurrent(total, X, H, axis=5), "no dimension 5", r"\[4, 2, 3\]"),
     "no such level": (
         lambda: recurrent(total, RAGGED, H, level=3),
         "recurrent: 'level': no such level",

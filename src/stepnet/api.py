@@ -413,8 +413,8 @@ def _run(
         outer = lifting.OuterBody(body, x, level=level, reverse=cut.stride < 0)  # of one run
         return naive.run(loop.around(outer), feeds)
 
-    if booted and not ragged:
-        check_batch(body, x, state, cut.axis)
+    if not ragged:
+        check_batch(loop, body, x, state, booted)
     step_scopes: list[Scope] = []
     if scopes:
         with LocalVariables(body.step) as local:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .compiler.iteration import reached
+from .compiler.undo import undone
 from .data.lod import LoDTensor
 from .data.modes import draws_put_back
 from .data.recording import AS_A_LAYER, StandIn
@@ -18,6 +22,7 @@ from .errors import StepError
 from .executors.setting import only_plain
 from .front.step import StepBody, as_step, boot_state, check_rows_of, describe_leaf, step_name
 from .interrupts import let_through
+from .ir.loop import Loop
 
 
 def checked(
@@ -95,20 +100,52 @@ def check_features(step: Any, leaves: list[Any], level: int) -> None:
             )
 
 
-def check_batch(body: StepBody, x: list[Any], state: list[Tensor], axis: int) -> None:
-    """Refuse [time, features] for a step that would take the features of one sequence for a batch.
-
-    It takes what it is given at a step as the features of one row if it runs on no other number of rows, and
-    each of its results depends on all of them."""
+def check_batch(loop: Loop, body: StepBody, x: list[Any], state: list[Tensor], booted: bool) -> None:
+    """Refuse [time, features] for a step that would take the features of one sequence for a batch, or give
+    each row of a state all of them. `booted`: the step gave the initial state."""
+    axis = loop.slices[0].axis
     lone = [leaf for leaf in x if leaf.dim() == 2 and leaf.is_floating_point() and leaf.shape[axis]]
-    if len(lone) < len(x) or only_plain([*x, *state]) is not None or not state or len(state[0]) < 2:
+    if len(lone) < len(x) or only_plain([*x, *state]) is not None or not state:
         return
     first = [leaf.select(axis, 0) for leaf in x]
+    sizes = {len(leaf) if leaf.dim() > 1 else 1 for leaf in state}
+    check = _check_booted if booted else _check_given
+    if len(state[0]) > 1 if booted else len(sizes) == 1 and 1 not in sizes:
+        undone(reached(loop, everything=True).holders, loop, lambda _: check(body, x, first, state))
 
-    def run(rows: list[Tensor], carried: list[Tensor]) -> list[Any]:
-        y, new = StepBody(body.step, body.x_spec, body.state_spec).call(rows, carried)
-        return [*flatten(y)[0], *new]
 
+def _run_once(body: StepBody, rows: list[Tensor], carried: list[Tensor]) -> list[Any]:
+    y, new = StepBody(body.step, body.x_spec, body.state_spec).call(rows, carried)
+    return [*flatten(y)[0], *new]
+
+
+def _check_given(body: StepBody, x: list[Any], first: list[Tensor], state: list[Tensor]) -> None:
+    """It gives each row of a state the same features if it runs on some rows as on all, and on no fewer
+    features."""
+    some = [leaf[1:] for leaf in state]
+    with torch.no_grad(), draws_put_back():
+        try:
+            ours, fewer = _run_once(body, first, state), _run_once(body, first, some)
+        except Exception as error:  # the step is the user's; the loop meets it, and tells it
+            let_through(error)
+            return
+        with contextlib.suppress(Exception):
+            _run_once(body, [rows[1:] for rows in first], some)
+            return
+    n = len(state[0])
+    if all(t.dim() and len(t) == n and torch.equal(t[1:], rest) for t, rest in zip(ours, fewer, strict=True)):
+        raise StepError(
+            f"x has no batch, but the state of step '{body.name}' has {n} rows: each would see the same x_t",
+            got=f"x {describe_leaf(x[0])}, state {describe_leaf(state[0])}",
+            expected="x [time, batch, features], a state with a row for each sequence",
+            remedy=f"x.unsqueeze(1).expand(-1, {n}, -1) gives all rows the same x; x[None] is one step",
+        )
+
+
+def _check_booted(body: StepBody, x: list[Any], first: list[Tensor], state: list[Tensor]) -> None:
+    """It takes what it is given at a step as the features of one row if it runs on no other number of rows,
+    and each of its results depends on all of them."""
+    run = functools.partial(_run_once, body)
     with torch.no_grad(), draws_put_back():
         try:
             run([rows[1:] for rows in first], [leaf[1:] for leaf in state])

@@ -49,6 +49,28 @@ def test_features_are_no_batch(name, backend):
     assert y.shape == (5, 1, 4)
 
 
+@pytest.mark.parametrize("backend", ["auto", "naive"])
+def test_a_state_of_several_rows_for_one_sequence(backend):
+    """Each row would see the same x_t. Rows that are no sequences, as of a memory, are not taken apart."""
+    cell, x, seen = Own(), torch.randn(5, 3), []
+    for n in (2, 3, 5):  # also the number of features
+        with pytest.raises(StepError, match=rf"x has no batch, but the state .* has {n} rows(.|\n)*expand"):
+            recurrent(cell, x, torch.zeros(n, 4), backend=backend)
+    for n in ((4,), (1, 4)):
+        assert recurrent(cell, x, torch.zeros(n), backend=backend)[1].shape == n
+
+    def memory(x, m):
+        seen.append(x)
+        m = m + (m @ torch.ones(4, 3) @ x).softmax(0)[:, None]
+        return m.sum(0), m
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        y, _ = recurrent(memory, x, torch.randn(6, 4), backend=backend)
+    assert y.shape == (5, 4)
+    assert len(seen) == 5
+
+
 def test_rows_without_features():
     with pytest.raises(StepError, match="no dimension of features"):
         recurrent(cells.GRU(1, 4), LoDTensor(torch.randn(5), [[0, 5]]))
