@@ -230,8 +230,8 @@ def test_what_no_lod_tensor_can_hold_of_others():
         (ak.Array([[1, None]]), "takes lists of numbers"),
         (ak.Array([["a"]]), "takes lists of numbers"),
         (ak.Array([1, 2]), "no lists of any length"),
-        (ak.Record({"a": 1}), "takes lists of numbers"),
-        ({}, "takes lists of numbers"),
+        (ak.Record({"a": 1}), "takes an awkward array"),
+        ({}, "takes an awkward array"),
         (None, "takes an awkward array"),
         (object(), "takes an awkward array"),
     ):

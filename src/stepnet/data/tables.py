@@ -5,6 +5,7 @@ Offsets are copied, as LoDTensor always does; values are not, where the other li
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -149,12 +150,12 @@ class Tabular:
         """
         ak = _imported("awkward")
         levels, sizes = [], []
-        try:
+        layout: Any = None
+        with contextlib.suppress(TypeError, ValueError):
             layout = ak.to_layout(array)
-        except (TypeError, ValueError) as error:
-            raise LoDError("from_awkward takes an awkward array", got=type(array).__name__) from error
         if not isinstance(layout, ak.contents.Content):
-            raise LoDError("from_awkward takes lists of numbers", got=type(array).__name__)
+            got, remedy = type(array).__name__, "ak.Array([[1, 2], []])"
+            raise LoDError("from_awkward takes an awkward array of lists of numbers", got=got, remedy=remedy)
         while not layout.is_numpy:
             if layout.is_regular and not _ragged_below(layout.content):
                 sizes.append(layout.size)
