@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -178,12 +179,13 @@ def test_a_loop_inside_a_recurrent_group():
     torch.testing.assert_close(found.values, (rows.values + 1).sqrt(), rtol=1e-5, atol=0)
 
 
-def test_a_topology_with_a_loop_is_copied_whole():
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_topology_with_a_loop_is_copied_whole(copied):
     U, W = weights()
     with Tape() as tape:
         h, _ = rnn(data("x", Dense(3)), 3, U, W, torch.zeros(4))
     net = tape.topology([h])
-    twin = copy.deepcopy(net)
+    twin = copied(net)
     rows = torch.randn(3, 3)
     with torch.no_grad():
         for parameter in twin.parameters():

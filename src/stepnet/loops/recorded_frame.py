@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -28,6 +28,10 @@ class TooManySteps(StepError):
     """A loop did not end within its `max_steps`."""
 
 
+def _gone() -> None:
+    """The loop of a copy in another process."""
+
+
 class LoopCall:
     """What calls a recorded loop as one function: its program on the values that it is given."""
 
@@ -36,7 +40,10 @@ class LoopCall:
     def __init__(self, loop: WhileLoop, written: Sequence[int]) -> None:
         self.recording, self.places = Recording.of(loop), tuple(loop.program.constants)
         self.written = tuple(written)
-        self._loop = weakref.ref(loop)
+        self._loop: Callable[[], WhileLoop | None] = weakref.ref(loop)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_loop": _gone}  # a pickled one tells nobody how it ran
 
     def __deepcopy__(self, memo: Any) -> LoopCall:
         return self  # it holds no values
