@@ -167,6 +167,11 @@ def _times(x: Tensor, matrix: Tensor, axis: int) -> Tensor:
     return (x.transpose(axis, -1) @ matrix).transpose(axis, -1)
 
 
+def _times_both(x: Tensor, turns: Pair, axis: int) -> list[Tensor]:
+    """The products with both parts, as one."""
+    return [*_times(x, torch.cat([turns.real, turns.imag], 1), axis).chunk(2, axis)]
+
+
 def _scaled(x: Any, sizes: Sequence[int], mode: int) -> Any:
     whole = math.prod(map(_number, sizes))
     by = (1.0, whole**-0.5, 1.0 / whole)[mode]
@@ -178,7 +183,7 @@ def _scaled(x: Any, sizes: Sequence[int], mode: int) -> Any:
 def _turned(x: Pair, axis: int, *, forward: bool) -> Pair:
     size = x.real.shape[axis]
     turns, sign = _turns(size, size, size, x.real), -1 if forward else 1
-    a, b, c, d = (_times(part, by, axis) for part in (x.real, x.imag) for by in (turns.real, turns.imag))
+    (a, b), (c, d) = (_times_both(part, turns, axis) for part in (x.real, x.imag))
     return Pair(a - d * sign, c + b * sign)
 
 
@@ -186,7 +191,8 @@ def _from_real(x: Tensor, axes: Sequence[int], mode: int, half: bool) -> Pair:
     *others, last = axes
     sizes = [x.shape[axis] for axis in axes]
     turns = _turns(sizes[-1], sizes[-1] // 2 + 1 if half else sizes[-1], sizes[-1], x)
-    found = Pair(_times(x, turns.real, last), -_times(x, turns.imag, last))
+    real, imag = _times_both(x, turns, last)
+    found = Pair(real, -imag)
     for axis in others:
         found = _turned(found, axis, forward=True)
     return _scaled(found, sizes, mode)
