@@ -331,7 +331,7 @@ def test_a_body_that_cuts_the_sizes_that_it_reads(tmp_path):
     stepnet.onnx.save(read, tmp_path / "again.onnx", (torch.ones(2, 3, 3), torch.ones(3, 3)))
 
 
-@pytest.mark.parametrize("kind, suffix", [("onnx", "m.onnx"), ("openvino", "m.xml")])
+@pytest.mark.parametrize(("kind", "suffix"), [("onnx", "m.onnx"), ("openvino", "m.xml")])
 def test_a_read_model_as_the_step_of_a_recurrence_is_compiled_and_follows_its_weights(kind, suffix, tmp_path):
     """Its code is not walked: that ended at `sys.modules`, after half a second in each call."""
     cell = nn.GRUCell(3, 4).eval()
@@ -340,11 +340,11 @@ def test_a_read_model_as_the_step_of_a_recurrence_is_compiled_and_follows_its_we
     model = files.load(path, trainable=True)
     x, h = torch.randn(5, 2, 3), torch.zeros(2, 4)
 
-    def step(row: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    def step(row, h):
         (h,) = model(row, h)
         return h, h
 
-    def both() -> None:
+    def both():
         found = [stepnet.recurrent(step, x, h, backend=backend)[0] for backend in ("eager", "naive")]
         torch.testing.assert_close(*found)
 

@@ -78,7 +78,7 @@ class Interned:
 
 
 class ToldByContent:
-    """A module that is told by what its class calls `content`, and by its tensors: its code need not be read."""
+    """A module that is told by its content and its tensors: its code need not be read."""
 
     @property
     def content(self) -> str | None:
