@@ -357,3 +357,12 @@ def test_a_read_model_as_the_step_of_a_recurrence_is_compiled_and_follows_its_we
     both()
     hook.remove()
     both()
+
+
+def test_what_is_made_as_often_as_a_size_that_is_open_leaves_it_open(tmp_path):
+    """As torch's exporter writes `pack_padded_sequence`."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (int64[N] x) => (int64[M] y) {
+        n = Shape(x) z = ConstantOfShape <value: tensor = int64[1] {0}> (n) y = Add(x, z) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    stepnet.onnx.save(stepnet.onnx.load(tmp_path / "m.onnx"), tmp_path / "n.onnx", torch.arange(2))
+    assert stepnet.onnx.load(tmp_path / "n.onnx").inputs[0].shape == (-1,)
