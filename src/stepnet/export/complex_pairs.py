@@ -74,6 +74,16 @@ def _refusal(what: str, got: str) -> IRError:
     )
 
 
+def _no_matrix(what: str, got: str) -> IRError:
+    """The refusal of a transform that is no product with a matrix."""
+    return IRError(
+        f"the module cannot be written: {what}",
+        got=got,
+        expected="a dimension of a known size, of which a matrix is made",
+        remedy="cut frames of a known size out of it (unfold, torch.stft), or leave it out of dynamic=",
+    )
+
+
 def _part(values: Any, name: str) -> Any:
     return tree_map(lambda value: getattr(value, name) if isinstance(value, Pair) else value, values)
 
@@ -149,7 +159,7 @@ def _turns(along: int, across: int, size: int, like: Tensor) -> Pair:
     """The numbers exp(2 pi i j k / size), of which those of negative angles are the conjugates."""
     along, across, size = (_number(n) for n in (along, across, size))
     if along * across > MOST:
-        raise _refusal("a transform is too long", f"{size} elements")
+        raise _no_matrix("a transform is too long", f"{size} elements")
     rows, columns = (torch.arange(n, device=like.device) for n in (along, across))
     angles = (rows.unsqueeze(1) * columns % size).to(torch.float64) * (2 * math.pi / size)
     return Pair(angles.cos().to(like.dtype), angles.sin().to(like.dtype))
@@ -159,7 +169,7 @@ def _number(size: Any) -> int:
     expression = getattr(getattr(size, "node", None), "expr", size)
     if isinstance(size, int) or expression.is_number:
         return int(expression)
-    raise _refusal("a transform is along a dimension that stays open", f"{size} elements")
+    raise _no_matrix("a transform is along a dimension that stays open", "any number of elements")
 
 
 def _times(x: Tensor, matrix: Tensor, axis: int) -> Tensor:
