@@ -274,12 +274,16 @@ class Walk(CodeWalk):
 
     def _told_by_content(self, module: Any) -> None:
         """Such a module is its content, its tensors, and the hooks on it."""
-        content = module.content if "content" in vars(type(module)) else None  # not of a user's class
+        kind = type(module)
+        own_class = (
+            "content" in vars(kind) and kind.forward.__module__ == kind.__module__
+        )  # as it was written
+        content = module.content if own_class else None
         parts: list[nn.Module] = list(module.modules()) if content is not None else []
         if content is None or any("forward" in vars(part) for part in parts):
             self._module(module)
             return
-        self.key += (type(module), content, module.training)
+        self.key += (kind, content, module.training)
         for part in parts:
             own = part.__dict__
             self.hold(own)
