@@ -191,7 +191,7 @@ def test_refused_when_read(name, tmp_path):
 
 PAIRS = helper.make_graph([node("Add", "ab", "c")], "b", [value("a", 3), value("b", 3)], [value("c", 3)])
 RUN = {
-    "a shape": (given([node("Reshape", "xs")], constants=[ints("s", 7, 7)]), r"\(Reshape\)"),
+    "a shape": (given([node("Reshape", "xs")], constants=[ints("s", 7, 7)]), r"\[2, 3\] cannot .*49"),
     "a large tensor": (given([node("Expand", "xs")], constants=[ints("s", 10**9, 10**6, 1, 1)]), "too large"),
     "a large constant": (
         given([node("ConstantOfShape", "s"), node("Relu", "x", "z")], constants=[ints("s", 10**12)]),

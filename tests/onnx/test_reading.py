@@ -329,3 +329,40 @@ def test_a_body_that_cuts_the_sizes_that_it_reads(tmp_path):
     read(given[0], given[1][0])
     assert all(report.compiled for report in read.loops), read.loops
     stepnet.onnx.save(read, tmp_path / "again.onnx", (torch.ones(2, 3, 3), torch.ones(3, 3)))
+
+
+@pytest.mark.parametrize(("kind", "suffix"), [("onnx", "m.onnx"), ("openvino", "m.xml")])
+def test_a_read_model_as_the_step_of_a_recurrence_is_compiled_and_follows_its_weights(kind, suffix, tmp_path):
+    """Its code is not walked: that ended at `sys.modules`, after half a second in each call."""
+    cell = nn.GRUCell(3, 4).eval()
+    files = pytest.importorskip(f"stepnet.{kind}")
+    files.save(cell, path := tmp_path / suffix, (torch.randn(2, 3), torch.randn(2, 4)))
+    model = files.load(path, trainable=True)
+    x, h = torch.randn(5, 2, 3), torch.zeros(2, 4)
+
+    def step(row, h):
+        (h,) = model(row, h)
+        return h, h
+
+    def both():
+        found = [stepnet.recurrent(step, x, h, backend=backend)[0] for backend in ("eager", "naive")]
+        torch.testing.assert_close(*found)
+
+    both()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.5)
+    both()
+    hook = model.register_forward_hook(lambda module, given, out: [out[0] * 2])
+    both()
+    hook.remove()
+    both()
+
+
+def test_what_is_made_as_often_as_a_size_that_is_open_leaves_it_open(tmp_path):
+    """As torch's exporter writes `pack_padded_sequence`."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (int64[N] x) => (int64[M] y) {
+        n = Shape(x) z = ConstantOfShape <value: tensor = int64[1] {0}> (n) y = Add(x, z) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    stepnet.onnx.save(stepnet.onnx.load(tmp_path / "m.onnx"), tmp_path / "n.onnx", torch.arange(2))
+    assert stepnet.onnx.load(tmp_path / "n.onnx").inputs[0].shape == (-1,)

@@ -184,6 +184,15 @@ LAST = {  # a layer that is given [2, 5, 3] and constants
     r"its window is wider than axis 2\n.*a window of 9\n.*at most 5": lambda net, x: net.add(
         "MaxPool", [x], kernel=9, strides=1, pads_begin=1, pads_end=1, name="last"
     ),
+    r"input 1 must be one number, or a list of them\n.*float32\[2, 5, 3\]\n.*one dimension": lambda net, x: (
+        net.add("Broadcast", [x, x], name="last")
+    ),
+    r"\[2, 5, 3\] cannot be reshaped to \[4, -1\]\n.*30 numbers\n.*a multiple of 4": lambda net, x: net.add(
+        "Reshape", [x, net.const([4, -1])], name="last", special_zero="false"
+    ),
+    r"the values on and off must be one number each\n.*\[2\] and \[\]": lambda net, x: net.add(
+        "OneHot", [net.const([1, 2]), net.const(3), net.const([1, 2]), net.const(0)], name="last", axis=-1
+    ),
     r"cuts more off axis 1 of \[2, 5, 3\] than it has\n.*2 and 4 elements\n.*5 at most": lambda net, x: (
         net.add("Pad", [x, net.const([0, -2, 0]), net.const([0, -4, 0])], name="last", pad_mode="edge")
     ),

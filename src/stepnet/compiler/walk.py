@@ -25,7 +25,7 @@ from torch import SymBool, SymFloat, SymInt, Tensor, nn
 from torch.nn.modules import module as _torch_module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from stepnet.data.recording import Interned
+from stepnet.data.recording import Interned, ToldByContent
 
 from .as_written import written_as
 from .code_facts import MAKES, words
@@ -272,25 +272,50 @@ class Walk(CodeWalk):
                     self.visit(item)
         self.key.append(END)
 
-    def _module(self, module: nn.Module) -> None:
+    def _told_by_content(self, module: Any) -> None:
+        """Such a module is its content, its tensors, and the hooks on it."""
         kind = type(module)
-        key, visit = self.key, self.visit
-        key.append(kind)
-        self._known_class(kind)
+        own_class = (
+            "content" in vars(kind) and kind.forward.__module__ == kind.__module__
+        )  # as it was written
+        content = module.content if own_class else None
+        parts: list[nn.Module] = list(module.modules()) if content is not None else []
+        if content is None or any("forward" in vars(part) for part in parts):
+            self._module(module)
+            return
+        self.key += (kind, content, module.training)
+        for part in parts:
+            own = part.__dict__
+            self.hold(own)
+            self._hooks(own)
+            for name in _TABLES:
+                self.hold(own[name])
+            for name in _TABLES[:2]:
+                self._attributes(own[name], all_of_them=True)
+
+    def _hooks(self, own: dict[str, Any]) -> None:
+        """What torch calls around a module with these attributes."""
         if not self.hooks and not self.everything:
             self.hooks = True
             for name in MODULE_HOOKS:
                 if vars(_torch_module)[name]:
-                    visit(vars(_torch_module)[name])
-        whole = self.everything or read_whole(kind)
-        own = module.__dict__
-        self.hold(own)
+                    self.visit(vars(_torch_module)[name])
         if self.everything:
             self.holders += [own[name] for name in HOOKS if isinstance(own.get(name), dict)]
         if any(map(own.get, HOOKS)):
             for name in HOOKS:
                 if own.get(name):
-                    visit(own[name])
+                    self.visit(own[name])
+
+    def _module(self, module: nn.Module) -> None:
+        kind = type(module)
+        key, visit = self.key, self.visit
+        key.append(kind)
+        self._known_class(kind)
+        whole = self.everything or read_whole(kind)
+        own = module.__dict__
+        self.hold(own)
+        self._hooks(own)
         for name in _TABLES:
             table = own.get(name)
             self.hold(table)
@@ -509,6 +534,7 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     ((np.ndarray, np.generic), Walk._array),
     ((torch.jit.ScriptFunction, torch.jit.ScriptModule), Walk._scripted),
     (logging.Logger, Walk._logger),
+    (ToldByContent, Walk._told_by_content),
     (nn.Module, Walk._module),
     (types.FunctionType, Walk._function),
     (types.MethodType, Walk._method),

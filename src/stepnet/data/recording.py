@@ -77,6 +77,15 @@ class Interned:
     portable: str | None = None
 
 
+class ToldByContent:
+    """A module that is told by its content and its tensors: its code need not be read."""
+
+    @property
+    def content(self) -> str | None:
+        """All that it does but for the numbers in its tensors; None: it was changed, and its code tells."""
+        raise NotImplementedError
+
+
 def recordable(method: Method) -> Method:
     """Offer calls of a method to the active recorder, if any; where it gives NotImplemented, do the call.
 

@@ -74,6 +74,16 @@ def _refusal(what: str, got: str) -> IRError:
     )
 
 
+def _no_matrix(what: str, got: str) -> IRError:
+    """The refusal of a transform that is no product with a matrix."""
+    return IRError(
+        f"the module cannot be written: {what}",
+        got=got,
+        expected="a dimension of a known size, of which a matrix is made",
+        remedy="cut frames of a known size out of it (unfold, torch.stft), or leave it out of dynamic=",
+    )
+
+
 def _part(values: Any, name: str) -> Any:
     return tree_map(lambda value: getattr(value, name) if isinstance(value, Pair) else value, values)
 
@@ -149,7 +159,7 @@ def _turns(along: int, across: int, size: int, like: Tensor) -> Pair:
     """The numbers exp(2 pi i j k / size), of which those of negative angles are the conjugates."""
     along, across, size = (_number(n) for n in (along, across, size))
     if along * across > MOST:
-        raise _refusal("a transform is too long", f"{size} elements")
+        raise _no_matrix("a transform is too long", f"{size} elements")
     rows, columns = (torch.arange(n, device=like.device) for n in (along, across))
     angles = (rows.unsqueeze(1) * columns % size).to(torch.float64) * (2 * math.pi / size)
     return Pair(angles.cos().to(like.dtype), angles.sin().to(like.dtype))
@@ -159,12 +169,17 @@ def _number(size: Any) -> int:
     expression = getattr(getattr(size, "node", None), "expr", size)
     if isinstance(size, int) or expression.is_number:
         return int(expression)
-    raise _refusal("a transform is along a dimension that stays open", f"{size} elements")
+    raise _no_matrix("a transform is along a dimension that stays open", "any number of elements")
 
 
 def _times(x: Tensor, matrix: Tensor, axis: int) -> Tensor:
     """The product along an axis."""
     return (x.transpose(axis, -1) @ matrix).transpose(axis, -1)
+
+
+def _times_both(x: Tensor, turns: Pair, axis: int) -> list[Tensor]:
+    """The products with both parts, as one."""
+    return [*_times(x, torch.cat([turns.real, turns.imag], 1), axis).chunk(2, axis)]
 
 
 def _scaled(x: Any, sizes: Sequence[int], mode: int) -> Any:
@@ -178,7 +193,7 @@ def _scaled(x: Any, sizes: Sequence[int], mode: int) -> Any:
 def _turned(x: Pair, axis: int, *, forward: bool) -> Pair:
     size = x.real.shape[axis]
     turns, sign = _turns(size, size, size, x.real), -1 if forward else 1
-    a, b, c, d = (_times(part, by, axis) for part in (x.real, x.imag) for by in (turns.real, turns.imag))
+    (a, b), (c, d) = (_times_both(part, turns, axis) for part in (x.real, x.imag))
     return Pair(a - d * sign, c + b * sign)
 
 
@@ -186,7 +201,8 @@ def _from_real(x: Tensor, axes: Sequence[int], mode: int, half: bool) -> Pair:
     *others, last = axes
     sizes = [x.shape[axis] for axis in axes]
     turns = _turns(sizes[-1], sizes[-1] // 2 + 1 if half else sizes[-1], sizes[-1], x)
-    found = Pair(_times(x, turns.real, last), -_times(x, turns.imag, last))
+    real, imag = _times_both(x, turns, last)
+    found = Pair(real, -imag)
     for axis in others:
         found = _turned(found, axis, forward=True)
     return _scaled(found, sizes, mode)

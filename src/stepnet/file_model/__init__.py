@@ -18,6 +18,7 @@ from .misfit import axis_in as axis_in
 from .misfit import check_size as check_size
 from .misfit import error as error
 from .misfit import given as given
+from .misfit import laid_out as laid_out
 from .misfit import same_types as same_types
 from .misfit import shape_text as shape_text
 from .misfit import sign as sign

@@ -109,6 +109,27 @@ def shape_text(x: Tensor) -> str:
     return str(list(x.shape))
 
 
+def laid_out(x: Tensor, sizes: Sequence[Any]) -> Tensor:
+    """A tensor in these sizes, of which one may be -1: what is left.
+
+    Raises:
+        Misfit: it has another number of elements.
+    """
+    try:
+        return x.reshape(sizes)
+    except RuntimeError as problem:
+        if not all(isinstance(size, int) for size in (*sizes, *x.shape)):  # a size that stays open
+            raise
+        known = math.prod(size for size in sizes if size != -1)
+        expected = f"a multiple of {known} numbers" if -1 in sizes else f"{known} numbers"
+        raise Misfit(
+            f"{shape_text(x)} cannot be reshaped to {[*sizes]}",
+            got=f"{x.numel()} numbers",
+            expected=expected,
+            dims=(str(x.shape), str(sizes)),
+        ) from problem
+
+
 MOST = 2**28  # numbers in a tensor whose size a file, or what it is given, says
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from stepnet.data.alike import alike
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.outputs import Outputs
-from stepnet.data.recording import Interned
+from stepnet.data.recording import Interned, ToldByContent
 from stepnet.errors import Unsupported
 
 from .broken import Misgiven
@@ -132,7 +132,7 @@ class FileBody(Interned):
         return body(*values, **how)
 
 
-class FileModel(nn.Module):
+class FileModel(ToldByContent, nn.Module):
     """A model read from a file, called with its inputs by position or by name.
 
     Attributes:
@@ -188,6 +188,14 @@ class FileModel(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.name}: ({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
+
+    def _content_with(self, graph: str) -> str | None:
+        """Its content, where that of its graph is `graph`."""
+        added = vars(self).keys() - _OF_MODULES - self._own or self._modules.keys() - self._own
+        parts = (type(part).__module__ for part in self.modules())
+        if added or not all(name.startswith(("stepnet.", "torch.nn.modules.")) for name in parts):
+            return None
+        return repr((graph, self._where, self.inputs, self.outputs))
 
     @property
     def open_sizes(self) -> dict[str, list[int]]:

@@ -121,7 +121,16 @@ def _as_numbers(x: Tensor, y: Tensor, function: Callable[[Tensor, Tensor], Tenso
 
 
 def one_hot(indices: Tensor, size: int, axis: int, on: Tensor, off: Tensor) -> Tensor:
-    """`on` at each index along a new axis of this size, `off` elsewhere; of one that is outside, all over."""
+    """`on` at each index along a new axis of this size, `off` elsewhere; of one that is outside, all over.
+
+    Raises:
+        Misfit: `on` or `off` is more than one number.
+    """
+    if on.numel() != 1 or off.numel() != 1:
+        shown = f"{shape_text(on)} and {shape_text(off)}"
+        raise Misfit(
+            "the values on and off must be one number each", got=shown, expected="scalars", dims=shown
+        )
     at = axis_in(axis, indices.dim() + 1)
     shape = [1] * (indices.dim() + 1)
     shape[at] = size

@@ -222,6 +222,11 @@ class Walk:
             return self._loop(node, node.run, given)
         if isinstance(node.run, IfRunner):
             return self._if(node, node.run, given)
+        for i in node.values:
+            if i < len(given) and given[i].dim() > 1:
+                shown = typed_shape(given[i])
+                what, wanted = f"input {i} must be one number, or a list of them", "at most one dimension"
+                raise _Fault.at(node.layer, what, None, got=shown, expected=wanted)
         if any(given[i].is_meta for i in node.values if i < len(given) and i not in node.fixed):
             return [UNKNOWN] * len(node.outputs)
         arguments = list(given)

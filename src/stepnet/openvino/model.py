@@ -67,6 +67,11 @@ class OpenVINOModel(FileModel):
         """What runs it; a module of this name would be lost in programs of torch.export."""
         return self.layers
 
+    @property
+    def content(self) -> str | None:
+        """See `ToldByContent`."""
+        return self._content_with(self.graph.content)
+
     def _recipe(self) -> tuple[Any, ...]:
         return self.graph.net, self._weights
 

@@ -91,6 +91,11 @@ class ONNXModel(FileModel):
                 self.register_buffer(name, data)
         self._own = frozenset({*vars(self), "_own"})
 
+    @property
+    def content(self) -> str | None:
+        """See `ToldByContent`."""
+        return self._content_with(self.graph.content)
+
     def _said_states(self) -> dict[str, str]:
         """The pairs that the metadata lists."""
         text = self.metadata.get(STATES, "{}")

@@ -15,6 +15,7 @@ from stepnet.file_model import (
     gather,
     gather_elements,
     gather_nd,
+    laid_out,
     one_hot,
     padded,
     reversed_within,
@@ -36,7 +37,7 @@ def _reshape(node: Info) -> Run:
             if any(isinstance(size, int) and size == 0 for size in wanted[x.dim() :]):
                 raise Misfit("a size of 0 keeps one that is not there", wanted, f"sizes for {list(x.shape)}")
             wanted = [x.shape[i] if size == 0 else size for i, size in enumerate(wanted)]
-        return x.reshape(wanted)
+        return laid_out(x, wanted)
 
     return reshape
 

@@ -109,6 +109,8 @@ def _reduced(compute: Callable[[Any, Any], Any]) -> Rule:
 
 def _filled(node: Info, x: np.ndarray) -> Any:
     value = node.get("value")
+    if not all(isinstance(size, int) for size in x.flat):
+        raise Misfit("how many there are is open")
     if getattr(value, "dtype", None) != ir.DataType.INT64 or x.ndim != 1 or math.prod(x) > _MOST:
         raise Misfit("a few whole numbers")
     return np.full([*x], value.numpy().item(), dtype=object)

@@ -22,6 +22,7 @@ from .row import (
     axes_in,
     axis_in,
     check_size,
+    laid_out,
     listed,
     number,
     plain,
@@ -34,7 +35,7 @@ def _reshape(layer: Layer, attributes: Attributes) -> Function:
     special_zero = attributes.bool("special_zero", False)
 
     def reshape(x: Tensor, pattern: Any) -> Tensor:
-        return x.reshape(reshaped(x, listed(pattern), special_zero))
+        return laid_out(x, reshaped(x, listed(pattern), special_zero))
 
     return reshape
 
