@@ -157,6 +157,7 @@ ERRORS = {
         lambda: collate([{"x": LoDTensor(torch.ones(2), lod)} for lod in ([[0, 2]], [[0, 1], [0, 2]])]),
         r"sample\['x'\] cannot be joined: .*batch 1 does not fit batch 0",
     ),
+    "large numbers": (lambda: collate([{"n": 2**64}, {"n": 1}]), r"sample\['n'\] cannot be joined"),
     "number and tensor": (lambda: collate([1, torch.tensor(1)]), "another kind"),
 }
 

@@ -29,6 +29,8 @@ def attention(kind: str, behind: float = -1e9) -> tuple[Callable[..., Any], list
         query = h @ to_query
         if kind == "additive":
             scores = (torch.tanh(rows @ to_key + query[:, None]) @ v)[..., 0]
+        elif kind == "projected":
+            scores = (rows @ to_key * query[:, None]).sum(2)
         elif kind == "heads":
             heads = (rows @ to_key).unflatten(2, (3, 8))
             scores = torch.einsum("nlhd,nhd->nhl", heads, query.unflatten(1, (3, 8)))
@@ -80,14 +82,16 @@ def compared(attending: tuple[Callable[..., Any], list[Tensor]], lengths: list[i
             torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-10, equal_nan=True)
 
 
-KINDS = {"dot": -1.0, "additive": 1e9, "heads": float("-inf")}
+KINDS = {"dot": -1.0, "additive": 1e9, "projected": -1.0, "heads": float("-inf")}
+SUMS = {"dot": 2, "additive": 1, "projected": 2, "heads": 0}  # over steps; heads are small
 
 
-@pytest.mark.parametrize("kind", few([*KINDS], ["dot", "additive"]))
+@pytest.mark.parametrize("kind", few([*KINDS], ["dot", "additive", "projected"]))
 def test_lines_that_are_alike_are_gone_over_once(kind):
     step, ragged = attention(kind), memories("ragged")
-    with_masks = ("padded", "no numbers") if kind == "additive" else ()
-    for name in ("ragged", "dense", "padded, no mask", "alike", *with_masks):
+    others = [] if kind == "projected" else ["dense", "padded, no mask", "alike"]
+    with_masks = ["padded", "no numbers"] if kind == "additive" else []
+    for name in ["ragged", *others, *with_masks]:
         compared(step, STEPS, memories(name))
     compared(step, [2], LoDTensor.from_lengths(ragged.values[:5], [[5]]))
     compared(step, [], LoDTensor.from_lengths(ragged.values[:0], [[]]))
@@ -95,9 +99,7 @@ def test_lines_that_are_alike_are_gone_over_once(kind):
     source = explain(step[0], x, torch.zeros(4, H, dtype=F64), static=wanting(ragged), source=True).source
     assert source is not None
     assert ("sn_alike" in source) == (kind != "heads")
-    assert ("sn_over_steps" in source) == (
-        kind == "additive"
-    )  # a memory of keys and values gets a sum of both
+    assert source.count("sn_over_steps_f64(") == SUMS[kind]
 
 
 @pytest.mark.parametrize(("kind", "behind"), few([*KINDS.items()], [("additive", 1e9)]))

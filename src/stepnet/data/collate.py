@@ -94,7 +94,7 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
         kinds = {type(sample): sample for sample in samples}
         if any(isinstance(sample, np.generic) for sample in kinds.values()):
             return torch.as_tensor(np.array(samples, np.result_type(*kinds.values())))
-        return torch.tensor(samples)
+        return _told(torch.tensor, samples, where)
     if isinstance(first, (Tensor, np.ndarray)) and (is_dense or first.ndim == 0):
         return _stacked([torch.as_tensor(sample) for sample in samples], where)
     if isinstance(first, (Tensor, np.ndarray)) or _holds_numbers(samples):
@@ -106,8 +106,9 @@ def _told(join: Callable[[list[Any]], Any], samples: list[Any], where: str) -> A
     """What `join` makes of the samples, or an error that says where they are."""
     try:
         return join(samples)
-    except ValueError as error:  # a LoDError is one
-        remedy = None if isinstance(error, LoDError) else "leave it out of 'dense' where lengths differ"
+    except (ValueError, RuntimeError) as error:  # a LoDError is a ValueError
+        dense = isinstance(samples[0], list) and not isinstance(error, LoDError)
+        remedy = "leave it out of 'dense' where lengths differ" if dense else None
         raise LoDError(f"collate: {where} cannot be joined: {error}", remedy=remedy) from error
 
 

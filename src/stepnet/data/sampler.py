@@ -130,7 +130,8 @@ class RowBudgetSampler:
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on where another sampler of the same data was, also with another number of ranks.
+        """Go on where another sampler of the same data was, also with another number of ranks: then fewer
+        than `world_size` batches may come again, and none is left out.
 
         Raises LoDError if it planned other batches: by its seed, its budget, its order or its lengths; or if
         it is no state of a sampler, or of one past the end of its epoch. Then nothing changes.

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from stepnet.data.arguments import number, whole
+from stepnet.data.as_imported import from_numpy
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import outside_modes, unwrapped
+from stepnet.data.offsets import LoD
 from stepnet.data.tree import Spec
 from stepnet.errors import StepError
 
@@ -199,29 +201,24 @@ def _chosen(leaf: Tensor, parent: Tensor) -> Tensor:
     return leaf.gather(1, index.expand(-1, -1, *leaf.shape[2:]))
 
 
+@outside_modes
 def _read_out(
     score: Tensor, place: Tensor, beam_size: int, n_best: int, words: Tensor, parents: Tensor
 ) -> tuple[LoDTensor, LoDTensor]:
-    """Follow the parents back from where each sequence ended."""
-    score, place = score[:, :n_best], place[:, :n_best]
-    length, beam = place // beam_size, place % beam_size
-    rows = beam_size * torch.arange(len(length), device=length.device)[:, None]
-    table = _read_back(*map(unwrapped, (beam + rows, length, words, parents + rows))).to(length.device)
-    there = score > -torch.inf
-    counts, lengths = there.sum(1), length[there]
-    columns = table.movedim(0, -1)[there]  # [sequences, steps], row after row, best first
-    within = torch.arange(len(table), device=length.device) < lengths[:, None]
-    nested = LoDTensor.from_lengths(columns[within], [counts.tolist(), lengths.tolist()])
-    return nested, LoDTensor.from_lengths(score[there], [counts.tolist()])
-
-
-@outside_modes
-def _read_back(at: Tensor, ends: Tensor, words: Tensor, parents: Tensor) -> Tensor:
-    """The words [steps, ...] of the sequences that ended at these beams, each behind its end anything."""
-    table = torch.empty((len(words), *ends.shape), dtype=torch.int64)
-    place, end = (t.flatten().cpu().numpy() for t in (at, ends))
-    word, parent, read = (t.flatten(1).cpu().numpy() for t in (words, parents, table))
-    for t in reversed(range(len(word))):  # by numpy, whose calls take less time
-        read[t] = word[t].take(place)
-        place = np.where(t < end, parent[t].take(place), place)
-    return table
+    """Follow the parents back from where each sequence ended: by numpy, whose calls take less time."""
+    best, ends, word, parent = (unwrapped(t).cpu().numpy() for t in (score, place, words, parents))
+    best, (length, beam) = best[:, :n_best], np.divmod(ends[:, :n_best], beam_size)
+    there = best > -np.inf
+    counts, lengths = there.sum(1), length[there]  # row after row, best first
+    rows = beam_size * np.arange(len(best))[:, None]
+    at = (beam + rows)[there]
+    word, parent = word.reshape(len(word), -1), (parent + rows).reshape(len(word), -1)
+    table = np.empty((len(at), len(word)), np.int64)  # behind the end of each, anything
+    for t in reversed(range(len(word))):
+        table[:, t] = word[t].take(at)
+        at = np.where(t < lengths, parent[t].take(at), at)
+    within = np.arange(len(word)) < lengths[:, None]
+    inner, outer = (from_numpy(np.concatenate(([0], n.cumsum()))) for n in (lengths, counts))
+    nested = LoD.trusted((outer, inner), int(lengths.sum()))
+    found, scores = (from_numpy(part).to(score.device) for part in (table[within], best[there]))
+    return LoDTensor.of(found, nested), LoDTensor.of(scores, LoD.trusted((outer,), len(lengths)))

@@ -81,6 +81,8 @@ def ends_early(
             continue
         if node.op not in ("sum", "sum_steps") or not times or of != times:
             return None
+        if node.op == "sum" and not w.homes.get(node.output) and not any(steps(reduced(node))):
+            return None  # a variable of the loop, which nothing behind it knows
         found.zeros += times - {*found.zeros}
         if node.op == "sum_steps":
             found.totals.append(node)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from stepnet.ir.graph import Node, Value
 
@@ -35,20 +36,38 @@ class OverSteps:
     strides: tuple[tuple[int, ...], ...]
 
 
+class Sums(NamedTuple):
+    """A value that is only summed over steps: `products` added up; `nodes` make it of them, and the sum."""
+
+    total: str
+    products: list[Node]
+    nodes: list[Node]
+
+
 def sums_of_products(
     nodes: Sequence[Node], values: Mapping[str, Value], seen: Callable[[str], Access], real: str
-) -> Iterator[tuple[Node, Node]]:
-    """Each product of the type `real` that is only summed over steps, and that sum."""
+) -> Iterator[Sums]:
+    """The sums over steps of products, or of several added up, of the type `real`."""
     makers = {name: node for node in nodes for name in node.outputs}
     reads = [seen(name).base for node in nodes for name in node.inputs]
+
+    def take(name: str, found: Sums) -> bool:
+        """Whether a value is made of products for this sum alone."""
+        source = seen(name)
+        node = makers.get(source.base)
+        alone = node is not None and source.is_whole and reads.count(source.base) == 1
+        if node is None or not alone or node.op not in ("add", "mul"):
+            return False
+        (found.nodes if node.op == "add" else found.products).append(node)
+        if node.op == "add":
+            alike = {values[n].shape for n in (*node.inputs, *node.outputs)}
+            return len(alike) == 1 and all(take(n, found) for n in node.inputs)
+        kinds = {(values[n].kind, values[n].dtype) for n in (*node.inputs, found.total)}
+        return kinds == {("row", real), ("sequence", real)}
+
     for node in nodes:
-        source = seen(node.inputs[0]) if node.op == "sum_steps" else None
-        product = None if source is None else makers.get(source.base)
-        if source is None or product is None or product.op != "mul":
-            continue
-        kinds = {(values[name].kind, values[name].dtype) for name in (*product.inputs, node.output)}
-        if kinds == {("row", real), ("sequence", real)} and source.is_whole and reads.count(source.base) == 1:
-            yield product, node
+        if node.op == "sum_steps" and take(node.inputs[0], found := Sums(node.output, [], [node])):
+            yield found
 
 
 def of_vectors(total: str, shape: tuple[int, ...], factors: Sequence[Access]) -> OverSteps | None:

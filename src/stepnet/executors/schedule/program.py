@@ -8,7 +8,8 @@ stage k = a row function (pointwise ops and reductions, row by row), then the ma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, SCATTERS, TOTALS, Stage
@@ -161,23 +162,36 @@ class _Maker:
         """Sums over steps that need not be made in the loop: their nodes go, and the rows that they are made
         of have tables."""
         found: list[OverSteps] = []
-        copies: dict[Access, str] = {}
-        for product, node in list(sums_of_products(self.nodes, self.values, self.access_of, self.real)):
-            shape, seen = self.values[product.output].shape, list(map(self.access_of, product.inputs))
-            if product.output in wanted or of_vectors(node.output, shape, seen) is None:
+        copies: dict[str, str] = {}
+        for total, products, nodes in list(
+            sums_of_products(self.nodes, self.values, self.access_of, self.real)
+        ):
+            gone = [*products, *nodes]
+            read = [[self._in_table(n, tables) for n in node.inputs] for node in products]
+            sums = [
+                of_vectors(total, self.values[node.output].shape, seen)
+                for node, seen in zip(products, read, strict=True)
+            ]
+            if None in sums or wanted.intersection(n.output for n in gone if n.op != "sum_steps"):
                 continue
-            self.nodes = [other for other in self.nodes if other is not product and other is not node]
-            for at, name in enumerate(product.inputs):
-                if self._is_outside(seen[at].base) or seen[at].base in tables:
-                    continue
-                if seen[at] not in copies:
-                    copies[seen[at]] = self._copy(name)
-                    tables.append(copies[seen[at]])
-                seen[at] = self.access_of(copies[seen[at]])
-            each = of_vectors(node.output, shape, seen)
-            assert each is not None
-            found.append(each)
+            self.nodes = [node for node in self.nodes if all(node is not other for other in gone)]
+            for name in [seen.base for each in read for seen in each]:
+                if not (name in copies or name in tables or self._is_outside(self.access_of(name).base)):
+                    copies[name] = self._copy(name)
+                    tables.append(copies[name])
+            for each in filter(None, sums):
+                left, right = (replace(v, base=copies.get(v.base, v.base)) for v in (each.left, each.right))
+                found.append(replace(each, left=left, right=right))
         return found
+
+    def _in_table(self, name: str, tables: list[str]) -> Access:
+        """How a value is read that has a table, or will have: its own, or that of what it is spread from."""
+        seen = self.access_of(name)
+        spread = any(n > 1 and not step for n, step in zip(seen.shape, seen.strides, strict=True))
+        is_all = seen.is_whole and prod(seen.shape) == self.values[seen.base].size
+        if spread or is_all or self._is_outside(seen.base) or seen.base in tables:
+            return seen
+        return Access(name, 0, seen.shape, contiguous(seen.shape))
 
     def _is_outside(self, base: str) -> bool:
         """Whether a value is one of each row that the scan is given."""
