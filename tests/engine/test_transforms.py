@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from covering import few
 from stepnet import LoDTensor, Recurrent, recurrent
 from stepnet.data.modes import is_wrapped
+from stepnet.engine.transforms import Further
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors import naive, transformed
 
@@ -175,7 +176,7 @@ ENSEMBLES = ("an ensemble", "gradients of an ensemble", "gradient over an ensemb
 
 @pytest.mark.parametrize("name", ENSEMBLES)
 def test_members_run_at_once(name, monkeypatch):
-    """Weights of their own: one run for all members, one backward."""
+    """Weights of their own: one run for all members, one backward; the next one walks for no derivatives."""
     runs = []
 
     def counted(part):
@@ -186,6 +187,8 @@ def test_members_run_at_once(name, monkeypatch):
         monkeypatch.setattr(transformed, part, counted(part))
     BY_PLANS[name]("c")
     assert len(runs) == len(set(runs)) == (1 if name == "an ensemble" else 2)
+    monkeypatch.setattr(Further, "has_history", None)
+    BY_PLANS[name]("c")
 
 
 @pytest.mark.exhaustive

@@ -82,6 +82,14 @@ def test_weights_that_change_between_calls() -> None:
     assert_alike(model, compiled, (x,))
 
 
+def test_a_batch_without_steps_reaches_no_weight() -> None:
+    model = Small().double()
+    for call in (model, compiled_of(model)):
+        y, h = call(ragged([0, 0]))
+        assert not y.requires_grad
+        assert not h.requires_grad
+
+
 def test_a_training_loop_compiled_as_a_whole_and_backward_by_compiled_autograd() -> None:
     torch.manual_seed(0)
     model, twin = Small().double(), Small().double()

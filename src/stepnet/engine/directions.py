@@ -147,10 +147,7 @@ class RunsAlong:
             needed: of x, states and weights, which get a gradient.
             live: of those, and of what comes in for each result, which are to be differentiated by.
         """
-        # there through every state and back: a longer sequence has no other ways from one step to another
-        enough = 2 * (len(self.sequences.states) + 1)
-        lengths = tuple(sorted({min(n, enough) for n in self.sequences.layout.ends}))
-        key = (lengths, tuple(given), tuple(needed), tuple(live))
+        key = self.ready.history_key(self.sequences.layout, given, needed, live)
         known = self.ready.histories.get(key)
         if known is None:
             self.fill()

@@ -81,6 +81,15 @@ class Ready:
     members: dict[int, Any] = field(default_factory=dict, compare=False)  # and many calls, by their number
     lately: list[Any] = field(default_factory=list, compare=False)  # runs by places: one `direct.Lately`
 
+    def history_key(
+        self, layout: Layout, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
+    ) -> tuple[tuple[int, ...], tuple[bool, ...], tuple[bool, ...], tuple[bool, ...]]:
+        """What `histories` are found by, see `call.Along.has_history`; lengths of a few sequences first."""
+        # there through every state and back: a longer sequence has no other ways from one step to another
+        enough = 2 * (len(self.plan.states) + 1)
+        lengths = tuple(sorted({min(n, enough) for n in layout.ends}))
+        return lengths, tuple(given), tuple(needed), tuple(live)
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The inputs: x, states, weights."""

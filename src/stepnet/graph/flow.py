@@ -84,7 +84,7 @@ def flow_of(
 
     n_x, n_state, n_static, n_fresh = counts
     # ends that no step changes; then one more step for each state that a gradient may pass on its way
-    lengths = range(0 if way.levels else 1, n_state + 2)
+    lengths = [0, 0] if no_rows(way, tensors[0]) else range(0 if way.levels else 1, n_state + 2)
     n, rows, begin = len(lengths), sum(lengths), n_x + n_state + n_static
     fresh = begin + n_x * way.levels + bool(way.resets)
     flags = [*needs]
@@ -117,6 +117,12 @@ def flow_of(
     places += zip(given[n_x:], range(fresh, fresh + n_fresh), strict=False)
     places += zip(reads, range(fresh + n_fresh, len(tensors)), strict=True)
     return Flow([t.requires_grad for t in results], [_reached(t, places) for t in results])
+
+
+def no_rows(way: Way, x: Tensor) -> bool:
+    """Whether a graph is for no steps at all: torch makes one for this size alone."""
+    rows = x.shape[0] if way.levels else x.shape[way.axis]
+    return not way.inside and isinstance(rows, int) and rows == 0
 
 
 def _reached(result: Tensor, places: Sequence[tuple[Tensor, int]]) -> set[int]:

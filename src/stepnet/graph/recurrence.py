@@ -26,7 +26,7 @@ from stepnet.executors.registry import tried
 from stepnet.executors.setting import check_backend
 
 from .dispatch import from_the_top
-from .flow import Flow, Way, flow_of
+from .flow import Flow, Way, flow_of, no_rows
 from .planned import Known, Like, Planned, Shape, all_on_cpu, is_watched, needed_of
 
 _dtype, _size = operator.attrgetter("dtype"), operator.attrgetter("shape")
@@ -110,7 +110,7 @@ class Recurrence:
 
     def flow(self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]) -> Flow | None:
         """How gradients flow where these inputs need one."""
-        key = tuple(needs)
+        key = (*needs, no_rows(self.way, tensors[0]))
         if key not in self.flows:
 
             def plainly(way: Way, counts: tuple[int, int, int, int], *given: Any) -> list[Tensor]:
