@@ -198,7 +198,7 @@ STEPS = {
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("name", every(2, STEPS))
+@pytest.mark.parametrize("name", every(3, STEPS))
 def test_a_step(name, reverse, check):
     def make(t, b):
         shape = (b, t, 4) if reverse else (t, b, 4)
