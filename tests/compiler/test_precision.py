@@ -67,7 +67,7 @@ def as_near_as_the_plain_loop(ours, plain, exact, dtype):
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("modules", [False, True], ids=["autocast", "modules"])
 @pytest.mark.parametrize("lower", LOWER)
-@pytest.mark.parametrize("name", few(CELLS, ["LSTM", "LayerNormLSTM", "MinGRU"]))
+@pytest.mark.parametrize("name", few(CELLS, ["LSTM", "MinGRU"]))
 def test_cells(name, lower, modules):
     dtype = LOWER[lower]
     cell = getattr(cells, name)(F_IN, H)
@@ -151,7 +151,7 @@ STEPS = [
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("modules", [False, True], ids=["autocast", "modules"])
-@pytest.mark.parametrize("step", few(STEPS, STEPS[::2]), ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", few(STEPS, STEPS[::3]), ids=lambda step: step.__name__)
 def test_steps(step, modules):
     dtype = torch.bfloat16
     w, x, h0 = torch.randn(F_IN, 4) / 2, torch.randn(sum(LENGTHS), F_IN), torch.randn(len(LENGTHS), 4)

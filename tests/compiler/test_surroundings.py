@@ -62,6 +62,7 @@ def test_double_backward(case):
     assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True, check_undefined_grad=some)
 
 
+@pytest.mark.exhaustive  # more of them: tests/engine/test_penalties.py
 @pytest.mark.parametrize("backend", few(BACKENDS, ["eager"]))
 def test_a_gradient_penalty(backend):
     cell, x = cell_of(), rows()
@@ -97,6 +98,7 @@ def test_func_grad(backend):
     torch.testing.assert_close((found[1], *found[0].values()), expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.exhaustive  # ensembles: tests/engine/test_transforms.py
 @pytest.mark.parametrize("backend", few(["auto", "naive"], ["auto"]))
 def test_func_vmap(backend):
     """An ensemble of weights over one input."""
@@ -237,7 +239,7 @@ def _in_child(cell, values, backend):
     return [t.detach().numpy() for t in (y.values, h, grad, fresh.values)]
 
 
-@pytest.mark.parametrize("backend", COMPILED)
+@pytest.mark.parametrize("backend", few(COMPILED, ["c"]))
 def test_fork_after_use(backend):
     """A child of a process that has run recurrences, as of a DataLoader, runs them too: old plans and new."""
     cell, x = cell_of(), rows()
