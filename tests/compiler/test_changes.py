@@ -436,6 +436,7 @@ def test_a_step_that_was_unsteady_is_compiled_when_it_is_steady(who, captures, m
     assert len(captures) == 3
 
 
+@pytest.mark.exhaustive  # as signatures, below
 @pytest.mark.filterwarnings("error:step 'Scaled' runs by the plain loop")
 def test_modules_of_a_class_in_turn(captures, monkeypatch):
     """Each is compiled at its first call."""

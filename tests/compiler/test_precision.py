@@ -224,6 +224,7 @@ def test_modes():
     torch.testing.assert_close(trained.values, outside.values, rtol=0, atol=0.02)
 
 
+@pytest.mark.exhaustive  # as any weight: test_changes.py
 def test_a_weight_that_changes_is_read_anew():
     cell = cells.GRU(F_IN, H)
     x = torch.randn(4, 2, F_IN)

@@ -155,6 +155,7 @@ def test_inside_a_compiled_region(backend):
         torch.testing.assert_close(*grads, rtol=0, atol=1e-10)
 
 
+@pytest.mark.exhaustive  # test_autocast.py
 def test_autocast():
     cell, x = cell_of("LSTM", torch.float32), rows((4, 0, 6), torch.float32)
     parts = [x.values, *cell.parameters()]
@@ -182,6 +183,7 @@ def test_generated_c_takes_autocast_with_the_dtypes_of_the_plain_loop():
     torch.testing.assert_close((y.values, *final), (expected.values, *expected_final), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.exhaustive  # test_precision.py
 @pytest.mark.parametrize("dtype", few([torch.float16, torch.bfloat16], [torch.float16]), ids=str)
 def test_half_precision(dtype):
     cell, x = cell_of("GRU", dtype), rows((3, 0, 2), dtype)
@@ -192,6 +194,7 @@ def test_half_precision(dtype):
         torch.testing.assert_close(y.values.float(), expected.values.float(), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.exhaustive  # test_complex.py
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", COMPILED)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)

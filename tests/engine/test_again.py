@@ -309,6 +309,7 @@ def test_the_initial_state_is_made_once_a_call():
         assert cell.boots == calls
 
 
+@pytest.mark.exhaustive  # more of them: test_directions.py
 def test_a_gradient_of_a_gradient():
     cell, x = Cell(), inputs()
     found = []
