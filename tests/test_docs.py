@@ -16,8 +16,9 @@ from covering import few
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WHEELS = {"10_letters_to_sounds.py": ["g2p_en"], "11_speech_or_not.py": ["silero_vad", "onnx_ir"]}
-OF_FILES = {  # or graphs: who runs recurrences in them is for other pages
-    "cells.md", "compile_and_export.md", "nn.md", "onnx.md", "openvino.md", "tape.md", "tensor_iterator.md",
+OF_OTHERS = {  # who runs recurrences is for other pages
+    "cells.md", "compile_and_export.md", "nn.md", "onnx.md", "openvino.md", "precision.md",
+    "several_machines.md", "streams.md", "tape.md", "tensor_iterator.md",
 }  # fmt: skip
 FENCE = re.compile(r"^(?P<indent> *)```python[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL)
 
@@ -54,7 +55,7 @@ def run_page(page: Path, name: str) -> None:
 )  # torch's own, at decompositions
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_page_runs(page, tmp_path, monkeypatch, request):
-    if page.name in OF_FILES and not request.config.getoption("exhaustive"):
+    if page.name in OF_OTHERS and not request.config.getoption("exhaustive"):
         stepnet.set_backend("eager")
     if page.name == "onnx.md":
         pytest.importorskip("onnx_ir")

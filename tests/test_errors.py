@@ -37,12 +37,17 @@ def raised() -> list[tuple[str, int, ast.Call]]:
     return found
 
 
+def name_of(function: ast.expr) -> str:
+    """The last part of what is called."""
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
 def test_every_error_says_what_to_do():
     """By a remedy, or by what was expected: as a part of its own, or said as what must be."""
     silent = []
     for file, line, call in raised():
         named = {keyword.arg for keyword in call.keywords}
-        if ast.unparse(call.func).split(".")[-1] in OURS - OF_NO_REMEDY and not named & {
+        if name_of(call.func) in OURS - OF_NO_REMEDY and not named & {
             "expected",
             "remedy",
         }:

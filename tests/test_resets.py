@@ -480,6 +480,7 @@ class Marking(nn.Module):
         return self.rnn(x, resets=Resets(**{self.name: marks}))[0]
 
 
+@pytest.mark.exhaustive  # as in ONNX: tests/onnx/test_recurrences.py
 @pytest.mark.parametrize(
     ("name", "given"), few(itertools.product(["is_init", "done"], [False, True]), [("is_init", True)])
 )

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import stepnet
@@ -70,6 +69,8 @@ def check(net: nn.Module, kind: str, steps: tuple[int, ...]) -> None:
 
 
 def sharded(net: Net) -> Any:
+    from torch.distributed.fsdp import fully_shard  # which takes seconds to import
+
     fully_shard(net.rnn)
     return fully_shard(net)
 

@@ -82,7 +82,7 @@ IN_TURN = [(step, around) for step, around in BOTH if around == "bfloat16" or st
 
 
 @pytest.mark.parametrize(
-    ("step", "around"), few(BOTH, IN_TURN[::3]), ids=[f"{step.__name__}-{around}" for step, around in BOTH]
+    ("step", "around"), few(BOTH, IN_TURN[::4]), ids=[f"{step.__name__}-{around}" for step, around in BOTH]
 )
 def test_every_executor_casts_as_the_plain_loop(step, around):
     if around == "float16" and step in INSIDE:

@@ -72,6 +72,7 @@ def compare(step, backend):
     check_step(step, rows(), boot(), backend=backend)
 
 
+@pytest.mark.exhaustive  # each by itself: test_reads.py
 @pytest.mark.parametrize("backend", few(BACKENDS, ["eager"]))
 def test_numbers_in_closures_globals_attributes_and_defaults(backend, monkeypatch):
     factor = 0.25
@@ -97,6 +98,7 @@ def test_numbers_in_closures_globals_attributes_and_defaults(backend, monkeypatc
     compare(module, backend)
 
 
+@pytest.mark.exhaustive  # as functions in closures: test_reads.py
 def test_a_step_that_picks_another_function():
     gate, choice = torch.sigmoid, ["tanh"]
 
@@ -142,9 +144,8 @@ def test_weights_replaced_between_calls(backend, captures):
     compare(module, backend)
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("backend", ["eager", "c"])
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize("backend", few(["eager", "c"], ["eager"]))
+@pytest.mark.parametrize("optimizer", few([torch.optim.SGD, torch.optim.Adam], [torch.optim.Adam]))
 def test_training_follows_the_plain_loop(backend, optimizer):
     results = []
     for chosen in ("naive", backend):
@@ -415,7 +416,7 @@ def test_a_partial_that_changes_objects_leaves_other_partials_compiled():
     torch.testing.assert_close(y, x * 2.0)
 
 
-@pytest.mark.parametrize("who", ["it", "another"])
+@pytest.mark.parametrize("who", few(["it", "another"], ["another"]))
 def test_a_step_that_was_unsteady_is_compiled_when_it_is_steady(who, captures, monkeypatch):
     monkeypatch.setattr(plans, "_MOST_MISSES", 2)
     module = Scaled().eval()
@@ -435,6 +436,7 @@ def test_a_step_that_was_unsteady_is_compiled_when_it_is_steady(who, captures, m
     assert len(captures) == 3
 
 
+@pytest.mark.exhaustive  # as signatures, below
 @pytest.mark.filterwarnings("error:step 'Scaled' runs by the plain loop")
 def test_modules_of_a_class_in_turn(captures, monkeypatch):
     """Each is compiled at its first call."""

@@ -116,7 +116,7 @@ needs_torch = torch_since("2.13", "its cond and while_loop are compiled anew ins
 @pytest.mark.parametrize(
     "step",
     [
-        asked,
+        pytest.param(asked, marks=pytest.mark.exhaustive),
         pytest.param(branched, marks=needs_torch),
         pytest.param(counted, marks=[needs_torch, pytest.mark.exhaustive]),
     ],
@@ -137,7 +137,9 @@ def test_what_python_asks_is_asked_anew(step):
 
 
 @pytest.mark.parametrize(
-    "step", [relaxed, pytest.param(row_by_row, marks=needs_torch)], ids=["relaxed", "row_by_row"]
+    "step",
+    [pytest.param(relaxed, marks=pytest.mark.exhaustive), pytest.param(row_by_row, marks=needs_torch)],
+    ids=["relaxed", "row_by_row"],
 )
 def test_each_row_by_itself(step):
     same(step)

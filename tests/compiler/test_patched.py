@@ -113,7 +113,7 @@ PATCHES = {
 }
 
 
-@pytest.mark.parametrize("kind", few(PATCHES, [*PATCHES][::3]))
+@pytest.mark.parametrize("kind", few(PATCHES, [*PATCHES][::5]))
 @pytest.mark.filterwarnings("ignore:step")
 @torch.no_grad()
 def test_another_function(kind):

@@ -115,7 +115,7 @@ class More:
 ALL_WAYS = WAYS | {k: v for k, v in vars(More).items() if isinstance(v, types.FunctionType)}
 
 
-@pytest.mark.parametrize("name", every(2, ALL_WAYS))
+@pytest.mark.parametrize("name", every(3, ALL_WAYS))
 def test_a_second_call_after_a_change(name):
     step, changes = ALL_WAYS[name]()
     x, h = torch.randn(5, D, dtype=DTYPE), torch.randn(3, D, dtype=DTYPE)
@@ -249,7 +249,7 @@ class OfTorch:
 OF_TORCH = {k: v for k, v in vars(OfTorch).items() if isinstance(v, types.FunctionType)}
 
 
-@pytest.mark.parametrize("name", few(OF_TORCH, [*OF_TORCH][::2]))
+@pytest.mark.parametrize("name", few(OF_TORCH, [*OF_TORCH][::3]))
 def test_torch_itself_may_be_changed(name):
     """By a plan or by the plain loop: right in any case."""
     step, changes = OF_TORCH[name]()

@@ -287,7 +287,7 @@ def test_rows_of_one_number_have_no_dimension_but_that_of_rows(function):
         recurrent(lambda x, h: (function(x) + h, h), x, x[0], backend="eager")
 
 
-@pytest.mark.parametrize("name", every(2, STEPS))
+@pytest.mark.parametrize("name", every(3, STEPS))
 def test_right_by_the_plain_loop_with_one_warning(name):
     step, (x, h) = STEPS[name], inputs()
     COUNTS.zero_()

@@ -62,6 +62,7 @@ def test_double_backward(case):
     assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True, check_undefined_grad=some)
 
 
+@pytest.mark.exhaustive  # more of them: tests/engine/test_penalties.py
 @pytest.mark.parametrize("backend", few(BACKENDS, ["eager"]))
 def test_a_gradient_penalty(backend):
     cell, x = cell_of(), rows()
@@ -97,6 +98,7 @@ def test_func_grad(backend):
     torch.testing.assert_close((found[1], *found[0].values()), expected, rtol=0, atol=1e-10)
 
 
+@pytest.mark.exhaustive  # ensembles: tests/engine/test_transforms.py
 @pytest.mark.parametrize("backend", few(["auto", "naive"], ["auto"]))
 def test_func_vmap(backend):
     """An ensemble of weights over one input."""
@@ -153,6 +155,7 @@ def test_inside_a_compiled_region(backend):
         torch.testing.assert_close(*grads, rtol=0, atol=1e-10)
 
 
+@pytest.mark.exhaustive  # test_autocast.py
 def test_autocast():
     cell, x = cell_of("LSTM", torch.float32), rows((4, 0, 6), torch.float32)
     parts = [x.values, *cell.parameters()]
@@ -180,6 +183,7 @@ def test_generated_c_takes_autocast_with_the_dtypes_of_the_plain_loop():
     torch.testing.assert_close((y.values, *final), (expected.values, *expected_final), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.exhaustive  # test_precision.py
 @pytest.mark.parametrize("dtype", few([torch.float16, torch.bfloat16], [torch.float16]), ids=str)
 def test_half_precision(dtype):
     cell, x = cell_of("GRU", dtype), rows((3, 0, 2), dtype)
@@ -190,6 +194,7 @@ def test_half_precision(dtype):
         torch.testing.assert_close(y.values.float(), expected.values.float(), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.exhaustive  # test_complex.py
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", COMPILED)
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
@@ -237,7 +242,7 @@ def _in_child(cell, values, backend):
     return [t.detach().numpy() for t in (y.values, h, grad, fresh.values)]
 
 
-@pytest.mark.parametrize("backend", COMPILED)
+@pytest.mark.parametrize("backend", few(COMPILED, ["c"]))
 def test_fork_after_use(backend):
     """A child of a process that has run recurrences, as of a DataLoader, runs them too: old plans and new."""
     cell, x = cell_of(), rows()

@@ -201,7 +201,7 @@ ALL_IN_C = [*GROUPS_IN_C, *(ELSEWHERE[first : first + 9] for first in range(0, l
 
 @pytest.mark.parametrize(
     "names",
-    few([*ALL_IN_C, list(NOT_IN_C)], [GROUPS_IN_C[0], list(NOT_IN_C)]),
+    few([*ALL_IN_C, list(NOT_IN_C)], [list(NOT_IN_C)]),
     ids="; ".join,
 )
 def test_by_torch_ops(names):
@@ -231,7 +231,7 @@ def unchanged(names):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", few(["eager", "c"], ["eager"]))
-@pytest.mark.parametrize("names", few(ALL_IN_C, GROUPS_IN_C[::6]), ids="; ".join)
+@pytest.mark.parametrize("names", few(ALL_IN_C, GROUPS_IN_C[:1]), ids="; ".join)
 def test_of_a_state_that_stays(names, backend):
     state = {name: boot() for name in names}
     check_step(unchanged(names), rows(), state, weights={"MATRIX": MATRIX, "ROW": ROW}, backend=backend)

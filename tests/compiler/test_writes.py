@@ -114,7 +114,7 @@ STEPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("step", few(STEPS, STEPS[::2]), ids=lambda step: step.__name__)
+@pytest.mark.parametrize("step", few(STEPS, STEPS[::3]), ids=lambda step: step.__name__)
 def test_recorded_and_as_the_plain_loop(step, monkeypatch):
     def refused(*_, **__):
         raise AssertionError("torch's tracer is asked")

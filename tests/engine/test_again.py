@@ -309,6 +309,7 @@ def test_the_initial_state_is_made_once_a_call():
         assert cell.boots == calls
 
 
+@pytest.mark.exhaustive  # more of them: test_directions.py
 def test_a_gradient_of_a_gradient():
     cell, x = Cell(), inputs()
     found = []
@@ -372,7 +373,7 @@ def test_no_step_is_kept_alive():
 
 
 @TOLD
-@pytest.mark.parametrize("backend", ["c", "eager"])
+@pytest.mark.parametrize("backend", few(["c", "eager"], ["eager"]))
 def test_the_third_call_looks_at_words_of_memory(backend, monkeypatch):
     class Holder:
         def __init__(self) -> None:

@@ -19,6 +19,7 @@ from stepnet.executors.naive import PLAIN
 from stepnet.report.explanation import Explanation
 
 TIMED = True  # by the clock that each test sets
+BACKEND = "auto"
 H = 64
 
 

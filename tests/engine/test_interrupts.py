@@ -13,6 +13,7 @@ from outcomes import as_the_plain_loop
 from stepnet import recurrent
 
 PLANS_ON_DISK = False  # each step is made and built in its test
+BACKEND = "auto"
 
 PLACES = {
     "as it is tried": (making, "iteration", RuntimeError),

@@ -161,7 +161,7 @@ ASKED = [(name, backend) for name in BY_PLANS for backend in ("c", "eager", "aut
 IN_TURN = [(n, "eager" if i % 3 else "c") for i, n in enumerate(n for n in BY_PLANS if n not in LIKE_OTHERS)]
 
 
-@pytest.mark.parametrize(("name", "backend"), few(ASKED, IN_TURN[::4]))
+@pytest.mark.parametrize(("name", "backend"), few(ASKED, IN_TURN[::5]))
 def test_by_plans(name, backend, plain_runs):
     of = BY_PLANS[name]
     torch.testing.assert_close(of(backend), expected := of("naive"), rtol=1e-9, atol=1e-10)

@@ -135,6 +135,7 @@ def test_a_whole_number_that_changes_takes_few_plans(made):
     assert len(made) <= FEW
 
 
+@pytest.mark.exhaustive  # of each kind of number: above
 @pytest.mark.filterwarnings("error")
 def test_many_values(made):
     run(step_of(lambda h: h * NOW.t + NOW.n), range(30), lambda k: (temperature(0.9**k), count(k)))

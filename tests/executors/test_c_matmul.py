@@ -189,10 +189,10 @@ def test_a_row_does_not_depend_on_the_others(library, suffix):
 
 
 def test_split_is_even_and_complete():
-    source = c_build.preamble("f32") + (
+    source = c_build.preamble("f32", linked=True) + (
         "int64_t split(int64_t rows, int64_t most) { return sn_split(rows, most); }"
     )
-    split = c_build.build(source).handle.split
+    split = c_build.build(source, "f32").handle.split
     split.restype = ctypes.c_int64
     for most in (1, 3, 6, 9):
         for rows in range(1, 40):

@@ -9,6 +9,7 @@ from torch import nn
 from covering import every
 from stepnet import recurrent
 
+OPTIMISED = False
 D, DTYPE = 3, torch.float64
 
 

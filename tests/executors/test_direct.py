@@ -266,7 +266,7 @@ IN_TURN = [(way, *CASES[i % len(CASES)]) for i, way in enumerate(WAYS)]
 
 @pytest.mark.parametrize(
     ("way", "step", "form", "moving"),
-    few(BOTH, IN_TURN[::5]),
+    few(BOTH, IN_TURN[::7]),
     ids=[f"{way.__name__}-{step}-{form}" for way, step, form, _ in BOTH],
 )
 def test_as_by_names(way, step, form, moving):

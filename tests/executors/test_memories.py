@@ -13,6 +13,7 @@ from covering import few
 from outcomes import outcome, wanting
 from stepnet import LoDTensor, explain
 
+OPTIMISED = False
 F64 = torch.float64
 H = L = 24  # enough lines and numbers for both
 STEPS = [5, 0, 3, 4]

@@ -120,7 +120,7 @@ FOLLOWS = {
 
 @since
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("what", few(FOLLOWS, [*FOLLOWS][::2]))
+@pytest.mark.parametrize("what", few(FOLLOWS, [*FOLLOWS][::3]))
 @pytest.mark.parametrize("format", FORMATS)
 def test_it_is_that_of_each_call(format, what, tmp_path):
     package, run, name = FORMATS[format]

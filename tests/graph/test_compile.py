@@ -309,7 +309,7 @@ def test_one_graph_with_the_same_values_and_gradients(
 def test_a_sum_over_the_rows_of_a_step_is_no_part_of_a_graph() -> None:
     stepnet.set_backend("auto")
     x = torch.randn(3, 4)
-    compiled = torch.compile(lambda x: map_fn(lambda row: row.sum(), x) * 2, backend="aot_eager")
+    compiled = torch.compile(lambda x: map_fn(lambda row: row.sum(), x) * 2, backend="eager")
     torch.testing.assert_close(compiled(x), x.sum(1) * 2)
 
 

@@ -14,6 +14,8 @@ from stepnet import BackEdge, InputPort, OutputPort, TensorIterator, explain
 from stepnet.errors import LoopError, SlowPathWarning, Unsupported
 from stepnet.report import ModelExplanation
 
+BACKEND = "auto"
+
 
 class Recall(nn.Module):
     """A GRU cell that also looks at a memory, over blocks of its input."""

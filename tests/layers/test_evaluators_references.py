@@ -12,7 +12,7 @@ import warnings
 import pytest
 import torch
 
-from covering import examples
+from covering import examples, few
 from stepnet import LoDTensor
 from stepnet.layers.accumulators import (
     AUC,
@@ -49,6 +49,16 @@ def cases():
                     yield x, y, int(torch.randint(n + 1, (), generator=generator))
 
 
+def averages(right, said):
+    """Precision, recall and F1 of each class that occurs; their means."""
+    rows = []
+    for k in {*right, *said}:
+        hits = sum(a == b == k for a, b in zip(said, right, strict=True))
+        rows.append((hits / max(said.count(k), 1), hits / max(right.count(k), 1)))
+    f1 = [2 * p * r / (p + r) if p + r else 0.0 for p, r in rows]
+    return [sum(p for p, _ in rows) / len(rows), sum(r for _, r in rows) / len(rows), sum(f1) / len(f1)]
+
+
 @pytest.mark.exhaustive
 def test_classification_error_is_one_minus_accuracy_score(sklearn_metrics):
     for x, y, cut in cases():
@@ -67,6 +77,7 @@ def test_precision_recall_averages_as_precision_recall_fscore_support(sklearn_me
         assert [got[k] for k in KEYS] == pytest.approx(expected[:3])
 
 
+@pytest.mark.exhaustive  # scikit-learn takes seconds to import; by hand in test_evaluators.py
 def test_precision_recall_of_one_class(sklearn_metrics):
     for x, y, cut in cases():
         positive = x.shape[1] - 1  # which often occurs nowhere
@@ -77,7 +88,9 @@ def test_precision_recall_of_one_class(sklearn_metrics):
         assert [got[k] for k in KEYS] == pytest.approx(expected[:3])
 
 
-def test_labels_that_are_ignored_are_as_if_their_rows_were_not_there(sklearn_metrics):
+@pytest.mark.parametrize("reference", few(["by hand", "scikit-learn"], ["by hand"]))
+def test_labels_that_are_ignored_are_as_if_their_rows_were_not_there(reference, request):
+    metrics = request.getfixturevalue("sklearn_metrics") if reference == "scikit-learn" else None
     for x, y, cut in cases():
         kept = y != 0
         got = batches(PrecisionRecall(x.shape[1], "macro", ignore=0), x, y, cut)
@@ -86,11 +99,15 @@ def test_labels_that_are_ignored_are_as_if_their_rows_were_not_there(sklearn_met
             assert all(math.isnan(v) for v in (error, *got.values()))
             continue
         right, said = y[kept], x.argmax(1)[kept]
-        expected = sklearn_metrics.precision_recall_fscore_support(
-            right, said, average="macro", zero_division=0
-        )
+        if metrics is None:
+            expected = averages(right.tolist(), said.tolist())
+            accuracy = (right == said).double().mean().item()
+        else:
+            how = {"average": "macro", "zero_division": 0}
+            expected = metrics.precision_recall_fscore_support(right, said, **how)
+            accuracy = metrics.accuracy_score(right, said)
         assert [got[k] for k in KEYS] == pytest.approx(expected[:3])
-        assert error == pytest.approx(1 - sklearn_metrics.accuracy_score(right, said))
+        assert error == pytest.approx(1 - accuracy)
 
 
 @pytest.mark.exhaustive

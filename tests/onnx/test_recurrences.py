@@ -149,9 +149,8 @@ def test_in_double_precision_a_known_cell_is_a_loop(check):
     assert loops(written) == ["Scan"]
 
 
-@pytest.mark.covering(1)
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("name", few(CELLS, ["GRU", "SLSTM"]))
+@pytest.mark.parametrize("reverse", few([False, True], [True]))
+@pytest.mark.parametrize("name", few(CELLS, ["SLSTM"]))
 def test_a_cell_over_ragged_sequences(name, reverse, check_ragged):
     module = stepnet.Recurrent(getattr(cells, name)(3, 4), reverse=reverse)
     written = check_ragged(module, lambda lengths: (rows(lengths),))
@@ -198,7 +197,7 @@ STEPS = {
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("name", every(2, STEPS))
+@pytest.mark.parametrize("name", every(3, STEPS))
 def test_a_step(name, reverse, check):
     def make(t, b):
         shape = (b, t, 4) if reverse else (t, b, 4)

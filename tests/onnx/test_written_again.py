@@ -121,7 +121,7 @@ LIKE_OTHERS = {
 
 
 @since
-@pytest.mark.parametrize("name", few(GRAPHS, [*GRAPHS][::5]))
+@pytest.mark.parametrize("name", few(GRAPHS, [*GRAPHS][::7]))
 def test_sizes_stay_open(name, tmp_path, opened, monkeypatch):
     if not re.search("Loop|LSTM", GRAPHS[name]):
         share_traces(monkeypatch, {})

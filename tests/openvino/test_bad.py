@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import time
@@ -334,10 +335,11 @@ def changes(root):
             del parents[element][place]
 
 
-def test_every_refusal_says_what_it_got_and_what_it_expects(tmp_path):
+def test_every_refusal_says_what_it_got_and_what_it_expects(tmp_path, request):
     path, refused, silent = summing(tmp_path), 0, []
     root = ElementTree.parse(path).getroot()
-    for change in changes(root):
+    share = 1 if request.config.getoption("exhaustive") else 3
+    for change in itertools.islice(changes(root), 0, None, share):
         path.write_bytes(ElementTree.tostring(root))
         try:
             load(path)
@@ -347,7 +349,7 @@ def test_every_refusal_says_what_it_got_and_what_it_expects(tmp_path):
                 r"model\.xml: .+\n  got:      .+\n  expected: .+\n  remedy:   .+", str(error)
             ):
                 silent.append(f"{change}: {error}")
-    assert refused > 300
+    assert refused > 300 // share
     assert not silent, silent[0]
 
 

@@ -55,7 +55,7 @@ READ = [p for p in GOOD if p.name not in REFUSED]
 ALONE = [p for p in READ if p.name not in COMPILED]
 
 
-@pytest.mark.parametrize("folder", few(READ, ALONE[::2]), ids=lambda p: p.name)
+@pytest.mark.parametrize("folder", few(READ, ALONE[::3]), ids=lambda p: p.name)
 def test_right_answers(folder):
     set_backend("naive")
     check(folder)

@@ -30,6 +30,7 @@ def _inputs(t, b):
     return torch.randn(b, t, 3), torch.randn(b, 3)
 
 
+@pytest.mark.exhaustive  # as the others, from the first step to the last
 def test_a_loop(tmp_path):
     model = check(_loop(), _inputs, tmp_path / "m.xml")
     assert [i.name for i in model.inputs] == ["x", "h0"]

@@ -267,7 +267,7 @@ NUMBERS = [
 
 
 @since
-@pytest.mark.parametrize("run", few(NUMBERS, [numbers_changed_in_place, sizes_that_a_body_refers_to]))
+@pytest.mark.parametrize("run", few(NUMBERS, [sizes_that_a_body_refers_to]))
 def test_numbers_are_those_of_what_the_file_is_given(run, tmp_path):
     """And not those of the example, which Python knows."""
     path, sizes = tmp_path / "model.xml", ((7, 4), (2, 1))

@@ -140,7 +140,7 @@ def by_hand(name, values):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("name", few(BODIES, [*BODIES][::2]))
+@pytest.mark.parametrize("name", few(BODIES, [*BODIES][::3]))
 def test_openvino_runs_bodies_right(name, reverse, tmp_path):
     openvino = pytest.importorskip("openvino")
     written(name, tmp_path / "m.xml", reverse)
@@ -230,7 +230,7 @@ OF_ANY = [(cut, dynamic) for cut in CUTS for dynamic in (False, True)]
 IN_TURN = [(cut, k % 2 == 0) for k, cut in enumerate(CUTS)]
 
 
-@pytest.mark.parametrize(("cut", "dynamic"), few(OF_ANY, IN_TURN[::3]))
+@pytest.mark.parametrize(("cut", "dynamic"), few(OF_ANY, IN_TURN[::5]))
 def test_openvino_cuts_right(cut, dynamic, tmp_path):
     openvino = pytest.importorskip("openvino")
     start, end, stride, axis = cut

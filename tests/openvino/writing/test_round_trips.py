@@ -22,7 +22,7 @@ IN_OPENVINO = [
 BACKEND = "naive"
 
 
-@pytest.mark.parametrize("folder", few(GOOD, [*GOOD][::3]), ids=lambda p: p.name)
+@pytest.mark.parametrize("folder", few(GOOD, [*GOOD][::5]), ids=lambda p: p.name)
 def test_a_saved_model_gives_the_same_answers(folder, tmp_path):
     model = load(folder / "model.xml")
     save(model, tmp_path / "saved.xml")
@@ -34,7 +34,7 @@ def test_a_saved_model_gives_the_same_answers(folder, tmp_path):
     check(folder, again)
 
 
-@pytest.mark.parametrize("name", few(IN_OPENVINO, [*IN_OPENVINO][::3]))
+@pytest.mark.parametrize("name", few(IN_OPENVINO, [*IN_OPENVINO][::4]))
 def test_openvino_gives_the_right_answers_for_a_saved_model(name, tmp_path):
     openvino = pytest.importorskip("openvino")
     folder = case(name)
