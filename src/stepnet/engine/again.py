@@ -32,17 +32,18 @@ from stepnet.executors.base import Executor
 from stepnet.executors.call import Call, not_asked_for
 from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
-from stepnet.executors.registry import tried
+from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import nothing_around, only_plain
 from stepnet.ir.loop import Loop
 from stepnet.watchers import note_run
 
 from .choice import about_as_many
 from .directions import Find, RunsAlong
-from .make import Entry
+from .make import Entry, apart
 from .plain import plain_loop
 from .reads import Reads, looks
 from .rows import Sequences
+from .short import MOST, is_faster, step_by_step
 from .walked import Found, boots, forget_steps, note, unchanged_step
 
 _known: OrderedDict[Any, Entry] = OrderedDict()
@@ -145,6 +146,50 @@ class Asked(NamedTuple):
     def _of_size(self) -> Any:
         """What a plan is found by that is for about as many sequences."""
         return self.key, self.looks, about_as_many(self.layout.sequences)
+
+    def itself(self, entry: Entry) -> tuple[Any, Any] | None:
+        """y and the final state of a dense call, by the step itself; None if it fails."""
+        assert isinstance(self.x, Tensor)
+        out = self._step_by_step(self.x, self.states)
+        if out is None:
+            return None
+        weights = [self.tensors[place] for place in entry.weights]
+        given = [self.x.flatten(0, 1)], self.states, weights
+        note_run(entry, self.layout, given, out, self.x.shape[:2])
+        return joined(out, len(out) - len(self.states), entry.y_spec, self.x, self.form[1])
+
+    def _step_by_step(self, x: Tensor, states: Sequence[Tensor]) -> list[Tensor] | None:
+        reverse, _, axis, _ = self.way
+        return step_by_step(self.of.wrap(self.step), x, states, self.form[1], axis, reverse)
+
+    def is_short(self, entry: Entry, find: Callable[[str], Find]) -> bool:
+        """Whether it has so few steps that the step itself was timed faster than its plan."""
+        x, (_, _, axis, backend) = self.x, self.way
+        steps = x.shape[axis] if type(x) is Tensor else 0
+        may_be = 0 < steps <= MOST and backend == AUTO and autocast_dtype("cpu") is None
+        if not may_be or not self.layout.sequences or entry.ready is None or entry.ready.plan.random:
+            return False
+        of = steps, about_as_many(self.layout.sequences)
+        if of not in entry.short:
+            with apart(self.reads):
+                times = self._timed(entry, find)
+            entry.short[of] = times is not None
+            if times is not None:
+                entry.notes.append(f"calls of {steps} step{'s' * (steps > 1)} run by the plain loop: {times}")
+        return entry.short[of]
+
+    def _timed(self, entry: Entry, find: Callable[[str], Find]) -> str | None:
+        like = _like(self, entry, (self.rows, *self.states, *self.tensors), 0, find)
+
+        def by_plan(x: Tensor, states: list[Tensor]) -> list[Tensor]:
+            call = self._replace(x=x, rows=x.reshape(self.rows.shape), states=states)
+            recorded = (lambda: like.recorded(call)) if torch.is_grad_enabled() else None
+            y, last = like.run(self.layout, call.rows, states, self.tensors, x, recorded)
+            return [*flatten(y)[0], *flatten(last)[0]]
+
+        assert isinstance(self.x, Tensor)
+        weights = [self.tensors[place] for place in entry.weights]
+        return is_faster((self.x, self.states), weights, by_plan, self._step_by_step)
 
     def run(self, entry: Entry, find: Find) -> tuple[Any, Any]:
         """y and the final state, by a plan. `find`: see `RunsAlong`."""
@@ -278,6 +323,7 @@ class _Like(NamedTuple):
     complex: bool
     direct: bool  # whether a run may go by places
     lately: Lately
+    short: bool = False  # whether the step itself is faster
 
     def run(
         self, layout: Layout, rows: Tensor, states: Sequence[Tensor], tensors: Sequence[Tensor],
@@ -372,6 +418,11 @@ def _warm(
         and (n is None or [t.shape[0] for t in states] == [n] * len(states))
     ):
         layout = like.call.layout if pieces is None else pieces
+        if like.short:
+            form = like.form, like.way, found.key, tensors, rows, layout, None
+            out = Asked(of, step, x, states, *form).itself(like.entry)
+            if out is not None:
+                return out
         if pieces is None and isinstance(x, LoDTensor):
             layout = Layout.of(x.structure, way[0])
         if like.table is not None:
@@ -398,7 +449,11 @@ def _first_alike(
         return None
     if len(found.likes) >= _LIMIT:
         found.likes.clear()
-    like = found.likes[looks] = _like(call, entry, given, 1 + len(call.states) if ragged else 0, find)
+    like = _like(call, entry, given, 1 + len(call.states) if ragged else 0, find)
+    like = found.likes[looks] = like._replace(short=not ragged and call.is_short(entry, find))
+    out = call.itself(entry) if like.short else None
+    if out is not None:
+        return out
     recorded = (lambda: like.recorded(call)) if torch.is_grad_enabled() else None
     return like.run(call.layout, call.rows, call.states, call.tensors, call.x, recorded)
 

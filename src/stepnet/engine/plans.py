@@ -27,7 +27,7 @@ from stepnet.data.modes import (
     in_function_modes,
     linearizes,
 )
-from stepnet.data.tree import LEAF, Spec, unflatten
+from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.errors import NoCompiler, NotBuilt, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.autograd import run as run_plan
@@ -126,6 +126,11 @@ def run(
     as_ever = is_as_ever(entry, reads)
     if asked is not None and as_ever and asked.is_of(reads):
         asked.keep(entry)
+        may_be = not transformed and note is None and asked.is_short(entry, finding)
+        short = asked.itself(entry) if may_be else None
+        if short is not None:
+            y, last = (flatten(part)[0] for part in short)
+            return _by_name(loop, entry.y_spec, [*y, *last], len(y), None)
     weights = [reads.tensors[place] for place in entry.weights]
     noise = Noise(entry.compiled.draws, reads.reach.generators)
     before = [generator.get_state() for generator in noise.generators]
@@ -255,7 +260,8 @@ def run_again(asked: again.Asked) -> tuple[Any, Any] | None:
         return None
     _misses.pop(entry.family, None)
     try:
-        return asked.run(entry, finding(asked.way.backend))
+        short = asked.itself(entry) if asked.is_short(entry, finding) else None
+        return short or asked.run(entry, finding(asked.way.backend))
     except Unsupported:
         return None
 

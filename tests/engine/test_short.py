@@ -1,0 +1,159 @@
+"""Dense calls of few steps, where the step itself is faster than its plan: the numbers of the plain loop."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from outcomes import outcome, same, wanting
+from stepnet import explain, recurrent
+from stepnet.engine import again, choice, plans
+from stepnet.engine.short import MOST
+
+N, F, H = 3, 2, 4
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """How often steps ran by themselves; they are timed faster."""
+    runs: list[int] = []
+
+    def counted(*given):
+        out = step_by_step(*given)
+        runs.append(out is not None)
+        return out
+
+    turns = itertools.cycle((2.0, 1.0))
+    step_by_step = again.step_by_step
+    monkeypatch.setattr(again, "step_by_step", counted)
+    monkeypatch.setattr(choice, "stopwatch", lambda call: (call(), next(turns))[1])
+    plans.forget()
+    yield runs
+    plans.forget()
+
+
+class Cell(nn.Module):
+    """Two states, one of which is y; the other is handed on as it came."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(F + H, H, dtype=torch.float64)
+
+    def forward(self, x, state):
+        h, kept = state
+        h = torch.tanh(self.linear(torch.cat([x, h], dim=1)) + kept)
+        return (h, h * 2), (h, kept)
+
+
+def given(steps, axis=0):
+    shape = (steps, N, F) if axis == 0 else (N, steps, F)
+    x = torch.randn(shape, dtype=torch.float64)
+    return x, (torch.randn(N, H, dtype=torch.float64), torch.randn(N, H, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("steps", [1, 2, MOST, MOST + 1])
+def test_the_numbers_of_the_plain_loop(ran, steps, axis, reverse, train):
+    cell, (x, state) = Cell(), given(steps, axis)
+    if train:
+        x, state = wanting((x, state))
+    with torch.set_grad_enabled(train):
+        plain = outcome(cell, x, state, "naive", axis=axis, reverse=reverse)
+        for _ in range(3):
+            found = outcome(cell, x, state, axis=axis, reverse=reverse)
+            same(found[0], plain[0])
+            same(found[1], plain[1])
+    assert bool(ran) == (steps <= MOST)
+
+
+def test_results_are_the_callers(ran):
+    cell, (x, state) = Cell(), given(1)
+    with torch.no_grad():
+        (first, second), (h, kept) = recurrent(cell, x, state)
+        want = [t.clone() for t in (first, second, h, kept, *state)]
+        for k, t in enumerate((first, second, h, kept)):
+            t.zero_()
+            assert all(
+                torch.equal(*pair)
+                for pair in zip((first, second, h, kept, *state)[k + 1 :], want[k + 1 :], strict=True)
+            )
+    x, state = wanting((x, state))
+    (first, _), (h, kept) = recurrent(cell, x, state)
+    seen = []
+    h.register_hook(seen.append)
+    (first.sum() + 3 * h.sum()).backward()
+    assert torch.equal(seen[0], torch.full((N, H), 3.0, dtype=torch.float64))
+    assert ran
+
+
+def test_a_call_after_something_changed(ran):
+    cell, (x, state) = Cell(), given(2)
+    for change in (
+        lambda: None,
+        lambda: cell.linear.weight.data.mul_(2),
+        lambda: cell.linear.requires_grad_(False),
+        lambda: setattr(cell, "linear", nn.Linear(F + H, H, dtype=torch.float64)),
+    ):
+        change()
+        x, state = wanting((x, state))
+        for _ in range(2):
+            for ours, plain in zip(outcome(cell, x, state), outcome(cell, x, state, "naive"), strict=True):
+                same(ours, plain)
+
+
+def test_steps_that_draw_noise_go_by_plans(ran):
+    x, h = torch.randn(1, N, H, dtype=torch.float64), torch.zeros(N, H, dtype=torch.float64)
+
+    def noisy(x, h):
+        h = h + torch.rand_like(x)
+        return h, h
+
+    for _ in range(3):
+        torch.manual_seed(1)
+        plain = recurrent(noisy, x, h, backend="naive")[0]
+        torch.manual_seed(1)
+        assert torch.equal(recurrent(noisy, x, h)[0], plain)
+    assert not ran
+
+
+def test_a_call_after_an_error(ran):
+    def filters(x, p):
+        factor = torch.linalg.cholesky(p)
+        return torch.cholesky_solve(x[..., None], factor)[..., 0], p
+
+    x, p = torch.randn(1, N, 2, dtype=torch.float64), torch.eye(2, dtype=torch.float64).expand(N, 2, 2)
+    recurrent(filters, x, p)
+    with pytest.raises(RuntimeError, match="positive-definite"):
+        recurrent(filters, x, -p)
+    same([recurrent(filters, x, p)[0]], [x])
+
+
+def test_penalties_and_checkpoints(ran):
+    cell, (x, state) = Cell(), given(2)
+    x, state = wanting((x, state))
+
+    def penalty(backend):
+        y, _ = recurrent(cell, x, state, backend=backend)
+        (g,) = torch.autograd.grad(y[0].square().sum(), x, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), (x, *cell.parameters()))
+
+    same(penalty(None), penalty("naive"))
+    for _ in range(2):
+        y = checkpoint(lambda x: recurrent(cell, x, state)[0][0], x, use_reentrant=False)
+        found = torch.autograd.grad(y.sum(), x)
+        same(found, torch.autograd.grad(recurrent(cell, x, state, backend="naive")[0][0].sum(), x))
+    assert ran
+
+
+def test_explain_says_so(ran):
+    cell, (x, state) = Cell(), given(1)
+    recurrent(cell, x, state)
+    assert "calls of 1 step run by the plain loop: the plan 2e+06 us, the plain loop 1e+06 us" in str(
+        explain(cell, x, state)
+    )
