@@ -19,8 +19,6 @@ MADE_ANEW = ("compiler", "fuzz", "test_modes.py")
 OPTIMISED = ("executors",)
 PLAIN = ("cells", "layers", "nn", "saving", "tape")
 EAGER = ("commands", "export", "file_model", "graph", "onnx", "openvino", "streams")
-BY_TORCH_OPS = ("engine", "front", "iterator", "nested", "test_windows.py")
-BY_TORCH_OPS += tuple(f"compiler/test_{name}.py" for name in ("autocast", "changes", "reads", "tried_steps"))
 SETTINGS = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_default_dtype, torch.set_default_dtype),
@@ -81,7 +79,6 @@ def _around_a_file(request):
     with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as around:
         _nothing_is_timed(request, patched)
         _plans_are_made_anew(request, patched)
-        _auto_builds_nothing(request, patched)
         # Where generated C is not what is tested, `make fuzz` alone has it optimised; a file says
         # `OPTIMISED = True` or `False` of itself.
         optimised = getattr(request.module, "OPTIMISED", _is_under(request.path, OPTIMISED))
@@ -111,16 +108,6 @@ def _plans_are_made_anew(request, patched):
         kept = {}
         patched.setattr(plan_files, "read", kept.get if on_disk is None else lambda key: None)
         patched.setattr(plan_files, "write", kept.__setitem__)
-
-
-def _auto_builds_nothing(request, patched):
-    """Where what is around steps is tested, "auto" tries torch ops alone, as on a device of which there is no
-    generated C; `make fuzz` has both. A file says `BACKEND = "auto"` to have both in any case."""
-    if _is_under(request.path, BY_TORCH_OPS) and not request.config.getoption("exhaustive"):
-        from stepnet.executors import registry
-
-        if not hasattr(request.module, "BACKEND"):
-            patched.setitem(registry._tried, registry.AUTO, (registry.TORCH_OPS,))
 
 
 def _unsaid(request):

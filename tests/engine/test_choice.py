@@ -86,7 +86,7 @@ def disk(tmp_path, monkeypatch):
     return kept
 
 
-def rows(sequences=32, size=H, steps=3):
+def rows(sequences=32, size=H, steps=5):
     return torch.randn(steps, sequences, size, requires_grad=True), torch.zeros(sequences, size)
 
 

@@ -14,6 +14,7 @@ from stepnet import explain, recurrent
 from stepnet.engine import again, choice, plans
 from stepnet.engine.short import MOST
 
+BACKEND = "auto"
 N, F, H = 3, 2, 4
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import itertools
 import subprocess
 import sys
@@ -21,7 +19,6 @@ from torch.export import Dim, export
 
 import stepnet
 from covering import few
-from forks import in_a_fork
 from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_pool, sequence_softmax
 from stepnet import nn as snn
 from stepnet.data.modes import transforms
@@ -175,20 +172,6 @@ for path in sorted(Path(sys.argv[1]).glob("*.pt2")):
 """
 
 
-def in_a_new_process(path: Path) -> str:
-    """What it prints: that the operators are there as soon as stepnet is imported."""
-    run = subprocess.run([sys.executable, "-c", LOADED, str(path)], capture_output=True, text=True)
-    return run.stdout or run.stderr
-
-
-def in_another_process(path: Path) -> str:
-    """The same in a fork of this one, which has imported them."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(LOADED.replace("sys.argv[1]", repr(str(path))), {})
-    return printed.getvalue()
-
-
 @functools.cache
 def exported(case: str) -> tuple[nn.Module, torch.export.ExportedProgram]:
     torch.manual_seed(0)
@@ -224,17 +207,12 @@ def save(case: str, path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
 @pytest.mark.parametrize("cases", few([["dense"], ["documents", "memories"]], [["dense"]]), ids=", ".join)
-def test_saved_and_run_in_another_process_at_other_lengths(
-    cases: list[str], tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_saved_and_run_in_another_process_at_other_lengths(cases: list[str], tmp_path: Path) -> None:
     for case in cases:
         stepnet.set_backend("auto" if case == "documents" else "eager")
         save(case, tmp_path / case)
-    new = request.config.getoption(
-        "exhaustive"
-    )  # it takes 8 seconds to import all of torch that reads a program
-    printed = in_a_new_process(tmp_path) if new else in_a_fork(in_another_process, tmp_path)
-    assert printed == "".join(f"{case} equal\n" for case in cases)
+    run = subprocess.run([sys.executable, "-c", LOADED, str(tmp_path)], capture_output=True, text=True)
+    assert run.stdout == "".join(f"{case} equal\n" for case in cases), run.stderr
 
 
 @pytest.mark.exhaustive
