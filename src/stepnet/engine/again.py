@@ -40,10 +40,10 @@ from stepnet.watchers import note_run
 from .choice import about_as_many
 from .directions import Find, RunsAlong
 from .make import Entry, apart
+from .one_step import is_faster, one_step
 from .plain import plain_loop
 from .reads import Reads, looks
 from .rows import Sequences
-from .short import MOST, is_faster, step_by_step
 from .walked import Found, boots, forget_steps, note, unchanged_step
 
 _known: OrderedDict[Any, Entry] = OrderedDict()
@@ -148,9 +148,9 @@ class Asked(NamedTuple):
         return self.key, self.looks, about_as_many(self.layout.sequences)
 
     def itself(self, entry: Entry) -> tuple[Any, Any] | None:
-        """y and the final state of a dense call, by the step itself; None if it fails."""
+        """y and the final state of a dense call of one step, by the step itself; None if it fails."""
         assert isinstance(self.x, Tensor)
-        out = self._step_by_step(self.x, self.states)
+        out = self._one_step(self.x, self.states)
         if out is None:
             return None
         weights = [self.tensors[place] for place in entry.weights]
@@ -158,25 +158,24 @@ class Asked(NamedTuple):
         note_run(entry, self.layout, given, out, self.x.shape[:2])
         return joined(out, len(out) - len(self.states), entry.y_spec, self.x, self.form[1])
 
-    def _step_by_step(self, x: Tensor, states: Sequence[Tensor]) -> list[Tensor] | None:
-        reverse, _, axis, _ = self.way
-        return step_by_step(self.of.wrap(self.step), x, states, self.form[1], axis, reverse)
+    def _one_step(self, x: Tensor, states: Sequence[Tensor]) -> list[Tensor] | None:
+        return one_step(self.of.wrap(self.step), x, states, self.form[1], self.way[2])
 
-    def is_short(self, entry: Entry, find: Callable[[str], Find]) -> bool:
-        """Whether it has so few steps that the step itself was timed faster than its plan."""
+    def is_faster_itself(self, entry: Entry, find: Callable[[str], Find]) -> bool:
+        """Whether it is of one step, which by itself was timed faster than its plan."""
         x, (_, _, axis, backend) = self.x, self.way
         steps = x.shape[axis] if type(x) is Tensor else 0
-        may_be = 0 < steps <= MOST and backend == AUTO and autocast_dtype("cpu") is None
+        may_be = steps == 1 and backend == AUTO and autocast_dtype("cpu") is None
         if not may_be or not self.layout.sequences or entry.ready is None or entry.ready.plan.random:
             return False
-        of = steps, about_as_many(self.layout.sequences)
-        if of not in entry.short:
+        size = about_as_many(self.layout.sequences)
+        if size not in entry.itself:
             with apart(self.reads):
                 times = self._timed(entry, find)
-            entry.short[of] = times is not None
+            entry.itself[size] = times is not None
             if times is not None:
-                entry.notes.append(f"calls of {steps} step{'s' * (steps > 1)} run by the plain loop: {times}")
-        return entry.short[of]
+                entry.notes.append(f"calls of 1 step run by the plain loop: {times}")
+        return entry.itself[size]
 
     def _timed(self, entry: Entry, find: Callable[[str], Find]) -> str | None:
         like = _like(self, entry, (self.rows, *self.states, *self.tensors), 0, find)
@@ -189,7 +188,7 @@ class Asked(NamedTuple):
 
         assert isinstance(self.x, Tensor)
         weights = [self.tensors[place] for place in entry.weights]
-        return is_faster((self.x, self.states), weights, by_plan, self._step_by_step)
+        return is_faster((self.x, self.states), weights, by_plan, self._one_step)
 
     def run(self, entry: Entry, find: Find) -> tuple[Any, Any]:
         """y and the final state, by a plan. `find`: see `RunsAlong`."""
@@ -323,7 +322,7 @@ class _Like(NamedTuple):
     complex: bool
     direct: bool  # whether a run may go by places
     lately: Lately
-    short: bool = False  # whether the step itself is faster
+    by_itself: bool = False  # whether the step itself is faster
 
     def run(
         self, layout: Layout, rows: Tensor, states: Sequence[Tensor], tensors: Sequence[Tensor],
@@ -418,7 +417,7 @@ def _warm(
         and (n is None or [t.shape[0] for t in states] == [n] * len(states))
     ):
         layout = like.call.layout if pieces is None else pieces
-        if like.short:
+        if like.by_itself:
             form = like.form, like.way, found.key, tensors, rows, layout, None
             out = Asked(of, step, x, states, *form).itself(like.entry)
             if out is not None:
@@ -450,8 +449,8 @@ def _first_alike(
     if len(found.likes) >= _LIMIT:
         found.likes.clear()
     like = _like(call, entry, given, 1 + len(call.states) if ragged else 0, find)
-    like = found.likes[looks] = like._replace(short=not ragged and call.is_short(entry, find))
-    out = call.itself(entry) if like.short else None
+    like = found.likes[looks] = like._replace(by_itself=not ragged and call.is_faster_itself(entry, find))
+    out = call.itself(entry) if like.by_itself else None
     if out is not None:
         return out
     recorded = (lambda: like.recorded(call)) if torch.is_grad_enabled() else None

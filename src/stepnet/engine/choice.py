@@ -36,7 +36,7 @@ STEPS, MOST_SEQUENCES = 16, 64  # of a timed run
 _ROUNDS = 3
 _LONGEST = 1e6  # seconds
 _AHEAD = 2.0  # so many times as fast as the plain loop is fast enough: other ways are not tried
-_MARGIN = 1.1  # what comes first in order is left only for what is that much faster
+MARGIN = 1.1  # what comes first in order is left only for what is that much faster
 
 Weights = Sequence[tuple[int, Tensor, bool]]
 
@@ -55,7 +55,7 @@ class Timing:
     def fastest(self) -> str:
         """The first in order that no other one is clearly faster than."""
         least = min(self.seconds.values())
-        return next(name for name, taken in self.seconds.items() if taken <= _MARGIN * least)
+        return next(name for name, taken in self.seconds.items() if taken <= MARGIN * least)
 
     def text(self) -> str:
         """What `explain` says of it."""
@@ -93,7 +93,7 @@ class Race:
         self.boot = [few(t, self.sequences).requires_grad_(t.requires_grad) for t in sequences.states]
         self.weights = [tensor for _, tensor, _ in weights]
         self.swap: dict[int, Tensor] = {}
-        if not all(map(_is_bare, self.weights)):  # histories and hooks are the caller's; else it costs time
+        if not all(map(is_bare, self.weights)):  # histories and hooks are the caller's; else it costs time
             own = [t.detach().requires_grad_(t.requires_grad) for t in self.weights]
             self.swap = {id(t): alias for t, alias in zip(self.weights, own, strict=True)}
             self.weights = own
@@ -123,14 +123,18 @@ class Race:
                     self.seconds[name] = min(taken, self.seconds.get(name, taken))
 
     def _once(self, way: Callable[[], Sequence[Tensor]]) -> None:
-        wanted = [t for t in (*self.x, *self.boot, *self.weights) if t.requires_grad]
-        ends = [t for t in way() if t.requires_grad]
-        if ends and wanted and torch.is_grad_enabled():
-            seeds = [torch.ones_like(t) for t in ends]
-            torch.autograd.grad(ends, wanted, seeds, allow_unused=True)
+        go_back(way(), (*self.x, *self.boot, *self.weights))
 
 
-def _is_bare(tensor: Tensor) -> bool:
+def go_back(out: Sequence[Tensor], read: Sequence[Tensor]) -> None:
+    """The backward of a timed run, if it has one."""
+    wanted = [t for t in read if t.requires_grad]
+    ends = [t for t in out if t.requires_grad]
+    if ends and wanted and torch.is_grad_enabled():
+        torch.autograd.grad(ends, wanted, [torch.ones_like(t) for t in ends], allow_unused=True)
+
+
+def is_bare(tensor: Tensor) -> bool:
     """Whether nobody is told of a gradient of a tensor before it is its own."""
     return tensor.is_leaf and not tensor._backward_hooks
 

@@ -69,8 +69,8 @@ class Entry:
     accepted: Accepted | None = None  # of a plan that is timed for some numbers of sequences
     size: int = 0  # of its number of sequences
     sizes: dict[int, Entry] = field(default_factory=dict)  # the same for more or fewer sequences
-    # Of so many steps, of about so many sequences: whether the step itself is faster.
-    short: dict[tuple[int, int], bool] = field(default_factory=dict)
+    # Of one step of about so many sequences: whether the step itself is faster.
+    itself: dict[int, bool] = field(default_factory=dict)
 
     def of_size(self, size: int) -> Entry | None:
         """This, or the same for about as many sequences as `size` says; None if that was not made yet."""

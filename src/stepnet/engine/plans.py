@@ -126,10 +126,10 @@ def run(
     as_ever = is_as_ever(entry, reads)
     if asked is not None and as_ever and asked.is_of(reads):
         asked.keep(entry)
-        may_be = not transformed and note is None and asked.is_short(entry, finding)
-        short = asked.itself(entry) if may_be else None
-        if short is not None:
-            y, last = (flatten(part)[0] for part in short)
+        may_be = not transformed and note is None and asked.is_faster_itself(entry, finding)
+        done = asked.itself(entry) if may_be else None
+        if done is not None:
+            y, last = (flatten(part)[0] for part in done)
             return _by_name(loop, entry.y_spec, [*y, *last], len(y), None)
     weights = [reads.tensors[place] for place in entry.weights]
     noise = Noise(entry.compiled.draws, reads.reach.generators)
@@ -260,8 +260,8 @@ def run_again(asked: again.Asked) -> tuple[Any, Any] | None:
         return None
     _misses.pop(entry.family, None)
     try:
-        short = asked.itself(entry) if asked.is_short(entry, finding) else None
-        return short or asked.run(entry, finding(asked.way.backend))
+        done = asked.itself(entry) if asked.is_faster_itself(entry, finding) else None
+        return done or asked.run(entry, finding(asked.way.backend))
     except Unsupported:
         return None
 

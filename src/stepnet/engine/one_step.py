@@ -1,7 +1,6 @@
-"""Dense calls of a few steps: by the step itself, where that is timed faster than its plan.
+"""Dense calls of one step: by the step itself, where that is timed faster than its plan.
 
-To run a plan takes some 50 us, or 0.5 ms of many scans and with a gradient; a step or two of a small cell may
-take less.
+To run a plan takes some 50 us, or 0.5 ms of many scans and with a gradient; a small cell may take less.
 """
 
 from __future__ import annotations
@@ -19,38 +18,28 @@ from stepnet.interrupts import let_through
 
 from . import choice
 
-MOST = 4  # steps: with more, plans of all cells that were timed are faster
 _ROUNDS = 8  # the first runs of a plan find out where its values are
-_AHEAD = 1.1
 _TOLD = RuntimeError, TypeError, ValueError, IndexError  # of which the long way says where they were
 
 Out = list[Tensor]  # the leaves of y, and of the final state
-_Way = Callable[[Tensor, list[Tensor]], "list[Tensor] | None"]
 Inputs = tuple[Tensor, list[Tensor]]  # x, and the leaves of the state
 
 
-def step_by_step(
-    function: Callable[..., Any], x: Tensor, states: Sequence[Tensor], spec: Spec, axis: int, reverse: bool
+def one_step(
+    function: Callable[..., Any], x: Tensor, states: Sequence[Tensor], spec: Spec, axis: int
 ) -> Out | None:
-    """What a step gives on tensors of equal lengths. None: it failed, and the long way says so.
+    """What a step gives on x of one row along `axis`. None: it failed, and the long way says so.
 
     Args:
         function: the step.
-        x: what is cut along `axis`.
+        x: one step.
         states: what is carried, as leaves, nested like `spec`.
         axis: of the steps.
-        reverse: from the end to the beginning.
     """
-    rows = x.unbind(axis)
     state: Any = states[0] if spec is LEAF else unflatten(spec, [*states])
-    parts: list[list[Tensor]] = []
     try:
-        for row in reversed(rows) if reverse else rows:
-            y, state = function(row, state)
-            parts.append([y] if type(y) is Tensor else flatten(y)[0])
-        if reverse:
-            parts.reverse()
-        joined = [torch.stack(leaf, axis) for leaf in zip(*parts, strict=True)]
+        y, state = function(x.select(axis, 0), state)
+        out = [torch.stack([t], axis) for t in ([y] if type(y) is Tensor else flatten(y)[0])]
     except Exception as error:
         let_through(error)
         if type(error) not in _TOLD:  # a checkpoint, too, ends by one
@@ -58,8 +47,7 @@ def step_by_step(
         return None
     last = [state] if spec is LEAF else flatten(state)[0]
     # own memory; and a hook on the last state is not to see what comes in for y
-    last = distinct([t.clone() if t.requires_grad else t for t in last], [x, *states])
-    return joined + last
+    return out + distinct([t.clone() if t.requires_grad else t for t in last], [x, *states])
 
 
 def is_faster(
@@ -75,12 +63,11 @@ def is_faster(
         weights: what else may need a gradient.
         by_plan, by_itself: the ways, of x and the states.
     """
-    if not all(t.is_leaf and not t._backward_hooks for t in weights):
+    if not all(map(choice.is_bare, weights)):
         return None  # histories and hooks are the caller's
     x, *states = (t.detach().clone().requires_grad_(t.requires_grad) for t in (inputs[0], *inputs[1]))
     read = (x, *states, *weights)
     versions = [t._version for t in read]
-    wanted = [t for t in read if t.requires_grad] if torch.is_grad_enabled() else []
     ways = {"the plan": by_plan, PLAIN.label: by_itself}
     looks: list[Any] = []
     seconds: dict[str, float] = {}
@@ -90,9 +77,7 @@ def is_faster(
         if out is None:
             raise ValueError("the step fails")
         looks.append([(t.shape, t.dtype) for t in out])
-        ends = [t for t in out if t.requires_grad]
-        if ends and wanted:
-            torch.autograd.grad(ends, wanted, [torch.ones_like(t) for t in ends], allow_unused=True)
+        choice.go_back(out, read)
 
     try:
         for number in range(_ROUNDS):
@@ -105,6 +90,6 @@ def is_faster(
         let_through(error)
         return None
     changed = [t._version for t in read] != versions or any(look != looks[0] for look in looks)
-    if changed or seconds[PLAIN.label] * _AHEAD > seconds["the plan"]:
+    if changed or seconds[PLAIN.label] * choice.MARGIN > seconds["the plan"]:
         return None
     return ", ".join(f"{name} {1e6 * taken:.3g} us" for name, taken in seconds.items())
