@@ -114,12 +114,14 @@ class Desks:
         space = desk.space if space is None else space
         if space.numel() < placed.size:
             space = empty(placed.size, dtype=torch.uint8)
-        before, desk = desk, desk._replace(placed=placed, space=space)
-        if space is before.space and placed.packed_at is before.placed.packed_at:  # in the same memory
-            desk.numbers[: len(placed.head)] = array("q", placed.head)
+        found, was = desk._replace(placed=placed, space=space), desk.placed
+        # where the memory of each slot begins is not told by the matrices: there may be none
+        alike = placed.share_bytes == was.share_bytes and placed.packed_at == was.packed_at
+        if alike and space is desk.space:
+            found.numbers[: len(placed.head)] = array("q", placed.head)
         else:
-            self._write(desk)
-        return desk
+            self._write(found)
+        return found
 
     def _write(self, desk: Desk) -> None:
         """Write down what a placement says."""
