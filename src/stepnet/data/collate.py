@@ -108,7 +108,11 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
 
 
 def _as_tensor(sample: Any) -> Tensor:
-    return from_array(sample) if isinstance(sample, np.ndarray) else sample
+    """What is to be joined next to others; a copy only of an array that torch does not take."""
+    if not isinstance(sample, np.ndarray):
+        return sample
+    taken = sample.flags.writeable and sample.dtype.isnative and min(sample.strides, default=0) >= 0
+    return torch.from_numpy(sample) if taken else from_array(sample)
 
 
 def _told(join: Callable[[Any], Any], samples: Any, where: str) -> Any:
