@@ -130,6 +130,23 @@ def test_arrays_and_other_things():
     assert collate([(), ()]) == ()
 
 
+def test_arrays_of_any_memory():
+    fixed = np.arange(3.0)
+    fixed.setflags(write=False)  # as those of np.load(mmap_mode="r")
+    for array in (np.arange(3)[::-1], np.arange(3, dtype=">i4"), fixed, np.array(3, dtype=">f8")):
+        batch = collate([{"x": array}] * 2, dense=("x",))["x"]
+        assert batch.tolist() == [array.tolist()] * 2
+        batch[0] = 7
+        assert 7 not in array
+
+
+def test_one_name_of_what_is_dense():
+    batch = collate([{"speaker": torch.ones(2), "s": torch.ones(n), 0: [n]} for n in (1, 2)], dense="speaker")
+    assert batch["speaker"].shape == (2, 2)
+    assert batch["s"].lengths().tolist() == [1, 2]
+    assert batch[0].lengths().tolist() == [1, 1]
+
+
 def test_gradients_pass():
     rows = [torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)]
     (collate(rows).values * torch.arange(5.0)).sum().backward()
@@ -158,6 +175,11 @@ ERRORS = {
         r"sample\['x'\] cannot be joined: .*batch 1 does not fit batch 0",
     ),
     "large numbers": (lambda: collate([{"n": 2**64}, {"n": 1}]), r"sample\['n'\] cannot be joined"),
+    "small types": (lambda: collate([np.int8(1), 300]), "sample cannot be joined"),
+    "arrays of texts": (
+        lambda: collate([{"x": np.array(["a"])}] * 2, dense=("x",)),
+        r"sample\['x'\] cannot be joined",
+    ),
     "number and tensor": (lambda: collate([1, torch.tensor(1)]), "another kind"),
 }
 

@@ -201,6 +201,15 @@ def test_what_others_cannot_hold():
             to_arrow(x.with_values(values))
 
 
+def test_rows_without_numbers():
+    arrow, ak = pytest.importorskip("pyarrow"), pytest.importorskip("awkward")
+    rows = [[[], []], [], [[]]]
+    column = arrow.array(rows, arrow.list_(arrow.list_(arrow.float32(), 0)))
+    for x in (from_arrow(column), from_awkward(ak.to_regular(ak.Array(rows), axis=2))):
+        assert x.values.shape == (3, 0)
+        assert x.lengths().tolist() == [2, 0, 1]
+
+
 def test_names_of_any_kind():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({0: [1, 2, 1], ("a", "b"): [1.0, 2.0, 3.0]})
@@ -242,6 +251,8 @@ def test_what_no_lod_tensor_can_hold_of_others():
         from_pandas(frame, "a", "c")
     with pytest.raises(LoDError, match="takes columns of numbers"):
         from_pandas(frame, "a", "b")
+    with pytest.raises(LoDError, match="'a' tell no sequences apart"):
+        from_pandas(pandas.DataFrame({"a": [[1]], "b": [1]}), "a", "b")
     with pytest.raises(LoDError, match="takes a DataFrame"):
         from_pandas(frame.groupby("a"), "a", "b")
 

@@ -479,18 +479,6 @@ def test_a_push_is_run_on_numbers():
     torch.testing.assert_close(found, whole(net, x[:, None])[:, 0], **CLOSE)
 
 
-def test_a_module_that_pushes_to_its_own_stream():
-    class Pushes(nn.Module):
-        def forward(self, x):
-            assert live.ids == [0]  # it may ask
-            return live.push({0: x[0]})
-
-    live = stream(Pushes())
-    live.open(0)
-    with pytest.raises(StreamError, match="pushes to the stream that it is run by"):
-        live.push({0: torch.zeros(1, F)})
-
-
 @pytest.mark.parametrize("limit", [0, -1, True, 1.5, "many"])
 def test_limits_that_are_none(limit):
     with pytest.raises(StreamError, match="'max_streams' must be a positive whole number"):

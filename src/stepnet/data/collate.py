@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from stepnet.data.arguments import brief
+from stepnet.data.convert import from_array
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoDError
 
@@ -33,7 +34,8 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
 
     Args:
         samples: what the data set gives for each index of a batch.
-        dense: keys of mappings, fields of named tuples and dataclasses, and places in tuples, at any depth,
+        dense: keys of mappings, fields of named tuples and dataclasses, and places in tuples, at any depth
+            (one that is a text may stand alone),
             whose tensors or lists have no rows: `functools.partial(collate, dense=("speaker",))` is a
             `collate_fn`.
 
@@ -50,7 +52,8 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
             got=brief(samples),
             remedy="collate([sample]) of one; a DataLoader gives lists unless its batch_size is None",
         )
-    return _joined(list(samples), "sample", dense, False)
+    named = (dense,) if isinstance(dense, str) else dense  # else parts of the name would be names, too
+    return _joined(list(samples), "sample", named, False)
 
 
 def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bool) -> Any:
@@ -93,21 +96,32 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
     if isinstance(first, (bool, int, float, complex, np.number, np.bool_)):
         kinds = {type(sample): sample for sample in samples}
         if any(isinstance(sample, np.generic) for sample in kinds.values()):
-            return torch.as_tensor(np.array(samples, np.result_type(*kinds.values())))
+            kind = np.result_type(*kinds.values())
+            return _told(lambda numbers: from_array(np.array(numbers, kind)), samples, where)
         return _told(torch.tensor, samples, where)
     if isinstance(first, (Tensor, np.ndarray)) and (is_dense or first.ndim == 0):
-        return _stacked([torch.as_tensor(sample) for sample in samples], where)
+        arrays = [_told(_as_tensor, sample, where) for sample in samples]
+        return _stacked(arrays, where)
     if isinstance(first, (Tensor, np.ndarray)) or _holds_numbers(samples):
         return _told(torch.tensor if is_dense else LoDTensor.from_sequences, samples, where)
     return samples
 
 
-def _told(join: Callable[[list[Any]], Any], samples: list[Any], where: str) -> Any:
+def _as_tensor(sample: Any) -> Tensor:
+    """What is to be joined next to others; a copy only of an array that torch does not take."""
+    if not isinstance(sample, np.ndarray):
+        return sample
+    taken = sample.flags.writeable and sample.dtype.isnative and min(sample.strides, default=0) >= 0
+    return torch.from_numpy(sample) if taken else from_array(sample)
+
+
+def _told(join: Callable[[Any], Any], samples: Any, where: str) -> Any:
     """What `join` makes of the samples, or an error that says where they are."""
     try:
         return join(samples)
-    except (ValueError, RuntimeError) as error:  # a LoDError is a ValueError
-        dense = isinstance(samples[0], list) and not isinstance(error, LoDError)
+    except (ValueError, RuntimeError, TypeError, OverflowError) as error:  # a LoDError is a ValueError
+        listed = isinstance(samples, list) and isinstance(samples[0], list)
+        dense = listed and not isinstance(error, LoDError)
         remedy = "leave it out of 'dense' where lengths differ" if dense else None
         raise LoDError(f"collate: {where} cannot be joined: {error}", remedy=remedy) from error
 

@@ -100,6 +100,15 @@ def _is_array(node: Any) -> bool:
     return isinstance(node, np.ndarray) and node.dtype != object
 
 
+def from_array(array: np.ndarray) -> Tensor:
+    """A copy of an array: of any strides and order of bytes, and of one that must not be written.
+
+    >>> from_array(np.arange(3, dtype=">i4")[::-1])
+    tensor([2, 1, 0], dtype=torch.int32)
+    """
+    return torch.tensor(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape))
+
+
 def _is_number(node: Any) -> bool:
     return isinstance(node, (int, float, complex, np.number, np.bool_))
 
@@ -108,9 +117,7 @@ def _listed(node: Any, at: str, depth: int) -> Any:
     """Lists in place of all iterables, and tensors in place of numpy arrays."""
     if _is_array(node):
         try:
-            return torch.tensor(
-                np.ascontiguousarray(node, dtype=node.dtype.newbyteorder("=")).reshape(node.shape)
-            )
+            return from_array(node)
         except (TypeError, ValueError) as error:
             raise LoDError(
                 f"LoDTensor.from_sequences: {at} holds no numbers",

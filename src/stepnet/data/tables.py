@@ -107,7 +107,7 @@ class Tabular:
                 got=f"{array.null_count} of {len(array)}",
                 remedy="fill them before they are put into lists: pyarrow.compute.fill_null(rows, 0)",
             )
-        return cls(_shaped(_numbers(array), sizes), levels)
+        return cls(_shaped(_numbers(array), sizes, levels), levels)
 
     def to_arrow(self) -> Any:
         """A pyarrow array of lists, a level of lists for each level of sequences; `from_arrow` undoes it.
@@ -178,7 +178,7 @@ class Tabular:
                 got=str(ak.type(array)),
                 remedy="torch.as_tensor",
             )
-        return cls(_shaped(_shared(layout.data), sizes), levels)
+        return cls(_shaped(_shared(layout.data), sizes, levels), levels)
 
     def to_awkward(self) -> Any:
         """An awkward array with a level of lists for each level of sequences; `from_awkward` undoes it.
@@ -231,7 +231,15 @@ class Tabular:
         group = np.zeros(len(frame), dtype=np.int64)
         levels, starts, sequences = [], np.zeros(0, dtype=np.int64), 1
         for name in names:
-            codes, _ = pandas.factorize(frame[name].to_numpy()[order], use_na_sentinel=False)
+            keys = frame[name].to_numpy()[order]
+            try:
+                codes, _ = pandas.factorize(keys, use_na_sentinel=False)
+            except TypeError as error:
+                raise LoDError(
+                    f"from_pandas: the values of column {name!r} tell no sequences apart",
+                    got=str(error),
+                    remedy="group by a column of numbers, texts or tuples",
+                ) from error
             pairs, _ = pandas.factorize(group * (codes.max(initial=0) + 1) + codes)
             inner = np.lexsort((pairs, group))  # stable: by the sequence outside, then by first appearance
             order, outer, pairs = order[inner], group[inner], pairs[inner]
@@ -363,8 +371,9 @@ def _shared(numbers: np.ndarray) -> Tensor:
     return torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
 
 
-def _shaped(values: Tensor, sizes: Sequence[int]) -> Tensor:
-    return values.reshape(-1 if values.numel() else 0, *sizes, *values.shape[1:]) if sizes else values
+def _shaped(values: Tensor, sizes: Sequence[int], levels: Sequence[Tensor]) -> Tensor:
+    """Numbers as rows, of which there are as many as the innermost sequences have: they may hold none."""
+    return values.reshape(int(levels[-1][-1]), *sizes, *values.shape[1:]) if sizes else values
 
 
 def _imported(name: str) -> Any:

@@ -166,7 +166,9 @@ class Stream:
         """
         _check_id(id)
         with self._lock:
-            self._found(id).begun = False
+            found = self._found(id)
+            # a record of its own: a push whose module asks for this ends with those that it began with
+            self._open[id] = _Open(found.slot, False, monotonic() if self._pushing else found.used)
 
     def push(self, chunks: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """The outputs for the next rows of some streams, by their ids.
@@ -245,7 +247,8 @@ class Stream:
         """Open the streams that another `Stream` of this module had open, as it left them; close all others.
 
         Raises:
-            StreamError: there are more than `max_streams`, or it is no state of a `Stream`; nothing changes.
+            StreamError: there are more than `max_streams`, or it is no state of a `Stream`, or the module
+                asks for it in a push; nothing changes.
         """
         try:
             ids, begun = list(state["ids"]), [bool(each) for each in state["begun"]]
@@ -271,6 +274,11 @@ class Stream:
                 remedy="stepnet.stream(module, max_streams=...) of as many; close(id) before state_dict()",
             )
         with self._lock:
+            if self._pushing:
+                raise StreamError(
+                    "the module loads the states of the stream that it is run by",
+                    remedy="load_state_dict(...) before a push or after it",
+                )
             self._states, self._free, self._rows, self._open = states, [], len(ids), streams
 
     def __getstate__(self) -> dict[str, Any]:
