@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -110,6 +111,7 @@ def test_zeros_of_as_many_rows_as_a_frame_has(tmp_path):
         def forward(self, x):
             steps, states = TensorArray(unstack_from=x), TensorArray()
             loop = create_whileloop([torch.tensor(0)])
+            s: Any
             with loop.frame() as (s,):
                 loop.break_if(s >= steps.size())
                 row = steps.read(s)

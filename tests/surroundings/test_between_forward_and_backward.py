@@ -95,3 +95,16 @@ def test_what_is_computed_again_was_not_written_to() -> None:
         bias.add_(1)
     with pytest.raises(StepError, match="a weight or x was written to"):
         y.sum().backward()
+
+
+def test_a_weight_that_no_derivative_depends_on_may_be_written_to() -> None:
+    """That of a sum is none of the sum: as in torch it may change before a gradient that is differentiated."""
+    found = []
+    hows: Any = ({"backend": "naive"}, {"backend": BACKEND})
+    for how in hows:
+        weight, x, h0 = _numbers(3, 3), _numbers(4, 2, 3).detach(), _numbers(2, 3)
+        _, h = recurrent(lambda x, h, w=weight: (x, h * 0.5 + x @ w), x, h0, **how)
+        weight.detach().add_(1)
+        first = torch.autograd.grad(h.square().sum(), [weight, h0], create_graph=True)
+        found.append([*first, *torch.autograd.grad(first[0].sum() + first[1].sum(), [weight, h0])])
+    torch.testing.assert_close(*found, **CLOSE)

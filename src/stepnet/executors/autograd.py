@@ -299,7 +299,8 @@ def _note(ctx: Any, call: Call, led: list[str], as_steps: bool, count: int) -> N
 def _save(ctx: Any, ready: Ready, tensors: Sequence[Tensor], kept: Sequence[Tensor] | None) -> None:
     """Save what backward reads. `kept`: besides the inputs; None: it computes all again."""
     rows = len(ready.plan.x) + len(ready.plan.states)
-    ctx.memory = Memory.of(tensors, rows, () if kept is None else ready.unread)
+    unread = ((), ()) if kept is None else (ready.unread, ready.inert)
+    ctx.memory = Memory.of(tensors, rows, *unread)
     if kept is None:
         ctx.results, kept = None, ()
     else:

@@ -51,6 +51,7 @@ class Memory(NamedTuple):
     Attributes:
         own: leaves that train, or are weights: the place, the tensor, and another name of its memory.
         unread: by place, those among them that backward does not read, and their versions.
+        inert: the places of those that no derivative depends on.
         others: places and memory of all others but views; none where somebody else keeps what is saved, and
             gives copies.
     """
@@ -58,10 +59,15 @@ class Memory(NamedTuple):
     own: list[tuple[int, Tensor, Tensor]]
     unread: dict[int, tuple[Tensor, int]]
     others: list[tuple[int, int]]
+    inert: Collection[int] = ()
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor | None], rows: int, not_read: Collection[int] = ()) -> Memory:
-        """`rows`: how many are no weights. `not_read`: places of those that backward does not read."""
+    def of(
+        cls, tensors: Sequence[Tensor | None], rows: int, not_read: Collection[int] = (),
+        inert: Collection[int] = (),
+    ) -> Memory:  # fmt: skip
+        """`rows`: how many are no weights. `not_read`: places of those that backward does not read; `inert`:
+        of those that no derivative depends on."""
         own: list[tuple[int, Tensor, Tensor]] = []
         others: list[tuple[int, int]] = []
         unread: dict[int, tuple[Tensor, int]] = {}
@@ -74,7 +80,7 @@ class Memory(NamedTuple):
                     unread[k] = t, t._version
             elif not t._is_view():
                 others.append((k, memory_of(t)))
-        return cls(own, unread, [] if others and sees_saved_tensors() else others)
+        return cls(own, unread, [] if others and sees_saved_tensors() else others, inert)
 
     def to_save(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Those of the inputs that autograd is to see to."""
@@ -100,7 +106,8 @@ class Memory(NamedTuple):
             for k, (tensor, _) in self.unread.items():
                 now[k] = tensor
         moved = [(k, was) for k, tensor, was in self.own if not is_set_to(tensor, was)]
-        if differentiated and (moved or self.written):
+        written = (k for k, (t, version) in self.unread.items() if t._version != version)
+        if differentiated and (moved or any(k not in self.inert for k in written)):
             raise _changed("a gradient is differentiated, but a weight or x")
         if not moved:
             return now, now, ()

@@ -153,6 +153,17 @@ class Ready:
         return [k for k, name in enumerate(self.names) if k not in self.state_places and name not in read]
 
     @cached_property
+    def inert(self) -> frozenset[int]:
+        """Those of `unread` that nothing which backward reads depends on, so that no derivative does."""
+        plan, body = self.plan, self.plan.forward.body
+        new, live, before = dict(zip(plan.states, plan.new_states, strict=True)), set(plan.kept), 0
+        while len(live) > before:
+            before = len(live)
+            live |= {new[name] for name in live if name in new}
+            live |= {name for node in body.needed(live) for name in node.inputs}
+        return frozenset(k for k in self.unread if self.names[k] not in live)
+
+    @cached_property
     def read_results(self) -> list[int]:
         """The places of the leaves of y whose rows the backward loop reads."""
         n = len(self.names)
