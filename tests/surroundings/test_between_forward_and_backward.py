@@ -98,7 +98,7 @@ def test_what_is_computed_again_was_not_written_to() -> None:
 
 
 def test_a_weight_that_no_derivative_depends_on_may_be_written_to() -> None:
-    """That of a sum is none of the sum: as in torch it may change before a gradient that is differentiated."""
+    """A term of a sum may change, as in torch, before a gradient that is differentiated."""
     found = []
     hows: Any = ({"backend": "naive"}, {"backend": BACKEND})
     for how in hows:
