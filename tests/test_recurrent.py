@@ -343,3 +343,14 @@ def test_a_nested_tensor_is_told_how_to_become_a_ragged_one(layout):
     nested = torch.nested.nested_tensor([torch.ones(2, I), torch.ones(1, I)], layout=layout)
     with pytest.raises(StepError, match=r"x is a NestedTensor(.|\n)*LoDTensor.from_nested"):
         recurrent(lambda x, h: (h + x, h + x), nested, H)
+
+
+@pytest.mark.parametrize("backend", ["naive", "eager"])
+def test_dicts_of_the_state_may_come_back_in_another_order(backend):
+    def step(x, s):
+        return x, {"in": {"q": s["in"]["q"] + 1, "p": s["in"]["p"] * x}, "n": s["n"] - 1}
+
+    _, last = recurrent(step, X, {"n": H, "in": {"p": H + 2, "q": H}}, backend=backend)
+    assert [*last] == ["n", "in"]
+    assert [*last["in"]] == ["p", "q"]
+    assert [t.unique().item() for t in (last["n"], *last["in"].values())] == [-4, 2, 4]

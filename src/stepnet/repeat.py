@@ -19,7 +19,7 @@ from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import transformed
 from stepnet.data.recording import AS_A_LAYER, StandIn, recorded_in_frames
-from stepnet.data.tree import Spec, flatten, names, unflatten
+from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
 from stepnet.errors import StepError
 from stepnet.executors import naive
 from stepnet.executors.naive import PlainRun, State
@@ -281,7 +281,7 @@ class WhileBody:
         result = self.body(*unflatten(self.spec, leaves))
         if type(result) is list:
             result = tuple(result)
-        new, spec = flatten(result)
+        new, spec = flatten_as(self.spec, result)
         if spec != self.spec:
             raise StepError(
                 f"while_loop: body '{self.name}' changed the structure of the loop variables at step {step}",

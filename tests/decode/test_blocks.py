@@ -112,6 +112,20 @@ def test_eos_may_be_the_word_that_begins(in_c):
     assert in_c[0]
 
 
+def test_inside_of_a_derivative(in_c):
+    """Where tensors do not tell where they lie."""
+    step, (h, memory) = Speaker(), a_state(3)
+
+    def weighed(h: Tensor) -> tuple[Tensor, Any]:
+        found = greedy(step, (h, memory), bos=BOS, eos=EOS, max_length=5)
+        return h.sum() + found[1].sum(), found
+
+    for _ in range(2):
+        of_h, found = torch.func.grad(weighed, has_aux=True)(h)
+        assert torch.equal(of_h, torch.ones_like(h))
+        same(found, plainly(step, (h, memory), bos=BOS, eos=EOS, max_length=5))
+
+
 def test_a_step_that_notes_what_it_sees_runs_by_the_plain_loop(in_c):
     seen: list[int] = []
 

@@ -69,3 +69,18 @@ def test_what_is_around_is_put_back():
     torch.autograd.grad(Look.apply(x), x, torch.eye(2), is_grads_batched=True)
     assert seen == [(0, (1,)), 1]
     assert batches() == 0
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_many_gradients_by_vmap_of_autograd_grad(inside):
+    """The recurrence runs before, or in the function, where nothing that it is given is in the batch."""
+    x = torch.linspace(-1, 1, 18, dtype=DTYPE).reshape(3, 2, 3).requires_grad_()
+    seeds = torch.linspace(-2, 3, 72, dtype=DTYPE).reshape(2, 2, 3, 2, 3)
+    y = plainly(x, "eager")
+
+    def pull(seed):
+        return torch.autograd.grad(plainly(x, "eager") if inside else y, x, seed, retain_graph=True)[0]
+
+    found = torch.vmap(torch.vmap(pull))(seeds)
+    expected = torch.stack([pull(seed) for seed in seeds.flatten(0, 1)]).view(seeds.shape)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)

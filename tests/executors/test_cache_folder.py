@@ -188,3 +188,9 @@ def test_a_write_replaces_a_link_and_does_not_follow_it(to, cache, tmp_path):
     assert path_of(cache).read_bytes() == DATA
     assert outside.exists() == (to == "a file")
     assert to == "nothing" or outside.read_bytes() == b"precious"
+
+
+def test_a_tilde_is_the_home_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("STEPNET_CACHE_DIR", "~/kept")
+    assert cache_folder.cache_folder() == tmp_path / "kept"

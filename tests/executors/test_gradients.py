@@ -280,12 +280,12 @@ def test_results_may_be_written_to(backend):
 
 
 @pytest.mark.parametrize("backend", ["eager", "c"])
-@pytest.mark.parametrize("what", ["y", "x", "h0", "weight"])
+@pytest.mark.parametrize("what", ["x", "h0", "weight"])
 def test_what_is_changed_before_the_way_back_is_an_error_not_a_wrong_gradient(backend, what):
     cell, x, h0 = gru(), rows(), boot()
-    y, h = recurrent(cell, x, h0, backend=backend)
+    _, h = recurrent(cell, x, h0, backend=backend)
     with torch.no_grad():
-        {"y": y.values, "x": x.values, "h0": h0, "weight": cell.weight_hh}[what].add_(1)
+        {"x": x.values, "h0": h0, "weight": cell.weight_hh}[what].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         h.sum().backward()
 

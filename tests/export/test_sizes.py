@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from file_formats import FORMATS, IN_PARTS, in_part
+from stepnet import TensorArray, create_whileloop
 from stepnet.errors import StepnetError
 from torch_since import torch_since
 
@@ -99,3 +101,26 @@ def test_what_python_counts_by_is_that_of_the_example(what, tmp_path):
     torch.testing.assert_close(form.load(tmp_path / file)(x)[0], Counts()(x))
     with pytest.raises(StepnetError, match="does not fit"):
         form.load(tmp_path / file)(torch.randn(9, 2))
+
+
+@since
+def test_zeros_of_as_many_rows_as_a_frame_has(tmp_path):
+    """The batch stays open, although the zeros are made before the loop."""
+
+    class Framed(nn.Module):
+        def forward(self, x):
+            steps, states = TensorArray(unstack_from=x), TensorArray()
+            loop = create_whileloop([torch.tensor(0)])
+            s: Any
+            with loop.frame() as (s,):
+                loop.break_if(s >= steps.size())
+                row = steps.read(s)
+                states.write(s, torch.tanh(row + states.read(s - 1, x[0] * 0)) + torch.zeros(row.shape[0], 3))
+                loop.update(s, s + 1)
+            return states.stack()
+
+    form, runtime, file = FORMATS["openvino"]
+    form.save(Framed(), tmp_path / file, torch.randn(4, 2, 3))
+    x = torch.randn(6, 5, 3)
+    (found,) = runtime(tmp_path / file, [x.numpy()])
+    torch.testing.assert_close(torch.as_tensor(np.asarray(found)), Framed()(x))

@@ -146,7 +146,7 @@ def from_one(self: Any, x: Tensor) -> Any:
     loop = stepnet.create_whileloop([torch.tensor(1)])
     with loop.frame() as (s,):
         loop.break_if(s == xs.size())
-        h.write(s, self.cell(xs.read(s), h.read(s - 1)))
+        h.write(s, self.cell(xs.read(s), h.read(s - 1)) + torch.zeros(xs.read(s).shape[0], 1))
         loop.update(s, s + 1)
     return h.stack()
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.tree import flatten, unflatten
+from stepnet.data.tree import flatten, flatten_as, unflatten
 from stepnet.errors import StepError
 from stepnet.front.step import step_name
 
@@ -73,7 +73,7 @@ class Zoneout(Wrapper):
         """One step."""
         y, new = self.inner(x, state, mask)
         old_leaves, spec = flatten(state)
-        new_leaves, new_spec = flatten(new)
+        new_leaves, new_spec = flatten_as(spec, new)
         if new_spec != spec:
             raise StepError(
                 f"step '{step_name(innermost(self.cell))}' changed the structure of the state",

@@ -130,6 +130,41 @@ _spec = functools.lru_cache(maxsize=1024)(Spec)
 _TUPLES = [_spec(tuple, tuple(range(n)), (LEAF,) * n) for n in range(5)]  # of leaves
 
 
+def flatten_as(spec: Spec, tree: Any) -> tuple[list[Any], Spec]:
+    """`flatten`, with the keys of dicts in the order of a structure, where that is all that differs.
+
+    >>> flatten_as(flatten({"a": 1, "b": 2})[1], {"b": 4, "a": 3})[0]
+    [3, 4]
+    """
+    leaves, own = flatten(tree)
+    if own == spec:
+        return leaves, own
+    places = _places(own, spec, 0)
+    return (leaves, own) if places is None else ([leaves[k] for k in places], spec)
+
+
+def _places(own: Spec, spec: Spec, first: int) -> list[int] | None:
+    """Where leaves are in a structure whose dicts have other orders; None: something else differs."""
+    if own.kind is not spec.kind or {*own.keys} != {*spec.keys} or len(own.children) != len(spec.children):
+        return None
+    if own.kind is None:
+        return [first]
+    ordered = own.kind is not type(None) and not issubclass(own.kind, dict)
+    if ordered and own.keys != spec.keys:
+        return None
+    starts: dict[Any, int] = {}
+    for key, child in zip(own.keys, own.children, strict=True):
+        starts[key] = first
+        first += child.count
+    of, found = dict(zip(own.keys, own.children, strict=True)), list[int]()
+    for key, child in zip(spec.keys, spec.children, strict=True):
+        places = _places(of[key], child, starts[key])
+        if places is None:
+            return None
+        found += places
+    return found
+
+
 def unflatten(spec: Spec, leaves: list[Any] | tuple[Any, ...]) -> Any:
     """Put leaves back into a structure; the inverse of `flatten`."""
     if spec._flat:  # pyright: ignore[reportAttributeAccessIssue]

@@ -13,6 +13,7 @@ from stepnet.data.arguments import whole
 from stepnet.data.array import TensorArray
 from stepnet.data.as_imported import from_numpy
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import outside_transforms, transforms, unwrapped
 from stepnet.data.offsets import LoD
 from stepnet.repeat import while_loop
 
@@ -94,7 +95,11 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
 
 def _until(eos: int, table: Tensor) -> tuple[LoDTensor, list[int]]:
     """The words before the first eos of each column, and how many those are."""
-    words = table.numpy().T
+    if transforms():  # inside of which a tensor may not tell where it lies
+        with outside_transforms():
+            words = unwrapped(table).numpy().T
+    else:
+        words = table.numpy().T
     ended = words == eos
     lengths = np.where(ended.any(1), ended.argmax(1), len(table))
     offsets = np.concatenate(([0], lengths.cumsum()))

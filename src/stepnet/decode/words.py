@@ -10,7 +10,7 @@ from torch import Tensor
 from stepnet.data.arguments import function, whole
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import traced, transforms
-from stepnet.data.tree import Spec, flatten, names, unflatten
+from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
 from stepnet.errors import StepError
 from stepnet.front.step import describe_leaf, step_name
 
@@ -86,7 +86,7 @@ def scores_of(
             got=f"eos={eos}, V={scores.shape[1]}",
             expected=f"0 to {scores.shape[1] - 1}",
         )
-    new, new_spec = flatten(state)
+    new, new_spec = flatten_as(spec, state)
     if new_spec != spec:
         raise StepError(
             f"step '{step_name(step)}' changed the structure of the state",

@@ -68,6 +68,8 @@ def run_folded(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any,
                 if any(map(is_wrapped, call.tensors)):
                     weights = [*map(plain, call.tensors)]
                     return _of_members(call, tables, weights, k, wrapped)
+            if all(d is None for _, d in tables):  # nothing of it is in the batch
+                return _run(of, step, x, state, way)
             at = 1 - way.axis  # where x has its sequences
             (rows, d), *more = tables
             wide = unflatten(spec, [_side_by_side(t, d, k, 0) for t, d in more])

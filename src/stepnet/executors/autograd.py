@@ -26,7 +26,8 @@ from .flow import carry_gradients
 from .gradients import gradients
 from .hooks import guard_inputs, guarded_results
 from .layout import Layout
-from .memory import Memory
+from .memory import Memory, Results
+from .moved import by_saved_leaves
 from .noise import generator_of, noise_of
 from .once_more import checkpointed
 from .ready import Ready
@@ -262,18 +263,26 @@ class _PlanCall(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         saved, by_places, needed = ctx.saved_tensors, ctx.by_places, ctx.needs_input_grad[2:]
         later = ctx.later.pop(torch._C._current_graph_task_id(), ()) if ctx.later else ()
-        inputs, saved = ctx.memory.found(saved, torch.is_grad_enabled())
+        inputs, saved, moved = ctx.memory.found(saved, torch.is_grad_enabled())
+        if moved:
+            found = _of_moved(ctx, saved, inputs, moved, grads, needed)
+            if found is not None:
+                guard_inputs(inputs, found)
+                return (None, None, *found)
+        again = ctx.results is not None and ctx.results.written
         if by_places is not None:
             direct, layout = by_places
-            once = not later and not torch.is_grad_enabled()
+            once = not later and not torch.is_grad_enabled() and not again
             found = direct.gradients(saved, grads, needed, layout) if once else None
             if found is not None:
                 guard_inputs(inputs, found)
                 return (None, None, *found)
-            if not later:
+            if not (later or again):
                 saved = direct.by_names(saved)
             if not isinstance(ctx.call, Call):
                 _note(ctx, ctx.call(), [], bool(direct.steps), len(needed))
+        if again:
+            saved = saved[: len(needed)]
         found = _backward(ctx, saved, grads, needed, later)
         guard_inputs(inputs, found)
         return (None, None, *found)
@@ -290,13 +299,20 @@ def _note(ctx: Any, call: Call, led: list[str], as_steps: bool, count: int) -> N
 def _save(ctx: Any, ready: Ready, tensors: Sequence[Tensor], kept: Sequence[Tensor] | None) -> None:
     """Save what backward reads. `kept`: besides the inputs; None: it computes all again."""
     rows = len(ready.plan.x) + len(ready.plan.states)
-    ctx.memory = Memory.of(tensors, rows, () if kept is None else ready.unread)
-    ctx.save_for_backward(*ctx.memory.to_save(tensors), *(kept or ()))
+    unread = ((), ()) if kept is None else (ready.unread, ready.inert)
+    ctx.memory = Memory.of(tensors, rows, *unread)
+    if kept is None:
+        ctx.results, kept = None, ()
+    else:
+        n = len(ready.plan.y)
+        ctx.results = Results.of(kept, ready.read_results)
+        kept = (*(t.data for t in kept[:n]), *kept[n:])
+    ctx.save_for_backward(*ctx.memory.to_save(tensors), *kept)
 
 
 def _written(*_: Any) -> Any:
     raise StepError(
-        "a gradient takes the plain loop, but a weight was written to after the recurrence ran",
+        "a gradient computes the recurrence again, but a weight or x was written to after it ran",
         remedy="call backward before",
     )
 
@@ -323,6 +339,19 @@ def _forward(ctx: Any, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, .
     if not all(carry):
         ctx.mark_non_differentiable(*(t for t, carries in zip(out, carry, strict=True) if not carries))
     return tuple(out)
+
+
+def _of_moved(
+    ctx: Any, were: Sequence[Tensor], now: Sequence[Tensor], moved: Sequence[int],
+    grads: Sequence[Tensor | None], needed: Sequence[bool],
+) -> Sequence[Tensor | None] | None:  # fmt: skip
+    """See `moved.by_saved_leaves`."""
+    call = ctx.call if isinstance(ctx.call, Call) else ctx.call()
+    n, n_y = len(needed), len(call.ready.plan.y)
+    were = [rows_in(t, 0, ctx.copied[k]) if k in ctx.copied else t for k, t in enumerate(were[:n])]
+    if call.steps:
+        grads = (*(g if g is None else _rows(g) for g in grads[:n_y]), *grads[n_y:])
+    return by_saved_leaves(call, were, now[:n], moved, grads, needed)
 
 
 def _backward(
@@ -383,6 +412,8 @@ def _gradients(
     call: Call = ctx.call
     led = ctx.led
     if not kept:
+        if ctx.memory.written:
+            _written()
         out, values = forward(call._replace(noise=noise_of(call), as_it_is=False), tensors)
         kept = [*out[: len(call.ready.plan.y)], *(values[name] for name in call.ready.extra)]
         led = _led(call.ready.plan, values)

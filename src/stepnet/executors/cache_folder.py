@@ -45,7 +45,7 @@ def cache_folder() -> Path:
             remedy="backend='eager' keeps nothing",
         )
     wanted = os.environ.get("STEPNET_CACHE_DIR")
-    folder = Path(wanted).absolute() if wanted else _user_cache() / "stepnet"
+    folder = Path(os.path.expanduser(wanted)).absolute() if wanted else _user_cache() / "stepnet"
     reason = _unfit(folder)
     if reason is None:
         return folder

@@ -1,8 +1,9 @@
-"""The memory of a run's inputs between forward and backward.
+"""The memory of a run's inputs and results between forward and backward.
 
 `.data = `, `.to()` and `.half()` replace it, unseen by what autograd saves. Ops of torch save views, which
 keep what they read; so does a run, of weights and of what trains: those live as long as it does anyway.
-Weights that backward does not read may be written to in place, as in torch.
+Weights and rows that backward does not read may be written to in place, as in torch; so may results, which
+the plain loop joins of what its steps gave: of those that were, backward makes what it reads once more.
 """
 
 from __future__ import annotations
@@ -10,12 +11,38 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from stepnet.data.as_imported import is_set_to
 from stepnet.data.modes import sees_saved_tensors
 from stepnet.data.storage import memory_of
 from stepnet.errors import StepError
+
+_NOTHING = torch.empty(0, device="cpu")
+
+
+class Results(NamedTuple):
+    """Results that are saved for backward by another name, and tensors without memory that count how often
+    they were written to, with the counts at first."""
+
+    counts: list[tuple[Tensor, int]]
+
+    @classmethod
+    def of(cls, results: Sequence[Tensor], read: Collection[int]) -> Results:
+        """`read`: the places of those that backward reads."""
+        return cls([(_counter(results[k]), results[k]._version) for k in read])
+
+    @property
+    def written(self) -> bool:
+        """Whether something was written to any of them."""
+        return any(counter._version != count for counter, count in self.counts)
+
+
+def _counter(tensor: Tensor) -> Tensor:
+    counter = tensor.detach()
+    counter.data = _NOTHING
+    return counter
 
 
 class Memory(NamedTuple):
@@ -24,6 +51,7 @@ class Memory(NamedTuple):
     Attributes:
         own: leaves that train, or are weights: the place, the tensor, and another name of its memory.
         unread: by place, those among them that backward does not read, and their versions.
+        inert: the places of those that no derivative depends on.
         others: places and memory of all others but views; none where somebody else keeps what is saved, and
             gives copies.
     """
@@ -31,10 +59,15 @@ class Memory(NamedTuple):
     own: list[tuple[int, Tensor, Tensor]]
     unread: dict[int, tuple[Tensor, int]]
     others: list[tuple[int, int]]
+    inert: Collection[int] = ()
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor | None], rows: int, not_read: Collection[int] = ()) -> Memory:
-        """`rows`: how many are no weights. `not_read`: places of weights that backward does not read."""
+    def of(
+        cls, tensors: Sequence[Tensor | None], rows: int, not_read: Collection[int] = (),
+        inert: Collection[int] = (),
+    ) -> Memory:  # fmt: skip
+        """`rows`: how many are no weights. `not_read`: places of those that backward does not read; `inert`:
+        of those that no derivative depends on."""
         own: list[tuple[int, Tensor, Tensor]] = []
         others: list[tuple[int, int]] = []
         unread: dict[int, tuple[Tensor, int]] = {}
@@ -47,7 +80,7 @@ class Memory(NamedTuple):
                     unread[k] = t, t._version
             elif not t._is_view():
                 others.append((k, memory_of(t)))
-        return cls(own, unread, [] if others and sees_saved_tensors() else others)
+        return cls(own, unread, [] if others and sees_saved_tensors() else others, inert)
 
     def to_save(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Those of the inputs that autograd is to see to."""
@@ -56,8 +89,9 @@ class Memory(NamedTuple):
 
     def found(
         self, saved: Sequence[Tensor], differentiated: bool
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    ) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[int]]:
         """The inputs as they are by now; and in the memory that the run read; both with what else is saved.
+        And the places where these are two.
 
         Raises:
             StepError: the gradient is `differentiated`, and a weight has other memory, or other numbers; or
@@ -72,14 +106,15 @@ class Memory(NamedTuple):
             for k, (tensor, _) in self.unread.items():
                 now[k] = tensor
         moved = [(k, was) for k, tensor, was in self.own if not is_set_to(tensor, was)]
-        if differentiated and (moved or self.written):
-            raise _changed("a gradient is differentiated, but a weight")
+        written = (k for k, (t, version) in self.unread.items() if t._version != version)
+        if differentiated and (moved or any(k not in self.inert for k in written)):
+            raise _changed("a gradient is differentiated, but a weight or x")
         if not moved:
-            return now, now
+            return now, now, ()
         were = list(now)
         for k, was in moved:
             were[k] = was
-        return now, were
+        return now, were, [k for k, _ in moved]
 
     @property
     def written(self) -> bool:

@@ -79,6 +79,7 @@ class Ready:
     along: dict[Any, Any] = field(default_factory=dict, compare=False)  # what runs its derivatives
     expected: set[Any] = field(default_factory=set, compare=False)  # derivatives whose plans were made early
     members: dict[int, Any] = field(default_factory=dict, compare=False)  # and many calls, by their number
+    saved_leaves: dict[int, bool] = field(default_factory=dict, compare=False)  # see `moved.by_saved_leaves`
     lately: list[Any] = field(default_factory=list, compare=False)  # runs by places: one `direct.Lately`
 
     def history_key(
@@ -146,10 +147,29 @@ class Ready:
 
     @cached_property
     def unread(self) -> list[int]:
-        """The places of weights that the backward loop does not read."""
+        """The places of rows and weights that the backward loop does not read."""
         loops = [] if self.backward is None else [self.backward.plan, self.plan.backward]
         read = {name for loop in loops if loop for node in loop.body.nodes for name in node.inputs}
-        return [k for k, name in enumerate(self.names) if name in self.plan.weights and name not in read]
+        return [k for k, name in enumerate(self.names) if k not in self.state_places and name not in read]
+
+    @cached_property
+    def inert(self) -> frozenset[int]:
+        """Those of `unread` that nothing which backward reads depends on, so that no derivative does."""
+        plan, body = self.plan, self.plan.forward.body
+        new, live, before = dict(zip(plan.states, plan.new_states, strict=True)), set(plan.kept), 0
+        while len(live) > before:
+            before = len(live)
+            live |= {new[name] for name in live if name in new}
+            live |= {name for node in body.needed(live) for name in node.inputs}
+        return frozenset(k for k in self.unread if self.names[k] not in live)
+
+    @cached_property
+    def read_results(self) -> list[int]:
+        """The places of the leaves of y whose rows the backward loop reads."""
+        n = len(self.names)
+        sources = self.sources(n)
+        read = {k - n for _, k in sources.values} | {k - n for _, k, _ in sources.shifted}
+        return [k for k in range(len(self.plan.y)) if k in read]
 
     @cached_property
     def own_gradients(self) -> frozenset[str]:

@@ -206,6 +206,7 @@ class _PlanCall(torch.autograd.Function):
             carry = tuple(t.is_floating_point() for t in results)
         else:
             carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
+        ctx.carry = carry
         still = (t for t, carries in zip(results, carry, strict=True) if not carries)
         ctx.mark_non_differentiable(*still, *output[len(results) :])
 
@@ -237,6 +238,7 @@ class _PlanCall(torch.autograd.Function):
             moved = _along_by_plain_loop(run.call, tensors, tangents)
         else:
             moved = of.results(run_transformed(of.run, *of.run.call.ready.plan.parted(inputs)))
+        moved = [m if carries else None for m, carries in zip(moved, ctx.carry, strict=True)]
         return (*moved, *(None,) * ctx.kept)
 
     @staticmethod

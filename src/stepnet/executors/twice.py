@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge as gradient_edge
 
 from stepnet.data.history import history
-from stepnet.data.modes import batches, has_tangent, outside_batches, transforms
+from stepnet.data.modes import batches, has_tangent, outside_batches, outside_innermost, transforms
 from stepnet.errors import StepError, Unsupported
 from stepnet.ir.plan import Plan
 
@@ -145,7 +145,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         n, skip = len(ctx.needed), (None,) * 5
-        given, _ = ctx.memory.found(ctx.saved_tensors, differentiated=True)
+        given, _, _ = ctx.memory.found(ctx.saved_tensors, differentiated=True)
         tensors, grads, wanted = given[:n], given[n:], ctx.needs_input_grad[5:]
         if all(v is None for v in directions):
             return (*skip, *(None,) * len(given))
@@ -204,8 +204,11 @@ def is_plain(grad: Tensor | None) -> bool:
 def one_by_one(
     compute: Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None] | None:
-    """What `compute` gives of many gradients at once, as `is_grads_batched` has them, one after the other;
-    None if these are others."""
+    """What `compute` gives of many gradients at once, as `is_grads_batched` and `torch.vmap` have them, one
+    after the other; None if these are others."""
+    around = transforms()
+    if around and {*around} == {"Vmap"} and not batches():
+        return _one_by_one_of_vmap(compute, grads)
     functions: Any = torch
     level = batches()
     many = [type(g) is Tensor and not torch._C._has_storage(g) for g in grads]
@@ -221,6 +224,27 @@ def one_by_one(
         found = [compute([g[k] if a else g for a, g in zip(many, wide, strict=True)]) for k in range(count)]
     whole = [[t for t in each if t is not None] for each in zip(*found, strict=True)]
     return [functions._add_batch_dim(torch.stack(each), 0, level) if each else None for each in whole]
+
+
+def _one_by_one_of_vmap(
+    compute: Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]], grads: Sequence[Tensor | None]
+) -> list[Tensor | None] | None:
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+
+    functions: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    batch: Any = retrieve_current_functorch_interpreter()
+    level, found = batch.level(), list[Sequence[Tensor | None]]()
+    parts = [(None, None) if g is None else functions._unwrap_batched(g, level) for g in grads]
+    with outside_innermost():
+        for k in range(batch.batch_size()):
+            each = [g if g is None or d is None else g.select(d, k) for g, d in parts]
+            made = compute(each) if all(map(is_plain, each)) else one_by_one(compute, each)
+            if made is None:
+                return None
+            found.append(made)
+        whole = [[t for t in each if t is not None] for each in zip(*found, strict=True)]
+        stacked = [torch.stack(each) if each else None for each in whole]
+    return [t if t is None else functions._add_batch_dim(t, 0, level) for t in stacked]
 
 
 def by_along(

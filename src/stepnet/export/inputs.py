@@ -243,11 +243,13 @@ def without_features(
             call = call_of(cast(int, number))
             alone = call.alone  # then it is not said what else its one row holds
             lead = 1 if call.ragged else 2
+            own = {text for leaf in x for text in _symbols(leaf.meta["val"].shape[lead : lead + 1])}  # pyright: ignore
             for leaves, skip in ((x, lead), (state, 1), (weights, 0)):
                 for leaf in leaves:  # pyright: ignore
                     steps |= _symbols(leaf.meta["val"].shape[:skip])
                     if not alone or leaves is weights:
-                        features |= _symbols(leaf.meta["val"].shape[skip:])
+                        found = _symbols(leaf.meta["val"].shape[skip:])
+                        features |= found - own if alone else found  # zeros of as many rows as it has
         elif str(node.target).startswith("stepnet.iterator"):
             steps |= {text for size in _cut_sizes(node) for text in _symbols([size])}
         if str(node.target).startswith("stepnet.") and isinstance(node.args[0], int):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
-from stepnet.data.tree import Spec, flatten, names, unflatten
+from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
 from stepnet.errors import StepError, StepIndexError, StepnetError
 from stepnet.interrupts import is_by_raise, let_through
 from stepnet.ir.loop import Body, Loop
@@ -167,7 +167,7 @@ class StepBody:
             )
         y_leaves, y_spec = flatten(result[0])
         new = WithStatic(result[1], state.static) if isinstance(state, WithStatic) else result[1]
-        new_leaves, new_spec = flatten(new)
+        new_leaves, new_spec = flatten_as(self.state_spec, new)
         self._check_y(y_leaves, y_spec)
         if new_spec != self.state_spec:
             self._check_nesting()

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from stepnet.data.arguments import whole
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside
-from stepnet.data.tree import Spec, flatten, rows_at, unflatten
+from stepnet.data.tree import Spec, flatten, flatten_as, rows_at, unflatten
 from stepnet.data.windows import part
 from stepnet.errors import LoDError, StepError
 from stepnet.front.step import describe_leaf
@@ -109,7 +109,8 @@ class Truncated:
         return unflatten(spec, [torch.cat([a[:kept], b]) for a, b in zip(old, new, strict=True)])
 
     def _keep(self, sequences: Tensor, state: Any) -> None:
-        leaves, spec = flatten(state)
+        like = self._state_spec
+        leaves, spec = flatten(state) if like is None else flatten_as(like, state)
         for leaf in leaves:
             if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != len(sequences):
                 raise StepError(

@@ -1,0 +1,110 @@
+"""What is done to weights and results after the forward pass: gradients are those of a loop in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from beside_plain import CLOSE
+from stepnet import LoDTensor, recurrent
+from stepnet.errors import StepError
+from tables import holds
+
+BACKEND = "eager"
+Change = Callable[..., Any]
+
+
+def _numbers(*shape: int) -> Tensor:
+    draw = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=draw, dtype=torch.float64).requires_grad_()
+
+
+def _other(t: Tensor) -> None:
+    t.data = t.data.flip(0) * 2
+
+
+def test_weights_that_get_other_memory_are_read_as_torch_saved_them() -> None:
+    """An op saves a leaf itself, and its backward reads what that has by then; views keep what they see."""
+
+    def loop(step: Any, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        ys = []
+        for row in x:
+            y, h = step(row, h)
+            ys.append(y)
+        return torch.stack(ys), h
+
+    def law(turned: bool, change: Change, calls: int) -> None:
+        found = []
+        for run in (loop, lambda *a: recurrent(*a, backend=BACKEND)):
+            weight, bias, x, h0 = _numbers(3, 3), _numbers(3), _numbers(4, 2, 3), _numbers(2, 3)
+
+            def step(x: Tensor, h: Tensor, weight: Tensor = weight, bias: Tensor = bias) -> Any:
+                h = torch.tanh(x + (F.linear(h, weight) if turned else h @ weight) * bias)
+                return h, h
+
+            y, h = [run(step, x, h0) for _ in range(calls)][-1]
+            change(weight)
+            found.append(torch.autograd.grad(y.square().sum() + h.sum(), [weight, bias, x, h0]))
+        torch.testing.assert_close(*found, **CLOSE)
+
+    cases = ((False, _other, 1), (False, _other, 6), (True, _other, 1))
+    holds(law, {f"{case}": case for case in cases})
+
+
+def test_results_may_be_written_to() -> None:
+    """The plain loop joins what its steps gave, so nobody needs the result as it was."""
+
+    def law(ragged: bool, calls: int, how: Change) -> None:
+        found = []
+        hows: Any = ({"backend": "naive"}, {"backend": BACKEND})
+        for how_run in hows:
+            weight, x, h0 = _numbers(3, 3), _numbers(8, 3), _numbers(2, 3)
+
+            def step(x: Tensor, h: Tensor, weight: Tensor = weight) -> Any:
+                h = torch.tanh(x + h @ weight)
+                return h, h
+
+            rows = LoDTensor.from_lengths(x, [[3, 5]]) if ragged else x.view(4, 2, 3)
+            y, _ = [recurrent(step, rows, h0, **how_run) for _ in range(calls)][-1]
+            y = y.values if isinstance(y, LoDTensor) else y
+            how(y)
+            found.append(torch.autograd.grad(y.square().sum(), [weight, x, h0]))
+        torch.testing.assert_close(*found, **CLOSE)
+
+    ways: dict[str, Change] = {"all": lambda y: y.mul_(2), "some": lambda y: y[1:2].zero_()}
+    kinds = ((True, 1), (False, 1), (False, 6))
+    holds(law, {f"{kind} {way}": (*kind, how) for kind in kinds for way, how in ways.items()})
+
+
+def test_what_is_computed_again_was_not_written_to() -> None:
+    """A bias that backward has no need of, where backward makes y again."""
+    weight, bias, x, h0 = _numbers(3, 3), _numbers(3), _numbers(4, 2, 3), _numbers(2, 3)
+
+    def step(x: Tensor, h: Tensor) -> Any:
+        h = torch.tanh(x + h @ weight + bias)
+        return h, h
+
+    y, _ = recurrent(step, x, h0, backend=BACKEND)
+    y.mul_(2)
+    with torch.no_grad():
+        bias.add_(1)
+    with pytest.raises(StepError, match="a weight or x was written to"):
+        y.sum().backward()
+
+
+def test_a_weight_that_no_derivative_depends_on_may_be_written_to() -> None:
+    """A term of a sum may change, as in torch, before a gradient that is differentiated."""
+    found = []
+    hows: Any = ({"backend": "naive"}, {"backend": BACKEND})
+    for how in hows:
+        weight, x, h0 = _numbers(3, 3), _numbers(4, 2, 3).detach(), _numbers(2, 3)
+        _, h = recurrent(lambda x, h, w=weight: (x, h * 0.5 + x @ w), x, h0, **how)
+        weight.detach().add_(1)
+        first = torch.autograd.grad(h.square().sum(), [weight, h0], create_graph=True)
+        found.append([*first, *torch.autograd.grad(first[0].sum() + first[1].sum(), [weight, h0])])
+    torch.testing.assert_close(*found, **CLOSE)
