@@ -12,7 +12,7 @@ from torch import Tensor
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoDError
-from stepnet.file_model import not_in_recordings, stays
+from stepnet.file_model import not_in_recordings, same_types, stays
 from stepnet.file_model.prepared import plainly_fed
 from stepnet.watchers import instead
 
@@ -117,9 +117,11 @@ class Cell:
         shapes = [None if value is None else tuple(value.shape) for value in inputs]
         hidden = self.node.get("hidden_size", 0) or None
         traced = instead() is not None or torch.compiler.is_compiling()  # its sizes may be open
-        fits = () if traced else tuple(shapes)
+        kinds = [None if value is None else value.dtype for value in inputs]
+        fits = () if traced else (*shapes, *kinds)
         if not fits or fits not in self._fit:
             check_sizes(self.node.node.op_type, len(self.reversed), self.layout, hidden, shapes)
+            same_types([value for k, value in enumerate(inputs) if value is not None and k != 4])
             self._fit = {*self._fit, fits} if len(self._fit) < _MOST_FIT else {fits}
         x = x.transpose(0, 1) if self.layout else x
         batch, hidden = x.shape[1], r.shape[2]
