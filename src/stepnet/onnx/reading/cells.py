@@ -219,7 +219,7 @@ def masked(step: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4, "DynamicQuantizeLSTM": 4}
 
 
 def check_sizes(

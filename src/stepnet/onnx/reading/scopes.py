@@ -53,7 +53,7 @@ def _check_nodes(
                     f"{place}: reads '{_short(name)}', which nothing before it makes",
                     got=f"'{_short(name)}'",
                     expected="an input, a constant, or what a node before it makes",
-                    remedy="nodes must be in the order that they run",
+                    remedy="put nodes in the order that they run, as onnx_ir's TopologicalSortPass does",
                 )
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):

@@ -22,7 +22,7 @@ def _along(part: Tensor, x: Tensor, axis: int) -> Tensor:
     return part if part.dim() == x.dim() else each(part, x, axis % x.dim())
 
 
-def _rounded(x: Tensor, zero: Tensor) -> Tensor:
+def rounded(x: Tensor, zero: Tensor) -> Tensor:
     """Numbers in the type of a zero point, counted from it."""
     kind = torch.iinfo(zero.dtype)
     return (x.round() + zero.double()).clamp(kind.min, kind.max).to(zero.dtype)
@@ -48,7 +48,7 @@ def _scaled_matmul(node: Info) -> Run:
     ) -> Tensor:  # fmt: skip
         out = _product(a, a_zero, b, b_zero)
         scales = _along(a_scale, out, -2).double() * _along(b_scale, out, -1).double()
-        return _rounded(out * (scales / scale.double()), zero)
+        return rounded(out * (scales / scale.double()), zero)
 
     return matmul
 
@@ -73,6 +73,6 @@ def _scaled_conv(node: Info) -> Run:
     ) -> Tensor:  # fmt: skip
         bias = None if bias is None else bias.double()
         out = conv(_from_zero(x, x_zero, 1), _from_zero(w, w_zero, 0), bias)
-        return _rounded(out * (x_scale.double() * each(w_scale, out, 1).double() / scale.double()), zero)
+        return rounded(out * (x_scale.double() * each(w_scale, out, 1).double() / scale.double()), zero)
 
     return run
