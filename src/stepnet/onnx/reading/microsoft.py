@@ -123,6 +123,15 @@ def _lstm(node: Info) -> Run:
             if matrix.dim() != 3:
                 wanted = "three dimensions: directions, features, 4*hidden"
                 raise Misfit(f"{name} must have {wanted}", [*matrix.shape], wanted)
+        for name, matrix, scale, zero in (("W", w, w_scale, w_zero), ("R", r, r_scale, r_zero)):
+            fits = {(matrix.shape[0],), (matrix.shape[0], matrix.shape[2])}
+            for what, part in (("scale", scale), ("zero_point", zero)):
+                if tuple(part.shape) not in fits:
+                    raise Misfit(
+                        f"{name}_{what} does not fit {name}",
+                        [*part.shape],
+                        "[directions] or [directions, 4*hidden]",
+                    )
         if last[0] and all(map(_same, last[0], given)):
             return last[1]
         made = [

@@ -38,7 +38,7 @@ from .graph import DOMAINS, Graph, inputs_of
 from .info import NUMBERS, TABLE
 from .microsoft import DOMAIN, OWN
 from .operators import OPERATORS as OPERATORS
-from .rules import check_opset, check_rules
+from .rules import check_opset, check_rules, check_version
 from .scopes import check_scopes, name_of
 from .sparse import fill_in
 from .tables import as_tables
@@ -251,6 +251,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
             raise Unreadable(
                 f"{where}: holds no graph", got=f"{place.stat().st_size} bytes", expected="an ONNX file"
             )
+        check_version(proto, where)
         check_opset(proto, DOMAINS, where)
         fill_in(proto.graph, where)
         _check_constants(proto.graph, where)
@@ -410,4 +411,4 @@ def _unknown(graph: ir.Graph, within: str) -> Iterator[tuple[str, str]]:
             yield shorten(node.op_type) or "''", place
         for name, attribute in node.attributes.items():
             if attribute.type == ir.AttributeType.GRAPH:
-                yield from _unknown(attribute.as_graph(), f"{place}, {name}: ")
+                yield from _unknown(attribute.as_graph(), f"{place}, {shorten(name)}: ")

@@ -57,7 +57,7 @@ def _check_nodes(
                 )
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
-                _check_graph(graph, made | around, functions, f"{place}, {attribute.name}")
+                _check_graph(graph, made | around, functions, f"{place}, {shorten(attribute.name)}")
         own = functions.get((node.domain, node.op_type))
         counts = len(node.input), len(node.output)
         if own is not None and (counts[0] > len(own.input) or counts[1] > len(own.output)):

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .info import Info, Run, op
+from stepnet.data.dtypes import dtype_name
+
+from .info import Info, Misfit, Run, op
 from .spaces import each
 from .sums import convolution
 
@@ -24,6 +26,8 @@ def _along(part: Tensor, x: Tensor, axis: int) -> Tensor:
 
 def rounded(x: Tensor, zero: Tensor) -> Tensor:
     """Numbers in the type of a zero point, counted from it."""
+    if zero.is_floating_point() or zero.dtype is torch.bool:
+        raise Misfit("a zero point is no whole number", dtype_name(zero.dtype), "uint8 or int8")
     kind = torch.iinfo(zero.dtype)
     return (x.round() + zero.double()).clamp(kind.min, kind.max).to(zero.dtype)
 
