@@ -65,8 +65,9 @@ class Cell:
         for name in ("linear_before_reset", "input_forget"):
             if node.get(name, 0) not in (0, 1):
                 raise Misfit(f"{name} is neither on nor off", node.get(name), "0 or 1")
-        if "hidden_size" in node.node.attributes and node.get("hidden_size", 0) < 1:
-            raise Misfit("hidden_size must be at least 1", node.get("hidden_size"), "a number from 1 on")
+        size = node.get("hidden_size")
+        if isinstance(size, int) and size < 1:  # of another type it is told of with the node's form
+            raise Misfit("hidden_size must be at least 1", size, "a number from 1 on")
         self.clip = node.get("clip", 0.0) if "clip" in node.node.attributes else None
         if self.clip is not None and not self.clip >= 0:
             raise Misfit("clip must not be negative", self.clip, "a number from 0 on")
