@@ -23,6 +23,7 @@ set_: Callable[..., Tensor] = _methods.set_
 is_set_to: Callable[[Tensor, Tensor], bool] = _methods.is_set_to
 split: Callable[[Tensor, list[int]], tuple[Tensor, ...]] = _methods.split_with_sizes
 empty: Callable[..., Tensor] = _functions.empty
+empty_strided: Callable[..., Tensor] = _functions.empty_strided
 empty_like: Callable[[Tensor], Tensor] = _functions.empty_like
 zeros: Callable[..., Tensor] = _functions.zeros
 zeros_like: Callable[[Tensor], Tensor] = _functions.zeros_like

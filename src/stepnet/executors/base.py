@@ -15,6 +15,8 @@ from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.plan import LoopPlan, Plan, Region
 
+from .line import Line
+from .line import Run as RunLine
 from .loop import Scan
 from .torch_ops.ops import Run
 
@@ -95,6 +97,15 @@ class Executor(ABC):
     def on_all_rows(self, graph: Graph, node: Node, by_torch: Run) -> Run:
         """What computes a node that runs once on all rows: torch's way, unless it has a better one."""
         return by_torch
+
+    def line(self, line: Line) -> RunLine | None:
+        """A function of the tensors that a line of small calls is given, which gives what it makes; None: it
+        has no way to run one that is better than torch's.
+
+        Raises:
+            Unsupported: it cannot be made.
+        """
+        return None
 
     def source(self, scan: Scan) -> str | None:
         """The code that was generated for a scan, for `explain` to show; None: none was."""

@@ -10,6 +10,7 @@ from .distinct import distinct as distinct
 from .files import opened as opened
 from .files import writing as writing
 from .fourier import transformed as transformed
+from .lined import Otherwise as Otherwise
 from .misfit import UNSIGNED as UNSIGNED
 from .misfit import Misfit as Misfit
 from .misfit import attributes_text as attributes_text
@@ -46,7 +47,6 @@ from .places import scatter_nd as scatter_nd
 from .prepared import ERRORS as ERRORS
 from .prepared import Prepared as Prepared
 from .prepared import plainly_fed as plainly_fed
-from .recording import Otherwise as Otherwise
 from .recording import Recorder as Recorder
 from .recording import decided as decided
 from .recording import is_recorded as is_recorded

@@ -23,10 +23,11 @@ from stepnet.ir.last_uses import last_uses
 from stepnet.ir.loop import BackEdge, Concat, Invariant, Last, Loop, Merged, Slice
 from stepnet.iterator.rows import RowLoop
 
+from .lined import Otherwise
 from .misfit import Misfit
 from .model import FileBody, LoopReport
 from .prepared import ERRORS
-from .recording import Otherwise, not_in_recordings
+from .recording import not_in_recordings
 from .scan_loop import compiled, way
 from .step_rules import Seen, Shape, Step, Value
 

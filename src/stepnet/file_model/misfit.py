@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from stepnet.errors import IRError, StepnetError
 
 from .broken import Misfitting
 from .model import shorten
+
+_PARTS = re.compile(r"\n  (got|expected|remedy): +")  # of the text of an error
 
 
 class Misfit(Exception):
@@ -36,10 +39,11 @@ class Misfit(Exception):
 def error(where: str, problem: BaseException, got: object, expected: object) -> IRError:
     """An IRError that says where; and what was given and wanted, where the problem does not say it."""
     if isinstance(problem, StepnetError):
-        said = problem.args[0]
-        if "\n" in said:  # most say both
-            return Misfitting(f"{where}: {said}")
-        return Misfitting(f"{where}: {said}", got=got, expected=expected)
+        head, *parts = _PARTS.split(str(problem))
+        said = dict(zip(parts[::2], parts[1::2], strict=True))
+        remedy = said.get("remedy")
+        got, expected = said.get("got", got), said.get("expected", expected)
+        return Misfitting(f"{where}: {head}", got=got, expected=expected, remedy=remedy)
     if isinstance(problem, Misfit):
         what = problem.what
         got = got if problem.got is None else problem.got
@@ -64,7 +68,7 @@ def attributes_text(attributes: Collection[str]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, list) and all(isinstance(part, Tensor) for part in value):
         return f"a sequence of {len(value)}: [{', '.join(map(typed_shape, value[:4]))}]"
-    return typed_shape(value) if isinstance(value, Tensor) else str(value)[:80]
+    return typed_shape(value) if isinstance(value, Tensor) else shorten(str(value))
 
 
 def same_types(tensors: Sequence[Tensor]) -> None:

@@ -251,15 +251,16 @@ class FileModel(ToldByContent, nn.Module):
         if value is None and socket.name in self._begun:
             return None
         where = f"{self._where}: input '{socket.name}'"
-        if isinstance(value, (np.ndarray, np.generic)):
-            array = np.array(value, dtype=value.dtype.newbyteorder("="))
-            try:
-                value = torch.from_numpy(array)
-            except TypeError as problem:
-                what = f"{where} is of a type that torch has none for"
-                raise Misgiven(what, got=array.dtype, expected=socket) from problem
+        value = _as_tensor(where, socket, value)
         if socket.dtype is None:
-            return list(value) if isinstance(value, (list, tuple)) else value
+            if not isinstance(value, (list, tuple)):
+                return value
+            found = [_as_tensor(where, socket, part) for part in value]
+            for k, part in enumerate(found):
+                if not isinstance(part, Tensor):
+                    what = f"{where} holds something else than tensors and arrays, at {k}"
+                    raise Misgiven(what, got=type(part).__name__, expected="a list of tensors or arrays")
+            return found
         if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_nested:
             raise Misgiven(f"{where} must be a tensor or an array", got=type(value).__name__, expected=socket)
         fits = value.dtype == socket.dtype
@@ -273,6 +274,18 @@ class FileModel(ToldByContent, nn.Module):
     def _takes(self, given: torch.dtype, declared: torch.dtype) -> bool:
         """Whether the model was taken to another floating type than its file declares (`model.double()`)."""
         raise NotImplementedError
+
+
+def _as_tensor(where: str, socket: Socket, value: Any) -> Any:
+    """An array as a tensor; what is none as it is."""
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return value
+    array = np.array(value, dtype=value.dtype.newbyteorder("="))
+    try:
+        return torch.from_numpy(array)
+    except TypeError as problem:
+        what = f"{where} is of a type that torch has none for"
+        raise Misgiven(what, got=array.dtype, expected=socket) from problem
 
 
 _OF_MODULES = {*vars(nn.Module()), "_compiled_call_impl"} - {"_modules"}

@@ -24,12 +24,14 @@ from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.watchers import instead
 
-from .recording import Function, Otherwise, Recorder, Unprepared
+from .lined import Otherwise
+from .recording import Function, Recorder, Unprepared
 
 # What torch raises for inputs that an operator does not take.
 ERRORS = (RuntimeError, ValueError, IndexError, TypeError, OverflowError, ArithmeticError, AssertionError,
           AttributeError, KeyError, MemoryError)  # fmt: skip
 _MOST_KINDS = 64  # of calls, that one graph remembers
+_MOST_TRIED = 4  # of more functions than these, none is waited for longer
 _MOST_WAYS = 4  # through the branches of a graph, that one kind of call remembers
 
 
@@ -126,7 +128,8 @@ class Prepared:
         out = graph.plainly(arguments, around, recorder)
         try:
             fit = [function for function in functions if function.constants_of(around) is not None]
-            self._functions[kind] = [recorder.function(out), *fit][:_MOST_WAYS]
+            after = 8 ** min(sum(map(len, filter(None, self._functions.values()))), _MOST_TRIED)
+            self._functions[kind] = [recorder.function(out, after), *fit][:_MOST_WAYS]
         except Unprepared:
             self._functions[kind] = None
         return recorder.handed(out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +20,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from stepnet.data.alike import alike
+from stepnet.executors.line import Place
 from stepnet.iterator.replay import Noting
 from stepnet.watchers import during, noted_by
 
+from .calls import Call, Slot, slots_in
+from .lined import Lined, expect
+from .lines import place_of
 from .replayed import Ran, replayed
 
 _RECORDER: ContextVar[Recorder | None] = ContextVar("what records the node that runs", default=None)
@@ -53,10 +57,6 @@ class Opaque(Exception):
 
 class Unprepared(Exception):
     """A graph gives what no function of it would."""
-
-
-class Otherwise(Exception):
-    """A branch is another than the one that the function takes."""
 
 
 def is_recorded() -> bool:
@@ -152,30 +152,6 @@ class Function:
         return found if self.alike(*found) else None
 
 
-@dataclass
-class _Call:
-    """A call that was noted.
-
-    Attributes:
-        function: what was called: a function of torch, or a node.
-        arguments: by position and by name; tensors that the function computes are `_Slot`.
-        results: the slots of what it gives.
-        several: whether that is a sequence.
-        kept: whether it stays where nothing reads what it gives.
-    """
-
-    function: Callable[..., Any]
-    arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    results: Sequence[int]
-    several: bool
-    kept: bool
-
-
-@dataclass(frozen=True)
-class _Slot:
-    number: int
-
-
 class Recorder(TorchFunctionMode):
     """Notes what a call of a graph asks torch for.
 
@@ -190,13 +166,14 @@ class Recorder(TorchFunctionMode):
         self, arguments: Sequence[Tensor], around: Mapping[Any, Tensor], constants: Collection[Any]
     ) -> None:
         super().__init__()
-        self._calls: list[_Call] = []
+        self._calls: list[Call] = []
         self._numbers = itertools.count()
+        self._places: dict[int, Place] = {}  # of slots, where that is the same in all calls of the kind
         self._slots: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._sized: set[int] = set()  # slots of tensors whose sizes the kind of the call says
         self._laid: set[int] = set()  # and of those whose strides it says, too
         self._tensors: dict[int, weakref.ref[Tensor]] = {}  # of slots
-        self._views: dict[int, tuple[_Slot, Any, Any, int]] = {}  # of slots, what makes them
+        self._views: dict[int, tuple[Slot, Any, Any, int]] = {}  # of slots, what makes them
         given = (*arguments, *around.values())
         self._given = {value.untyped_storage().data_ptr() for value in given}
         self._begins: dict[int, int] = {}  # of slots, where they begin in memory that nothing given lies in
@@ -217,6 +194,8 @@ class Recorder(TorchFunctionMode):
                 self._fails = True
         self._sized.update(self._around)
         self._laid.update(self._sized)
+        for slot in self._laid:
+            self._place(slot)
         self._foldable = {
             slot
             for slot, (key, value) in self._around.items()
@@ -242,7 +221,7 @@ class Recorder(TorchFunctionMode):
         """A structure with slots in the place of tensors that the function computes."""
         if isinstance(value, Tensor):
             slot = self._known(value)
-            return value if slot is None else _Slot(slot)
+            return value if slot is None else Slot(slot)
         if type(value) in (tuple, list):
             return type(value)(self._noted(item) for item in value)
         if type(value) is dict:
@@ -264,7 +243,7 @@ class Recorder(TorchFunctionMode):
         with noted_by(noting):
             results = function(arguments)
         noted = self._noted(list(arguments))
-        slots = {*_slots_in(noted)}
+        slots = {*slots_in(noted)}
         if self._folds(slots):
             return results
         if not all(isinstance(result, Tensor) for result in results):
@@ -277,7 +256,7 @@ class Recorder(TorchFunctionMode):
         given = {id(value) for value in arguments}
         results = [value.view_as(value) if id(value) in given else value for value in results]
         found = [*map(self._slot, results)]
-        self._calls.append(_Call(function, ((noted,), {}), found, True, False))
+        self._calls.append(Call(function, ((noted,), {}), found, True, False))
         if sized and self._sized.issuperset(slots):
             self._sized.update(found)
         return results
@@ -307,7 +286,7 @@ class Recorder(TorchFunctionMode):
         if iterated:
             func = Tensor.unbind
         noted = self._noted(args), self._noted(kwargs)
-        slots = [*_slots_in(noted)]
+        slots = [*slots_in(noted)]
         result = func(*args, **kwargs)
         if not self._folds(slots):
             self._note(func, noted, slots, result)
@@ -327,7 +306,7 @@ class Recorder(TorchFunctionMode):
         several = isinstance(result, (tuple, list)) and bool(result)
         results: list[Any] = list(result) if several else [result]
         if self._deciding:
-            self._calls.append(_Call(partial(_expect, result), noted, [], False, True))
+            self._calls.append(Call(partial(expect, result), noted, [], False, True))
             return
         if not all(isinstance(value, Tensor) for value in results):
             sized = name in _OF_SIZES and self._sized.issuperset(slots)
@@ -341,24 +320,38 @@ class Recorder(TorchFunctionMode):
         kept = any(value.requires_grad for value in results)  # checkpoints count what is saved for gradients
         index = noted[0][1] if name == "__getitem__" else None
         parts = index if isinstance(index, tuple) else (index,)
-        masks = any(isinstance(part, (_Slot, Tensor, list)) for part in parts)
+        masks = any(isinstance(part, (Slot, Tensor, list)) for part in parts)
         sized = self._sized.issuperset(slots) and name not in _OF_NUMBERS and not masks
         laid = sized and not kept and self._laid.issuperset(slots)
         views = [self._view_of(value, slots) if laid else None for value in results]
         found = [*map(self._slot, results)]
         if all(views):  # each by one call: views that led to it are left out where nothing else reads them
             made = zip(views, found, strict=True)
-            self._calls += [_Call(*self._placed(view), [slot], False, False) for view, slot in made if view]
+            self._calls += [
+                Call(*self._placed(view), [slot], False, False, True) for view, slot in made if view
+            ]
         else:
-            self._calls.append(_Call(func, noted, found, several, kept))
+            self._calls.append(Call(func, noted, found, several, kept))
             for value, slot in zip(results, found, strict=True):
                 if value.untyped_storage().data_ptr() not in self._given:
                     self._begins[slot] = value.storage_offset()
         self._sized.update(found if sized else ())
         self._laid.update(found if laid else ())
+        for slot, value, view in zip(found, results, views, strict=True):
+            if laid and (view is not None or not value.storage_offset()):
+                self._place(slot, view)
         self._views |= {slot: view for slot, view in zip(found, views, strict=True) if view}
 
-    def _view_of(self, value: Tensor, slots: Sequence[int]) -> tuple[_Slot, Any, Any, int] | None:
+    def _place(self, slot: int, view: tuple[Slot, Any, Any, int] | None = None) -> None:
+        """Note where the numbers of a slot stand, if in a way that lines of calls know."""
+        tensor = self._tensors[slot]()
+        assert tensor is not None
+        root, begin = (slot, 0) if view is None else (view[0].number, view[3])
+        place = place_of(tensor, root, begin)
+        if place is not None:
+            self._places[slot] = place
+
+    def _view_of(self, value: Tensor, slots: Sequence[int]) -> tuple[Slot, Any, Any, int] | None:
         """A view as one of a tensor that is none: that, sizes, strides, where it begins; None: it is none."""
         memory, of = value.untyped_storage().data_ptr(), []
         for slot in {*slots}:
@@ -370,11 +363,11 @@ class Recorder(TorchFunctionMode):
         ((slot, tensor),) = of
         if value.dtype != tensor.dtype or value.is_conj() or value.is_neg():
             return None
-        root, *_, before = self._views.get(slot, (_Slot(slot), 0))
+        root, *_, before = self._views.get(slot, (Slot(slot), 0))
         begin = before + int(value.storage_offset()) - int(tensor.storage_offset())
         return root, tuple(value.shape), value.stride(), begin
 
-    def _placed(self, view: tuple[_Slot, Any, Any, int]) -> tuple[Any, Any]:
+    def _placed(self, view: tuple[Slot, Any, Any, int]) -> tuple[Any, Any]:
         """What makes a view, and its arguments; memory that the function asks for itself begins at no other
         place in another call."""
         root, shape, strides, begin = view
@@ -395,8 +388,12 @@ class Recorder(TorchFunctionMode):
             for value in outputs
         )
 
-    def function(self, outputs: Sequence[Any]) -> Function:
+    def function(self, outputs: Sequence[Any], after: int = 1) -> Function:
         """The function of what was noted.
+
+        Args:
+            outputs: of the graph.
+            after: after how many calls it is worth to build something for it.
 
         Raises:
             Unprepared: an output is no tensor, or lies in a constant of whole numbers.
@@ -404,92 +401,28 @@ class Recorder(TorchFunctionMode):
         if self._fails:
             raise Unprepared
         lies = {t.untyped_storage().data_ptr() for _, t in self._around.values()}
-        held: dict[str, Any] = {}
-        results = []
-        for value in outputs:
-            if not isinstance(value, Tensor):
+        found = [value if isinstance(value, Tensor) else None for value in outputs]
+        results: list[int | Tensor] = []
+        for value in found:
+            slot = None if value is None else self._known(value)
+            if value is None or (slot is None and value.untyped_storage().data_ptr() in lies):
                 raise Unprepared
-            slot = self._known(value)
-            if slot is None and value.untyped_storage().data_ptr() in lies:
-                raise Unprepared
-            results.append(f"v{slot}" if slot is not None else f"{_held(value, held)}.clone()")
-        wanted = {slot for value in outputs if (slot := self._known(value)) is not None}
-        kept = list(wanted)
-        calls: list[_Call] = []
+            results.append(value if slot is None else slot)
+        wanted = {slot for slot in results if isinstance(slot, int)}
+        calls: list[Call] = []
         for call in reversed(self._calls):
             if call.kept or not wanted.isdisjoint(call.results):
                 calls.append(call)
-                wanted.update(_slots_in(call.arguments))
+                wanted.update(slots_in(call.arguments))
+        calls.reverse()
         read = {slot: self._around[slot] for slot in self._around if slot in self._met | wanted}
-        lines: list[str] = []
-        last: set[int] = set(kept)
-        for call in calls:  # from the last
-            own = {*_slots_in(call.arguments), *call.results}
-            done = sorted(own - last)
-            last |= own
-            positional, named = call.arguments
-            given = [_source(value, held) for value in positional]
-            given += [f"{name}={_source(value, held)}" for name, value in named.items()]
-            to = ", ".join(f"v{slot}" for slot in call.results) + ("," if call.several else "")
-            if done:
-                lines.append("    del " + ", ".join(f"v{slot}" for slot in done))
-            to += " = " if to else ""
-            lines.append(f"    {to}{_held(call.function, held)}({', '.join(given)})")
-        names = [f"v{slot}" for slot in (*range(self._count), *read)]
-        body = [
-            f"def run({', '.join(names)}):",
-            *reversed(lines),
-            f"    return ({''.join(r + ', ' for r in results)})",
-        ]
-        exec(compile("\n".join(body), "<a graph of a file>", "exec"), held)
+        names = [*range(self._count), *read]
+        run = Lined(calls, names, results, dict(self._places), after)
         folded = _Folded(dict(map(self._around.__getitem__, self._folded)))
         values = [value for _, value in read.values()]
         same = alike(values) if values else lambda: True
-        return Function(held["run"], [key for key, _ in read.values()], same, folded, self._twins)
+        return Function(run, [key for key, _ in read.values()], same, folded, self._twins)
 
 
 def _view(value: Tensor, shape: Sequence[int], strides: Sequence[int], begin: int) -> Tensor:
     return value.as_strided(shape, strides, begin + value.storage_offset())
-
-
-def _expect(number: Any, value: Tensor) -> None:
-    if value.item() != number:
-        raise Otherwise
-
-
-def _slots_in(value: Any) -> Iterator[int]:
-    if isinstance(value, _Slot):
-        yield value.number
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _slots_in(item)
-    elif isinstance(value, dict):
-        yield from _slots_in([*value.values()])
-    elif isinstance(value, slice):
-        yield from _slots_in([value.start, value.stop, value.step])
-
-
-def _held(value: Any, held: dict[str, Any]) -> str:
-    """The name of an object that the function holds."""
-    name = f"k{len(held)}"
-    held[name] = value
-    return name
-
-
-def _source(value: Any, held: dict[str, Any]) -> str:
-    """A value of the function as Python writes it."""
-    if isinstance(value, _Slot):
-        return f"v{value.number}"
-    if value is None or type(value) in (bool, int):
-        return repr(value)
-    if next(_slots_in(value), None) is None and not isinstance(value, list):
-        return _held(value, held)
-    if isinstance(value, slice):
-        return (
-            f"slice({_source(value.start, held)}, {_source(value.stop, held)}, {_source(value.step, held)})"
-        )
-    if isinstance(value, dict):
-        items = ", ".join(f"{name!r}: {_source(item, held)}" for name, item in value.items())
-        return "{" + items + "}"
-    items = "".join(f"{_source(item, held)}, " for item in value)
-    return f"[{items}]" if isinstance(value, list) else f"({items})"

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Literal
 
 from stepnet.executors.base import Executor, Run
+from stepnet.executors.line import Line
+from stepnet.executors.line import Run as RunLine
 from stepnet.executors.loop import Scan
 from stepnet.executors.schedule.adopt import adopt
 from stepnet.executors.schedule.wide import gather_wide
@@ -14,6 +16,7 @@ from stepnet.ir.graph import Graph, Node
 from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .limits import DTYPES, check, fits
+from .line import line_in_c
 from .over_rows import product_over_rows
 from .scan import CScan, build_all
 from .work import is_surely_faster
@@ -48,6 +51,9 @@ class GeneratedC(Executor):
 
     def for_few(self, scan: Scan) -> Literal["turns", "features"] | None:
         return scan.for_few if isinstance(scan, CScan) else None
+
+    def line(self, line: Line) -> RunLine:
+        return line_in_c(line)
 
     def source(self, scan: Scan) -> str | None:
         return scan.source.text if isinstance(scan, CScan) else None

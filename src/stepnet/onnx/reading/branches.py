@@ -16,7 +16,7 @@ from stepnet.file_model.own_end import BOTH
 from stepnet.watchers import instead
 
 from .graph import Graph
-from .info import Info, Run, body_of, one_value, op
+from .info import Info, Misfit, Run, body_of, one_value, op
 
 
 def reading(body: Graph, around: Mapping[Any, Any]) -> Reading:
@@ -32,6 +32,7 @@ def _run(body: Graph, captured: Sequence[Any], *values: Tensor) -> tuple[Any, ..
 def _if(node: Info) -> Run:
     branches = {True: body_of(node, "then_branch", 0), False: body_of(node, "else_branch", 0)}
 
+    _check_results(node, branches)
     node.read.add(0)
     branching = Branching(unanswered)
 
@@ -54,6 +55,20 @@ def _if(node: Info) -> Run:
             return results(settled(truth))  # of two shapes, as for the example
 
     return run
+
+
+def _check_results(node: Info, branches: Mapping[bool, Graph]) -> None:
+    """Hold what the graphs give against each other: as many values as the node, of the same types."""
+    kinds = []
+    for way, body in branches.items():
+        name, count = "then_branch" if way else "else_branch", len(body.outputs)
+        if count != node.count:
+            raise Misfit(f"the graph '{name}' gives another number of values", count, node.count)
+        kinds.append([value.dtype for value in body.outputs])
+    for k, (one, other) in enumerate(zip(*kinds, strict=True)):
+        if None not in (one, other) and one != other:
+            got = f"{one} and {other} for output {k}"
+            raise Misfit("its graphs give values of different types", got, "one type")
 
 
 def branches_alone(graph: Graph) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoDError
-from stepnet.file_model import not_in_recordings, stays
+from stepnet.file_model import not_in_recordings, same_types, stays
 from stepnet.file_model.prepared import plainly_fed
 from stepnet.watchers import instead
 
@@ -62,6 +62,12 @@ class Cell:
         self.layout = node.get("layout", 0)
         if self.layout not in (0, 1):
             raise Misfit("no such layout", self.layout, "0 or 1")
+        for name in ("linear_before_reset", "input_forget"):
+            if node.get(name, 0) not in (0, 1):
+                raise Misfit(f"{name} is neither on nor off", node.get(name), "0 or 1")
+        size = node.get("hidden_size")
+        if isinstance(size, int) and size < 1:  # of another type it is told of with the node's form
+            raise Misfit("hidden_size must be at least 1", size, "a number from 1 on")
         self.clip = node.get("clip", 0.0) if "clip" in node.node.attributes else None
         if self.clip is not None and not self.clip >= 0:
             raise Misfit("clip must not be negative", self.clip, "a number from 0 on")
@@ -117,9 +123,11 @@ class Cell:
         shapes = [None if value is None else tuple(value.shape) for value in inputs]
         hidden = self.node.get("hidden_size", 0) or None
         traced = instead() is not None or torch.compiler.is_compiling()  # its sizes may be open
-        fits = () if traced else tuple(shapes)
+        kinds = [None if value is None else value.dtype for value in inputs]
+        fits = () if traced else (*shapes, *kinds)
         if not fits or fits not in self._fit:
             check_sizes(self.node.node.op_type, len(self.reversed), self.layout, hidden, shapes)
+            same_types([value for k, value in enumerate(inputs) if value is not None and k != 4])
             self._fit = {*self._fit, fits} if len(self._fit) < _MOST_FIT else {fits}
         x = x.transpose(0, 1) if self.layout else x
         batch, hidden = x.shape[1], r.shape[2]
@@ -217,7 +225,7 @@ def masked(step: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4, "DynamicQuantizeLSTM": 4}
 
 
 def check_sizes(

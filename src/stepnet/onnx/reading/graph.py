@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stepnet.errors import IRError, StepnetError
 from stepnet.export.open_sizes import Sizes, plain
-from stepnet.file_model import ERRORS, Broken, Prepared, Recorder, plainly_fed
+from stepnet.file_model import ERRORS, Broken, Prepared, Recorder, plainly_fed, shorten
 from stepnet.file_model.joined_steps import ScanStep, content_of
 from stepnet.file_model.joining import Joining
 from stepnet.file_model.step_rules import Seen
@@ -161,7 +161,7 @@ class Graph:
             count, wanted = len(node.inputs), f"{row.least} to {row.most}"
             raise Broken(f"{place}: has {count} inputs", got=count, expected=wanted)
         bodies = {
-            name: type(self)(a.as_graph(), constants, opset, f"{place}, {name}")
+            name: type(self)(a.as_graph(), constants, opset, f"{place}, {shorten(name)}")
             for name, a in node.attributes.items()
             if a.type == ir.AttributeType.GRAPH
         }

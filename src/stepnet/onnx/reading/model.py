@@ -36,8 +36,9 @@ from stepnet.file_model import (
 
 from .graph import DOMAINS, Graph, inputs_of
 from .info import NUMBERS, TABLE
+from .microsoft import DOMAIN, OWN
 from .operators import OPERATORS as OPERATORS
-from .rules import check_opset, check_rules
+from .rules import check_opset, check_rules, check_version
 from .scopes import check_scopes, name_of
 from .sparse import fill_in
 from .tables import as_tables
@@ -250,6 +251,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
             raise Unreadable(
                 f"{where}: holds no graph", got=f"{place.stat().st_size} bytes", expected="an ONNX file"
             )
+        check_version(proto, where)
         check_opset(proto, DOMAINS, where)
         fill_in(proto.graph, where)
         _check_constants(proto.graph, where)
@@ -294,7 +296,7 @@ def supported_types() -> list[str]:
     >>> "Scan" in supported_types()
     True
     """
-    return sorted([*TABLE, "Constant"])
+    return sorted([*(f"{DOMAIN}.{name}" if name in OWN else name for name in TABLE), "Constant"])
 
 
 def _written_out(proto: ModelProto) -> ModelProto:
@@ -401,10 +403,12 @@ def _unknown(graph: ir.Graph, within: str) -> Iterator[tuple[str, str]]:
     """The operators that have no row here, and where each of their nodes is."""
     for number, node in enumerate(graph):
         place = f"{within}{name_of(number, node)}"
-        if node.domain not in DOMAINS:
+        if node.domain == DOMAIN and node.op_type in OWN:
+            pass
+        elif node.domain not in DOMAINS:
             yield shorten(f"{node.domain}.{node.op_type}"), place
-        elif node.op_type not in TABLE and node.op_type != "Constant":
+        elif (node.op_type not in TABLE and node.op_type != "Constant") or node.op_type in OWN:
             yield shorten(node.op_type) or "''", place
         for name, attribute in node.attributes.items():
             if attribute.type == ir.AttributeType.GRAPH:
-                yield from _unknown(attribute.as_graph(), f"{place}, {name}: ")
+                yield from _unknown(attribute.as_graph(), f"{place}, {shorten(name)}: ")

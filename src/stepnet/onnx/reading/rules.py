@@ -39,8 +39,24 @@ _SAFE = {
 }  # fmt: skip
 _OF_ONNX = (shape_inference.InferenceError, RuntimeError, ValueError)
 _UNCHECKED = "unchecked"
-# what ONNX infers of an unchecked operator is 0: nothing
-_DECLARED = re.compile(r"existing shape differ|merge shape info|inferred and declared dim|inferred=0\b")
+# what ONNX infers of an unchecked operator is 0, and what a graph in a node leaves open: nothing
+_DECLARED = re.compile(
+    r"existing shape differ|merge shape info|inferred and declared dim|inferred=0\b|declared=0\b"
+)
+
+
+def check_version(proto: ModelProto, where: str) -> None:
+    """Refuse files of a form that ONNX does not know.
+
+    Raises:
+        IRError: they are.
+    """
+    if not 1 <= proto.ir_version <= onnx.IR_VERSION:
+        raise Broken(
+            f"{where}: of a version of the format that is not known", got=f"ir_version {proto.ir_version}",
+            expected=f"1 to {onnx.IR_VERSION}",
+            remedy="write the model for an older version, or install a newer onnx",
+        )  # fmt: skip
 
 
 def check_opset(proto: ModelProto, domains: Sequence[str], where: str) -> int:
@@ -79,7 +95,7 @@ def _nodes(graph: GraphProto, where: str) -> Iterator[tuple[str, NodeProto]]:
         place = f"{where}: {name_of(number, node)}"
         yield place, node
         for attribute in node.attribute:
-            yield from _nodes(attribute.g, f"{place}, {attribute.name}")
+            yield from _nodes(attribute.g, f"{place}, {shorten(attribute.name)}")
 
 
 def _check_form(node: NodeProto, opset: int, place: str) -> None:
@@ -144,7 +160,7 @@ def _blame(graph: GraphProto, light: ModelProto, text: str, where: str) -> None:
         if depth:
             bodies = (a for a in node.attribute if len(a.g.node) > number)
             body = next(a for a in bodies if a.g.node[number].op_type == kind)
-            graph, place = body.g, f"{place}, {body.name}"
+            graph, place = body.g, f"{place}, {shorten(body.name)}"
         node = graph.node[number]
         place = f"{place}: {name_of(number, node)}"
     known = {} if len(path) > 1 else _known(light)

@@ -53,11 +53,11 @@ def _check_nodes(
                     f"{place}: reads '{_short(name)}', which nothing before it makes",
                     got=f"'{_short(name)}'",
                     expected="an input, a constant, or what a node before it makes",
-                    remedy="nodes must be in the order that they run",
+                    remedy="put nodes in the order that they run, as onnx_ir's TopologicalSortPass does",
                 )
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
-                _check_graph(graph, made | around, functions, f"{place}, {attribute.name}")
+                _check_graph(graph, made | around, functions, f"{place}, {shorten(attribute.name)}")
         own = functions.get((node.domain, node.op_type))
         counts = len(node.input), len(node.output)
         if own is not None and (counts[0] > len(own.input) or counts[1] > len(own.output)):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import Misfit, Window, max_places, max_pool, mean_pool, transposed
+from stepnet.file_model import Misfit, Window, axis_in, max_places, max_pool, mean_pool, transposed
 
 from .elementwise import cast
 from .info import Info, Run, dtype_of, op
@@ -113,6 +113,10 @@ def each(part: Tensor, x: Tensor, axis: int, block: int = 0) -> Tensor:
     """A scale or a zero point, for the numbers of x that it is of."""
     if part.dim() == 0 or part.numel() == 1:
         return part.reshape(())
+    axis = axis_in(axis, x.dim())
+    if not block and part.numel() != x.shape[axis]:
+        what = f"there must be one scale, or zero point, for each of axis {axis}"
+        raise Misfit(what, [*part.shape], [x.shape[axis]])
     if block:
         return part.repeat_interleave(block, axis).narrow(axis, 0, x.shape[axis])
     shape = [1] * x.dim()

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .info import Info, Run, op
+from stepnet.data.dtypes import dtype_name
+
+from .info import Info, Misfit, Run, op
 from .spaces import each
 from .sums import convolution
 
@@ -22,8 +24,10 @@ def _along(part: Tensor, x: Tensor, axis: int) -> Tensor:
     return part if part.dim() == x.dim() else each(part, x, axis % x.dim())
 
 
-def _rounded(x: Tensor, zero: Tensor) -> Tensor:
+def rounded(x: Tensor, zero: Tensor) -> Tensor:
     """Numbers in the type of a zero point, counted from it."""
+    if zero.is_floating_point() or zero.dtype is torch.bool:
+        raise Misfit("a zero point is no whole number", dtype_name(zero.dtype), "uint8 or int8")
     kind = torch.iinfo(zero.dtype)
     return (x.round() + zero.double()).clamp(kind.min, kind.max).to(zero.dtype)
 
@@ -48,7 +52,7 @@ def _scaled_matmul(node: Info) -> Run:
     ) -> Tensor:  # fmt: skip
         out = _product(a, a_zero, b, b_zero)
         scales = _along(a_scale, out, -2).double() * _along(b_scale, out, -1).double()
-        return _rounded(out * (scales / scale.double()), zero)
+        return rounded(out * (scales / scale.double()), zero)
 
     return matmul
 
@@ -73,6 +77,6 @@ def _scaled_conv(node: Info) -> Run:
     ) -> Tensor:  # fmt: skip
         bias = None if bias is None else bias.double()
         out = conv(_from_zero(x, x_zero, 1), _from_zero(w, w_zero, 0), bias)
-        return _rounded(out * (x_scale.double() * each(w_scale, out, 1).double() / scale.double()), zero)
+        return rounded(out * (x_scale.double() * each(w_scale, out, 1).double() / scale.double()), zero)
 
     return run
