@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from stepnet.data.arguments import brief
-from stepnet.data.convert import from_array
+from stepnet.data.convert import from_array, shared
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoDError
 
@@ -108,11 +108,8 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
 
 
 def _as_tensor(sample: Any) -> Tensor:
-    """What is to be joined next to others; a copy only of an array that torch does not take."""
-    if not isinstance(sample, np.ndarray):
-        return sample
-    taken = sample.flags.writeable and sample.dtype.isnative and min(sample.strides, default=0) >= 0
-    return torch.from_numpy(sample) if taken else from_array(sample)
+    """What is to be joined next to others."""
+    return shared(sample) if isinstance(sample, np.ndarray) else sample
 
 
 def _told(join: Callable[[Any], Any], samples: Any, where: str) -> Any:

@@ -100,13 +100,19 @@ def _is_array(node: Any) -> bool:
     return isinstance(node, np.ndarray) and node.dtype != object
 
 
-def from_array(array: np.ndarray) -> Tensor:
+def from_array(array: np.ndarray | np.generic) -> Tensor:
     """A copy of an array: of any strides and order of bytes, and of one that must not be written.
 
     >>> from_array(np.arange(3, dtype=">i4")[::-1])
     tensor([2, 1, 0], dtype=torch.int32)
     """
     return torch.tensor(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape))
+
+
+def shared(array: np.ndarray) -> Tensor:
+    """The memory of an array; a copy where torch does not take it."""
+    taken = array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0
+    return torch.from_numpy(array) if taken else from_array(array)
 
 
 def _is_number(node: Any) -> bool:

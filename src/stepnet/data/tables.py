@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.arguments import brief
+from stepnet.data.convert import shared
 from stepnet.data.offsets import offsets_of, ranges
 from stepnet.errors import LoDError, MissingExtraError
 
@@ -360,15 +361,14 @@ def _array(x: Tabular) -> np.ndarray:
 
 
 def _shared(numbers: np.ndarray) -> Tensor:
-    """The memory of an array, copied where it must not be written, or has its bytes in another order."""
+    """`shared`, of numbers alone."""
     if numbers.dtype.kind not in "biufc":
         raise LoDError(
             "sequences of numbers are needed",
             got=str(numbers.dtype),
             expected="a column of numbers, as the ids of words",
         )
-    numbers = numbers.astype(numbers.dtype.newbyteorder("="), copy=False)
-    return torch.from_numpy(numbers if numbers.flags.writeable else numbers.copy())
+    return shared(numbers)
 
 
 def _shaped(values: Tensor, sizes: Sequence[int], levels: Sequence[Tensor]) -> Tensor:

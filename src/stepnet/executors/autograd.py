@@ -269,7 +269,7 @@ class _PlanCall(torch.autograd.Function):
             if found is not None:
                 guard_inputs(inputs, found)
                 return (None, None, *found)
-        again = ctx.results is not None and ctx.results.written
+        again = ctx.results.written
         if by_places is not None:
             direct, layout = by_places
             once = not later and not torch.is_grad_enabled() and not again
@@ -299,15 +299,11 @@ def _note(ctx: Any, call: Call, led: list[str], as_steps: bool, count: int) -> N
 def _save(ctx: Any, ready: Ready, tensors: Sequence[Tensor], kept: Sequence[Tensor] | None) -> None:
     """Save what backward reads. `kept`: besides the inputs; None: it computes all again."""
     rows = len(ready.plan.x) + len(ready.plan.states)
-    unread = ((), ()) if kept is None else (ready.unread, ready.inert)
-    ctx.memory = Memory.of(tensors, rows, *unread)
-    if kept is None:
-        ctx.results, kept = None, ()
-    else:
-        n = len(ready.plan.y)
-        ctx.results = Results.of(kept, ready.read_results)
-        kept = (*(t.data for t in kept[:n]), *kept[n:])
-    ctx.save_for_backward(*ctx.memory.to_save(tensors), *kept)
+    of = ((), (), ()) if kept is None else (ready.unread, ready.inert, ready.read_results)
+    unread, inert, read = of
+    kept, n = kept or (), len(ready.plan.y)
+    ctx.memory, ctx.results = Memory.of(tensors, rows, unread, inert), Results.of(kept, read)
+    ctx.save_for_backward(*ctx.memory.to_save(tensors), *(t.data for t in kept[:n]), *kept[n:])
 
 
 def _written(*_: Any) -> Any:

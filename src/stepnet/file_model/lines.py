@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.executors.line import Line, Memory, Op, Place, in_one_piece
 
 from .calls import Slot
 
-_KINDS = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
+_DTYPES = torch.float32, torch.int64, torch.bool
 _MOST_NUMBERS = 2**15  # that one call makes: of more, torch's own are as fast
 _MOST_ROWS, _MOST_PRODUCT = 64, 2**20  # of rows and a matrix; multiplications
 Take = Callable[..., None]
@@ -26,10 +27,9 @@ class Unfit(Exception):
 
 def place_of(tensor: Tensor, memory: Memory, begin: int = 0) -> Place | None:
     """Where the numbers of a tensor stand in a memory; None: no line may hold it."""
-    kind = _KINDS.get(tensor.dtype)
-    if kind is None or not tensor.is_cpu or tensor.layout is not torch.strided:
+    if tensor.dtype not in _DTYPES or not tensor.is_cpu or tensor.layout is not torch.strided:
         return None
-    return Place(memory, kind, tuple(tensor.shape), tensor.stride(), begin)
+    return Place(memory, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride(), begin)
 
 
 class Lowering:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.data.alike import alike
+from stepnet.data.convert import from_array
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.outputs import Outputs
 from stepnet.data.recording import Interned, ToldByContent
@@ -280,12 +281,11 @@ def _as_tensor(where: str, socket: Socket, value: Any) -> Any:
     """An array as a tensor; what is none as it is."""
     if not isinstance(value, (np.ndarray, np.generic)):
         return value
-    array = np.array(value, dtype=value.dtype.newbyteorder("="))
     try:
-        return torch.from_numpy(array)
+        return from_array(value)
     except TypeError as problem:
         what = f"{where} is of a type that torch has none for"
-        raise Misgiven(what, got=array.dtype, expected=socket) from problem
+        raise Misgiven(what, got=value.dtype, expected=socket) from problem
 
 
 _OF_MODULES = {*vars(nn.Module()), "_compiled_call_impl"} - {"_modules"}

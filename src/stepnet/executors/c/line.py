@@ -11,25 +11,20 @@ import torch
 from torch import Tensor
 
 from stepnet.data.as_imported import data_ptr, empty, empty_strided
+from stepnet.data.dtypes import dtype_of
 from stepnet.errors import BuildError, Unsupported
 from stepnet.executors.line import Ended, Line, Op, Place, Run
 
 from .build import build, preamble
 from .desk import padded
-from .numbers import OF_LIBM, literal
+from .numbers import INFIX, OF_LIBM, literal
 
 _KINDS = {"float32": ("float", 4), "int64": ("int64_t", 8), "bool": ("uint8_t", 1)}
-_DTYPES = {"float32": torch.float32, "int64": torch.int64, "bool": torch.bool}
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=",
-          "gt": ">", "ge": ">="}  # fmt: skip
-_TEXTS = {
+_TEXTS = {  # others are functions
+    **{name: f"{{0}} {sign} {{1}}" for name, sign in INFIX.items()},
     "copy": "{0}", "neg": "-{0}", "where": "{0} ? {1} : {2}", "leaky": "{0} > 0 ? {0} : {0} * {1}",
     "not": "!{0}", "and": "{0} && {1}", "or": "{0} || {1}", "square": "{0} * {0}", "reciprocal": "1.0f / {0}",
-    **{name: f"{{0}} {sign} {{1}}" for name, sign in _INFIX.items()},
 }  # fmt: skip
-_MATH = ("sigmoid", "tanh", "sqrt", "rsqrt", "exp", "log", "abs", "relu", "erf", "floor", "ceil", "round",
-         "maximum", "minimum", "pow", "expm1", "softplus")  # fmt: skip
-EACH = frozenset((*_TEXTS, *_MATH))  # functions of each number that there are
 
 
 def line_in_c(line: Line) -> Run:
@@ -46,7 +41,7 @@ def line_in_c(line: Line) -> Run:
         )
     except BuildError as problem:
         raise Unsupported("a line of calls cannot be built", remedy="see the compiler's message") from problem
-    shapes = [(place.shape, place.strides, _DTYPES[place.kind]) for place in line.made]
+    shapes = [(place.shape, place.strides, dtype_of(place.kind)) for place in line.made]
     held = [*line.held.values()]
     count, first = len(line.given), 2 + len(line.held)
     idle: list[tuple[array[int], Tensor]] = []  # list.pop and append are atomic
