@@ -56,6 +56,26 @@ def test_weights_that_get_other_memory_are_read_as_torch_saved_them() -> None:
     holds(law, {f"{case}": case for case in cases})
 
 
+def test_what_is_saved_depends_on_the_call() -> None:
+    """In one step from a state without a gradient nothing reads the weight again; in two the second does."""
+    weight = _numbers(3, 3)
+
+    def step(x: Tensor, h: Tensor) -> Any:
+        h = torch.tanh(x + h @ weight)
+        return h, h
+
+    for lengths in ([1], [2, 2]):
+        found, before = [], weight.data
+        for backend in ("naive", BACKEND):
+            x = _numbers(sum(lengths), 3)
+            start = torch.ones(len(lengths), 3, dtype=torch.float64)
+            y, _ = recurrent(step, LoDTensor.from_lengths(x, [lengths]), start, backend=backend)
+            _other(weight)
+            found.append(torch.autograd.grad(y.values.square().sum(), [weight, x]))
+            weight.data = before
+        torch.testing.assert_close(*found, **CLOSE)
+
+
 def test_results_may_be_written_to() -> None:
     """The plain loop joins what its steps gave, so nobody needs the result as it was."""
 

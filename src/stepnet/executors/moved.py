@@ -1,7 +1,8 @@
 """Gradients where a leaf has got other memory since the loop ran (`p.data = ...`, `.to()`).
 
 Ops of torch save a leaf itself, and read what it has by then; of its views, as a Linear saves one, they keep
-the memory. Which a step does is seen as the plain loop saves; where it saves leaves, its gradients are taken.
+the memory. Which of them is seen as the plain loop saves, anew each time: a first step from a state without a
+gradient saves no weight, the second does. Where leaves are saved, the plain loop's gradients are taken.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ def by_saved_leaves(
     Raises:
         StepError: the plain loop would draw other noise.
     """
-    plan, known = call.ready.plan, call.ready.saved_leaves
+    plan = call.ready.plan
     moved = [k for k in moved if k >= len(plan.x) and not _is_same(were[k], now[k])]  # x is cut: views
     states = call.ready.state_places
     if any(k in states for k in moved) and len(call.layout.ends) < 2:  # a dense one is not cut
         raise _refusal("an initial state")
-    moved = [k for k in moved if k not in states and known.get(k, True)]
+    moved = [k for k in moved if k not in states]
     if not moved:
         return None
     if plan.random:
@@ -63,7 +64,6 @@ def by_saved_leaves(
 
     with torch.enable_grad(), saved_tensors_hooks(pack, unpack):
         found = of_plain_loop(call, own, grads, needed, create_graph=False)
-    known.update((k, k in saved) for k in moved)
     return found if saved else None
 
 

@@ -79,7 +79,6 @@ class Ready:
     along: dict[Any, Any] = field(default_factory=dict, compare=False)  # what runs its derivatives
     expected: set[Any] = field(default_factory=set, compare=False)  # derivatives whose plans were made early
     members: dict[int, Any] = field(default_factory=dict, compare=False)  # and many calls, by their number
-    saved_leaves: dict[int, bool] = field(default_factory=dict, compare=False)  # see `moved.by_saved_leaves`
     lately: list[Any] = field(default_factory=list, compare=False)  # runs by places: one `direct.Lately`
 
     def history_key(
