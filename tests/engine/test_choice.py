@@ -149,6 +149,17 @@ def test_explain_tells_the_times_and_who_was_slower(clock, disk):
     assert slower.remedy == "backend='c' takes it all the same"
 
 
+def test_what_is_timed_is_about_as_long_as_the_call(clock, disk):
+    """What is done once a call weighs too much in fewer steps; what takes long is timed once, not thrice."""
+    watch = clock(c=0.1, naive=5.0)
+    told = told_of(RNN(H, H), *rows(200, steps=40))
+    assert "timed on 40 steps of 128 sequences" in "".join(told.notes)
+    assert watch.calls == 3, "C twice, the plain loop once"
+    plans.forget()
+    clock(c=0.1, naive=5.0)
+    assert "timed on 40 steps of 128 sequences" in "".join(told_of(RNN(H, H), *rows(130, steps=3)).notes)
+
+
 def test_a_backend_by_name_is_taken_and_not_timed(clock, disk):
     watch = clock(c=3.0, naive=1.0, eager=2.0)
     assert executor(Vanilla(), *rows(), backend="c") == "c"
@@ -174,7 +185,7 @@ def test_times_are_read_from_disk_with_the_plan(clock, disk):
     plans.forget()
     for key in disk:  # what lies there is not trusted
         if disk[key].startswith(b'{"c"'):
-            disk[key] = b'{"c": "fast", "naive": 1}'
+            disk[key] = b'{"c": "fast", "naive": 1, "steps": 16, "sequences": 32}'
     assert executor(step, *given) == "c"
     assert again.calls > 0
 
@@ -184,9 +195,11 @@ DAMAGED = [
     b"no json",
     b"[1]",
     b'{"naive": 1}',
-    b'{"c": NaN, "naive": 1}',
-    b'{"c": 1, "x": 0, "naive": 1}',
-    pytest.param(b'{"c": 1%b, "naive": 1}' % (b"0" * 400), id="too large"),
+    b'{"c": 1, "naive": 5}',
+    b'{"c": 1, "naive": 5, "steps": "x", "sequences": 1}',
+    b'{"c": NaN, "naive": 1, "steps": 16, "sequences": 1}',
+    b'{"c": 1, "x": 0, "naive": 1, "steps": 16, "sequences": 1}',
+    pytest.param(b'{"c": 1%b, "naive": 1, "steps": 16, "sequences": 1}' % (b"0" * 400), id="too large"),
     pytest.param(b"[" * 100_000, id="too deep"),
 ]
 

@@ -1,8 +1,9 @@
 """Which executor runs a plan when none is named: the first that accepts it, unless another is timed faster.
 
 Most steps need no timing: op by op in torch, the calls of every step alone take longer than generated code
-does. Where that is not clear, each way runs some steps on rows like the caller's. What was timed is kept on
-disk beside the plan.
+does. Where that is not clear, each way runs on about as many rows as the caller's: of fewer, what is done
+once a call weighs too much, and what tables cost that no cache holds weighs nothing. What was timed is kept
+on disk beside the plan.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from stepnet.ir.loop import Loop
 from .plain import plain_loop
 from .rows import Noise, Sequences, few
 
-STEPS, MOST_SEQUENCES = 16, 64  # of a timed run
-_ROUNDS = 3
+MOST_SEQUENCES = 128  # of a timed run
+_LEAST_STEPS, _MOST_STEPS = 16, 64
+_ROUNDS, _ENOUGH = 3, 1.0  # rounds, and seconds after which there is not another one
 _LONGEST = 1e6  # seconds
 _AHEAD = 2.0  # so many times as fast as the plain loop is fast enough: other ways are not tried
 MARGIN = 1.1  # what comes first in order is left only for what is that much faster
@@ -47,9 +49,10 @@ class Slower(Unsupported):
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each way to run a plan, by name, the fastest of some runs; and of how many sequences."""
+    """Seconds of each way to run a plan, by name, the fastest of some runs; and of how much."""
 
     seconds: dict[str, float]
+    steps: int
     sequences: int
 
     def fastest(self) -> str:
@@ -60,14 +63,17 @@ class Timing:
     def text(self) -> str:
         """What `explain` says of it."""
         times = ", ".join(f"{_label(name)} {1e3 * taken:.3g} ms" for name, taken in self.seconds.items())
-        return f"timed on {STEPS} steps of {self.sequences} sequences: {times}"
+        return f"timed on {self._rows()}: {times}"
 
     def slower(self, name: str) -> Slower:
         """Why an executor is not taken."""
         best = self.fastest()
-        took = f"it took {1e3 * self.seconds[name]:.3g} ms for {STEPS} steps of {self.sequences} sequences"
+        took = f"it took {1e3 * self.seconds[name]:.3g} ms for {self._rows()}"
         reason = f"{took}, {_label(best)} {1e3 * self.seconds[best]:.3g} ms"
         return Slower(reason, remedy=f"backend='{name}' takes it all the same")
+
+    def _rows(self) -> str:
+        return f"{self.steps} steps of {self.sequences} sequences"
 
 
 def _label(name: str) -> str:
@@ -87,8 +93,9 @@ class Race:
 
     def __init__(self, loop: Loop, noise: Noise, sequences: Sequences, weights: Weights) -> None:
         self.sequences = max(1, min(sequences.layout.sequences, MOST_SEQUENCES))
-        self.layout = Layout.dense(STEPS, self.sequences, True, False)
-        rows = STEPS * self.sequences
+        self.steps = max(_LEAST_STEPS, min(sequences.layout.steps, _MOST_STEPS))
+        self.layout = Layout.dense(self.steps, self.sequences, True, False)
+        rows = self.steps * self.sequences
         self.x = [few(t, rows).requires_grad_(t.requires_grad) for t in sequences.x_rows]
         self.boot = [few(t, self.sequences).requires_grad_(t.requires_grad) for t in sequences.states]
         self.weights = [tensor for _, tensor, _ in weights]
@@ -115,12 +122,16 @@ class Race:
             return [t for results in self.plain(self.x, self.boot) for t in results]
 
     def go(self, rounds: int) -> None:
-        """Time every way, in turns."""
+        """Time every way, in turns; fewer rounds of what takes long."""
+        spent = 0.0
         with draws_put_back():
             for _ in range(rounds):
                 for name, way in self.ways.items():
                     taken = stopwatch(lambda way=way: self._once(way))
                     self.seconds[name] = min(taken, self.seconds.get(name, taken))
+                    spent += taken
+                if spent > _ENOUGH:
+                    break
 
     def _once(self, way: Callable[[], Sequence[Tensor]]) -> None:
         go_back(way(), (*self.x, *self.boot, *self.weights))
@@ -153,7 +164,7 @@ def race(
             entered.enter(second.executor.name, second, constants)
         entered.go(_ROUNDS)
     order = [name for name in entered.seconds if name != PLAIN.name] + [PLAIN.name]
-    return Timing({name: entered.seconds[name] for name in order}, entered.sequences)
+    return Timing({name: entered.seconds[name] for name in order}, entered.steps, entered.sequences)
 
 
 def recall(key: str | None, first: str, sequences: int) -> Timing | None:
@@ -163,18 +174,24 @@ def recall(key: str | None, first: str, sequences: int) -> Timing | None:
         found = json.loads(data) if data is not None else None
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or next(iter(found), None) != first or PLAIN.name not in found:
+    if not isinstance(found, dict):
+        return None
+    size = [found.pop(name, None) for name in ("steps", "sequences")]
+    if next(iter(found), None) != first or PLAIN.name not in found:
         return None
     if not {PLAIN.name, *(executor.name for executor in tried(AUTO))}.issuperset(found):
         return None
+    if not all(isinstance(n, int) and 0 < n <= MOST_SEQUENCES for n in size):
+        return None
     times = [t for t in found.values() if isinstance(t, (int, float)) and 0 <= t < _LONGEST]
-    return Timing(found, min(sequences, MOST_SEQUENCES)) if len(times) == len(found) else None
+    return Timing(found, *size) if len(times) == len(found) else None
 
 
 def remember(key: str | None, timing: Timing, sequences: int) -> None:
     """Keep what was timed."""
     if key is not None:
-        plan_files.write(_place(key, sequences), json.dumps(timing.seconds).encode())
+        size = {"steps": timing.steps, "sequences": timing.sequences}
+        plan_files.write(_place(key, sequences), json.dumps(timing.seconds | size).encode())
 
 
 def about_as_many(sequences: int) -> int:
