@@ -67,6 +67,10 @@ class StepIndexError(StepError, IndexError):
     """A step looked up a row that is not there."""
 
 
+class WrittenError(StepError, RuntimeError):
+    """What a gradient reads was changed after the recurrence ran; torch has a RuntimeError there."""
+
+
 class StreamError(StepnetError, ValueError):
     """A stream that cannot be opened, or a module or chunk that cannot be run chunk by chunk; says why."""
 

@@ -9,57 +9,64 @@ the plain loop joins of what its steps gave: of those that were, backward makes 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from stepnet.data.as_imported import is_set_to
+from stepnet.data.dtypes import typed_shape
 from stepnet.data.modes import sees_saved_tensors
 from stepnet.data.storage import memory_of
-from stepnet.errors import StepError
+from stepnet.errors import StepError, WrittenError
+
+if TYPE_CHECKING:
+    from .ready import Ready
 
 _NOTHING = torch.empty(0, device="cpu")
 
 
-class Results(NamedTuple):
-    """Results that are saved for backward by another name, and tensors without memory that count how often
-    they were written to, with the counts at first."""
-
-    counts: list[tuple[Tensor, int]]
-
-    @classmethod
-    def of(cls, results: Sequence[Tensor], read: Collection[int]) -> Results:
-        """`read`: the places of those that backward reads."""
-        return cls([(_counter(results[k]), results[k]._version) for k in read])
-
-    @property
-    def written(self) -> bool:
-        """Whether something was written to any of them."""
-        return any(counter._version != count for counter, count in self.counts)
+Counters = list[tuple[Tensor, int]]
 
 
-def _counter(tensor: Tensor) -> Tensor:
-    counter = tensor.detach()
-    counter.data = _NOTHING
-    return counter
+def counters(results: Sequence[Tensor], read: Collection[int]) -> Counters:
+    """Tensors without memory that count how often results are written to, which are saved for backward by
+    another name; with the counts at first. `read`: the places of those that backward reads."""
+    found: Counters = []
+    for k in read:
+        result = results[k]
+        counter = result.detach()
+        counter.data = _NOTHING
+        found.append((counter, result._version))
+    return found
+
+
+def are_written(counted: Counters) -> bool:
+    """Whether something was written to any of the results."""
+    for counter, count in counted:
+        if counter._version != count:
+            return True
+    return False
 
 
 class Memory(NamedTuple):
     """The inputs of a run, and what names their memory as it was.
 
     Attributes:
-        own: leaves that train, or are weights: the place, the tensor, and another name of its memory.
+        own: leaves that train, are weights, or are not read: the place, the tensor, and another name of its
+            memory.
         unread: by place, those among them that backward does not read, and their versions.
         inert: the places of those that no derivative depends on.
         others: places and memory of all others but views; none where somebody else keeps what is saved, and
             gives copies.
+        looks: of what is saved, where somebody else keeps it; each a type, a shape and a device.
     """
 
     own: list[tuple[int, Tensor, Tensor]]
     unread: dict[int, tuple[Tensor, int]]
     others: list[tuple[int, int]]
     inert: Collection[int] = ()
+    looks: Sequence[Any] = ()
 
     @classmethod
     def of(
@@ -74,18 +81,53 @@ class Memory(NamedTuple):
         for k, t in enumerate(tensors):
             if t is None:
                 continue
-            if t.is_leaf and (k >= rows or t.requires_grad):
+            if t.is_leaf and (k >= rows or t.requires_grad or k in not_read):
                 own.append((k, t, t.data))
                 if k in not_read:
                     unread[k] = t, t._version
             elif not t._is_view():
                 others.append((k, memory_of(t)))
-        return cls(own, unread, [] if others and sees_saved_tensors() else others, inert)
+        return cls(own, unread, others, inert)
 
-    def to_save(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """Those of the inputs that autograd is to see to."""
-        unread = self.unread
-        return [None if k in unread else t for k, t in enumerate(tensors)] if unread else tensors
+    def save(self, ctx: Any, inputs: Sequence[Tensor | None], kept: Sequence[Tensor] = ()) -> None:
+        """Save what backward reads, but those of the inputs that it does not; this goes with it."""
+        unread, memory = self.unread, self
+        given = [None if k in unread else t for k, t in enumerate(inputs)] if unread else inputs
+        if sees_saved_tensors():
+            looks = [t if t is None else _look(t) for t in (*given, *kept)]
+            memory = self._replace(others=[], looks=looks)
+        ctx.memory = memory
+        ctx.save_for_backward(*given, *kept)
+
+    def saved(self, ctx: Any, ready: Ready) -> Sequence[Tensor]:
+        """What was saved, as it was. `ready`: the plan that ran.
+
+        Raises:
+            WrittenError: it was written to.
+            StepError: somebody else kept it, and gives something else.
+        """
+        try:
+            saved = ctx.saved_tensors
+        except RuntimeError as error:
+            what, _, which = str(error).partition(" has been modified by an inplace operation: ")
+            if not which:  # it is gone, or a hook fails
+                raise
+            raise WrittenError(
+                f"x, a state or a weight of step '{ready.plan.name}' has been modified by an inplace operation after the "
+                "recurrence ran, and a gradient is asked for that reads it",
+                got=which.partition(" Hint:")[0],
+                remedy="make a new tensor of it (`x = x * 2`), or call backward before",
+            ) from error
+        for k, look in enumerate(self.looks):
+            if look is not None and _look(saved[k]) != look:
+                dtype, shape, device = look
+                raise StepError(
+                    f"a hook for saved tensors gave back something else than step '{ready.plan.name}' had saved",
+                    got=f"{typed_shape(saved[k])} on {saved[k].device}",
+                    expected=f"{typed_shape(torch.empty(shape, dtype=dtype, device='meta'))} on {device}",
+                    remedy="what it makes of a tensor when it is saved it must undo later: type, shape, device",
+                )
+        return saved
 
     def found(
         self, saved: Sequence[Tensor], differentiated: bool
@@ -122,8 +164,12 @@ class Memory(NamedTuple):
         return any(tensor._version != version for tensor, version in self.unread.values())
 
 
-def _changed(what: str) -> StepError:
-    return StepError(
+def _look(tensor: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
+    return tensor.dtype, tensor.shape, tensor.device
+
+
+def _changed(what: str) -> WrittenError:
+    return WrittenError(
         f"{what} got other memory (`.data = ...`, `.to()`) or was written to after the recurrence ran",
         remedy="call backward before",
     )

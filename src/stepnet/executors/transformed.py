@@ -29,11 +29,10 @@ from stepnet.data.modes import (
 )
 from stepnet.errors import StepError, Unsupported
 
-from . import batched
+from . import batched, flow
 from .autograd import forward, is_computed_again
 from .call import Call
 from .direct import Lately
-from .flow import carry_gradients
 from .gradients import gradients, has_gradient
 from .nodes import applied, one_level_down
 from .pushed import pushed
@@ -162,7 +161,7 @@ def run_transformed(
     inside = bool(transforms())
     if inside and forward_ad._current_level >= 0:  # .detach() drops tangents, which go where no gradient does
         return list(out)
-    carry = carry_gradients(plan, run.call.layout, [needs_gradient(t) for t in tensors])
+    carry = flow.carry_gradients(plan, run.call.layout, [needs_gradient(t) for t in tensors])
     if inside:  # which leave what needs a gradient around them needing one
         return [t if carries else t.detach() for t, carries in zip(out, carry, strict=True)]
     return [t if carries else _without_gradient(t) for t, carries in zip(out, carry, strict=True)]
@@ -205,7 +204,7 @@ class _PlanCall(torch.autograd.Function):
         if _in_forward_mode(tensors):  # which goes where no gradient flows
             carry = tuple(t.is_floating_point() for t in results)
         else:
-            carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
+            carry = flow.carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
         ctx.carry = carry
         still = (t for t, carries in zip(results, carry, strict=True) if not carries)
         ctx.mark_non_differentiable(*still, *output[len(results) :])
@@ -238,6 +237,9 @@ class _PlanCall(torch.autograd.Function):
             moved = _along_by_plain_loop(run.call, tensors, tangents)
         else:
             moved = of.results(run_transformed(of.run, *of.run.call.ready.plan.parted(inputs)))
+            # the plan follows gradients: what none leads to has no tangent, as detach() gives none
+            moves = flow.moved(run.call.ready.plan, run.call.layout, [v is not None for v in tangents])
+            moved = [m if moving else None for m, moving in zip(moved, moves, strict=True)]
         moved = [m if carries else None for m, carries in zip(moved, ctx.carry, strict=True)]
         return (*moved, *(None,) * ctx.kept)
 
