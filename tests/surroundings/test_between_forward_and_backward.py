@@ -12,7 +12,7 @@ from torch import Tensor
 
 from beside_plain import CLOSE
 from stepnet import LoDTensor, recurrent
-from stepnet.errors import StepError
+from stepnet.errors import LoDError, StepError, WrittenError
 from tables import holds
 
 BACKEND = "eager"
@@ -128,3 +128,71 @@ def test_a_weight_that_no_derivative_depends_on_may_be_written_to() -> None:
         first = torch.autograd.grad(h.square().sum(), [weight, h0], create_graph=True)
         found.append([*first, *torch.autograd.grad(first[0].sum() + first[1].sum(), [weight, h0])])
     torch.testing.assert_close(*found, **CLOSE)
+
+
+def test_x_that_backward_does_not_read_may_change() -> None:
+    """A term of a sum, which no gradient needs, may be the next batch by then: in place, or in other memory."""
+
+    def law(change: Change, ragged: bool) -> None:
+        found = []
+        hows: Any = ({"backend": "naive"}, {"backend": BACKEND})
+        for how in hows:
+            weight, x = _numbers(3, 3), _numbers(8, 3).detach()
+
+            def step(x: Tensor, h: Tensor, weight: Tensor = weight) -> Any:
+                h = torch.tanh(x + h @ weight)
+                return h, h
+
+            rows = LoDTensor.from_lengths(x, [[3, 5]]) if ragged else x.view(4, 2, 3)
+            _, h = recurrent(step, rows, x.new_zeros(2, 3), **how)
+            change(x)
+            found.append(torch.autograd.grad(h.square().sum(), [weight]))
+        torch.testing.assert_close(*found, **CLOSE)
+
+    ways: dict[str, Change] = {"in place": lambda x: x.mul_(2), "other memory": _other}
+    holds(law, {f"{way} {ragged}": (how, ragged) for way, how in ways.items() for ragged in (True, False)})
+
+
+def test_x_that_backward_reads_may_not_be_written_to() -> None:
+    """The error names the step and says what to do; it is a RuntimeError, as torch's own is."""
+    weight, x = _numbers(3, 3), _numbers(4, 2, 3).detach()
+
+    def smoothed(x: Tensor, h: Tensor) -> Any:
+        h = torch.tanh(x @ weight + h)
+        return h, h
+
+    for order in (1, 2):
+        y, _ = recurrent(smoothed, x, torch.zeros(2, 3, dtype=torch.float64), backend=BACKEND)
+        grads = [y.square().sum()]
+        if order == 2:
+            grads = torch.autograd.grad(grads, weight, create_graph=True)
+        x.mul_(2)
+        with pytest.raises(
+            WrittenError, match="step 'smoothed' has been modified by an inplace operation"
+        ) as caught:
+            sum(g.sum() for g in grads).backward()
+        assert isinstance(caught.value, RuntimeError)
+        assert "call backward before" in str(caught.value)
+
+
+def test_hooks_give_back_what_was_saved() -> None:
+    """Another type or shape would be read as if it were the one that was saved."""
+    weight, x = _numbers(3, 3), _numbers(8, 3)
+
+    def step(x: Tensor, h: Tensor) -> Any:
+        h = torch.tanh(x @ weight + h)
+        return h, h
+
+    def law(pack: Change, ragged: bool, backend: str, error: type[Exception]) -> None:
+        rows = LoDTensor.from_lengths(x, [[3, 5]]) if ragged else x.view(4, 2, 3)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            y, _ = recurrent(step, rows, x.new_zeros(2, 3), backend=backend)
+        with pytest.raises(error, match="a hook for saved tensors gave back something else"):
+            (y.values if isinstance(y, LoDTensor) else y).sum().backward()
+
+    cases: dict[str, tuple[Change, bool, str, type[Exception]]] = {
+        "another type": (Tensor.float, False, BACKEND, StepError),
+        "a part": (lambda t: t[:1], False, BACKEND, StepError),
+        "an order of rows as floats": (lambda t: t * 1.0, True, "naive", LoDError),
+    }
+    holds(law, cases)

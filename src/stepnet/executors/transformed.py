@@ -99,6 +99,7 @@ class Run:
 
     call: Call
     further: Callable[[], Further]  # made where it is asked for
+    still: list[int] = field(default_factory=list)  # the results that got zeros for no tangent
     of_members: dict[int, AllMembers | None] = field(default_factory=dict)
 
     def times(self, k: int) -> Run:
@@ -157,10 +158,13 @@ def run_transformed(
     tensors = [t.view_as(t) if t.is_leaf else t for t in (*x, *states, *weights)]
     plan = run.call.ready.plan
     out: Any = applied(_PlanCall, run, *tensors)
-    out = out[: len(plan.y) + len(states)]
+    out = [*out[: len(plan.y) + len(states)]]
     inside = bool(transforms())
+    if not inside:
+        for k in run.still:  # a Function has a tangent for all that differs
+            out[k] = forward_ad.unpack_dual(out[k]).primal
     if inside and forward_ad._current_level >= 0:  # .detach() drops tangents, which go where no gradient does
-        return list(out)
+        return out
     carry = flow.carry_gradients(plan, run.call.layout, [needs_gradient(t) for t in tensors])
     if inside:  # which leave what needs a gradient around them needing one
         return [t if carries else t.detach() for t, carries in zip(out, carry, strict=True)]
@@ -234,12 +238,11 @@ class _PlanCall(torch.autograd.Function):
         try:
             of, inputs = _derivative(run, tensors, tangents, forward_mode=True)
         except Unsupported:
-            moved = _along_by_plain_loop(run.call, tensors, tangents)
+            moved = _along_by_plain_loop(run.call, tensors, tangents, run.still)
         else:
             moved = of.results(run_transformed(of.run, *of.run.call.ready.plan.parted(inputs)))
-            # the plan follows gradients: what none leads to has no tangent, as detach() gives none
             moves = flow.moved(run.call.ready.plan, run.call.layout, [v is not None for v in tangents])
-            moved = [m if moving else None for m, moving in zip(moved, moves, strict=True)]
+            run.still[:] = [k for k, moving in enumerate(moves) if not moving]
         moved = [m if carries else None for m, carries in zip(moved, ctx.carry, strict=True)]
         return (*moved, *(None,) * ctx.kept)
 
@@ -492,15 +495,16 @@ def _second(
 
 
 def _along_by_plain_loop(
-    call: Call, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]
+    call: Call, tensors: Sequence[Tensor], directions: Sequence[Tensor | None], still: list[int]
 ) -> list[Tensor | None]:
-    """The derivative of each result along directions, by the plain loop."""
+    """The derivative of each result along directions, by the plain loop. `still`: see `pushed`."""
     places = [i for i, v in enumerate(directions) if v is not None]
 
     def results(*moving: Tensor) -> tuple[Tensor, ...]:
         return tuple(call.by_loop(_with(tensors, places, moving)))
 
-    moved = pushed(results, [tensors[i] for i in places], [v for v in directions if v is not None])
+    along = [v for v in directions if v is not None]
+    moved = pushed(results, [tensors[i] for i in places], along, still)
     return [m if m.is_floating_point() else None for m in moved]
 
 
