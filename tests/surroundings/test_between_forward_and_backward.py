@@ -131,7 +131,7 @@ def test_a_weight_that_no_derivative_depends_on_may_be_written_to() -> None:
 
 
 def test_x_that_backward_does_not_read_may_change() -> None:
-    """A term of a sum, which no gradient needs, may be the next batch by then: in place, or in other memory."""
+    """A term of a sum, which no gradient needs: in place, or with other memory."""
 
     def law(change: Change, ragged: bool) -> None:
         found = []
@@ -170,7 +170,7 @@ def test_x_that_backward_reads_may_not_be_written_to() -> None:
         with pytest.raises(
             WrittenError, match="step 'smoothed' has been modified by an inplace operation"
         ) as caught:
-            sum(g.sum() for g in grads).backward()
+            torch.autograd.backward([g.sum() for g in grads])
         assert isinstance(caught.value, RuntimeError)
         assert "call backward before" in str(caught.value)
 
@@ -183,7 +183,7 @@ def test_hooks_give_back_what_was_saved() -> None:
         h = torch.tanh(x @ weight + h)
         return h, h
 
-    def law(pack: Change, ragged: bool, backend: str, error: type[Exception]) -> None:
+    def law(pack: Change, ragged: bool, backend: Any, error: type[Exception]) -> None:
         rows = LoDTensor.from_lengths(x, [[3, 5]]) if ragged else x.view(4, 2, 3)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             y, _ = recurrent(step, rows, x.new_zeros(2, 3), backend=backend)

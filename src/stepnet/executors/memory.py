@@ -43,10 +43,7 @@ def counters(results: Sequence[Tensor], read: Collection[int]) -> Counters:
 
 def are_written(counted: Counters) -> bool:
     """Whether something was written to any of the results."""
-    for counter, count in counted:
-        if counter._version != count:
-            return True
-    return False
+    return any([counter._version != count for counter, count in counted])  # noqa: C419  (a list is faster)
 
 
 class Memory(NamedTuple):
@@ -109,12 +106,12 @@ class Memory(NamedTuple):
         try:
             saved = ctx.saved_tensors
         except RuntimeError as error:
-            what, _, which = str(error).partition(" has been modified by an inplace operation: ")
+            _, _, which = str(error).partition(" has been modified by an inplace operation: ")
             if not which:  # it is gone, or a hook fails
                 raise
             raise WrittenError(
-                f"x, a state or a weight of step '{ready.plan.name}' has been modified by an inplace operation after the "
-                "recurrence ran, and a gradient is asked for that reads it",
+                f"x, a state or a weight of step '{ready.plan.name}' has been modified by an inplace "
+                "operation after the recurrence ran, and a gradient is asked for that reads it",
                 got=which.partition(" Hint:")[0],
                 remedy="make a new tensor of it (`x = x * 2`), or call backward before",
             ) from error
@@ -122,10 +119,10 @@ class Memory(NamedTuple):
             if look is not None and _look(saved[k]) != look:
                 dtype, shape, device = look
                 raise StepError(
-                    f"a hook for saved tensors gave back something else than step '{ready.plan.name}' had saved",
+                    f"a hook for saved tensors gave back something else than step '{ready.plan.name}' saved",
                     got=f"{typed_shape(saved[k])} on {saved[k].device}",
                     expected=f"{typed_shape(torch.empty(shape, dtype=dtype, device='meta'))} on {device}",
-                    remedy="what it makes of a tensor when it is saved it must undo later: type, shape, device",
+                    remedy="what a hook makes of a tensor at first it must undo later: type, shape, device",
                 )
         return saved
 
