@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from beside_plain import CLOSE
 from stepnet import LoDTensor, recurrent
@@ -177,22 +179,33 @@ def test_x_that_backward_reads_may_not_be_written_to() -> None:
 
 def test_hooks_give_back_what_was_saved() -> None:
     """Another type or shape would be read as if it were the one that was saved."""
+    cases: dict[str, Any] = {
+        "another type": (Tensor.float, False, BACKEND, StepError),
+        "a part": (lambda t: t[:1], False, BACKEND, StepError),
+        "an order of rows as floats": (lambda t: t * 1.0, True, "naive", LoDError),
+    }
+    holds(_a_hook_that_is_refused, cases)
+
+
+@pytest.mark.exhaustive  # its derivative is recorded, too
+def test_hooks_give_back_what_was_saved_at_a_level_of_forward_mode() -> None:
+    """There another node keeps it."""
+    _a_hook_that_is_refused(Tensor.float, False, BACKEND, StepError, level=True)
+
+
+def _a_hook_that_is_refused(
+    pack: Change, ragged: bool, backend: Any, error: Any, level: bool = False
+) -> None:
     weight, x = _numbers(3, 3), _numbers(8, 3)
+    rows, start = LoDTensor.from_lengths(x, [[3, 5]]) if ragged else x.view(4, 2, 3), x.new_zeros(2, 3)
 
     def step(x: Tensor, h: Tensor) -> Any:
         h = torch.tanh(x @ weight + h)
         return h, h
 
-    def law(pack: Change, ragged: bool, backend: Any, error: type[Exception]) -> None:
-        rows = LoDTensor.from_lengths(x, [[3, 5]]) if ragged else x.view(4, 2, 3)
+    with forward_ad.dual_level() if level else nullcontext():
+        start = forward_ad.make_dual(start, start + 1) if level else start
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            y, _ = recurrent(step, rows, x.new_zeros(2, 3), backend=backend)
-        with pytest.raises(error, match="a hook for saved tensors gave back something else"):
-            (y.values if isinstance(y, LoDTensor) else y).sum().backward()
-
-    cases: dict[str, tuple[Change, bool, str, type[Exception]]] = {
-        "another type": (Tensor.float, False, BACKEND, StepError),
-        "a part": (lambda t: t[:1], False, BACKEND, StepError),
-        "an order of rows as floats": (lambda t: t * 1.0, True, "naive", LoDError),
-    }
-    holds(law, cases)
+            y, _ = recurrent(step, rows, start, backend=backend)
+    with pytest.raises(error, match="a hook for saved tensors gave back something else"):
+        (y.values if isinstance(y, LoDTensor) else y).sum().backward()

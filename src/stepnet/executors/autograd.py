@@ -31,6 +31,7 @@ from .moved import by_saved_leaves
 from .noise import generator_of, noise_of
 from .once_more import checkpointed
 from .ready import Ready
+from .saved import saved as as_saved
 from .tables import EARLIER, into
 from .twice import Moves, again, asked_again, differentiable, is_plain, is_run, one_by_one, total
 
@@ -262,7 +263,7 @@ class _PlanCall(torch.autograd.Function):
     @not_followed
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         by_places, needed = ctx.by_places, ctx.needs_input_grad[2:]
-        saved = ctx.memory.saved(ctx, (ctx.call if by_places is None else by_places[0]).ready)
+        saved = as_saved(ctx, (ctx.call if by_places is None else by_places[0]).ready)
         later = ctx.later.pop(torch._C._current_graph_task_id(), ()) if ctx.later else ()
         inputs, saved, moved = ctx.memory.found(saved, torch.is_grad_enabled())
         if moved:

@@ -9,19 +9,16 @@ the plain loop joins of what its steps gave: of those that were, backward makes 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from stepnet.data.as_imported import is_set_to
-from stepnet.data.dtypes import typed_shape
-from stepnet.data.modes import sees_saved_tensors
 from stepnet.data.storage import memory_of
-from stepnet.errors import StepError, WrittenError
+from stepnet.errors import WrittenError
 
-if TYPE_CHECKING:
-    from .ready import Ready
+from .saved import save
 
 _NOTHING = torch.empty(0, device="cpu")
 
@@ -56,14 +53,12 @@ class Memory(NamedTuple):
         inert: the places of those that no derivative depends on.
         others: places and memory of all others but views; none where somebody else keeps what is saved, and
             gives copies.
-        looks: of what is saved, where somebody else keeps it; each a type, a shape and a device.
     """
 
     own: list[tuple[int, Tensor, Tensor]]
     unread: dict[int, tuple[Tensor, int]]
     others: list[tuple[int, int]]
     inert: Collection[int] = ()
-    looks: Sequence[Any] = ()
 
     @classmethod
     def of(
@@ -88,43 +83,10 @@ class Memory(NamedTuple):
 
     def save(self, ctx: Any, inputs: Sequence[Tensor | None], kept: Sequence[Tensor] = ()) -> None:
         """Save what backward reads, but those of the inputs that it does not; this goes with it."""
-        unread, memory = self.unread, self
+        unread = self.unread
         given = [None if k in unread else t for k, t in enumerate(inputs)] if unread else inputs
-        if sees_saved_tensors():
-            looks = [t if t is None else _look(t) for t in (*given, *kept)]
-            memory = self._replace(others=[], looks=looks)
-        ctx.memory = memory
-        ctx.save_for_backward(*given, *kept)
-
-    def saved(self, ctx: Any, ready: Ready) -> Sequence[Tensor]:
-        """What was saved, as it was. `ready`: the plan that ran.
-
-        Raises:
-            WrittenError: it was written to.
-            StepError: somebody else kept it, and gives something else.
-        """
-        try:
-            saved = ctx.saved_tensors
-        except RuntimeError as error:
-            _, _, which = str(error).partition(" has been modified by an inplace operation: ")
-            if not which:  # it is gone, or a hook fails
-                raise
-            raise WrittenError(
-                f"x, a state or a weight of step '{ready.plan.name}' has been modified by an inplace "
-                "operation after the recurrence ran, and a gradient is asked for that reads it",
-                got=which.partition(" Hint:")[0],
-                remedy="make a new tensor of it (`x = x * 2`), or call backward before",
-            ) from error
-        for k, look in enumerate(self.looks):
-            if look is not None and _look(saved[k]) != look:
-                dtype, shape, device = look
-                raise StepError(
-                    f"a hook for saved tensors gave back something else than step '{ready.plan.name}' saved",
-                    got=f"{typed_shape(saved[k])} on {saved[k].device}",
-                    expected=f"{typed_shape(torch.empty(shape, dtype=dtype, device='meta'))} on {device}",
-                    remedy="what a hook makes of a tensor at first it must undo later: type, shape, device",
-                )
-        return saved
+        save(ctx, (*given, *kept))
+        ctx.memory = self._replace(others=[]) if ctx.looks else self
 
     def found(
         self, saved: Sequence[Tensor], differentiated: bool
@@ -159,10 +121,6 @@ class Memory(NamedTuple):
     def written(self) -> bool:
         """Whether something was written to that backward does not read."""
         return any(tensor._version != version for tensor, version in self.unread.values())
-
-
-def _look(tensor: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
-    return tensor.dtype, tensor.shape, tensor.device
 
 
 def _changed(what: str) -> WrittenError:

@@ -37,6 +37,8 @@ from .gradients import gradients, has_gradient
 from .nodes import applied, one_level_down
 from .pushed import pushed
 from .ready import Ready
+from .saved import save
+from .saved import saved as as_saved
 from .setting import nothing_around
 from .twice import again, asked_again, at_places, is_plain, second_by_plain_loop, total
 
@@ -203,7 +205,7 @@ class _PlanCall(torch.autograd.Function):
         results = output[: len(plan.y) + len(plan.states)]
         ctx.run, ctx.count, ctx.kept = run, len(tensors), len(output) - len(results)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *output[: len(plan.y)], *output[len(results) :])
+        save(ctx, (*tensors, *output[: len(plan.y)], *output[len(results) :]))
         ctx.save_for_forward(*tensors)
         if _in_forward_mode(tensors):  # which goes where no gradient flows
             carry = tuple(t.is_floating_point() for t in results)
@@ -220,7 +222,7 @@ class _PlanCall(torch.autograd.Function):
         needed = tuple(ctx.needs_input_grad[1:])
         plan = call.ready.plan
         grads = grads[: len(plan.y) + len(plan.states)]
-        saved = ctx.saved_tensors
+        saved = as_saved(ctx, call.ready)
         if _of_no_transform(grads):
             return (None, *again(call, saved[: ctx.count], grads, needed))
         asked = _Asked(ctx.run, ctx.count, needed, tuple(grad is not None for grad in grads))
@@ -234,7 +236,7 @@ class _PlanCall(torch.autograd.Function):
     @not_followed
     def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         run: Run = ctx.run
-        tensors = ctx.saved_tensors[: ctx.count]
+        tensors = as_saved(ctx, run.call.ready)[: ctx.count]
         try:
             of, inputs = _derivative(run, tensors, tangents, forward_mode=True)
         except Unsupported:
@@ -301,7 +303,7 @@ class _Gradient(torch.autograd.Function):
         asked, *tensors = inputs
         ctx.asked = asked
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
+        save(ctx, tensors)
         ctx.save_for_forward(*tensors)
         moves = ctx.needs_input_grad[1:]
         if any(moves) and not _in_forward_mode(tensors):
@@ -320,7 +322,7 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         asked: _Asked = ctx.asked
         run, n = asked.run, asked.count
-        tensors, kept, grads = _Gradient._parts(asked, ctx.saved_tensors)
+        tensors, kept, grads = _Gradient._parts(asked, as_saved(ctx, run.call.ready))
         along = at_places(directions, asked.has)
         own, _, more = _Gradient._parts(asked, ctx.needs_input_grad[1:])
         wanted = [*own, *map(bool, more)]
@@ -343,7 +345,7 @@ class _Gradient(torch.autograd.Function):
         """Of what came in they are linear; along inputs, the second derivative."""
         asked: _Asked = ctx.asked
         run, has = asked.run, asked.has
-        tensors, kept, grads = _Gradient._parts(asked, ctx.saved_tensors)
+        tensors, kept, grads = _Gradient._parts(asked, as_saved(ctx, run.call.ready))
         along, _, of_grads = _Gradient._parts(asked, tangents[1:])
         parts: list[Sequence[Tensor | None]] = []
         if any(w is not None for w in of_grads):

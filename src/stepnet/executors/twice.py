@@ -21,6 +21,7 @@ from .call import Call, Pull
 from .flow import moved
 from .memory import Memory
 from .noise import noise_of
+from .saved import saved
 
 NEAR = 1000  # nodes between a loop and a loss; further away nobody looks for it
 
@@ -144,8 +145,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         n, skip = len(ctx.needed), (None,) * 5
-        saved = ctx.memory.saved(ctx, ctx.call.ready)
-        given, _, _ = ctx.memory.found(saved, differentiated=True)
+        given, _, _ = ctx.memory.found(saved(ctx, ctx.call.ready), differentiated=True)
         tensors, grads, wanted = given[:n], given[n:], ctx.needs_input_grad[5:]
         if all(v is None for v in directions):
             return (*skip, *(None,) * len(given))
