@@ -305,7 +305,7 @@ def _save(ctx: Any, ready: Ready, tensors: Sequence[Tensor], kept: Sequence[Tens
     unread, inert, read = of
     kept, n = kept or (), len(ready.plan.y)
     ctx.results = counters(kept, read)
-    Memory.of(tensors, rows, unread, inert).save(ctx, tensors, (*(t.data for t in kept[:n]), *kept[n:]))
+    Memory.of(tensors, rows, unread, inert).save(ctx, tensors, [*[t.data for t in kept[:n]], *kept[n:]])
 
 
 def _written(*_: Any) -> Any:

@@ -107,8 +107,7 @@ class Memory(NamedTuple):
             for k, (tensor, _) in self.unread.items():
                 now[k] = tensor
         moved = [(k, was) for k, tensor, was in self.own if not is_set_to(tensor, was)]
-        written = (k for k, (t, version) in self.unread.items() if t._version != version)
-        if differentiated and (moved or any(k not in self.inert for k in written)):
+        if differentiated and (moved or self._moves_a_derivative):
             raise _changed("a gradient is differentiated, but a weight or x")
         if not moved:
             return now, now, ()
@@ -116,6 +115,12 @@ class Memory(NamedTuple):
         for k, was in moved:
             were[k] = was
         return now, were, [k for k, _ in moved]
+
+    @property
+    def _moves_a_derivative(self) -> bool:
+        """Whether something was written to that a derivative depends on."""
+        written = (k for k, (t, version) in self.unread.items() if t._version != version)
+        return any(k not in self.inert for k in written)
 
     @property
     def written(self) -> bool:

@@ -45,7 +45,8 @@ def saved(ctx: Any, ready: Ready) -> Sequence[Tensor]:
             got=which.partition(" Hint:")[0],
             remedy="make a new tensor of it (`x = x * 2`), or call backward before",
         ) from error
-    for tensor, look in zip(found, ctx.looks, strict=False):
+    looks = ctx.looks
+    for tensor, look in zip(found, looks, strict=False) if looks else ():
         if look is not None and _look(tensor) != look:
             dtype, shape, device = look
             raise StepError(
