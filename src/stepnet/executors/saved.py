@@ -40,8 +40,8 @@ def saved(ctx: Any, ready: Ready) -> Sequence[Tensor]:
         if not which:  # it is gone, or a hook fails
             raise
         raise WrittenError(
-            f"x, a state or a weight of step '{ready.plan.name}' has been modified by an inplace operation "
-            "after the recurrence ran, and a gradient is asked for that reads it",
+            f"x, a state, a weight or a result of step '{ready.plan.name}' has been modified by an inplace "
+            "operation after the recurrence ran, and a gradient is asked for that reads it",
             got=which.partition(" Hint:")[0],
             remedy="make a new tensor of it (`x = x * 2`), or call backward before",
         ) from error
