@@ -27,16 +27,19 @@ def describe(where: str, *, got: object = None, expected: object = None, remedy:
 
 
 class StepnetError(Exception):
-    """Base of every error of stepnet.
+    """Base of every error of stepnet. The texts that its own is laid out of are at hand, too.
 
-    >>> issubclass(LoDError, StepnetError)
-    True
+    >>> error = LoDError("offsets must rise", got=[2, 1])
+    >>> error.where, error.got, error.expected
+    ('offsets must rise', '[2, 1]', None)
     """
 
     def __init__(
         self, where: str, *, got: object = None, expected: object = None, remedy: str | None = None
     ) -> None:
         super().__init__(describe(where, got=got, expected=expected, remedy=remedy))
+        self.where, self.remedy = where, remedy
+        self.got, self.expected = (None if part is None else str(part) for part in (got, expected))
 
 
 class LoDError(StepnetError, ValueError):
@@ -65,6 +68,10 @@ class StepError(StepnetError, ValueError):
 
 class StepIndexError(StepError, IndexError):
     """A step looked up a row that is not there."""
+
+
+class WrittenError(StepError, RuntimeError):
+    """What a gradient reads was changed after the recurrence ran; torch has a RuntimeError there."""
 
 
 class StreamError(StepnetError, ValueError):

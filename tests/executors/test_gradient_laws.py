@@ -531,6 +531,7 @@ def test_no_gradient_flows_where_a_tangent_does(backend):
         assert [t.requires_grad for t in (*y, final)] == [False, False, True, False]
         assert forward_ad.unpack_dual(y[2]).tangent.requires_grad
         assert forward_ad.unpack_dual(y[0]).tangent.count_nonzero()
+        assert all(forward_ad.unpack_dual(t).tangent is None for t in (y[1], final))
 
 
 def test_a_step_that_changed_before_its_second_backward():

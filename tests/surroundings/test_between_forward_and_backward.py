@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from beside_plain import CLOSE
 from stepnet import LoDTensor, recurrent
-from stepnet.errors import StepError
+from stepnet.errors import LoDError, StepError, WrittenError
 from tables import holds
 
 BACKEND = "eager"
@@ -128,3 +130,82 @@ def test_a_weight_that_no_derivative_depends_on_may_be_written_to() -> None:
         first = torch.autograd.grad(h.square().sum(), [weight, h0], create_graph=True)
         found.append([*first, *torch.autograd.grad(first[0].sum() + first[1].sum(), [weight, h0])])
     torch.testing.assert_close(*found, **CLOSE)
+
+
+def test_x_that_backward_does_not_read_may_change() -> None:
+    """A term of a sum, which no gradient needs: in place, or with other memory."""
+
+    def law(change: Change, ragged: bool) -> None:
+        found = []
+        hows: Any = ({"backend": "naive"}, {"backend": BACKEND})
+        for how in hows:
+            weight, x = _numbers(3, 3), _numbers(8, 3).detach()
+
+            def step(x: Tensor, h: Tensor, weight: Tensor = weight) -> Any:
+                h = torch.tanh(x + h @ weight)
+                return h, h
+
+            rows = LoDTensor.from_lengths(x, [[3, 5]]) if ragged else x.view(4, 2, 3)
+            _, h = recurrent(step, rows, x.new_zeros(2, 3), **how)
+            change(x)
+            found.append(torch.autograd.grad(h.square().sum(), [weight]))
+        torch.testing.assert_close(*found, **CLOSE)
+
+    ways: dict[str, Change] = {"in place": lambda x: x.mul_(2), "other memory": _other}
+    holds(law, {f"{way} {ragged}": (how, ragged) for way, how in ways.items() for ragged in (True, False)})
+
+
+def test_x_that_backward_reads_may_not_be_written_to() -> None:
+    """The error names the step and says what to do; it is a RuntimeError, as torch's own is."""
+    weight, x = _numbers(3, 3), _numbers(4, 2, 3).detach()
+
+    def smoothed(x: Tensor, h: Tensor) -> Any:
+        h = torch.tanh(x @ weight + h)
+        return h, h
+
+    for order in (1, 2):
+        y, _ = recurrent(smoothed, x, torch.zeros(2, 3, dtype=torch.float64), backend=BACKEND)
+        grads = [y.square().sum()]
+        if order == 2:
+            grads = torch.autograd.grad(grads, weight, create_graph=True)
+        x.mul_(2)
+        with pytest.raises(
+            WrittenError, match="step 'smoothed' has been modified by an inplace operation"
+        ) as caught:
+            torch.autograd.backward([g.sum() for g in grads])
+        assert isinstance(caught.value, RuntimeError)
+        assert "call backward before" in str(caught.value)
+
+
+def test_hooks_give_back_what_was_saved() -> None:
+    """Another type or shape would be read as if it were the one that was saved."""
+    cases: dict[str, Any] = {
+        "another type": (Tensor.float, False, BACKEND, StepError),
+        "a part": (lambda t: t[:1], False, BACKEND, StepError),
+        "an order of rows as floats": (lambda t: t * 1.0, True, "naive", LoDError),
+    }
+    holds(_a_hook_that_is_refused, cases)
+
+
+@pytest.mark.exhaustive  # its derivative is recorded, too
+def test_hooks_give_back_what_was_saved_at_a_level_of_forward_mode() -> None:
+    """There another node keeps it."""
+    _a_hook_that_is_refused(Tensor.float, False, BACKEND, StepError, level=True)
+
+
+def _a_hook_that_is_refused(
+    pack: Change, ragged: bool, backend: Any, error: Any, level: bool = False
+) -> None:
+    weight, x = _numbers(3, 3), _numbers(8, 3)
+    rows, start = LoDTensor.from_lengths(x, [[3, 5]]) if ragged else x.view(4, 2, 3), x.new_zeros(2, 3)
+
+    def step(x: Tensor, h: Tensor) -> Any:
+        h = torch.tanh(x @ weight + h)
+        return h, h
+
+    with forward_ad.dual_level() if level else nullcontext():
+        start = forward_ad.make_dual(start, start + 1) if level else start
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            y, _ = recurrent(step, rows, start, backend=backend)
+    with pytest.raises(error, match="a hook for saved tensors gave back something else"):
+        (y.values if isinstance(y, LoDTensor) else y).sum().backward()

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import typed_shape
 from stepnet.data.modes import beside, outside_modes
+from stepnet.errors import LoDError
 
 
 class PermuteRows(torch.autograd.Function):
@@ -33,6 +35,13 @@ class PermuteRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Any, None]:
         (grad,), (order,) = grad_outputs, ctx.saved_tensors
+        if order.dtype is not torch.int64:
+            raise LoDError(
+                "a hook for saved tensors gave back something else than the order of rows that was saved",
+                got=typed_shape(order),
+                expected="int64",
+                remedy="what a hook makes of a tensor at first it must undo later: type, shape, device",
+            )
         return None if grad is None else permute_rows(grad, invert(order)), None
 
     @staticmethod

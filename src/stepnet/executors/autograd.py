@@ -26,11 +26,12 @@ from .flow import carry_gradients
 from .gradients import gradients
 from .hooks import guard_inputs, guarded_results
 from .layout import Layout
-from .memory import Memory, Results
+from .memory import Memory, are_written, counters
 from .moved import by_saved_leaves
 from .noise import generator_of, noise_of
 from .once_more import checkpointed
 from .ready import Ready
+from .saved import saved as as_saved
 from .tables import EARLIER, into
 from .twice import Moves, again, asked_again, differentiable, is_plain, is_run, one_by_one, total
 
@@ -261,7 +262,8 @@ class _PlanCall(torch.autograd.Function):
     @staticmethod
     @not_followed
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        saved, by_places, needed = ctx.saved_tensors, ctx.by_places, ctx.needs_input_grad[2:]
+        by_places, needed = ctx.by_places, ctx.needs_input_grad[2:]
+        saved = as_saved(ctx, (ctx.call if by_places is None else by_places[0]).ready)
         later = ctx.later.pop(torch._C._current_graph_task_id(), ()) if ctx.later else ()
         inputs, saved, moved = ctx.memory.found(saved, torch.is_grad_enabled())
         if moved:
@@ -269,7 +271,7 @@ class _PlanCall(torch.autograd.Function):
             if found is not None:
                 guard_inputs(inputs, found)
                 return (None, None, *found)
-        again = ctx.results.written
+        again = are_written(ctx.results)
         if by_places is not None:
             direct, layout = by_places
             once = not later and not torch.is_grad_enabled() and not again
@@ -302,8 +304,8 @@ def _save(ctx: Any, ready: Ready, tensors: Sequence[Tensor], kept: Sequence[Tens
     of = ((), (), ()) if kept is None else (ready.unread, ready.inert, ready.read_results)
     unread, inert, read = of
     kept, n = kept or (), len(ready.plan.y)
-    ctx.memory, ctx.results = Memory.of(tensors, rows, unread, inert), Results.of(kept, read)
-    ctx.save_for_backward(*ctx.memory.to_save(tensors), *(t.data for t in kept[:n]), *kept[n:])
+    ctx.results = counters(kept, read)
+    Memory.of(tensors, rows, unread, inert).save(ctx, tensors, [*[t.data for t in kept[:n]], *kept[n:]])
 
 
 def _written(*_: Any) -> Any:

@@ -9,47 +9,46 @@ the plain loop joins of what its steps gave: of those that were, backward makes 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from stepnet.data.as_imported import is_set_to
-from stepnet.data.modes import sees_saved_tensors
 from stepnet.data.storage import memory_of
-from stepnet.errors import StepError
+from stepnet.errors import WrittenError
+
+from .saved import save
 
 _NOTHING = torch.empty(0, device="cpu")
 
 
-class Results(NamedTuple):
-    """Results that are saved for backward by another name, and tensors without memory that count how often
-    they were written to, with the counts at first."""
-
-    counts: list[tuple[Tensor, int]]
-
-    @classmethod
-    def of(cls, results: Sequence[Tensor], read: Collection[int]) -> Results:
-        """`read`: the places of those that backward reads."""
-        return cls([(_counter(results[k]), results[k]._version) for k in read])
-
-    @property
-    def written(self) -> bool:
-        """Whether something was written to any of them."""
-        return any(counter._version != count for counter, count in self.counts)
+Counters = list[tuple[Tensor, int]]
 
 
-def _counter(tensor: Tensor) -> Tensor:
-    counter = tensor.detach()
-    counter.data = _NOTHING
-    return counter
+def counters(results: Sequence[Tensor], read: Collection[int]) -> Counters:
+    """Tensors without memory that count how often results are written to, which are saved for backward by
+    another name; with the counts at first. `read`: the places of those that backward reads."""
+    found: Counters = []
+    for k in read:
+        result = results[k]
+        counter = result.detach()
+        counter.data = _NOTHING
+        found.append((counter, result._version))
+    return found
+
+
+def are_written(counted: Counters) -> bool:
+    """Whether something was written to any of the results."""
+    return any([counter._version != count for counter, count in counted])  # noqa: C419  (a list is faster)
 
 
 class Memory(NamedTuple):
     """The inputs of a run, and what names their memory as it was.
 
     Attributes:
-        own: leaves that train, or are weights: the place, the tensor, and another name of its memory.
+        own: leaves that train, are weights, or are not read: the place, the tensor, and another name of its
+            memory.
         unread: by place, those among them that backward does not read, and their versions.
         inert: the places of those that no derivative depends on.
         others: places and memory of all others but views; none where somebody else keeps what is saved, and
@@ -74,18 +73,20 @@ class Memory(NamedTuple):
         for k, t in enumerate(tensors):
             if t is None:
                 continue
-            if t.is_leaf and (k >= rows or t.requires_grad):
+            if t.is_leaf and (k >= rows or t.requires_grad or k in not_read):
                 own.append((k, t, t.data))
                 if k in not_read:
                     unread[k] = t, t._version
             elif not t._is_view():
                 others.append((k, memory_of(t)))
-        return cls(own, unread, [] if others and sees_saved_tensors() else others, inert)
+        return cls(own, unread, others, inert)
 
-    def to_save(self, tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """Those of the inputs that autograd is to see to."""
+    def save(self, ctx: Any, inputs: Sequence[Tensor | None], kept: Sequence[Tensor] = ()) -> None:
+        """Save what backward reads, but those of the inputs that it does not; this goes with it."""
         unread = self.unread
-        return [None if k in unread else t for k, t in enumerate(tensors)] if unread else tensors
+        given = [None if k in unread else t for k, t in enumerate(inputs)] if unread else inputs
+        save(ctx, (*given, *kept))
+        ctx.memory = self._replace(others=[]) if ctx.looks else self
 
     def found(
         self, saved: Sequence[Tensor], differentiated: bool
@@ -106,8 +107,7 @@ class Memory(NamedTuple):
             for k, (tensor, _) in self.unread.items():
                 now[k] = tensor
         moved = [(k, was) for k, tensor, was in self.own if not is_set_to(tensor, was)]
-        written = (k for k, (t, version) in self.unread.items() if t._version != version)
-        if differentiated and (moved or any(k not in self.inert for k in written)):
+        if differentiated and (moved or self._moves_a_derivative):
             raise _changed("a gradient is differentiated, but a weight or x")
         if not moved:
             return now, now, ()
@@ -117,13 +117,19 @@ class Memory(NamedTuple):
         return now, were, [k for k, _ in moved]
 
     @property
+    def _moves_a_derivative(self) -> bool:
+        """Whether something was written to that a derivative depends on."""
+        written = (k for k, (t, version) in self.unread.items() if t._version != version)
+        return any(k not in self.inert for k in written)
+
+    @property
     def written(self) -> bool:
         """Whether something was written to that backward does not read."""
         return any(tensor._version != version for tensor, version in self.unread.values())
 
 
-def _changed(what: str) -> StepError:
-    return StepError(
+def _changed(what: str) -> WrittenError:
+    return WrittenError(
         f"{what} got other memory (`.data = ...`, `.to()`) or was written to after the recurrence ran",
         remedy="call backward before",
     )

@@ -12,10 +12,12 @@ from torch.autograd import forward_ad
 
 
 def pushed(
-    function: Callable[..., Sequence[Tensor]], points: Sequence[Tensor], directions: Sequence[Tensor]
-) -> Sequence[Tensor]:
+    function: Callable[..., Sequence[Tensor]], points: Sequence[Tensor], directions: Sequence[Tensor],
+    still: list[int] | None = None,
+) -> Sequence[Tensor]:  # fmt: skip
     """The derivative of each result. Inside a level of autograd's own, where `torch.func.jvp` would open
-    another one, which torch does not have: at that level.
+    another one, which torch does not have: at that level. `still`: gets the places of the results that have
+    no tangent there, and so zeros.
 
     >>> with forward_ad.dual_level():
     ...     pushed(lambda t: (t * t,), [torch.tensor(3.0)], [torch.tensor(2.0)])
@@ -32,4 +34,6 @@ def pushed(
             for t, v in zip(points, directions, strict=True)
         ]
         parts = [forward_ad.unpack_dual(t) for t in function(*own)]
+    if still is not None:
+        still[:] = [k for k, part in enumerate(parts) if part.tangent is None]
     return tuple(torch.zeros_like(p) if v is None else v for p, v in parts)

@@ -29,15 +29,16 @@ from stepnet.data.modes import (
 )
 from stepnet.errors import StepError, Unsupported
 
-from . import batched
+from . import batched, flow
 from .autograd import forward, is_computed_again
 from .call import Call
 from .direct import Lately
-from .flow import carry_gradients
 from .gradients import gradients, has_gradient
 from .nodes import applied, one_level_down
 from .pushed import pushed
 from .ready import Ready
+from .saved import save
+from .saved import saved as as_saved
 from .setting import nothing_around
 from .twice import again, asked_again, at_places, is_plain, second_by_plain_loop, total
 
@@ -100,6 +101,7 @@ class Run:
 
     call: Call
     further: Callable[[], Further]  # made where it is asked for
+    still: list[int] = field(default_factory=list)  # the results that got zeros for no tangent
     of_members: dict[int, AllMembers | None] = field(default_factory=dict)
 
     def times(self, k: int) -> Run:
@@ -158,11 +160,14 @@ def run_transformed(
     tensors = [t.view_as(t) if t.is_leaf else t for t in (*x, *states, *weights)]
     plan = run.call.ready.plan
     out: Any = applied(_PlanCall, run, *tensors)
-    out = out[: len(plan.y) + len(states)]
+    out = [*out[: len(plan.y) + len(states)]]
     inside = bool(transforms())
+    if not inside:
+        for k in run.still:  # a Function has a tangent for all that differs
+            out[k] = forward_ad.unpack_dual(out[k]).primal
     if inside and forward_ad._current_level >= 0:  # .detach() drops tangents, which go where no gradient does
-        return list(out)
-    carry = carry_gradients(plan, run.call.layout, [needs_gradient(t) for t in tensors])
+        return out
+    carry = flow.carry_gradients(plan, run.call.layout, [needs_gradient(t) for t in tensors])
     if inside:  # which leave what needs a gradient around them needing one
         return [t if carries else t.detach() for t, carries in zip(out, carry, strict=True)]
     return [t if carries else _without_gradient(t) for t, carries in zip(out, carry, strict=True)]
@@ -200,12 +205,12 @@ class _PlanCall(torch.autograd.Function):
         results = output[: len(plan.y) + len(plan.states)]
         ctx.run, ctx.count, ctx.kept = run, len(tensors), len(output) - len(results)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, *output[: len(plan.y)], *output[len(results) :])
+        save(ctx, (*tensors, *output[: len(plan.y)], *output[len(results) :]))
         ctx.save_for_forward(*tensors)
         if _in_forward_mode(tensors):  # which goes where no gradient flows
             carry = tuple(t.is_floating_point() for t in results)
         else:
-            carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
+            carry = flow.carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
         ctx.carry = carry
         still = (t for t, carries in zip(results, carry, strict=True) if not carries)
         ctx.mark_non_differentiable(*still, *output[len(results) :])
@@ -217,7 +222,7 @@ class _PlanCall(torch.autograd.Function):
         needed = tuple(ctx.needs_input_grad[1:])
         plan = call.ready.plan
         grads = grads[: len(plan.y) + len(plan.states)]
-        saved = ctx.saved_tensors
+        saved = as_saved(ctx, call.ready)
         if _of_no_transform(grads):
             return (None, *again(call, saved[: ctx.count], grads, needed))
         asked = _Asked(ctx.run, ctx.count, needed, tuple(grad is not None for grad in grads))
@@ -231,13 +236,15 @@ class _PlanCall(torch.autograd.Function):
     @not_followed
     def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         run: Run = ctx.run
-        tensors = ctx.saved_tensors[: ctx.count]
+        tensors = as_saved(ctx, run.call.ready)[: ctx.count]
         try:
             of, inputs = _derivative(run, tensors, tangents, forward_mode=True)
         except Unsupported:
-            moved = _along_by_plain_loop(run.call, tensors, tangents)
+            moved = _along_by_plain_loop(run.call, tensors, tangents, run.still)
         else:
             moved = of.results(run_transformed(of.run, *of.run.call.ready.plan.parted(inputs)))
+            moves = flow.moved(run.call.ready.plan, run.call.layout, [v is not None for v in tangents])
+            run.still[:] = [k for k, moving in enumerate(moves) if not moving]
         moved = [m if carries else None for m, carries in zip(moved, ctx.carry, strict=True)]
         return (*moved, *(None,) * ctx.kept)
 
@@ -296,7 +303,7 @@ class _Gradient(torch.autograd.Function):
         asked, *tensors = inputs
         ctx.asked = asked
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
+        save(ctx, tensors)
         ctx.save_for_forward(*tensors)
         moves = ctx.needs_input_grad[1:]
         if any(moves) and not _in_forward_mode(tensors):
@@ -315,7 +322,7 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         asked: _Asked = ctx.asked
         run, n = asked.run, asked.count
-        tensors, kept, grads = _Gradient._parts(asked, ctx.saved_tensors)
+        tensors, kept, grads = _Gradient._parts(asked, as_saved(ctx, run.call.ready))
         along = at_places(directions, asked.has)
         own, _, more = _Gradient._parts(asked, ctx.needs_input_grad[1:])
         wanted = [*own, *map(bool, more)]
@@ -338,7 +345,7 @@ class _Gradient(torch.autograd.Function):
         """Of what came in they are linear; along inputs, the second derivative."""
         asked: _Asked = ctx.asked
         run, has = asked.run, asked.has
-        tensors, kept, grads = _Gradient._parts(asked, ctx.saved_tensors)
+        tensors, kept, grads = _Gradient._parts(asked, as_saved(ctx, run.call.ready))
         along, _, of_grads = _Gradient._parts(asked, tangents[1:])
         parts: list[Sequence[Tensor | None]] = []
         if any(w is not None for w in of_grads):
@@ -490,15 +497,16 @@ def _second(
 
 
 def _along_by_plain_loop(
-    call: Call, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]
+    call: Call, tensors: Sequence[Tensor], directions: Sequence[Tensor | None], still: list[int]
 ) -> list[Tensor | None]:
-    """The derivative of each result along directions, by the plain loop."""
+    """The derivative of each result along directions, by the plain loop. `still`: see `pushed`."""
     places = [i for i, v in enumerate(directions) if v is not None]
 
     def results(*moving: Tensor) -> tuple[Tensor, ...]:
         return tuple(call.by_loop(_with(tensors, places, moving)))
 
-    moved = pushed(results, [tensors[i] for i in places], [v for v in directions if v is not None])
+    along = [v for v in directions if v is not None]
+    moved = pushed(results, [tensors[i] for i in places], along, still)
     return [m if m.is_floating_point() else None for m in moved]
 
 

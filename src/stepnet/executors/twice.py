@@ -21,6 +21,7 @@ from .call import Call, Pull
 from .flow import moved
 from .memory import Memory
 from .noise import noise_of
+from .saved import saved
 
 NEAR = 1000  # nodes between a loop and a loss; further away nobody looks for it
 
@@ -134,8 +135,7 @@ class _Gradient(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         ctx.node, ctx.call, ctx.needed = node, call, needed
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*given)
-        ctx.memory = Memory.of(given[: len(needed)], 0)
+        Memory.of(given[: len(needed)], 0).save(ctx, given)
         found = compute()
         ctx.mark_non_differentiable(
             *(g for g, has in zip(found, history, strict=True) if g is not None and not has)
@@ -145,7 +145,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         n, skip = len(ctx.needed), (None,) * 5
-        given, _, _ = ctx.memory.found(ctx.saved_tensors, differentiated=True)
+        given, _, _ = ctx.memory.found(saved(ctx, ctx.call.ready), differentiated=True)
         tensors, grads, wanted = given[:n], given[n:], ctx.needs_input_grad[5:]
         if all(v is None for v in directions):
             return (*skip, *(None,) * len(given))

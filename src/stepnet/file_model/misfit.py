@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -15,8 +14,6 @@ from stepnet.errors import IRError, StepnetError
 
 from .broken import Misfitting
 from .model import shorten
-
-_PARTS = re.compile(r"\n  (got|expected|remedy): +")  # of the text of an error
 
 
 class Misfit(Exception):
@@ -39,11 +36,9 @@ class Misfit(Exception):
 def error(where: str, problem: BaseException, got: object, expected: object) -> IRError:
     """An IRError that says where; and what was given and wanted, where the problem does not say it."""
     if isinstance(problem, StepnetError):
-        head, *parts = _PARTS.split(str(problem))
-        said = dict(zip(parts[::2], parts[1::2], strict=True))
-        remedy = said.get("remedy")
-        got, expected = said.get("got", got), said.get("expected", expected)
-        return Misfitting(f"{where}: {head}", got=got, expected=expected, remedy=remedy)
+        got = got if problem.got is None else problem.got
+        expected = expected if problem.expected is None else problem.expected
+        return Misfitting(f"{where}: {problem.where}", got=got, expected=expected, remedy=problem.remedy)
     if isinstance(problem, Misfit):
         what = problem.what
         got = got if problem.got is None else problem.got
