@@ -225,6 +225,17 @@ def _differentiable(keys: Any, tensors: list[Tensor], sizes: list[int] | None, w
         return torch.ops.stepnet.run.default.redispatch(below, tensors, sizes, what)
 
 
+@from_the_top
+def _transformed(tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
+    """A call under transforms of torch.func, which see all that it does, as where no graph holds it."""
+    if torch._C._len_torch_dispatch_stack():
+        raise StepError(
+            "transforms of torch.func around a recurrence cannot be traced into a graph",
+            remedy="compile the function without the transform, or what is around both",
+        )
+    return find(what).run(tensors, sizes or [])
+
+
 class _Once(torch.autograd.Function):
     """Backward of a call, which has no gradient of its own."""
 
@@ -278,4 +289,5 @@ for _name, _real, _fake in (
     LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"stepnet::{_name}", _fake, lib=LIBRARY)
 LIBRARY.impl("run", _differentiable, "Autograd", with_keyset=True)
+LIBRARY.impl("run", _transformed, "FuncTorchDynamicLayerFrontMode")
 LIBRARY.impl("run_backward", _backward, "Autograd", with_keyset=True)
