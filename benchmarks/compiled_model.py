@@ -132,7 +132,7 @@ def findings(rows: Sequence[Row]) -> dict[str, float]:
 
 TOPIC = Topic(
     name="compiled_model",
-    claim="small ragged models, their recurrences in the graph of torch.compile, against the models as they are",
+    claim="small ragged models, recurrences in the graph of torch.compile, against the models as they are",
     cases=cases,
     findings=findings,
     measure=on_one_thread,
