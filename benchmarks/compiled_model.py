@@ -47,6 +47,8 @@ class Gated(nn.Module):
 class Classifier(nn.Module):
     """An embedding, a periodic gate, a recurrence beside its input, attention over time, a layer, a loss."""
 
+    target: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.rnn = nn.Embedding(WORDS, FEATURES), Recurrent(cells.GRU(FEATURES, FEATURES))
@@ -69,6 +71,8 @@ class Classifier(nn.Module):
 
 class Tagger(nn.Module):
     """An embedding, a recurrence, a layer, a loss: as little as there can be around it."""
+
+    target: Tensor
 
     def __init__(self) -> None:
         super().__init__()
