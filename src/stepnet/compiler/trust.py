@@ -172,7 +172,12 @@ def is_trusted_builtin(value: Any) -> bool:
         return isinstance(kind, type) and is_trusted_class(kind)
     if isinstance(owner, type):
         return is_trusted_class(owner)
+    if type(owner).__module__ == "pybind11_builtins":  # how pybind11 keeps a function: no object of its own
+        return value.__module__ in _OPERATORS
     return type(owner).__module__.partition(".")[0] == "torch" and not isinstance(owner, _STATEFUL)
+
+
+_OPERATORS = {"torch._ops.aten", "torch._ops.prims"}
 
 
 def acts(value: Any) -> bool:

@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from stepnet.data.storage import apart
 from stepnet.errors import StepError
+from stepnet.executors.twice import one_by_one
 
 from .calls import Call, find
 from .dispatch import from_the_top
@@ -216,6 +218,8 @@ def _at_once(tensors: Sequence[Tensor]) -> bool:
 
 def _differentiable(keys: Any, tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
     sizes = sizes or []
+    if forward_ad._current_level >= 0 and _at_once(tensors):
+        return _as_it_is(tensors, sizes, what)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return [*_Differentiable.apply(sizes, what, *tensors)]  # pyright: ignore[reportGeneralTypeIssues]
     if _at_once(tensors):
@@ -223,6 +227,29 @@ def _differentiable(keys: Any, tensors: list[Tensor], sizes: list[int] | None, w
     with torch._C._AutoDispatchBelowAutograd():
         below = keys & torch._C._after_autograd_keyset
         return torch.ops.stepnet.run.default.redispatch(below, tensors, sizes, what)
+
+
+@from_the_top
+def _as_it_is(tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor]:
+    """A call as where no graph holds it: all kinds of derivatives see what it does."""
+    return find(what).run(tensors, sizes)
+
+
+def _transformed(tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
+    """A call under transforms of torch.func."""
+    if torch._C._len_torch_dispatch_stack():
+        raise StepError(
+            "transforms of torch.func around a recurrence cannot be traced into a graph",
+            remedy="compile the function without the transform, or what is around both",
+        )
+    return _as_it_is(tensors, sizes or [], what)
+
+
+def _once() -> StepError:
+    return StepError(
+        "the gradient of a recurrence in a graph cannot be differentiated again",
+        remedy="call the recurrence outside of compiled and exported code",
+    )
 
 
 class _Once(torch.autograd.Function):
@@ -234,10 +261,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore
-        raise StepError(
-            "the gradient of a recurrence in a graph cannot be differentiated again",
-            remedy="call the recurrence outside of compiled and exported code",
-        )
+        raise _once()
 
 
 def _backward(
@@ -255,9 +279,24 @@ def _backward(
             return torch.ops.stepnet.run_backward.default.redispatch(below, *parts)
 
     flat = (*gradients, *tensors, *results)
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in flat):
+        raise _once()
     if torch.is_grad_enabled() and any(t.requires_grad for t in flat):
         return [*_Once.apply(run, *flat)]  # pyright: ignore[reportGeneralTypeIssues]
     return run(*flat)
+
+
+@from_the_top
+def _many_gradients(gradients: list[Tensor], *others: Any) -> list[Tensor]:
+    """Gradients of a batch (`is_grads_batched`), one after the other."""
+
+    def one(grads: Sequence[Tensor | None]) -> list[Tensor]:
+        return torch.ops.stepnet.run_backward.default([*grads], *others)
+
+    found = one_by_one(one, gradients)
+    if found is None:
+        raise _once()
+    return [t for t in found if t is not None]
 
 
 def _empty(tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor]:
@@ -278,4 +317,7 @@ for _name, _real, _fake in (
     LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"stepnet::{_name}", _fake, lib=LIBRARY)
 LIBRARY.impl("run", _differentiable, "Autograd", with_keyset=True)
+LIBRARY.impl("run", _transformed, "FuncTorchDynamicLayerFrontMode")
+for _key in ("Batched", "FuncTorchBatched"):
+    LIBRARY.impl("run_backward", _many_gradients, _key)
 LIBRARY.impl("run_backward", _backward, "Autograd", with_keyset=True)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from stepnet.data.as_imported import contiguous
 from stepnet.executors.autograd import forward
@@ -199,6 +200,7 @@ def is_watched() -> bool:
         torch._C._len_torch_function_stack() > 0
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
         or torch.is_anomaly_enabled()
         or instead() is not None
         or watching() is not None
