@@ -230,7 +230,7 @@ def itself(
     spec: Spec, axis: int, entry: Entry, layout: Layout,
 ) -> tuple[Any, Any] | None:  # fmt: skip
     """y and the final state of a call of one step, by the step itself; None if it fails."""
-    rows, at = (x, axis) if type(x) is Tensor else (x.values, None)
+    rows, at = (x.values, None) if isinstance(x, LoDTensor) else (x, axis)
     out = one_step(function, rows, states, spec, at)
     if out is None:
         return None
@@ -249,7 +249,8 @@ def joined(
     y: list[Any] = out[:n_y]
     if type(x) is LoDTensor:
         y = [LoDTensor.of(rows, x.structure) for rows in y]
-    whole = y[0] if spec.children == (LEAF,) else unflatten(spec, y)[spec.keys[0]]
+    alone = len(spec.children) == 1  # beside it may stand what holds of all rows
+    whole = unflatten(spec.children[0], y) if alone else unflatten(spec, y)[spec.keys[0]]
     return whole, out[n_y] if state is LEAF else unflatten(state, out[n_y:])
 
 
