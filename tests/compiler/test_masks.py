@@ -169,6 +169,19 @@ def test_code_behind_any_that_does_nothing_for_other_rows():
     as_the_plain_loop(step, *given(), weights=[W], atol=1e-9)
 
 
+def test_a_while_that_begins_with_what_is_true_of_every_row():
+    def step(x, h):
+        done, out, n = torch.zeros_like(h[:, :1]), torch.zeros_like(h), 0
+        while (on := done < 0.6).any() and n < 2:
+            h = torch.where(on, torch.tanh(x @ W + h), h)
+            out, n = torch.where(on, out + h, out), n + 1
+            done = torch.where(on, done + torch.sigmoid(h[:, 1:2]), done)
+        return out, h
+
+    assert explain(step, *given()).executor == "c"
+    as_the_plain_loop(step, *given(), weights=[W], atol=1e-9)
+
+
 @pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
 @pytest.mark.parametrize("count", few([1, 2, 3], [2]))
 def test_code_behind_any_that_does_more_is_left_to_the_plain_loop(count):
