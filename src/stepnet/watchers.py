@@ -77,6 +77,11 @@ def noted_by(noter: Callable[..., Any] | None) -> contextlib.AbstractContextMana
     return during(_noter, noter)
 
 
+def is_noted() -> bool:
+    """Whether somebody sees the runs of plans here."""
+    return _noter.get() is not None
+
+
 def note_run(*run: Any) -> None:
     """Let what sees the runs of plans here see one; see `noted_by`."""
     noter = _noter.get()

@@ -97,8 +97,26 @@ def experts_by_numbers(x, h):
     return out.index_copy(0, rows, h[rows] + SHIFT)
 
 
+def experts_by_places(x, h):
+    weights, chosen = torch.softmax(x @ W, -1).topk(2, -1)
+    out, mask = torch.zeros_like(h), F.one_hot(chosen, 4).permute(2, 1, 0)
+    for i in range(2):  # as Mixtral has it
+        place, row = torch.where(mask[i])
+        given = x[None, row].reshape(-1, 4)
+        out.index_add_(0, row, torch.tanh(given @ W * (i + 1)) * weights[row, place, None])
+    row, place = torch.where(chosen == 2)  # as DeepSeek has it
+    out[row] += torch.sin(x[row]) * weights[row, place, None]
+    row, place = (chosen > 2).nonzero(as_tuple=True)
+    out[row] = out.index_select(0, row) * h[row, 1:2]
+    often = torch.stack([x[:, 0] > 0, x[:, 1] > 0], 1)
+    row, place = torch.where(often)  # some rows twice
+    out.index_add_(0, row, h[row] * 2, alpha=0.5)
+    out[row] = torch.stack([x, h], 1)[row, place]
+    return out
+
+
 # Those that write into parts of what they made are recorded by torch's tracers, in ten times the time.
-WRITING = [scaled, parts_of_rows, masks_of_masks, experts_by_numbers]
+WRITING = [scaled, parts_of_rows, masks_of_masks, experts_by_numbers, experts_by_places]
 STEPS = [some_rows_by_a_cell, places_of_matrices, by_functions, numbers_and_truths]
 
 
@@ -146,6 +164,19 @@ def test_code_behind_any_that_does_nothing_for_other_rows():
             h = h.clone()
             h[high] = W[0]
         return experts(x, h), torch.tanh(x + h)
+
+    assert explain(step, *given()).executor == "c"
+    as_the_plain_loop(step, *given(), weights=[W], atol=1e-9)
+
+
+def test_a_while_that_begins_with_what_is_true_of_every_row():
+    def step(x, h):
+        done, out, n = torch.zeros_like(h[:, :1]), torch.zeros_like(h), 0
+        while (on := done < 0.6).any() and n < 2:
+            h = torch.where(on, torch.tanh(x @ W + h), h)
+            out, n = torch.where(on, out + h, out), n + 1
+            done = torch.where(on, done + torch.sigmoid(h[:, 1:2]), done)
+        return out, h
 
     assert explain(step, *given()).executor == "c"
     as_the_plain_loop(step, *given(), weights=[W], atol=1e-9)
@@ -207,10 +238,22 @@ def of_all_that_is_picked(x, h):
     return h
 
 
+def by_numbers_of_places(x, h):
+    row, place = torch.where(x > 0)
+    return h.index_add(0, row, W[place])
+
+
 @pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
 @pytest.mark.parametrize(
     "make",
-    [picked_alone, as_many_as_picked, in_another_order, returned, of_all_that_is_picked],
+    [
+        by_numbers_of_places,
+        picked_alone,
+        as_many_as_picked,
+        in_another_order,
+        returned,
+        of_all_that_is_picked,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_what_depends_on_how_many_are_picked_is_left_to_the_plain_loop(make):

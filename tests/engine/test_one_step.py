@@ -1,4 +1,4 @@
-"""Dense calls of one step, where the step itself is faster than its plan: the numbers of the plain loop."""
+"""Calls of one step, where the step itself is faster than its plan: the numbers of the plain loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from outcomes import outcome, same, wanting
-from stepnet import explain, recurrent
+from stepnet import LoDTensor, Recurrent, explain, recurrent, stream
 from stepnet.engine import again, choice, plans
 
 BACKEND = "auto"
@@ -72,10 +72,41 @@ def test_the_numbers_of_the_plain_loop(ran, steps, axis, reverse, train):
     assert bool(ran) == (steps == 1)
 
 
-def test_results_are_the_callers(ran):
+@pytest.mark.parametrize("train", [False, True])
+def test_sequences_of_one_row_each(ran, train):
     cell, (x, state) = Cell(), given(1)
+    rows, state = wanting((x[0], state)) if train else (x[0], state)
+    with torch.set_grad_enabled(train):
+        for lengths in ([1, 1, 1], [1, 2, 0], [1, 1, 1], [0, 3, 0], [1, 1, 1]):
+            ragged = LoDTensor.from_lengths(rows, [lengths])
+            ran.clear()
+            for _ in range(3):
+                plain = outcome(cell, ragged, state, "naive")
+                found = outcome(cell, ragged, state)
+                same(found[0], plain[0])
+                same(found[1], plain[1])
+            assert bool(ran) == (lengths == [1, 1, 1])
+
+
+def test_streams_frame_by_frame(ran):
+    cell = nn.GRUCell(F, H, dtype=torch.float64)
+    frames = torch.randn(12, N, F, dtype=torch.float64)
+    pushed = stream(Recurrent(cell))
+    ids = [pushed.open() for _ in range(N)]
+    found = [torch.cat([*pushed.push(dict(zip(ids, f[:, None], strict=True))).values()]) for f in frames]
+    same([torch.stack(found)], [recurrent(cell, frames, backend="naive")[0]])
+    assert ran
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_results_are_the_callers(ran, ragged):
+    cell, (x, state) = Cell(), given(1)
+    given_x = LoDTensor.from_lengths(x[0], [[1] * N]) if ragged else x
     with torch.no_grad():
-        (first, second), (h, kept) = recurrent(cell, x, state)
+        for _ in range(3):
+            (first, second), (h, kept) = recurrent(cell, given_x, state)
+        if ragged:
+            first, second = first.values, second.values
         want = [t.clone() for t in (first, second, h, kept, *state)]
         for k, t in enumerate((first, second, h, kept)):
             t.zero_()

@@ -19,6 +19,7 @@ class Kind:
     states: tuple[tuple[int, ...], ...]
     ints: int = 0  # x holds numbers below this one
     floats: str = "real"  # or "complex", "count"
+    noise: bool = False  # it draws
 
     def inputs(self, lengths: list[int], dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Rows of x and initial states that require gradients where they can."""

@@ -311,6 +311,10 @@ class Builder:
         if value.dtype == dtype:
             return ref
         made = self._made.get(ref.name)
+        if made is not None and made.op == "cast" and self.values[made.inputs[0]].dtype == "bool":
+            # a spike, `(u > 0).float().to(u.dtype)`: every type holds truth values
+            name = self.emit("cast", (made.inputs[0],), value.shape, dtype, value.kind)
+            return replace(ref, name=name)
         if made is not None and made.op == "where":  # a choice of two integers, on its way to a float
             sides = [self._made.get(n) for n in made.inputs[1:]]
             if all(side is not None and side.op == "full" for side in sides):

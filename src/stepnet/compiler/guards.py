@@ -31,8 +31,9 @@ _NEUTRAL = {"add": (0, True), "sub": (0, False), "mul": (1, True), "and": (True,
 
 
 def are_guards(answers: Sequence[Any]) -> bool:
-    """Whether nothing is asked of tensors but whether something holds of any row."""
-    asked = [answer for answer in answers if answer is not PICKS]
+    """Whether nothing is asked of tensors but whether something holds of any row. What follows from no row,
+    as the first turn of a `while` may ask, is a question like the others to the trace."""
+    asked = [answer for answer in answers if answer is not PICKS and type(answer) is not bool]
     return bool(asked) and all(answer is SOME or answer is NONE for answer in asked)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +51,8 @@ class Masks:
         self._answers = answers
         self._picked: dict[int, tuple[Tensor, Any]] = {}  # by id, with what tells their mask
         self._rows: dict[int, tuple[Tensor, Tensor]] = {}  # what stands for numbers of rows, and their mask
+        # what stands for numbers that a mask of rows and places picks; their mask; whether they are of rows
+        self._pairs: dict[int, tuple[Tensor, Tensor, bool]] = {}
         self._whole: dict[int, Tensor] = {}  # values of rows that picked ones were put into
         self._made: dict[int, tuple[Tensor, int, int]] = {}  # tensors, their version, a number for how made
         self._ways: dict[Any, int] = {}
@@ -72,7 +74,7 @@ class Masks:
             return result
         marks = self._marks((args, kwargs))
         if marks:
-            numbers = any(id(t) in self._rows for t in leaves((args, kwargs), Tensor))
+            numbers = any(id(t) in self._rows or id(t) in self._pairs for t in leaves((args, kwargs), Tensor))
             if numbers and func not in _SIZES:
                 return self._moved(func, args, kwargs)
             if func in _SIZES and (len(args) == 1 or args[1] == 0) and _is_asked_by_the_step():
@@ -142,6 +144,8 @@ class Masks:
 
     def item(self, z: Tensor, index: Any) -> Any:
         """`z[mask]`, `z[mask, 2:]`."""
+        if (pairs := self._pairs_of(index)) is not None:
+            return pairs.pick(z)
         mask, rest = self._split(z, index)
         if mask is None:
             return NotImplemented
@@ -178,6 +182,8 @@ class Masks:
 
     def nonzero(self, mask: Tensor, *, as_tuple: bool = False) -> Any:
         """`mask.nonzero()`."""
+        if mask.dim() == 2 and as_tuple and _has_rows(mask):
+            return self._numbered(mask)
         if mask.dim() != 1 or not _has_rows(mask):
             return NotImplemented
         mask = mask if mask.dtype == torch.bool else mask != 0
@@ -203,6 +209,10 @@ class Masks:
 
     def along(self, op: str, z: Tensor, dim: int, index: Tensor, value: Any, *, alpha: float = 1) -> Any:
         """`z.index_add(0, numbers, value)` and the like; those with a line behind change z."""
+        if not dim % max(z.dim(), 1) and (pairs := self._pairs_of(index)) is not None:
+            if not op.startswith("add"):
+                return NotImplemented
+            return self._given(z, pairs.put(z, value, alpha), op[-1] == "_")
         mask = self._mask_of(index)
         if dim % max(z.dim(), 1) or not _is_mask(z, mask):
             return NotImplemented
@@ -212,13 +222,47 @@ class Masks:
 
     def select_rows(self, z: Tensor, dim: int, index: Tensor) -> Any:
         """`z.index_select(0, numbers)`."""
+        if not dim % max(z.dim(), 1) and (pairs := self._pairs_of(index)) is not None:
+            return pairs.pick(z)
         mask = self._mask_of(index)
         return NotImplemented if dim % max(z.dim(), 1) or not _is_mask(z, mask) else self._pick(z, mask)
+
+    # ---- by the numbers of rows and of places in them
+
+    def _numbered(self, mask: Tensor) -> Any:
+        """`torch.where(mask)` of a mask of rows and places: which rows, and which place of each."""
+        first = isinstance(mask.shape[0], torch.SymInt)
+        if isinstance(mask.shape[first], torch.SymInt) or self._marks(mask):
+            return NotImplemented
+        bits = (mask if mask.dtype == torch.bool else mask != 0).transpose(0, 1 - first)
+        numbers = [bits.flatten().to(torch.int64) for _ in range(2)]
+        for k, t in enumerate(numbers):
+            self._picked[id(t)] = t, self._mark(mask)
+            self._pairs[id(t)] = t, bits, k == (not first)
+        return tuple(numbers)
+
+    def _pairs_of(self, index: Any) -> Pairs | None:
+        """What an index says that begins with such numbers; None for others."""
+        rest = list(index) if isinstance(index, tuple) else [index]
+        ahead = bool(rest) and rest[0] is None
+        rest = rest[ahead:]
+        known = [self._pairs.get(id(part)) for part in rest[:2]]
+        if not known or known[0] is None or not known[0][2]:
+            return None
+        numbers, bits, _ = known[0]
+        both = len(known) > 1 and known[1] is not None and known[1][1] is bits and not known[1][2]
+        rest = rest[1 + both :]
+        if any(not (i is None or i is Ellipsis or isinstance(i, (int, slice))) for i in rest):
+            return None
+        return Pairs(self, numbers, bits, both, ahead, tuple(rest))
 
     # ---- putting back
 
     def set_item(self, z: Tensor, index: Any, value: Any) -> Any:
         """`z[mask] = value`."""
+        if (pairs := self._pairs_of(index)) is not None:
+            z.copy_(pairs.put(z, value))
+            return None
         mask, rest = self._split(z, index)
         if mask is None:
             return NotImplemented
@@ -267,6 +311,84 @@ class Masks:
         if not right or value.dtype != z.dtype or self._marks(z) != self._marks(mask):
             raise _refused("what is put where a mask says does not have the shape or type of what it picks")
         return torch.where(_beside(mask, z), value, z)
+
+
+class Pairs(NamedTuple):
+    """An index by the numbers of rows and places that a mask picks, as experts are given the rows that chose
+    them. All places of all rows are traced, as of any mask.
+
+    Attributes:
+        numbers: of the rows.
+        bits: the mask, rows first.
+        both: whether z has the places, too.
+        ahead: whether the index begins with None.
+        rest: what it says of what is behind.
+    """
+
+    masks: Masks
+    numbers: Tensor
+    bits: Tensor
+    both: bool
+    ahead: bool
+    rest: tuple[Any, ...]
+
+    def _fits(self, z: Tensor) -> bool:
+        like = self.bits.shape[: 1 + self.both]
+        return isinstance(z.shape[0], torch.SymInt) and str(z.shape[: len(like)]) == str(like)
+
+    def pick(self, z: Tensor) -> Any:
+        """`z[rows]`, `z[rows, places]`."""
+        if not z.dim() or not self._fits(z):
+            return NotImplemented
+        if self.masks._marks(z):
+            raise _refused("values that a mask picks meet values that it does not pick")
+        whole = z if self.both else z.unsqueeze(1).expand(-1, self.bits.shape[1], *z.shape[1:])
+        other = 0.5 if z.is_floating_point() or z.is_complex() else z.new_zeros(())
+        picked = torch.where(_beside(self.bits, whole), whole, other).flatten(0, 1)
+        picked = picked[(slice(None), *self.rest)] if self.rest else picked
+        return picked[None] if self.ahead else picked
+
+    def put(self, z: Tensor, value: Any, add: float | None = None) -> Tensor:
+        """z with values put where `pick` takes them from, or so many times them added; of several for one row
+        in their order."""
+        value, own = _like(z, value), self.masks._marks(self.numbers)
+        inner = z.shape[1 + self.both :]
+        lined = id(value) in self.masks._picked
+        if lined:
+            wanted = (self.bits.shape[0] * self.bits.shape[1], *inner)
+            right = self.masks._marks(value) == own and str(value.shape) == str(torch.Size(wanted))
+        else:
+            right = not _has_rows(value) and value.dim() <= len(inner)
+        if not right or not self._fits(z) or value.dtype != z.dtype or self.rest or self.ahead:
+            raise _refused("what is put where a mask says does not have the shape or type of what it picks")
+        value = value.reshape(*self.bits.shape, *inner) if lined else value.expand(*self.bits.shape, *inner)
+        if self.both:
+            new = value if add is None else torch.add(z, value, alpha=add)
+            return torch.where(_beside(self.bits, z), new, z)
+        if add is None:
+            return _Last.apply(z, value, self.bits)
+        for bits, given in zip(self.bits.unbind(1), value.unbind(1), strict=True):
+            z = torch.where(_beside(bits, z), torch.add(z, given, alpha=add), z)
+        return z
+
+
+class _Last(torch.autograd.Function):
+    """`z[rows] = values`, where a row may be named more than once: the last value stays, and as with torch
+    each of them gets the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, values: Tensor, bits: Tensor) -> Tensor:
+        ctx.save_for_backward(bits)
+        for on, value in zip(bits.unbind(1), values.unbind(1), strict=True):
+            z = torch.where(_beside(on, z), value, z)
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (bits,), (grad,) = ctx.saved_tensors, grads
+        whole = grad.unsqueeze(1).expand(-1, bits.shape[1], *grad.shape[1:])
+        of_z = torch.where(_beside(bits.any(1), grad), 0.0, grad)
+        return of_z, torch.where(_beside(bits, whole), whole, 0.0), None
 
 
 def _is_asked_by_the_step() -> bool:

@@ -169,6 +169,8 @@ def unflatten(spec: Spec, leaves: list[Any] | tuple[Any, ...]) -> Any:
     """Put leaves back into a structure; the inverse of `flatten`."""
     if spec._flat:  # pyright: ignore[reportAttributeAccessIssue]
         return tuple(leaves)
+    if spec.kind is None:
+        return leaves[0]
     return _build(spec, iter(leaves))
 
 

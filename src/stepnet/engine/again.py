@@ -35,7 +35,7 @@ from stepnet.executors.layout import Layout
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import nothing_around, only_plain
 from stepnet.ir.loop import Loop
-from stepnet.watchers import note_run
+from stepnet.watchers import is_noted, note_run
 
 from .choice import about_as_many
 from .directions import Find, RunsAlong
@@ -148,25 +148,15 @@ class Asked(NamedTuple):
         return self.key, self.looks, about_as_many(self.layout.sequences)
 
     def itself(self, entry: Entry) -> tuple[Any, Any] | None:
-        """y and the final state of a dense call of one step, by the step itself; None if it fails."""
-        assert isinstance(self.x, Tensor)
-        out = self._one_step(self.x, self.states)
-        if out is None:
-            return None
-        weights = [self.tensors[place] for place in entry.weights]
-        given = [self.x.flatten(0, 1)], self.states, weights
-        note_run(entry, self.layout, given, out, self.x.shape[:2])
-        return joined(out, len(out) - len(self.states), entry.y_spec, self.x, self.form[1])
-
-    def _one_step(self, x: Tensor, states: Sequence[Tensor]) -> list[Tensor] | None:
-        return one_step(self.of.wrap(self.step), x, states, self.form[1], self.way[2])
+        """What `itself` gives."""
+        given = self.x, self.states, self.tensors, self.form[1], self.way.axis
+        return itself(self.of.wrap(self.step), *given, entry, self.layout)
 
     def is_faster_itself(self, entry: Entry, find: Callable[[str], Find]) -> bool:
         """Whether it is of one step, which by itself was timed faster than its plan."""
-        x, (_, _, axis, backend) = self.x, self.way
-        steps = x.shape[axis] if type(x) is Tensor else 0
-        may_be = steps == 1 and backend == AUTO and autocast_dtype("cpu") is None
-        if not may_be or not self.layout.sequences or entry.ready is None or entry.ready.plan.random:
+        one = _is_one_step(self.x, self.layout, self.way.axis)
+        may_be = one and self.way.backend == AUTO and autocast_dtype("cpu") is None
+        if not may_be or entry.ready is None or entry.ready.plan.random:
             return False
         size = about_as_many(self.layout.sequences)
         if size not in entry.itself:
@@ -179,16 +169,22 @@ class Asked(NamedTuple):
 
     def _timed(self, entry: Entry, find: Callable[[str], Find]) -> str | None:
         like = _like(self, entry, (self.rows, *self.states, *self.tensors), 0, find)
+        ragged, function = isinstance(self.x, LoDTensor), self.of.wrap(self.step)
 
         def by_plan(x: Tensor, states: list[Tensor]) -> list[Tensor]:
-            call = self._replace(x=x, rows=x.reshape(self.rows.shape), states=states)
+            own = LoDTensor.of(x, self.x.structure) if isinstance(self.x, LoDTensor) else x
+            call = self._replace(x=own, rows=x.reshape(self.rows.shape), states=states)
             recorded = (lambda: like.recorded(call)) if torch.is_grad_enabled() else None
-            y, last = like.run(self.layout, call.rows, states, self.tensors, x, recorded)
-            return [*flatten(y)[0], *flatten(last)[0]]
+            y, last = like.run(self.layout, call.rows, states, self.tensors, own, recorded)
+            y = flatten(y)[0]
+            return [*([t.values for t in y] if ragged else y), *flatten(last)[0]]
 
-        assert isinstance(self.x, Tensor)
+        def by_itself(x: Tensor, states: list[Tensor]) -> list[Tensor] | None:
+            return one_step(function, x, states, self.form[1], None if ragged else self.way.axis)
+
         weights = [self.tensors[place] for place in entry.weights]
-        return is_faster((self.x, self.states), weights, by_plan, self._one_step)
+        given = self.x.values if isinstance(self.x, LoDTensor) else self.x
+        return is_faster((given, self.states), weights, by_plan, by_itself)
 
     def run(self, entry: Entry, find: Find) -> tuple[Any, Any]:
         """y and the final state, by a plan. `find`: see `RunsAlong`."""
@@ -222,6 +218,29 @@ class Asked(NamedTuple):
         return plain
 
 
+def _is_one_step(x: Tensor | LoDTensor, layout: Layout, axis: int) -> bool:
+    """Whether each of some sequences has one row, and there are any."""
+    if type(x) is Tensor:
+        return layout.sequences > 0 and x.shape[axis] == 1
+    return layout.steps == 1 and layout.rows == layout.sequences
+
+
+def itself(
+    function: Callable[..., Any], x: Tensor | LoDTensor, states: list[Tensor], tensors: Sequence[Tensor],
+    spec: Spec, axis: int, entry: Entry, layout: Layout,
+) -> tuple[Any, Any] | None:  # fmt: skip
+    """y and the final state of a call of one step, by the step itself; None if it fails."""
+    rows, at = (x.values, None) if isinstance(x, LoDTensor) else (x, axis)
+    out = one_step(function, rows, states, spec, at)
+    if out is None:
+        return None
+    if is_noted():
+        weights = [tensors[place] for place in entry.weights]
+        table, steps = (rows, ()) if at is None else (rows.flatten(0, 1), rows.shape[:2])
+        note_run(entry, layout, ([table], states, weights), out, steps)
+    return joined(out, len(out) - len(states), entry.y_spec, x, spec)
+
+
 def joined(
     out: list[Tensor], n_y: int, spec: Spec | None, x: Tensor | LoDTensor, state: Spec
 ) -> tuple[Any, Any]:
@@ -230,7 +249,8 @@ def joined(
     y: list[Any] = out[:n_y]
     if type(x) is LoDTensor:
         y = [LoDTensor.of(rows, x.structure) for rows in y]
-    whole = y[0] if spec.children == (LEAF,) else unflatten(spec, y)[spec.keys[0]]
+    alone = len(spec.children) == 1  # beside it may stand what holds of all rows
+    whole = unflatten(spec.children[0], y) if alone else unflatten(spec, y)[spec.keys[0]]
     return whole, out[n_y] if state is LEAF else unflatten(state, out[n_y:])
 
 
@@ -401,8 +421,12 @@ def _warm(
     rows, n, seen = (x.values, x.structure.count(-1), x.values.shape[1:]) if ragged else (x, None, x.shape)
     if pieces is not None:
         n = pieces.sequences
+    layout, one = pieces, False
+    if pieces is None and isinstance(x, LoDTensor):
+        layout = Layout.of(x.structure, way[0])
+        one = layout.rows == n and layout.steps == 1
     if n is not None:  # sequences of any lengths, and about as many
-        seen = about_as_many(n), ragged, seen
+        seen = about_as_many(n), ragged, one, seen
     grad = torch.is_grad_enabled()
     looks = (seen, way, spec, grad, torch.get_default_dtype())
     given = (rows, *states, *tensors)
@@ -416,14 +440,11 @@ def _warm(
         and (like.low is None or like.low is autocast_dtype("cpu"))
         and (n is None or [t.shape[0] for t in states] == [n] * len(states))
     ):
-        layout = like.call.layout if pieces is None else pieces
+        layout = layout or like.call.layout
         if like.by_itself:
-            form = like.form, like.way, found.key, tensors, rows, layout, None
-            out = Asked(of, step, x, states, *form).itself(like.entry)
+            out = itself(of.wrap(step), x, states, tensors, spec, way[2], like.entry, layout)
             if out is not None:
                 return out
-        if pieces is None and isinstance(x, LoDTensor):
-            layout = Layout.of(x.structure, way[0])
         if like.table is not None:
             rows = rows.reshape(like.table)
         form = like.form, like.way, found.key, tensors, rows, layout, None
@@ -435,21 +456,22 @@ def _warm(
     _, call = asked(of, step, x, state, Way(*way), pieces)
     if call is None or (not draws and call.draws):
         return None
-    return _first_alike(found, looks, call, given, n is not None, find)
+    return _first_alike(found, looks, call, given, n is not None, find, pieces is None)
 
 
 def _first_alike(
     found: Found, looks: Any, call: Asked, given: tuple[Tensor, ...], ragged: bool,
-    find: Callable[[str], Find],
+    find: Callable[[str], Find], whole: bool,
 ) -> tuple[Any, Any] | None:  # fmt: skip
-    """y and the final state of a call that others may look like; None if there is no plan for it."""
+    """y and the final state of a call that others may look like; None if there is no plan for it. `whole`:
+    whether its sequences are those of x."""
     entry = call.known()
     if entry is None:
         return None
     if len(found.likes) >= _LIMIT:
         found.likes.clear()
     like = _like(call, entry, given, 1 + len(call.states) if ragged else 0, find)
-    like = found.likes[looks] = like._replace(by_itself=not ragged and call.is_faster_itself(entry, find))
+    like = found.likes[looks] = like._replace(by_itself=whole and call.is_faster_itself(entry, find))
     out = call.itself(entry) if like.by_itself else None
     if out is not None:
         return out

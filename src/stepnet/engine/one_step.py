@@ -1,4 +1,4 @@
-"""Dense calls of one step: by the step itself, where that is timed faster than its plan.
+"""Calls of one step: by the step itself, where that is timed faster than its plan.
 
 To run a plan takes some 50 us, or 0.5 ms of many scans and with a gradient; a small cell may take less.
 """
@@ -26,26 +26,30 @@ Inputs = tuple[Tensor, list[Tensor]]  # x, and the leaves of the state
 
 
 def one_step(
-    function: Callable[..., Any], x: Tensor, states: Sequence[Tensor], spec: Spec, axis: int
+    function: Callable[..., Any], x: Tensor, states: Sequence[Tensor], spec: Spec, axis: int | None
 ) -> Out | None:
-    """What a step gives on x of one row along `axis`. None: it failed, and the long way says so.
+    """What a step gives on x of one row for each sequence. None: it failed, and the long way says so.
 
     Args:
         function: the step.
         x: one step.
         states: what is carried, as leaves, nested like `spec`.
-        axis: of the steps.
+        axis: of the steps, in x and y; None: they have none.
     """
     state: Any = states[0] if spec is LEAF else unflatten(spec, [*states])
     try:
-        y, state = function(x.select(axis, 0), state)
-        out = [torch.stack([t], axis) for t in ([y] if type(y) is Tensor else flatten(y)[0])]
+        y, state = function(x if axis is None else x.select(axis, 0), state)
+        out = [y] if type(y) is Tensor else flatten(y)[0]
+        if axis is not None:
+            out = [torch.stack([t], axis) for t in out]
     except Exception as error:
         let_through(error)
         if type(error) not in _TOLD:  # a checkpoint, too, ends by one
             raise
         return None
     last = [state] if spec is LEAF else flatten(state)[0]
+    if axis is None:
+        out, last = [], out + last
     # own memory; and a hook on the last state is not to see what comes in for y
     return out + distinct([t.clone() if t.requires_grad else t for t in last], [x, *states])
 
