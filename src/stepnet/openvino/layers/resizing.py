@@ -32,13 +32,14 @@ def _interpolate(layer: Layer, attributes: Attributes) -> Function:
     together = layer.opset >= 11  # sizes and scales are one input since
 
     def interpolate(x: Tensor, *given: Any) -> Tensor:
-        if together and len(given) > 2:
+        count = len(given)
+        if together and count > 2:
             raise Misfit(
-                "has an input too many", got=f"{len(given) + 1} inputs", expected="2 or 3 from opset11 on"
+                "has an input too many", got=f"{count + 1} inputs", expected="2 or 3 from opset11 on"
             )
         numbers = given[0] if together or not by_scales else given[1]
         at = 1 if together else 2
-        axes = listed(given[at]) if len(given) > at else list(range(x.dim()))
+        axes = listed(given[at]) if count > at else list(range(x.dim()))
         axes = [axis_in(axis, x.dim()) for axis in axes]
         said = listed(numbers)
         if len(said) != len(axes) or len(set(axes)) != len(axes):
