@@ -16,6 +16,7 @@ from stepnet.errors import BuildError, Unsupported
 from stepnet.executors.line import Ended, Line, Op, Place, Run
 
 from .build import build, preamble
+from .cells import steps_text
 from .desk import padded
 from .numbers import INFIX, OF_LIBM, literal
 
@@ -114,7 +115,9 @@ class _Writer:
         if 0 in op.to.shape:
             return
         if op.name == "product":
-            self._product(op.to, *op.given)
+            self.lines.append(f"    {self._product(self._rows(op.to), self._rows(op.given[0]), *op.given)}")
+        elif op.name in ("lstm", "gru", "rnn"):
+            self._steps(op.name, op.to, *op.given, backwards=bool(op.number))
         elif op.name == "sum":
             self._sum(op.to, *op.given)
         elif op.name == "pick":
@@ -154,15 +157,25 @@ class _Writer:
             lines.append(f"    for (int64_t i{d} = 0; i{d} < {size}; ++i{d})")
         self.lines += [*lines, "    {", *(f"        {line}" for line in body), "    }"]
 
-    def _product(self, to: Place, rows: Place, matrix: Place) -> None:
-        (count, depth), columns = rows.shape, matrix.shape[1]
+    def _start(self, place: Place) -> str:
+        return f"{self.names[place.memory]} + {place.begin}"
 
-        def table(place: Place) -> str:
-            start = f"{self.names[place.memory]} + {place.begin}"
-            return f"(sn_rows_f32){{{start}, {place.strides[0]}, 0}}"
+    def _rows(self, place: Place) -> str:
+        return f"(sn_rows_f32){{{self._start(place)}, {place.strides[0]}, 0}}"
 
-        lies = f"{self.names[matrix.memory]} + {matrix.begin}, {matrix.strides[0]}, {matrix.strides[1]}"
-        self.lines.append(f"    sn_few_f32({table(to)}, {table(rows)}, {lies}, {count}, {depth}, {columns});")
+    def _product(self, to: str, rows: str, of: Place, matrix: Place) -> str:
+        (count, depth), columns = of.shape, matrix.shape[1]
+        lies = f"{self._start(matrix)}, {matrix.strides[0]}, {matrix.strides[1]}"
+        return f"sn_few_f32({to}, {rows}, {lies}, {count}, {depth}, {columns});"
+
+    def _steps(
+        self, kind: str, to: Place, of_x: Place, first: Place, matrix: Place, room: Place,
+        order: Sequence[int], *more: Place, backwards: bool,
+    ) -> None:  # fmt: skip
+        product = self._product(self._rows(room), "before", first, matrix)
+        names = [self._start(place) for place in (to, of_x, first, room, *more)]
+        steps, batch, hidden = to.shape
+        self.lines += steps_text(kind, names, order, (steps, batch, hidden), product, backwards=backwards)
 
     def _sum(self, to: Place, x: Place) -> None:
         axes = [k for k, (n, m) in enumerate(zip(x.shape, to.shape, strict=True)) if n != m]
