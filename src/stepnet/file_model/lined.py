@@ -162,7 +162,7 @@ def _fits(call: Call, lowering: Lowering) -> bool:
     function = call.function
     if call.view:
         return True
-    if isinstance(function, partial) and function.func is expect:
+    if decides(call):
         (value,) = positional
         return isinstance(value, Slot) and lowering.expect(value.number, *function.args)
     if isinstance(function, Stepping):
@@ -196,6 +196,11 @@ def _as_one(
             one = Call(run, (tuple(map(Slot, given)), {}), results, True, False)
             return [one, *views]
     return line
+
+
+def decides(call: Call) -> bool:
+    """Whether it asks that a value is what it was."""
+    return isinstance(call.function, partial) and call.function.func is expect
 
 
 def expect(number: Any, value: Tensor) -> None:

@@ -26,7 +26,7 @@ from stepnet.watchers import during, noted_by
 
 from .calls import Call, Slot, slots_in
 from .few_steps import FewSteps
-from .lined import Lined, Stepping, expect
+from .lined import Lined, Stepping, decides, expect
 from .lines import place_of
 from .replayed import Ran, replayed
 
@@ -252,9 +252,12 @@ class Recorder(TorchFunctionMode):
             with during(_RECORDER, self), self:
                 return function(arguments)
         except Opaque as opaque:
-            del self._calls[before:]
-            self._folded = folded  # nothing of what it computed is part of the function
             sized, settled, steps = opaque.sized, opaque.settled, opaque.steps
+            if steps is not None:
+                self._folded = folded  # nothing of what it computed is part of the function
+            if any(map(decides, self._calls[before:])):
+                sized, settled = False, None  # what is in a branch says nothing of the node that takes it
+            del self._calls[before:]
         noting = None if settled is None else Noting()
         with noted_by(noting):
             results = function(arguments)
