@@ -163,6 +163,7 @@ def _fits(call: Call, lowering: Lowering) -> bool:
     if call.view:
         return True
     if decides(call):
+        assert isinstance(function, partial)
         (value,) = positional
         return isinstance(value, Slot) and lowering.expect(value.number, *function.args)
     if isinstance(function, Stepping):
