@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,10 @@ from .cells import steps_text
 from .desk import padded
 from .numbers import INFIX, OF_LIBM, literal
 
+_PACKED = 5  # rows; of fewer a matrix is read as it lies
+_PACK = """
+void pack(const int64_t *a) { sn_pack_f32((float *)a[0], (const float *)a[1], a[2], a[3], a[4], a[5]); }
+"""
 _KINDS = {"float32": ("float", 4), "int64": ("int64_t", 8), "bool": ("uint8_t", 1)}
 _TEXTS = {  # others are functions
     **{name: f"{{0}} {sign} {{1}}" for name, sign in INFIX.items()},
@@ -34,26 +38,29 @@ def line_in_c(line: Line) -> Run:
     Raises:
         Unsupported: it cannot be built.
     """
-    text, size = _Writer(line).text()
+    writer = _Writer(line)
+    text, size = writer.text()
     libm = any(op.name in OF_LIBM for op in line.ops)
     try:
-        function = build(preamble("f32", linked=True) + text, "f32", libm=libm).function(
-            "run", ctypes.c_void_p
-        )
+        library = build(preamble("f32", linked=True) + text, "f32", libm=libm)
+        function, pack = (library.function(name, ctypes.c_void_p) for name in ("run", "pack"))
     except BuildError as problem:
         raise Unsupported("a line of calls cannot be built", remedy="see the compiler's message") from problem
     shapes = [(place.shape, place.strides, dtype_of(place.kind)) for place in line.made]
     # to make one like another takes a third of the time
     likes = [empty_strided(shape, strides, dtype=kind, device="cpu") for shape, strides, kind in shapes]
     held = [*line.held.values()]
+    packed = [_packed(pack, line.held[matrix.memory], matrix) for matrix in writer.packed]
     count, first = len(line.given), 2 + len(line.held)
+    last = first + count + len(shapes)
     idle: list[tuple[array[int], Tensor]] = []  # list.pop and append are atomic
 
     def desk() -> tuple[array[int], Tensor]:
         space = empty(size + 64, dtype=torch.uint8, device="cpu")
-        numbers = array("q", bytes(8 * (first + count + len(shapes))))
+        numbers = array("q", bytes(8 * (last + len(packed))))
         numbers[1] = padded(data_ptr(space))
         numbers[2:first] = array("q", map(data_ptr, held))
+        numbers[last:] = array("q", map(data_ptr, packed))
         return numbers, space
 
     def run(*given: Tensor) -> Sequence[Tensor]:
@@ -62,7 +69,7 @@ def line_in_c(line: Line) -> Run:
             numbers, space = idle.pop()
         except IndexError:
             numbers, space = desk()
-        numbers[first:] = array("q", [*map(data_ptr, given), *map(data_ptr, made)])
+        numbers[first:last] = array("q", [*map(data_ptr, given), *map(data_ptr, made)])
         function(numbers.buffer_info()[0])
         ended = numbers[0]
         idle.append((numbers, space))
@@ -73,6 +80,16 @@ def line_in_c(line: Line) -> Run:
     return run
 
 
+def _packed(pack: Callable[[int], None], values: Tensor, matrix: Place) -> Tensor:
+    """A matrix that stays, as products of many rows read it."""
+    depth, columns = matrix.shape
+    to = empty(depth * padded(columns), dtype=torch.float32, device="cpu")
+    begin = data_ptr(values) + 4 * matrix.begin
+    numbers = array("q", (data_ptr(to), begin, *matrix.strides, depth, columns))
+    pack(numbers.buffer_info()[0])
+    return to
+
+
 class _Writer:
     """Writes the C of a line."""
 
@@ -80,6 +97,7 @@ class _Writer:
         self.line = line
         self.lines: list[str] = []
         self.names: dict[Any, str] = {}
+        self.packed: dict[Place, str] = {}  # matrices that are, and what that is called
         self.size = 0
 
     def text(self) -> tuple[str, int]:
@@ -103,7 +121,9 @@ class _Writer:
                 self.size = padded(self.size + bytes_of * self.line.counts[memory])
         for op in self.line.ops:
             self._op(op)
-        return "\n".join([*head, *self.lines, "}", ""]), self.size
+        for at, name in enumerate(self.packed.values(), 2 + len(outside)):
+            head.append(f"    const float *{name} = (const float *)a[{at}];")
+        return "\n".join([*head, *self.lines, "}", _PACK]), self.size
 
     def _name(self, memory: Any) -> str:
         return self.names.setdefault(memory, f"m{len(self.names)}")
@@ -167,6 +187,10 @@ class _Writer:
 
     def _product(self, to: str, rows: str, of: Place, matrix: Place) -> str:
         (count, depth), columns = of.shape, matrix.shape[1]
+        if count >= _PACKED and matrix.memory in self.line.held:
+            packed = self.packed.setdefault(matrix, f"packed{len(self.packed)}")
+            none = "(sn_rows_f32){0, 0, 0}"
+            return f"sn_matmul_f32({to}, {none}, {rows}, {packed}, {count}, {depth}, {columns});"
         lies = f"{self._start(matrix)}, {matrix.strides[0]}, {matrix.strides[1]}"
         return f"sn_few_f32({to}, {rows}, {lies}, {count}, {depth}, {columns});"
 
