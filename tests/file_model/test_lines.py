@@ -167,3 +167,59 @@ def test_what_must_see_torchs_calls(model):
             a, b = model(x, *rest)[0], as_nodes(model, (x, *rest))[0]
             assert a.dtype == b.dtype
             torch.testing.assert_close(a, b)
+
+
+STEPS = """g (float[N, B, 5] x, float[D, B, 4] h) => (float[N, D, B, 4] y, float[D, B, 4] last) {
+  t = Tanh(x)  y, last = %s(t, w, r, b, , h)
+}"""
+OF_STEPS = [
+    ("LSTM", "hidden_size = 4", 16), ("LSTM", 'hidden_size = 4, direction = "bidirectional"', 16),
+    ("GRU", 'hidden_size = 4, linear_before_reset = 1, direction = "reverse"', 12),
+    ("RNN", 'hidden_size = 4, direction = "bidirectional"', 4),
+    ("LSTM", 'hidden_size = 4, layout = 1, direction = "bidirectional"', 16),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "said", "rows"), OF_STEPS)
+def test_a_few_steps_of_a_cell(tmp_path, kind, said, rows):
+    """All steps are part of a line, read the weights as they are, and begin with states of any layout."""
+    import onnx
+
+    made = parser.parse_model(HEAD + STEPS % f"{kind} <{said}>")
+    ways = 2 if "bi" in said else 1
+    for name, shape in {"w": (rows, 5), "r": (rows, 4), "b": (2 * rows,)}.items():
+        numbers = torch.randn(ways, *shape).numpy()
+        made.graph.initializer.append(onnx.numpy_helper.from_array(numbers, name))
+    onnx.save(made, tmp_path / "g.onnx")
+    model = stepnet.onnx.load(tmp_path / "g.onnx")
+    turned = "layout" in said
+    for steps, batch in ((3, 2), (1, 3)):
+        x, h = torch.randn(steps, batch, 5), torch.randn(ways, batch, 4)
+        given = (x.transpose(0, 1), h.transpose(0, 1)) if turned else (x, h)
+        for _ in range(12):
+            check(model, *given)
+    assert lines(model) == 2
+    for weight in model.buffers():
+        weight.data.copy_(weight * 0.5)  # which torch counts not as a change
+    check(model, *given)
+    check(model, *given)
+    assert lines(model) == 2
+
+
+BRANCHES = """g (float[N, B, 5] x, float[1, B, 4] h, bool way) => (float[N, 1, B, 4] y) {
+  y = If (way) <then_branch = t () => (a) { a = LSTM <hidden_size = 4> (x, w, r, b, , h, h) },
+    else_branch = e () => (d) { d = LSTM <hidden_size = 4, direction = "reverse"> (x, w, r, b, , h, h) }>
+}"""
+
+
+def test_a_cell_in_a_branch_is_not_the_branch(tmp_path):
+    import onnx
+
+    made = parser.parse_model(HEAD + BRANCHES)
+    for name, shape in {"w": (1, 16, 5), "r": (1, 16, 4), "b": (1, 32)}.items():
+        made.graph.initializer.append(onnx.numpy_helper.from_array(torch.randn(shape).numpy(), name))
+    onnx.save(made, tmp_path / "g.onnx")
+    model = stepnet.onnx.load(tmp_path / "g.onnx")
+    x, h = torch.randn(3, 2, 5), torch.randn(1, 2, 4)
+    for way in (True, True, True, True, False, True, False):
+        check(model, x, h, torch.tensor(way))

@@ -463,6 +463,22 @@ ROWS = [
         **{"exclude-pad": "false"},
     ),
 ]
+ROWS += [  # what a version has not yet, and what may be left out
+    row("ShapeOf", [A], np.array([2, 3, 5]), "opset2", output_type="i32"),
+    row("OneHot", [c([-1, 1]), c(2), c(5), c(2)], np.array([[2, 2], [2, 5]]), "opset15", axis="-1",
+        negative_indices_mode="normalize"),
+    row("ScatterNDUpdate", [I[0, 0], c([[1], [4]]), c([7, 9])],
+        np.array([I[0, 0, 0], 7, *I[0, 0, 2:4], 9]), "opset14", reduction="sum"),
+    row("ScatterElementsUpdate", [A[0, 0], c([1, 4]), A[1, 0, :2], c(0)],
+        np.array([A[0, 0, 0], A[1, 0, 0], *A[0, 0, 2:4], A[1, 0, 1]]), "opset11", reduction="sum"),
+    row("GatherND", [A, c(np.zeros((2, 3, 1)))], A[..., 0].reshape(6), "opset7", batch_dims="2"),
+    row("Interpolate", [A[:, :, :2], c([4])], A[:, :, :2].repeat(2, 2), "opset3", axes="2", mode="nearest",
+        align_corners="false"),
+    row("Interpolate", [A[:, :, :2], c([4]), c([2.0], np.float32), c([2])], A[:, :, :2].repeat(2, 2),
+        "opset10", mode="nearest", shape_calculation_mode="scales"),
+    row("Convolution", [IMAGE, KERNEL], F.conv2d(t(IMAGE), t(KERNEL)).numpy()),
+    row("MaxPool", [IMAGE], F.max_pool2d(t(IMAGE), 2, 1).numpy(), kernel="2, 2"),
+]  # fmt: skip
 ROWS += [pytest.param(*case, id=f"{case[0]}-{number}") for number, case in enumerate(openvino_rows.CASES)]
 ELSEWHERE = {"ReadValue", "Assign", "LSTMCell", "GRUCell", "RNNCell", "LSTMSequence", "GRUSequence",
              "RNNSequence", "TensorIterator", "Loop", "If", "Parameter", "Result", "Const"}  # fmt: skip

@@ -7,6 +7,7 @@ from .broken import NotRead as NotRead
 from .broken import TooLarge as TooLarge
 from .broken import Unreadable as Unreadable
 from .distinct import distinct as distinct
+from .few_steps import FewSteps as FewSteps
 from .files import opened as opened
 from .files import writing as writing
 from .fourier import transformed as transformed
@@ -50,6 +51,7 @@ from .prepared import plainly_fed as plainly_fed
 from .recording import Recorder as Recorder
 from .recording import decided as decided
 from .recording import is_recorded as is_recorded
+from .recording import is_recorded_with as is_recorded_with
 from .recording import not_in_recordings as not_in_recordings
 from .recording import stays as stays
 from .resized import ROUNDED as ROUNDED

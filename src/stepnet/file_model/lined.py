@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import is_
 from typing import Any
 
 import torch
@@ -17,10 +18,38 @@ from stepnet.executors.registry import tried
 from stepnet.executors.setting import check_backend, nothing_around
 
 from .calls import Call, Slot, function_of, slots_in
+from .few_steps import FewSteps
 from .lines import Lowering
 
 _LEAST = 6  # calls besides views, of fewer it is not worth to build anything
+_CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell)  # each of many parts
 _LOOSE = 1e-3  # by how much numbers may differ that are added up in another order
+
+
+class Stepping:
+    """A node that runs a cell over a few steps, which a line may take in.
+
+    Args:
+        run: the node.
+        steps: what it does.
+        results: of a run, which all others are to be laid out as.
+    """
+
+    def __init__(
+        self, run: Callable[[Sequence[Any]], Sequence[Any]], steps: FewSteps, results: Sequence[Tensor]
+    ) -> None:
+        self.run, self.steps = run, steps
+        self._strides = [result.stride() for result in results]
+
+    def __call__(self, arguments: Sequence[Any]) -> Sequence[Any]:
+        """What the node gives."""
+        return [*map(_as_laid, self.run(arguments), self._strides)]
+
+
+def _as_laid(value: Tensor, strides: tuple[int, ...]) -> Tensor:
+    if value.stride() == strides and not value.storage_offset():
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
 
 
 class Lined:
@@ -74,7 +103,7 @@ class Lined:
             shorter = _with_lines(calls, [v for v in outputs if isinstance(v, int)], places, executors)
         except Unsupported:  # torch goes on to do it
             return
-        if len(shorter) == len(calls):
+        if len(shorter) == len(calls) and all(map(is_, shorter, calls)):
             return
         fast = function_of(shorter, parameters, outputs)
         try:
@@ -133,18 +162,27 @@ def _fits(call: Call, lowering: Lowering) -> bool:
     function = call.function
     if call.view:
         return True
-    if isinstance(function, partial) and function.func is expect:
+    if decides(call):
+        assert isinstance(function, partial)
         (value,) = positional
         return isinstance(value, Slot) and lowering.expect(value.number, *function.args)
+    if isinstance(function, Stepping):
+        return lowering.take_steps(function.steps, positional[0], call.results)
     name = getattr(function, "__name__", "")
     return not call.kept and lowering.take(name, positional, named, call.results)
+
+
+def _worth(call: Call) -> int:
+    """How many calls it is worth as one of a line."""
+    whole = isinstance(call.function, Stepping) or call.function in _CELLS
+    return _LEAST if whole else int(not call.view)
 
 
 def _as_one(
     lowering: Lowering, line: Sequence[Call], wanted: set[int], executors: Sequence[Any]
 ) -> Sequence[Call]:
     """A line as one call, and the views of what it makes that are wanted."""
-    if sum(not call.view for call in line) < _LEAST:
+    if sum(map(_worth, line)) < _LEAST:
         return line
     views = [call for call in line if call.view and not wanted.isdisjoint(call.results)]
     roots = {slot for call in views for slot in slots_in(call.arguments)}
@@ -159,6 +197,11 @@ def _as_one(
             one = Call(run, (tuple(map(Slot, given)), {}), results, True, False)
             return [one, *views]
     return line
+
+
+def decides(call: Call) -> bool:
+    """Whether it asks that a value is what it was."""
+    return isinstance(call.function, partial) and call.function.func is expect
 
 
 def expect(number: Any, value: Tensor) -> None:

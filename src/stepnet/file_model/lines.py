@@ -47,6 +47,16 @@ class Lowering:
         self.held: dict[Memory, Tensor] = {}
         self._of_held: dict[int, Place] = {}
 
+    def take_steps(self, steps: Any, arguments: Sequence[Any], to: Sequence[Any]) -> bool:
+        """Add a cell over a few steps (`few_steps.FewSteps`); whether a line may hold it."""
+        before = len(self.ops)
+        try:
+            steps.lower(self, [self._made(slot) for slot in to], [self._given(value) for value in arguments])
+        except Unfit:
+            del self.ops[before:]
+            return False
+        return True
+
     def take(self, name: str, positional: Sequence[Any], named: Mapping[str, Any], to: Sequence[Any]) -> bool:
         """Add a call; whether it is one that a line may hold."""
         known, before = TABLE.get(name), len(self.ops)
@@ -140,6 +150,13 @@ class Lowering:
         if not _spreads(x.shape, to.shape):
             raise Unfit
         self.ops.append(Op("copy", to, (x,)))
+
+    def copy_or(self, to: Place, x: Place | None, number: float) -> None:
+        """Numbers as they are; where there are none, one for all."""
+        if x is None:
+            self.ops.append(Op("copy", to, (number,)))
+        else:
+            self.copy(to, x)
 
     def straight(self, x: Place) -> Place:
         """The same numbers, those of the last axis side by side, rows in one step."""

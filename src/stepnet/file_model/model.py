@@ -209,13 +209,15 @@ class FileModel(ToldByContent, nn.Module):
         Raises:
             IRError: one is missing, unknown, or of another type or shape than the file declares.
         """
-        given, form = [*args, *kwargs.values()], (len(args), *kwargs)
-        if torch.compiler.is_compiling() or any(type(value) is not Tensor for value in given):
+        if torch.compiler.is_compiling():
             return self._found(args, kwargs)
+        given, form = (*args, *kwargs.values()), (len(args), *kwargs)
         taken = self._taken.get(form)
         if taken is not None and taken[1](*given):
             return [given[place] for place in taken[0]]
         found = self._found(args, kwargs)
+        if any(type(value) is not Tensor for value in given):
+            return found
         places = {id(value): place for place, value in enumerate(given)}
         if given and len(places) == len(given) == len(found):
             self._taken[form] = [places[id(value)] for value in found], alike(given)

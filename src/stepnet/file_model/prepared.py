@@ -30,6 +30,7 @@ from .recording import Function, Recorder, Unprepared
 # What torch raises for inputs that an operator does not take.
 ERRORS = (RuntimeError, ValueError, IndexError, TypeError, OverflowError, ArithmeticError, AssertionError,
           AttributeError, KeyError, MemoryError)  # fmt: skip
+_PLAIN = (Tensor, nn.Parameter)
 _MOST_KINDS = 64  # of calls, that one graph remembers
 _MOST_TRIED = 4  # of more functions than these, none is waited for longer
 _MOST_WAYS = 4  # through the branches of a graph, that one kind of call remembers
@@ -54,9 +55,11 @@ class Plain(Protocol):
 
 def plainly_fed(values: Iterable[Any]) -> bool:
     """Whether a call is one of tensors with data, that nothing traces or watches."""
+    for value in values:
+        if type(value) not in _PLAIN or not value.is_cpu:
+            return False
     return (
         not torch.compiler.is_compiling()
-        and all(type(value) in (Tensor, nn.Parameter) and value.is_cpu for value in values)
         and not torch._C._len_torch_function_stack()
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()

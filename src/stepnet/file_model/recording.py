@@ -25,7 +25,8 @@ from stepnet.iterator.replay import Noting
 from stepnet.watchers import during, noted_by
 
 from .calls import Call, Slot, slots_in
-from .lined import Lined, expect
+from .few_steps import FewSteps
+from .lined import Lined, Stepping, decides, expect
 from .lines import place_of
 from .replayed import Ran, replayed
 
@@ -47,12 +48,14 @@ class Opaque(Exception):
 
     Args:
         sized: whether the sizes of its inputs say those of what it gives.
-        settled: see `not_in_recordings`.
+        settled, steps: see `not_in_recordings`.
     """
 
-    def __init__(self, sized: bool = False, settled: Sequence[Ran] | None = None) -> None:
+    def __init__(
+        self, sized: bool = False, settled: Sequence[Ran] | None = None, steps: FewSteps | None = None
+    ) -> None:
         super().__init__()
-        self.sized, self.settled = sized, settled
+        self.sized, self.settled, self.steps = sized, settled, steps
 
 
 class Unprepared(Exception):
@@ -62,6 +65,12 @@ class Unprepared(Exception):
 def is_recorded() -> bool:
     """Whether what is called here is noted, for calls of these sizes alone."""
     return _RECORDER.get() is not None
+
+
+def is_recorded_with(inputs: Sequence[Any]) -> bool:
+    """Whether the node that is noted is given these: not one that is in another, as of a branch."""
+    recorder = _RECORDER.get()
+    return recorder is not None and recorder.gave(inputs)
 
 
 def stays(values: Iterable[Tensor]) -> bool:
@@ -76,19 +85,22 @@ def decided(value: Tensor) -> Any:
     return value.item() if recorder is None else recorder.decided(value)
 
 
-def not_in_recordings(sized: bool = False, settled: Sequence[Ran] | None = None) -> None:
+def not_in_recordings(
+    sized: bool = False, settled: Sequence[Ran] | None = None, steps: FewSteps | None = None
+) -> None:
     """To be called by what must not be taken apart: loops, which have functions of their own.
 
     Args:
         sized: whether the sizes of the inputs say those of what it gives.
         settled: of a loop that no number of its inputs steers, the reports of how it runs: where it is one
             run of a plan, later calls are that.
+        steps: what it does, where a line of small calls may do that.
 
     Raises:
         Opaque: a node is being recorded.
     """
     if is_recorded():
-        raise Opaque(sized, settled)
+        raise Opaque(sized, settled, steps)
 
 
 def picked(around: Mapping[Any, Tensor], keys: Sequence[Hashable]) -> list[Tensor]:
@@ -115,6 +127,8 @@ class _Folded:
 
     def are_still(self, around: Mapping[Any, Tensor]) -> bool:
         """Whether they are what they were."""
+        if not self._keys:
+            return True
         now = picked(around, self._keys)
         return (
             all(map(operator.is_, now, self._tensors))
@@ -180,6 +194,7 @@ class Recorder(TorchFunctionMode):
         self._met: set[int] = set()  # slots whose numbers, sizes or types were asked for
         self._fails = self._deciding = False
         self._count = len(arguments)
+        self._last_given: Sequence[Any] = ()
         for value in arguments:
             self._sized.add(self._slot(value))
         self._around: dict[int, tuple[Hashable, Tensor]] = {}
@@ -232,13 +247,17 @@ class Recorder(TorchFunctionMode):
 
     def call(self, function: Callable[[Sequence[Any]], Sequence[Any]], arguments: Sequence[Any]) -> Any:
         """What a node gives; what it asks torch for is noted, or itself where that says not all."""
-        before = len(self._calls)
+        before, folded, self._last_given = len(self._calls), set(self._folded), arguments
         try:
             with during(_RECORDER, self), self:
                 return function(arguments)
         except Opaque as opaque:
+            sized, settled, steps = opaque.sized, opaque.settled, opaque.steps
+            if steps is not None:
+                self._folded = folded  # nothing of what it computed is part of the function
+            if any(map(decides, self._calls[before:])):
+                sized, settled = False, None  # what is in a branch says nothing of the node that takes it
             del self._calls[before:]
-            sized, settled = opaque.sized, opaque.settled
         noting = None if settled is None else Noting()
         with noted_by(noting):
             results = function(arguments)
@@ -256,10 +275,22 @@ class Recorder(TorchFunctionMode):
         given = {id(value) for value in arguments}
         results = [value.view_as(value) if id(value) in given else value for value in results]
         found = [*map(self._slot, results)]
+        plain = not any(v.requires_grad or v.storage_offset() for v in results)
+        if steps is not None and plain and self._laid.issuperset(slots):
+            function = Stepping(function, steps, results)
+            for slot in found:
+                self._begins[slot] = 0
+                self._place(slot)
+            self._laid.update(found)
         self._calls.append(Call(function, ((noted,), {}), found, True, False))
         if sized and self._sized.issuperset(slots):
             self._sized.update(found)
         return results
+
+    def gave(self, inputs: Sequence[Any]) -> bool:
+        """Whether these are what the node that it calls is given."""
+        given = self._last_given
+        return len(given) == len(inputs) and all(map(operator.is_, given, inputs))
 
     def folds(self, value: Tensor) -> bool:
         """Whether a tensor is the same in all calls of the kind."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from stepnet.file_model import Broken, shorten
 
 from .element_types import ElementType, by_name
+from .spelling import check_names
 
 _INT = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _FLOAT = re.compile(
@@ -27,12 +28,24 @@ class Attributes:
     def __init__(self, values: Mapping[str, str], where: str) -> None:
         self.values = values
         self.where = where
+        self.asked: dict[str, None] = {}  # the names that were asked for
 
     def __contains__(self, name: str) -> bool:
+        self.asked[name] = None
         return name in self.values
+
+    def check_spelling(self) -> None:
+        """Refuse an attribute that is spelt almost as one that was asked for, and is not there.
+
+        Raises:
+            IRError: names it.
+        """
+        missing = [name for name in self.asked if name not in self.values]
+        check_names(self.values, self.where, [*self.asked], asked=missing)
 
     def text(self, name: str, default: str | None = None) -> str:
         """A word as it stands."""
+        self.asked[name] = None
         value = self.values.get(name, default)
         if value is None:
             known = ", ".join(map(shorten, list(self.values)[:12]))
@@ -60,7 +73,7 @@ class Attributes:
 
     def int(self, name: str, default: int | None = None) -> int:
         """A whole number of at most 64 bits."""
-        if default is not None and name not in self.values:
+        if default is not None and name not in self:
             return default
         return self._int(name, self.text(name))
 
@@ -73,29 +86,29 @@ class Attributes:
 
     def ints(self, name: str, default: Sequence[int] | None = None) -> list[int]:
         """Whole numbers between commas; none if empty."""
-        if default is not None and name not in self.values:
+        if default is not None and name not in self:
             return list(default)
         return [self._int(name, part) for part in self._parts(name)]
 
     def float(self, name: str, default: float | None = None) -> float:
         """A decimal number."""
-        if default is not None and name not in self.values:
+        if default is not None and name not in self:
             return default
         return self._float(name, self.text(name))
 
     def floats(self, name: str) -> list[float]:
         """Decimal numbers between commas; none if empty or missing."""
-        return [self._float(name, part) for part in self._parts(name)] if name in self.values else []
+        return [self._float(name, part) for part in self._parts(name)] if name in self else []
 
     def words(self, name: str, default: Sequence[str]) -> list[str]:
         """Words between commas, in lower case."""
-        if name not in self.values:
+        if name not in self:
             return list(default)
         return [part.lower() for part in self._parts(name)] or list(default)
 
     def bool(self, name: str, default: bool | None = None) -> bool:
         """true, false, 1 or 0 in any case."""
-        if default is not None and name not in self.values:
+        if default is not None and name not in self:
             return default
         value = self.text(name).strip().lower()
         if value not in ("true", "false", "1", "0"):

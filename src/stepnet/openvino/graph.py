@@ -254,10 +254,13 @@ class Graph(nn.Module):
                     )
                 fixed[i] = value.tolist()
         try:
-            run = row.make(layer, layer.said)
+            said = layer.said
+            run = row.make(layer, said)
+            said.check_spelling()
         except Misfit as misfit:
-            said = attributes_text(layer.attributes)
-            raise error(layer.where, misfit, said, _FITTING.format(layer.type)) from misfit
+            raise error(
+                layer.where, misfit, attributes_text(layer.attributes), _FITTING.format(layer.type)
+            ) from misfit
         known = {}
         reads = isinstance(run, SequenceRunner) or layer.type.lower() in ON_SIZES
         for i, (source, _) in enumerate(layer.sources if reads else ()):

@@ -8,9 +8,14 @@ from typing import Any
 from stepnet.file_model import Broken, shorten
 
 from .attributes import Attributes
+from .order import OF_EDGES
 from .records import Layer, Net, PortMap, PortRow
+from .spelling import check_children, check_names
 from .xml_tree import only
 
+_OF_ROWS = (
+    "external_port_id", "internal_layer_id", "axis", "start", "end", "stride", "part_size", "purpose",
+)  # fmt: skip
 PURPOSES = ("current_iteration", "execution_condition")
 _SIDES = {  # what a row joins on each side, the purpose that it may have there, and the other side
     "input": ("Parameter", "current_iteration", "output"),
@@ -35,6 +40,7 @@ def read_loop_parts(layer: Layer, element: Any, scope: str, depth: int, read_bod
                 got=found or "nothing in it",
                 expected=f"<{prefix}port_map> with an entry for each port",
             )
+        check_children(port_map, layer.where, ("input", "output"))
         body = only(element, f"{prefix}body", layer.where)
         if body is None or body.find("layers") is None or not body.find("layers").findall("layer"):
             raise Broken(
@@ -65,6 +71,7 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
             expected="internal_layer_id of a Parameter or Result",
             remedy="convert the model again with a current OpenVINO",
         )
+    check_names(element.attrib, where, _OF_ROWS)
     purpose = element.get("purpose") or None
     if purpose is not None and (purpose not in PURPOSES or layer.type != "Loop"):
         known = " or ".join(PURPOSES) if layer.type == "Loop" else f"none, which a {layer.type} does not have"
@@ -191,8 +198,11 @@ def _read_back_edges(layer: Layer, element: Any) -> None:
     net, rows = layer.bodies[""], layer.maps[""]
     fed = {row.internal: row for row in rows.inputs}
     edges: dict[int, int] = {}  # from, by to
+    if element is not None:
+        check_children(element, layer.where, ("edge",))
     for found in [] if element is None else element.findall("edge"):
         attributes = Attributes(found.attrib, f"{layer.where}: back edge")
+        check_names(found.attrib, attributes.where, OF_EDGES)
         start, end = attributes.int("from-layer"), attributes.int("to-layer")
         where = f"{layer.where}: back edge from-layer={start} to-layer={end}"
         for i, kind in ((start, "Result"), (end, "Parameter")):

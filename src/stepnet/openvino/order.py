@@ -9,6 +9,9 @@ from stepnet.file_model import Broken, shorten
 
 from .attributes import Attributes
 from .records import Layer
+from .spelling import check_names
+
+OF_EDGES = ("from-layer", "from-port", "to-layer", "to-port")
 
 
 def connect(layers: dict[int, Layer], edges: Iterable[Any], scope: str) -> tuple[int, ...]:
@@ -27,6 +30,7 @@ def connect(layers: dict[int, Layer], edges: Iterable[Any], scope: str) -> tuple
     for edge in edges:
         said = " ".join(f"{name}={value}" for name, value in edge.attrib.items())
         attributes = Attributes(edge.attrib, f"{scope}: in '{shorten(said)}', <edge>")
+        check_names(edge.attrib, attributes.where, OF_EDGES)
         start, start_port = attributes.int("from-layer"), attributes.int("from-port")
         end, end_port = attributes.int("to-layer"), attributes.int("to-port")
         for key, layer in (("from-layer", start), ("to-layer", end)):

@@ -18,12 +18,21 @@ from .element_types import ElementType, by_name, by_precision
 from .loop_reader import read_loop_parts
 from .order import connect
 from .records import Layer, Net, Port, Shape
+from .spelling import check_children, check_names
 from .xml_tree import only, parse
 
 DEEPEST = 16  # bodies in bodies
 _DIM = re.compile(r"-1|\?|[0-9]{1,19}|([0-9]{1,19})?\.\.([0-9]{1,19})?", re.ASCII)
 _OPSETS = tuple(f"opset{number}" for number in range(1, 18))  # to that of OpenVINO 2026.4
 _WITH_BODIES = {"tensoriterator": "TensorIterator", "loop": "Loop", "if": "If"}
+_OF_LOOPS = ("port_map", "back_edges", "body")
+_IN_LAYERS = {
+    "TensorIterator": _OF_LOOPS,
+    "Loop": _OF_LOOPS,
+    "If": tuple(f"{prefix}_{part}" for prefix in ("then", "else") for part in ("port_map", "body")),
+}
+_OF_PORTS = ("id", "precision", "names")
+_OF_LAYERS = ("id", "name", "type", "version", "output_names")
 
 
 def read_net(path: Path) -> Net:
@@ -68,7 +77,10 @@ def read_body(element: Any, scope: str, name: str, depth: int) -> Net:
         raise Broken(
             f"{scope}: bodies are nested too deeply", got=depth, expected=f"{DEEPEST} levels at most"
         )
+    check_children(element, scope, ("layers", "edges"), notes=depth == 0)
     holder = only(element, "layers", scope)
+    if holder is not None:
+        check_children(holder, scope, ("layer",))
     elements = [] if holder is None else holder.findall("layer")
     if not elements:
         found = "no <layers>" if holder is None else "<layers> without any"
@@ -84,6 +96,8 @@ def read_body(element: Any, scope: str, name: str, depth: int) -> Net:
             )
         layers[layer.id] = layer
     edges = only(element, "edges", scope)
+    if edges is not None:
+        check_children(edges, scope, ("edge",))
     order = connect(layers, [] if edges is None else edges.findall("edge"), scope)
     return Net(
         name=name,
@@ -115,6 +129,8 @@ def _layer_of(element: Any, scope: str) -> Layer:
     where = f"{scope}: {shorten(kind)} layer {layer_id} '{shorten(name)}'"
     attributes.where = where
     version = attributes.text("version").strip()
+    check_children(element, where, ("data", "input", "output", *_IN_LAYERS.get(kind, ())))
+    check_names(element.attrib, where, _OF_LAYERS, asked=_OF_LAYERS)
     data = only(element, "data", where)
     inputs = _ports(only(element, "input", where), where, output=False)
     outputs = _ports(only(element, "output", where), where, output=True)
@@ -191,6 +207,8 @@ def _model_info(element: Any, where: str, depth: int = 0) -> dict[str, Any]:
 def _ports(element: Any, where: str, *, output: bool) -> tuple[Port, ...]:
     ports: dict[int, Port] = {}
     kind = "output" if output else "input"
+    if element is not None:
+        check_children(element, where, ("port",))
     for found in [] if element is None else element.findall("port"):
         attributes = Attributes(found.attrib, f"{where}, {kind} port")
         number = attributes.size("id")
@@ -202,6 +220,8 @@ def _ports(element: Any, where: str, *, output: bool) -> tuple[Port, ...]:
                 expected="an id of its own for each port",
             )
         attributes.where = here
+        check_children(found, here, ("dim",))
+        check_names(found.attrib, here, _OF_PORTS, asked=_OF_PORTS)
         precision = attributes.text("precision") if output else found.get("precision")
         if precision is not None and precision.strip().upper() == "UNSPECIFIED":
             precision = None  # it follows from what the layer gives

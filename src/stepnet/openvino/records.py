@@ -70,6 +70,11 @@ class Layer:
     value: Tensor | None = None
 
     @property
+    def opset(self) -> int:
+        """The number of the set of operators that it is of; it is as in the last one up to that."""
+        return int(self.version.removeprefix("opset"))
+
+    @property
     def said(self) -> Attributes:
         """Its attributes, read strictly."""
         return Attributes(self.attributes, self.where)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import data_ptr, empty, empty_strided
+from stepnet.data.as_imported import data_ptr, empty, empty_like, empty_strided
 from stepnet.data.dtypes import dtype_of
 from stepnet.errors import BuildError, Unsupported
 from stepnet.executors.line import Ended, Line, Op, Place, Run
 
 from .build import build, preamble
+from .cells import steps_text
 from .desk import padded
 from .numbers import INFIX, OF_LIBM, literal
 
+_PACKED = 5  # rows; of fewer a matrix is read as it lies
+_PACK = """
+void pack(const int64_t *a) { sn_pack_f32((float *)a[0], (const float *)a[1], a[2], a[3], a[4], a[5]); }
+"""
 _KINDS = {"float32": ("float", 4), "int64": ("int64_t", 8), "bool": ("uint8_t", 1)}
 _TEXTS = {  # others are functions
     **{name: f"{{0}} {sign} {{1}}" for name, sign in INFIX.items()},
@@ -33,33 +38,38 @@ def line_in_c(line: Line) -> Run:
     Raises:
         Unsupported: it cannot be built.
     """
-    text, size = _Writer(line).text()
+    writer = _Writer(line)
+    text, size = writer.text()
     libm = any(op.name in OF_LIBM for op in line.ops)
     try:
-        function = build(preamble("f32", linked=True) + text, "f32", libm=libm).function(
-            "run", ctypes.c_void_p
-        )
+        library = build(preamble("f32", linked=True) + text, "f32", libm=libm)
+        function, pack = (library.function(name, ctypes.c_void_p) for name in ("run", "pack"))
     except BuildError as problem:
         raise Unsupported("a line of calls cannot be built", remedy="see the compiler's message") from problem
     shapes = [(place.shape, place.strides, dtype_of(place.kind)) for place in line.made]
+    # to make one like another takes a third of the time
+    likes = [empty_strided(shape, strides, dtype=kind, device="cpu") for shape, strides, kind in shapes]
     held = [*line.held.values()]
+    packed = [_packed(pack, line.held[matrix.memory], matrix) for matrix in writer.packed]
     count, first = len(line.given), 2 + len(line.held)
+    last = first + count + len(shapes)
     idle: list[tuple[array[int], Tensor]] = []  # list.pop and append are atomic
 
     def desk() -> tuple[array[int], Tensor]:
         space = empty(size + 64, dtype=torch.uint8, device="cpu")
-        numbers = array("q", bytes(8 * (first + count + len(shapes))))
+        numbers = array("q", bytes(8 * (last + len(packed))))
         numbers[1] = padded(data_ptr(space))
         numbers[2:first] = array("q", map(data_ptr, held))
+        numbers[last:] = array("q", map(data_ptr, packed))
         return numbers, space
 
     def run(*given: Tensor) -> Sequence[Tensor]:
-        made = [empty_strided(shape, strides, dtype=kind, device="cpu") for shape, strides, kind in shapes]
+        made = [*map(empty_like, likes)]
         try:
             numbers, space = idle.pop()
         except IndexError:
             numbers, space = desk()
-        numbers[first:] = array("q", [*map(data_ptr, given), *map(data_ptr, made)])
+        numbers[first:last] = array("q", [*map(data_ptr, given), *map(data_ptr, made)])
         function(numbers.buffer_info()[0])
         ended = numbers[0]
         idle.append((numbers, space))
@@ -70,6 +80,16 @@ def line_in_c(line: Line) -> Run:
     return run
 
 
+def _packed(pack: Callable[[int], None], values: Tensor, matrix: Place) -> Tensor:
+    """A matrix that stays, as products of many rows read it."""
+    depth, columns = matrix.shape
+    to = empty(depth * padded(columns), dtype=torch.float32, device="cpu")
+    begin = data_ptr(values) + 4 * matrix.begin
+    numbers = array("q", (data_ptr(to), begin, *matrix.strides, depth, columns))
+    pack(numbers.buffer_info()[0])
+    return to
+
+
 class _Writer:
     """Writes the C of a line."""
 
@@ -77,6 +97,7 @@ class _Writer:
         self.line = line
         self.lines: list[str] = []
         self.names: dict[Any, str] = {}
+        self.packed: dict[Place, str] = {}  # matrices that are, and what that is called
         self.size = 0
 
     def text(self) -> tuple[str, int]:
@@ -100,7 +121,9 @@ class _Writer:
                 self.size = padded(self.size + bytes_of * self.line.counts[memory])
         for op in self.line.ops:
             self._op(op)
-        return "\n".join([*head, *self.lines, "}", ""]), self.size
+        for at, name in enumerate(self.packed.values(), 2 + len(outside)):
+            head.append(f"    const float *{name} = (const float *)a[{at}];")
+        return "\n".join([*head, *self.lines, "}", _PACK]), self.size
 
     def _name(self, memory: Any) -> str:
         return self.names.setdefault(memory, f"m{len(self.names)}")
@@ -114,7 +137,9 @@ class _Writer:
         if 0 in op.to.shape:
             return
         if op.name == "product":
-            self._product(op.to, *op.given)
+            self.lines.append(f"    {self._product(self._rows(op.to), self._rows(op.given[0]), *op.given)}")
+        elif op.name in ("lstm", "gru", "rnn"):
+            self._steps(op.name, op.to, *op.given, backwards=bool(op.number))
         elif op.name == "sum":
             self._sum(op.to, *op.given)
         elif op.name == "pick":
@@ -154,15 +179,29 @@ class _Writer:
             lines.append(f"    for (int64_t i{d} = 0; i{d} < {size}; ++i{d})")
         self.lines += [*lines, "    {", *(f"        {line}" for line in body), "    }"]
 
-    def _product(self, to: Place, rows: Place, matrix: Place) -> None:
-        (count, depth), columns = rows.shape, matrix.shape[1]
+    def _start(self, place: Place) -> str:
+        return f"{self.names[place.memory]} + {place.begin}"
 
-        def table(place: Place) -> str:
-            start = f"{self.names[place.memory]} + {place.begin}"
-            return f"(sn_rows_f32){{{start}, {place.strides[0]}, 0}}"
+    def _rows(self, place: Place) -> str:
+        return f"(sn_rows_f32){{{self._start(place)}, {place.strides[0]}, 0}}"
 
-        lies = f"{self.names[matrix.memory]} + {matrix.begin}, {matrix.strides[0]}, {matrix.strides[1]}"
-        self.lines.append(f"    sn_few_f32({table(to)}, {table(rows)}, {lies}, {count}, {depth}, {columns});")
+    def _product(self, to: str, rows: str, of: Place, matrix: Place) -> str:
+        (count, depth), columns = of.shape, matrix.shape[1]
+        if count >= _PACKED and matrix.memory in self.line.held:
+            packed = self.packed.setdefault(matrix, f"packed{len(self.packed)}")
+            none = "(sn_rows_f32){0, 0, 0}"
+            return f"sn_matmul_f32({to}, {none}, {rows}, {packed}, {count}, {depth}, {columns});"
+        lies = f"{self._start(matrix)}, {matrix.strides[0]}, {matrix.strides[1]}"
+        return f"sn_few_f32({to}, {rows}, {lies}, {count}, {depth}, {columns});"
+
+    def _steps(
+        self, kind: str, to: Place, of_x: Place, first: Place, matrix: Place, room: Place,
+        order: Sequence[int], *more: Place, backwards: bool,
+    ) -> None:  # fmt: skip
+        product = self._product(self._rows(room), "before", first, matrix)
+        names = [self._start(place) for place in (to, of_x, first, room, *more)]
+        steps, batch, hidden = to.shape
+        self.lines += steps_text(kind, names, order, (steps, batch, hidden), product, backwards=backwards)
 
     def _sum(self, to: Place, x: Place) -> None:
         axes = [k for k, (n, m) in enumerate(zip(x.shape, to.shape, strict=True)) if n != m]

@@ -12,7 +12,7 @@ from torch import Tensor
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoDError
-from stepnet.file_model import not_in_recordings, same_types, stays
+from stepnet.file_model import FewSteps, is_recorded_with, not_in_recordings, same_types, stays
 from stepnet.file_model.prepared import plainly_fed
 from stepnet.watchers import instead
 
@@ -31,6 +31,7 @@ _NAMES = (
     "ThresholdedRelu",
     *UNARY,
 )
+_KINDS = {torch.lstm_cell: "lstm", torch.gru_cell: "gru", torch.rnn_tanh_cell: "rnn"}
 _MOST_FIT = 64  # shapes of inputs that are remembered
 _CANONICAL = {name.lower(): name for name in _NAMES}
 _ALPHA = {"Affine", "Celu", "Elu", "HardSigmoid", "LeakyRelu", "ScaledTanh", "Selu", "ThresholdedRelu"}
@@ -132,15 +133,15 @@ class Cell:
         x = x.transpose(0, 1) if self.layout else x
         batch, hidden = x.shape[1], r.shape[2]
         ys, finals = [], []
+        few = self._few_steps(inputs, x) if lengths is None else None
         for d, reverse in enumerate(self.reversed):
             states = [self._first(s, d, x, batch, hidden) for s in first]
             state = tuple(states) if self.states > 1 else states[0]
             step = self._step(step_of, d, inputs)
             if (
                 lengths is None
-                and x.shape[0] == 1
-                and instead() is None
-                and not torch.compiler.is_compiling()
+                and few is None
+                and (x.shape[0] == 1 and instead() is None and not torch.compiler.is_compiling())
             ):
                 # of a stream, say: there is nothing to loop over
                 made = self._by_torch(d, x[0], state, inputs)
@@ -149,7 +150,7 @@ class Cell:
                 ys.append(y)
                 finals.append(last if self.states > 1 else (last,))
                 continue
-            not_in_recordings(sized=True, settled=() if lengths is None else None)
+            not_in_recordings(sized=True, settled=() if lengths is None else None, steps=few)
             if lengths is None:
                 y, last = recurrent(step, x, state, reverse=reverse)
             elif instead() is not None:  # what writes the model knows no sequences but those of its inputs
@@ -177,6 +178,15 @@ class Cell:
         w, r, b, c = (torch.cat([part.chunk(len(order))[k] for k in order]) for part in weights)
         out = cell(x, state, w, r, b, c)
         return (out[0], out) if isinstance(out, tuple) else (out, out)
+
+    def _few_steps(self, inputs: Sequence[Any], x: Tensor) -> FewSteps | None:
+        """What it does, where that is what a line of small calls may hold."""
+        if self._torch is None or not is_recorded_with(inputs):
+            return None
+        cell, order = self._torch
+        few = FewSteps(_KINDS[cell], order, self.reversed, self.states, bool(self.layout))
+        weights = sum(value[0].numel() for value in inputs[1:3])
+        return few if few.fits(x.shape[0], x.shape[1], weights) else None
 
     def _step(self, step_of: Callable[..., Any], d: int, inputs: Sequence[Any]) -> Any:
         """The step of a direction: the same one while its weights are the same memory, as what is known of

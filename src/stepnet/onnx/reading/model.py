@@ -80,6 +80,7 @@ class ONNXModel(FileModel):
                 what = f"{where}: two inputs or outputs have one name"
                 raise Broken(what, got=", ".join(names), expected="a name of its own for each")
         self.states = self._said_states()
+        self._names = tuple(socket.name for socket in self.outputs)
         self._model = model
         self._constants: dict[ir.Value, str] = {}
         for value in self.graph.captured:
@@ -151,7 +152,7 @@ class ONNXModel(FileModel):
         checked = self.checked(args, kwargs)
         with beside(checked):
             results = self.graph.run(checked, _Constants(self))
-        return Outputs(tuple(s.name for s in self.outputs), tuple(results))
+        return Outputs(self._names, tuple(results))
 
     @property
     def loops(self) -> tuple[LoopReport, ...]:

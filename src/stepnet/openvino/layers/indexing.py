@@ -29,7 +29,7 @@ from .row import Function, Misfit, Row, axis_in, check_size, listed, number, pla
 
 
 def _gather(layer: Layer, attributes: Attributes) -> Function:
-    batch_dims = attributes.int("batch_dims", 0)
+    batch_dims = attributes.int("batch_dims", 0) if layer.opset >= 7 else 0
 
     def run(x: Tensor, indices: Tensor, axis: Any) -> Tensor:
         shared = batch_dims + (indices.dim() if batch_dims < 0 else 0)
@@ -89,7 +89,7 @@ def _strided_slice(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _pad(layer: Layer, attributes: Attributes) -> Function:
-    mode = attributes.choice("pad_mode", ("constant", "edge", "reflect", "symmetric"))
+    mode = attributes.choice("pad_mode", ("constant", "edge", "reflect", "symmetric"), "constant")
 
     def pad(x: Tensor, begin: Any, end: Any, value: Tensor | None = None) -> Tensor:
         before, after = listed(begin), listed(end)
@@ -135,7 +135,7 @@ def _scatter_update(x: Tensor, indices: Tensor, updates: Tensor, axis: Any) -> T
 
 
 def _scatter_elements(layer: Layer, attributes: Attributes) -> Function:
-    how = attributes.choice("reduction", ("none", *REDUCED), "none")
+    how = attributes.choice("reduction", ("none", *REDUCED), "none") if layer.opset >= 12 else "none"
     with_old = attributes.bool("use_init_val", True)
 
     def run(x: Tensor, indices: Tensor, updates: Tensor, axis: Any) -> Tensor:
@@ -146,13 +146,14 @@ def _scatter_elements(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _scatter_nd(layer: Layer, attributes: Attributes) -> Function:
-    how = attributes.choice("reduction", ("none", "sum", "sub", "prod", "min", "max"), "none")
+    ways = ("none", "sum", "sub", "prod", "min", "max")
+    how = attributes.choice("reduction", ways, "none") if layer.opset >= 15 else "none"
 
     return lambda x, indices, updates: scatter_nd(x, indices, updates.to(x.dtype), how)
 
 
 def _gather_nd(layer: Layer, attributes: Attributes) -> Function:
-    shared, joins = attributes.size("batch_dims", 0), layer.version == "opset5"
+    shared, joins = attributes.size("batch_dims", 0), layer.opset < 8
 
     def run(x: Tensor, indices: Tensor) -> Tensor:
         found = gather_nd(x, indices, shared)
@@ -164,7 +165,8 @@ def _gather_nd(layer: Layer, attributes: Attributes) -> Function:
 def _one_hot(layer: Layer, attributes: Attributes) -> Function:
     axis = attributes.int("axis")
     modes = ("ignore_negative", "normalize")
-    from_end = attributes.choice("negative_indices_mode", modes, modes[0]) == modes[1]
+    said = attributes.choice("negative_indices_mode", modes, modes[0])
+    from_end = said == modes[1] and layer.opset >= 16
 
     def run(indices: Tensor, depth: Any, on: Tensor, off: Tensor) -> Tensor:
         size = check_size([*indices.shape, number(depth, "depth")])[-1]

@@ -58,13 +58,16 @@ def _inverse(layer: Layer, attributes: Attributes) -> Function:
     def inverse(x: Tensor) -> Tensor:
         if x.dim() < 2 or x.shape[-1] != x.shape[-2]:
             raise Misfit(f"{shape_text(x)} is no square matrix", dims=str(x.shape))
-        return torch.linalg.inv(x.mT if adjoint else x)
+        turned = x.mT if adjoint else x
+        if x.dtype in (torch.float16, torch.bfloat16):
+            return torch.linalg.inv(turned.float()).to(x.dtype)
+        return torch.linalg.inv(turned)
 
     return inverse
 
 
 def _attention(layer: Layer, attributes: Attributes) -> Function:
-    causal = attributes.bool("causal")
+    causal = attributes.bool("causal", False)
 
     def attention(
         query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, scale: Tensor | None = None
@@ -86,7 +89,6 @@ def _attention(layer: Layer, attributes: Attributes) -> Function:
 def _convolution(grouped: bool) -> Callable[[Layer, Attributes], Function]:
     def make(layer: Layer, attributes: Attributes) -> Function:
         shape = _window(attributes, None)
-        strides, dilations = list(shape.strides), list(shape.dilations)
 
         def convolution(x: Tensor, weight: Tensor) -> Tensor:
             same_types((x, weight))
@@ -95,11 +97,11 @@ def _convolution(grouped: bool) -> Callable[[Layer, Attributes], Function]:
                 groups = weight.shape[0]
                 weight = weight.reshape(weight.shape[0] * weight.shape[1], *weight.shape[2:])
             rank = x.dim() - 2
-            if rank not in (1, 2, 3) or weight.dim() != x.dim() or len(strides) != rank:
+            if rank not in (1, 2, 3) or weight.dim() != x.dim() or len(shape.strides) not in (0, rank):
                 raise Misfit(
                     f"data {shape_text(x)} and kernel {shape_text(weight)} do not fit",
                     expected="1 to 3 spatial axes, and strides and dilations for each",
-                    dims=(x.dim(), weight.dim(), len(strides)),
+                    dims=(x.dim(), weight.dim(), len(shape.strides)),
                 )
             if x.shape[1] != weight.shape[1] * groups:
                 raise Misfit(
@@ -107,9 +109,10 @@ def _convolution(grouped: bool) -> Callable[[Layer, Attributes], Function]:
                     got=f"{x.shape[1]} channels, the kernel takes {weight.shape[1] * groups}",
                     dims=(x.shape[1], weight.shape[1], groups),
                 )
-            padded = replace(shape, kernel=weight.shape[2:]).pad(x, 0.0)
+            window = _of_kernel(shape, weight.shape[2:])
             run = (F.conv1d, F.conv2d, F.conv3d)[rank - 1]
-            return run(padded, weight, None, strides, 0, dilations, groups)
+            strides, dilations = list(window.strides), list(window.dilations)
+            return run(window.pad(x, 0.0), weight, None, strides, 0, dilations, groups)
 
         return convolution
 
@@ -119,13 +122,14 @@ def _convolution(grouped: bool) -> Callable[[Layer, Attributes], Function]:
 def _backprop(grouped: bool) -> Callable[[Layer, Attributes], Function]:
     def make(layer: Layer, attributes: Attributes) -> Function:
         shape = _window(attributes, None)
-        more = attributes.ints("output_padding", [0] * len(shape.strides))
+        added = attributes.ints("output_padding", [])
 
         def backprop(x: Tensor, weight: Tensor, sizes: Any = None) -> Tensor:
             same_types((x, weight))
             groups = weight.shape[0] if grouped else 1
             weight = weight.flatten(0, 1) if grouped else weight
-            window = replace(shape, kernel=weight.shape[2:])
+            window = _of_kernel(shape, weight.shape[2:])
+            more = added or [0] * len(window.strides)
             if window.auto is not None:  # where sizes say what is cut off, the other way round than in ONNX
                 none, other = [0] * len(more), {"same_upper": "same_lower", "same_lower": "same_upper"}
                 window = replace(window, begin=none, end=none, auto=other.get(window.auto))
@@ -139,15 +143,22 @@ def _backprop(grouped: bool) -> Callable[[Layer, Attributes], Function]:
 
 def _window(attributes: Attributes, kernel: list[int] | None, rounding: str = "floor") -> Window:
     """Strides, dilations and padding of a sliding window; a kernel of None is known later."""
-    strides = attributes.ints("strides")
-    dilations = attributes.ints("dilations", None if kernel is None else [1] * len(strides))
+    names = ("strides", "dilations", "pads_begin", "pads_end")
+    said = [attributes.ints(name, []) for name in names]
     auto = attributes.choice("auto_pad", _AUTO_PAD, "explicit")
+    rank = max(map(len, (kernel or (), *said)))
+    strides, dilations, begin, end = (part or [1 if k < 2 else 0] * rank for k, part in enumerate(said))
+    sizes = [1] * rank if kernel is None else kernel
     fixed = auto in ("explicit", "notset")
-    begin, end = (
-        attributes.ints(name, None if fixed else [0] * len(strides)) for name in ("pads_begin", "pads_end")
-    )
-    sizes = [1] * len(strides) if kernel is None else kernel
     return Window(sizes, strides, dilations, begin, end, None if fixed else auto, rounding)
+
+
+def _of_kernel(window: Window, kernel: Sequence[int]) -> Window:
+    """A window of a kernel; where nothing is said of it, it steps by one and pads nothing."""
+    if window.strides:
+        return replace(window, kernel=kernel)
+    ones, zeros = [1] * len(kernel), [0] * len(kernel)
+    return replace(window, kernel=kernel, strides=ones, dilations=ones, begin=zeros, end=zeros)
 
 
 def _max_pool(layer: Layer, attributes: Attributes) -> Function:

@@ -100,7 +100,7 @@ def _normalize_l2(layer: Layer, attributes: Attributes) -> Function:
 
 def _batch_norm(layer: Layer, attributes: Attributes) -> Function:
     eps = attributes.float("epsilon")
-    early = layer.version in ("opset1", "opset2", "opset3", "opset4")
+    early = layer.opset < 5
 
     def batch_norm(*inputs: Tensor) -> Tensor:
         x, gamma, beta, mean, variance = inputs

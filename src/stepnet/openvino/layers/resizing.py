@@ -19,7 +19,7 @@ assert set(_PLACES) < set(WHERE)
 
 
 def _interpolate(layer: Layer, attributes: Attributes) -> Function:
-    if layer.version == "opset1":
+    if layer.opset < 4:
         return _first(attributes)
     kind = attributes.choice("mode", tuple(_KINDS))
     by_scales = attributes.choice("shape_calculation_mode", ("sizes", "scales")) == "scales"
@@ -29,12 +29,17 @@ def _interpolate(layer: Layer, attributes: Attributes) -> Function:
     cubic = attributes.float("cube_coeff", -0.75)
     resizing = Resizing(_KINDS[kind], where, rounding, cubic, smooth, inside=kind == "linear")
     pads = attributes.ints("pads_begin", []), attributes.ints("pads_end", [])
-    together = layer.version != "opset4"  # sizes and scales are one input since
+    together = layer.opset >= 11  # sizes and scales are one input since
 
     def interpolate(x: Tensor, *given: Any) -> Tensor:
+        count = len(given)
+        if together and count > 2:
+            raise Misfit(
+                "has an input too many", got=f"{count + 1} inputs", expected="2 or 3 from opset11 on"
+            )
         numbers = given[0] if together or not by_scales else given[1]
         at = 1 if together else 2
-        axes = listed(given[at]) if len(given) > at else list(range(x.dim()))
+        axes = listed(given[at]) if count > at else list(range(x.dim()))
         axes = [axis_in(axis, x.dim()) for axis in axes]
         said = listed(numbers)
         if len(said) != len(axes) or len(set(axes)) != len(axes):

@@ -215,7 +215,7 @@ def _tile(x: Tensor, repeats: Any) -> Tensor:
 
 
 def _shape_of(layer: Layer, attributes: Attributes) -> Function:
-    dtype = attributes.element_type("output_type", "i64").dtype
+    dtype = attributes.element_type("output_type", "i64").dtype if layer.opset >= 3 else torch.int64
 
     def shape_of(x: Tensor) -> Any:
         if is_exporting() or instead() is not None or not all(type(size) is int for size in x.shape):
