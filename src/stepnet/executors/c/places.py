@@ -15,7 +15,8 @@ from stepnet.ir.plan import LoopPlan
 from .products import BY_DTYPE, Product
 from .text import identifier
 
-_LINE, _MEET = 64, 1024  # bytes of a line of the cache; rows so far apart share a quarter of its places (measured)
+_LINE = 64  # bytes of a line of the cache
+_MEET = 1024  # bytes: rows so far apart share a sixteenth of the places of the first cache, or fewer
 # What is appended to the name of a value.
 _DERIVED = re.compile(
     r"_(alike|at|boot|by\d|end|end_least|final|first|line|new|next|now|packed|part|place|row|rows|stride_[knh]|sum|whole)$"
@@ -87,13 +88,15 @@ class Places:
         return {
             node.output
             for node in (*p.nodes, *p.early)
-            if node.op == "matmul" and len(p.value(node.inputs[0]).shape) == 1 and node.output not in read
+            if node.op == "matmul"
+            and len(p.value(node.inputs[0]).shape) == 1
+            and node.output not in read
             and self.homes[node.output] in (["scratch"], ["chunk"])
         }
 
     def apart(self, base: str) -> int:
-        """Elements from one row of a buffer to the next. Rows of sums that are a power of two apart would meet in few
-        places of the first cache, where a product writes some columns of many rows: they are a line further apart."""
+        """Elements from one row of a buffer to the next. A product writes some columns of many rows at a time: where
+        these would meet in few places of the first cache, rows are a line further apart."""
         size = self.p.value(base).size
         far = size * self.size_of(base) % _MEET == 0 and size > 0
         return size + _LINE // self.size_of(base) if base in self.alone and far else size

@@ -161,9 +161,14 @@ SN_INLINE void sn_kernel_bf16(float *tile, const int rows, const int nv, sn_rows
         a[i] = sn_row_bf16(A, r + i);
         SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] = (sn_vec_f32){0};
     }
-    for (int64_t k = 0; k < K / 2; ++k) {
-        SN_UNROLL for (int i = 0; i < rows; ++i) pair[i] = ((const sn_pair *)(a[i] + 2 * k))->pair;
-        sn_one_pair(sum, rows, nv, pair, panel + sn_pairs_at(k, nv));
+    const int64_t many = SN_TILES ? SN_DEPTH_BF16 / 2 : K / 2, next = sn_pairs_at(1, nv);
+    for (int64_t first = 0; first < K / 2; first += many) {
+        const int64_t last = first + many < K / 2 ? first + many : K / 2;
+        const uint16_t *b = panel + sn_pairs_at(first, nv);
+        for (int64_t k = first; k < last; ++k, b += next) {
+            SN_UNROLL for (int i = 0; i < rows; ++i) pair[i] = ((const sn_pair *)(a[i] + 2 * k))->pair;
+            sn_one_pair(sum, rows, nv, pair, b);
+        }
     }
     if (K & 1) {
         SN_UNROLL for (int i = 0; i < rows; ++i) pair[i] = a[i][K - 1];
