@@ -95,8 +95,8 @@ class Places:
         }
 
     def apart(self, base: str) -> int:
-        """Elements from one row of a buffer to the next. A product writes some columns of many rows at a time: where
-        these would meet in few places of the first cache, rows are a line further apart."""
+        """Elements from one row of a buffer to the next. A product writes some columns of many rows at a time:
+        where these would meet in few places of the first cache, rows are a line further apart."""
         size = self.p.value(base).size
         far = size * self.size_of(base) % _MEET == 0 and size > 0
         return size + _LINE // self.size_of(base) if base in self.alone and far else size

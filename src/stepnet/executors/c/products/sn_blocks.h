@@ -5,7 +5,7 @@
  * (SN_NEAR_BLOCKS): so few additions round at the size of the whole that no chain of floats is more exact.
  *
  *     A    [m / sn_tiled_high(m)][blocks of 32 columns][parts][sn_tiled_high(m)][32]: what two tiles of rows are multiplied
- *          from lies in one row, as it is read
+ *          from lies in one row, as it is read; or rows of one part as they lie
  *     B    [blocks of 32 rows][parts][nv][16 pairs][16 columns], so too
  *     C    two by two tiles of sums; of up to 16 rows one by four, because a sum that waits for itself is slow
  */
@@ -15,10 +15,20 @@
 /* A thread's tiles for m rows, 1 to SN_BLOCK_ROWS; SN_TILE_END() when they are done. */
 SN_SHARED void sn_tiles_begin(int64_t m);
 SN_SHARED void sn_tiles_end(void);
+/* Rows as tiles take them: elements from one to the next, from a block of columns, and from the rows of two tiles. */
+typedef struct {
+    const uint16_t *base;
+    int64_t row, block, two;
+} sn_tiled;
+
+SN_INLINE sn_tiled sn_tiled_of(const uint16_t *rows, int64_t m, int64_t blocks, int64_t parts) {
+    const int64_t block = parts * sn_tiled_high(m) * SN_DEPTH_BF16;
+    return (sn_tiled){rows, SN_DEPTH_BF16, block, blocks * block};
+}
 /* C[m, n] = A B, or plus (not where base is NULL) + A B, of `blocks` blocks. plus may be C.
  * n columns, nv vectors of them, 1 to 4. */
-SN_SHARED void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, const uint16_t *rows, int64_t m,
-                              const uint16_t *panel, int64_t blocks, int64_t n, int64_t nv, int64_t parts);
+SN_SHARED void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, sn_tiled A, int64_t m, const uint16_t *panel,
+                              int64_t blocks, int64_t n, int64_t nv, int64_t parts);
 #ifndef SN_LINKED
 
 enum { SN_NEAR_BLOCKS = 12 }; /* of all parts together: what two tiles of rows and of columns need is 48 KB */
@@ -62,19 +72,20 @@ SN_INLINE int sn_in_a_row(sn_rows_f32 C, int64_t r, int64_t rows) {
     } while (0)
 
 #define SN_TILE_OF_ROWS(t, part, from)                                                                                \
-    SN_TILE_LOAD(t, a + ((part) * high + (from)) * SN_DEPTH_BF16, 2 * SN_DEPTH_BF16)
+    SN_TILE_LOAD(t, a + (part) * high * SN_DEPTH_BF16 + (from) * apart, 2 * apart)
 #define SN_TILE_OF_PANEL(t, part, v) SN_TILE_LOAD(t, b + ((part) * nv + (v)) * SN_TILE_SIZE, 2 * SN_DEPTH_BF16)
 
 /* Up to `high` rows from r on, and two vectors of columns. */
-SN_INLINE void sn_two_by_two(const sn_sums to, const uint16_t *rows, int64_t r, int64_t m, const uint16_t *panel,
+SN_INLINE void sn_two_by_two(const sn_sums to, sn_tiled A, int64_t r, int64_t m, const uint16_t *panel,
                              int64_t blocks, int64_t nv, int64_t v, const int wide, int64_t high, const int parts) {
     const int64_t upper = m < 16 ? m : 16, lower = m - upper, rest = high - 16, at = v * 16;
+    const int64_t apart = parts == 1 ? A.row : SN_DEPTH_BF16;
     SN_TILE_ZERO(0);
     SN_TILE_ZERO(1);
     SN_TILE_ZERO(2);
     SN_TILE_ZERO(3);
 #define SN_AT(k)                                                                                                      \
-    const uint16_t *a = rows + (k) * parts * high * SN_DEPTH_BF16, *b = panel + (k) * parts * nv * SN_TILE_SIZE
+    const uint16_t *a = A.base + (k) * A.block, *b = panel + (k) * parts * nv * SN_TILE_SIZE
 #define SN_ROWS(part)                                                                                                 \
     do {                                                                                                              \
         SN_TILE_OF_ROWS(4, part, 0);                                                                                  \
@@ -127,9 +138,9 @@ SN_INLINE void sn_two_by_two(const sn_sums to, const uint16_t *rows, int64_t r, 
 }
 
 /* Up to 16 rows and nv vectors of columns. */
-SN_INLINE void sn_one_by_four(const sn_sums to, const uint16_t *rows, int64_t m, const uint16_t *panel,
+SN_INLINE void sn_one_by_four(const sn_sums to, sn_tiled A, int64_t m, const uint16_t *panel,
                               int64_t blocks, const int nv, const int parts) {
-    const int64_t high = m;
+    const int64_t high = m, apart = parts == 1 ? A.row : SN_DEPTH_BF16;
 #define SN_EACH(what)                                                                                                 \
     do {                                                                                                              \
         what(0);                                                                                                      \
@@ -141,7 +152,7 @@ SN_INLINE void sn_one_by_four(const sn_sums to, const uint16_t *rows, int64_t m,
 #define SN_END_ONE(v) SN_PUT_TILE(v, 0, m, m, (v) * 16)
     SN_EACH(SN_BEGIN_ONE);
 #define SN_AT(k)                                                                                                      \
-    const uint16_t *a = rows + (k) * parts * high * SN_DEPTH_BF16, *b = panel + (k) * parts * nv * SN_TILE_SIZE
+    const uint16_t *a = A.base + (k) * A.block, *b = panel + (k) * parts * nv * SN_TILE_SIZE
 #define SN_THIRD(v)                                                                                                   \
     do {                                                                                                              \
         SN_TILE_OF_PANEL(7, 2, v);                                                                                    \
@@ -192,23 +203,22 @@ SN_INLINE void sn_one_by_four(const sn_sums to, const uint16_t *rows, int64_t m,
 #undef SN_TILE_OF_PANEL
 #undef SN_PUT_TILE
 
-/* The same for each number of parts. Rows of two tiles are `next` further on than those before them. */
+/* The same for each number of parts. */
 #define SN_BLOCK(parts)                                                                                               \
-    static __attribute__((noinline)) void sn_block##parts(const sn_sums to, const uint16_t *rows, int64_t next,       \
-                                                          int64_t m, const uint16_t *panel, int64_t blocks,           \
-                                                          int64_t nv) {                                               \
+    static __attribute__((noinline)) void sn_block##parts(const sn_sums to, sn_tiled A, int64_t m,                    \
+                                                          const uint16_t *panel, int64_t blocks, int64_t nv) {        \
         const int64_t high = sn_tiled_high(m);                                                                        \
         if (high <= 16 && m == high) {                                                                                \
             switch (nv) {                                                                                             \
-                case 1: sn_one_by_four(to, rows, m, panel, blocks, 1, parts); return;                                 \
-                case 2: sn_one_by_four(to, rows, m, panel, blocks, 2, parts); return;                                 \
-                case 3: sn_one_by_four(to, rows, m, panel, blocks, 3, parts); return;                                 \
-                case 4: sn_one_by_four(to, rows, m, panel, blocks, 4, parts); return;                                 \
+                case 1: sn_one_by_four(to, A, m, panel, blocks, 1, parts); return;                                    \
+                case 2: sn_one_by_four(to, A, m, panel, blocks, 2, parts); return;                                    \
+                case 3: sn_one_by_four(to, A, m, panel, blocks, 3, parts); return;                                    \
+                case 4: sn_one_by_four(to, A, m, panel, blocks, 4, parts); return;                                    \
             }                                                                                                         \
         }                                                                                                             \
         for (int64_t v = 0; v < nv; v += 2) {                                                                         \
-            const uint16_t *two = rows;                                                                               \
-            for (int64_t r = 0; r < m; r += high, two += next) {                                                      \
+            sn_tiled two = A;                                                                                         \
+            for (int64_t r = 0; r < m; r += high, two.base += A.two) {                                                \
                 const int64_t some = m - r < high ? m - r : high;                                                     \
                 if (v + 1 < nv) sn_two_by_two(to, two, r, some, panel, blocks, nv, v, 1, high, parts);                \
                 else sn_two_by_two(to, two, r, some, panel, blocks, nv, v, 0, high, parts);                           \
@@ -220,21 +230,20 @@ SN_BLOCK(2)
 SN_BLOCK(3)
 #undef SN_BLOCK
 
-void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, const uint16_t *rows, int64_t m, const uint16_t *panel,
-                    int64_t blocks, int64_t n, int64_t nv, int64_t parts) {
-    const int64_t deep = parts * sn_tiled_high(m) * SN_DEPTH_BF16, next = blocks * deep;
+void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, sn_tiled A, int64_t m, const uint16_t *panel, int64_t blocks,
+                    int64_t n, int64_t nv, int64_t parts) {
     if (parts == 1) {
-        sn_block1((sn_sums){C, plus, n}, rows, next, m, panel, blocks, nv);
+        sn_block1((sn_sums){C, plus, n}, A, m, panel, blocks, nv);
         return;
     }
     float here[SN_BLOCK_ROWS][4 * 16] __attribute__((aligned(64)));
     const sn_rows_f32 kept = {here[0], 4 * 16, 0};
     const int64_t some = SN_NEAR_BLOCKS / parts;
-    for (int64_t k = 0; k < blocks; k += some, rows += some * deep, panel += some * parts * nv * SN_TILE_SIZE) {
+    for (int64_t k = 0; k < blocks; k += some, A.base += some * A.block, panel += some * parts * nv * SN_TILE_SIZE) {
         const int64_t left = blocks - k < some ? blocks - k : some;
         const sn_sums to = {k + some < blocks ? kept : C, k == 0 ? plus : kept, n};
-        if (parts == 2) sn_block2(to, rows, next, m, panel, left, nv);
-        else sn_block3(to, rows, next, m, panel, left, nv);
+        if (parts == 2) sn_block2(to, A, m, panel, left, nv);
+        else sn_block3(to, A, m, panel, left, nv);
     }
 }
 _Static_assert(sn_lanes_f32 == 16, "a tile holds 16 sums in a row");

@@ -96,7 +96,7 @@ static void sn_over_some(const sn_over *o, float *C, int64_t r, int64_t depth, i
         const int64_t nv = sn_blocks_f32(n);
         const sn_rows_f32 to = {C + m0 * o->n + c0, o->n, 0};
         if (sn_in_range(sizes, sn_pair_rows(pairs, b + c0, o->b_stride, depth, n, o->parts), depth)) {
-            sn_tiles_block(to, to, rows, m, pairs, blocks, n, nv, o->parts);
+            sn_tiles_block(to, to, sn_tiled_of(rows, m, blocks, o->parts), m, pairs, blocks, n, nv, o->parts);
             continue;
         }
         for (int64_t k = 0; k < depth; k += 32) {

@@ -236,6 +236,11 @@ static void sn_gather_tiles(uint16_t *to, sn_rows_bf16 A, int64_t r, int64_t m, 
         }
 }
 
+/* Few rows are multiplied as they lie, where whole tiles of them do: to copy them would take longer. */
+SN_INLINE int sn_tiled_as_they_lie(sn_rows_bf16 A, int64_t m, int64_t K) {
+    return !A.index && sn_tiled_high(m) == m && K % SN_DEPTH_BF16 == 0 && K <= 512;
+}
+
 /* Rows r .. r + m of C, m up to sn_block_rows(K, 1), by tiles. */
 static void sn_rows_by_tiles(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *packed, int64_t r,
                              int64_t m, int64_t K, int64_t N) {
@@ -243,15 +248,20 @@ static void sn_rows_by_tiles(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, 
     sn_tiles_begin(m);
     for (int64_t k0 = 0; k0 < K; k0 += sn_block_depth(1)) {
         const int64_t depth = K - k0 < sn_block_depth(1) ? K - k0 : sn_block_depth(1);
-        sn_gather_tiles(rows, A, r, m, k0, depth);
+        const int64_t blocks = sn_depth_bf16(depth) / SN_DEPTH_BF16;
+        sn_tiled of = {sn_row_bf16(A, r), A.stride, SN_DEPTH_BF16, 0};
+        if (!sn_tiled_as_they_lie(A, m, K)) {
+            sn_gather_tiles(rows, A, r, m, k0, depth);
+            of = sn_tiled_of(rows, m, blocks, 1);
+        }
         const int64_t panels = (sn_blocks_f32(N) + SN_WIDTH - 1) / SN_WIDTH, back = sn_from_last(panels);
         for (int64_t p = 0; p < panels; ++p) {
             const int64_t first = (back ? panels - 1 - p : p) * SN_WIDTH;
             const int64_t nv = sn_blocks_f32(N) - first < SN_WIDTH ? sn_blocks_f32(N) - first : SN_WIDTH;
             const int64_t column = first * sn_lanes_f32, W = nv * sn_lanes_f32, n = N - column < W ? N - column : W;
             const sn_rows_f32 to = sn_part_f32(C, r, column);
-            sn_tiles_block(to, k0 == 0 ? sn_part_f32(addend, r, column) : to, rows, m,
-                           packed + column * sn_depth_bf16(K) + k0 * W, sn_depth_bf16(depth) / SN_DEPTH_BF16, n, nv, 1);
+            sn_tiles_block(to, k0 == 0 ? sn_part_f32(addend, r, column) : to, of, m,
+                           packed + column * sn_depth_bf16(K) + k0 * W, blocks, n, nv, 1);
         }
     }
     sn_tiles_end();

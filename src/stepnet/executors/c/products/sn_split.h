@@ -287,7 +287,8 @@ static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, con
             }
 #if SN_TILES
             if (tiled) {
-                sn_tiles_block(to, sum, rows, m, pairs + k0 * parts * W, sn_depth_bf16(depth) / SN_DEPTH_BF16, n, nv,
+                const int64_t blocks = sn_depth_bf16(depth) / SN_DEPTH_BF16;
+                sn_tiles_block(to, sum, sn_tiled_of(rows, m, blocks, parts), m, pairs + k0 * parts * W, blocks, n, nv,
                                parts);
                 continue;
             }
