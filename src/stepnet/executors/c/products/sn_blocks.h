@@ -80,12 +80,13 @@ SN_INLINE void sn_two_by_two(const sn_sums to, sn_tiled A, int64_t r, int64_t m,
                              int64_t blocks, int64_t nv, int64_t v, const int wide, int64_t high, const int parts) {
     const int64_t upper = m < 16 ? m : 16, lower = m - upper, rest = high - 16, at = v * 16;
     const int64_t apart = parts == 1 ? A.row : SN_DEPTH_BF16;
+    const int64_t block = parts == 1 ? A.block : parts * high * SN_DEPTH_BF16;
     SN_TILE_ZERO(0);
     SN_TILE_ZERO(1);
     SN_TILE_ZERO(2);
     SN_TILE_ZERO(3);
 #define SN_AT(k)                                                                                                      \
-    const uint16_t *a = A.base + (k) * A.block, *b = panel + (k) * parts * nv * SN_TILE_SIZE
+    const uint16_t *a = A.base + (k) * block, *b = panel + (k) * parts * nv * SN_TILE_SIZE
 #define SN_ROWS(part)                                                                                                 \
     do {                                                                                                              \
         SN_TILE_OF_ROWS(4, part, 0);                                                                                  \
@@ -141,6 +142,7 @@ SN_INLINE void sn_two_by_two(const sn_sums to, sn_tiled A, int64_t r, int64_t m,
 SN_INLINE void sn_one_by_four(const sn_sums to, sn_tiled A, int64_t m, const uint16_t *panel,
                               int64_t blocks, const int nv, const int parts) {
     const int64_t high = m, apart = parts == 1 ? A.row : SN_DEPTH_BF16;
+    const int64_t block = parts == 1 ? A.block : parts * high * SN_DEPTH_BF16;
 #define SN_EACH(what)                                                                                                 \
     do {                                                                                                              \
         what(0);                                                                                                      \
@@ -152,7 +154,7 @@ SN_INLINE void sn_one_by_four(const sn_sums to, sn_tiled A, int64_t m, const uin
 #define SN_END_ONE(v) SN_PUT_TILE(v, 0, m, m, (v) * 16)
     SN_EACH(SN_BEGIN_ONE);
 #define SN_AT(k)                                                                                                      \
-    const uint16_t *a = A.base + (k) * A.block, *b = panel + (k) * parts * nv * SN_TILE_SIZE
+    const uint16_t *a = A.base + (k) * block, *b = panel + (k) * parts * nv * SN_TILE_SIZE
 #define SN_THIRD(v)                                                                                                   \
     do {                                                                                                              \
         SN_TILE_OF_PANEL(7, 2, v);                                                                                    \
