@@ -95,7 +95,7 @@ class Places:
         }
 
     def apart(self, base: str) -> int:
-        """Elements from one row of a buffer to the next. A product writes some columns of many rows at a time:
+        """Elements from one row of a buffer to the next. A product writes some columns of many rows at once:
         where these would meet in few places of the first cache, rows are a line further apart."""
         size = self.p.value(base).size
         far = size * self.size_of(base) % _MEET == 0 and size > 0
