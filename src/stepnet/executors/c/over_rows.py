@@ -18,7 +18,7 @@ from . import threads as c_threads
 from .products import float_parts, over_rows
 
 # features or columns, and their product, below which splitting rows takes longer than tiles save (measured)
-_LEAST, _SIZE = 64, 1 << 14
+_LEAST, _SIZE = 128, 1 << 15
 _SHARE = 256  # rows of a thread, below which there is nothing to gain
 
 

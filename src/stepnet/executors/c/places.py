@@ -15,6 +15,8 @@ from stepnet.ir.plan import LoopPlan
 from .products import BY_DTYPE, Product
 from .text import identifier
 
+_LINE = 64  # bytes of a line of the cache
+_MEET = 1024  # bytes: rows so far apart share a sixteenth of the places of the first cache, or fewer
 # What is appended to the name of a value.
 _DERIVED = re.compile(
     r"_(alike|at|boot|by\d|end|end_least|final|first|line|new|next|now|packed|part|place|row|rows|stride_[knh]|sum|whole)$"
@@ -41,6 +43,7 @@ class Places:
         self.made = buffers.makers(p)
         self.homes = buffers.homes(p)
         self.parts = buffers.parts(p)
+        self.alone = self._alone()
         self.alike: dict[str, tuple[int, ...]] = {}  # memories of which the last lines may be alike
         self.lines: set[str] = set()
         self.here: set[str] = set()
@@ -77,6 +80,26 @@ class Places:
         """The way back; a number of 16 bits is rounded already."""
         suffix = HALVES.get(self.p.value(value).dtype)
         return text if suffix is None else f"sn_store_{suffix}({text})"
+
+    def _alone(self) -> set[str]:
+        """Products of single rows that nothing but row functions reads, in buffers."""
+        p, nodes = self.p, (*self.p.nodes, *self.p.early, *self.p.late)
+        read = {p.base(node.inputs[0]) for node in nodes if node.op == "matmul"}
+        return {
+            node.output
+            for node in (*p.nodes, *p.early)
+            if node.op == "matmul"
+            and len(p.value(node.inputs[0]).shape) == 1
+            and node.output not in read
+            and self.homes[node.output] in (["scratch"], ["chunk"])
+        }
+
+    def apart(self, base: str) -> int:
+        """Elements from one row of a buffer to the next. A product writes some columns of many rows at once:
+        where these would meet in few places of the first cache, rows are a line further apart."""
+        size = self.p.value(base).size
+        far = size * self.size_of(base) % _MEET == 0 and size > 0
+        return size + _LINE // self.size_of(base) if base in self.alone and far else size
 
     def product(self, matrix: str) -> Product:
         """How rows are multiplied by a matrix."""
@@ -127,9 +150,9 @@ class Places:
         elif home is not None and home.startswith("next:"):
             name, at = f"{self.c(home[5:])}_new", f"{self.c(home[5:])}_next + i * {size}"
         elif base in self.ahead:
-            name, at = f"{c}_at", f"{c}_rows + {slot} * {size}"
+            name, at = f"{c}_at", f"{c}_rows + {slot} * {self.apart(base)}"
         elif home == "scratch":
-            name, at = f"{c}_at", f"{c}_rows + {slot if self.turns else 'i'} * {size}"
+            name, at = f"{c}_at", f"{c}_rows + {slot if self.turns else 'i'} * {self.apart(base)}"
         else:
             name, at = f"{c}_at", f"{c} + i * {size}"
         self.pointers[name] = f"{const}{kind} *restrict {name} = {at};"

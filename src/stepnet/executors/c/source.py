@@ -175,7 +175,7 @@ class _Writer:
 
     def _rows(self, value: str) -> dict[str, Any]:
         """A buffer of rows: the name of its value in C, elements and bytes of a row, and their type."""
-        w, size = self.w, self.p.value(value).size
+        w, size = self.w, self.w.apart(value)
         return {"c": w.c(value), "n": size, "type": w.ctype(value), "bytes": size * w.size_of(value)}
 
     def _own(self, rows: dict[str, Any]) -> dict[str, Any]:
@@ -259,7 +259,7 @@ class _Writer:
         operand, offset = (node.inputs[0], 0) if seen is None else (seen.base, seen.offset)
         shift = f" + {offset}" if offset else ""
         to = f"{w.c(node.output)}_rows" if node.output in w.ahead else f"a->{w.c(node.output)}"
-        wide, made = p.value(operand).size, p.value(node.output).size
+        wide, made = p.value(operand).size, w.apart(node.output)
         product = w.product(node.inputs[1])
         kind = f"sn_rows_{product.rows}"
         inputs = ", ".join(map(_shown, node.inputs))
@@ -351,7 +351,8 @@ class _Writer:
         indexed = w.by_table(operand) or w.by_table(node.output)
         if times == 1 or (heads == 1 and not indexed and wide == times * k):  # all leading indices are rows
             count = "active" if times == 1 else f"active * {times}"
-            to, of = rows(node.output, size // times, ""), rows(operand, wide // times, shift)
+            made = w.apart(node.output) if times == 1 else size // times
+            to, of = rows(node.output, made, ""), rows(operand, wide // times, shift)
             return [*out, f"        {self._columns(node.inputs[1], to, of, count)}"]
         # one product for each leading index: of its own matrix, or all of the same
         block, packed = product.packed(k, n), f"a->{w.c(node.inputs[1])}.packed"

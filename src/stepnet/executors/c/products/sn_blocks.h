@@ -4,33 +4,34 @@
  * that say something a float can hold; of two, three. Small ones come first, and a sum begins at zero for each few blocks
  * (SN_NEAR_BLOCKS): so few additions round at the size of the whole that no chain of floats is more exact.
  *
- *     A    [blocks of 32 columns][parts][sn_tiled_rows(m)][32]: what rows there are, side by side; a few blocks at a time,
- *          so that what two tiles of rows and two of columns need stays in the first cache
- *     B    tiles of 32 rows and 16 columns, as pairs: where which is, `sn_panel` says
+ *     A    [m / sn_tiled_high(m)][blocks of 32 columns][parts][sn_tiled_high(m)][32]: what two tiles of rows are multiplied
+ *          from lies in one row, as it is read; or rows of one part as they lie
+ *     B    [blocks of 32 rows][parts][nv][16 pairs][16 columns], so too
  *     C    two by two tiles of sums; of up to 16 rows one by four, because a sum that waits for itself is slow
  */
 #ifndef SN_BLOCKS_H
 #define SN_BLOCKS_H
 
-/* Tile (block, part, v) of a panel is at base + block * next_block + part * next_part + v * next_vector; row r of a tile
- * is r * bytes further on. */
-typedef struct {
-    const uint16_t *base;
-    int64_t next_block, next_part, next_vector, bytes;
-} sn_panel;
-
 /* A thread's tiles for m rows, 1 to SN_BLOCK_ROWS; SN_TILE_END() when they are done. */
 SN_SHARED void sn_tiles_begin(int64_t m);
 SN_SHARED void sn_tiles_end(void);
+/* Rows as tiles take them: elements from one to the next, from a block of columns, and from the rows of two tiles. */
+typedef struct {
+    const uint16_t *base;
+    int64_t row, block, two;
+} sn_tiled;
+
+SN_INLINE sn_tiled sn_tiled_of(const uint16_t *rows, int64_t m, int64_t blocks, int64_t parts) {
+    const int64_t block = parts * sn_tiled_high(m) * SN_DEPTH_BF16;
+    return (sn_tiled){rows, SN_DEPTH_BF16, block, blocks * block};
+}
 /* C[m, n] = A B, or plus (not where base is NULL) + A B, of `blocks` blocks. plus may be C.
  * n columns, nv vectors of them, 1 to 4. */
-SN_SHARED void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, const uint16_t *rows, int64_t m, sn_panel B,
+SN_SHARED void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, sn_tiled A, int64_t m, const uint16_t *panel,
                               int64_t blocks, int64_t n, int64_t nv, int64_t parts);
 #ifndef SN_LINKED
 
-enum { SN_NEAR_BLOCKS = 12 }; /* of all parts together: what two tiles of rows and of columns need is 48 KB */
-/* Rows of two tiles: all m, or an equal share of them. */
-SN_INLINE int64_t sn_tiled_high(int64_t m) { return sn_split(m, 32); }
+enum { SN_NEAR_BLOCKS = 24 }; /* of all parts together: more are no faster, and round more often */
 
 void sn_tiles_begin(int64_t m) {
     const int64_t high = sn_tiled_high(m);
@@ -53,9 +54,15 @@ SN_INLINE void sn_put_tile(const sn_sums *to, const float (*sums)[16], int64_t r
         sn_put_f32(sn_row_f32(to->C, r + i) + column, sums[i],
                    to->plus.base ? sn_row_f32(to->plus, r + i) + column : 0, left);
 }
+/* Whether rows from r on are one behind the other. */
+SN_INLINE int sn_in_a_row(sn_rows_f32 C, int64_t r, int64_t rows) {
+    int64_t apart = 0;
+    for (int64_t i = 1; C.index && i < rows; ++i) apart |= C.index[r + i] - C.index[r] - i;
+    return apart == 0;
+}
 #define SN_PUT_TILE(t, r, rows, high, column)                                                                         \
     do {                                                                                                              \
-        if (!to.plus.base && !to.C.index && (rows) == (high) && (column) + 16 <= to.n) {                              \
+        if (!to.plus.base && (rows) == (high) && (column) + 16 <= to.n && sn_in_a_row(to.C, r, rows)) {                            \
             SN_TILE_STORE(t, sn_row_f32(to.C, r) + (column), to.C.stride * (int64_t)sizeof(float));                   \
         } else {                                                                                                      \
             float sums[16][16] __attribute__((aligned(64)));                                                          \
@@ -65,19 +72,21 @@ SN_INLINE void sn_put_tile(const sn_sums *to, const float (*sums)[16], int64_t r
     } while (0)
 
 #define SN_TILE_OF_ROWS(t, part, from)                                                                                \
-    SN_TILE_LOAD(t, a + ((part) * tall + (from)) * SN_DEPTH_BF16, 2 * SN_DEPTH_BF16)
-#define SN_TILE_OF_PANEL(t, part, v) SN_TILE_LOAD(t, b + (part) * B.next_part + (v) * B.next_vector, B.bytes)
+    SN_TILE_LOAD(t, a + (part) * high * SN_DEPTH_BF16 + (from) * apart, 2 * apart)
+#define SN_TILE_OF_PANEL(t, part, v) SN_TILE_LOAD(t, b + ((part) * nv + (v)) * SN_TILE_SIZE, 2 * SN_DEPTH_BF16)
 
-/* Up to 32 rows and two vectors of columns. */
-SN_INLINE void sn_two_by_two(const sn_sums to, const uint16_t *rows, int64_t r, int64_t m, sn_panel B, int64_t blocks,
-                             int64_t v, const int wide, int64_t rest, int64_t tall, const int parts) {
-    const int64_t upper = m < 16 ? m : 16, lower = m - upper, at = v * 16;
+/* Up to `high` rows from r on, and two vectors of columns. */
+SN_INLINE void sn_two_by_two(const sn_sums to, sn_tiled A, int64_t r, int64_t m, const uint16_t *panel,
+                             int64_t blocks, int64_t nv, int64_t v, const int wide, int64_t high, const int parts) {
+    const int64_t upper = m < 16 ? m : 16, lower = m - upper, rest = high - 16, at = v * 16;
+    const int64_t apart = parts == 1 ? A.row : SN_DEPTH_BF16;
+    const int64_t block = parts == 1 ? A.block : parts * high * SN_DEPTH_BF16;
     SN_TILE_ZERO(0);
     SN_TILE_ZERO(1);
     SN_TILE_ZERO(2);
     SN_TILE_ZERO(3);
 #define SN_AT(k)                                                                                                      \
-    const uint16_t *a = rows + ((k) * parts * tall + r) * SN_DEPTH_BF16, *b = B.base + (k) * B.next_block
+    const uint16_t *a = A.base + (k) * block, *b = panel + (k) * parts * nv * SN_TILE_SIZE
 #define SN_ROWS(part)                                                                                                 \
     do {                                                                                                              \
         SN_TILE_OF_ROWS(4, part, 0);                                                                                  \
@@ -130,9 +139,10 @@ SN_INLINE void sn_two_by_two(const sn_sums to, const uint16_t *rows, int64_t r, 
 }
 
 /* Up to 16 rows and nv vectors of columns. */
-SN_INLINE void sn_one_by_four(const sn_sums to, const uint16_t *rows, int64_t m, sn_panel B, int64_t blocks,
-                              const int nv, const int parts) {
-    const int64_t tall = sn_tiled_rows(m);
+SN_INLINE void sn_one_by_four(const sn_sums to, sn_tiled A, int64_t m, const uint16_t *panel,
+                              int64_t blocks, const int nv, const int parts) {
+    const int64_t high = m, apart = parts == 1 ? A.row : SN_DEPTH_BF16;
+    const int64_t block = parts == 1 ? A.block : parts * high * SN_DEPTH_BF16;
 #define SN_EACH(what)                                                                                                 \
     do {                                                                                                              \
         what(0);                                                                                                      \
@@ -144,7 +154,7 @@ SN_INLINE void sn_one_by_four(const sn_sums to, const uint16_t *rows, int64_t m,
 #define SN_END_ONE(v) SN_PUT_TILE(v, 0, m, m, (v) * 16)
     SN_EACH(SN_BEGIN_ONE);
 #define SN_AT(k)                                                                                                      \
-    const uint16_t *a = rows + (k) * parts * tall * SN_DEPTH_BF16, *b = B.base + (k) * B.next_block
+    const uint16_t *a = A.base + (k) * block, *b = panel + (k) * parts * nv * SN_TILE_SIZE
 #define SN_THIRD(v)                                                                                                   \
     do {                                                                                                              \
         SN_TILE_OF_PANEL(7, 2, v);                                                                                    \
@@ -197,48 +207,45 @@ SN_INLINE void sn_one_by_four(const sn_sums to, const uint16_t *rows, int64_t m,
 
 /* The same for each number of parts. */
 #define SN_BLOCK(parts)                                                                                               \
-    static __attribute__((noinline)) void sn_block##parts(const sn_sums to, const uint16_t *rows, int64_t m,          \
-                                                          sn_panel B, int64_t blocks, int64_t nv) {                   \
-        const int64_t high = sn_tiled_high(m), tall = sn_tiled_rows(m);                                               \
+    static __attribute__((noinline)) void sn_block##parts(const sn_sums to, sn_tiled A, int64_t m,                    \
+                                                          const uint16_t *panel, int64_t blocks, int64_t nv) {        \
+        const int64_t high = sn_tiled_high(m);                                                                        \
         if (high <= 16 && m == high) {                                                                                \
             switch (nv) {                                                                                             \
-                case 1: sn_one_by_four(to, rows, m, B, blocks, 1, parts); return;                                     \
-                case 2: sn_one_by_four(to, rows, m, B, blocks, 2, parts); return;                                     \
-                case 3: sn_one_by_four(to, rows, m, B, blocks, 3, parts); return;                                     \
-                case 4: sn_one_by_four(to, rows, m, B, blocks, 4, parts); return;                                     \
+                case 1: sn_one_by_four(to, A, m, panel, blocks, 1, parts); return;                                    \
+                case 2: sn_one_by_four(to, A, m, panel, blocks, 2, parts); return;                                    \
+                case 3: sn_one_by_four(to, A, m, panel, blocks, 3, parts); return;                                    \
+                case 4: sn_one_by_four(to, A, m, panel, blocks, 4, parts); return;                                    \
             }                                                                                                         \
         }                                                                                                             \
-        for (int64_t v = 0; v < nv; v += 2)                                                                           \
-            for (int64_t r = 0; r < m; r += high) {                                                                   \
+        for (int64_t v = 0; v < nv; v += 2) {                                                                         \
+            sn_tiled two = A;                                                                                         \
+            for (int64_t r = 0; r < m; r += high, two.base += A.two) {                                                \
                 const int64_t some = m - r < high ? m - r : high;                                                     \
-                if (v + 1 < nv) sn_two_by_two(to, rows, r, some, B, blocks, v, 1, high - 16, tall, parts);            \
-                else sn_two_by_two(to, rows, r, some, B, blocks, v, 0, high - 16, tall, parts);                       \
+                if (v + 1 < nv) sn_two_by_two(to, two, r, some, panel, blocks, nv, v, 1, high, parts);                \
+                else sn_two_by_two(to, two, r, some, panel, blocks, nv, v, 0, high, parts);                           \
             }                                                                                                         \
+        }                                                                                                             \
     }
 SN_BLOCK(1)
 SN_BLOCK(2)
 SN_BLOCK(3)
 #undef SN_BLOCK
 
-SN_INLINE void sn_block_of(int64_t parts, const sn_sums to, const uint16_t *rows, int64_t m, sn_panel B, int64_t blocks,
-                           int64_t nv) {
-    switch (parts) {
-        case 1: sn_block1(to, rows, m, B, blocks, nv); return;
-        case 2: sn_block2(to, rows, m, B, blocks, nv); return;
-        case 3: sn_block3(to, rows, m, B, blocks, nv); return;
-    }
-}
-
-void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, const uint16_t *rows, int64_t m, sn_panel B, int64_t blocks,
+void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, sn_tiled A, int64_t m, const uint16_t *panel, int64_t blocks,
                     int64_t n, int64_t nv, int64_t parts) {
+    if (parts == 1) {
+        sn_block1((sn_sums){C, plus, n}, A, m, panel, blocks, nv);
+        return;
+    }
     float here[SN_BLOCK_ROWS][4 * 16] __attribute__((aligned(64)));
     const sn_rows_f32 kept = {here[0], 4 * 16, 0};
     const int64_t some = SN_NEAR_BLOCKS / parts;
-    for (int64_t k = 0; k < blocks; k += some) {
+    for (int64_t k = 0; k < blocks; k += some, A.base += some * A.block, panel += some * parts * nv * SN_TILE_SIZE) {
         const int64_t left = blocks - k < some ? blocks - k : some;
         const sn_sums to = {k + some < blocks ? kept : C, k == 0 ? plus : kept, n};
-        sn_block_of(parts, to, rows + k * parts * sn_tiled_rows(m) * SN_DEPTH_BF16, m, B, left, nv);
-        B.base += some * B.next_block;
+        if (parts == 2) sn_block2(to, A, m, panel, left, nv);
+        else sn_block3(to, A, m, panel, left, nv);
     }
 }
 _Static_assert(sn_lanes_f32 == 16, "a tile holds 16 sums in a row");

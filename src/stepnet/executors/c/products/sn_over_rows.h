@@ -29,7 +29,7 @@ static void sn_turn_some(float *to, const float *a, int64_t stride, int64_t rows
         for (int64_t f = 0; f < features; ++f) to[f * 32 + i] = a[i * stride + f];
 }
 
-/* `depth` rows of n columns as tiles of pairs, as sn_split_tiles has them, and their sizes. */
+/* `depth` rows of n columns as tiles of pairs, as sn_tiles_block takes them, and their sizes. */
 SN_INLINE sn_sizes sn_pair_rows_in(uint16_t *restrict to, const float *b, int64_t stride, int64_t depth, int64_t n,
                                    const int parts) {
     const int64_t nv = sn_blocks_f32(n), part = nv * SN_DEPTH_BF16 * sn_lanes_f32;
@@ -78,15 +78,17 @@ static void sn_over_some(const sn_over *o, float *C, int64_t r, int64_t depth, i
     uint16_t pairs[SN_OVER_DEPTH * 3 * SN_WIDTH * sn_lanes_f32] __attribute__((aligned(64)));
     float panel[32 * SN_WIDTH * sn_lanes_f32] __attribute__((aligned(64)));
     float turned[16 * 32] __attribute__((aligned(64)));
-    const int64_t tall = sn_tiled_rows(m), blocks = sn_depth_bf16(depth) / SN_DEPTH_BF16;
+    const int64_t high = sn_tiled_high(m), next = high * SN_DEPTH_BF16, blocks = sn_depth_bf16(depth) / SN_DEPTH_BF16;
     const float *a = o->a + r * o->a_stride + m0, *b = o->b + r * o->b_stride;
     sn_sizes sizes = sn_no_sizes;
     for (int64_t k = 0; k < blocks; ++k)
-        for (int64_t f = 0; f < m; f += 16) {
-            const int64_t some = depth - 32 * k < 32 ? depth - 32 * k : 32, features = m - f < 16 ? m - f : 16;
-            sn_turn_some(turned, a + 32 * k * o->a_stride + f, o->a_stride, some, features);
-            sizes = sn_of_both(sizes, sn_split_rows(rows + (k * o->parts * tall + f) * SN_DEPTH_BF16, SN_DEPTH_BF16, 0,
-                                                    tall * SN_DEPTH_BF16, (sn_rows_f32){turned, 32, 0}, 16, 0, 32, o->parts));
+        for (int64_t f = 0, some; f < m; f += some) { /* features of one tile */
+            const int64_t i = f % high, left = m - f < 16 ? m - f : 16;
+            some = high - i < left ? high - i : left;
+            sn_turn_some(turned, a + 32 * k * o->a_stride + f, o->a_stride, depth - 32 * k < 32 ? depth - 32 * k : 32, left);
+            sizes = sn_of_both(sizes, sn_split_rows(rows + (f / high * blocks + k) * o->parts * next + i * SN_DEPTH_BF16,
+                                                    SN_DEPTH_BF16, 0, next, (sn_rows_f32){turned, 32, 0}, some, 0, 32,
+                                                    o->parts));
         }
     sn_tiles_begin(m);
     for (int64_t c0 = 0; c0 < o->n; c0 += SN_WIDTH * sn_lanes_f32) {
@@ -94,7 +96,7 @@ static void sn_over_some(const sn_over *o, float *C, int64_t r, int64_t depth, i
         const int64_t nv = sn_blocks_f32(n);
         const sn_rows_f32 to = {C + m0 * o->n + c0, o->n, 0};
         if (sn_in_range(sizes, sn_pair_rows(pairs, b + c0, o->b_stride, depth, n, o->parts), depth)) {
-            sn_tiles_block(to, to, rows, m, sn_split_tiles(pairs, 0, nv, o->parts), blocks, n, nv, o->parts);
+            sn_tiles_block(to, to, sn_tiled_of(rows, m, blocks, o->parts), m, pairs, blocks, n, nv, o->parts);
             continue;
         }
         for (int64_t k = 0; k < depth; k += 32) {

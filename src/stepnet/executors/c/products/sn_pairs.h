@@ -1,7 +1,9 @@
 /* C = A B, or C = addend + A B, with A and B in bfloat16 and sums in float: `sn_matmul_bf16`, as `sn_matmul_f32`.
  *
  *     pairs     B is packed in panels as sn_matmul.h has it, of pairs: elements k and k + 1 of a column side by side, K
- *               filled up with zeros to whole tiles. One packed form serves all three ways to multiply:
+ *               filled up with zeros to whole tiles. Where there are tiles a panel is made of those, each 1 KB in a row:
+ *               [blocks of 32 rows][vectors][16 pairs][16 columns]; else [pairs][columns]. That form serves rows of all
+ *               numbers, by
  *     tiles     AMX, where SN_TILES says so and rows are not few: 2 x 2 tiles of sums
  *     vdpbf16   AVX512-BF16: an instruction adds two products of pairs to each of 16 sums
  *     floats    elsewhere: both halves of a pair are widened, and multiplied as floats
@@ -23,7 +25,7 @@ typedef struct {
     const int64_t *index;
 } sn_rows_bf16;
 
-enum { sn_lanes_bf16 = sn_lanes_f32, SN_DEPTH_BF16 = 32, SN_FEW_ROWS = 4 };
+enum { sn_lanes_bf16 = sn_lanes_f32, SN_DEPTH_BF16 = 32, SN_TILE_SIZE = 512, SN_FEW_ROWS = 4 };
 
 SN_INLINE int64_t sn_depth_bf16(int64_t K) { return (K + SN_DEPTH_BF16 - 1) / SN_DEPTH_BF16 * SN_DEPTH_BF16; }
 SN_INLINE int64_t sn_packed_bf16(int64_t K, int64_t n) { return sn_packed_f32(sn_depth_bf16(K), n); }
@@ -60,15 +62,19 @@ SN_INLINE int64_t sn_block_rows(int64_t K, int64_t parts) {
     const int64_t rows = SN_BLOCK_SIZE / (sn_depth_bf16(K) * parts) / 32 * 32;
     return rows > SN_BLOCK_ROWS ? SN_BLOCK_ROWS : rows < 64 ? 64 : rows;
 }
-SN_INLINE int64_t sn_tiled_rows(int64_t m) { return (m + 15) / 16 * 16; }
+/* Rows of two tiles: all m, or an equal share of them. */
+SN_INLINE int64_t sn_tiled_high(int64_t m) { return sn_split(m, 32); }
+
+/* Elements between the vectors of a pair of rows, of nv; and where such a pair is in its panel. */
+SN_INLINE int64_t sn_pairs_apart(void) { return (SN_TILES ? SN_DEPTH_BF16 : 2) * sn_lanes_bf16; }
+SN_INLINE int64_t sn_pairs_at(int64_t pair, int64_t nv) {
+    const int64_t half = SN_DEPTH_BF16 / 2;
+    return SN_TILES ? (pair / half * nv * half + pair % half) * 2 * sn_lanes_bf16 : pair * nv * 2 * sn_lanes_bf16;
+}
 
 #if SN_TILES
 #include "sn_tiles.h"
 #include "sn_blocks.h"
-/* A panel that is packed in pairs. */
-SN_INLINE sn_panel sn_pairs_panel(const uint16_t *panel, int64_t nv) {
-    return (sn_panel){panel, nv * SN_DEPTH_BF16 * sn_lanes_f32, 0, 2 * sn_lanes_f32, nv * 4 * sn_lanes_f32};
-}
 #endif
 #ifndef SN_LINKED
 
@@ -78,36 +84,39 @@ void sn_pack_bf16(uint16_t *restrict packed, const uint16_t *restrict source, in
     for (int64_t first = 0; first < sn_blocks_f32(n); first += SN_WIDTH) {
         const int64_t blocks = sn_blocks_f32(n) - first < SN_WIDTH ? sn_blocks_f32(n) - first : SN_WIDTH;
         const int64_t W = blocks * L, units = n - first * L < W ? n - first * L : W;
-        uint16_t *panel = packed + first * L * depth; /* pair k, unit u: panel[(k * W + u) * 2] */
+        uint16_t *panel = packed + first * L * depth;
         const uint16_t *from = source + first * L * stride_n;
         if (units < W || K < depth) memset(panel, 0, (size_t)(depth * W) * sizeof(uint16_t));
         int64_t pairs = K / 2, k0 = 0, turned = 0;
 #if SN_TURN
         if (stride_k == 1 && stride_n % 2 == 0 && (uintptr_t)from % 4 == 0) { /* pairs are side by side: words change places */
             k0 = pairs / L * L;
-            turned = units / L * L;
+            turned = units / L;
         }
-        for (int64_t u = 0; u < turned; u += L)
+        for (int64_t v = 0; v < turned; ++v)
             for (int64_t k = 0; k < k0; k += L)
-                sn_turn_f32((float *)(panel + (k * W + u) * 2), W, (const float *)(from + 2 * k + u * stride_n), stride_n / 2);
+                sn_turn_f32((float *)(panel + sn_pairs_at(k, blocks) + v * sn_pairs_apart()), SN_TILES ? L : W,
+                            (const float *)(from + 2 * k + v * L * stride_n), stride_n / 2);
 #endif
-        for (int64_t k = 0; k < pairs; ++k) {
-            const uint16_t *even = from + 2 * k * stride_k, *odd = even + stride_k;
-            uint16_t *to = panel + k * W * 2;
-            if (stride_n == 1) {
-                _Pragma("omp simd") for (int64_t u = 0; u < units; ++u) {
-                    to[2 * u] = even[u];
-                    to[2 * u + 1] = odd[u];
-                }
-            } else {
-                for (int64_t u = k < k0 ? turned : 0; u < units; ++u) {
-                    to[2 * u] = even[u * stride_n];
-                    to[2 * u + 1] = odd[u * stride_n];
+        for (int64_t k = 0; k < (K + 1) / 2; ++k)
+            for (int64_t v = k < k0 ? turned : 0; v < blocks; ++v) {
+                const int64_t some = units - v * L < L ? units - v * L : L;
+                const uint16_t *even = from + 2 * k * stride_k + v * L * stride_n, *odd = even + stride_k;
+                uint16_t *to = panel + sn_pairs_at(k, blocks) + v * sn_pairs_apart();
+                if (k == pairs) {
+                    for (int64_t u = 0; u < some; ++u) to[2 * u] = even[u * stride_n];
+                } else if (stride_n == 1) {
+                    _Pragma("omp simd") for (int64_t u = 0; u < some; ++u) {
+                        to[2 * u] = even[u];
+                        to[2 * u + 1] = odd[u];
+                    }
+                } else {
+                    for (int64_t u = 0; u < some; ++u) {
+                        to[2 * u] = even[u * stride_n];
+                        to[2 * u + 1] = odd[u * stride_n];
+                    }
                 }
             }
-        }
-        if (K & 1)
-            for (int64_t u = 0; u < units; ++u) panel[(pairs * W + u) * 2] = from[(K - 1) * stride_k + u * stride_n];
     }
 }
 
@@ -135,7 +144,7 @@ SN_INLINE void sn_one_pair(sn_vec_f32 (*sum)[SN_WIDTH], const int rows, const in
                            const uint16_t *panel) {
     sn_words b[SN_WIDTH];
     SN_UNROLL for (int v = 0; v < nv; ++v) {
-        b[v] = *(const sn_words_u *)(panel + v * 2 * sn_lanes_bf16);
+        b[v] = *(const sn_words_u *)(panel + v * sn_pairs_apart());
         if (rows > 1) SN_KEEP(b[v]);
     }
     SN_UNROLL for (int i = 0; i < rows; ++i)
@@ -152,13 +161,18 @@ SN_INLINE void sn_kernel_bf16(float *tile, const int rows, const int nv, sn_rows
         a[i] = sn_row_bf16(A, r + i);
         SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] = (sn_vec_f32){0};
     }
-    for (int64_t k = 0; k < K / 2; ++k) {
-        SN_UNROLL for (int i = 0; i < rows; ++i) pair[i] = ((const sn_pair *)(a[i] + 2 * k))->pair;
-        sn_one_pair(sum, rows, nv, pair, panel + k * nv * 2 * sn_lanes_bf16);
+    const int64_t many = SN_TILES ? SN_DEPTH_BF16 / 2 : K / 2, next = sn_pairs_at(1, nv);
+    for (int64_t first = 0; first < K / 2; first += many) {
+        const int64_t last = first + many < K / 2 ? first + many : K / 2;
+        const uint16_t *b = panel + sn_pairs_at(first, nv);
+        for (int64_t k = first; k < last; ++k, b += next) {
+            SN_UNROLL for (int i = 0; i < rows; ++i) pair[i] = ((const sn_pair *)(a[i] + 2 * k))->pair;
+            sn_one_pair(sum, rows, nv, pair, b);
+        }
     }
     if (K & 1) {
         SN_UNROLL for (int i = 0; i < rows; ++i) pair[i] = a[i][K - 1];
-        sn_one_pair(sum, rows, nv, pair, panel + K / 2 * nv * 2 * sn_lanes_bf16);
+        sn_one_pair(sum, rows, nv, pair, panel + sn_pairs_at(K / 2, nv));
     }
     SN_UNROLL for (int i = 0; i < rows; ++i)
         SN_UNROLL for (int v = 0; v < nv; ++v) *(sn_vec_u_f32 *)(tile + (i * nv + v) * sn_lanes_f32) = sum[i][v];
@@ -206,20 +220,25 @@ void sn_panel_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint
 }
 
 #if SN_TILES
-/* Columns k .. k + depth of m rows of A, side by side as tiles take them; zeros behind the last. */
+/* Columns k .. k + depth of m rows of A, as sn_tiles_block takes them; zeros behind the last. */
 static void sn_gather_tiles(uint16_t *to, sn_rows_bf16 A, int64_t r, int64_t m, int64_t k, int64_t depth) {
-    for (int64_t at = 0; at < depth; at += SN_DEPTH_BF16, to += sn_tiled_rows(m) * SN_DEPTH_BF16) {
-        const int64_t n = depth - at < SN_DEPTH_BF16 ? depth - at : SN_DEPTH_BF16;
-        for (int64_t i = 0; i < m; ++i) {
-            const uint16_t *from = sn_row_bf16(A, r + i) + k + at;
-            if (n == SN_DEPTH_BF16) {
-                memcpy(to + i * SN_DEPTH_BF16, from, 2 * SN_DEPTH_BF16);
-            } else {
-                memset(to + i * SN_DEPTH_BF16, 0, 2 * SN_DEPTH_BF16);
-                memcpy(to + i * SN_DEPTH_BF16, from, (size_t)n * sizeof *to);
+    const int64_t high = sn_tiled_high(m), next = high * SN_DEPTH_BF16;
+    for (int64_t r0 = 0; r0 < m; r0 += high, to += sn_depth_bf16(depth) * high)
+        for (int64_t i = r0; i < m && i < r0 + high; ++i) {
+            const uint16_t *from = sn_row_bf16(A, r + i) + k;
+            uint16_t *row = to + (i - r0) * SN_DEPTH_BF16;
+            int64_t at = 0;
+            for (; at + SN_DEPTH_BF16 <= depth; at += SN_DEPTH_BF16, row += next) memcpy(row, from + at, 2 * SN_DEPTH_BF16);
+            if (at < depth) {
+                memset(row, 0, 2 * SN_DEPTH_BF16);
+                memcpy(row, from + at, (size_t)(depth - at) * sizeof *row);
             }
         }
-    }
+}
+
+/* Few rows are multiplied as they lie, where whole tiles of them do: to copy them would take longer. */
+SN_INLINE int sn_tiled_as_they_lie(sn_rows_bf16 A, int64_t m, int64_t K) {
+    return !A.index && sn_tiled_high(m) == m && K % SN_DEPTH_BF16 == 0 && K <= 512;
 }
 
 /* Rows r .. r + m of C, m up to sn_block_rows(K, 1), by tiles. */
@@ -229,16 +248,20 @@ static void sn_rows_by_tiles(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, 
     sn_tiles_begin(m);
     for (int64_t k0 = 0; k0 < K; k0 += sn_block_depth(1)) {
         const int64_t depth = K - k0 < sn_block_depth(1) ? K - k0 : sn_block_depth(1);
-        sn_gather_tiles(rows, A, r, m, k0, depth);
+        const int64_t blocks = sn_depth_bf16(depth) / SN_DEPTH_BF16;
+        sn_tiled of = {sn_row_bf16(A, r), A.stride, SN_DEPTH_BF16, 0};
+        if (!sn_tiled_as_they_lie(A, m, K)) {
+            sn_gather_tiles(rows, A, r, m, k0, depth);
+            of = sn_tiled_of(rows, m, blocks, 1);
+        }
         const int64_t panels = (sn_blocks_f32(N) + SN_WIDTH - 1) / SN_WIDTH, back = sn_from_last(panels);
         for (int64_t p = 0; p < panels; ++p) {
             const int64_t first = (back ? panels - 1 - p : p) * SN_WIDTH;
             const int64_t nv = sn_blocks_f32(N) - first < SN_WIDTH ? sn_blocks_f32(N) - first : SN_WIDTH;
             const int64_t column = first * sn_lanes_f32, W = nv * sn_lanes_f32, n = N - column < W ? N - column : W;
             const sn_rows_f32 to = sn_part_f32(C, r, column);
-            sn_tiles_block(to, k0 == 0 ? sn_part_f32(addend, r, column) : to, rows, m,
-                           sn_pairs_panel(packed + column * sn_depth_bf16(K) + k0 * W, nv),
-                           sn_depth_bf16(depth) / SN_DEPTH_BF16, n, nv, 1);
+            sn_tiles_block(to, k0 == 0 ? sn_part_f32(addend, r, column) : to, of, m,
+                           packed + column * sn_depth_bf16(K) + k0 * W, blocks, n, nv, 1);
         }
     }
     sn_tiles_end();

@@ -85,14 +85,6 @@ SN_INLINE __m512i sn_side_by_side(void) {
 
 /* Rows below which a tile would be too empty. */
 SN_INLINE int64_t sn_few_split(int64_t parts) { return parts == 1 ? 1 : parts == 2 ? 6 : 12; }
-#if SN_TILES
-/* Tiles of pairs, from a block of rows of B on: [blocks][parts][nv][16][16][2], in the order in which they are read. */
-SN_INLINE sn_panel sn_split_tiles(const uint16_t *pairs, int64_t block, int64_t nv, int64_t parts) {
-    const int64_t tile = SN_DEPTH_BF16 * sn_lanes_f32;
-    return (sn_panel){pairs + block * parts * nv * tile, parts * nv * tile, nv * tile, tile, 4 * sn_lanes_f32};
-}
-#endif
-
 /* The least and the greatest size of numbers that are not zero, as bits: those of sizes are ordered as sizes are. */
 typedef struct {
     uint32_t least, most;
@@ -140,7 +132,7 @@ SN_INLINE int sn_in_range(sn_sizes a, sn_sizes b, int64_t K) {
     return a0 >= -100 && b0 >= -100 && a0 + b0 >= -98 && a1 < 120 && b1 < 120 && a1 + b1 + sums < 124;
 }
 
-/* A panel of floats [K, W] as pairs: of one number [depth / 2][W][2]; of more, tile by tile as sn_split_tiles has it. */
+/* A panel of floats [K, W] as pairs, of one number as sn_pairs.h has them; of more as sn_tiles_block does. */
 static void sn_split_panel(uint32_t *restrict pairs, const float *restrict panel, int64_t K, int64_t W, int64_t parts) {
     const int64_t depth = sn_depth_bf16(K), L = sn_lanes_f32, half = SN_DEPTH_BF16 / 2;
     float even[SN_WIDTH * sn_lanes_f32], odd[SN_WIDTH * sn_lanes_f32];
@@ -155,7 +147,7 @@ static void sn_split_panel(uint32_t *restrict pairs, const float *restrict panel
         for (int64_t p = 0; p < parts; ++p)
             for (int64_t u0 = 0; u0 < W; u0 += L) {
                 const int64_t tile = (k / SN_DEPTH_BF16 * parts + p) * (W / L) + u0 / L;
-                uint32_t *to = pairs + (parts == 1 ? k / 2 * W + u0 : (tile * half + k / 2 % half) * L);
+                uint32_t *to = pairs + (SN_TILES ? (tile * half + k / 2 % half) * L : k / 2 * W + u0);
 #if SN_FAST_SPLIT
                 const __m512i near = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(odd + u0), _mm512_loadu_ps(even + u0));
                 _mm512_storeu_si512(to, _mm512_permutexvar_epi16(side_by_side, near));
@@ -254,21 +246,30 @@ SN_EACH_PARTS(sn_sizes, sn_split_rows,
                int64_t depth, int64_t parts),
               to, stride, next, apart, A, m, k0, depth)
 
+/* The same as sn_tiles_block takes them. */
+SN_INLINE sn_sizes sn_split_tiles(uint16_t *to, sn_rows_f32 A, int64_t m, int64_t k0, int64_t depth, int64_t parts) {
+    const int64_t high = sn_tiled_high(m), next = high * SN_DEPTH_BF16;
+    sn_sizes sizes = sn_no_sizes;
+    for (int64_t r = 0; r < m; r += high, to += parts * high * sn_depth_bf16(depth))
+        sizes = sn_of_both(sizes, sn_split_rows(to, SN_DEPTH_BF16, parts * next, next, sn_part_f32(A, r, 0),
+                                                m - r < high ? m - r : high, k0, depth, parts));
+    return sizes;
+}
+
 /* Up to sn_block_rows(K, parts) rows of C. */
 static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const float *packed, int64_t m, int64_t K,
                            int64_t N, int64_t parts) {
     uint16_t rows[SN_BLOCK_SIZE] __attribute__((aligned(64)));
     const int few = m < sn_few_split(parts), tiled = SN_TILES && (parts > 1 || m >= SN_FEW_ROWS) && !few;
     const int64_t most = few ? K : sn_block_depth(parts), deep = sn_deep_split(K, parts);
-    const int64_t next = sn_tiled_rows(m) * SN_DEPTH_BF16, wide = sn_depth_bf16(K < most ? K : most);
+    const int64_t wide = sn_depth_bf16(K < most ? K : most);
 #if SN_TILES
     if (tiled) sn_tiles_begin(m);
 #endif
     for (int64_t k0 = 0; k0 < K; k0 += most) {
         const int64_t depth = K - k0 < most ? K - k0 : most;
         sn_sizes sizes = sn_no_sizes;
-        if (tiled)
-            sizes = sn_split_rows(rows, SN_DEPTH_BF16, parts * next, next, A, m, k0, depth, parts);
+        if (tiled) sizes = sn_split_tiles(rows, A, m, k0, depth, parts);
         else if (!few) sizes = sn_split_rows(rows, wide, SN_DEPTH_BF16, 0, A, m, k0, depth, 1);
         const int64_t panels = (sn_blocks_f32(N) + SN_WIDTH - 1) / SN_WIDTH, back = sn_from_last(panels);
         for (int64_t p = 0; p < panels; ++p) {
@@ -286,9 +287,9 @@ static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, con
             }
 #if SN_TILES
             if (tiled) {
-                const sn_panel B = parts == 1 ? sn_pairs_panel(pairs + k0 * W, nv)
-                                              : sn_split_tiles(pairs, k0 / SN_DEPTH_BF16, nv, parts);
-                sn_tiles_block(to, sum, rows, m, B, sn_depth_bf16(depth) / SN_DEPTH_BF16, n, nv, parts);
+                const int64_t blocks = sn_depth_bf16(depth) / SN_DEPTH_BF16;
+                sn_tiles_block(to, sum, sn_tiled_of(rows, m, blocks, parts), m, pairs + k0 * parts * W, blocks, n, nv,
+                               parts);
                 continue;
             }
 #endif
