@@ -149,7 +149,7 @@ def test_explain_tells_the_times_and_who_was_slower(clock, disk):
     assert slower.remedy == "backend='c' takes it all the same"
 
 
-def test_what_is_timed_is_about_as_long_as_the_call(clock, disk):
+def test_what_is_timed_is_about_as_long_as_the_call(clock, disk, monkeypatch):
     """What is done once a call weighs too much in fewer steps; what takes long is timed once, not thrice."""
     watch = clock(c=0.1, naive=5.0)
     told = told_of(RNN(H, H), *rows(200, steps=40))
@@ -158,6 +158,10 @@ def test_what_is_timed_is_about_as_long_as_the_call(clock, disk):
     plans.forget()
     clock(c=0.1, naive=5.0)
     assert "timed on 40 steps of 128 sequences" in "".join(told_of(RNN(H, H), *rows(130, steps=3)).notes)
+    plans.forget()
+    disk.clear()
+    monkeypatch.setattr(choice, "_MOST_KEPT", 1 << 20)  # a plain loop of all that may not fit
+    assert "timed on 16 steps of 64 sequences" in "".join(told_of(RNN(H, H), *rows(200, steps=40)).notes)
 
 
 def test_a_backend_by_name_is_taken_and_not_timed(clock, disk):

@@ -29,12 +29,15 @@ from stepnet.executors.naive import PLAIN
 from stepnet.executors.ready import Ready
 from stepnet.executors.registry import AUTO, tried
 from stepnet.ir.loop import Loop
+from stepnet.ir.plan import Plan
 
 from .plain import plain_loop
 from .rows import Noise, Sequences, few
 
 MOST_SEQUENCES = 128  # of a timed run
 _LEAST_STEPS, _MOST_STEPS = 16, 64
+_LEAST_SEQUENCES = 64  # fewer only of a call that has fewer
+_MOST_KEPT = 1 << 28  # bytes that a loop in torch may keep of more rows than the least
 _ROUNDS, _ENOUGH = 3, 1.0  # rounds, and seconds after which there is not another one
 _LONGEST = 1e6  # seconds
 _AHEAD = 2.0  # so many times as fast as the plain loop is fast enough: other ways are not tried
@@ -89,11 +92,10 @@ def stopwatch(call: Callable[[], None]) -> float:
 
 
 class Race:
-    """Ways to run a step, timed side by side on rows like the caller's."""
+    """Ways to run a step, timed side by side on rows like the caller's. `plan`: of that step."""
 
-    def __init__(self, loop: Loop, noise: Noise, sequences: Sequences, weights: Weights) -> None:
-        self.sequences = max(1, min(sequences.layout.sequences, MOST_SEQUENCES))
-        self.steps = max(_LEAST_STEPS, min(sequences.layout.steps, _MOST_STEPS))
+    def __init__(self, loop: Loop, noise: Noise, sequences: Sequences, weights: Weights, plan: Plan) -> None:
+        self.steps, self.sequences = _size(sequences.layout, plan)
         self.layout = Layout.dense(self.steps, self.sequences, True, False)
         rows = self.steps * self.sequences
         self.x = [few(t, rows).requires_grad_(t.requires_grad) for t in sequences.x_rows]
@@ -135,6 +137,16 @@ class Race:
 
     def _once(self, way: Callable[[], Sequence[Tensor]]) -> None:
         go_back(way(), (*self.x, *self.boot, *self.weights))
+
+
+def _size(layout: Layout, plan: Plan) -> tuple[int, int]:
+    """Steps and sequences to time, about as many as of a layout: what a loop in torch keeps takes memory."""
+    body = plan.forward.body
+    made = (body.values[name] for node in body.nodes for name in node.outputs)
+    room = _MOST_KEPT // max(1, sum(value.bytes for value in made if value.kind == "row"))
+    most = min(MOST_SEQUENCES, max(_LEAST_SEQUENCES, room // _LEAST_STEPS))
+    sequences = max(1, min(layout.sequences, most))
+    return max(_LEAST_STEPS, min(layout.steps, _MOST_STEPS, room // sequences)), sequences
 
 
 def go_back(out: Sequence[Tensor], read: Sequence[Tensor]) -> None:

@@ -497,7 +497,7 @@ def _time(
     others = {executor.name: executor for executor in tried(AUTO) if executor is not first}
     if timing is None:
         try:
-            entered = Race(loop, noise, sequences, weights)
+            entered = Race(loop, noise, sequences, weights, accepted.ready.plan)
             other = functools.partial(accept, Entry(), others.values())
             timing = race(entered, accepted.ready, compiled.constants, other)
         except Exception as error:  # whatever it is, the first that accepts the plan is right
