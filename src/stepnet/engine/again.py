@@ -424,7 +424,7 @@ def _warm(
     layout, one = pieces, False
     if pieces is None and isinstance(x, LoDTensor):
         layout = Layout.of(x.structure, way[0])
-        one = layout.rows == n and layout.steps == 1
+        one = _is_one_step(x, layout, way[2])
     if n is not None:  # sequences of any lengths, and about as many
         seen = about_as_many(n), ragged, one, seen
     grad = torch.is_grad_enabled()
