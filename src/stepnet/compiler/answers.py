@@ -34,6 +34,9 @@ BY_VALUES = "Python control flow or .item() depends on the values of a tensor"
 OF_ROWS = object()  # in the place of an answer that is another one at each step
 AS_CLAIMED = object()  # and of one that each row gives alone, if it is the one that claims expect
 SOME, NONE = object(), object()  # and of one whether there is any row of which something holds
+NOT_ALL = object()  # and of one that does not hold of all rows, though it may of some
+CHECKED = object()  # and of a check of torch.distributions
+CLAIMED = (AS_CLAIMED, SOME, NONE, NOT_ALL)
 PICKS = object()  # and of what a mask of rows picks
 
 # What they make depends on the shape of what they are given, not on its numbers.
@@ -105,6 +108,14 @@ class Guards:
         return self._without is not None and place not in self._without
 
 
+class Choices:
+    """The answers to such questions, and whether something holds of all rows, where each row chooses."""
+
+    def answer(self, values: Tensor, of_all: bool) -> Any:
+        """Whether it holds of all rows, or else of any; `OF_ROWS` if no row has an answer of its own."""
+        raise NotImplementedError
+
+
 class Claims:
     """Truth values of all rows in one: that something holds of each, or of none of them.
 
@@ -132,11 +143,12 @@ class Claims:
 class Answers:
     """The answers of one run, given out in their order."""
 
-    def __init__(self, answers: Sequence[Any] | Guards, rows: Sequence[Tensor]) -> None:
+    def __init__(self, answers: Sequence[Any] | Guards | Choices, rows: Sequence[Tensor]) -> None:
         self._guards = answers if isinstance(answers, Guards) else None
+        self._choices = answers if isinstance(answers, Choices) else None
         if self._guards is not None:
             self._guards.masks.clear()
-        self._left = iter(() if isinstance(answers, Guards) else answers)
+        self._left = iter(() if isinstance(answers, (Guards, Choices)) else answers)
         self._rows = rows
         self.of_rows = Followers(rows)
         self.claims = Claims()
@@ -157,15 +169,18 @@ class Answers:
     def answer(self, args: Any, kwargs: Any) -> Any:
         """The next one; `OF_ROWS` if there is none for these arguments."""
         known = next(self._left, OF_ROWS)
+        if self._choices is not None and (claim := self.claims.of(args)) and self.of_rows.has(claim[0]):
+            return self._choices.answer(*claim)
         if self._guards is not None and (claim := self.claims.of(args)) and not claim[1]:
             return self._guards.answer(claim[0]) if self.of_rows.has(claim[0]) else OF_ROWS
-        if known in (AS_CLAIMED, NONE) and (loops := inner()) is not None and (claim := self.claims.of(args)):
+        one_way = known in (AS_CLAIMED, CHECKED, NONE)
+        if one_way and (loops := inner()) is not None and (claim := self.claims.of(args)):
             values, expected = claim
             if not values.dim() or type(values.shape[0]) is int:  # not a row for each sequence
                 return OF_ROWS
             loops.must_hold((values != 0) == expected)
             return expected
-        if known in (OF_ROWS, AS_CLAIMED, SOME, NONE, PICKS):
+        if known in (OF_ROWS, CHECKED, PICKS, *CLAIMED):
             return OF_ROWS
         return OF_ROWS if self.of_rows.has((args, kwargs)) else copy.deepcopy(known)
 

@@ -25,7 +25,7 @@ from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 
-from .answers import ASKS, BY_VALUES, OF_ROWS, Answers, Guards
+from .answers import ASKS, BY_VALUES, OF_ROWS, Answers, Choices, Guards
 from .applied import applied
 from .decompositions import Exact, bare, exact
 from .draws import noise_of
@@ -223,7 +223,7 @@ def trace(
     weights: Sequence[tuple[int, Tensor, bool]],
     *,
     here: Callable[[], str | None],
-    answers: Sequence[Any] | Guards = (),
+    answers: Sequence[Any] | Guards | Choices = (),
     lifted: Lifted | None = None,
 ) -> Captured:
     """Trace `call(x, state) -> (y_spec, y leaves, new state leaves)` on a symbolic batch.
@@ -301,7 +301,7 @@ class _FlatStep:
     def __init__(
         self, call: Callable[..., Any], x: Sequence[Example], state: Sequence[Example],
         weights: Sequence[tuple[int, Tensor, bool]], here: Callable[[], str | None],
-        answers: Sequence[Any] | Guards, lifted: Lifted | None,
+        answers: Sequence[Any] | Guards | Choices, lifted: Lifted | None,
     ) -> None:  # fmt: skip
         self.call, self.weights, self.here = call, weights, here
         self.answers, self.lifted = answers, lifted

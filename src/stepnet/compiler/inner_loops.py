@@ -2,6 +2,8 @@
 
 A while loop inside a step, with a condition for each row, is so many steps of all rows, unrolled.
 
+A step that asks its rows for one answer holds where those that run beside each other say the same.
+
 A row that is done keeps its values. What it computes further, it computes from its first ones, on which the
 body ran before, so that its gradient of zeros meets finite numbers. A plan gives one more result, whether
 each row was done: a run in which one was not is no run.
@@ -10,6 +12,7 @@ each row was done: a run in which one was not is no run.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -23,6 +26,7 @@ from stepnet.watchers import during
 
 MOST = 32  # steps that are unrolled in one body: each takes as long to compile as a step without a loop
 # of results that are no port's; the second, where more steps would not help
+_MOST_AGREED = 60  # answers of a row, bits of a number
 ENDED, ENDED_AT_LIMIT = "all rows were done", "all checks hold"
 
 Advance = Callable[[list[Any], int], list[Any]]
@@ -52,6 +56,7 @@ class InnerLoops:
         self._total = 0
         self.too_long: Unsupported | None = None  # if recurrences take more steps than are unrolled
         self._done: list[Tensor] = []
+        self._agreed: list[Tensor] = []
         self._at_limit = True
 
     def unrolled(
@@ -98,13 +103,21 @@ class InnerLoops:
         """Make a plan hold only where this is true of each row."""
         self._done.append(valid.flatten(1).all(1) if valid.dim() > 1 else valid)
 
+    def must_agree(self, said: Tensor) -> None:
+        """Make a plan hold only where all rows of a step say the same."""
+        self._agreed.append(said)
+
     def beside(self, spec: Spec, leaves: list[Any]) -> tuple[Spec, list[Any]]:
-        """The results of a body, by name, with whether all rows were done if that is asked."""
-        if not self._done:
+        """The results of a body, by name, with whether all rows were done if that is asked; as a number that
+        is to be the same of all rows of a step, if they must agree."""
+        if not self._done and not self._agreed:
             return spec, leaves
-        done = self._done[0]
-        for other in self._done[1:]:
-            done = done & other
+        done = functools.reduce(torch.logical_and, self._done) if self._done else None
+        if self._agreed:
+            if not self._at_limit or len(self._agreed) > _MOST_AGREED:
+                raise Unsupported("rows are asked for one answer beside a while_loop, or too often")
+            bits = sum(said.to(torch.int64) * 2**at for at, said in enumerate(self._agreed, 1)) + 1
+            done = bits if done is None else torch.where(done, bits, 0)
         results = unflatten(spec, leaves) | {ENDED_AT_LIMIT if self._at_limit else ENDED: done}
         leaves, spec = flatten(results)
         return spec, leaves

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
+from stepnet.errors import Unsupported
 from stepnet.ir.loop import Loop
 from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Plan
 
 from .answers import Guards
+from .both_ways import BothWays, asks_of_all
 from .capture import Example, trace
 from .columns import columns_apart
 from .draws import Draw, Drawn, drawn
@@ -121,10 +124,13 @@ def compile_loop(
         Unsupported: a pass declines the body.
     """
 
+    ways, choosing = BothWays(), False
+
     def call(x: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Any, list[Any], list[Any]]:
         own = len(x) - len(draws)
+        once = partial(iteration, loop, x[:own], states, shared)
         with inner_loops(most) as inner, drawn(Drawn(draws, x[own:])):
-            spec, y, new = iteration(loop, x[:own], states, shared)
+            spec, y, new = ways.run(once, inner) if choosing else once()
         return *inner.beside(spec, y), new
 
     states = tuple(
@@ -143,7 +149,14 @@ def compile_loop(
 
     names = parameter_names(signature, weights)
     known = Guards() if not draws and are_guards(answers) and are_idle(asked) else answers
-    captured = trace(call, signature.x, states, weights, here=here, answers=known, lifted=lifted)
+    traced = partial(trace, call, signature.x, states, weights, here=here, lifted=lifted)
+    captured = None
+    if known is answers and not draws and lifted is None and asks_of_all(answers):
+        choosing = True
+        with contextlib.suppress(Unsupported):
+            captured = traced(answers=ways)
+        choosing = False
+    captured = traced(answers=known) if captured is None else captured
     joint = normalise(captured, names)
     check_opaque(joint.graph, bind, samples(joint, weights, sample))
     graph = multiply_tables(join_paddings(joint.graph), signature.x_names)

@@ -25,7 +25,19 @@ from stepnet.data.storage import memory_of
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 
-from .answers import AS_CLAIMED, ASKS, NONE, OF_ROWS, PICKS, SOME, Claims, Followers, is_check
+from .answers import (
+    AS_CLAIMED,
+    ASKS,
+    CHECKED,
+    NONE,
+    NOT_ALL,
+    OF_ROWS,
+    PICKS,
+    SOME,
+    Claims,
+    Followers,
+    is_check,
+)
 from .applied import applied, unbatched
 from .draws import Draw, draw_of, generator_of
 from .library_ops import is_made_of_others
@@ -226,10 +238,10 @@ class _Reader(TorchFunctionMode):
         """Note what the step's Python asked of tensors."""
         of, claim = (args, kwargs), self.claims.of(args)
         if any(args[0] is check for check in self.checks):
-            answer = AS_CLAIMED
+            answer = CHECKED
         elif claim is not None and self.of_rows.has(claim[0]):
             of_some = SOME if answer else NONE
-            answer = of_some if not claim[1] else AS_CLAIMED if answer else OF_ROWS
+            answer = of_some if not claim[1] else AS_CLAIMED if answer else NOT_ALL
         elif self.of_rows.has(of) or self.draws or not torch.equal(torch.get_rng_state(), self._noise):
             answer = OF_ROWS
         else:

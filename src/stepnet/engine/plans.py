@@ -41,7 +41,7 @@ from stepnet.user_line import user_level
 
 from . import again, varying
 from .attributes import run_with_attributes
-from .check import same_in_modes
+from .check import holds, same_in_modes
 from .choice import Slower, about_as_many
 from .directions import Find, RunsAlong
 from .make import Entry, for_as_many, make, refused_as, stands
@@ -155,7 +155,7 @@ def run(
     outputs = _by_name(loop, entry.y_spec, out, n_y, None if steps else sequences)
     if not guarded:
         return outputs
-    if bool(out[n_y - 1].all()):
+    if holds(out[n_y - 1], sequences.layout):
         entry.failed = 0
         return {name: value for name, value in outputs.items() if name not in (ENDED, ENDED_AT_LIMIT)}
     for generator, state in zip(noise.generators, before, strict=True):

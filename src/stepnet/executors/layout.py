@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from stepnet.data.as_imported import from_numpy
@@ -206,6 +207,20 @@ class Layout:
         time = _time(lengths[order])
         rows = np.repeat(starts[order], lengths[order]) + time * self.stride
         return from_numpy(rows[time.argsort(kind="stable")])
+
+    def agree(self, values: Tensor) -> bool:
+        """Whether a number of each row, on the CPU, is not 0, and the same of all rows of a step.
+
+        >>> import torch
+        >>> layout = Layout.ragged(torch.tensor([0, 2, 5]), False)
+        >>> layout.agree(torch.tensor([3, 1, 3, 1, 5])), layout.agree(torch.tensor([3, 1, 1, 1, 5]))
+        (True, False)
+        """
+        said = values.numpy()[self.packed.numpy()]
+        if values.dtype == torch.bool or not said.all():
+            return bool(said.all())
+        first = np.cumsum([0, *self.active])[:-1]
+        return bool((said == said[first].repeat(self.active)).all())
 
     @cached_property
     @outside_modes
