@@ -1,8 +1,8 @@
 """`if torch.all(n == 0):` and the like, which ask rows for one answer: both ways, and a choice for each row.
 
 The plain loop asks all rows of a step at once. Where each of them alone gives the same answer, it is that of
-all, and a choice by the row's own answer is what the step does. A plan says for each row what it answered, and
-holds only where the rows of each step agree (`layout.Layout.agree`). A way that raises must not be taken.
+all, and a choice by the row's own answer is what the step does. A plan says of each row what it answered, and
+holds only where rows of each step agree (`layout.Layout.agree`). A way that raises must not be taken.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ class BothWays(Choices):
 def _chosen(taken: Tensor, first: Iteration, second: Iteration) -> Iteration:
     if first[0] != second[0]:
         raise Unsupported("the results are nested in another way where something does not hold of all rows")
-    y, new = ([_one(taken, a, b) for a, b in zip(*both, strict=True)] for both in zip(first[1:], second[1:]))
+    y, new = (
+        [_one(taken, a, b) for a, b in zip(*both, strict=True)]
+        for both in zip(first[1:], second[1:], strict=True)
+    )
     return first[0], y, new
 
 

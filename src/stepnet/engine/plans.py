@@ -73,6 +73,7 @@ _misses: dict[Any, dict[int, Callable[[], Any]]] = {}
 _LIMIT = 512
 _MOST_MISSES = 12
 _MOST_REST = 64  # calls that a plan is left out for after its checks did not hold
+_OFTEN = 3  # runs in a row of which a check did not hold, of which the user is told
 _MOST_TRIES = 8  # to make a plan while other threads change what the step reads
 _lock = threading.RLock()
 
@@ -167,6 +168,8 @@ def run(
         naive.run(loop, feeds)  # which tells it
     entry.failed += 1
     entry.rest = min(2**entry.failed, _MOST_REST)
+    if warn and backend == AUTO and entry.failed == _OFTEN:
+        _tell(SlowPathWarning, loop, reads, _DOES_NOT_HOLD)
     raise _DOES_NOT_HOLD.fresh()
 
 
@@ -394,7 +397,11 @@ def _is_unsteady(family: Any, key: Any, step: Callable[..., Any]) -> bool:
     return sum(other is None or other is step for other in of) > _MOST_MISSES
 
 
-_DOES_NOT_HOLD = Unsupported("a check in the step, or the max_steps of a while_loop in it, does not hold")
+_DOES_NOT_HOLD = Unsupported(
+    "a check in the step does not hold of all rows, rows disagree on what it asks all of them, or take more "
+    "steps than the max_steps of a while_loop in it",
+    remedy="torch.where(condition, a, b) on whole rows in the place of Python's if",
+)
 _ONE_PER_SEQUENCE = Unsupported(
     "the step reads a tensor that has one row for each sequence, so it runs on no other number of rows",
     remedy="recurrent(step, x, state, static=tensor) hands it to the step, as step(x_t, state, tensor)",

@@ -1,0 +1,77 @@
+"""Python's `if` on what is asked of all rows: both ways are compiled where rows agree."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from outcomes import as_the_plain_loop, outcome, same
+from plans import entry_of
+from stepnet import LoDTensor, recurrent
+from stepnet.errors import SlowPathWarning, Unsupported
+
+D = 3
+W = (torch.randn(D, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / 2).requires_grad_()
+
+
+def stabilised(x, state):
+    """As the reference code of xLSTM begins, and what nobody wants to see."""
+    h, n, m = state
+    if torch.isnan(h).any():
+        raise ValueError("the state is lost")
+    i, f = h @ W + x, m + torch.sigmoid(x)
+    if torch.all(n == 0.0):
+        m = i
+    else:
+        m = torch.maximum(i, f)
+        if not (n < 4.0).all():
+            n = n * 0.5
+    n = torch.exp(f - m).clamp(max=1.0) * n + torch.exp(i - m).clamp(max=1.0)
+    h = torch.tanh(h + i / n)
+    return h, (h, n, m)
+
+
+def given(lengths, n: float):
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(sum(lengths), D, dtype=torch.float64, generator=generator).requires_grad_()
+    h = torch.randn(len(lengths), D, dtype=torch.float64, generator=generator).requires_grad_()
+    state = (h, torch.full_like(h, n).requires_grad_(), torch.zeros_like(h).requires_grad_())
+    return LoDTensor.from_lengths(x, [lengths]), state
+
+
+@pytest.mark.parametrize("n", [0.0, 1.0])
+def test_both_ways_are_compiled(n):
+    for lengths in ([3, 0, 1, 4], [2], [0, 0]):
+        as_the_plain_loop(stabilised, *given(lengths, n), weights=[W])
+    x, state = given([4, 4], n)
+    dense = x.values.detach().view(4, 2, D).requires_grad_()
+    as_the_plain_loop(stabilised, dense, state, weights=[W])
+    assert entry_of(stabilised, x, state, backend="c").ready is not None
+
+
+def test_rows_that_disagree_are_left_to_the_plain_loop():
+    x, (h, n, m) = given([3, 2, 4], 0.0)
+    for backend in ("c", None):
+        recurrent(stabilised, x, (h, n, m), backend=backend)
+    apart = (n.detach() + torch.tensor([[0.0], [1.0], [1.0]])).requires_grad_()
+    ours, plain = (outcome(stabilised, x, (h, apart, m), b, weights=[W]) for b in (None, "naive"))
+    for mine, other in zip(ours, plain, strict=True):
+        same(mine, other)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", SlowPathWarning)
+        for _ in range(20):
+            recurrent(stabilised, x, (h, apart, m))
+    assert ["rows disagree" in str(one.message) for one in told] == [True]
+    with pytest.raises(Unsupported, match="rows disagree"):
+        recurrent(stabilised, x, (h, apart, m), backend="c")
+    as_the_plain_loop(stabilised, x, (h, n, m), None, weights=[W])  # another call may agree
+
+
+def test_a_way_that_raises_is_raised_by_the_plain_loop():
+    x, (h, n, m) = given([3, 2], 0.0)
+    recurrent(stabilised, x, (h, n, m))
+    for backend in ("c", None):
+        with pytest.raises(ValueError, match="the state is lost"):
+            recurrent(stabilised, x, (h * torch.nan, n, m), backend=backend)
