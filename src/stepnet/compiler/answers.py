@@ -40,12 +40,21 @@ CLAIMED = (AS_CLAIMED, SOME, NONE, NOT_ALL)
 PICKS = object()  # and of what a mask of rows picks
 
 # What they make depends on the shape of what they are given, not on its numbers.
+_PRODUCTS = frozenset({torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply})
+_SUMS = frozenset({torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__})
+_SAME_NUMBERS = frozenset({
+    "to", "float", "double", "type_as", "type", "unsqueeze", "view", "reshape", "__getitem__", "expand",
+    "clone",
+})  # fmt: skip
 _OF_SHAPES = frozenset({
     Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor,
     torch.zeros_like, torch.ones_like, torch.full_like,
 })  # fmt: skip
 
 _ALL_TRUE = getattr(torch, "_is_all_true")  # noqa: B009
+_COUNTS = frozenset({torch.sum, Tensor.sum, torch.count_nonzero, Tensor.count_nonzero})
+_MORE = frozenset({torch.gt, Tensor.gt, Tensor.__gt__, torch.ne, Tensor.ne, Tensor.__ne__})
+_EQUAL = frozenset({torch.eq, Tensor.eq, Tensor.__eq__})
 _OF_ALL, _OF_NONE = frozenset({torch.all, Tensor.all, _ALL_TRUE}), frozenset({torch.any, Tensor.any})
 _DISTRIBUTION = torch.distributions.Distribution.__init__.__code__.co_filename
 
@@ -92,20 +101,45 @@ class Followers:
 
 class Guards:
     """The questions of a trace whether something holds of any row: all are answered with yes, but those of
-    some places (None: of all). `masks`: what they asked of."""
+    some places (None: of all). Whether it holds of all rows is whether there is any of which it does not.
+
+    Attributes:
+        masks: what they asked of.
+        factors: what is multiplied by truth values as numbers, or by what those make 0.
+    """
 
     def __init__(self, without: Iterable[int] | None = ()) -> None:
         self._without = None if without is None else frozenset(without)
-        self.masks: list[Tensor] = []
+        self.begin()
 
-    def answer(self, values: Tensor) -> bool:
-        """Whether there is any."""
-        self.masks.append(values if values.dtype == torch.bool else values != 0)
-        return self.is_some(len(self.masks) - 1)
+    def begin(self) -> None:
+        """Forget the last trace."""
+        self.masks: list[Tensor] = []
+        self.factors: list[Tensor] = []
+        self._zeros: dict[int, Tensor] = {}
+
+    def answer(self, values: Tensor, of_all: bool) -> bool:
+        """Whether it holds of all, or else of any."""
+        self.masks.append(values == 0 if of_all else values if values.dtype == torch.bool else values != 0)
+        return self.is_some(len(self.masks) - 1) != of_all
 
     def is_some(self, place: int) -> bool:
         """The answer to one of the questions."""
         return self._without is not None and place not in self._without
+
+    def follow(self, func: Any, args: Any, result: Any) -> None:
+        """Note a call of torch: what is 0 for rows of which nothing holds."""
+        if not isinstance(result, Tensor) or not result.is_floating_point():
+            return
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        zero = [id(t) in self._zeros for t in tensors]
+        if func in _PRODUCTS and any(zero):
+            self.factors += (t for t, is_zero in zip(tensors, zero, strict=True) if not is_zero)
+        elif not (func in _SUMS and all(zero) and len(zero) == 2):
+            moved = getattr(func, "__name__", "") in _SAME_NUMBERS
+            if not (moved and tensors and (zero[0] or tensors[0].dtype == torch.bool)):
+                return
+        self._zeros[id(result)] = result
 
 
 class Choices:
@@ -119,25 +153,47 @@ class Choices:
 class Claims:
     """Truth values of all rows in one: that something holds of each, or of none of them.
 
-    >>> claims = Claims()
+    >>> claims = Claims(Followers())
     >>> claims.follow(torch.any, (x := torch.tensor([2.0, 0.0]),), {}, found := torch.any(x))
     >>> claims.of((found,))
     (tensor([2., 0.]), False)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, of_rows: Followers) -> None:
+        self._followers = of_rows
         self._made: dict[int, tuple[Tensor, Tensor, bool]] = {}  # the first keeps its id taken
+        self._counts: dict[int, tuple[Tensor, Tensor]] = {}  # sums of all values, which may be truth values
+        self._counted: dict[int, Tensor] = {}
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note a call of torch."""
         if (func in _OF_ALL or func in _OF_NONE) and len(args) == 1 and not kwargs:
             self._made[id(result)] = (result, args[0], func in _OF_ALL)
+        elif func in _COUNTS and len(args) == 1 and not kwargs:
+            self._counts[id(result)] = (result, args[0])
+        elif (
+            len(args) == 2
+            and id(args[0]) in self._counts
+            and args[1] == 0
+            and not isinstance(args[1], Tensor)
+        ):
+            values = self._counts[id(args[0])][1]
+            if func in _MORE:
+                self._made[id(result)] = (result, values, False)
+            elif func in _EQUAL:
+                self._made[id(result)] = (result, values == 0, True)
+            if id(result) in self._made and values.dtype != torch.bool:
+                self._counted[id(result)] = values
 
     def of(self, args: Any) -> tuple[Tensor, bool] | None:
         """The values that a truth value is of, and the one of it that each row can give alone; None where no
         claim is asked for."""
         _, values, answer = self._made.get(id(args[0]), (None, None, False)) if args else (None, None, False)
         return None if values is None else (values, answer)
+
+    def counted(self, args: Any) -> Tensor | None:
+        """What none may be below 0 of, for such a truth value of their sum to be one of them."""
+        return self._counted.get(id(args[0])) if args else None
 
 
 class Answers:
@@ -147,11 +203,18 @@ class Answers:
         self._guards = answers if isinstance(answers, Guards) else None
         self._choices = answers if isinstance(answers, Choices) else None
         if self._guards is not None:
-            self._guards.masks.clear()
+            self._guards.begin()
         self._left = iter(() if isinstance(answers, (Guards, Choices)) else answers)
         self._rows = rows
         self.of_rows = Followers(rows)
-        self.claims = Claims()
+        self.claims = Claims(self.of_rows)
+
+    def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note a call of torch."""
+        self.of_rows.follow(func, args, kwargs, result, sized=True)
+        self.claims.follow(func, args, kwargs, result)
+        if self._guards is not None:
+            self._guards.follow(func, args, result)
 
     def passes(self, func: Any, args: Any) -> bool:
         """Whether a call is a check of torch.distributions, which from now on must hold."""
@@ -169,10 +232,13 @@ class Answers:
     def answer(self, args: Any, kwargs: Any) -> Any:
         """The next one; `OF_ROWS` if there is none for these arguments."""
         known = next(self._left, OF_ROWS)
+        counted, loops = self.claims.counted(args), inner()
+        if counted is not None and loops is not None and counted.dim() and type(counted.shape[0]) is not int:
+            loops.must_hold(counted >= 0)
         if self._choices is not None and (claim := self.claims.of(args)) and self.of_rows.has(claim[0]):
             return self._choices.answer(*claim)
-        if self._guards is not None and (claim := self.claims.of(args)) and not claim[1]:
-            return self._guards.answer(claim[0]) if self.of_rows.has(claim[0]) else OF_ROWS
+        if self._guards is not None and (claim := self.claims.of(args)):
+            return self._guards.answer(*claim) if self.of_rows.has(claim[0]) else OF_ROWS
         one_way = known in (AS_CLAIMED, CHECKED, NONE)
         if one_way and (loops := inner()) is not None and (claim := self.claims.of(args)):
             values, expected = claim

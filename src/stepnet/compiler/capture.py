@@ -201,8 +201,7 @@ class _Swap(Replaced):
             if result is NotImplemented:
                 result = func(*args, **kwargs)
         self.masks.name(func, args, kwargs, result)
-        self.answers.of_rows.follow(func, args, kwargs, result, sized=True)
-        self.answers.claims.follow(func, args, kwargs, result)
+        self.answers.follow(func, args, kwargs, result)
         self.made((args, kwargs), result)
         return result
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import RANDOM
 
-from .answers import NONE, PICKS, SOME, Guards
+from .answers import CLAIMED, PICKS, Guards
 from .normal import Joint
 
 _MOST = 8  # questions, each of which is traced both ways; of few, each two of them
@@ -31,55 +31,80 @@ _NEUTRAL = {"add": (0, True), "sub": (0, False), "mul": (1, True), "and": (True,
 
 
 def are_guards(answers: Sequence[Any]) -> bool:
-    """Whether nothing is asked of tensors but whether something holds of any row. What follows from no row,
-    as the first turn of a `while` may ask, is a question like the others to the trace."""
+    """Whether nothing is asked of tensors but whether something holds of any row, or of all. What follows
+    from no row, as the first turn of a `while` may ask, is a question like the others to the trace."""
     asked = [answer for answer in answers if answer is not PICKS and type(answer) is not bool]
-    return bool(asked) and all(answer is SOME or answer is NONE for answer in asked)
+    return bool(asked) and all(any(answer is claim for claim in CLAIMED) for answer in asked)
 
 
-def are_idle(trace: Callable[[Guards], Joint]) -> bool:
+@dataclass(frozen=True)
+class Idle:
+    """What a step is whose questions need no answer. `finite`: if no number that a truth value makes 0 is
+    infinite or NaN."""
+
+    finite: bool = False
+
+
+def found_idle(trace: Callable[[Guards], Joint]) -> Idle | None:
     """Whether a step that takes every such question for yes is the same step.
 
     Args:
-        trace: the step with these answers; its results, and behind them the masks of the questions.
+        trace: the step with these answers; its results, and behind them the masks of the questions, and what
+            truth values are multiplied by.
     """
+    finite = False
     try:
-        whole, count = _traced(trace, Guards())
+        whole, count, factors = _traced(trace, Guards())
         if not 0 < len(count) <= _MOST:
-            return False
+            return None
         places = range(len(count))
         both = itertools.combinations(places, 2) if len(count) <= _MOST // 2 else ()
         for without in (*((i,) for i in places), *both, None):
             guards = Guards(without)
-            bare, masks = _traced(trace, guards)
-            forms = _Forms([name for i, name in enumerate(masks) if not guards.is_some(i)])
-            if forms.of(bare) != forms.of(whole):
-                return False
+            bare, masks, _ = _traced(trace, guards)
+            none = [name for i, name in enumerate(masks) if not guards.is_some(i)]
+            forms = _Forms()
+            if forms.of(bare, none) == forms.of(whole):
+                continue
+            if not factors:
+                return None
+            folded = forms.of(whole, finite=factors)
+            if forms.of(bare, none) != folded:
+                return None
+            finite = True
     except Unsupported:
-        return False
-    return True
+        return None
+    return Idle(finite)
 
 
-def _traced(trace: Callable[[Guards], Joint], guards: Guards) -> tuple[Joint, Sequence[str | None]]:
-    """A step, and what its questions asked of."""
+Names = Sequence["str | None"]
+
+
+def _traced(trace: Callable[[Guards], Joint], guards: Guards) -> tuple[Joint, Names, Names]:
+    """A step, what its questions asked of, and its factors."""
     joint = trace(guards)
-    end = len(joint.results) - len(guards.masks)
-    return replace(joint, results=joint.results[:end]), joint.results[end:]
+    end = len(joint.results) - len(guards.factors)
+    start = end - len(guards.masks)
+    return replace(joint, results=joint.results[:start]), joint.results[start:end], joint.results[end:]
 
 
 class _Forms:
     """Values of graphs as numbers: of two that are equal, the same. Masks of the first graph are taken to be
     false, and all that is equal to them."""
 
-    def __init__(self, none: Sequence[str | None]) -> None:
+    def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
         self._full: dict[int, Any] = {}  # by number, what all elements of a value are
-        self._none = none
-        self._false: set[int] = set()
+        self._none: Names = ()
+        self._taken: dict[int, Any] = {}  # what is taken to be one number everywhere: false, or 0
+        self._truths: dict[int, int] = {}  # by the number of a cast truth value, that of the truth value
+        self._not_0: dict[int, int] = {}  # by the number of whether a value is not 0, that of the value
+        self._finite: set[int] = set()
 
-    def of(self, joint: Joint) -> list[int]:
-        """The results of a graph."""
-        graph, draws = joint.graph, 0
+    def of(self, joint: Joint, none: Names = (), finite: Names = ()) -> list[int]:
+        """The results of a graph. `none`: truth values of it that are false; `finite`: values that are, of
+        which 0 times is 0 from now on."""
+        graph, draws, self._none = joint.graph, 0, none
         found: dict[str, int] = {}
         for name in graph.parameters:
             constant = joint.constants.get(name)
@@ -97,15 +122,22 @@ class _Forms:
                     draws += node.op in RANDOM
                     own = draws if node.op in RANDOM else repr(node.attrs)
                     form = self._number((node.op, place, own, value.shape, value.dtype, *inputs))
+                    if node.op == "cast" and graph.values[node.inputs[0]].dtype == "bool":
+                        self._truths[form] = inputs[0]
+                    if node.op == "ne" and self._full.get(inputs[1]) == 0:
+                        self._not_0[form] = inputs[0]
                 found[name] = self._known(name, form)
-        self._none = ()
+                if name in finite:
+                    self._finite.add(found[name])
         return [-1 if name is None else found[name] for name in joint.results]
 
     def _known(self, name: str, form: int) -> int:
         """The form of a value, false if it is to be."""
         if name in self._none:
-            self._false.add(form)
-        return self._constant(False) if form in self._false else form
+            self._taken[form] = False
+            if form in self._not_0:
+                self._taken[self._not_0[form]] = 0
+        return self._constant(self._taken[form]) if form in self._taken else form
 
     def _number(self, form: Any) -> int:
         return self._numbers.setdefault(form, len(self._numbers))
@@ -132,6 +164,13 @@ class _Forms:
             return chosen if chosen in like or chosen in self._full else None
         if op == "and" and False in known:
             return self._constant(False)
+        if op == "ne" and known[1] == 0 and inputs[0] in self._truths:
+            return self._truths[inputs[0]]
+        if op == "mul":
+            for number, other in ((known[0], inputs[1]), (known[1], inputs[0])):
+                is_finite = other in self._finite or other in self._truths
+                if number is not None and number == 0 and is_finite:
+                    return self._constant(0)
         if op in _NEUTRAL:
             number, both = _NEUTRAL[op]
             for at in (1, 0) if both else (1,):

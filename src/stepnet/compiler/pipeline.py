@@ -23,7 +23,7 @@ from .capture import Example, trace
 from .columns import columns_apart
 from .draws import Draw, Drawn, drawn
 from .fission import fission
-from .guards import are_guards, are_idle
+from .guards import are_guards, found_idle
 from .inner_loops import MOST, inner_loops
 from .iteration import iteration
 from .looked_up import multiply_tables
@@ -124,13 +124,16 @@ def compile_loop(
         Unsupported: a pass declines the body.
     """
 
-    ways, choosing = BothWays(), False
+    ways, choosing, finite = BothWays(), False, False
+    known: Sequence[Any] | Guards = answers
 
     def call(x: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Any, list[Any], list[Any]]:
         own = len(x) - len(draws)
         once = partial(iteration, loop, x[:own], states, shared)
         with inner_loops(most) as inner, drawn(Drawn(draws, x[own:])):
             spec, y, new = ways.run(once, inner) if choosing else once()
+            for factor in known.factors if finite and isinstance(known, Guards) else ():
+                inner.must_hold(of_rows(factor.isfinite(), (*x, *states)[0]))
         return *inner.beside(spec, y), new
 
     states = tuple(
@@ -141,14 +144,15 @@ def compile_loop(
     def asked(guards: Guards) -> Joint:
         def beside(x: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Any, list[Any], list[Any]]:
             spec, y, new = call(x, states)
-            return spec, y, [*new, *guards.masks]
+            return spec, y, [*new, *guards.masks, *guards.factors]
 
         x, carried = ([replace(e, grad=False) for e in examples] for examples in (signature.x, states))
         fixed = [(place, tensor, False) for place, tensor, _ in weights]
         return normalise(trace(beside, x, carried, fixed, here=here, answers=guards, lifted=lifted), names)
 
     names = parameter_names(signature, weights)
-    known = Guards() if not draws and are_guards(answers) and are_idle(asked) else answers
+    idle = found_idle(asked) if not draws and are_guards(answers) else None
+    finite, known = idle is not None and idle.finite, answers if idle is None else Guards()
     traced = partial(trace, call, signature.x, states, weights, here=here, lifted=lifted)
     captured = None
     if known is answers and not draws and lifted is None and asks_of_all(answers):
@@ -165,6 +169,13 @@ def compile_loop(
     if draws:
         made = replace(made, fused=replace(made.fused, random=True))
     return replace(made, followed=captured.followed, draws=tuple(draws))
+
+
+def of_rows(valid: Tensor, rows: Tensor) -> Tensor:
+    """Truth values, for each row."""
+    if valid.dim() and str(valid.shape[0]) == str(rows.shape[0]):
+        return valid
+    return valid.all().expand(rows.shape[0])
 
 
 def parameter_names(signature: Signature, weights: Sequence[Any]) -> tuple[str, ...]:

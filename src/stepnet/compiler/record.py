@@ -133,7 +133,7 @@ class _Reader(TorchFunctionMode):
         self.given: frozenset[int] = frozenset()  # of what is given, which may be a captured tensor's, too
         self.alive: list[Tensor] = []  # ids in `numbers` stay taken
         self.of_rows, self.of_captured = Followers(given), Followers()
-        self.claims = Claims()
+        self.claims = Claims(self.of_rows)
         self.checks: list[Tensor] = []  # truth values that are checked by torch.distributions
         self.answers: list[Any] = []
         self.asks_captured = False
