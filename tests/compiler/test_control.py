@@ -217,10 +217,12 @@ def of_all_rows(x: Tensor, h: Tensor) -> Any:
 
 
 def at_the_first_step(x: Tensor, state: tuple[Tensor, Tensor]) -> Any:
-    """What is asked of all rows holds on sample rows at the first step, and not at the next."""
+    """What is asked of all rows holds on sample rows at the first step, and not at the next, in more ways than
+    are compiled."""
     h, n = state
-    if (n == 0).all():
-        h = h * 2
+    for i in range(3):
+        if not (n == i).all():
+            h = h * (1.5 - i)
     h = torch.tanh(h @ W + x)
     return h, (h, n + 1)
 
@@ -372,7 +374,7 @@ def test_what_holds_of_each_row_is_taken_for_granted():
     x, h = inputs()
     recurrent(asserted, x, h)
     same_as_plain = [recurrent(asserted, x * 60, h, backend=backend) for backend in (None, "naive")]
-    torch.testing.assert_close(*same_as_plain)  # by the plain loop: the branch is taken
+    torch.testing.assert_close(*same_as_plain)  # the branch is taken
     for backend in ("c", None):
         with pytest.raises(ValueError, match="the state is lost"):
             recurrent(asserted, x, h * torch.nan, backend=backend)
@@ -390,8 +392,10 @@ def test_a_plan_whose_checks_do_not_hold_is_left_out_for_some_calls(monkeypatch)
 
     monkeypatch.setattr(plans, "run_plan", counted)
     x, h = inputs()
-    for _ in range(40):
-        recurrent(asserted, x * 60, h)
+    apart = x * torch.tensor([60.0, 1.0])[:, None]  # not all rows go the same way
+    with pytest.warns(SlowPathWarning, match="rows disagree"):
+        for _ in range(40):
+            recurrent(asserted, apart, h)
     assert 1 <= len(runs) <= 6
     for _ in range(80):
         recurrent(asserted, x, h)

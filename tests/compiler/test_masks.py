@@ -9,7 +9,7 @@ from torch import nn
 
 from covering import few
 from outcomes import as_the_plain_loop, outcome, same
-from stepnet import LoDTensor, explain
+from stepnet import LoDTensor, explain, recurrent
 
 D, LENGTHS = torch.float64, [3, 0, 1, 4]
 torch.manual_seed(5)
@@ -180,6 +180,34 @@ def test_a_while_that_begins_with_what_is_true_of_every_row():
 
     assert explain(step, *given()).executor == "c"
     as_the_plain_loop(step, *given(), weights=[W], atol=1e-9)
+
+
+def pondered(x, h):
+    """A break when no row goes on, and what a truth value as a number makes 0."""
+    going, out, new = torch.ones_like(h[:, 0]), torch.zeros_like(h), h + x
+    for _ in range(3):
+        new = torch.sinh((0.4 * new @ W + x) / 4)
+        out = out + new * going.unsqueeze(1)
+        going = going * (x[:, 0] <= 1.0).to(D)
+        if (going == 0).all():
+            break
+    first = (x[:, 1] > 0.5).to(D)
+    if torch.sum(first) > 0:
+        out = out * (1.0 - first)[:, None] + (first[:, None] * torch.tanh(W[0])).exp() * first[:, None]
+    if (x[:, 2] > 2.5).sum() == 0:
+        return out, torch.tanh(out)
+    return out, torch.tanh(torch.where((x[:, 2] > 2.5)[:, None], -out, out))
+
+
+def test_a_break_where_no_row_goes_on():
+    assert explain(pondered, *given()).executor == "c"
+    as_the_plain_loop(pondered, *given(), weights=[W], atol=1e-9)
+    x, h = given()
+    large = x.with_values(torch.full_like(x.values, 60.0).requires_grad_())
+    recurrent(pondered, x, h)
+    ours, plain = (outcome(pondered, large, h, name) for name in ("auto", "naive"))
+    assert ours[0][0].isfinite().all()  # another turn of what the plain loop leaves out is infinite
+    same(ours[0], plain[0])
 
 
 @pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")

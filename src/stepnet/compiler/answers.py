@@ -171,17 +171,14 @@ class Claims:
             self._made[id(result)] = (result, args[0], func in _OF_ALL)
         elif func in _COUNTS and len(args) == 1 and not kwargs:
             self._counts[id(result)] = (result, args[0])
-        elif (
-            len(args) == 2
-            and id(args[0]) in self._counts
-            and args[1] == 0
-            and not isinstance(args[1], Tensor)
-        ):
+        elif len(args) == 2 and id(args[0]) in self._counts and type(args[1]) in (int, float) and not args[1]:
             values = self._counts[id(args[0])][1]
             if func in _MORE:
                 self._made[id(result)] = (result, values, False)
             elif func in _EQUAL:
-                self._made[id(result)] = (result, values == 0, True)
+                none = values == 0
+                self._followers.add([none] if self._followers.has([values]) else [])
+                self._made[id(result)] = (result, none, True)
             if id(result) in self._made and values.dtype != torch.bool:
                 self._counted[id(result)] = values
 

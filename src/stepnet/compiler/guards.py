@@ -98,6 +98,7 @@ class _Forms:
         self._none: Names = ()
         self._taken: dict[int, Any] = {}  # what is taken to be one number everywhere: false, or 0
         self._truths: dict[int, int] = {}  # by the number of a cast truth value, that of the truth value
+        self._nots: dict[int, int] = {}
         self._not_0: dict[int, int] = {}  # by the number of whether a value is not 0, that of the value
         self._finite: set[int] = set()
 
@@ -117,15 +118,14 @@ class _Forms:
                     continue
                 value = graph.values[name]
                 like = [found[i] for i in node.inputs if graph.values[i].shape == value.shape]
-                form = self._folded(node, inputs, like)
+                is_truth = bool(node.inputs) and graph.values[node.inputs[0]].dtype == "bool"
+                form = self._folded(node, inputs, like, is_truth)
                 if form is None:
                     draws += node.op in RANDOM
                     own = draws if node.op in RANDOM else repr(node.attrs)
                     form = self._number((node.op, place, own, value.shape, value.dtype, *inputs))
-                    if node.op == "cast" and graph.values[node.inputs[0]].dtype == "bool":
+                    if node.op == "cast" and is_truth:
                         self._truths[form] = inputs[0]
-                    if node.op == "ne" and self._full.get(inputs[1]) == 0:
-                        self._not_0[form] = inputs[0]
                 found[name] = self._known(name, form)
                 if name in finite:
                     self._finite.add(found[name])
@@ -134,7 +134,7 @@ class _Forms:
     def _known(self, name: str, form: int) -> int:
         """The form of a value, false if it is to be."""
         if name in self._none:
-            self._taken[form] = False
+            self._taken |= {form: False, self._not(form): True}
             if form in self._not_0:
                 self._taken[self._not_0[form]] = 0
         return self._constant(self._taken[form]) if form in self._taken else form
@@ -147,8 +147,15 @@ class _Forms:
         self._full[form] = number
         return form
 
-    def _folded(self, node: Node, inputs: list[int], like: list[int]) -> int | None:
-        """What a node gives, where that is one of its inputs or the same number everywhere."""
+    def _not(self, form: int) -> int:
+        if form not in self._nots:
+            self._nots[form] = self._number(("not", form))
+            self._nots[self._nots[form]] = form
+        return self._nots[form]
+
+    def _folded(self, node: Node, inputs: list[int], like: list[int], is_truth: bool) -> int | None:
+        """What a node gives, where that is one of its inputs, the same number everywhere, or what is not so.
+        `is_truth`: whether its first input is a truth value."""
         op, known = node.op, [self._full.get(n) for n in inputs]
         if op == "full":
             return self._constant(node.attr("value"))
@@ -164,8 +171,14 @@ class _Forms:
             return chosen if chosen in like or chosen in self._full else None
         if op == "and" and False in known:
             return self._constant(False)
-        if op == "ne" and known[1] == 0 and inputs[0] in self._truths:
-            return self._truths[inputs[0]]
+        if op == "not":
+            return self._not(inputs[0])
+        if op in ("ne", "eq") and known[1] is not None and known[1] == 0:
+            some = inputs[0] if is_truth else self._truths.get(inputs[0])
+            if some is None:
+                some = self._number(("not 0", inputs[0]))
+                self._not_0[some] = inputs[0]
+            return some if op == "ne" else self._not(some)
         if op == "mul":
             for number, other in ((known[0], inputs[1]), (known[1], inputs[0])):
                 is_finite = other in self._finite or other in self._truths
