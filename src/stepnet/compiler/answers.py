@@ -162,7 +162,7 @@ class Claims:
     def __init__(self, of_rows: Followers) -> None:
         self._followers = of_rows
         self._made: dict[int, tuple[Tensor, Tensor, bool]] = {}  # the first keeps its id taken
-        self._counts: dict[int, tuple[Tensor, Tensor]] = {}  # sums of all values, which may be truth values
+        self._counts: dict[int, tuple[Tensor, Tensor, bool]] = {}  # what is summed up, or counted
         self._counted: dict[int, Tensor] = {}
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -170,16 +170,16 @@ class Claims:
         if (func in _OF_ALL or func in _OF_NONE) and len(args) == 1 and not kwargs:
             self._made[id(result)] = (result, args[0], func in _OF_ALL)
         elif func in _COUNTS and len(args) == 1 and not kwargs:
-            self._counts[id(result)] = (result, args[0])
+            self._counts[id(result)] = (result, args[0], func is torch.sum or func is Tensor.sum)
         elif len(args) == 2 and id(args[0]) in self._counts and type(args[1]) in (int, float) and not args[1]:
-            values = self._counts[id(args[0])][1]
+            _, values, is_sum = self._counts[id(args[0])]
             if func in _MORE:
                 self._made[id(result)] = (result, values, False)
             elif func in _EQUAL:
                 none = values == 0
                 self._followers.add([none] if self._followers.has([values]) else [])
                 self._made[id(result)] = (result, none, True)
-            if id(result) in self._made and values.dtype != torch.bool:
+            if id(result) in self._made and values.dtype != torch.bool and is_sum:
                 self._counted[id(result)] = values
 
     def of(self, args: Any) -> tuple[Tensor, bool] | None:

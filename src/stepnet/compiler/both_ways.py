@@ -19,6 +19,7 @@ from stepnet.interrupts import let_through
 
 from .answers import CLAIMED, OF_ROWS, Choices
 from .inner_loops import InnerLoops
+from .lengths import AsksLength
 
 _MOST = 6  # ways through a step, each of which is traced whole
 
@@ -81,6 +82,8 @@ class BothWays(Choices):
             path = (*given, *(expected for _, expected in asked[:at]), not asked[at][1])
             try:
                 second = self._after(path, other, call)
+            except AsksLength:
+                raise
             except Exception as error:  # whatever it is, the plain loop tells where a row comes this way
                 let_through(error)
                 self._loops.must_hold(~other)
@@ -106,6 +109,8 @@ def _one(taken: Tensor, first: Any, second: Any) -> Any:
         raise Unsupported("a result is a number where something holds of all rows")
     if first.dtype != second.dtype or str(first.shape) != str(second.shape):
         raise Unsupported("a result has another type or shape where something does not hold of all rows")
+    if first.requires_grad != second.requires_grad:
+        raise Unsupported("a result carries a gradient only where something holds of all rows, or does not")
     if str(first.shape[0]) != str(taken.shape[0]):
         raise Unsupported("a result that is not one row for each sequence depends on what holds of all rows")
     return torch.where(taken.reshape(-1, *[1] * (first.dim() - 1)), first, second)
