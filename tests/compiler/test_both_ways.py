@@ -75,3 +75,18 @@ def test_a_way_that_raises_is_raised_by_the_plain_loop():
     for backend in ("c", None):
         with pytest.raises(ValueError, match="the state is lost"):
             recurrent(stabilised, x, (h * torch.nan, n, m), backend=backend)
+
+
+def test_a_while_that_no_number_ends():
+    def step(x, state):
+        h, n = state
+        while (n < 2.0).any():
+            h, n = torch.tanh(h @ W + x), n + 1.0
+        return h, (h, n - 2.0)
+
+    x, (h, n, _) = given([2, 0, 3], 0.0)
+    as_the_plain_loop(step, x, (h, n), weights=[W])
+    apart = (n.detach() + torch.tensor([[0.0], [1.0], [-90.0]])).requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowPathWarning)
+        as_the_plain_loop(step, x, (h, apart), None, weights=[W])

@@ -59,6 +59,9 @@ _OF_ALL, _OF_NONE = frozenset({torch.all, Tensor.all, _ALL_TRUE}), frozenset({to
 _DISTRIBUTION = torch.distributions.Distribution.__init__.__code__.co_filename
 
 
+_MOST = 8  # questions of a step that are taken for yes
+
+
 class AsksCaptured(Unsupported):
     """A step asks for the numbers of a captured tensor: its key must tell the answers."""
 
@@ -119,7 +122,13 @@ class Guards:
         self._zeros: dict[int, Tensor] = {}
 
     def answer(self, values: Tensor, of_all: bool) -> bool:
-        """Whether it holds of all, or else of any."""
+        """Whether it holds of all, or else of any.
+
+        Raises:
+            Unsupported: there are too many questions: a while loop may ask until it is told no.
+        """
+        if len(self.masks) == _MOST:
+            raise Unsupported(f"the step asks its rows for one answer more than {_MOST} times")
         self.masks.append(values == 0 if of_all else values if values.dtype == torch.bool else values != 0)
         return self.is_some(len(self.masks) - 1) != of_all
 

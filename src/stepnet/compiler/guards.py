@@ -19,7 +19,7 @@ from stepnet.ir.ops import RANDOM
 from .answers import CLAIMED, PICKS, Guards
 from .normal import Joint
 
-_MOST = 8  # questions, each of which is traced both ways; of few, each two of them
+_FEW = 4  # questions of which each two are traced both ways, too
 
 _MOVED = frozenset({"reshape", "expand", "permute", "slice", "flip", "copy"})
 _EXACT = {
@@ -55,10 +55,10 @@ def found_idle(trace: Callable[[Guards], Joint]) -> Idle | None:
     finite = False
     try:
         whole, count, factors = _traced(trace, Guards())
-        if not 0 < len(count) <= _MOST:
+        if not count:
             return None
         places = range(len(count))
-        both = itertools.combinations(places, 2) if len(count) <= _MOST // 2 else ()
+        both = itertools.combinations(places, 2) if len(count) <= _FEW else ()
         for without in (*((i,) for i in places), *both, None):
             guards = Guards(without)
             bare, masks, _ = _traced(trace, guards)
