@@ -20,6 +20,7 @@ class Kind:
     ints: int = 0  # x holds numbers below this one
     floats: str = "real"  # or "complex", "count"
     noise: bool = False  # it draws
+    form: Callable[..., Any] | None = None  # how states are held, if not one after the other
 
     def inputs(self, lengths: list[int], dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Rows of x and initial states that require gradients where they can."""

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
 
 from covering import few
 from outcomes import outcome, same
 from stepnet import LoDTensor, recurrent
 
-from . import algorithms, fields, gated, lately, linear, matrix, stores
+from . import (
+    agents,
+    algorithms,
+    fields,
+    gated,
+    lately,
+    layered,
+    linear,
+    matrix,
+    modules,
+    spelled,
+    stores,
+    systems,
+)
 
 ZOO = {
     **gated.ZOO, **matrix.ZOO, **algorithms.ZOO, **fields.ZOO, **linear.ZOO, **lately.ZOO, **stores.ZOO,
+    **spelled.ZOO, **agents.ZOO, **systems.ZOO, **layered.ZOO, **modules.ZOO,
 }  # fmt: skip
 LENGTHS = [3, 0, 1, 4]
 # Of each family some; every kind of state, of loops in the step and of linear algebra is among them. Fourier
@@ -24,7 +39,7 @@ FEW = [
 ]  # fmt: skip
 
 
-def made(name: str) -> tuple[torch.nn.Module, LoDTensor, Tensor | tuple[Tensor, ...]]:
+def made(name: str) -> tuple[torch.nn.Module, LoDTensor, Any]:
     kind = ZOO[name]
     torch.manual_seed(0)
     cell = kind.make().double()
@@ -33,7 +48,8 @@ def made(name: str) -> tuple[torch.nn.Module, LoDTensor, Tensor | tuple[Tensor, 
         states = tuple(s.detach().to(torch.complex128).requires_grad_() for s in states)
     if kind.floats == "count":
         states = (*states[:-1], torch.zeros_like(states[-1], dtype=torch.uint8))
-    return cell, LoDTensor.from_lengths(x, [LENGTHS]), states if len(states) > 1 else states[0]
+    held = kind.form(*states) if kind.form else states if len(states) > 1 else states[0]
+    return cell, LoDTensor.from_lengths(x, [LENGTHS]), held
 
 
 @pytest.fixture(autouse=True)

@@ -42,6 +42,25 @@ def _grid_sample(
     return result.unflatten(2, out)
 
 
+def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) -> Any:
+    """Where the pixels of an image come from, by a matrix for each row."""
+    if theta.dim() != 3 or len(size) != 4 or not theta.is_floating_point():
+        return NotImplemented
+    if tuple(theta.shape[1:]) != (2, 3) or str(size[0]) != str(theta.shape[0]):
+        return NotImplemented
+    if not all(type(n) is int and n > 0 for n in size[1:]):
+        return NotImplemented
+
+    def places(n: int) -> Tensor:
+        how: Any = {"dtype": theta.dtype, "device": theta.device}
+        line = torch.linspace(-1, 1, n, **how) if n > 1 else torch.zeros(1, **how)
+        return line if align_corners else line * ((n - 1) / n)
+
+    y, x = (places(n) for n in size[2:])
+    across, down, shift = theta[:, None, None].unbind(-1)
+    return across * x[:, None] + down * y[:, None, None] + shift
+
+
 def _neighbours(at: Tensor, size: int, border: bool, corners: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
     """The pixels before and behind each place of a dimension, how near each is, and whether there is one."""
     at = (at + 1) / 2 * (size - 1) if corners else ((at + 1) * size - 1) / 2
@@ -97,6 +116,7 @@ def _rrelu(
 
 SAMPLING: dict[Any, Callable[..., Any]] = {
     F.grid_sample: _grid_sample,
+    F.affine_grid: _affine_grid,
     torch.fake_quantize_per_tensor_affine: _fake_quantize,
     F.rrelu: _rrelu,
 }
