@@ -124,9 +124,9 @@ IN_C |= {
         + F.grid_sample(x.view(-1, 2, 3, 1), h.view(-1, 1, 3, 2), "bilinear", "border", False)
     ).flatten(1),
     "affine_grid": lambda h, x: (
-        F.affine_grid(x.view(-1, 2, 3), (h.size(0), 1, 1, 3), align_corners=False)
-        + F.affine_grid(h.view(-1, 2, 3), [x.shape[0], 1, 1, 3], align_corners=True)
-    ).flatten(1),
+        F.affine_grid(x.view(-1, 2, 3), (h.size(0), 1, 2, 3), align_corners=False)
+        + F.affine_grid(h.view(-1, 2, 3), [x.shape[0], 1, 2, 3], align_corners=True)
+    ).flatten(1)[:, ::2],
     "weight_norm of a turned matrix": lambda h, x: x @ torch._weight_norm(MATRIX.T, ROW[:, None], 0) + h,
     "fake_quantize": lambda h, x: torch.fake_quantize_per_tensor_affine(h + x, 0.1, 1, -4, 7) * x,
     "numbers of each row": lambda h, x: torch.func.vmap(lambda v, w: v.mean() * 0.5 + w * 2.5)(h, x),
