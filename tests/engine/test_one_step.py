@@ -188,3 +188,23 @@ def test_explain_says_so(ran):
     assert "calls of 1 step run by the plain loop: the plan 2e+06 us, the plain loop 1e+06 us" in str(
         explain(cell, x, state)
     )
+
+
+class Asking(Cell):
+    """The same, of which all rows are asked for one answer: where they disagree, its plan does not hold."""
+
+    def forward(self, x, state):
+        y, (h, kept) = super().forward(x, state)
+        return y, ((h, kept) if torch.all(kept > 0) else (h * 0.5, kept))
+
+
+def test_a_plan_that_may_not_hold(ran):
+    cell, (x, (h, _)) = Asking(), given(1)
+    for kept in (torch.ones_like(h), -torch.ones_like(h), torch.randn_like(h)):
+        plain = outcome(cell, x, (h, kept), "naive")
+        for turn in range(5):
+            before = len(ran)
+            same(outcome(cell, x, (h, kept))[0], plain[0])
+            assert turn < 3 or len(ran) == before + 1
+    longer = given(3)
+    same(outcome(cell, *longer, "auto")[0], outcome(cell, *longer, "naive")[0])

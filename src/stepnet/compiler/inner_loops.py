@@ -139,9 +139,9 @@ def inner() -> InnerLoops | None:
     return _inner.get()
 
 
-def is_guarded(y_spec: Spec) -> bool:
+def is_guarded(y_spec: Spec | None) -> bool:
     """Whether the results of a plan hold only if all rows were done."""
-    return not {ENDED, ENDED_AT_LIMIT}.isdisjoint(y_spec.keys)
+    return y_spec is not None and not {ENDED, ENDED_AT_LIMIT}.isdisjoint(y_spec.keys)
 
 
 def is_row(leaf: Any) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from stepnet.compiler.inner_loops import is_guarded
 from stepnet.compiler.iteration import own_classes
 from stepnet.compiler.reach import Reach, reach
 from stepnet.data.alike import alike
@@ -48,6 +49,7 @@ from .walked import Found, boots, forget_steps, note, unchanged_step
 
 _known: OrderedDict[Any, Entry] = OrderedDict()
 _LIMIT = 512
+_LONG_WAY = 3e-4  # seconds that a plan takes more that may not hold: it is asked for by its loop
 
 
 class Way(NamedTuple):
@@ -122,9 +124,11 @@ class Asked(NamedTuple):
         told = unchanged_step(self.step)
         return None if told is None or told[0].key != self.key else self._reads(told[1])
 
-    def known(self) -> Entry | None:
-        """The plan of a call like this one."""
-        return _known.get((self.key, self.looks)) or _known.get(self._of_size())
+    def known(self, guarded: bool = False) -> Entry | None:
+        """The plan of a call like this one. `guarded`: also one that may not hold, of one step that need not
+        go by it."""
+        entry = _known.get((self.key, self.looks)) or _known.get(self._of_size())
+        return entry if guarded or entry is None or not is_guarded(entry.y_spec) else None
 
     def is_of(self, reads: Reads) -> bool:
         """Whether the step reads this; another thread may have changed it since this was asked."""
@@ -184,7 +188,8 @@ class Asked(NamedTuple):
 
         weights = [self.tensors[place] for place in entry.weights]
         given = self.x.values if isinstance(self.x, LoDTensor) else self.x
-        return is_faster((given, self.states), weights, by_plan, by_itself)
+        besides = _LONG_WAY if is_guarded(entry.y_spec) else 0.0
+        return is_faster((given, self.states), weights, by_plan, by_itself, besides)
 
     def run(self, entry: Entry, find: Find) -> tuple[Any, Any]:
         """y and the final state, by a plan. `find`: see `RunsAlong`."""
@@ -249,8 +254,9 @@ def joined(
     y: list[Any] = out[:n_y]
     if type(x) is LoDTensor:
         y = [LoDTensor.of(rows, x.structure) for rows in y]
-    alone = len(spec.children) == 1  # beside it may stand what holds of all rows
-    whole = unflatten(spec.children[0], y) if alone else unflatten(spec, y)[spec.keys[0]]
+    whole = unflatten(
+        spec.children[0], y[: spec.children[0].count]
+    )  # behind may stand what holds of all rows
     return whole, out[n_y] if state is LEAF else unflatten(state, out[n_y:])
 
 
@@ -443,7 +449,7 @@ def _warm(
         layout = layout or like.call.layout
         if like.by_itself:
             out = itself(of.wrap(step), x, states, tensors, spec, way[2], like.entry, layout)
-            if out is not None:
+            if out is not None or is_guarded(like.entry.y_spec):
                 return out
         if like.table is not None:
             rows = rows.reshape(like.table)
@@ -465,15 +471,18 @@ def _first_alike(
 ) -> tuple[Any, Any] | None:  # fmt: skip
     """y and the final state of a call that others may look like; None if there is no plan for it. `whole`:
     whether its sequences are those of x."""
-    entry = call.known()
+    entry = call.known(guarded=True)
     if entry is None:
+        return None
+    by_itself = whole and call.is_faster_itself(entry, find)
+    if is_guarded(entry.y_spec) and not by_itself:
         return None
     if len(found.likes) >= _LIMIT:
         found.likes.clear()
     like = _like(call, entry, given, 1 + len(call.states) if ragged else 0, find)
-    like = found.likes[looks] = like._replace(by_itself=whole and call.is_faster_itself(entry, find))
+    like = found.likes[looks] = like._replace(by_itself=by_itself)
     out = call.itself(entry) if like.by_itself else None
-    if out is not None:
+    if out is not None or is_guarded(entry.y_spec):
         return out
     recorded = (lambda: like.recorded(call)) if torch.is_grad_enabled() else None
     return like.run(call.layout, call.rows, call.states, call.tensors, call.x, recorded)

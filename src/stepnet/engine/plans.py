@@ -125,13 +125,15 @@ def run(
         what = "a while_loop in the step" if guarded else "a generator of the step"
         raise Unsupported(f"a torch.func transform is active around {what}")
     as_ever = is_as_ever(entry, reads)
-    if asked is not None and as_ever and asked.is_of(reads):
+    stays = as_ever or (guarded and not random and _is_closed(entry, reads))
+    if asked is not None and stays and asked.is_of(reads):
         asked.keep(entry)
         may_be = not transformed and note is None and asked.is_faster_itself(entry, finding)
         done = asked.itself(entry) if may_be else None
         if done is not None:
             y, last = (flatten(part)[0] for part in done)
-            return _by_name(loop, entry.y_spec, [*y, *last], len(y), None)
+            y += [torch.ones(1, dtype=torch.bool)] if guarded else []
+            return _unguarded(_by_name(loop, entry.y_spec, [*y, *last], len(y), None))
     weights = [reads.tensors[place] for place in entry.weights]
     noise = Noise(entry.compiled.draws, reads.reach.generators)
     before = [generator.get_state() for generator in noise.generators]
@@ -158,7 +160,7 @@ def run(
         return outputs
     if holds(out[n_y - 1], sequences.layout):
         entry.failed = 0
-        return {name: value for name, value in outputs.items() if name not in (ENDED, ENDED_AT_LIMIT)}
+        return _unguarded(outputs)
     for generator, state in zip(noise.generators, before, strict=True):
         generator.set_state(state)
     if ENDED in outputs:
@@ -173,6 +175,10 @@ def run(
     raise _DOES_NOT_HOLD.fresh()
 
 
+def _unguarded(outputs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in outputs.items() if name not in (ENDED, ENDED_AT_LIMIT)}
+
+
 def _by_name(
     loop: Loop, y_spec: Spec, out: list[Tensor], n_y: int, sequences: Sequences | None
 ) -> dict[str, Any]:
@@ -185,11 +191,13 @@ def _by_name(
 
 def is_as_ever(entry: Entry, reads: Reads) -> bool:
     """Whether the next run on tensors like those of this one need only ask which plan this one had."""
-    if entry.compiled is None or entry.y_spec is None or entry.unsure:
+    return _is_closed(entry, reads) and not is_guarded(entry.y_spec)
+
+
+def _is_closed(entry: Entry, reads: Reads) -> bool:
+    if entry.compiled is None or entry.y_spec is None or entry.unsure or entry.compiled.draws:
         return False
-    if reads.open is not None or reads.inputs is not None:
-        return False
-    return not (is_guarded(entry.y_spec) or entry.compiled.draws)
+    return reads.open is None and reads.inputs is None
 
 
 def _found(
@@ -258,12 +266,14 @@ def _tell(kind: type[SlowPathWarning], loop: Loop, reads: Reads, refusal: Unsupp
 def run_again(asked: again.Asked) -> tuple[Any, Any] | None:
     """The joined result and what is carried last, of a run like one before; None if there was none, or the
     plan declines: the long way says what comes of it."""
-    entry = asked.known()
+    entry = asked.known(guarded=True)
     if entry is None:
         return None
     _misses.pop(entry.family, None)
     try:
         done = asked.itself(entry) if asked.is_faster_itself(entry, finding) else None
+        if done is None and is_guarded(entry.y_spec):
+            return None
         return done or asked.run(entry, finding(asked.way.backend))
     except Unsupported:
         return None
