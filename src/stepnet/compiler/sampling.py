@@ -92,9 +92,9 @@ def _fake_quantize(
     inside = (level >= quant_min) & (level <= quant_max)  # NaN is not, and becomes the least
     level = torch.where(level.isnan(), float(quant_min), level)
     rounded = (level.clamp(quant_min, quant_max) - zero_point).detach() * size
-    if input.dtype == torch.float64:  # the 24 bits of float32, by Veltkamp's split
-        wide = rounded * (1 + 2.0**29)
-        rounded = wide - (wide - rounded)
+    if input.dtype == torch.float64:  # the 24 bits of float32; C may fuse the product, so it is exact
+        wide = rounded * 2.0**29
+        rounded = (rounded + wide) - wide
     return rounded + torch.where(inside, input - input.detach(), 0.0)
 
 
