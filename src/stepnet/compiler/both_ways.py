@@ -67,9 +67,7 @@ class BothWays(Choices):
         self._given, self._asked = given, []
         result = call()
         asked = self._asked[len(given) :]
-        branches: list[
-            tuple[Tensor, Tensor]
-        ] = []  # of each question, which rows get to it, and their answers
+        branches: list[tuple[Tensor, Tensor]] = []  # which rows go on as expected, which do not
         for says, expected in asked:
             taken = says if expected else ~says
             reached = taken if here is None else here & taken
