@@ -58,7 +58,7 @@ WORTH_TURNS_TOO = 1.0  # where threads could take some features each
 TURNS, LEAST = 4, 16  # chunks of a thread at least, if they have so many steps, when threads take turns
 APART = 2  # such chunks between two meetings of threads that take some features each: one may have to wait
 CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
-CHUNK_BY_TILES = 1 << 20  # where tiles multiply, which read a matrix faster than a cache that is far gives it
+CHUNK_BY_TILES = 1 << 20  # at most, for tiles, which outrun a cache that is far: twice those of matrices
 LED = 1 << 16  # bytes of a table from which room before its rows is made faster than a copy one step later
 # bytes of matrices, and the rows with fewer of which packing takes longer than it saves (measured)
 WORTH_PACKING = ((1 << 21, 20), (1 << 17, 6), (0, 3))
@@ -107,6 +107,8 @@ class CScan:
         self._packings: dict[tuple[Sharing | None, int], tuple[list[int], int]] = {}
         self._row_work = self.source.space[1] + sum(h * k * n for _, h, k, n in self.source.packed)
         self._tiled = has_tiles() and any(BY_DTYPE[p.value(name).dtype].sums == "f32" for name in p.matrices)
+        beside = sum(p.value(name).bytes for name in early)
+        self._chunk_bytes = max(CHUNK, min(2 * beside, CHUNK_BY_TILES)) if self._tiled else CHUNK
         self._splits = any(BY_DTYPE[p.value(name).dtype].is_split for name in p.matrices)
         made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum", "total")]
         self._made = {n: (p.value(n).shape, dtype_of(p.value(n).dtype)) for n in made}
@@ -373,7 +375,7 @@ class CScan:
         count = -(-count // max(turns, 1))
         copies = members if sharing == "turns" else 1  # of what a chunk of steps reads
         row_bytes = copies * source.chunk_bytes + members * source.index_bytes
-        block = (CHUNK_BY_TILES if self._tiled else CHUNK) * (APART if sharing == "features" else copies)
+        block = self._chunk_bytes * (APART if sharing == "features" else copies)
         most = layout.rows if room else steps
         chunk = max(1, min(most, block // max(count * (row_bytes + source.late_bytes), 1)))
         if sharing == "turns":  # a state is in the first of its two places where a chunk begins
