@@ -32,7 +32,7 @@ def no_index(kind: type) -> None:
     Of `weight[x]` torch asks but the class of weight; an x that C takes for a sequence of up to 31 is a tuple
     of its parts then: `weight[x[0], x[1]]`, in silence. Any other x has its `__torch_function__` called.
     A class of Python that has `__getitem__` cannot say so; where it stands in memory is the same in every
-    CPython of 3.10 to 3.14, and held against two classes of which it is known.
+    CPython from 3.10 on, and held against two classes of which it is known.
     """
     if sys.implementation.name != "cpython":
         return
