@@ -151,6 +151,19 @@ def test_membership_is_ambiguous() -> None:
         _ = 1.0 in ragged(3)
 
 
+def test_a_tensor_is_not_indexed_by_the_sequences() -> None:
+    table, x = torch.arange(25.0).view(5, 5), LoDTensor.from_lengths(torch.tensor([0, 1, 2, 3]), [[2, 2]])
+    for call in (
+        lambda: table[x],
+        lambda: operator.getitem(table, x),
+        lambda: operator.setitem(table, x, 0.0),
+    ):
+        with pytest.raises(RowMixError, match=r"(get|set)item(.|\n)*embedding"):
+            call()
+    assert [s.tolist() for s in reversed(x)] == [[2, 3], [0, 1]]
+    assert x[1].tolist() == [2, 3]
+
+
 def test_requires_grad_in_place() -> None:
     x = ragged(3)
     assert x.requires_grad_() is x
@@ -166,13 +179,19 @@ EINSUM = {
     "row by row": ("nf,nf->n", lambda x: (x, x * 2)),
     "outer": ("nf,ng->nfg", lambda x: (x, x)),
     "a plain tensor with rows": ("nf,ng->nfg", lambda x: (x, torch.ones(6, 2, dtype=torch.float64))),
+    "no arrow": ("nf, fp", lambda x: (x, torch.ones(3, 5, dtype=torch.float64))),
+    "dots": ("...f,fg->...g", lambda x: (x, torch.ones(3, 5, dtype=torch.float64))),
+    "dots that are features": ("n...,...->n", lambda x: (x, torch.ones(3, dtype=torch.float64))),
+    "dots and no arrow": ("...f,f", lambda x: (x, torch.ones(3, dtype=torch.float64))),
 }
 MIXED = {
     "sum over rows": ("nf,ng->fg", lambda x: (x, x)),
     "rows of two letters": ("nf,mf->nm", lambda x: (x, x)),
     "rows last": ("nf->fn", lambda x: (x,)),
     "no arrow": ("nf,nf", lambda x: (x, x)),
-    "dots": ("n...->n...", lambda x: (x,)),
+    "no arrow, rows last": ("nf,fg", lambda x: (x, torch.ones(3, 5, dtype=torch.float64))),
+    "dots before rows": ("...,n...->...n", lambda x: (torch.ones(2, 3, dtype=torch.float64), x)),
+    "rows of dots that meet more": ("...f,...f->...f", lambda x: (torch.ones(2, 6, 3), x)),
     "a letter twice": ("nn->n", lambda x: (x,)),
     "too few rows": ("nf,nf->n", lambda x: (x, torch.ones(1, 3, dtype=torch.float64))),
 }

@@ -18,6 +18,7 @@ from stepnet.data.display import html
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.fits import are_rows, check_values
 from stepnet.data.modes import beside
+from stepnet.data.no_index import no_index
 from stepnet.data.offsets import LENGTHS, LoD, in_program, integers
 from stepnet.data.row_wise import RowWise
 from stepnet.errors import FrozenError, LoDError, LoDIndexError, RowMixError
@@ -582,6 +583,7 @@ def _flatten(x: LoDTensor) -> tuple[list[Tensor], LoD]:
     return [x._values], x.structure
 
 
+no_index(LoDTensor)
 torch.serialization.add_safe_globals([LoDTensor])
 pytree.register_node(
     LoDTensor,

@@ -187,7 +187,7 @@ REMEDIES = {
     "stepnet.sequence_reverse(x) turns each sequence around": "flip fliplr flipud roll",
     "stepnet.sequence_slice(x, offset, length), or x[i] and x[i:j] for whole sequences": """
         narrow select index_select split chunk tensor_split unbind masked_select take gather vsplit
-        split_with_sizes __setitem__""",
+        split_with_sizes""",
     "stepnet.sequence_expand(t, x) repeats one entry per sequence to the rows of x": """
         repeat_interleave repeat tile expand broadcast_to""",
     "stepnet.recurrent carries a value from row to row of each sequence": """
@@ -200,7 +200,8 @@ REMEDIES = {
     "x.values.item(), x.values.tolist() and x.values.numpy() leave torch": """
         item tolist numpy __array__ __float__ __int__ __index__ __bool__ __contains__""",
     "x.values takes part in autograd: torch.autograd.grad(loss, x.values)": "grad",
-    "torch.nn.functional.embedding(x, weight) looks rows of weight up": "embedding __getitem__",
+    "torch.nn.functional.embedding(x, weight) looks rows of weight up; weight[x.values] has no LoD": """
+        embedding __getitem__ __setitem__""",
 }
 OTHERWISE = "x.map(fn) if fn treats every row alike; otherwise work on x.values"
 

@@ -271,15 +271,31 @@ def batches(least: int, by_rows: int = ALL) -> Rule:
     return rule
 
 
+def _terms(equation: Any, ndims: Sequence[int]) -> list[str]:
+    """The letters of each operand and of the result, written out: '...' stands for letters of its own, and a
+    result that is left away has those that occur once, in alphabetical order."""
+    inputs, arrow, out = equation.replace(" ", "").partition("->") if isinstance(equation, str) else ("",) * 3
+    terms = inputs.split(",")
+    covered = [ndim + 3 - len(term) for term, ndim in zip(terms, ndims, strict=False) if "..." in term]
+    if not arrow:
+        out = "..." * ("..." in inputs) + "".join(
+            sorted(c for c in inputs if c.isalpha() and inputs.count(c) == 1)
+        )
+    dots = "".join(chr(0x100 + i) for i in range(max(covered, default=0)))  # aligned by the last of them
+    each = iter(covered)
+    return [
+        *(t.replace("...", dots[len(dots) - next(each) :]) if "..." in t else t for t in terms),
+        out.replace("...", dots),
+    ]
+
+
 def einsum(call: FunctionCall) -> None:
     """Row-wise where one letter counts the rows of every LoDTensor and of the result, always as the first."""
     equation = call.argument(0, "equation")
     given = list(call.operands())
-    letters = equation.replace(" ", "") if isinstance(equation, str) else ""
-    inputs, arrow, out = letters.partition("->")
-    terms = inputs.split(",")
-    if not arrow or "." in letters or len(terms) != len(given):
-        call.refuse(f"equation {equation!r}", expected="a term for each operand, '->', and no '...'")
+    *terms, out = _terms(equation, [operand.ndim for operand in given])
+    if len(terms) != len(given):
+        call.refuse(f"equation {equation!r}", expected="a term for each operand, of letters and '...'")
     row = {term[:1] for term, operand in zip(terms, given, strict=True) if isinstance(operand, call.kind)}
     first = "".join(row)
     if row != {out[:1]} or not first or any(first in term[1:] for term in (*terms, out)):

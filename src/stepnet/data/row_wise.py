@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -101,6 +101,9 @@ class RowWise:
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         return call_by_rows(cls, func, args, kwargs or {})
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(list(self))  # pyright: ignore[reportArgumentType, reportCallIssue, reportUnknownVariableType]
 
     def __getattr__(self, name: str) -> Any:
         """The methods of Tensor, by the same rules as torch functions."""
