@@ -21,6 +21,7 @@ from stepnet import explain, recurrent
 from stepnet.errors import BuildError, NotBuilt, TorchOpsWarning
 from stepnet.executors import cache_folder
 from stepnet.executors.c import build as c_build
+from stepnet.executors.c import products
 from threads import at_once
 
 needs_compiler = pytest.mark.skipif(c_build.available() is not None, reason=f"{c_build.available()}")
@@ -126,6 +127,18 @@ def test_the_preamble_compiles_for_both_types_and_without_warnings(linked, tmp_p
     command = [*cc.command, *cc.flags, *strict, str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@needs_compiler
+def test_what_is_linked_reads_no_header_of_instructions():
+    """It takes longer to read than a step takes to compile."""
+    floats = "#define SN_LINKED\n" + products.common() + products.BY_SUFFIX["f32"].text
+    text = floats + products.paired(tiles=1) + products.split(is_fast=True)
+    cc = c_build.compiler()
+    done = c_build._run([*cc.command, *cc.flags, "-D__AMX_BF16__", "-E", "-x", "c", "-"], stdin=text)
+    assert done.returncode == 0, done.stderr
+    assert "sn_tiles_block" in done.stdout
+    assert "intrin" not in done.stdout
 
 
 PACKED = """

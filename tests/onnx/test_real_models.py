@@ -37,13 +37,19 @@ def speech(name):
     return it, path, stepnet.onnx.load(path)
 
 
+@pytest.fixture(scope="module")
+def minute():
+    """Of sound, which takes as long to make as a model to hear it."""
+    return example("silero_vad", "11_speech_or_not.py")["sound"](60)
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_speech_or_not(name):
+def test_speech_or_not(name, minute):
     """A minute of sound, each with the state that it had itself."""
     runtime = pytest.importorskip("onnxruntime")
     it, path, model = speech(name)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    frames = it["frames"](it["sound"](60))
+    frames = it["frames"](minute)
     if "sequence" in name:  # which takes all frames at once
         zero = torch.zeros(1, 1, 128)
         found = [t.detach() for t in model(frames[:, 0], zero, zero)]
@@ -52,7 +58,7 @@ def test_speech_or_not(name):
         for a, b in zip(found, expected, strict=True):
             np.testing.assert_allclose(a.numpy(), b, rtol=1e-3, atol=1e-4)
         return
-    found, state = it["listen"](model, it["sound"](60))
+    found, state = it["listen"](model, minute)
     more = {"sr": np.array(16000)} if "sr" in {i.name for i in session.get_inputs()} else {}
     last, expected = np.zeros((2, 1, 128), np.float32), []
     for frame in frames.numpy():

@@ -35,6 +35,7 @@ _T = TypeVar("_T")
 _SHORTEST, _LONGEST = 0.02, 0.2  # seconds
 _in_a_row = Bounded[Any, int](10_000)  # attempts that changed something, by their root
 _SURELY = 3
+_threads = sys._current_frames
 
 
 def undone(
@@ -104,7 +105,7 @@ def _undone(
 
 def is_only_thread() -> bool:
     """Whether no other thread of this process runs Python."""
-    return len(sys._current_frames()) == 1
+    return len(_threads()) == 1
 
 
 def _changed_by_others(holders: Iterable[Any], seconds: float) -> frozenset[int]:

@@ -15,7 +15,7 @@ from stepnet.ir.graph import Graph, Node
 
 from . import build as c_build
 from . import threads as c_threads
-from .products import float_parts, over_rows
+from .products import BY_DTYPE, float_parts, over_rows, split
 
 # features or columns, and their product, below which splitting rows takes longer than tiles save (measured)
 _LEAST, _SIZE = 128, 1 << 15
@@ -64,7 +64,10 @@ def _by_tiles(run: Callable[..., None], a: Tensor, b: Tensor, rows: int, parts: 
 
 @c_build.until_built
 def _library() -> Callable[..., None]:
-    """The function in C."""
-    text = c_build.preamble("split") + over_rows()
+    """The function in C, linked with the products: to compile those again would take seconds."""
+    needs = BY_DTYPE["float32"].needs
+    linked = "#define SN_TURNS\n" + c_build.preamble(*needs, linked=True)
+    text = f"{linked}\n#undef SN_LINKED\n{split(is_fast=True)}\n{over_rows()}"
     text += "\nvoid run(const sn_pool *pool, sn_over *over) { sn_over_rows(pool, over); }\n"
-    return c_build.build(text).function("run", ctypes.POINTER(c_threads.Pool), ctypes.POINTER(_Over))
+    library = c_build.build(text, *needs)
+    return library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.POINTER(_Over))

@@ -17,7 +17,8 @@
 #ifndef SN_INLINE
 #define SN_INLINE static inline __attribute__((always_inline, unused))
 #endif
-/* The larger functions: in place, or SN_BUILT_ONCE into an object file that code with SN_LINKED is linked with. */
+/* The larger functions: in place, or SN_BUILT_ONCE into an object file that code with SN_LINKED is linked with. What
+ * turns matrices itself says SN_TURNS, too. */
 #if defined(SN_LINKED) || defined(SN_BUILT_ONCE)
 #define SN_SHARED __attribute__((noinline, visibility("hidden")))
 #else
@@ -103,7 +104,7 @@ SN_INLINE int64_t sn_split(int64_t rows, int64_t most) {
     return (rows + tiles - 1) / tiles;
 }
 
-#if defined(__AVX512F__) && SN_VECTOR_BYTES == 64 && !defined(SN_LINKED)
+#if defined(__AVX512F__) && SN_VECTOR_BYTES == 64 && (!defined(SN_LINKED) || defined(SN_TURNS))
 #include <immintrin.h>
 #define SN_TURN_WORDS 1
 /* to[k * stride_to + u] = from[u * stride_from + k], 16 x 16 words: quarters of vectors come from memory in their place,

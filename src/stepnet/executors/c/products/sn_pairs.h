@@ -73,7 +73,9 @@ SN_INLINE int64_t sn_pairs_at(int64_t pair, int64_t nv) {
 }
 
 #if SN_TILES
+#ifndef SN_LINKED /* whose headers of instructions take longer to read than a step takes to compile */
 #include "sn_tiles.h"
+#endif
 #include "sn_blocks.h"
 #endif
 #ifndef SN_LINKED

@@ -60,6 +60,9 @@ SN_INLINE void sn_tile_copy(char *to, const char *from, int rows, int64_t bytes_
 /* Numbers too small to be normal count as zero, before and after each operation; multiply and add round once. */
 SN_INLINE float sn_tile_flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
 SN_INLINE float sn_tile_number(uint16_t x) { return sn_tile_flushed(sn_load_bf16(x)); }
+#if defined(__GNUC__) && !defined(__clang__)
+__attribute__((optimize("O2"))) /* tests have little else optimised */
+#endif
 static __attribute__((noinline, unused)) void sn_tile_multiply(sn_tile_twin *c, const sn_tile_twin *a,
                                                                const sn_tile_twin *b) {
     for (int i = 0; i < c->rows; ++i) {
