@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -569,3 +569,21 @@ def test_gradients_of_gradients_of_a_batch():
         return [*first, *torch.autograd.grad(sum(t.square().sum() for t in first), [x, h])]
 
     torch.testing.assert_close(found("eager"), found("naive"), rtol=1e-9, atol=1e-12)
+
+
+def test_results_written_to_in_place():
+    """Backward has its own."""
+
+    def written(backend, x):
+        y = run(backend, x)
+        y[1].mul_(3)
+        return y.square().sum()
+
+    def carried_on(backend):
+        x = X.clone().requires_grad_()
+        with forward_ad.dual_level():
+            loss: Any = written(backend, forward_ad.make_dual(x, X.cos()))
+            return forward_ad.unpack_dual(loss).tangent, torch.autograd.grad(loss, x)[0]
+
+    for of in (lambda b: (grad(lambda x: written(b, x))(X),), carried_on):
+        torch.testing.assert_close(of("eager"), of("naive"))

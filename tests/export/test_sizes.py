@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from file_formats import FORMATS, IN_PARTS, in_part
-from stepnet import TensorArray, create_whileloop
+from stepnet import TensorArray, create_whileloop, recurrent
 from stepnet.errors import StepnetError
 from torch_since import torch_since
 
@@ -104,8 +104,8 @@ def test_what_python_counts_by_is_that_of_the_example(what, tmp_path):
 
 
 @since
-def test_zeros_of_as_many_rows_as_a_frame_has(tmp_path):
-    """The batch stays open, although the zeros are made before the loop."""
+def test_as_many_rows_as_a_frame_has(tmp_path):
+    """The batch stays open, although zeros are made before the loop, and what is cut at a size is one."""
 
     class Framed(nn.Module):
         def forward(self, x):
@@ -115,7 +115,8 @@ def test_zeros_of_as_many_rows_as_a_frame_has(tmp_path):
             with loop.frame() as (s,):
                 loop.break_if(s >= steps.size())
                 row = steps.read(s)
-                states.write(s, torch.tanh(row + states.read(s - 1, x[0] * 0)) + torch.zeros(row.shape[0], 3))
+                before = states.read(s - 1, x[0] * 0)[: row.shape[0]]
+                states.write(s, torch.tanh(row + before) + torch.zeros(row.shape[0], 3))
                 loop.update(s, s + 1)
             return states.stack()
 
@@ -124,3 +125,22 @@ def test_zeros_of_as_many_rows_as_a_frame_has(tmp_path):
     x = torch.randn(6, 5, 3)
     (found,) = runtime(tmp_path / file, [x.numpy()])
     torch.testing.assert_close(torch.as_tensor(np.asarray(found)), Framed()(x))
+
+
+@since
+def test_a_step_cut_at_sizes_from_outside(tmp_path):
+    class Halves(nn.Module):
+        def forward(self, x):
+            n, half = x.shape[1], (x.shape[1] + 1) // 2
+
+            def step(row, h):
+                h = torch.cat([torch.tanh(row[:half] + h[:half] / n), h[half:]])
+                return h * n, h
+
+            return recurrent(step, x, x[0] * 0, backend="naive")[0]  # which tells no refusal
+
+    form, runtime, file = FORMATS["onnx"]
+    form.save(Halves(), tmp_path / file, torch.randn(4, 4, 3))  # of two rows a half would be one
+    x = torch.randn(6, 5, 3)
+    (found,) = runtime(tmp_path / file, [x.numpy()])
+    torch.testing.assert_close(torch.as_tensor(np.asarray(found)), Halves()(x))

@@ -161,6 +161,9 @@ def run_transformed(
     plan = run.call.ready.plan
     out: Any = applied(_PlanCall, run, *tensors)
     out = [*out[: len(plan.y) + len(states)]]
+    if any(map(needs_gradient, tensors)):
+        # backward has its own: these may be written to
+        out = [*(t.clone() for t in out[: len(plan.y)]), *out[len(plan.y) :]]
     inside = bool(transforms())
     if not inside:
         for k in run.still:  # a Function has a tangent for all that differs

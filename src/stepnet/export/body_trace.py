@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from stepnet.compiler.capture import Replaced
 from stepnet.errors import IRError
@@ -17,6 +20,7 @@ from stepnet.watchers import Instead
 from .aten import AtenNet, is_known
 from .calls import KINDS, Calls, Kind, Lengths, answered
 from .graph import Graph, LoopInput, Target, Value
+from .referred_sizes import Referred, examples
 from .trace import Program, of_python, program, sizes_of
 
 Body = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
@@ -34,23 +38,33 @@ class BodyTrace:
         b: the graph around the loop.
         where: what is traced, for errors.
         shapes: of the inputs, as the trace around knows them.
-        examples: of the inputs.
+        given: examples of the inputs.
         weights: what the function reads, as nodes of the trace around.
         tensors: the tensors that these were when the function ran for real.
         sizes: nodes of sizes that are left open.
-        size_examples: of these.
+        referred: the same sizes, for the example.
+
+    Attributes:
+        numbers: the sizes, for the example: tensors, and numbers where they follow from sizes of inputs.
     """
 
     def __init__(
-        self, b: AtenNet, where: str, shapes: Sequence[Sequence[Any]], examples: Sequence[Tensor],
+        self, b: AtenNet, where: str, shapes: Sequence[Sequence[Any]], given: Sequence[Tensor],
         weights: Sequence[FxNode], tensors: Sequence[Tensor], sizes: Sequence[FxNode] = (),
-        size_examples: Sequence[Tensor] = (),
+        referred: Referred | None = None,
     ) -> None:  # fmt: skip
         computed = [i for i, node in enumerate(weights) if not b.is_constant(node)]
-        self.b, self.where, self.count = b, where, len(examples)
+        self.b, self.where, self.count = b, where, len(given)
         self.loose = [tensors[i] for i in computed]
-        self.more = [*(weights[i] for i in computed), *sizes]  # what comes in besides the inputs
-        self.examples = [*examples, *self.loose, *size_examples]
+        self.known = [_known(node, shapes) for node in sizes]
+        fed = [known is None for known in self.known]
+        # what comes in besides the inputs
+        self.more = [*(weights[i] for i in computed), *itertools.compress(sizes, fed)]
+        self.numbers = [
+            int(size) if known else size
+            for size, known in zip(examples(referred or {}), self.known, strict=True)
+        ]
+        self.examples = [*given, *self.loose, *itertools.compress(self.numbers, fed)]
         self.shapes = [*shapes, *map(b.shape, self.more)]
 
     def traced(self, run: Body, owner: Any = None) -> Program:
@@ -66,8 +80,10 @@ class BodyTrace:
             if any(t.dtype == torch.float64 for t in self.examples[: self.count]):
                 for size in leaves[sizes:]:
                     of_python(size)
+            fed = iter(leaves[sizes:])
+            numbers = [next(fed) if of is None else of(leaves) for of in self.known]
             with Replaced(swap):
-                made = run(leaves[: self.count], leaves[sizes:])
+                made = run(leaves[: self.count], numbers)
             return [swap.get(id(value), value) for value in made]  # what no operator was given
 
         dynamic = [
@@ -97,6 +113,32 @@ class BodyTrace:
             LoopInput(self.b.out(node), self.parameter(graph, self.count + k, name.format(k)))
             for k, node in enumerate(self.more)
         ]
+
+
+def _known(node: FxNode, shapes: Sequence[Sequence[Any]]) -> Callable[[Sequence[Tensor]], Any] | None:
+    """How a size follows from those of the arguments of a body, if it does: what is cut at a number
+    from elsewhere has a size of its own to torch, which it cannot hold against another."""
+    size = next((arg.meta.get("val") for arg in node.args if isinstance(arg, FxNode)), None)
+    if not isinstance(size, torch.SymInt):
+        return None
+    of: Any = size.node.expr
+    at = {
+        open_.node.expr: (i, d)
+        for i, shape in enumerate(shapes)
+        for d, open_ in enumerate(shape)
+        if isinstance(open_, torch.SymInt)
+    }
+    if of in at:
+        i, d = at[of]
+        return lambda leaves: leaves[i].shape[d]
+    if not of.free_symbols <= at.keys():
+        return None
+
+    def computed(leaves: Sequence[Tensor]) -> Any:
+        sizes = {symbol: leaves[at[symbol][0]].shape[at[symbol][1]] for symbol in of.free_symbols}
+        return sympy_interp(PythonReferenceAnalysis, sizes, of)
+
+    return computed
 
 
 class Nested(Instead):

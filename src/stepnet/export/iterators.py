@@ -39,7 +39,7 @@ from .calls import (
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .reads import tensors_read
-from .referred_sizes import Referred, as_tensors, examples, with_sizes
+from .referred_sizes import Referred, as_tensors, with_sizes
 
 
 @dataclass
@@ -56,8 +56,8 @@ class IteratorCall:
     sizes: Referred = field(default_factory=dict)  # that are left open, and the body refers to
     again: tuple[Calls, ...] = ()  # those that one iteration makes with tensors in place of sizes
 
-    def body(self, sizes: Sequence[Tensor]) -> Any:
-        """The body with tensors in place of the sizes that it refers to."""
+    def body(self, sizes: Sequence[Any]) -> Any:
+        """The body with these in place of the sizes that it refers to."""
         body: Any = self.loop.body
         new = dict(zip(self.sizes, sizes, strict=True))
         return body.over(with_sizes(body.function, new)) if new else body
@@ -167,13 +167,13 @@ def _written(
     loop, body = call.loop, call.loop.body
     fed = dict(zip(call.sources, inputs, strict=True))
     shapes = [_part(b.shape(fed[port.source]), port) for port in call.ports]
-    size_examples, calls = examples(call.sizes), call.inner
+    trace = BodyTrace(b, call.where, shapes, call.parts, weights, call.weights, sizes, call.sizes)
+    calls = call.inner
     if sizes and calls is not None and calls.numbers():
-        calls = noted_calls(calls.target, lambda: call.body(size_examples)(*call.parts))
+        calls = noted_calls(calls.target, lambda: call.body(trace.numbers)(*call.parts))
         call.again += (calls,)
-    trace = BodyTrace(b, call.where, shapes, call.parts, weights, call.weights, sizes, size_examples)
 
-    def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor]) -> Sequence[Tensor]:
+    def run(leaves: Sequence[Tensor], sizes: Sequence[Any]) -> Sequence[Tensor]:
         with inside(b, call.where, calls):
             return call.body(sizes)(*leaves)
 

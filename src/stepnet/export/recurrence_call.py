@@ -18,7 +18,7 @@ from stepnet.errors import IRError, Unsupported
 from stepnet.ir.loop import Loop, Sweep
 
 from .calls import Calls, noted_calls
-from .referred_sizes import Referred, examples, with_sizes
+from .referred_sizes import Referred, with_sizes
 
 
 @dataclass
@@ -93,23 +93,22 @@ class RecurrenceCall:
             parts.append(LoDTensor.of(rows, LoD.trusted(offsets, 2 * batch)))
         return parts
 
-    def loop_with(self, sizes: Sequence[Tensor]) -> Loop:
-        """The loop with tensors in place of the sizes that its body refers to."""
+    def loop_with(self, sizes: Sequence[Any]) -> Loop:
+        """The loop with these in place of the sizes that its body refers to."""
         if not self.sizes:
             return self.loop
         body: Any = self.loop.body
         function = with_sizes(body.function, dict(zip(self.sizes, sizes, strict=True)))
         return replace(self.loop, body=body.over(function))
 
-    def with_sizes(self) -> tuple[list[Tensor], Calls | None]:
-        """The sizes that its body refers to, for the example, and the calls of one step with these."""
-        sizes = examples(self.sizes)
+    def calls_with(self, sizes: Sequence[Any]) -> Calls | None:
+        """The calls of one step with these in place of the sizes that its body refers to."""
         if self.inner is None or not sizes or not self.inner.numbers():
-            return sizes, self.inner
+            return self.inner
         loop = self.loop_with(sizes)
         calls = noted_calls(self.inner.target, lambda: iteration(loop, self.parts, self.state, ()))
         self.again += (calls,)
-        return sizes, calls
+        return calls
 
     def outputs(self, leaves: Sequence[Any]) -> dict[str, Any]:
         """The outputs of the loop from the leaves of what is joined and what is carried last."""

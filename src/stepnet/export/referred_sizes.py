@@ -52,8 +52,8 @@ def sizes_in(
             yield found
 
 
-def with_sizes(value: Any, new: Mapping[Path, Tensor]) -> Any:
-    """What code refers to, or code itself, with tensors at the ends of these ways.
+def with_sizes(value: Any, new: Mapping[Path, Any]) -> Any:
+    """What code refers to, or code itself, with others at the ends of these ways.
 
     >>> doubled = with_sizes(lambda x, n=3: x * n, {(0, 0): torch.tensor(2)})
     >>> doubled(5)
@@ -64,7 +64,7 @@ def with_sizes(value: Any, new: Mapping[Path, Tensor]) -> Any:
     if not new:
         return value
     parts = [
-        with_sizes(part, {path[1:]: tensor for path, tensor in new.items() if path[0] == i})
+        with_sizes(part, {path[1:]: number for path, number in new.items() if path[0] == i})
         for i, part in enumerate(_parts(value))
     ]
     return _rebuilt(value, parts)

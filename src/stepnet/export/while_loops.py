@@ -42,7 +42,7 @@ from .calls import (
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Target, Value
 from .reads import tensors_read
-from .referred_sizes import Referred, as_tensors, examples, with_sizes
+from .referred_sizes import Referred, as_tensors, with_sizes
 from .trace import AnyNumber
 
 _ENDLESS = -1
@@ -68,14 +68,14 @@ class WhileCall:
     inner: tuple[Calls, ...] = ()  # those of the condition, of a turn
     again: tuple[Calls, ...] = ()  # the same with tensors in place of sizes
 
-    def functions(self, sizes: Sequence[Tensor]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Condition and body with tensors in place of the sizes that they refer to."""
+    def functions(self, sizes: Sequence[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Condition and body with these in place of the sizes that they refer to."""
         cond, body = with_sizes([self.cond, self.body], dict(zip(self.sizes, sizes, strict=True)))
         return cond, body
 
-    def noted(self, target: Target, given: Sequence[Tensor]) -> tuple[Calls, Calls]:
-        """The calls of the condition and of a turn, with the sizes of the example."""
-        cond, body = self.functions(examples(self.sizes))
+    def noted(self, target: Target, given: Sequence[Tensor], sizes: Sequence[Any]) -> tuple[Calls, Calls]:
+        """The calls of the condition and of a turn, with these in place of sizes."""
+        cond, body = self.functions(sizes)
         return (
             noted_calls(target, lambda: cond(*unflatten(self.spec, list(given)))),
             noted_calls(target, lambda: cond(*self.turn(body, given)[0])),
@@ -157,7 +157,7 @@ class WhileRecorder(Recorder):
                 values, grows = _grown(seen, where) if changes is None else _changed(first, changes)
         places = places_of(used, _both(cond, body), where)
         call = WhileCall(cond, body, spec, values, places, used, max_steps, by_row, where, {}, joined, grows)
-        call.inner = call.noted(self.target, given)
+        call.inner = call.noted(self.target, given, ())
         self.keep(call)
         return out
 
@@ -318,17 +318,17 @@ def _written(
     b: AtenNet, number: int, state: Sequence[FxNode], weights: Sequence[FxNode], sizes: Sequence[FxNode]
 ) -> tuple[Value, ...]:
     call: WhileCall = call_of(number)
-    calls = call.inner
-    if sizes and any(part.numbers() for part in calls):
-        calls = call.noted(b.emit.graph.target, [value.clone() for value in call.first])
-        call.again += calls
     shapes = [
         [GROWS if d in dims else size for d, size in enumerate(b.shape(node))]
         for node, dims in zip(state, call.grows, strict=True)
     ]
-    trace = BodyTrace(b, call.where, shapes, call.first, weights, call.weights, sizes, examples(call.sizes))
+    trace = BodyTrace(b, call.where, shapes, call.first, weights, call.weights, sizes, call.sizes)
+    calls = call.inner
+    if sizes and any(part.numbers() for part in calls):
+        calls = call.noted(b.emit.graph.target, [value.clone() for value in call.first], trace.numbers)
+        call.again += calls
 
-    def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor], *, first: bool) -> list[Tensor]:
+    def run(leaves: Sequence[Tensor], sizes: Sequence[Any], *, first: bool) -> list[Tensor]:
         cond, body = call.functions(sizes)
         values, rows = list(leaves), []
         with Picked(), inside(b, call.where, calls[not first]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.fx import Node as FxNode
@@ -32,10 +33,10 @@ def write_step(
     shapes = [[s for i, s in enumerate(b.shape(n)) if i != steps.time] for n in x_nodes]
     shapes += [b.shape(n) for n in state_nodes]
     examples = [*(leaf.select(call.axis, 0) for leaf in call.x), *call.state]
-    size_examples, calls = call.with_sizes()
-    trace = BodyTrace(b, where, shapes, examples, weight_nodes, call.weights, size_nodes, size_examples)
+    trace = BodyTrace(b, where, shapes, examples, weight_nodes, call.weights, size_nodes, call.sizes)
+    calls = call.calls_with(trace.numbers)
 
-    def run(leaves: Sequence[Tensor], sizes: Sequence[Tensor]) -> list[Tensor]:
+    def run(leaves: Sequence[Tensor], sizes: Sequence[Any]) -> list[Tensor]:
         with warnings.catch_warnings(), inside(b, where, calls):
             _spec, y, new = iteration(call.loop_with(sizes), leaves[: len(x)], leaves[len(x) :], ())
         return [*y, *new]
