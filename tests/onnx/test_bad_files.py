@@ -499,3 +499,8 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "m.onnx")
     with pytest.raises(IRError, match=r"m\.onnx: cannot be read: it is a pipe or a device"):
         stepnet.onnx.load(tmp_path / "m.onnx")
+
+
+def test_a_size_below_zero_is_open(tmp_path):
+    model = stepnet.onnx.load(write(tmp_path / "m.onnx", [node("Relu", ["x"])], [value("x", -2, 3)]))
+    assert model(torch.ones(4, 3))[0].shape == (4, 3)
