@@ -62,6 +62,13 @@ def other(domain, kind):
     return made
 
 
+def renamed(name):
+    """A graph whose node makes what the graph around has."""
+    made = body(name)
+    made.node.append(node("Abs", ["x"], [name]))
+    return made
+
+
 def twice(made):
     made.attribute.append(made.attribute[0])
     return made
@@ -92,6 +99,14 @@ READ = {
     "an output of around": (
         given([node("If", "c", then_branch=other("", "Abs"), else_branch=body("x"))], inputs=[X, TRUTH]),
         r"\(If\), else_branch: nothing makes the output 'x'\n.*of a graph around\n.*\n.*an Identity node",
+    ),
+    "a name of around": (
+        given([node("If", "c", then_branch=renamed("x"), else_branch=other("", "Abs"))], inputs=[X, TRUTH]),
+        r"\(If\), then_branch: node 0 'n' \(Abs\): makes 'x', which is there before it\n.*\n.*of its own",
+    ),
+    "activations of one direction": (
+        given([node("RNN", "xxx", direction="bidirectional", activations=["Tanh"])], inputs=[X]),
+        r"activations for each direction\n.*\['Tanh'\]\n.*as many as \['Tanh', 'Tanh'\]",
     ),
     "an old set": (given([node("Relu", ["x"])], inputs=[X], opset=5), "set of operators that is not read"),
     "a direction": (given([node("GRU", "xxx", direction="up")], inputs=[X]), "no such direction"),
@@ -484,3 +499,8 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "m.onnx")
     with pytest.raises(IRError, match=r"m\.onnx: cannot be read: it is a pipe or a device"):
         stepnet.onnx.load(tmp_path / "m.onnx")
+
+
+def test_a_size_below_zero_is_open(tmp_path):
+    model = stepnet.onnx.load(write(tmp_path / "m.onnx", [node("Relu", ["x"])], [value("x", -2, 3)]))
+    assert model(torch.ones(4, 3))[0].shape == (4, 3)

@@ -107,7 +107,7 @@ CHANGED = {
     "an end before the start": ('shape="2,5,3"', 'shape="2,5..3,3"',
         "Parameter layer 0 'x', shape: dim 5..3 ends"),
     "a purpose": ('internal_layer_id="1"', 'internal_layer_id="1" purpose="current_iteration"',
-        LOOP + ".*purpose is not known\n.*\n.*none, which a TensorIterator does not have"),
+        LOOP + ".*purpose is not known\n.*\n.*none: ports of TensorIterator have no purpose"),
     "two counts": ('internal_layer_id="1"', 'internal_layer_id="1" axis="0"', "Parameter 1 gets slices"),
     "a Parameter of another type": ('name="hi" type="Parameter" version="opset1"><data element_type="f32" '
         'shape="2,1,3"/><input></input><output><port id="0" precision="FP32"', 'name="hi" type="Parameter" '
@@ -125,6 +125,15 @@ CHANGED = {
         LOOP + ": output port 2: the range from 6 to -1 by 1 lies outside.*\n.*start=6.*\n.*5 elements"),
     "another precision": ('precision="FP32"', 'precision="I64"',
         "Parameter layer 0 'x': its element_type and the precision of its port differ.*\n.*f32, I64"),
+    "an output that begins later": ('external_port_id="2" internal_layer_id="3" axis="1"',
+        'external_port_id="2" internal_layer_id="3" axis="1" start="1"',
+        LOOP + ": output port 2: the range from 1 to -1 by 1 is not .*\n.*4 iter.*\n.*start=\"0\" e"),
+    "an output backwards": ('external_port_id="2" internal_layer_id="3" axis="1"',
+        'external_port_id="2" internal_layer_id="3" axis="1" stride="-1"',
+        LOOP + ": output port 2: the range from 0 to -1 by -1 is .*\n.*-5 iter.*\n.*start=\"-1\" e"),
+    "a start of no number": ('internal_layer_id="0" axis="1"', 'internal_layer_id="0" axis="1" start="x"',
+        LOOP + ": port_map input external_port_id=0 internal_layer_id=0: start is no whole number"),
+    "a DTD": ("<net", "<!DOCTYPE net><net", "(?s)DTD and entity declarations are refused.*a DTD"),
     "an element type of nothing": ('element_type="f32"', 'element_type=""',
         "(?s)element_type  is unknown.*nothing"),
     "names that end the line": ('id="3" name="hn"', 'id="2" name="h&#10;n"',
@@ -137,7 +146,7 @@ CHANGED = {
         LOOP + ": <inout> in <port_map> is not known\n.*\n.*expected: <input>, <output>"),
     "edges misspelt": ("</net>", "<edge/></net>", "model.xml: <edge> in <net> is not known"),
     "a stride misspelt": ('internal_layer_id="0" axis="1"', 'internal_layer_id="0" axis="1" Stride="-1"',
-        LOOP + ": port_map input: the attribute Stride is not known\n.*\n.*\n.*write it as stride"),
+        LOOP + ": port_map input .*_id=0: the attribute Stride .*\n.*\n.*\n.*write it as stride"),
     "an attribute misspelt": ('type="Add" version="opset1">',
         'type="Add" version="opset1"><data autobroadcast="none"/>',
         BODY + "Add layer 2 'total': the attribute autobroadcast is not known\n.*\n.*auto_broadcast, axis"),
@@ -217,6 +226,80 @@ def test_what_constants_say_is_known_when_it_is_read(says, tmp_path):
     net = Net()
     net.result(LAST[says](net, net.parameter("x", "2,5,3")))
     with pytest.raises(IRError, match=rf"layer \d+ 'last': {says}"):
+        load(net.write(tmp_path))
+
+
+def branches(net, x, condition, kind):
+    """An If of two bodies, of which one gives another type."""
+    inner = ""
+    for prefix, layer in (("then", "Abs"), ("else", kind)):
+        body = net.body()
+        inputs = [body.parameter("a", "2,3")] * (1 + (layer == "Less"))
+        body.result(body.add(layer, inputs, name=layer))
+        ports = sliced("input", 1, 0) + sliced("output", 2, 2)
+        inner += (
+            f"<{prefix}_port_map>{ports}</{prefix}_port_map><{prefix}_body>{body.content()}</{prefix}_body>"
+        )
+    return net.add("If", [condition, x], version="opset8", inner=inner, name="last")
+
+
+def counted(net, trips, condition):
+    body = net.body()
+    body.result(body.add("Abs", [body.parameter("h", "2,3")]))
+    ports = sliced("input", 2, 0) + sliced("output", 3, 2)
+    x = net.parameter("x", "2,3")
+    return net.loop(body, [trips, condition, x], ports, edge(2, 0), kind="Loop", version="opset5")
+
+
+def sequence(net, batch=2, kind="i4", shape=(1, 16, 4), **more):
+    x, h = net.parameter("x", "2,3,4"), net.const(np.zeros((batch, 1, 4), "f4"))
+    weights = [net.const(np.ones(shape, "f4")) for shape in (shape, (1, 16, 4), (1, 16))]
+    sources = [x, h, h, net.const(np.array([3, 2], kind)), *weights]
+    return net.add("LSTMSequence", sources, ["FP32"] * 3, "opset5", hidden_size=4, **more)
+
+
+def variable(net, **more):
+    x = net.parameter("x", "2,3")
+    return net.add("ReadValue", [x], version="opset6", variable_id="v", **more)
+
+
+LAYERS = {
+    r"If .*: its bodies give output port 2 values of different .*\n.*float32 of then.*bool": lambda n: (
+        branches(n, n.parameter("x", "2,3"), n.parameter("c", "", "bool"), "Less")
+    ),
+    r"If .*: the condition is of another element type\n.*float32\n.*bool": lambda n: branches(
+        n, n.parameter("x", "2,3"), n.parameter("c", ""), "Abs"
+    ),
+    r"then_body .*: Parameter layer 0 'a': what it is fed has another element type\n.*int64": lambda n: (
+        branches(n, n.parameter("x", "2,3", "int64"), n.parameter("c", "", "bool"), "Abs")
+    ),
+    r"Loop .*: the trip count is negative\n.*-5\n.*or -1": lambda n: counted(n, n.const(-5), n.const(True)),
+    r"Loop .*: the trip count is of another element type\n.*float64": lambda n: counted(
+        n, n.const(2.0), n.const(True)
+    ),
+    r"LSTMSequence .*: X and a state have different batch sizes\n.*\[2, 3, 4\].*\[1, 1, 4\]\n.*\[2, 1, 4\]": (
+        lambda n: sequence(n, batch=1)
+    ),
+    r"LSTMSequence .*: sequence lengths must be whole numbers\n.*float32\n.*int64": lambda n: sequence(
+        n, kind="f4"
+    ),
+    r"LSTMSequence .*: W must have 3 dim.*of 1, as it is forward\n.*\[16, 4\]\n.*\[1, 16, 4\]": lambda n: (
+        sequence(n, shape=(16, 4))
+    ),
+    r"LSTMSequence .*: input_forget is an attribute of the first .*\n.*opset5\n.*opset1": lambda n: sequence(
+        n, input_forget="true"
+    ),
+    r"ReadValue .*: says only one of the type and the shape .*\n.*variable_type\n": lambda n: variable(
+        n, variable_type="f32"
+    ),
+}
+
+
+@pytest.mark.parametrize("says", LAYERS)
+def test_layers_that_break_a_rule(says, tmp_path):
+    net = Net()
+    net.result(LAYERS[says](net))
+    with pytest.raises(IRError, match=says):
         load(net.write(tmp_path))
 
 

@@ -37,6 +37,7 @@ torch.empty(1, device="meta").add(1)
 SIZES = (12, 24)  # for dynamic dimensions: with many divisors, so that strides and splits fit
 _SMALL = 4096  # elements of a value that is computed
 _MOST_NODES = 20_000
+_ALL = ('start="0" end="-1": all that the loop gives', 'start="-1" end="0": all of it, the last first')
 
 
 class _Unknown:
@@ -387,15 +388,20 @@ class Walk:
 
     def _joined(self, node: Node, port: Concat, value: Tensor, steps: int) -> Tensor:
         axis, part = self._part(node, port, value)
-        said, whole = abs(port.end - port.start) / abs(port.stride), steps * part
+        whole = steps * part
+        start, end = (v + whole + 1 if v < 0 else v for v in (port.start, port.end))
+        said = (end - start) / port.stride
         text = f"output {port.output}: the range from {port.start} to {port.end} by {port.stride}"
         if port.start >= 0 and port.end >= 0 and said != steps:  # it says by itself how many there are
             what = f"{text} is not as long as the loop"
             raise _Fault.at(node.layer, what, (said, steps), got=f"{said:g} iterations", expected=steps)
-        if any(not -whole - 1 <= end <= whole for end in (port.start, port.end)):
+        if any(not 0 <= v <= whole for v in (start, end)):
             what, got = f"{text} lies outside what the loop gives", f"start={port.start}, end={port.end}"
             key, wanted = str((port.start, port.end)), f"both within {whole} elements"
             raise _Fault.at(node.layer, what, key, got=got, expected=wanted)
+        if said != steps:
+            what, got = f"{text} is not as long as the loop", f"{said:g} iterations of {steps}"
+            raise _Fault.at(node.layer, what, said - steps, got=got, expected=_ALL[port.stride < 0])
         declared = next(p for p in node.layer.outputs if f"port {p.id}" == port.output).shape
         if declared is not None and len(declared) == value.dim() and declared[axis] not in (-1, steps * part):
             size, made = declared[axis], steps * part
@@ -443,7 +449,10 @@ class Walk:
         return [by_port[f"port {p.id}"] for p in node.layer.outputs]
 
     def _check_one(self, node: Node, value: Any, what: str) -> None:
-        """What a layer that decides takes: one number."""
+        """What a layer that decides takes: one number, whole or a truth value."""
+        if isinstance(value, Tensor) and value.is_floating_point():
+            said = {"got": dtype_name(value.dtype), "expected": "whole numbers" if "trip" in what else "bool"}
+            raise _Fault.at(node.layer, f"the {what} is of another element type", str(value.dtype), **said)
         if isinstance(value, Tensor) and value.numel() != 1:
             said = {"got": f"a tensor of {list(value.shape)}", "expected": "one value"}
             raise _Fault.at(node.layer, f"the {what} must be one value", str(value.shape), **said)
@@ -454,10 +463,18 @@ class Walk:
         for prefix, graph in runner.graphs.items():
             rows = node.layer.maps[prefix]
             values = {row.internal: given[runner.index[row.external]] for row in rows.inputs}
+            for i, value in values.items():
+                self._check_fed(graph.net.layers[i], value)
             quiet = self.branch()  # a branch that is never taken may not fit
             found = quiet.graph(graph, [values[i] for i in graph.net.parameters])
             results = dict(zip(graph.net.results, found, strict=True))
             branches.append({row.external: results[row.internal] for row in rows.outputs})
+        for port in node.layer.outputs:
+            one, other = (found[port.id] for found in branches)
+            if isinstance(one, Tensor) and isinstance(other, Tensor) and one.dtype != other.dtype:
+                types = f"{dtype_name(one.dtype)} of then_body, {dtype_name(other.dtype)} of else_body"
+                what = f"its bodies give output port {port.id} values of different element types"
+                raise _Fault.at(node.layer, what, types, got=types, expected="one element type")
         return [
             _shape_of(branches[0][p.id]) if _alike(branches[0][p.id], branches[1][p.id]) else UNKNOWN
             for p in node.layer.outputs

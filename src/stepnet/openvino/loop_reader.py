@@ -62,7 +62,9 @@ def read_loop_parts(layer: Layer, element: Any, scope: str, depth: int, read_bod
 
 
 def _row(element: Any, layer: Layer, side: str) -> PortRow:
-    where = f"{layer.where}: port_map {side}"
+    keys = [k for k in ("external_port_id", "internal_layer_id") if element.get(k)]
+    which = "".join(f" {key}={shorten(element.get(key))}" for key in keys)
+    where = f"{layer.where}: port_map {side}{which}"
     attributes = Attributes(element.attrib, where)
     if "internal_port_id" in attributes:
         raise Broken(
@@ -74,38 +76,38 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
     check_names(element.attrib, where, _OF_ROWS)
     purpose = element.get("purpose") or None
     if purpose is not None and (purpose not in PURPOSES or layer.type != "Loop"):
-        known = " or ".join(PURPOSES) if layer.type == "Loop" else f"none, which a {layer.type} does not have"
+        known = (
+            " or ".join(PURPOSES) if layer.type == "Loop" else f"none: ports of {layer.type} have no purpose"
+        )
         raise Broken(f"{where}: purpose is not known", got=shorten(purpose), expected=known)
     external = attributes.int("external_port_id")
     internal = attributes.int("internal_layer_id")
     if purpose is None and external < 0:
-        raise Broken(
-            f"{where}: external_port_id={external} names no port", got=external, expected="the id of a port"
-        )
+        purposed = f', or purpose="{_SIDES[side][1]}"' if layer.type == "Loop" else ""
+        raise Broken(f"{where}: names no port", got=external, expected=f"the id of a port{purposed}")
     axis = attributes.int("axis") if "axis" in attributes else None
     stride, part = attributes.int("stride", 1), attributes.int("part_size", 1)
     row = PortRow(
         external, internal, axis, attributes.int("start", 0), attributes.int("end", -1), stride, part, purpose
     )
     if axis is not None:
-        here = f"{where} external_port_id={external}"
         if layer.type == "If":
-            raise Broken(f"{here}: a branch of If is not sliced", got=f"axis={axis}", expected="no axis")
+            raise Broken(f"{where}: a branch of If is not sliced", got=f"axis={axis}", expected="no axis")
         if stride == 0:
             raise Broken(
-                f"{here}: stride must not be 0",
+                f"{where}: stride must not be 0",
                 got="stride=0",
                 expected='stride="1", say, or -1 for backwards',
             )
         if part <= 0:
             raise Broken(
-                f"{here}: part_size must be > 0",
+                f"{where}: part_size must be > 0",
                 got=f"part_size={part}",
                 expected=f'part_size="{max(abs(stride), 1)}", as far as the stride',
             )
         if part != abs(stride):
             raise Broken(
-                f"{here}: part_size {part} and |stride| {abs(stride)} differ"
+                f"{where}: part_size {part} and |stride| {abs(stride)} differ"
                 " (overlapping slices are not defined)",
                 got=f"part_size={part}, stride={stride}",
                 expected="part_size equal to |stride|",
@@ -190,7 +192,7 @@ def _check_ends(layer: Layer, net: Net, row: PortRow, ports: Collection[int], si
         raise Broken(
             f"{where}: external_port_id={row.external} names no {side} port",
             got=row.external,
-            expected=f"one of {list(ports)[:8]}",
+            expected=f"one of {list(ports)[:8]}" if ports else f"an {side} port, of which the layer has none",
         )
 
 
@@ -220,11 +222,12 @@ def _read_back_edges(layer: Layer, element: Any) -> None:
                 expected="one back edge for each Parameter",
             )
         if fed[end].axis is not None or fed[end].purpose is not None:
-            how = "slices" if fed[end].axis is not None else "the iteration number"
+            cut = fed[end].axis is not None
+            how, what = ("slices", "axis") if cut else ("the iteration number", "purpose")
             raise Broken(
                 f"{where}: Parameter {end} gets {how} from its port_map and cannot be carried",
-                got=f"axis={fed[end].axis}" if fed[end].axis is not None else fed[end].purpose,
-                expected="a Parameter whose port_map entry has no axis",
+                got=f"{what}={getattr(fed[end], what)}",
+                expected=f"a Parameter whose port_map entry has no {what}",
             )
         edges[end] = start
     layer.back_edges = tuple((start, end) for end, start in edges.items())

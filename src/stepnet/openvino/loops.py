@@ -315,6 +315,9 @@ class TensorIteratorRunner:
         return None if self.loop.slices else Count(self.loop).steps
 
 
+_COUNTS = "a number >= 0, or -1 where only the condition ends the loop"
+
+
 class LoopRunner:
     """Runs a Loop-5 layer: up to a trip count (-1: no limit), while a condition holds."""
 
@@ -350,7 +353,11 @@ class LoopRunner:
             self.rows.reason = "two parameters of its body get the number of the iteration"
 
     def _check_ends(self) -> None:
-        """Refuse a loop whose constants say that it never ends."""
+        """Refuse a loop whose constants say that it never ends, or that are no counts."""
+        if self.trips is not None and self.trips < -1:
+            raise Misfitting(
+                f"{self.layer.where}: the trip count is negative", got=self.trips, expected=_COUNTS
+            )
         cuts = any(row.axis is not None for row in self.layer.maps[""].inputs)
         if self.trips is not None and self.trips < 0 and self.goes_on_always and not cuts:
             raise Misfitting(
@@ -376,6 +383,8 @@ class LoopRunner:
             return self._written(values)
         trips, go = _one(values[0], "trip count"), bool(_one(values[1], "condition"))
         feeds = {f"port {port}": values[i] for port, i in self.index.items()}
+        if trips < -1:
+            raise Misfit("the trip count is negative", got=trips, expected=_COUNTS)
         slices = [Cut.of(port, feeds[port.source]).steps for port in self.loop.slices]
         longest = min(slices, default=None)
         if longest is not None and longest < trips:

@@ -122,6 +122,13 @@ def _by_variable(net: Net, kind: str) -> dict[str, Layer]:
                 got=f"layers {found[name].id} and {layer.id}",
                 expected="one",
             )
+        told = [key for key in ("variable_type", "variable_shape") if key in layer.attributes]
+        if kind == "readvalue" and len(told) == 1:
+            raise Broken(
+                f"{layer.where}: says only one of the type and the shape of its variable",
+                got=told[0],
+                expected="variable_type and variable_shape, or, of opset3, neither",
+            )
         if kind == "readvalue" and (len(layer.inputs) > 1 or len(layer.outputs) != 1):
             raise Broken(
                 f"{layer.where}: takes one value and gives one",

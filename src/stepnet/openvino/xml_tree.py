@@ -17,7 +17,7 @@ def parse(path: Path) -> Any:
         MissingExtraError: defusedxml is not installed.
     """
     try:
-        from defusedxml import DefusedXmlException, ElementTree
+        from defusedxml import DefusedXmlException, DTDForbidden, ElementTree
     except ImportError as error:
         raise MissingExtraError("reading OpenVINO IR", package="defusedxml", extra="openvino") from error
     with opened(path, "an .xml file") as file:
@@ -33,7 +33,7 @@ def parse(path: Path) -> Any:
     except DefusedXmlException as error:
         raise Broken(
             f"{path.name}: DTD and entity declarations are refused",
-            got=type(error).__name__,
+            got="a DTD" if isinstance(error, DTDForbidden) else "an entity",
             expected="XML without <!DOCTYPE>",
         ) from error
     except (ElementTree.ParseError, ValueError, LookupError, OverflowError) as error:

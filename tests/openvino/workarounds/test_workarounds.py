@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from covering import few
 from ir_cases import case
+from ir_files import Net
 from stepnet import BackEdge, InputPort, OutputPort, TensorIterator
 from stepnet.errors import IRError
 from stepnet.openvino import load, save
@@ -298,6 +300,23 @@ def test_attributes_left_out_are_written(type, version, shape, tmp_path):
     right = {"SoftMax": x.softmax(1), "ShapeOf": torch.tensor(shape), "DepthToSpace": x}[type]
     torch.testing.assert_close(torch.from_numpy(found), right, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(load(tmp_path / "m.xml")(x)["y"], right)
+
+
+def test_activations_left_out_are_written(tmp_path):
+    net = Net()
+    x, h = net.parameter("x", "2,3,4"), net.const(np.zeros((2, 1, 4), "f4"))
+    weights = [net.const(np.full(shape, 0.1, "f4")) for shape in ((1, 4, 4), (1, 4, 4), (1, 4))]
+    sources = [x, h, net.const(np.array([3, 2], "i4")), *weights]
+    net.result(
+        net.add("RNNSequence", sources, ["FP32", "FP32"], "opset5", hidden_size=4, direction="forward")
+    )
+    model = load(net.write(tmp_path))
+    save(model, tmp_path / "again.xml")
+    assert 'activations="tanh"' in (tmp_path / "again.xml").read_text()
+    openvino = pytest.importorskip("openvino")
+    x = torch.randn(2, 3, 4)
+    found = openvino.Core().compile_model(str(tmp_path / "again.xml"), "CPU")([x.numpy()])[0]
+    torch.testing.assert_close(torch.from_numpy(found), model(x)[0], rtol=2e-2, atol=2e-2)
 
 
 def test_whole_sums_are_multiplied(tmp_path):

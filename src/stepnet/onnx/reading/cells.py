@@ -86,7 +86,8 @@ class Cell:
     def _activations(self, default: list[str]) -> list[list[Activation]]:
         names = node_names = self.node.get("activations", default * len(self.reversed))
         if len(names) != len(default) * len(self.reversed):
-            raise Misfit("there must be activations for each direction", node_names, default)
+            wanted = default * len(self.reversed)
+            raise Misfit("there must be activations for each direction", node_names, f"as many as {wanted}")
         alphas: Iterator[float] = iter(self.node.get("activation_alpha", []))
         betas: Iterator[float] = iter(self.node.get("activation_beta", []))
         found = []

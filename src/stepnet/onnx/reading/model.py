@@ -213,7 +213,11 @@ def _socket(value: ir.Value, where: str) -> Socket:
             raise NotRead(
                 f"{where}: '{value.name}': torch has no such element type", got=value.dtype, expected=NUMBERS
             ) from problem
-    shape = None if value.shape is None else tuple(d if isinstance(d, int) else -1 for d in value.shape)
+    shape = (
+        None
+        if value.shape is None
+        else tuple(d if isinstance(d, int) and d >= 0 else -1 for d in value.shape)
+    )
     return Socket(value.name or "", shape, dtype)
 
 

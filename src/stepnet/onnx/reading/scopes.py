@@ -66,7 +66,7 @@ def _check_nodes(
                 got=counts, expected=(len(own.input), len(own.output)),
             )  # fmt: skip
         for name in node.output:
-            if name and name in made:
+            if name and (name in made or name in around):
                 what = f"{place}: makes '{_short(name)}', which is there before it"
                 raise Broken(what, got=f"'{_short(name)}'", expected=_OWN)
             made.add(name)

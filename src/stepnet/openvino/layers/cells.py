@@ -35,6 +35,9 @@ _ACTIVATIONS: dict[str, Callable[[Tensor, float, float], Tensor]] = {
 }
 
 
+_FIRST = ("opset1", "opset2", "opset3")  # in which an LSTM says the order of its gates
+
+
 class Cell:
     """The attributes that all cells and sequences share, and one step.
 
@@ -133,6 +136,13 @@ class LSTM(Cell):
                 "weights_format is not known", got=self.order[:20], expected="the letters f, i, c, o"
             )
         self.input_forget = attributes.bool("input_forget", False)
+        if (self.order != "fico" or self.input_forget) and layer.version not in _FIRST:
+            name = "input_forget" if self.input_forget else "weights_format"
+            raise Misfit(
+                f"{name} is an attribute of the first {layer.type} only",
+                got=f'{name}="{attributes.text(name)[:20]}" in a layer of {layer.version}',
+                expected=f"{', '.join(_FIRST)}, or gates in the order fico, each with weights of its own",
+            )
 
     def step(
         self, x: Tensor, states: Sequence[Tensor], w: Tensor, r: Tensor, b: Tensor | None,

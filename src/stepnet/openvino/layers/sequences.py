@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import run
 from stepnet.executors import naive
@@ -161,8 +162,17 @@ class SequenceRunner:
         self, x: Tensor, states: Sequence[Tensor], lengths: Tensor, weights: Sequence[Tensor], directions: int
     ) -> None:
         if x.dim() != 3:
-            raise Misfit("X must be [batch, time, input]", got=shape_text(x), dims=x.dim())
+            raise Misfit(
+                "X must be [batch, time, input]", got=shape_text(x), expected="three dimensions", dims=x.dim()
+            )
         for state in states:
+            if state.dim() == 3 and state.shape[0] != x.shape[0]:
+                raise Misfit(
+                    "X and a state have different batch sizes",
+                    got=f"X {shape_text(x)}, a state {shape_text(state)}",
+                    expected=f"a state of [{x.shape[0]}, {directions}, {self.cell.hidden}]",
+                    dims=(x.shape[0], state.shape[0]),
+                )
             if state.dim() != 3 or state.shape[1] != directions:
                 got = state.shape[1] if state.dim() == 3 else state.dim()
                 raise Misfit(
@@ -171,6 +181,12 @@ class SequenceRunner:
                     expected=f"[{x.shape[0]}, {directions}, {self.cell.hidden}], as it is {self.direction}",
                     dims=(directions, got),
                 )
+        if lengths.dtype not in (torch.int32, torch.int64):
+            raise Misfit(
+                "sequence lengths must be whole numbers",
+                got=dtype_name(lengths.dtype),
+                expected="int32 or int64",
+            )
         if lengths.shape != (x.shape[0],):
             raise Misfit(
                 f"sequence lengths must be [{x.shape[0]}]",
@@ -180,11 +196,15 @@ class SequenceRunner:
             )
         if self.known is not None:
             _check_lengths(self.known, x.shape[1])
-        for name, weight, rank in zip("WRB", weights, (3, 3, 2), strict=True):
-            if weight.dim() != rank or weight.shape[0] != directions:
+        rows, hidden = self.cell.gates * self.cell.hidden, self.cell.hidden
+        sizes = (rows, x.shape[2]), (rows, hidden), (self.cell.bias_gates * hidden,)
+        for name, weight, each in zip("WRB", weights, sizes, strict=True):
+            if weight.dim() != len(each) + 1 or weight.shape[0] != directions:
                 raise Misfit(
-                    f"{name} must have {rank} dimensions, the first for {directions} direction(s)",
+                    f"{name} must have {len(each) + 1} dimensions, the first of {directions},"
+                    f" as it is {self.direction}",
                     got=shape_text(weight),
+                    expected=[directions, *each],
                     dims=shape_text(weight),
                 )
         w, r, b = (t[0] for t in weights)
