@@ -37,7 +37,7 @@ STEPS = {  # a step, and why it is not compiled
         f"{COUNTS.replace('d =', 'e =')}  sh = Constant<value = int64[1] {{1}}>()  d = Reshape(e, sh)",
         None,
     ),
-    "picks": ("x = Gather(rows, i)  t = Add(p, x)  y = Neg(x)  d = Less(m, limit)", None),
+    "picks": ("z = Gather(rows, i)  t = Add(p, z)  y = Neg(z)  d = Less(m, limit)", None),
     "a branch": (
         """t = Tanh(p)  y = Neg(s)  l = Less(m, limit)  d = If(l) <then_branch = u () => (q)
            { a = ReduceMax<keepdims=0>(t)  z = Abs(a)  f = Neg(least)  q = Greater(z, f) },
