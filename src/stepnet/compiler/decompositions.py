@@ -1,8 +1,11 @@
-"""Decompositions that give what torch's kernels give at NaN and zeros, where torch's own do not."""
+"""Decompositions that give what torch's kernels give at NaN and zeros, where torch's own do not; and torch's
+own, without what they import."""
 
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as _KINDS
 from torch.overrides import TorchFunctionMode
 
 from .simpler import SIMPLER, one_hot, simpler_call
@@ -55,7 +59,47 @@ def _split(x: Tensor, size: int, dim: int = 0) -> Any:
     return torch.ops.aten.split_with_sizes.default(x, sizes, dim)
 
 
+# torch's two do the same, but ask sympy whether shapes fit: half a second of imports
+
+
+def _layer_norm(x: Tensor, shape: Any, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
+    of = tuple(shape)
+    if any(t is not None and tuple(t.shape) != of for t in (weight, bias)) or x.is_complex():
+        return NotImplemented
+    wide = _wide(x)
+    var, mean = torch.var_mean(wide, [*range(x.dim() - len(of), x.dim())], correction=0, keepdim=True)
+    rstd = torch.rsqrt(var + eps)
+    out = (wide - mean) * rstd
+    out = out if weight is None else out * weight
+    out = out if bias is None else out + bias
+    return tuple(t.to(x.dtype) for t in (out, mean, rstd))
+
+
+def _layer_norm_backward(
+    grad: Tensor, x: Tensor, shape: Any, mean: Tensor, rstd: Tensor, weight: Tensor | None,
+    bias: Tensor | None, mask: Any,
+) -> Any:  # fmt: skip
+    dims, first = [*range(x.dim())], x.dim() - len(shape)
+    wide, size = _wide(grad), math.prod(shape)
+    hat = (_wide(x) - mean) * rstd
+    found: list[Tensor | None] = [None, None, None]
+    if mask[0]:
+        by_hat = wide if weight is None else wide * _wide(weight)
+        of_mean, of_std = by_hat.sum(dims[first:], True), (by_hat * hat).sum(dims[first:], True)
+        found[0] = (rstd / size * (by_hat * size - of_mean - hat * of_std)).to(x.dtype)
+    for at, given, change in ((1, weight, lambda: wide * hat), (2, bias, lambda: wide)):
+        if mask[at] and given is not None:
+            found[at] = (change().sum(dims[:first]) if first else change().clone()).to(given.dtype)
+    return tuple(found)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
 _OURS: dict[str, Callable[..., Any]] = {
+    "native_layer_norm": _layer_norm,
+    "native_layer_norm_backward": _layer_norm_backward,
     "hardtanh_backward": lambda grad, x, low, high: torch.where((x > low) & (x < high), grad, 0.0),
     "elu_backward": _elu_backward,
     "hardsigmoid_backward": lambda grad, x: torch.where((x > -3.0) & (x < 3.0), grad * _SIXTH, 0.0),
@@ -70,13 +114,16 @@ _OURS: dict[str, Callable[..., Any]] = {
 
 
 def bare(function: Any) -> Any:
-    """A decomposition of torch's without its guards against Dynamo, which import all of it: a second."""
+    """A decomposition of torch's without its guards against Dynamo, which import all of it: a second; and, of
+    floats of one type, without its promotion of types, which imports sympy: half of one."""
     within = getattr(function, "__wrapped__", None)
     if within is None:
         return function
     made = bare(within)
     if function.__code__ is _GUARD:
         return made
+    if function.__code__ in _promoting():
+        return _unless_floats(function, made)
     if made is within:
         return function
     code, names, default = function.__code__, function.__globals__, function.__defaults__
@@ -87,6 +134,41 @@ def bare(function: Any) -> Any:
 
 
 _GUARD = _disable_dynamo(lambda: None).__code__
+
+
+@functools.cache
+def _promoting() -> tuple[types.CodeType, ...]:
+    """The code of torch's functions that promote types and call another one."""
+    from torch._decomp.decompositions import type_casts
+    from torch._prims_common.wrappers import elementwise_type_promotion_wrapper
+
+    how: Any = {"type_promoting_args": (), "type_promotion_kind": _KINDS.DEFAULT}
+    made: Any = elementwise_type_promotion_wrapper(**how)(lambda: None)
+    made = inspect.unwrap(made, stop=lambda function: "self" in function.__code__.co_freevars)
+    casts: Any = type_casts(lambda: None, _KINDS.DEFAULT)
+    return made.__code__, casts.__code__
+
+
+def _unless_floats(function: Any, within: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that promotes types; where there is nothing to promote, what it calls."""
+    known = inspect.getclosurevars(function).nonlocals
+    of_names = known.get("self")  # what says which arguments are promoted: else, all tensors
+    kind = known["type_promotion"] if of_names is None else of_names.type_promotion_kind
+    if kind not in (_KINDS.DEFAULT, _KINDS.INT_TO_FLOAT) or known.get("include_non_tensor_args"):
+        return function
+    signature = inspect.signature(within)
+
+    def promoted(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        names = given if of_names is None else of_names.type_promoting_arg_names
+        parts = [given[name] for name in names if name in given]
+        dtypes = {part.dtype for part in parts if isinstance(part, Tensor)}
+        others = {type(part) for part in parts if not isinstance(part, Tensor)}
+        is_plain = dtypes in ({torch.float32}, {torch.float64}) and given.get("dtype") is None
+        is_plain &= others <= {float} if of_names is not None else others.isdisjoint({list, tuple, dict})
+        return (within if is_plain else function)(*args, **kwargs)
+
+    return promoted
 
 
 def exact() -> dict[Any, Callable[..., Any]]:
