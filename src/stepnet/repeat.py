@@ -17,8 +17,9 @@ from typing_extensions import TypeVarTuple, Unpack
 from stepnet.compiler.inner_loops import inner, is_row
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import transformed
+from stepnet.data.modes import is_wrapped, transformed
 from stepnet.data.recording import AS_A_LAYER, StandIn, recorded_in_frames
+from stepnet.data.storage import apart
 from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
 from stepnet.errors import StepError
 from stepnet.executors import naive
@@ -101,7 +102,8 @@ def while_loop(
             states and as many steps between two of them.
 
     Returns:
-        The loop variables after the last step, nested as `loop_vars`.
+        The loop variables after the last step, nested as `loop_vars`. Tensors have memory of their
+        own, also where no step was run.
 
     Raises:
         StepError: the condition is no boolean, the body changes the structure, shape or dtype of a loop
@@ -156,8 +158,21 @@ def while_loop(
     if within is not None and code.by_row:
         within.longest = max(within.longest, state.step)
     out = run.outputs(state)
-    result = unflatten(spec, [out[name] for name in code.names])
+    found = [out[name] for name in code.names]
+    if within is None and not torch.compiler.is_compiling():
+        found = _own(found, leaves)
+    result = unflatten(spec, found)
     return list(result) if isinstance(loop_vars, list) else result
+
+
+def _own(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """Results to write to, however many steps were run: their memory is nobody else's."""
+    own = iter(apart([*filter(_has_memory, results)], filter(_has_memory, given)))
+    return [next(own) if _has_memory(value) else value for value in results]
+
+
+def _has_memory(value: Any) -> bool:
+    return type(value) in (Tensor, torch.nn.Parameter) and not is_wrapped(value)
 
 
 def while_joined(

@@ -340,3 +340,12 @@ def test_what_is_carried_keeps_its_dtype_under_autocast(run):
         found = run(w, h)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, torch.tanh(torch.tanh(h @ w) @ w), rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("checkpoint", [None, 2])
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_results_share_no_memory_with_the_first_variables_nor_with_each_other(steps, checkpoint):
+    a, b = torch.ones(2, requires_grad=True), torch.ones(2)
+    first = torch.tensor(0), a, b
+    out = while_loop(lambda i, a, b: i < steps, lambda i, a, b: (i + 1, b, b), first, checkpoint=checkpoint)
+    assert len({t.untyped_storage().data_ptr() for t in (*first, *out)}) == 6
