@@ -24,10 +24,12 @@ def value(name, *shape, kind=TensorProto.FLOAT):
     return helper.make_tensor_value_info(name, kind, shape)
 
 
-def write(path, nodes, inputs=(), outputs=("y",), constants=(), opset=20):
+def write(path, nodes, inputs=(), outputs=("y",), constants=(), opset=20, functions=(), imports=("", "my")):
     made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
     graph = helper.make_graph(nodes, "g", list(inputs), made, list(constants))
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    model = helper.make_model(graph, ir_version=9, functions=functions)
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(domain, opset if not domain else 1) for domain in imports)
     path.write_bytes(model.SerializeToString())
     return path
 
@@ -44,9 +46,9 @@ def body(*outputs, inputs=()):
     return helper.make_graph([], "b", list(inputs), [value(name) for name in outputs])
 
 
-def before_its_file():
+def outside(offset):
     tensor = TensorProto(name="s", data_type=1, dims=[2], data_location=TensorProto.EXTERNAL)
-    for key, text in (("location", "m.bin"), ("offset", "-5"), ("length", "8")):
+    for key, text in (("location", "m.bin"), ("offset", offset), ("length", "8")):
         tensor.external_data.add(key=key, value=text)
     return tensor
 
@@ -55,10 +57,16 @@ def given(nodes, **more):
     return {"nodes": nodes, **more}
 
 
-def other(domain, kind):
+def function(kind, domain, imported=None):
+    """A function of one node; `imported`: the domain of its operators."""
+    domains = [] if imported is None else [helper.make_opsetid(imported, 20 if not imported else 1)]
+    return helper.make_function("my", "F", ["a"], ["b"], [node(kind, "a", "b", domain=domain)], domains)
+
+
+def other(domain, kind, read="x"):
     """A graph of one node, of operators of somebody else."""
     made = body("z")
-    made.node.append(helper.make_node(kind, ["x"], ["z"], name="n", domain=domain))
+    made.node.append(helper.make_node(kind, [read], ["z"], name="n", domain=domain))
     return made
 
 
@@ -81,6 +89,7 @@ FOREVER = helper.make_graph(
 )  # fmt: skip
 SUMS = helper.make_graph([node("Add", "ab", "c")], "b", [value("a", 3), value("b", 4)], [value("c", None)])
 TABLES = helper.make_graph([node("Relu", "a", "c")], "b", [value("a", 7, 7)], [value("c", None)])
+F = function("Relu", "", "")
 READ = {
     "unknown operators": (
         given([node("Foo", "x"), node("Bar", "y", "z")], inputs=[X]),
@@ -177,8 +186,74 @@ READ = {
         r"constant 's' is of no element type that is known\n.*99",
     ),
     "outside, before its file": (
-        given([node("Relu", "x")], inputs=[X], constants=[before_its_file()]),
-        "External data offset must be non-negative, got -5 for tensor 's'",
+        given([node("Relu", "x")], inputs=[X], constants=[outside("-5")]),
+        "constant 's': the offset in its file is no number of bytes\n.*-5",
+    ),
+    "outside, nowhere": (
+        given([node("Relu", "x")], inputs=[X], constants=[outside("x")]),
+        "constant 's': the offset in its file is no number of bytes\n.*x",
+    ),
+    "a circle": (
+        given([node("Add", "xb", "a"), node("Relu", "a", "b")], inputs=[X], outputs=["a"]),
+        r"'n' \(Add\): reads 'b', which is made of what it gives itself\n.*input 1, of node 1 'n' \(Relu\)",
+    ),
+    "an order": (
+        given([node("Relu", "b"), node("Relu", "x", "b")], inputs=[X]),
+        r"reads 'b', which nothing before it makes\n.*input 0, of node 1 .*\n.*\n.*in the order",
+    ),
+    "an order of around": (
+        given(
+            [
+                node("If", "c", then_branch=other("", "Abs", "w"), else_branch=other("", "Abs")),
+                node("Abs", "x", "w"),
+            ],
+            inputs=[X, TRUTH],
+        ),
+        r"then_branch: node 0 'n' \(Abs\): reads 'w', which nothing before it makes\n.*of a graph around",
+    ),
+    "no set": (
+        given([node("Relu", "x")], inputs=[X], imports=["my"]),
+        "no version of ONNX's operators .*\n.*my\n",
+    ),
+    "few bytes": (
+        given(
+            [node("Relu", "x")],
+            inputs=[X],
+            constants=[TensorProto(name="s", data_type=1, dims=[2, 2], raw_data=b"12")],
+        ),
+        r"constant 's': does not fill its shape\n.*2 bytes\n.*16 for FLOAT\[2, 2\]",
+    ),
+    "few numbers": (
+        given(
+            [node("Relu", "x")],
+            inputs=[X],
+            constants=[TensorProto(name="s", data_type=7, dims=[2], int64_data=[3])],
+        ),
+        r"constant 's': does not fill its shape\n.*1 numbers of int64_data\n.*2 for INT64\[2\]",
+    ),
+    "a constant of another shape": (
+        given([node("Relu", "x")], inputs=[X, value("s", "N", 3)], constants=[ints("s", 1, 2)]),
+        r"constant 's' has another shape than the input of its name\n.*\[2\]\n.*\[\?, 3\]",
+    ),
+    "a scan of one number": (
+        given([node("Scan", "x", num_scan_inputs=1, body=TABLES)], inputs=[value("x")]),
+        r"'n' \(Scan\): input 0 has no axis to cut\n.*\[\]",
+    ),
+    "a function twice": (
+        given([node("F", "x", domain="my")], inputs=[X], functions=[F, F]),
+        "two functions have the name 'my.F'",
+    ),
+    "a function of no import": (
+        given([node("F", "x", domain="my")], inputs=[X], functions=[F], imports=[""]),
+        r"node 0 'n' \(F\): the domain 'my' of 'F' is not imported\n.*''\n.*'my'",
+    ),
+    "a set that a function does not import": (
+        given([node("F", "x", domain="my")], inputs=[X], functions=[function("Relu", "")]),
+        r"function 'F': node 0 'n' \(Relu\): the domain '' of 'Relu' is not imported",
+    ),
+    "a function of itself": (
+        given([node("F", "x", domain="my")], inputs=[X], functions=[function("F", "my", "my")]),
+        r"function 'F': calls itself, by itself or by others\n.*'my.F'",
     ),
     "a rank of a body": (
         given([node("Scan", "x", num_scan_inputs=1, body=TABLES)], inputs=[X]),
@@ -194,7 +269,7 @@ READ = {
     ),
     "a loop for ever": (
         given([node("Loop", ["", ""], (), body=FOREVER), node("Relu", "x")], inputs=[X]),
-        "never ends",
+        "never ends\n.*\n.*a trip count as its first input",
     ),
 }
 
@@ -209,6 +284,10 @@ def test_refused_when_read(name, tmp_path):
 PAIRS = helper.make_graph([node("Add", "ab", "c")], "b", [value("a", 3), value("b", 3)], [value("c", 3)])
 RUN = {
     "a shape": (given([node("Reshape", "xs")], constants=[ints("s", 7, 7)]), r"\[2, 3\] cannot .*49"),
+    "types of a sequence": (
+        given([node("SequenceConstruct", "xs")], constants=[ints("s", 7)]),
+        r"different element types\n.*float32, int64",
+    ),
     "a large tensor": (given([node("Expand", "xs")], constants=[ints("s", 10**9, 10**6, 1, 1)]), "too large"),
     "a large constant": (
         given([node("ConstantOfShape", "s"), node("Relu", "x", "z")], constants=[ints("s", 10**12)]),

@@ -88,6 +88,8 @@ BODY = r"model.xml: body of TensorIterator 'TensorIterator_2' \(layer 2\): "
 CHANGED = {
     "an opset of the future": ('name="total" type="Add" version="opset1"', 'name="total" type="Add" '
         'version="opset99"', BODY + "Add layer 2 'total': version is not known"),
+    "an opset before its type": ('name="total" type="Add" version="opset1"', 'name="total" type="Mish" '
+        'version="opset3"', BODY + r"Mish layer 2 'total': its version has .*\n.*opset3\n.*opset4 or later"),
     "no opset": ('version="opset1"', 'version="opset0"', "Parameter layer 0 'x': version is not known"),
     "no type": ('type="Add"', 'type=""', BODY + "layer 2 'total': its type is empty"),
     "a number too long": ('<layer id="2" name="total"', f'<layer id="{"9" * 30}" name="total"',

@@ -16,6 +16,7 @@ import openvino_rows
 from ir_files import Net
 from stepnet.errors import IRError
 from stepnet.openvino import load, supported_types
+from stepnet.openvino.since import SINCE
 from tables import holds
 
 RNG = np.random.default_rng(3)
@@ -556,7 +557,7 @@ WRONG = [
     ("kind", "inputs", "attributes", "says"), WRONG, ids=[f"{w[0]}-{i}" for i, w in enumerate(WRONG)]
 )
 def test_layers_that_do_not_fit_are_refused_when_read(tmp_path, kind, inputs, attributes, says):
-    path, _, _ = write(tmp_path, kind, inputs, (A,), "opset1", attributes)
+    path, _, _ = write(tmp_path, kind, inputs, (A,), f"opset{SINCE.get(kind.lower(), 1)}", attributes)
     with pytest.raises(IRError, match=says) as error:
         load(path)
     assert f"{kind} layer {len(inputs)}" in str(error.value)

@@ -38,7 +38,9 @@ def products(folder):
     b = net.add("GroupConvolution", [x, net.const(np.ones((3, 2, 2, 1, 1), np.float32))], **pads)
     c = net.add("MatMul", [x, net.const(np.ones((7, 3), np.float32))], transpose_a="true")
     d = net.add("MatMul", [x, net.const(np.ones((9, 5), np.float32))], transpose_b="true")
-    e = net.add("Einsum", [x, net.const(np.ones((5, 9), np.float32))], equation="...ij, jk -> ...ik")
+    e = net.add(
+        "Einsum", [x, net.const(np.ones((5, 9), np.float32))], version="opset7", equation="...ij, jk -> ...ik"
+    )
     for source in (a, b, c, d, e):
         net.result(source)
     return net.write(folder)

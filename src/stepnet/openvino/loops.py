@@ -10,6 +10,7 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -337,8 +338,9 @@ class LoopRunner:
         self.condition = next((r.internal for r in rows.outputs if r.purpose == "execution_condition"), None)
         trips, start = (constants.get(source) for source, _ in layer.sources[:2])
         self.trips = None if trips is None or trips.numel() != 1 else int(trips.reshape(()))
-        begins = start is not None and start.numel() == 1 and bool(start.reshape(()))
-        self.goes_on_always = begins and self._goes_on({})
+        begins = None if start is None or start.numel() != 1 else bool(start.reshape(()))
+        self.has_no_step = self.trips == 0 or begins is False
+        self.goes_on_always = bool(begins) and self._goes_on({})
         self._check_ends()
         body = LoopBody(self.graph, layer.name, self.condition)
         self.loop = whole_loop(layer, body)
@@ -414,13 +416,18 @@ class LoopRunner:
         return tuple(out[f"port {port.id}"] for port in self.layer.outputs)
 
     def _written(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """The loop as a TensorIterator, where nothing but its slices ends it, and else as a `while_loop`.
+        """The loop as a TensorIterator, where nothing but its slices ends it, and else as a `while_loop`; as
+        what it begins with, where it has no step, which OpenVINO reads as another loop or not at all.
 
         Raises:
             Misfit: it has no such form.
         """
         feeds = {f"port {port}": values[i] for port, i in self.index.items()}
         outputs = [f"port {port.id}" for port in self.layer.outputs]
+        if self.has_no_step:
+            _check_no_step(self.loop)
+            out = naive.run(replace(self.blocks.step.loop, limit=LIMIT), feeds | {LIMIT: 0})
+            return tuple(out[name] for name in outputs)
         if self.goes_on_always and self.loop.slices and self._all_slices(feeds):
             return as_iterator(self.rows.loop, feeds, outputs)
         out = self.blocks.written(feeds, values[0], values[1])

@@ -18,6 +18,7 @@ from .element_types import ElementType, by_name, by_precision
 from .loop_reader import read_loop_parts
 from .order import connect
 from .records import Layer, Net, Port, Shape
+from .since import SINCE
 from .spelling import check_children, check_names
 from .xml_tree import only, parse
 
@@ -180,6 +181,11 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
     if version not in _OPSETS and version != "extension":
         known = f"{_OPSETS[0]} to {_OPSETS[-1]}"
         raise NotRead(f"{where}: version is not known", got=shorten(version), expected=known)
+    first = SINCE.get(layer.type.lower(), 1)
+    if version != "extension" and layer.opset < first:
+        raise Broken(
+            f"{where}: its version has no such layer", got=version, expected=f"opset{first} or later"
+        )
     if kind in _WITH_BODIES.values():
         read_loop_parts(layer, element, scope, depth, read_body)
     return layer

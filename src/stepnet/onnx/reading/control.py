@@ -47,7 +47,11 @@ class LoopRunner:
         self.by_rows = CountedLoop(node, body, carried, scanned) if counted else None
         self.by_blocks = None if counted else _by_blocks(node, body, scanned)
         if counted and not node.has(0) and node.known.get(1) not in (False, [False]):
-            raise Misfit("the loop never ends", "no trip count, and a condition that stays true")
+            raise Misfit(
+                "the loop never ends",
+                "no trip count, and a condition that stays true",
+                "a trip count as its first input, or a body that computes its condition",
+            )
         self.reports = (self.by_rows or self.by_blocks).reports  # type: ignore[union-attr]
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
@@ -201,6 +205,8 @@ class ScanRunner:
             if given is None or given.shape is None or inside.shape is None:
                 continue
             rank = len(given.shape) - self.old - (number >= self.states)
+            if rank < 0:
+                raise Misfit(f"input {number} has no axis to cut", list(given.shape), "a tensor of steps")
             if len(inside.shape) != rank:
                 raise Misfit(f"its body declares '{inside.name}' of another rank", len(inside.shape), rank)
 

@@ -22,7 +22,7 @@ from stepnet.file_model.step_rules import Seen
 from stepnet.ir.last_uses import last_uses
 
 from .info import FILLED, FITTING, TABLE, Info, Misfit, attributes_text, error, given, tensor_of
-from .scopes import name_of
+from .places import name_of
 from .sizes import RULES, on_sizes
 from .step_rules import RULES as RULES_OF_STEPS
 

@@ -191,7 +191,7 @@ def _check_outside(data: ir.ExternalTensor) -> None:
         raise Misfit("lies outside the folder of the model", shorten(location))
     if not file.is_file():
         raise Misfit("its file is not there", shorten(location))
-    end = (data.offset or 0) + (data.length or 0)
+    end = (data.offset or 0) + (data.nbytes if data.length is None else data.length)
     if min(data.offset or 0, data.length or 0) < 0 or end > file.stat().st_size:
         size = file.stat().st_size
         raise Misfit("lies behind the end of its file", f"bytes up to {end}", f"at most {size}")

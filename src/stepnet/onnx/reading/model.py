@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto
 from onnx.inliner import inline_selected_functions
 from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor, nn
@@ -38,10 +38,12 @@ from .graph import DOMAINS, Graph, inputs_of
 from .info import NUMBERS, TABLE
 from .microsoft import DOMAIN, OWN
 from .operators import OPERATORS as OPERATORS
+from .places import name_of
 from .rules import check_opset, check_rules, check_version
-from .scopes import check_scopes, name_of
+from .scopes import check_scopes
 from .sparse import fill_in
 from .tables import as_tables
+from .tensors import check_constants
 
 _FEW = 64  # numbers that a pickled graph holds
 OLDEST = 7  # of the sets of operators that are read
@@ -259,7 +261,7 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:
         check_version(proto, where)
         check_opset(proto, DOMAINS, where)
         fill_in(proto.graph, where)
-        _check_constants(proto.graph, where)
+        check_constants(proto, where)
         check_scopes(proto, where)
         model = ir.from_proto(_written_out(proto))
         if model.functions:
@@ -372,22 +374,6 @@ def _check_names(model: ir.Model, where: str) -> None:
         wrong = next((name for name in names if name is not None and not isinstance(name, str)), None)
         if wrong is not None:
             raise Broken(f"{where}: a name is no text", got=repr(wrong)[:100], expected="UTF-8")
-
-
-def _check_constants(graph: GraphProto, where: str) -> None:
-    """Refuse constants, inputs and outputs of no type that ONNX has."""
-    kinds = [(f"constant '{shorten(t.name)}'", t.data_type or "none") for t in graph.initializer]
-    kinds += [(f"'{shorten(v.name)}'", v.type.tensor_type.elem_type) for v in (*graph.input, *graph.output)]
-    for number, node in enumerate(graph.node):
-        for attribute in node.attribute:
-            place = f"{name_of(number, node)}, {shorten(attribute.name)}"
-            if attribute.type == AttributeProto.GRAPH:
-                _check_constants(attribute.g, f"{where}: {place}")
-            elif attribute.type == AttributeProto.TENSOR:
-                kinds.append((place, attribute.t.data_type or "none"))
-    for what, kind in kinds:
-        if kind not in TensorProto.DataType.values():
-            raise NotRead(f"{where}: {what} is of no element type that is known", got=kind, expected=NUMBERS)
 
 
 def _check_operators(model: ir.Model, where: str) -> None:

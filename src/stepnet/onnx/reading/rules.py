@@ -22,7 +22,7 @@ from stepnet.file_model import Broken, Misfitting, shorten
 
 from .cells import GATES, check_sizes
 from .info import FITTING, Misfit, attributes_text, dtype_of, error
-from .scopes import name_of
+from .places import name_of
 
 _SMALL = 2**10  # bytes of a constant that may say a shape
 _PLACE = re.compile(r"(?:\[\w+\] ?)*(?:Inference error\(s\): )?\(op_type:(\w*), node name: @(\d+)\): ")
@@ -66,6 +66,12 @@ def check_opset(proto: ModelProto, domains: Sequence[str], where: str) -> int:
         IRError: ONNX does not know it.
     """
     versions = {imported.domain: imported.version for imported in proto.opset_import}
+    if versions.keys().isdisjoint(domains):
+        raise Broken(
+            f"{where}: says of no version of ONNX's operators that it is written for",
+            got=", ".join(map(shorten, versions)) or "no opset_import",
+            expected="an opset_import of the domain ''",
+        )  # fmt: skip
     opset = max((versions.get(domain, 0) for domain in domains), default=0)
     newest = defs.onnx_opset_version()
     if opset > newest:

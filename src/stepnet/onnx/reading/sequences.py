@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stepnet.export.open_sizes import Sizes, plain
-from stepnet.file_model import axis_in
+from stepnet.file_model import axis_in, same_types
 
 from .info import Info, Misfit, Run, dtype_of, given, op
 from .tables import is_table
@@ -49,7 +49,11 @@ def _empty(node: Info) -> Run:
 
 @op("SequenceConstruct", inputs=(1, 2**16))
 def _construct(node: Info) -> Run:
-    return lambda *xs: list(xs)
+    def construct(*xs: Any) -> list[Any]:
+        same_types([plain(x) for x in xs if not isinstance(x, list)])
+        return list(xs)
+
+    return construct
 
 
 @op("SequenceAt", inputs=(2, 2))

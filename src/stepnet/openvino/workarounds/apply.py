@@ -7,8 +7,10 @@ from stepnet.openvino.writing.edit import Editor, all_nets, copied
 
 from .dropped_slices import told_count
 from .left_out import with_defaults
+from .no_steps import taken_out
 from .old_cells import plain_cells
 from .ranges import whole_ranges
+from .shapes import with_shapes
 from .shared_input import not_seen_as_turned
 from .shared_memory import keep_apart
 from .shared_ports import one_port_each
@@ -18,9 +20,12 @@ from .whole_reductions import apart_from_products
 def worked_around(net: Net) -> Net:
     """A net that computes the same, and that OpenVINO computes right; the original stays as it is."""
     net = copied(net)
+    with_shapes(net)
     for inner in all_nets(net):
         edit = Editor(inner)
         plain_cells(edit)
+        for layer in [layer for layer in inner.layers.values() if layer.type == "Loop"]:
+            taken_out(edit, layer)
         for layer in list(inner.layers.values()):
             with_defaults(layer)
             apart_from_products(edit, layer)

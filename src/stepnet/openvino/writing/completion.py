@@ -26,11 +26,13 @@ def complete(net: Net) -> Net:
     """
     check_supported(net)
     check_parameters(net)
-    _fill(net, _inferred(net))
+    _fill(net, inferred(net))
     return net
 
 
-def _inferred(net: Net) -> Known:
+def inferred(net: Net) -> Known:
+    """Types and shapes of the outputs of all layers, those in bodies too, by the identity of the layers; None
+    for a shape that is open."""
     graph = Graph(net, Making(Weights(None), RUNNERS))
     kinds = [parameter_type(net.layers[i]) for i in net.parameters]
     return infer(graph, [shape or () for _, shape in kinds], [kind.dtype for kind, _ in kinds])
@@ -42,7 +44,7 @@ def _fill(net: Net, known: Known) -> None:
         for body in layer.bodies.values():
             if any(id(inner) not in known for inner in body.layers.values() if inner.outputs):
                 # No size of a dynamic dimension that was tried can be cut: the body says what it knows.
-                known = _inferred(body) | known
+                known = inferred(body) | known
             _fill(body, known)
         found = [net.layers[source].outputs[index] for source, index in layer.sources]
         layer.inputs = tuple(
