@@ -276,8 +276,8 @@ def told(offsets: Tensor) -> Tensor:
         raise LoDError(
             "a module that is saved is for any lengths: it cannot count, index, pad or take apart the "
             "sequences of a LoDTensor",
-            remedy="x.with_values(v) has the sequences of x; x.lengths(), sequence_pool(x, ...) and recurrences "
-            "are written",
+            remedy="x.with_values(v) has the sequences of x; x.lengths(), sequence_pool(x, ...) and "
+            "recurrences are written",
         )
     return known(offsets)
 
