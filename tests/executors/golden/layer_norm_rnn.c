@@ -115,8 +115,7 @@ SN_RUN(run, pack, 2, 0)
 /* scan of backward
  *   carry d_1 <- v44
  *   v30: row[3] float32 = add(d_1, d_0) {}  # test_golden.py:34
- *   v31: row[3] float32 = mul(v30, v19) {}  # test_golden.py:34
- *   v32: row[1] float32 = sum(v30) {'dims': (0,)}  # test_golden.py:34
+ *   v31: row[1] float32 = sum(v30) {'dims': (0,)}  # test_golden.py:34
  *   v16: row[1] float32 = slice(v15) {'dim': 0, 'start': 0, 'end': 1, 'step': 1}  # test_golden.py:34
  *   v17: row[3] float32 = sub(v15, v16) {}  # test_golden.py:34
  *   v18: row[1] float32 = sum(v17) {'dims': (0,)}  # test_golden.py:34
@@ -129,13 +128,14 @@ SN_RUN(run, pack, 2, 0)
  *   v27: row[1] float32 = add(v25, v26) {}  # test_golden.py:34
  *   v28: row[1] float32 = rsqrt(v27) {}  # test_golden.py:34
  *   v29: row[3] float32 = mul(v22, v28) {}  # test_golden.py:34
- *   v33: row[3] float32 = mul(v30, v29) {}  # test_golden.py:34
- *   v34: row[1] float32 = sum(v33) {'dims': (0,)}  # test_golden.py:34
- *   v35: row[3] float32 = mul(v29, v34) {}  # test_golden.py:34
- *   v36: row[3] float32 = sub(v31, v32) {}  # test_golden.py:34
- *   v37: row[3] float32 = sub(v36, v35) {}  # test_golden.py:34
- *   v38: row[1] float32 = div(v28, v19) {}  # test_golden.py:34
- *   v39: row[3] float32 = mul(v38, v37) {}  # test_golden.py:34
+ *   v32: row[3] float32 = mul(v30, v29) {}  # test_golden.py:34
+ *   v33: row[1] float32 = sum(v32) {'dims': (0,)}  # test_golden.py:34
+ *   v35: row[3] float32 = mul(v30, v19) {}  # test_golden.py:34
+ *   v36: row[3] float32 = sub(v35, v31) {}  # test_golden.py:34
+ *   v37: row[3] float32 = mul(v29, v33) {}  # test_golden.py:34
+ *   v38: row[3] float32 = sub(v36, v37) {}  # test_golden.py:34
+ *   v34: row[1] float32 = div(v28, v19) {}  # test_golden.py:34
+ *   v39: row[3] float32 = mul(v34, v38) {}  # test_golden.py:34
  *   v40: row[3] float32 = mul(v15, v15) {}  # test_golden.py:33
  *   v42: row[3] float32 = sub(v41, v40) {}  # test_golden.py:33
  *   v43: row[3] float32 = mul(v39, v42) {}  # test_golden.py:33
@@ -161,7 +161,7 @@ static void run_share(SN_SHARE) {
     sn_boot(&of, member, members, d_1, a->d_1_boot, a->d_1_final, 3 * sizeof(float));
     for (int64_t t = 0; t < a->steps; ++t) {
         if ((active = sn_step(&of, t, active, row)) == 0) break;
-        /* row by row: v30, v31, v32, v17, v18, v20, v21, v22, v23, v24, v25, v27, v28, v29, v33, v34, v35, v36, v37, v38, v39, v40, v42, v43, v47 */
+        /* row by row: v30, v31, v17, v18, v20, v21, v22, v23, v24, v25, v27, v28, v29, v32, v33, v35, v36, v37, v38, v34, v39, v40, v42, v43, v47 */
         for (int64_t i = member; i < active; i += members) {
             float v30_line[3] __attribute__((aligned(64)));
             float v22_line[3] __attribute__((aligned(64)));
@@ -170,13 +170,13 @@ static void run_share(SN_SHARE) {
             const float *restrict d_0_at = a->d_0 + row[i] * 3;
             const float *restrict v15_at = a->v15 + row[i] * 3;
             float *restrict v43_at = a->v43 + row[i] * 3;
-            float v32 = 0;
+            float v31 = 0;
             float v18 = 0;
-            #pragma omp simd reduction(+ : v32, v18)
+            #pragma omp simd reduction(+ : v31, v18)
             for (int64_t j = 0; j < 3; ++j) {
                 const float v30 = d_1_at[j] + d_0_at[j];
                 v30_line[j] = v30;
-                v32 += v30;
+                v31 += v30;
                 const float v17 = v15_at[j] - v15_at[0];
                 v18 += v17;
             }
@@ -193,22 +193,22 @@ static void run_share(SN_SHARE) {
             const float v25 = v24 / 3.0f;
             const float v27 = v25 + 1e-05f;
             const float v28 = sn_rsqrt_f32(v27);
-            float v34 = 0;
-            #pragma omp simd reduction(+ : v34)
+            float v33 = 0;
+            #pragma omp simd reduction(+ : v33)
             for (int64_t j = 0; j < 3; ++j) {
                 const float v29 = v22_line[j] * v28;
                 v29_line[j] = v29;
-                const float v33 = v30_line[j] * v29;
-                v34 += v33;
+                const float v32 = v30_line[j] * v29;
+                v33 += v32;
             }
-            const float v38 = v28 / 3.0f;
+            const float v34 = v28 / 3.0f;
             #pragma omp simd
             for (int64_t j = 0; j < 3; ++j) {
-                const float v31 = v30_line[j] * 3.0f;
-                const float v35 = v29_line[j] * v34;
-                const float v36 = v31 - v32;
-                const float v37 = v36 - v35;
-                const float v39 = v38 * v37;
+                const float v35 = v30_line[j] * 3.0f;
+                const float v36 = v35 - v31;
+                const float v37 = v29_line[j] * v33;
+                const float v38 = v36 - v37;
+                const float v39 = v34 * v38;
                 const float v40 = v15_at[j] * v15_at[j];
                 const float v42 = 1.0f - v40;
                 const float v43 = v39 * v42;
