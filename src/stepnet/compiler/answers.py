@@ -40,15 +40,16 @@ CLAIMED = (AS_CLAIMED, SOME, NONE, NOT_ALL)
 PICKS = object()  # and of what a mask of rows picks
 
 # What they make depends on the shape of what they are given, not on its numbers.
+_OF_SHAPES = frozenset({
+    Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor,
+    torch.zeros_like, torch.ones_like, torch.full_like,
+})  # fmt: skip
+
 _PRODUCTS = frozenset({torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply})
 _SUMS = frozenset({torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__})
 _SAME_NUMBERS = frozenset({
     "to", "float", "double", "type_as", "type", "unsqueeze", "view", "reshape", "__getitem__", "expand",
     "clone",
-})  # fmt: skip
-_OF_SHAPES = frozenset({
-    Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor,
-    torch.zeros_like, torch.ones_like, torch.full_like,
 })  # fmt: skip
 
 _ALL_TRUE = getattr(torch, "_is_all_true")  # noqa: B009
@@ -57,8 +58,6 @@ _MORE = frozenset({torch.gt, Tensor.gt, Tensor.__gt__, torch.ne, Tensor.ne, Tens
 _EQUAL = frozenset({torch.eq, Tensor.eq, Tensor.__eq__})
 _OF_ALL, _OF_NONE = frozenset({torch.all, Tensor.all, _ALL_TRUE}), frozenset({torch.any, Tensor.any})
 _DISTRIBUTION = torch.distributions.Distribution.__init__.__code__.co_filename
-
-
 _MOST = 8  # questions of a step that are taken for yes
 
 
@@ -238,15 +237,14 @@ class Answers:
     def answer(self, args: Any, kwargs: Any) -> Any:
         """The next one; `OF_ROWS` if there is none for these arguments."""
         known = next(self._left, OF_ROWS)
-        counted, loops = self.claims.counted(args), inner()
+        claim, counted, loops = self.claims.of(args), self.claims.counted(args), inner()
         if counted is not None and loops is not None and counted.dim() and type(counted.shape[0]) is not int:
             loops.must_hold(counted >= 0)
-        if self._choices is not None and (claim := self.claims.of(args)) and self.of_rows.has(claim[0]):
+        if claim is not None and self._choices is not None and self.of_rows.has(claim[0]):
             return self._choices.answer(*claim)
-        if self._guards is not None and (claim := self.claims.of(args)):
+        if claim is not None and self._guards is not None:
             return self._guards.answer(*claim) if self.of_rows.has(claim[0]) else OF_ROWS
-        one_way = known in (AS_CLAIMED, CHECKED, NONE)
-        if one_way and (loops := inner()) is not None and (claim := self.claims.of(args)):
+        if claim is not None and loops is not None and known in (AS_CLAIMED, CHECKED, NONE):
             values, expected = claim
             if not values.dim() or type(values.shape[0]) is int:  # not a row for each sequence
                 return OF_ROWS

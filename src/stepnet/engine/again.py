@@ -254,9 +254,8 @@ def joined(
     y: list[Any] = out[:n_y]
     if type(x) is LoDTensor:
         y = [LoDTensor.of(rows, x.structure) for rows in y]
-    whole = unflatten(
-        spec.children[0], y[: spec.children[0].count]
-    )  # behind may stand what holds of all rows
+    first = spec.children[0]
+    whole = unflatten(first, y[: first.count])  # behind may stand what holds of all rows
     return whole, out[n_y] if state is LEAF else unflatten(state, out[n_y:])
 
 

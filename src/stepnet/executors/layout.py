@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from stepnet.data.as_imported import from_numpy
@@ -217,8 +216,8 @@ class Layout:
         (True, False)
         """
         said = values.numpy()[self.packed.numpy()]
-        if values.dtype == torch.bool or not said.all():
-            return bool(said.all())
+        if not said.all():
+            return False
         first = np.cumsum([0, *self.active])[:-1]
         return bool((said == said[first].repeat(self.active)).all())
 
