@@ -24,6 +24,7 @@ QUIET = [
     for kind in ("FutureWarning", "DeprecationWarning", "RuntimeWarning")
     for part in ("-W", f"ignore::{kind}")
 ]
+QUIET += ["-W", "ignore:The .grad attribute:UserWarning"]  # of opcheck itself, in torch 2.14
 TESTS = (
     *(
         f"tests/{name}"

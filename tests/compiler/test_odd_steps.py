@@ -317,6 +317,8 @@ class _Sign(torch.autograd.Function):
 
 
 STEPS = {k: v for k, v in vars(Steps).items() if inspect.isfunction(v)}
+if torch.__version__ < "2.8":  # its torch.func refuses the hooks that a step is tried with
+    del STEPS["the_gradient_of_each_row"]
 # Where generated C declines: words of the refusal, and of the line it names.
 NOT_IN_C = {"float32_in_the_loop": ("the loop computes in float32, float64", "")}
 PLAIN_LOOP_ONLY = {

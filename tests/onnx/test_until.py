@@ -15,7 +15,6 @@ pytest.importorskip("onnx_ir")
 import stepnet.onnx  # noqa: E402
 from saved_modules import plain_loops  # noqa: E402
 from stepnet.file_model.own_end import rounded  # noqa: E402
-from torch_since import torch_since  # noqa: E402
 
 LOOP = """<ir_version: 9, opset_import: ["": 18]>
 g (double[B,3] x, double[3,3] w, int64 limit, double[N,3] rows) => (double[B,3] h, int64 k, double[T,B,3] ys)
@@ -84,8 +83,6 @@ def test_as_the_plain_loop(kind, tmp_path):
     model = read(step, tmp_path)
     for limit in (20, 20, 3, 20, 40, 16):
         check(model, given(limit))
-    if kind == "picks" and torch.__version__ < "2.13":  # its vmap takes the number of rows for a constant
-        why_not = "the batch dimension became"
     assert model.loops[0].compiled == (why_not is None), model.loops[0].reason
     assert why_not is None or why_not in model.loops[0].reason
     check(copy.deepcopy(model), given(30))
@@ -117,7 +114,6 @@ def test_gradients_are_those_of_the_steps(tmp_path):
     torch.testing.assert_close(*slopes)
 
 
-@torch_since("2.13", "its vmap takes the number of rows for a constant")
 @pytest.mark.parametrize(
     "step",
     few(

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stepnet.data.modes import autocast_dtype, outside_modes
+from stepnet.data.modes import autocast_dtype, is_wrapped, outside_modes
 from stepnet.data.tree import map_leaves
 
 from .attention import attention, heads_attention
@@ -132,6 +132,11 @@ def _dimensions_picked(items: Sequence[Any], dims: int) -> list[int]:
 
 
 def _index_select(input: Tensor, dim: int, index: Tensor) -> Any:
+    if is_wrapped(index) and input.dim() and not is_wrapped(input):
+        # vmap's own asks for the number of rows (torch 2.14)
+        table = input.movedim(dim, 0)
+        rows = F.embedding(index.reshape(-1), table.reshape(table.shape[0], -1))
+        return rows.reshape(-1, *table.shape[1:]).movedim(0, dim)
     return _rows_of_a_table(input, (*[slice(None)] * (dim % max(input.dim(), 1)), index))
 
 

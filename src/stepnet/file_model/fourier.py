@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .misfit import Misfit, check_size
 
@@ -38,7 +37,8 @@ def transformed(
     signal = x.float() if few else x
     bare = [axis for axis, size in enumerate(x.shape) if not size and axis not in axes]
     for axis in bare:  # of no signals MKL makes an error
-        signal = F.pad(signal, [0, 0] * (x.dim() - 1 - axis) + [0, 1])
+        one = signal.new_zeros([*signal.shape[:axis], 1, *signal.shape[axis + 1 :]])
+        signal = torch.cat([signal, one], axis)  # not F.pad, which torch 2.6 refuses here
     made = by(torch.view_as_complex(signal.contiguous()) if pairs else signal, s=sizes, dim=axes)
     made = torch.view_as_real(made) if made.is_complex() else made
     for axis in bare:
