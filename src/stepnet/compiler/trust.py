@@ -191,7 +191,7 @@ def acts(value: Any) -> bool:
     return module in _OF_PROCESS and name.startswith(_SETS)
 
 
-_OF_PROCESS = words("sys atexit gc _signal faulthandler resource _locale _warnings decimal")
+_OF_PROCESS = words("sys atexit gc _signal faulthandler resource _locale _warnings decimal _decimal")
 _SETS = tuple(
     words("set exit add register unregister enable disable freeze unfreeze alarm _filters getcontext")
 )
