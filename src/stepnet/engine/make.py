@@ -226,7 +226,7 @@ def _compile(
         return None
     compiled = _recorded(given, seen, moved, line, loop, reads, sequences, most)
     if seen.strides_matter:
-        check_strided(loop, compiled, sequences, weights)
+        check_strided(loop, compiled, sequences, weights, reads.reach.generators)
     if moved is not None and moved():
         raise ReadsChanged
     if reads.open is not None and len(compiled.followed) < len(weights):

@@ -7,13 +7,14 @@ one of both is written into. A plan knows nothing of memory, so such a step has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from stepnet.compiler.capture import Replaced
+from stepnet.compiler.draws import kept
 from stepnet.compiler.iteration import iteration
 from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.probe import ROWS
@@ -39,8 +40,9 @@ class _Gives(NamedTuple):
 
 
 def check_strided(
-    loop: Loop, compiled: Compiled, sequences: Sequences, weights: Sequence[tuple[int, Tensor, bool]]
-) -> None:
+    loop: Loop, compiled: Compiled, sequences: Sequences, weights: Sequence[tuple[int, Tensor, bool]],
+    generators: Sequence[torch.Generator],
+) -> None:  # fmt: skip
     """Run a step on rows and weights that lie in one piece, and on the same numbers that lie otherwise.
 
     Raises:
@@ -54,13 +56,17 @@ def check_strided(
     grad = torch.is_grad_enabled()
     wanting = [grad and t.requires_grad for t in (*sequences.x_rows, *sequences.states, *read)]
 
+    noisy = len(compiled.draws) > 0 or not compiled.is_compared  # which lies as what it is drawn like
+    loose = None if noisy else 10 * looseness(compiled)
+
     def gives(lying: Callable[[Tensor], Tensor]) -> _Gives:
         own = [
             lying(t.detach()).requires_grad_(w) for t, w in zip((*x, *states, *read), wanting, strict=True)
         ]
         first, last = len(x), len(x) + len(states)
         given = _Given(own[:first], own[first:last], own[last:])
-        return _run(loop, sequences, given, read)
+        with draws_put_back(), kept(generators):
+            return _run(loop, sequences, given, read)
 
     expected = gives(torch.clone)
     for lying in (_apart, _turned, _channels_last):
@@ -69,7 +75,7 @@ def check_strided(
         except Exception as error:  # as of x.view(...): the plain loop fails there, too
             let_through(error)
             continue
-        if not _alike(found, expected, 10 * looseness(compiled) if compiled.is_compared else None):
+        if not _alike(found, expected, loose):
             raise Unsupported(
                 "what the step gives depends on how its rows or weights lie in memory, by which a call of "
                 "torch gives a tensor itself or a copy: one that no_grad cuts off, or that is written into",
@@ -79,7 +85,7 @@ def check_strided(
 
 def _run(loop: Loop, sequences: Sequences, given: _Given, read: Sequence[Tensor]) -> _Gives:
     swap = {id(t): own for t, own in zip(read, given.weights, strict=True)}
-    with draws_put_back(), Replaced(swap):
+    with Replaced(swap):
         _, y, new = iteration(loop, given.x, given.states, sequences.shared)
     results = [t for t in (*y, *new) if isinstance(t, Tensor)]
     wanted = [t for t in (*given.x, *given.states, *given.weights) if t.requires_grad]
@@ -117,17 +123,23 @@ def _pairs(found: _Gives, expected: _Gives) -> Iterator[tuple[Tensor, Tensor]]:
             yield a, b
 
 
+def _strided(t: Tensor, order: Iterable[int], apart: int) -> Tensor:
+    """The numbers of t, `apart` from each other, the dimensions in this order from the last; no view of
+    anything."""
+    strides, step = [0] * t.dim(), apart
+    for at in order:
+        strides[at], step = step, step * t.shape[at]
+    return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
+
+
 def _apart(t: Tensor) -> Tensor:
-    """The numbers of t, each alone."""
-    return t.new_empty((*t.shape, 2)).select(-1, 0).copy_(t)
+    return _strided(t, reversed(range(t.dim())), 2)
 
 
 def _turned(t: Tensor) -> Tensor:
-    """The numbers of t, the first dimension's side by side."""
-    back = tuple(reversed(range(t.dim())))
-    return t.permute(back).contiguous().permute(back)
+    return _strided(t, range(t.dim()), 1)
 
 
 def _channels_last(t: Tensor) -> Tensor:
-    kinds = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return t.clone(memory_format=kinds.get(t.dim(), torch.contiguous_format))
+    order = (1, *range(t.dim() - 1, 1, -1), 0)
+    return _strided(t, [at for at in order if at < t.dim()], 1)
