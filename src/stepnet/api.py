@@ -427,9 +427,9 @@ def _run(
         out = plainly(body.name, plain, feeds, lambda: reach(body.step).generators)
     if ran is not None:
         ran()
-    last = distinct([out[name] for name in body.new_state_names], state)
-    if not ragged:  # a hook on the last state is not to see what comes in for the last row of y
-        last = [t.clone() if t.requires_grad else t for t in last]
+    last = [out[name] for name in body.new_state_names]
+    # A step may give what it refers to; a hook on the last state is not to see what comes in for the last y.
+    last = distinct(last, state) if ragged else [t.clone(memory_format=torch.contiguous_format) for t in last]
     final = unflatten(body.state_spec, last)
     return (out["y"], final, step_scopes) if scopes else (out["y"], final)
 

@@ -17,9 +17,8 @@ from typing_extensions import TypeVarTuple, Unpack
 from stepnet.compiler.inner_loops import inner, is_row
 from stepnet.data.array import TensorArray
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import is_wrapped, transformed
+from stepnet.data.modes import transformed
 from stepnet.data.recording import AS_A_LAYER, StandIn, recorded_in_frames
-from stepnet.data.storage import apart
 from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
 from stepnet.errors import StepError
 from stepnet.executors import naive
@@ -159,20 +158,17 @@ def while_loop(
         within.longest = max(within.longest, state.step)
     out = run.outputs(state)
     found = [out[name] for name in code.names]
-    if within is None and not torch.compiler.is_compiling():
-        found = _own(found, leaves)
+    if within is None:
+        found = [*map(_own, found)]
     result = unflatten(spec, found)
     return list(result) if isinstance(loop_vars, list) else result
 
 
-def _own(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
-    """Results to write to, however many steps were run: their memory is nobody else's."""
-    own = iter(apart([*filter(_has_memory, results)], filter(_has_memory, given)))
-    return [next(own) if _has_memory(value) else value for value in results]
-
-
-def _has_memory(value: Any) -> bool:
-    return type(value) in (Tensor, torch.nn.Parameter) and not is_wrapped(value)
+def _own(result: Any) -> Any:
+    """A result to write to, however many steps were run: a body may give what it was given, or refers to."""
+    if isinstance(result, LoDTensor):
+        return result.with_values(result.values.clone())
+    return result.clone() if type(result) in (Tensor, torch.nn.Parameter) else result
 
 
 def while_joined(

@@ -242,7 +242,6 @@ _COPY_OR_NOT = {  # whether a result is the input, a view of it or a copy: torch
     "dropout1d": lambda v: F.dropout1d(v[:, None], 0.0)[:, 0],
     "identity": nn.Identity(),
     "to": lambda v: v.to(torch.float64),
-    "contiguous": lambda v: v.contiguous(),
     "type_as": lambda v: v.type_as(v),
     "expand_as": lambda v: v.expand_as(v),
     "reshape": lambda v: v.reshape(v.shape),

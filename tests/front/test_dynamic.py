@@ -10,7 +10,7 @@ from torch import Tensor
 
 import stepnet
 from stepnet.data.lod import LoDTensor
-from stepnet.errors import LoDError, StepError
+from stepnet.errors import LoDError, StepError, Unsupported
 from stepnet.front.memory import Memory
 from stepnet.front.scope import Scope
 from stepnet.loops.dynamic import dynamic_recurrent
@@ -114,6 +114,16 @@ def test_explain_says_why_a_ragged_static_input_is_not_compiled():
     assert one.executor == "naive"
     assert "static input 'memory' is ragged" in str(one)
     assert "padded=['memory']" in str(one)
+
+
+@pytest.mark.parametrize("backend", ["c", "eager"])
+def test_a_backend_by_name_says_why_it_does_not_run_a_ragged_static_input(backend):
+    x, memory = (LoDTensor.from_lengths(f64(4, 2), [[1, 3]]) for _ in range(2))
+    scope = Scope({"x": x, "memory": memory, "boot": f64(2, 2)})
+    with pytest.raises(Unsupported, match=r"(?s)'memory' is ragged.*padded=\['memory'\]"):
+        dynamic_recurrent(
+            attend, scope, ["x"], ["h"], MEMORIES[:1], static_inputs=["memory"], backend=backend
+        )
 
 
 def attend_padded(step: Scope) -> None:

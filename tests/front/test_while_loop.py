@@ -342,10 +342,28 @@ def test_what_is_carried_keeps_its_dtype_under_autocast(run):
     torch.testing.assert_close(found, torch.tanh(torch.tanh(h @ w) @ w), rtol=5e-2, atol=5e-2)
 
 
+def apart(*tensors: Any) -> bool:
+    """Whether none shares memory with another one."""
+    return len({t.untyped_storage().data_ptr() for t in tensors}) == len(tensors)
+
+
 @pytest.mark.parametrize("checkpoint", [None, 2])
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_results_share_no_memory_with_the_first_variables_nor_with_each_other(steps, checkpoint):
     a, b = torch.ones(2, requires_grad=True), torch.ones(2)
     first = torch.tensor(0), a, b
     out = while_loop(lambda i, a, b: i < steps, lambda i, a, b: (i + 1, b, b), first, checkpoint=checkpoint)
-    assert len({t.untyped_storage().data_ptr() for t in (*first, *out)}) == 6
+    assert apart(*first, *out)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_results_share_no_memory_with_what_a_body_or_step_refers_to(trained):
+    a = torch.ones(3, 2, requires_grad=trained)
+    ragged = LoDTensor.from_lengths(torch.ones(3, 2), [[1, 2]])
+    first = torch.tensor(0), torch.zeros(3, 2), torch.zeros(1, 2), ragged, ragged.with_values(a * 2)
+    out = while_loop(lambda i, *_: i < 2, lambda i, b, c, d, e: (i + 1, a, a[1:2], d, ragged), first)
+    assert apart(a, ragged.values, *out[:3], out[3].values, out[4].values)
+    y, last = stepnet.recurrent(
+        lambda x, h: (x, a.detach()), torch.ones(2, 3, 2), torch.zeros(3, 2), backend="naive"
+    )
+    assert apart(a, y, last)

@@ -68,13 +68,15 @@ class Record(NamedTuple):
 class Trial(NamedTuple):
     """What a step gave, the tensors that it read and did not make, and what its Python asked of tensors;
     `asks_captured`: whether an answer follows from tensors that it reads. `draws`: from generators of its
-    own."""
+    own. `strides_matter`: whether it wrote into tensors or cut some off, so that it may matter which two are
+    one."""
 
     result: Any
     tensors: list[Tensor]
     answers: list[Any]
     asks_captured: bool
     draws: list[tuple[Draw, Tensor]]
+    strides_matter: bool
 
 
 def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) -> Record:
@@ -115,7 +117,7 @@ def tried(
     with mode, applied(mode.met), unbatched(mode.add):
         result = run()
     used = [tensor for tensor in mode.tensors if not tensor.is_meta]  # frames inside are recorded on those
-    return Trial(result, used, mode.answers, mode.asks_captured, mode.draws)
+    return Trial(result, used, mode.answers, mode.asks_captured, mode.draws, mode.strides_matter)
 
 
 class _Reader(TorchFunctionMode):
@@ -137,6 +139,8 @@ class _Reader(TorchFunctionMode):
         self.checks: list[Tensor] = []  # truth values that are checked by torch.distributions
         self.answers: list[Any] = []
         self.asks_captured = False
+        self.strides_matter = False
+        self._grad = torch.is_grad_enabled()
         self._noise = torch.get_rng_state()
         self.add(given)
         self.given = frozenset(self.made)
@@ -183,7 +187,9 @@ class _Reader(TorchFunctionMode):
         if is_made_of_others(func, (args, kwargs)):
             raise Unsupported(f"it calls {func}, an operator made in Python, which no walk sees into")
         self.note(func, args, kwargs)
-        if any(unseen_memory_of(tensor) in self.memory for tensor in written(func, args, kwargs)):
+        changed = list(written(func, args, kwargs))
+        self.strides_matter |= bool(changed) or torch.is_grad_enabled() != self._grad
+        if any(unseen_memory_of(tensor) in self.memory for tensor in changed):
             # stopped before the write: the plain loop makes it, once for each step
             raise Unsupported("the step changes a tensor it did not make, in place")
         generator, draw = generator_of(args, kwargs), None

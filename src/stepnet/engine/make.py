@@ -44,6 +44,7 @@ from .choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
 from .meanwhile import Meanwhile
 from .reads import FailsOnSamples, Reads, ReadsChanged, read, read_anew, settings, steps_of_inner_loops
 from .rows import Noise, Sequences, samples
+from .strided import check_strided
 
 
 @dataclass
@@ -224,6 +225,8 @@ def _compile(
     if key is not None and _from_file(entry, seen, given, key, chosen):
         return None
     compiled = _recorded(given, seen, moved, line, loop, reads, sequences, most)
+    if seen.strides_matter:
+        check_strided(loop, compiled, sequences, weights, reads.reach.generators)
     if moved is not None and moved():
         raise ReadsChanged
     if reads.open is not None and len(compiled.followed) < len(weights):
@@ -332,6 +335,7 @@ class _Seen(NamedTuple):
         answers: what its Python asks of tensors.
         draws: from generators of its own.
         asks_captured: whether an answer follows from tensors of which its key does not tell the numbers.
+        strides_matter: whether it may give something else of rows that lie otherwise in memory.
     """
 
     tensors: list[Tensor]
@@ -339,6 +343,7 @@ class _Seen(NamedTuple):
     answers: Sequence[Any]
     draws: list[Draw]
     asks_captured: bool
+    strides_matter: bool
 
 
 def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences) -> _Seen:
@@ -369,7 +374,7 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
                 f"the step reads a tensor made where no call of torch's functions shows, by {reads.open}",
                 remedy="make it by torch's functions, in Python that is not scripted; or backend='naive'",
             )
-        seen = _Seen(reads.read, None, again.answers, [], asks_captured=False)
+        seen = _Seen(reads.read, None, again.answers, [], asks_captured=False, strides_matter=True)
     else:
         try:
             with draws_put_back():
@@ -380,7 +385,9 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
             _check_draws(trial.draws, generators, states_before)
             y_spec, *_ = trial.result
             draws = [draw for draw, _ in trial.draws]
-            seen = _Seen(trial.tensors, y_spec, trial.answers, draws, trial.asks_captured)
+            seen = _Seen(
+                trial.tensors, y_spec, trial.answers, draws, trial.asks_captured, trial.strides_matter
+            )
         except Unsupported:
             raise
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -23,6 +24,7 @@ from .graph import Graph, LoopInput, Target, Value
 from .referred_sizes import Referred, examples
 from .trace import Program, of_python, program, sizes_of
 
+_MORE = 8
 Body = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 
 
@@ -70,10 +72,46 @@ class BodyTrace:
     def traced(self, run: Body, owner: Any = None) -> Program:
         """The function, of inputs and sizes, with tensors of the trace in place of the weights.
 
+        A size that comes to 1 in the example, as half of 2 does, is 1 for good to torch: then the example is
+        made larger.
+
         Raises:
             IRError: it cannot be traced.
         """
+        try:
+            return self._traced(run, owner, self.examples)
+        except FixedSize:
+            larger = self._larger()
+            if larger is None:
+                raise
+            with contextlib.suppress(FixedSize):
+                return self._traced(run, owner, larger)
+            raise
 
+    def _larger(self) -> list[Tensor] | None:
+        """The examples again and again, so that each open size is larger; None: some follow from no size."""
+        nodes = [[getattr(size, "node", None) for size in shape] for shape in self.shapes]
+        opened = [node for shape in nodes for node in shape if node is not None]
+        symbols = {symbol for node in opened for symbol in node.expr.free_symbols}
+        if any(
+            node.shape_env.is_unbacked_symint(symbol) for node in opened for symbol in node.expr.free_symbols
+        ):
+            return None
+        most = max((node.hint for node in opened), default=0)
+        sizes = dict.fromkeys(symbols, most + _MORE) | {
+            node.expr: node.hint + _MORE for node in opened if node.expr in symbols
+        }
+        out = []
+        for example, shape in zip(self.examples, nodes, strict=True):
+            for d, node in enumerate(shape):
+                if node is not None:
+                    size = int(sympy_interp(PythonReferenceAnalysis, sizes, node.expr))
+                    places = torch.arange(size, device=example.device) % max(example.shape[d], 1)
+                    example = example.index_select(d, places)
+            out.append(example)
+        return out
+
+    def _traced(self, run: Body, owner: Any, given: Sequence[Tensor]) -> Program:
         def whole(*leaves: Tensor) -> Sequence[Tensor]:
             sizes = self.count + len(self.loose)
             swap = {id(t): leaf for t, leaf in zip(self.loose, leaves[self.count : sizes], strict=True)}
@@ -89,7 +127,7 @@ class BodyTrace:
         dynamic = [
             {d: False for d, size in enumerate(shape) if not isinstance(size, int)} for shape in self.shapes
         ]
-        made = program(whole, owner, self.examples, dynamic, self.where, is_known)
+        made = program(whole, owner, given, dynamic, self.where, is_known)
         for node, dims in zip(made.inputs, dynamic, strict=True):
             fixed = [size for d, size in enumerate(sizes_of(node.meta["val"])) if d in dims]
             if any(isinstance(size, int) and size > 1 for size in fixed):

@@ -12,6 +12,8 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import RECORDER, inside, recorded_in_frames
 from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
+from stepnet.executors.registry import AUTO
+from stepnet.executors.setting import check_backend
 from stepnet.front.memory import Memory, ScopeStep, Stepnet
 from stepnet.front.scope import Scope, check_scope
 
@@ -30,11 +32,19 @@ def run_as_step(
         static: what each step sees of the static inputs.
         ragged: those of which it sees sequences.
         how: as in `recurrent`.
+
+    Raises:
+        Unsupported: a backend is named, and no plan holds what a step sees of `ragged`.
     """
     static = static or {}
     hidden = {*inputs, *outputs, *static, *(m.init for m in memories)}
     around = Scope({n: v for n, v in scope.all_values().items() if n not in hidden})
     step = ScopeStep(stepnet, around, inputs, outputs, memories, tuple(static), ragged)
+    refusal = step.refusal
+    if refusal is not None:
+        if how.get("backend") is not None and check_backend(how["backend"]) not in (AUTO, PLAIN.name):
+            raise refusal
+        how["backend"] = PLAIN.name
     boots = tuple(memory.boot(scope, *rows) for memory in memories)
     x = tuple(scope[name] for name in inputs)
     y, last = recurrent(step, x, boots, static=tuple(static.values()) or None, **how)

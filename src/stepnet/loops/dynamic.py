@@ -12,7 +12,6 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import AS_A_LAYER, InGrid, StandIn
 from stepnet.errors import StepError
 from stepnet.executors.base import Backend
-from stepnet.executors.naive import PLAIN
 from stepnet.front.memory import Memory, Stepnet, check_rows, memories_of
 from stepnet.front.scope import Scope
 from stepnet.front.static import memory_of
@@ -61,6 +60,7 @@ def dynamic_recurrent(
     Raises:
         StepError: a name is missing, an input is not ragged, or a value has not a row per sequence.
         LoDError: inputs have different lengths.
+        Unsupported: a static input is ragged and not padded, and a backend is named that cannot run that.
 
     Source: Paddle's dynamic_recurrent_op and DynamicRNN (2017).
 
@@ -115,7 +115,7 @@ def dynamic_recurrent(
     static |= {n: memory_of(static[n], rows, f"static input '{n}'") for n in static_inputs if n in padded}
     return run_as_step(
         stepnet, scope, inputs, outputs, memories, (rows, first.values), static=static, ragged=ragged,
-        level=level, reverse=reverse, backend=PLAIN.name if ragged and backend is None else backend,
+        level=level, reverse=reverse, backend=backend,
     )  # fmt: skip
 
 
