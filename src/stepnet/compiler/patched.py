@@ -243,10 +243,12 @@ def patched() -> Sequence[Patch]:
     now = _counter()()
     before, of_each, found = _known
     if now != before:
-        changed = None if before is None else _changed(now, before)
+        spaces = list(_spaces())  # to which another thread may add meanwhile
+        known = before is not None and len(before) == len(now) and len(of_each) == len(spaces)
+        changed = _changed(now, before) if known else None
         of_each = [
             tuple(space.replaced()) if changed is None or i in changed or of_each[i] else ()
-            for i, space in enumerate(_spaces())
+            for i, space in enumerate(spaces)
         ]
         found = (*itertools.chain(*of_each), *_kernels())
         _known = now, of_each, found
