@@ -26,6 +26,7 @@ from stepnet.errors import SlowPathWarning, Unsupported
 DTYPE = torch.float64
 D = 4
 W = (torch.randn(D, D, generator=torch.Generator().manual_seed(3), dtype=DTYPE) / 2).requires_grad_()
+PLACES = torch.tensor([0, 1, 1, 3])
 COUNTS = torch.zeros(D, dtype=DTYPE)
 NORM = nn.BatchNorm1d(D, dtype=DTYPE, track_running_stats=False)
 
@@ -159,6 +160,11 @@ class Steps:
         h = torch.tanh(h + x)
         return h, torch.cat([h, h[h[:, 0] > 2]])[: x.shape[0]]  #
 
+    def counts_of_a_table(x, h):
+        often = torch.bincount(PLACES, minlength=D)  #
+        h = torch.tanh(x @ W + h * often)
+        return h, h
+
     def nonzero(x, h):
         at = torch.nonzero(x[:, 0] > 0)
         h = torch.tanh(h + x + at.shape[0])  #
@@ -218,6 +224,7 @@ WORDS = {
     "to_list": "values",
     "numpy": "numpy",
     "boolean_mask": "a mask picks",
+    "counts_of_a_table": "whose shape depends on values",
     "nonzero": "how many values a mask picks",
     "hook_on_the_state": "hooks onto the gradient of a tensor that it did not make",
     "changes_a_captured_tensor": "changes a tensor it did not make, in place",

@@ -538,3 +538,19 @@ def test_a_program_for_any_lengths_has_no_numbers_of_them(asks: Any) -> None:
 
     with pytest.raises(LoDError, match=r"(?s)cannot count, index or take apart.*x\.lengths\(\)"):
         export(Asks(), rows_of(3, 2), dynamic_shapes=({0: ANY}, {0: ANY}))
+
+
+def test_what_torch_asserts_of_sizes_that_a_step_divides() -> None:
+    weight = torch.randn(3, 8)
+
+    def step(x: Tensor, h: Tensor) -> Any:
+        rows, size = (heads := x @ weight).shape
+        h = torch.tanh(h + heads.reshape(rows, 2, size // 2).flatten(1))
+        return h, h
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return recurrent(step, x, x.new_zeros(x.shape[1], 8))[0]
+
+    x = torch.randn(5, 2, 3)
+    torch.testing.assert_close(export(Model(), (x,)).module()(x), Model()(x))

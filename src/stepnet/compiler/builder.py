@@ -263,7 +263,7 @@ class Builder:
         number, star, symbol = text.partition("*")
         if star and symbol == self.batch and number.isdigit():
             return at, int(number)
-        if re.search(r"\bu\d", text):  # a size that torch's trace could not know
+        if text.isdigit() or re.search(r"\bu\d", text):  # that torch's trace could not know, or not at first
             raise Unsupported("an op makes a result whose shape depends on values", line=self.line)
         raise Unsupported(f"the batch dimension became {text}: the step mixes rows", line=self.line)
 

@@ -10,7 +10,7 @@ import gc
 import itertools
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from torch.fx import _symbolic_trace
 from .code_facts import MAKES, facts
 from .dict_changes import changes_at, counts_changes
 from .kinds import MISSING, UNREAD
-from .trust import is_of_python, is_trusted_code, words
+from .trust import COMPUTING, is_of_python, is_trusted_code, is_trusted_module, words
 
 _FAMILIES = (
     "torch.nn.", "torch.functional", "torch._tensor", "torch.distributions.", "torch.linalg", "torch.fft",
@@ -120,19 +120,28 @@ def _of_torch() -> Iterator[_Space]:
     yield _Space("_VF", vars(_VF), _VF.vf, is_class=False)
     yield _Space("_nn", vars(_NN), is_class=False)
     yield _Space("Tensor", _behind(Tensor), Tensor.__mro__[1], is_class=False)
-    yield from _of_modules(_FAMILIES)
+    yield from _of_families(_FAMILIES)
 
 
-def _of_modules(families: tuple[str, ...]) -> Iterator[_Space]:
+def _of_families(families: tuple[str, ...]) -> Iterator[_Space]:
+    return _of_modules(
+        [
+            (name, module)
+            for name, module in list(sys.modules.items())
+            if name.startswith(families) and name not in _AROUND
+        ]
+    )
+
+
+def _of_modules(modules: Iterable[tuple[str, types.ModuleType]]) -> Iterator[_Space]:
     classes: dict[type, None] = {}
-    for name, module in list(sys.modules.items()):
-        if name.startswith(families) and name not in _AROUND:
-            yield _Space(name, vars(module), is_class=False)
-            classes |= {
-                item: None
-                for item in vars(module).values()
-                if isinstance(item, type) and item.__module__ == name and item not in _SWAPPED
-            }
+    for name, module in modules:
+        yield _Space(name, vars(module), is_class=False)
+        classes |= {
+            item: None
+            for item in vars(module).values()
+            if isinstance(item, type) and item.__module__ == name and item not in _SWAPPED
+        }
     for kind in classes:
         yield _Space(f"{kind.__module__}.{kind.__qualname__}", _behind(kind), is_class=True)
         CLASSES.add(kind)
@@ -148,8 +157,26 @@ _TORCH = list(_of_torch())
 
 @functools.cache
 def _spaces() -> list[_Space]:
-    """Those of torch as when stepnet was imported, and ours, all of which are imported by the first call."""
-    return [*_TORCH, *_of_modules(_OURS)]
+    """Those of torch as when stepnet was imported, ours, all of which are imported by the first call, and
+    those of libraries as when they were first seen."""
+    return [*_TORCH, *_of_families(_OURS)]
+
+
+_modules: Any = None  # how many were imported when it was looked for libraries, and which of those
+_seen: set[int] = set()  # what their modules hold, by id
+
+
+def _see_libraries() -> None:
+    """Add the modules of libraries that were imported since."""
+    global _known
+    known = [(name, module) for name, module in list(sys.modules.items()) if name.startswith(COMPUTING)]
+    new = [(name, it) for name, it in known if is_trusted_module(it) and id(vars(it)) not in _seen]
+    if new:
+        _seen.update(id(vars(module)) for _, module in new)
+        _spaces().extend(_of_modules(new))
+        places.cache_clear()
+        _counter.cache_clear()
+        _known = None, [], ()
 
 
 _KERNELS: set[str] = torch.library._impls  # "aten/tanh/CPU", of whoever registered one
@@ -208,14 +235,20 @@ def patched() -> Sequence[Patch]:
     ['torch.nn.functional.relu']
     >>> F.relu = relu
     """
-    global _known
+    global _known, _modules
+    modules = (len(sys.modules), *map(sys.modules.get, COMPUTING))
+    if modules != _modules:
+        _see_libraries()
+        _modules = modules
     now = _counter()()
     before, of_each, found = _known
     if now != before:
-        changed = None if before is None else _changed(now, before)
+        spaces = list(_spaces())  # to which another thread may add meanwhile
+        known = before is not None and len(before) == len(now) and len(of_each) == len(spaces)
+        changed = _changed(now, before) if known else None
         of_each = [
             tuple(space.replaced()) if changed is None or i in changed or of_each[i] else ()
-            for i, space in enumerate(_spaces())
+            for i, space in enumerate(spaces)
         ]
         found = (*itertools.chain(*of_each), *_kernels())
         _known = now, of_each, found

@@ -24,7 +24,7 @@ from stepnet.data.tree import Spec
 
 from .code_facts import Facts
 from .survey import Same, Survey, Walked
-from .trust import FOREIGN, is_trusted_class
+from .trust import COMPUTING, FOREIGN, is_trusted_class
 
 _PACKAGE = Path(__file__).parents[1]
 _PLAIN = (int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device)
@@ -158,15 +158,19 @@ def _foreign_name(value: Any) -> str:
 
 @functools.cache
 def _versions() -> str:
-    """Python, torch, and every file of this package: a change in any of them makes other plans."""
-    try:
-        own = version("stepnet")
-    except PackageNotFoundError:  # run from a folder of sources
-        own = ""
+    """Python, torch, the libraries whose code is not read, and every file of this package: a change in any of
+    them makes other plans."""
     files = []
     for folder, _, names in os.walk(_PACKAGE):
         for name in names:
             if name.endswith((".py", ".h")):
                 known = os.stat(os.path.join(folder, name))
                 files.append((os.path.relpath(folder, _PACKAGE), name, known.st_size, known.st_mtime_ns))
-    return repr((own, sys.version, torch.__version__, sorted(files)))
+    return repr((*map(_version, ("stepnet", *COMPUTING)), sys.version, torch.__version__, sorted(files)))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # not there, or run from a folder of sources
+        return ""

@@ -46,6 +46,11 @@ _FOLDERS = words(
     """torch stepnet builtins typing abc _abc enum collections functools _functools types math cmath operator
     _operator numbers dataclasses contextlib"""
 )
+# Installed packages whose functions give what follows from their arguments, whatever they keep beside it.
+COMPUTING = ("einops",)
+# And those that hold arguments against what is said of their types: of what they read nothing is computed.
+_CHECKING = words("beartype jaxtyping typeguard")
+_LIBRARIES = _CHECKING.union(COMPUTING)
 FOREIGN = ("torch", "numpy", "builtins", "typing", "collections", "math", "functools", "abc")
 _PURE_MODULES = words("""builtins math cmath _operator operator functools _functools torch""")
 
@@ -96,14 +101,41 @@ def is_machinery(file: str) -> bool:
 
 
 def is_trusted_code(file: str) -> bool:
-    """True for code of torch and stepnet."""
-    return file.startswith((_TORCH, _LIBRARY))
+    """True for code of torch and stepnet, and of libraries that are known as well."""
+    return file.startswith((_TORCH, _LIBRARY)) or _library_of(file) is not None
+
+
+@functools.lru_cache(maxsize=4096)
+def _library_of(file: str) -> str | None:
+    """The known library that a file is of, where it was installed: a copy elsewhere may be anything."""
+    before, _, path = file.rpartition(f"-packages{os.sep}")
+    name = path.partition(os.sep)[0]
+    return name if name in _LIBRARIES and f"{os.path.basename(before)}-packages" in _PACKAGES else None
+
+
+def only_checks(file: str) -> bool:
+    """True for code that holds the arguments of a function against what is said of their types."""
+    return _library_of(file) in _CHECKING
+
+
+def is_checking_class(kind: type) -> bool:
+    """True for classes of what such code keeps."""
+    name = kind.__module__ if isinstance(kind.__module__, str) else ""
+    return name.partition(".")[0] in _CHECKING and is_trusted_class(kind)
+
+
+def _is_library(name: str) -> bool:
+    """True for the name of a module of such a library."""
+    root = name.partition(".")[0]
+    file = file_of(sys.modules[root]) if root in _LIBRARIES and root in sys.modules else None
+    return file is not None and _library_of(file) == root
 
 
 def is_trusted_module(module: types.ModuleType) -> bool:
     """True for torch and its modules, math and the like; found by name, so that no copy passes for one."""
     name = module.__name__
-    return name.partition(".")[0] in _FOLDERS and sys.modules.get(name) is module
+    known = name.partition(".")[0] in _FOLDERS or _is_library(name)
+    return known and sys.modules.get(name) is module
 
 
 @functools.lru_cache(maxsize=4096)
@@ -146,10 +178,10 @@ def is_installed(name: str, file: str | None) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_trusted_class(kind: type) -> bool:
-    """True for classes of torch, stepnet and Python itself; not of what calls itself so."""
+    """True for classes of torch, stepnet, Python itself and known libraries; not of what calls itself so."""
     name = kind.__module__ if isinstance(kind.__module__, str) else ""
     root = name.partition(".")[0]
-    if root not in _FOLDERS:
+    if root not in _FOLDERS and not _is_library(name):
         return False
     if root in ("torch", "stepnet"):
         return True

@@ -31,7 +31,7 @@ from .kinds import MISSING, Names, has_slots, shows_attributes
 from .patched import places
 from .reach import Reach
 from .survey import Survey
-from .trust import BY_VALUE, is_trusted_class
+from .trust import BY_VALUE, is_checking_class, is_trusted_class
 from .walk import HOOKS, MODULE_HOOKS, PLAIN, has_attributes
 from .walk_code import OF_FUNCTIONS
 
@@ -167,7 +167,7 @@ class _Writer:
             self._items(value)
         elif kind is types.FunctionType:
             self._function(value)
-        elif kind in _NEVER_CHANGE or kind in _FIXED:
+        elif kind in _NEVER_CHANGE or kind in _FIXED or is_checking_class(kind):
             return
         elif issubclass(kind, type):
             self._class(value)

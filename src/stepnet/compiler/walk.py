@@ -41,7 +41,7 @@ from .kinds import (
 )
 from .patched import KERNEL, Patch
 from .survey import Same, Walked
-from .trust import BY_VALUE, HEAP, is_module_of_python, is_stateful, is_trusted_class
+from .trust import BY_VALUE, HEAP, is_checking_class, is_module_of_python, is_stateful, is_trusted_class
 from .walk_code import END, CodeWalk
 
 _LIMIT = 4000  # objects; a step that reaches more is not worth keying
@@ -515,6 +515,8 @@ def _how(kind: type) -> Callable[[Walk, Any], None]:
         return Walk._generator
     if is_stateful(kind):
         return Walk._stateful
+    if is_checking_class(kind):
+        return lambda walk, value: walk.key.append(kind)
     for kinds, how in _HOW:
         if issubclass(kind, kinds):
             return how

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import builtins
+import functools
 import importlib.util
 import logging
 import os
@@ -35,10 +36,12 @@ from .trust import (
     is_trusted_builtin,
     is_trusted_class,
     is_trusted_module,
+    only_checks,
 )
 
 END = "; end"  # of attributes, whose number is not in the key; no name of one
 OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
+_CODE = (types.FunctionType, types.MethodType, functools.partial, torch.nn.Module)
 _LOOKED_UP = frozenset({"globals", "eval", "exec"})  # which may find any global
 _BUILTINS = dict(vars(builtins))
 
@@ -157,13 +160,15 @@ class CodeWalk(abc.ABC):
         before, self.in_python = self.in_python, is_of_python(code.co_filename)
         if not self.in_python and not known.trusted:
             self.sets |= known.sets
-        trail = self.trail
+        trail, checks = self.trail, known.trusted and only_checks(code.co_filename)
         self.key.append(known)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             try:
                 held = cell.cell_contents
             except ValueError:  # an empty cell: not assigned yet
                 self.key.append("empty")
+                continue
+            if checks and not isinstance(held, _CODE):
                 continue
             self.hold(cell)
             if name == "__class__" and not known.reads_class and isinstance(held, type):

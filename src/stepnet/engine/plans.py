@@ -60,6 +60,7 @@ from .reads import (
     steps_of_inner_loops,
     why_changing,
 )
+from .resting import Rests, clock, forget_resting, note_refused, rests
 from .rows import Noise, Sequences, as_rows
 from .transforms import Further, find_transformed
 from .varying import note_plan
@@ -104,10 +105,14 @@ def run(
         with torch._C.DisableTorchFunction(), contextlib.suppress(Unsupported):
             within.recurrence(as_rows(loop, feeds).layout.turns)
         return naive.run(loop, feeds)
-    find = finding(backend)
+    if backend == AUTO and rests(code_of(loop).function):
+        raise Rests("the step was refused a moment ago")
+    find, began = finding(backend), clock()
     (entry, reads, sequences), transformed, further = _found(loop, feeds, backend, find)
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
         refusal = _reason(entry)
+        if reads.reach.refused is not None:
+            note_refused(code_of(loop).function, clock() - began)
         if isinstance(refusal, (ChangesObjects, FailsOnSamples)):  # it may fail by what it kept before
             done = run_with_attributes(loop, feeds, reads, refusal, backend, run)
             if done is not None:
@@ -450,6 +455,7 @@ def forget() -> None:
             kept.clear()
         varying.forget()
         again.forget()
+        forget_resting()
 
 
 def _keep(key: Any, entry: Entry) -> None:

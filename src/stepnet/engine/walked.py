@@ -77,16 +77,23 @@ def _same(one: Reach, other: Reach) -> bool:
 _steps: dict[Any, _Step] = {}
 
 
-def _place(step: Any) -> Any:
+def place_of(step: Any) -> Any:
     """What a step is found by while it is alive; a bound method is made anew wherever it is named."""
     if type(step) is types.MethodType:
-        return id(step.__func__), _place(step.__self__)
+        return id(step.__func__), place_of(step.__self__)
     return id(step)
+
+
+def owner_of(step: Any) -> Any:
+    """What a step is alive with."""
+    while type(step) is types.MethodType:
+        step = step.__self__
+    return step
 
 
 def unchanged_step(step: Any) -> tuple[Found, list[Tensor]] | None:
     """What walks found of a step, and the tensors that it reads, if another walk would find the same."""
-    known = _steps.get(_place(step))
+    known = _steps.get(place_of(step))
     found = None if known is None else known.found
     if found is None:
         return None
@@ -96,22 +103,19 @@ def unchanged_step(step: Any) -> tuple[Found, list[Tensor]] | None:
 
 def boots(step: Any) -> bool:
     """Whether a step that was written down is one that tells what it begins with."""
-    known = _steps.get(_place(step))
+    known = _steps.get(place_of(step))
     return known is not None and known.found is not None and known.boots
 
 
 def note(step: Any, function: Callable[..., Any], given: Sequence[type], found: Reach) -> None:
     """A walk found this of a step; `function` is the form of it that runs, `given` as for `reach`."""
-    place = _place(step)
+    place = place_of(step)
     known = _steps.get(place)
     if known is None:
         if len(_steps) >= _LIMIT:
             _steps.clear()
-        owner = step
-        while type(owner) is types.MethodType:
-            owner = owner.__self__
         try:
-            alive = weakref.ref(owner, lambda _: _steps.pop(place, None))
+            alive = weakref.ref(owner_of(step), lambda _: _steps.pop(place, None))
         except TypeError:
             return
         known = _steps[place] = _Step(alive)

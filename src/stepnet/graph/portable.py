@@ -29,7 +29,10 @@ from .sizes import row_shape
 
 KIND = "recurrence"
 _ROWS = 7
-_NUMBERS = ("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pow")
+_NUMBERS = (
+    *("getitem", "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pow"),
+    *("eq", "ne", "lt", "le", "gt", "ge"),  # of sizes, in what torch asserts of them
+)
 _FILES = ("from_file",)
 _SIMPLE = (type(None), bool, int, float, str)
 # What wrong texts raise where they are read.
