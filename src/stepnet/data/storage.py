@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
-
-from .as_imported import data_ptr, is_contiguous
-
-_methods: Any = Tensor.__mro__[1]
-_offset: Callable[[Tensor], int] = _methods.storage_offset
-_is_view: Callable[[Tensor], bool] = _methods._is_view
 
 
 def memory_of(tensor: Tensor) -> int:
@@ -37,23 +30,6 @@ def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
         seen.add(place)
         own.append(tensor)
     return own
-
-
-def are_distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
-    """Whether it is plain that `distinct` has nothing to do: all begin where their memory does, and no two at
-    one place. To ask for memory itself takes five times as long. No transform of torch.func is around.
-
-    >>> a, b = torch.ones(3), torch.ones(3)
-    >>> are_distinct([a], [b]), are_distinct([a[:2]], [b]), are_distinct([a], [a.detach()])
-    (True, False, False)
-    """
-    tensors = [*inputs, *out]
-    if any([type(t) is not Tensor or t.layout is not torch.strided for t in tensors]):  # noqa: C419
-        return False
-    if any(map(_offset, tensors)) or any(map(_is_view, out)) or not all(map(is_contiguous, out)):
-        return False
-    places = {*map(data_ptr, tensors)}
-    return 0 not in places and len(places) == len(tensors)
 
 
 def apart(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.storage import are_distinct, distinct
+from stepnet.data.storage import distinct
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.executors.naive import PLAIN
 from stepnet.interrupts import let_through
@@ -51,9 +51,7 @@ def one_step(
     if axis is None:
         out, last = [], out + last
     # own memory; and a hook on the last state is not to see what comes in for y
-    last = [t.clone() if t.requires_grad else t for t in last]
-    given = [x, *states]
-    return out + (last if are_distinct(last, given) else distinct(last, given))
+    return out + distinct([t.clone() if t.requires_grad else t for t in last], [x, *states])
 
 
 def is_faster(
