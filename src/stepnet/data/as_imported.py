@@ -27,4 +27,15 @@ empty_strided: Callable[..., Tensor] = _functions.empty_strided
 empty_like: Callable[[Tensor], Tensor] = _functions.empty_like
 zeros: Callable[..., Tensor] = _functions.zeros
 zeros_like: Callable[[Tensor], Tensor] = _functions.zeros_like
+_guards: Any = torch._C._dynamo.guards  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _empty_on_cpu(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return empty_strided(size, strides, dtype=dtype, device="cpu")
+
+
+# What torch.compile makes tensors by, in half the time, seen by no mode.
+empty_on_cpu: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor] = getattr(
+    _guards, "_empty_strided_cpu", _empty_on_cpu
+)
 from_numpy: Callable[[Any], Tensor] = _functions.from_numpy

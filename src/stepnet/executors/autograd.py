@@ -100,6 +100,8 @@ def run_direct(
 
 def _reached(ready: Ready, layout: Layout, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """The inputs, cut off where no result needs a gradient for them: their hooks are not to be called."""
+    if layout.turns and not ready.cut_off:
+        return tensors
     places, n = ready.cut_off if layout.turns else range(len(tensors)), len(tensors)
     cut = {k for k in places if k < n and tensors[k].requires_grad}
     if cut and (0 in layout.ends or not layout.turns):  # a sequence of no steps gives its initial state
@@ -269,7 +271,7 @@ class _PlanCall(torch.autograd.Function):
         if moved:
             found = _of_moved(ctx, saved, inputs, moved, grads, needed)
             if found is not None:
-                guard_inputs(inputs, found)
+                guard_inputs(inputs, found, needed)
                 return (None, None, *found)
         again = are_written(ctx.results)
         if by_places is not None:
@@ -277,7 +279,7 @@ class _PlanCall(torch.autograd.Function):
             once = not later and not torch.is_grad_enabled() and not again
             found = direct.gradients(saved, grads, needed, layout) if once else None
             if found is not None:
-                guard_inputs(inputs, found)
+                guard_inputs(inputs, found, needed)
                 return (None, None, *found)
             if not (later or again):
                 saved = direct.by_names(saved)
@@ -286,7 +288,7 @@ class _PlanCall(torch.autograd.Function):
         if again:
             saved = saved[: len(needed)]
         found = _backward(ctx, saved, grads, needed, later)
-        guard_inputs(inputs, found)
+        guard_inputs(inputs, found, needed)
         return (None, None, *found)
 
 

@@ -6,6 +6,7 @@ Of a small step, to find values by their names takes longer than to compute them
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,10 +14,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import data_ptr, empty, empty_like, is_contiguous, stride, zeros_like
+from stepnet.data.as_imported import (
+    contiguous,
+    data_ptr,
+    empty,
+    empty_like,
+    empty_on_cpu,
+    is_contiguous,
+    stride,
+    zeros_like,
+)
 from stepnet.data.bounded import Bounded
 from stepnet.data.dtypes import dtype_of
-from stepnet.data.modes import is_as_written
 from stepnet.data.storage import distinct
 
 from .c.few import earlier
@@ -33,7 +42,7 @@ _SURE = 3  # runs on the same sequences by names, for what is laid out takes as 
 _LINE = 64  # numbers that one value of those begins after another at the least
 _MOST_KINDS = 64  # of gradients that are asked of one
 _MOST_RUNS = 16  # kinds of runs that are known at a time
-_CPU = torch.device("cpu")
+_native: Any = torch._C
 _ONE_STEP = Layout.dense(1, 1, True, False)  # what holds after it for all results and inputs holds after more
 
 Run = Callable[[Sequence[int], Layout], None]  # a scan of some sequences, on what lies at some addresses
@@ -71,8 +80,7 @@ class _Backward(NamedTuple):
         run: the scan.
         zeros: what stands for each result that nothing comes in for.
         shifted: tables that are read one step earlier and boot values, among what is saved; and the shape.
-        made: what makes each table that the scan makes, and of what it makes one like: of a tensor, or of so
-            many'th of what is saved.
+        made: what makes each table that the scan makes; or it is one like so many'th of what is saved.
         out: which of those each input gets.
         copies: the inputs that get a copy, because another one has it, too.
         before, after: the maps around it.
@@ -86,7 +94,7 @@ class _Backward(NamedTuple):
     run: Run
     zeros: list[Tensor]
     shifted: list[tuple[int, int, tuple[int, ...]]]
-    made: list[tuple[Callable[[Tensor], Tensor], Tensor | int]]
+    made: list[tuple[Callable[[], Tensor], int | None]]
     out: list[int | None]
     copies: list[int]
     before: list[Any]
@@ -166,6 +174,7 @@ class Direct:
             raise LookupError
         self._run = _addressed(lone, layout, self.most, Places(named, self._strides, boots, made, lasts))
         self._made = [*self._y, *self._kept, *(_outline(t.shape, t.dtype) for t in states)]
+        self._sizes = [*map(_size, self._made)]
         self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
         carry = carry_gradients(plan, layout, needs) if self.trains else ()
         self.still = [k for k, carries in enumerate(carry) if not carries]
@@ -189,6 +198,8 @@ class Direct:
             likes = [*likes[:kept], *inputs[self._states]]
         if into and 0 < layout.rows <= self.most:
             made = [*into[:y], *map(empty_like, likes[y:kept]), *into[y:]]
+        elif layout is self.layout:
+            made = [empty_on_cpu(*size) for size in self._sizes]
         elif layout.rows == self.layout.rows:
             made = [empty_like(like) for like in likes]
         elif 0 < layout.rows <= self.most:
@@ -225,8 +236,10 @@ class Direct:
         layout: Layout,
     ) -> list[Tensor | None] | None:  # fmt: skip
         """The gradient of each input; None: not of these. `saved`: the inputs, and what `forward` gave."""
-        nobody_else = is_as_written(_CPU) and not torch._C._len_torch_dispatch_stack()
-        if not (nobody_else and self._threads == torch.get_num_threads() and all(map(is_plain, grads))):
+        around = _native._len_torch_function_stack() or _native._len_torch_dispatch_stack()
+        if around or _native._is_any_autocast_enabled() or self._threads != torch.get_num_threads():
+            return None
+        if not all(map(is_plain, grads)):
             return None
         kind = *[grad is not None for grad in grads], *needed
         if kind not in self._backwards:
@@ -241,20 +254,23 @@ class Direct:
         if not (all(kept) and all(map(is_contiguous, saved))):
             return None
         n_y, n = len(self._y), layout.sequences
-        tables = [
-            way.zero(k, n if k >= n_y else 0) if grad is None else as_table(grad)
-            for k, grad in enumerate(grads)
-        ]
-        made = [make(saved[like] if isinstance(like, int) else like) for make, like in way.made]
+        tables: list[Tensor] = []
+        for k, grad in enumerate(grads):
+            if grad is not None and grad.is_neg():
+                return None
+            tables.append(way.zero(k, n if k >= n_y else 0) if grad is None else contiguous(grad))
+        made = [make() if like is None else empty_like(saved[like]) for make, like in way.made]
         made += [earlier(saved[k], shape, saved[of], layout) for k, of, shape in way.shifted]
-        at_hand = (*saved, *tables, *made)
-        values = {name: self._part(at_hand[k], begin, shape) for name, k, begin, shape in way.reads}
+        values: dict[str, Tensor] = {}
+        if way.reads:
+            at_hand = (*saved, *tables, *made)
+            values = {name: self._part(at_hand[k], begin, shape) for name, k, begin, shape in way.reads}
         read = [*values.values()]
         if way.before:
             run_nodes(way.before, values, layout.rows)
             made += [as_table(values[name]) for name in way.given]
         addresses = [*kept, *map(data_ptr, tables), *map(data_ptr, made)]
-        if not all(addresses) or any(map(Tensor.is_neg, tables)):
+        if not all(addresses):
             return None
         try:
             way.run(addresses, layout.backward)
@@ -329,7 +345,7 @@ class _WayBack:
         self.values, self.boots = dict[str, Place](), dict[str, Place]()
         self.at_hand, self.begins, self.places = dict[str, int](), dict[str, int](), dict[str, int]()
         self.shifted = dict[str, tuple[int, int, tuple[int, ...]]]()
-        self.made: list[tuple[Callable[[Tensor], Tensor], Tensor]] = []
+        self.made: list[tuple[Callable[[], Tensor], Tensor]] = []
         self.out: list[int | None] = []
         self.copies, self.late = list[int](), list[tuple[int, str]]()
         self.of = dict[int, int]()
@@ -383,7 +399,7 @@ class _WayBack:
                 self.places[name] = len(self.made)
                 if name in self.tangents:
                     self.of[len(self.made)] = k
-                self.made.append((zeros_like if value.kind == "sum" else empty_like, like))
+                self._add(name, like)
             rows = layout.sequences if name in self.tangents else layout.rows if value.kind == "row" else 1
             alike = like.dtype is dtype_of(value.dtype) and like.numel() == rows * math.prod(value.shape)
             if name in self.places:
@@ -391,6 +407,11 @@ class _WayBack:
                 alike = alike and self.made[self.places[name]][1].shape == like.shape
             if not alike:
                 raise LookupError
+
+    def _add(self, name: str, like: Tensor) -> None:
+        """Make a table; one of sums, to which the scan adds, of zeros."""
+        adds = self.kinds[name].kind == "sum" and name not in (self.lone.products or ())
+        self.made.append((functools.partial(_zeros if adds else empty_on_cpu, *_size(like)), like))
 
     def _shape(self, name: str) -> tuple[int, ...]:
         rows = (self.layout.rows,) if self.kinds[name].kind == "row" else ()
@@ -405,7 +426,7 @@ class _WayBack:
         for name in sorted(read - {*self.at_hand, *self.shifted, *self.places}):
             self.places[name] = len(self.made)
             like = _outline(self._shape(name), dtype_of(self.kinds[name].dtype))
-            self.made.append((zeros_like if self.kinds[name].kind == "sum" else empty_like, like))
+            self._add(name, like)
         after = len(self.likes)
         self.at_hand |= {name: after + k for name, k in self.places.items()}
         made = {name: Place(after + k) for name, k in self.places.items()}
@@ -423,7 +444,7 @@ class _WayBack:
             if begin is None and k < len(likes) and likes[k].numel() != math.prod(shape):
                 raise LookupError
             reads.append((name, k, begin, shape))
-        made = [(make, self.of.get(k, like)) for k, (make, like) in enumerate(self.made)]
+        made = [(make, self.of.get(k)) for k, (make, _) in enumerate(self.made)]
         parts = made, self.out, self.copies, lone.before, lone.after, [*self.before], reads, self.late
         names = {name for _, name in self.late}
         as_they_are = all(self._shape(name) == self.likes[k].shape for k, name in self.late)
@@ -446,12 +467,22 @@ def _outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return like
 
 
+def _size(like: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    """What `empty_on_cpu` takes."""
+    return (*like.shape,), like.stride(), like.dtype
+
+
+def _zeros(*size: Any) -> Tensor:
+    return empty_on_cpu(*size).zero_()
+
+
 class Lately:
     """How runs go by places that are on the same sequences, and threads, as several before; of dense tables,
     on other pieces of them, and without a backward, on sequences over about as many rows."""
 
     def __init__(self) -> None:
         self._known = Bounded[Any, "int | Direct | None"](_MOST_RUNS)  # a number: of runs so far
+        self._last: tuple[Layout | None, Any, Direct | None] = None, None, None  # what was found at last
 
     @property
     def by_places(self) -> bool:
@@ -464,11 +495,16 @@ class Lately:
     ) -> Direct | None:  # fmt: skip
         """That of such a run; None: it goes by names. Inputs are known to look like those before. `trains`:
         whether a backward may follow. `needs`: which of them need a gradient; None: as they say."""
+        threads, last = torch.get_num_threads(), self._last
+        how = threads, steps, trains
+        if last[0] is layout and last[1] == how:
+            return last[2]
         rows = layout.rows if steps else layout.rows.bit_length()
         by_layout = trains and not steps
-        kind = (layout if by_layout else (rows, layout.stride, steps)), torch.get_num_threads()
+        kind = (layout if by_layout else (rows, layout.stride, steps)), threads
         known = self._known.get(kind, 0)
         if not isinstance(known, int):
+            self._last = layout, how, known
             return known
         if known < _SURE:
             if 4 * layout.rows < MOST:  # else a number for each row is too much

@@ -46,11 +46,13 @@ def guarded_results(function: type[torch.autograd.Function]) -> None:
     node._register_hook_dict = register
 
 
-def guard_inputs(inputs: Iterable[Tensor], gradients: Iterable[Tensor | None]) -> None:
+def guard_inputs(
+    inputs: Iterable[Tensor], gradients: Iterable[Tensor | None], needed: Iterable[bool]
+) -> None:
     """See to the hooks of those of a node's inputs, and of what they are views of, for which a backward of it
-    has no gradient."""
-    for tensor, gradient in zip(inputs, gradients, strict=False):
-        if gradient is None:
+    has no gradient, though they `needed` one: the engine leads to no others."""
+    for tensor, gradient, leads in zip(inputs, gradients, needed, strict=False):
+        if gradient is None and leads:
             for each in (tensor, tensor._base):
                 if each is not None and (hooks := each._backward_hooks):
                     for key, hook in hooks.items():

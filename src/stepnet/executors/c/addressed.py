@@ -85,6 +85,7 @@ class Addressed:
         self._run, self._address, self._parts = run, address, parts
         self._places = [(at, p.which, p.offset) for at, p in written.places if p.which is not None]
         self._idle: list[_Laid] = []  # list.pop and append are atomic
+        self._rows: tuple[Layout | None, array[int]] = None, array("q")  # of those, where they stand
 
     def __call__(self, addresses: Sequence[int], layout: Layout) -> None:
         """Run it on what lies there. Raises LookupError: not these sequences, or not so exactly."""
@@ -113,7 +114,10 @@ class Addressed:
         began = 0 if pace is None else perf_counter_ns()
         if len(numbers) > served:
             numbers[served + 1] = ctypes.addressof(pool)
-            numbers[served + 3 : served + 7] = array("q", c_few.rows_of(layout))
+            rows = self._rows
+            if rows[0] is not layout:
+                rows = self._rows = layout, array("q", c_few.rows_of(layout))
+            numbers[served + 3 : served + 7] = rows[1]
             c_few.library()(address + 8 * served)
         else:
             self._run(pool, address)
