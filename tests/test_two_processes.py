@@ -75,6 +75,13 @@ def sharded(net: Net) -> Any:
     return fully_shard(net)
 
 
+def cell_sharded(net: Any) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(net.rnn.step.cell)
+    return fully_shard(net)
+
+
 def check_row_mean(rank: int, parallel: Callable[[Net], Any]) -> None:
     """Ten steps of training on unequal rows, as one process takes them on all rows. Who has no rows runs one
     that counts nothing: every rank takes part in every exchange of weights."""
@@ -148,15 +155,17 @@ def main(rank: int) -> None:
                 loss(net, 0, rank).backward()
             loss(net, 1, rank).backward()
             check(net, kind, (0, 1))
-        parts = sharded(made(kind))
-        for step in range(3):
-            loss(parts, step, rank).backward()
-            check(parts, kind, (step,))
+        # A cell gathers its weights once for all steps, of which there are not as many in each process.
+        spread = [sharded(made(kind)), *([cell_sharded(made(kind))] if kind == "cell" else [])]
+        for parts in spread:
+            for step in range(3):
+                loss(parts, step, rank).backward()
+                check(parts, kind, (step,))
         # Who has no rows runs one that counts nothing: every rank takes part in every exchange.
         x = batch(3, rank)
         rows = x if len(x.values) else LoDTensor.from_lengths(torch.zeros(1, F_IN), [[1]])
-        (parts(rows).values.square().sum() * min(len(x.values), 1)).backward()
-        check(parts, kind, (3,))
+        (spread[0](rows).values.square().sum() * min(len(x.values), 1)).backward()
+        check(spread[0], kind, (3,))
     ways: tuple[Callable[[Net], Any], ...] = (DistributedDataParallel, sharded)
     for parallel in ways:
         check_row_mean(rank, parallel)

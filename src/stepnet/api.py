@@ -12,14 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from typing_extensions import Unpack
 
 from . import lifting
-from .checks import (
-    check_batch,
-    check_inputs,
-    checked,
-    no_graph_of,
-    refuse_proxies,
-    sequences_of,
-)
+from .checks import check_batch, check_inputs, checked, no_graph_of, refuse_proxies, sequences_of
 from .compiler.inner_loops import inner
 from .compiler.reach import reach
 from .data.arguments import truth, whole
@@ -69,6 +62,7 @@ from .graph import (
 )
 from .ir.loop import Loop
 from .resets import Resets, as_resets, run_with_resets
+from .sharded import gathered, sharded
 from .typed import Booting, Rows, Settings, State, typed
 from .watchers import Instead, instead, is_kept, kept, replaced, watched, watching
 from .windows import check_windows, run_in_windows
@@ -212,6 +206,9 @@ def recurrent(
             step, x, state, steps=steps, static=static, resets=resets, reverse=reverse, level=level,
             axis=axis, scopes=scopes, backend=backend,
         )  # fmt: skip
+    parts = sharded(step)
+    if parts:
+        return gathered(parts, lambda x, state: _outside(step, x, state, how), x, state)
     return _outside(step, x, state, how)
 
 

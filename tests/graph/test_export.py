@@ -396,6 +396,24 @@ def test_a_draft_export_names_the_export_that_can() -> None:
         export(Dense().double(), dense(3, 2))
 
 
+def test_sizes_of_rows_are_fixed_where_all_are_left_open() -> None:
+    """As torch fixes those of a Linear; also where y alone has such rows, after exports of other sizes."""
+
+    class Sums(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return recurrent(lambda x, h: (x + h, torch.tanh(x + h)), x, x.new_zeros(x.shape[1:]))
+
+    every = ((Dim.AUTO,) * 3,)
+    models: list[tuple[nn.Module, int]] = [(Dense().double(), 3), (Sums(), 5), (Sums(), 4)]
+    for model, width in models:
+        args = (torch.randn(3, 2, width, dtype=torch.float64),)
+        program = export(model, args, dynamic_shapes=every)
+        (made,) = (node.meta["val"][0] for node in program.graph.nodes if node.name == "run")
+        assert made.shape[2] == model(*args)[0].shape[2]
+        more = torch.randn(4, 5, width, dtype=torch.float64)
+        torch.testing.assert_close(program.module()(more), model(more))
+
+
 def test_a_size_that_is_left_open_is_told() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor, memory: Tensor) -> Any:

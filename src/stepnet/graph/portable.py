@@ -10,8 +10,7 @@ import dataclasses
 import itertools
 import json
 import operator
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from keyword import iskeyword
 from typing import Any
 
@@ -57,11 +56,12 @@ def text_of(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[A
     Raises:
         StepError: the step does what a text cannot say.
     """
-    graph = _traced(recurrence, tensors, reads)
+    graph, opened = _traced(recurrence, tensors, reads)
+    if _settled(recurrence, graph, opened):
+        graph, _ = _traced(recurrence, tensors, reads)
     places = {node: i for i, node in enumerate(graph.graph.nodes)}
     calls = [_call(recurrence, graph, node, places) for node in graph.graph.nodes if node.op != "output"]
-    (out,) = next(n for n in graph.graph.nodes if n.op == "output").args
-    rows = [node.meta["val"] for node in out[: len(recurrence.y)]]
+    out, rows = _results(recurrence, graph)
     return f"{KIND} " + json.dumps(
         {
             "way": dataclasses.asdict(recurrence.way),
@@ -75,6 +75,31 @@ def text_of(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[A
             "results": [places[node] for node in out],
         }
     )
+
+
+def _results(recurrence: Recurrence, graph: fx.GraphModule) -> tuple[Any, list[Tensor]]:
+    """The nodes that a step gives, and the rows of y."""
+    (out,) = next(n for n in graph.graph.nodes if n.op == "output").args
+    return out, [node.meta["val"] for node in out[: len(recurrence.y)]]
+
+
+def _settled(recurrence: Recurrence, graph: fx.GraphModule, opened: Iterable[tuple[Any, Any]]) -> bool:
+    """Whether rows of y have sizes that the program leaves open. They are numbers in a text: they are made so
+    in the program, which torch tells whoever named them.
+
+    Raises:
+        StepError: one is known as it runs.
+    """
+    rows = _results(recurrence, graph)[1]
+    sizes: list[Any] = [size for t in rows for size in t.shape[1:] if type(size) is not int]
+    asked = {symbol for size in sizes for symbol in size.node.expr.free_symbols}
+    settled = [outer for outer, inner in opened if inner.node.expr in asked]
+    try:
+        for outer in settled:
+            int(outer)
+    except RuntimeError as error:
+        raise refusal(recurrence, "its y has rows of a size that only a run knows") from error
+    return bool(settled)
 
 
 @outside_modes
@@ -117,12 +142,20 @@ def _way(**said: Any) -> Way:
 add_kind(KIND, load)
 
 
-def _traced(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[Any]) -> fx.GraphModule:
-    """The operators that the step calls, on any number of rows, as autograd is to see them."""
+def _traced(
+    recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[Any]
+) -> tuple[fx.GraphModule, Iterable[tuple[Any, Any]]]:
+    """The operators that the step calls, on any number of rows, as autograd is to see them; and sizes that
+    the program leaves open, each with what stands for it here."""
     from torch._guards import tracing
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+    from torch.fx.experimental.symbolic_shapes import (
+        DimDynamic,
+        ShapeEnv,
+        StatelessSymbolicContext,
+        has_static_value,
+    )
     from torch.utils._python_dispatch import _disable_current_modes
 
     way, (n_x, n_state, n_static, _) = recurrence.way, recurrence.counts
@@ -142,12 +175,15 @@ def _traced(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[A
             return fake.from_tensor(torch.empty(next(hints), 1), symbolic_context=context).shape[0]
 
         n, pieces = some(), [some(), some()]
-        opened: dict[str, Any] = defaultdict(
-            some
-        )  # sizes that the program leaves open, by what it calls them
+        opened: dict[str, tuple[Any, Any]] = {}  # by what the program calls them
 
         def known(shape: Sequence[Any]) -> tuple[Any, ...]:
-            return tuple(size if isinstance(size, int) else opened[str(size)] for size in shape)
+            found = list[Any]()
+            for size in shape:
+                if not has_static_value(size) and str(size) not in opened:
+                    opened[str(size)] = size, some()
+                found.append(int(size) if has_static_value(size) else opened[str(size)][1])
+            return tuple(found)
 
         shapes, fixed = ([(known(s), d, at) for s, d, at in some_of] for some_of in (shapes, fixed))
         with fake:
@@ -164,7 +200,7 @@ def _traced(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[A
             said = str(error).splitlines()[0]
             raise refusal(recurrence, f"it does not run on any number of rows: {said}") from error
     graph.graph.eliminate_dead_code()
-    return graph
+    return graph, opened.values()
 
 
 def _call(recurrence: Recurrence, graph: fx.GraphModule, node: fx.Node, places: dict[fx.Node, int]) -> Any:
