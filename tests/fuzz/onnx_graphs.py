@@ -345,19 +345,24 @@ def make_model(seed: int) -> ModelProto:
     graph.grown(file.pick.randint(2, 6))
     forms = file.pick.choice([["steps"], ["rows"], ["steps", "rows"], ["steps", "steps"]])
     outputs = [(graph.one("Identity", graph.any(form)), FLOAT, SHAPES[form]) for form in forms]
-    used = {name for node in _all(graph.nodes) for name in node.input}
+    used = {name for node in _inside(graph.nodes) for name in node.input}
     proto = graph.proto([i for i in file.inputs if i.name in used or i.name in "xh"], outputs)
     proto.initializer.extend(c for c in file.constants if c.name in used)
     opset = helper.make_opsetid("", file.opset)
     return helper.make_model(proto, opset_imports=[opset], ir_version=9)
 
 
-def _all(nodes: Any) -> list[Any]:
+def every_node(model: ModelProto) -> list[Any]:
+    """The nodes of all graphs."""
+    return _inside(model.graph.node)
+
+
+def _inside(nodes: Any) -> list[Any]:
     found = list(nodes)
     for node in nodes:
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
-                found += _all(attribute.g.node)
+                found += _inside(attribute.g.node)
     return found
 
 
