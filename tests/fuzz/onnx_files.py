@@ -1,5 +1,5 @@
-"""Random ONNX models, read: what they compute is what ONNX Runtime computes, at two sizes, by plans and by the
-plain loop, and so are gradients; and so it is of what is written of them, as ONNX, and as IR and then as ONNX.
+"""Random ONNX models, read: they compute what ONNX Runtime does, at two sizes, by plans and by the plain
+loop, with the same gradients; and so does what is written of them, as ONNX, as IR, and as ONNX again.
 
 `python -m fuzz.onnx_files [first] [count]` does so with those of some seeds.
 """

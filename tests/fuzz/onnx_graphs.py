@@ -1,4 +1,4 @@
-"""Random ONNX models around what repeats: cells, Scans, Loops, branches, lists of tensors, inside one another.
+"""Random ONNX models around what repeats: cells, Scans, Loops, branches, lists, inside one another.
 
 Values are of two forms, `rows` of [B, F] and `steps` of [T, B, F] for any T and B; a node takes those of its
 graph and of the graphs around it.
@@ -103,7 +103,9 @@ class Graph:
 
 
 def alone(g: Graph, form: str) -> str:
-    kind = g.pick.choice(["Tanh", "Sigmoid", "Relu", "Neg", "Softsign", "Clip", "Elu", "LeakyRelu", "Identity"])
+    kind = g.pick.choice(
+        ["Tanh", "Sigmoid", "Relu", "Neg", "Softsign", "Clip", "Elu", "LeakyRelu", "Identity"]
+    )
     more = [g.file.constant(-0.5), g.file.constant(0.7)] if kind == "Clip" else []
     return g.one(kind, g.any(form), *more)
 
@@ -186,7 +188,10 @@ def cell(g: Graph) -> str:
         "lengths" if pick.random() < 0.4 else "", state,
     ]  # fmt: skip
     if kind == "LSTM":
-        inputs += [state if pick.random() < 0.5 else "", file.weight(d, 3 * hidden) if pick.random() < 0.3 else ""]
+        inputs += [
+            state if pick.random() < 0.5 else "",
+            file.weight(d, 3 * hidden) if pick.random() < 0.3 else "",
+        ]
     while not inputs[-1]:
         inputs.pop()
     y, last, *_ = g.node(kind, inputs, 3 if kind == "LSTM" else 2, **how)
@@ -297,7 +302,9 @@ def listed(g: Graph, form: str) -> str:
     way = g.pick.choice(["at", "joined", "parts"]) if form == "steps" else "at"
     if way == "parts":
         parts = g.one("SplitToSequence", g.any("steps"), axis=0, keepdims=1)
-        parts = g.one("SequenceErase", g.one("SequenceInsert", parts, g.any("steps")), g.file.constant(-1, "int64"))
+        parts = g.one(
+            "SequenceErase", g.one("SequenceInsert", parts, g.any("steps")), g.file.constant(-1, "int64")
+        )
         return g.one("ConcatFromSequence", parts, axis=0)
     many = g.one("SequenceConstruct", *(g.any(form) for _ in range(3)))
     if way == "joined":
@@ -328,7 +335,8 @@ ROWS: list[tuple[Callable[[Graph], str], bool]] = [
 ]  # fmt: skip
 STEPS: list[tuple[Callable[[Graph], str], bool]] = [
     *((make, False) for make in _SINGLE[1]), (turned, False), (cell, False), (cell, False), (cell, False),
-    (scan, True), (scan, True), (scan, True), (loop_of_steps, True), (loop_of_steps, True), (_NESTED[1][0], True),
+    (scan, True), (scan, True), (scan, True), (loop_of_steps, True), (loop_of_steps, True),
+    (_NESTED[1][0], True),
 ]  # fmt: skip
 
 

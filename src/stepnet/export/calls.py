@@ -47,7 +47,7 @@ def traced_op(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _all_seen(made: Any) -> Any:
-    """Let go of sizes that were left open for what happens inside: torch asks for each of them in what is made."""
+    """Let go of sizes left open for what happens inside: torch asks for each of them in what is made."""
     sizes: Any = torch.library.get_ctx()
     if sizes._shape_env is not None:
         seen, left = free_unbacked_symbols(made), sizes._shape_env.pending_fresh_unbacked_symbols
@@ -173,12 +173,6 @@ def calls_inside(call: Any) -> tuple[Calls, ...]:
     inner = getattr(call, "inner", None)
     noted = (*(inner if isinstance(inner, tuple) else (inner,)), *getattr(call, "again", ()))
     return tuple(calls for calls in noted if calls is not None)
-
-
-def inner_calls(target: Target, run: Callable[[], Any]) -> Calls | None:
-    """The calls that the body of a recurrence or a TensorIterator makes as it runs; None for a format with no
-    loops inside of such."""
-    return None if target.nested is not None else noted_calls(target, run)
 
 
 def noted_calls(target: Target, run: Callable[[], Any]) -> Calls:

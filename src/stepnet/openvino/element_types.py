@@ -12,7 +12,7 @@ from stepnet.file_model import NotRead, shorten
 @dataclass(frozen=True)
 class ElementType:
     """One element type: `f32` in attributes, `FP32` on ports, torch.float32, 32 bits. Of less than a byte are
-    constants alone; torch has them in a type of 8 bits, or as the numbers of `table` that their bits stand for."""
+    constants alone; torch has them in a type of 8 bits, or as the numbers of `table` that they stand for."""
 
     name: str
     precision: str
@@ -29,7 +29,8 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
     -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
-    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
+    1.0,
 )  # fmt: skip
 ELEMENT_TYPES = (
     ElementType("f64", "FP64", torch.float64, 64),

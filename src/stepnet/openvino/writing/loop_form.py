@@ -70,8 +70,9 @@ def _nested(
         replace(port, value=_turned(outer, port.value, port, dtype), **_forwards(port))
         for port, dtype in zip(inputs, types, strict=True)
     ]
+    outs = [replace(port, **_forwards(port)) for port in outputs]
     made = outer.net.loop(
-        body, trips, outer.net.constant(true), ins, [replace(port, **_forwards(port)) for port in outputs], edges,
+        body, trips, outer.net.constant(true), ins, outs, edges,
         execution_condition=body.result(body.constant(true)), name=node.name,
     )  # fmt: skip
     given = [loop.body.nodes[port.result].inputs[0] for port in loop.outputs]
