@@ -85,6 +85,15 @@ def test_sequences(seed):
     assert sequences.check(seed) is None
 
 
+@pytest.mark.parametrize("seed", few([*range(40), 68], (26,)))
+def test_onnx_files(seed):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx_ir")
+    from . import onnx_files
+
+    assert onnx_files.difference(seed, "naive") is None
+
+
 TWO = [range(at, at + 2) for at in range(0, 40, 2)]
 
 

@@ -17,7 +17,6 @@ from torch_since import torch_since
 
 pytest.importorskip("onnx_ir")
 import stepnet.onnx
-import stepnet.openvino
 
 BACKEND = "naive"
 
@@ -138,13 +137,6 @@ def test_a_frame_in_a_frame_that_reads_an_array_of_its_step(check):
     check(FrameInFrame(), lambda t, b: (torch.randn(t, b, 2), torch.randn(b, 2)), sizes=((5, 3), (2, 2)))
 
 
-@pytest.mark.exhaustive
-def test_a_frame_in_a_step_is_refused_where_loops_hold_no_loops(tmp_path):
-    refused = r"(?s)'step' .* it runs a loop inside.*inside a TensorIterator"
-    with pytest.raises(IRError, match=refused):
-        stepnet.openvino.save(Frames(), tmp_path / "m.xml", lists_of_lists(3, 2))
-
-
 class Ragged(nn.Module):
     """Words make a sentence, from the state of the text that it is in; sentences make a text."""
 
@@ -204,5 +196,3 @@ def test_what_is_not_written(tmp_path):
     flat = LoDTensor.from_lengths(torch.randn(3, 3), [[1, 1], [1, 2]])
     with pytest.raises(IRError, match="no two sequences in one"):
         stepnet.onnx.save(sentences, tmp_path / "m.onnx", (flat, torch.zeros(2, 4)))
-    with pytest.raises(IRError, match=r"(?s)sequences of sequences\n.*2 levels\n.*one level"):
-        stepnet.openvino.save(rows, tmp_path / "m.xml", text(TEXTS[0])[0])

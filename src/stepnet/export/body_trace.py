@@ -19,8 +19,8 @@ from stepnet.errors import IRError
 from stepnet.watchers import Instead
 
 from .aten import AtenNet, is_known
-from .calls import KINDS, Calls, Kind, Lengths, answered
-from .graph import Graph, LoopInput, Target, Value
+from .calls import KINDS, Calls, Lengths, answered
+from .graph import Graph, LoopInput, Value
 from .referred_sizes import Referred, examples
 from .trace import Program, of_python, program, sizes_of
 
@@ -180,15 +180,15 @@ def _known(node: FxNode, shapes: Sequence[Sequence[Any]]) -> Callable[[Sequence[
 
 
 class Nested(Instead):
-    """Answers for a loop inside a body, for a format with no loops inside loops: with an error."""
+    """Answers for a loop inside a body that is written without: with an error."""
 
-    def __init__(self, target: Target, where: str) -> None:
-        self.target, self.where = target, where
+    def __init__(self, where: str) -> None:
+        self.where = where
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise IRError(
             f"{self.where} cannot be written: it runs a loop inside",
-            got=self.target.nested,
+            got="a loop in its body",
             remedy="move the inner loop in front of the outer one",
             expected="a body without loops",
         )
@@ -200,7 +200,7 @@ class Nested(Instead):
 def inside(
     b: AtenNet, where: str, inner: Calls | None, *, lengths: Lengths | None = None
 ) -> AbstractContextManager[None]:
-    """Answer for the calls that a body makes: by nodes; by an error, for a format with no loops inside loops.
+    """Answer for the calls that a body makes: by nodes; by an error, where none were noted.
 
     Args:
         b: the graph around the loop.
@@ -209,13 +209,8 @@ def inside(
         lengths: of the sequences of a LoDTensor.
     """
     if inner is None:
-        return nothing_inside(b.emit.graph.target, where)
+        return answered((kind, Nested(where)) for kind in KINDS)
     return inner.traced(lengths or no_lengths)
-
-
-def nothing_inside(target: Target, where: str, kinds: Sequence[Kind] = KINDS) -> AbstractContextManager[None]:
-    """Refuse loops of some kinds in here, for a format with no loops inside loops."""
-    return answered((kind, Nested(target, where)) for kind in kinds)
 
 
 def no_lengths(_: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from stepnet.checks import checked
 from stepnet.compiler.reach import reach
@@ -39,9 +40,18 @@ def traced_op(schema: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
             raise RuntimeError(f"a {shapes.__name__} of a traced module is written, not run")
 
         op = torch.library.custom_op(f"stepnet::{shapes.__name__}", run, mutates_args=(), schema=schema)
-        op.register_fake(shapes)
+        op.register_fake(lambda *given: _all_seen(shapes(*given)))
         return shapes
 
+    return made
+
+
+def _all_seen(made: Any) -> Any:
+    """Let go of sizes left open for what happens inside: torch asks for each of them in what is made."""
+    sizes: Any = torch.library.get_ctx()
+    if sizes._shape_env is not None:
+        seen, left = free_unbacked_symbols(made), sizes._shape_env.pending_fresh_unbacked_symbols
+        left[:] = [size for size in left if size in seen]
     return made
 
 
@@ -163,12 +173,6 @@ def calls_inside(call: Any) -> tuple[Calls, ...]:
     inner = getattr(call, "inner", None)
     noted = (*(inner if isinstance(inner, tuple) else (inner,)), *getattr(call, "again", ()))
     return tuple(calls for calls in noted if calls is not None)
-
-
-def inner_calls(target: Target, run: Callable[[], Any]) -> Calls | None:
-    """The calls that the body of a recurrence or a TensorIterator makes as it runs; None for a format with no
-    loops inside of such."""
-    return None if target.nested is not None else noted_calls(target, run)
 
 
 def noted_calls(target: Target, run: Callable[[], Any]) -> Calls:

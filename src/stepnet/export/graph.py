@@ -62,17 +62,15 @@ OPS = _ops(
 class Target:
     """The format that a graph is for, as errors call it.
 
-    `unit` is one op of it, `ops` all of them, `nested` what it cannot hold where a loop has another in its
-    body, or None. `refused` says of ops of `stepnet.ir.ops` why the format has none, `takes` whether it has
-    an op, or a fast form, for a known cell; others are loops like any. `softplus`: whether that of runtimes
-    keeps the digits of small results. `idle`: whether a loop of no turns gives states that change their sizes
-    as they came.
+    `unit` is one op of it, `ops` all of them. `refused` says of ops of `stepnet.ir.ops` why the format has
+    none, `takes` whether it has an op, or a fast form, for a known cell; others are loops like any.
+    `softplus`: whether that of runtimes keeps the digits of small results. `idle`: whether a loop of no turns
+    gives states that change their sizes as they came.
     """
 
     name: str
     unit: str
     ops: str
-    nested: str | None
     refused: Mapping[str, str]
     takes: Callable[[Cell], bool]
     softplus: bool = False
@@ -173,7 +171,7 @@ class Graph:
 
     `carried` has for the final value of each state of a recurrence the initial one.
 
-    >>> graph = Graph("double", Target("ONNX", "op", "ONNX ops", "a loop", {}, lambda cell: True))
+    >>> graph = Graph("double", Target("ONNX", "op", "ONNX ops", {}, lambda cell: True))
     >>> x = graph.parameter("x", torch.float32, (-1, 3))
     >>> y = graph.node("mul", [x, graph.constant(torch.tensor(2.0))], [torch.float32])[0]
     >>> graph.result(y, ("y",))

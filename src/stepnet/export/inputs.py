@@ -17,7 +17,6 @@ from stepnet.errors import IRError
 from stepnet.iterator.tensor_iterator import TensorIterator
 
 from .calls import call_of, calls_inside
-from .graph import Target
 from .iterators import IteratorCall
 from .trace import Program, sizes_of
 
@@ -75,23 +74,21 @@ def _parameters(module: Any, count: int) -> list[str]:
     return [known[i] if i < len(known) else f"input_{i}" for i in range(count)]
 
 
-def structures(inputs: Sequence[Input], target: Target) -> list[LoD]:
+def structures(inputs: Sequence[Input]) -> list[LoD]:
     """The structures of the ragged inputs, by number.
 
     Raises:
         IRError: one has more levels than can be written.
     """
-    most = 1 if target.nested is not None else 2
     found: dict[int, LoD] = {}
     for i in inputs:
         if i.lod is not None:
             found[i.lod] = i.value.structure
-            if len(i.value.structure.levels) > most:
+            if len(i.value.structure.levels) > 2:
                 raise IRError(
                     f"input '{i.name}' cannot be written: it has sequences of sequences",
                     got=f"{len(i.value.structure.levels)} levels",
-                    expected=f"{'one level' if most == 1 else 'two levels'}: it becomes a padded input and "
-                    "its lengths",
+                    expected="two levels: it becomes a padded input and its lengths",
                     remedy="give the module the sequences of the inner level, or lengths as an input",
                 )
     return [found[k] for k in sorted(found)]

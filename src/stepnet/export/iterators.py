@@ -21,7 +21,7 @@ from stepnet.user_line import user_line
 from stepnet.watchers import during
 
 from .aten import AtenNet, rule
-from .body_trace import BodyTrace, inside, no_lengths, nothing_inside
+from .body_trace import BodyTrace, inside, no_lengths
 from .calls import (
     KINDS,
     Calls,
@@ -30,7 +30,6 @@ from .calls import (
     Tracer,
     at_places,
     call_of,
-    inner_calls,
     noted_calls,
     places_of,
     traced_op,
@@ -132,10 +131,7 @@ class LoopRecorder(Recorder):
                     )
             made.parts = [part_of(port, feeds[port.source]).detach().clone() for port in made.ports]
             used = tensors_read(lambda: loop.body(*made.parts), made.parts)
-            if self.target.nested is not None:
-                with nothing_inside(self.target, where):
-                    loop.body(*made.parts)
-            made.inner = inner_calls(self.target, lambda: loop.body(*made.parts))
+            made.inner = noted_calls(self.target, lambda: loop.body(*made.parts))
         made.places = places_of(used, code_of(loop).function, where, "its body")
         made.weights = list(used)
         self.keep(made)

@@ -94,7 +94,7 @@ def module_graph(
     try:
         with torch.no_grad(), calls.noted():
             a, k = unflatten(spec, [i.value for i in inputs])
-            with TorchRNNs(target), run_plainly(module), as_it_was(module) as kept:
+            with TorchRNNs(), run_plainly(module), as_it_was(module) as kept:
                 outputs = _outputs(_plain(module(*a, **k)), where)
         trace = _Trace(module, where, spec, inputs, calls, dynamic, kept)
         if batch:
@@ -124,7 +124,7 @@ class _Trace:
         self.declared: Dynamic | None = getattr(module, "open_sizes", None) if dynamic is None else None
         self.tensors = [i for i in inputs if isinstance(i.value, (Tensor, LoDTensor))]
         self.others: list[list[Callable[[], list[Input]]]] = []  # the same for more sequences, and for fewer
-        self.lods = structures(inputs, calls.target)
+        self.lods = structures(inputs)
         self.examples = [i.value.values if isinstance(i.value, LoDTensor) else i.value for i in self.tensors]
         self.levels = [level for lod in self.lods for level in range(len(lod.levels))]
         self.examples += [lod.lengths(level) for lod in self.lods for level in range(len(lod.levels))]
@@ -208,7 +208,7 @@ class _Trace:
             return by_offsets[id(offsets)]
 
         args, kwargs = unflatten(self.spec, rebuilt)
-        with self.calls.traced(lengths), during(LENGTHS, lengths), TorchRNNs(self.calls.target):
+        with self.calls.traced(lengths), during(LENGTHS, lengths), TorchRNNs():
             results, _ = flatten(_plain(self.module(*args, **kwargs)))
         return [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in results]
 

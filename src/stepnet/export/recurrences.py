@@ -35,7 +35,7 @@ from stepnet.user_line import user_line
 from stepnet.watchers import Instead, during, replaced
 
 from .aten import AtenNet, rule
-from .body_trace import no_lengths, nothing_inside
+from .body_trace import no_lengths
 from .calls import (
     KINDS,
     AsLoop,
@@ -45,7 +45,7 @@ from .calls import (
     Tracer,
     at_places,
     call_of,
-    inner_calls,
+    noted_calls,
     places_of,
     traced_op,
     unanswered,
@@ -171,7 +171,7 @@ class RecurrenceRecorder(Recorder, Instead):
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
         call = RecurrenceCall(loop, x, state, [], [], None, None, line, self._alone)
         self._alone = ""
-        if call.above and (self.target.nested is not None or any(leaf.lod_level != 2 for leaf in x)):
+        if call.above and any(leaf.lod_level != 2 for leaf in x):
             raise IRError(
                 f"the recurrence of {call.where} cannot be written: its steps are whole sequences",
                 got=f"level={call.sweep.level} of {x[0].lod_level}",
@@ -196,14 +196,10 @@ class RecurrenceRecorder(Recorder, Instead):
             call.refusal = error
         whole = call.above or not call.ragged  # so may its step be written
         parts = call.parts if whole else []
-        if whole and self.target.nested is not None:  # a plan may hold loops, unrolled to what they take here
-            kinds = KINDS if call.compiled is None else [_KIND]
-            with nothing_inside(self.target, f"the recurrence of {call.where}", kinds):
-                iteration(loop, parts, state, ())
         if call.compiled is None:
             call.places = _used(call) if whole else []
         if whole:
-            call.inner = inner_calls(self.target, lambda: iteration(loop, parts, state, ()))
+            call.inner = noted_calls(self.target, lambda: iteration(loop, parts, state, ()))
         call.weights = [tensors[p] for p in call.places]
         return call
 

@@ -28,7 +28,7 @@ from stepnet.watchers import during, instead
 
 from .aten import AtenNet, rule
 from .calls import Recorder, traced_op
-from .graph import Target, Value
+from .graph import Value
 from .recurrences import PADDED
 
 _pack: Any = torch._VF._pack_padded_sequence  # pyright: ignore[reportAttributeAccessIssue]
@@ -93,12 +93,11 @@ def _padded_written(b: AtenNet, rows: Any, batch: Any, steps: Any) -> Value:
 
 
 class TorchRNNs(TorchFunctionMode):
-    """Answers for the functions behind these modules where something answers for recurrences; in the body of
-    one only for a format that has loops there."""
+    """Answers for the functions behind these modules where something answers for recurrences."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.nested, self.around = target.nested is None, instead()
+        self.around = instead()
         self.real = isinstance(self.around, Recorder)
         self.packed: dict[int, _Packed] = {}  # by the id of its batch sizes
         self.entered = contextlib.ExitStack()
@@ -116,9 +115,7 @@ class TorchRNNs(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling():  # the branches of torch.cond
             return func(*args, **(kwargs or {}))
-        around = instead()
-        answered = around is not None and (self.nested or around is self.around)
-        if not answered or kwargs:
+        if instead() is None or kwargs:
             return func(*args, **(kwargs or {}))
         if func is _pack:
             return self._pack(*args)

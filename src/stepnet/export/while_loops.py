@@ -153,7 +153,8 @@ class WhileRecorder(Recorder):
                     seen.append(list(made[: len(state)]))
                     return made
 
-                out = while_joined(cond, turn, loop_vars, joined)
+                # of one tensor for two a trace would find two
+                out = tuple(value.clone() for value in while_joined(cond, turn, loop_vars, joined))
                 values, grows = _grown(seen, where) if changes is None else _changed(first, changes)
         places = places_of(used, _both(cond, body), where)
         call = WhileCall(cond, body, spec, values, places, used, max_steps, by_row, where, {}, joined, grows)

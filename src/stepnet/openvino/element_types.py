@@ -12,18 +12,26 @@ from stepnet.file_model import NotRead, shorten
 @dataclass(frozen=True)
 class ElementType:
     """One element type: `f32` in attributes, `FP32` on ports, torch.float32, 32 bits. Of less than a byte are
-    constants alone; torch has them in a type of 8 bits."""
+    constants alone; torch has them in a type of 8 bits, or as the numbers of `table` that they stand for."""
 
     name: str
     precision: str
     dtype: torch.dtype
     bits: int
+    table: tuple[float, ...] = ()
 
     def bytes(self, count: int) -> int:
         """The size of so many numbers in the .bin file."""
         return -(-count * self.bits // 8)
 
 
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
+    1.0,
+)  # fmt: skip
 ELEMENT_TYPES = (
     ElementType("f64", "FP64", torch.float64, 64),
     ElementType("f32", "FP32", torch.float32, 32),
@@ -42,13 +50,15 @@ ELEMENT_TYPES = (
     ElementType("f8e5m2", "F8E5M2", torch.float8_e5m2, 8),
     ElementType("i4", "I4", torch.int8, 4),
     ElementType("u4", "U4", torch.uint8, 4),
+    ElementType("nf4", "NF4", torch.float32, 4, _NF4),
+    ElementType("f4e2m1", "F4E2M1", torch.float32, 4, _E2M1 + tuple(-v for v in _E2M1)),
     ElementType("u2", "U2", torch.uint8, 2),
     ElementType("u1", "U1", torch.uint8, 1),
 )
 _BY_NAME = {t.name: t for t in ELEMENT_TYPES} | {"bool": ELEMENT_TYPES[9]}
 _BY_PRECISION = {t.precision: t for t in ELEMENT_TYPES} | {"BIN": ELEMENT_TYPES[-1]}
 _BY_DTYPE = {t.dtype: t for t in reversed(ELEMENT_TYPES)}
-_NOT_READ = {"u6", "u3", "nf4", "string", "dynamic", "undefined"}
+_NOT_READ = {"u6", "u3", "string", "dynamic", "undefined"}
 
 
 def by_name(name: str, where: str, attribute: str = "element_type") -> ElementType:

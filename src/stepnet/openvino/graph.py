@@ -296,11 +296,15 @@ class Graph(nn.Module):
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         """Run all layers; the values of the Results in the order of the file."""
-        around: dict[Any, Any] = {slot: getattr(self, name) for slot, name in self.constant_slots}
-        around |= {key: getattr(body, name) for key, (body, name) in self._in_scans.items()}
+        around = self.held()
         if plainly_fed(arguments):
             return self._prepared.run(self, arguments, around)
         return self.plainly(arguments, around, None)
+
+    def held(self) -> dict[Any, Any]:
+        """The values of all that it captures."""
+        around: dict[Any, Any] = {slot: getattr(self, name) for slot, name in self.constant_slots}
+        return around | {key: getattr(body, name) for key, (body, name) in self._in_scans.items()}
 
     @property
     def captured(self) -> Sequence[Any]:

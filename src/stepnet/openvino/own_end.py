@@ -110,8 +110,7 @@ class OwnEndRunner:
         """What is carried at first, and what the body captures."""
         loop, graph = self.step.loop, self.step.graph
         first = {port.parameter: feeds[port.source] for port in loop.merged}
-        around = {port.source: feeds[port.source] for port in loop.invariants}
-        around |= {slot: getattr(graph, name) for slot, name in graph.constant_slots}
+        around = {port.source: feeds[port.source] for port in loop.invariants} | graph.held()
         return [first[name] for name in loop.carried], around
 
     def written(self, feeds: Mapping[str, Any], trips: Tensor, going: Tensor) -> dict[str, Any]:

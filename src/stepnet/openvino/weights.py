@@ -109,6 +109,8 @@ def _unpacked(packed: Tensor, element_type: ElementType) -> Tensor:
     bits = element_type.bits
     places = torch.arange(0, 8, bits, dtype=torch.uint8)
     parts = (packed.unsqueeze(1) >> (places.flip(0) if bits == 1 else places)) & (2**bits - 1)
+    if element_type.table:
+        return torch.tensor(element_type.table, dtype=element_type.dtype)[parts.reshape(-1).int()]
     flat = parts.reshape(-1).view(element_type.dtype)
     return flat if element_type.dtype is torch.uint8 else torch.where(flat < 8, flat, flat - 16)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError
+from stepnet.export.open_sizes import Sizes, plain
 from stepnet.file_model import LoopReport, beside_graphs, decided, not_in_recordings
 from stepnet.file_model.joined_steps import ScanStep
 from stepnet.file_model.own_end import OwnEndLoop, written_loop
@@ -38,6 +39,7 @@ class LoopRunner:
         self.carried = carried = len(node.node.inputs) - 2
         self.body = body = body_of(node, "body", carried + 2)
         self.scanned = scanned = node.count - carried
+        node.read.add(0)
         if scanned < 0 or len(body.outputs) != 1 + carried + scanned:
             raise Misfit("the body gives another number of values", len(body.outputs), 1 + node.count)
         goes_on = origin(body.outputs[0])
@@ -60,6 +62,7 @@ class LoopRunner:
         around = dict(zip(self.node.outer, outer, strict=True))
         if WHILE_LOOPS.get() is not None:
             return self._written(trips, going, state, around)
+        trips = plain(trips)
         most = None if trips is None else max(_one(trips, "trip count", torch.int64), 0)
         goes = True if going is None else bool(_one(going, "condition"))
         if self.by_rows is not None and most is not None and goes and not is_watched():
@@ -76,8 +79,15 @@ class LoopRunner:
         def goes_on(step: Tensor, goes: Tensor) -> Tensor:
             return goes if trips is None else goes & (step < trips.reshape(()))
 
+        size = trips.array.item() if type(trips) is Sizes and trips.array.size == 1 else None
+        trips = plain(trips)
         first = torch.ones((), dtype=torch.bool) if going is None else going
-        return written_loop(reading(self.body, around), first, state, self.scanned, goes_on)
+        out = written_loop(reading(self.body, around), first, state, self.scanned, goes_on)
+        always = self.by_rows is not None and (going is None or self.node.known.get(1) in (True, [True]))
+        if always and isinstance(size, torch.SymInt) and size.node.expr.is_nonnegative:
+            for rows in out[self.carried :]:
+                torch._check(rows.shape[0] == size)  # that many steps, and no number that nothing else has
+        return out
 
     def _by_steps(
         self, most: int | None, condition: Any, goes: bool, state: Sequence[Any], around: Mapping[Any, Any]

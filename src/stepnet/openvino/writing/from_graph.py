@@ -19,7 +19,6 @@ OPENVINO = Target(
     name="OpenVINO",
     unit="layer",
     ops="ops that IR has",
-    nested="a TensorIterator inside a TensorIterator, which OpenVINO refuses",
     refused=dict.fromkeys(
         (*RARE.keys() - LAYERS.keys() - MADE_OF.keys(), "trigamma"),
         "IR has no layer for it",

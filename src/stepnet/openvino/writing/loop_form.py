@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
+from stepnet.errors import IRError
+from stepnet.export.emit import END
 from stepnet.export.graph import Cell, LoopOp, Node
 from stepnet.export.graph import LoopInput as In
 from stepnet.export.graph import LoopOutput as To
 from stepnet.openvino.workarounds.operand_order import state_first
 
-from .builder import Out
+from .builder import NetBuilder, Out
 from .net_writer import NetWriter
 
 _CELLS = {"lstm": ("LSTMCell", "opset4"), "gru": ("GRUCell", "opset3"), "rnn": ("RNNCell", "opset1")}
 
 
 def loop_layers(outer: NetWriter, loop: LoopOp, node: Node) -> tuple[Out, ...]:
-    """A TensorIterator, or a Loop if there is a condition."""
+    """A TensorIterator; or a Loop if there is a condition, or a loop inside, which OpenVINO refuses in a
+    TensorIterator."""
     body = outer.net.body(loop.body.name)
     inner = type(outer)(body)
     nodes = state_first(loop)
@@ -28,17 +34,72 @@ def loop_layers(outer: NetWriter, loop: LoopOp, node: Node) -> tuple[Out, ...]:
         In(outer.at(port.value), inner.at(port.parameter), port.axis, port.start, port.end, port.stride)
         for port in loop.inputs
     ]
-    if loop.count is not None:
+    holds = any(inside.op in ("loop", "cell") for inside in nodes)
+    if loop.count is not None and not holds:
         inputs.append(_count(outer, inner, loop))
     inner.write(nodes[first:])
     outputs = [replace(port, result=inner.results[port.result]) for port in loop.outputs]
     edges = [(inner.results[result], inner.at(parameter)) for result, parameter in loop.back_edges]
     if loop.trips is None or loop.condition is None:
-        return outer.net.tensor_iterator(body, inputs, outputs, edges, name=node.name)
+        if not holds:
+            return outer.net.tensor_iterator(body, inputs, outputs, edges, name=node.name)
+        return _nested(outer, loop, body, inputs, outputs, edges, node)
     return outer.net.loop(
         body, outer.at(loop.trips), outer.at(loop.condition), inputs, outputs, edges,
         execution_condition=None if loop.goes_on is None else inner.results[loop.goes_on], name=node.name,
     )  # fmt: skip
+
+
+def _nested(
+    outer: NetWriter, loop: LoopOp, body: NetBuilder, inputs: list[In[Out]], outputs: list[To],
+    edges: list[tuple[int, Out]], node: Node,
+) -> tuple[Out, ...]:  # fmt: skip
+    """A loop with loops inside as a Loop of as many trips, which in OpenVINO cuts and joins single rows of a
+    whole axis, forwards."""
+    whole = {(0, -1, 1), (-1, 0, -1)}
+    if any(p.axis is not None and (p.start, p.end, p.stride) not in whole for p in (*inputs, *outputs)):
+        raise IRError(
+            f"the loop '{node.name}' cannot be written: it cuts parts of an axis, and runs a loop inside",
+            got="a TensorIterator inside a TensorIterator, which OpenVINO refuses",
+            expected="a body without loops, or slices of one row of all of an axis",
+            remedy="move the inner loop in front of the outer one",
+        )
+    trips, true = _trips(outer, loop), torch.ones((), dtype=torch.bool)
+    types = [loop.body.nodes[port.parameter.node].dtypes[0] for port in loop.inputs]
+    ins = [
+        replace(port, value=_turned(outer, port.value, port, dtype), **_forwards(port))
+        for port, dtype in zip(inputs, types, strict=True)
+    ]
+    outs = [replace(port, **_forwards(port)) for port in outputs]
+    made = outer.net.loop(
+        body, trips, outer.net.constant(true), ins, outs, edges,
+        execution_condition=body.result(body.constant(true)), name=node.name,
+    )  # fmt: skip
+    given = [loop.body.nodes[port.result].inputs[0] for port in loop.outputs]
+    types = [loop.body.nodes[value.node].dtypes[value.index] for value in given]
+    return tuple(itertools.starmap(partial(_turned, outer), zip(made, outputs, types, strict=True)))
+
+
+def _forwards(port: In[Out] | To) -> dict[str, Any]:
+    return {} if port.axis is None else {"start": 0, "end": -1, "stride": 1}
+
+
+def _turned(outer: NetWriter, value: Out, port: In[Out] | To, dtype: torch.dtype) -> Out:
+    """The rows of an axis the other way round, if a port goes backwards."""
+    if port.axis is None or port.stride > 0:
+        return value
+    bounds = [outer.numbers([n]) for n in (-1, -END - 1, -1, port.axis)]
+    out = outer.net.layer("Slice", [value, *bounds], version="opset8", outputs=[dtype])
+    assert isinstance(out, Out)
+    return out
+
+
+def _trips(outer: NetWriter, loop: LoopOp) -> Out:
+    """How often a loop without a condition runs: as often as its whole axes have rows."""
+    ports = ((port.value, port.axis) for port in loop.inputs if port.axis is not None)
+    value, axis = loop.count or next(ports)
+    shape = outer.layer("shape", [outer.at(value)], output_type="i64")
+    return outer.layer("take", [shape, outer.numbers(axis), outer.numbers(0)], batch_dims=0)
 
 
 def _count(outer: NetWriter, inner: NetWriter, loop: LoopOp) -> In[Out]:
