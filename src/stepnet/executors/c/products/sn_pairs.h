@@ -4,7 +4,7 @@
  *               filled up with zeros to whole tiles. Where there are tiles a panel is made of those, each 1 KB in a row:
  *               [blocks of 32 rows][vectors][16 pairs][16 columns]; else [pairs][columns]. That form serves rows of all
  *               numbers, by
- *     tiles     AMX, where SN_TILES says so and rows are not few: 2 x 2 tiles of sums
+ *     tiles     AMX, where SN_TILES says so and rows are not few: 1 x 4 tiles of sums
  *     vdpbf16   AVX512-BF16: an instruction adds two products of pairs to each of 16 sums
  *     floats    elsewhere: both halves of a pair are widened, and multiplied as floats
  *
