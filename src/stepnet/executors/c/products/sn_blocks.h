@@ -3,8 +3,9 @@
  * A number is the sum of `parts` numbers of bfloat16 in A and in B: 1, 2 or 3. Of three, those six products are added
  * that say something a float can hold; of two, three. Small ones come first, and a sum begins at zero for each few blocks
  * (SN_NEAR_BLOCKS): so few additions round at the size of the whole that no chain of floats is more exact. Of up to 16
- * rows they come first in each block: more round at that size, still fewer than in a chain, and a tile of B is loaded
- * once, which is what such rows wait for.
+ * rows they come first in each block: more round at that size, and a block of B is near when it is loaded again. There six
+ * tiles are in use, of which two are loaded again and again: where another thread is on the same core few registers are
+ * left beside those of tiles in use, and with eight of them loads and products wait for each other.
  *
  *     A    [m / sn_tiled_high(m)][blocks of 32 columns][parts][sn_tiled_high(m)][32]: what two tiles of rows are multiplied
  *          from lies in one row, as it is read; or rows of one part as they lie
@@ -157,41 +158,40 @@ SN_INLINE void sn_one_by_four(const sn_sums to, sn_tiled A, int64_t m, const uin
     SN_EACH(SN_BEGIN_ONE);
 #define SN_AT(k)                                                                                                      \
     const uint16_t *a = A.base + (k) * block, *b = panel + (k) * parts * nv * SN_TILE_SIZE
-#define SN_THIRD(v)                                                                                                   \
+#define SN_TIMES(v)                                                                                                   \
     do {                                                                                                              \
-        SN_TILE_OF_PANEL(7, 2, v);                                                                                    \
+        SN_TILE_OF_PANEL(7, part, v);                                                                                 \
         SN_TILE_MULTIPLY(v, 4, 7);                                                                                    \
     } while (0)
-#define SN_SECOND(v)                                                                                                  \
+#define SN_TIMES_PART(of)                                                                                             \
     do {                                                                                                              \
-        SN_TILE_OF_PANEL(7, 1, v);                                                                                    \
-        if (parts > 2) SN_TILE_MULTIPLY(v, 5, 7);                                                                     \
-        SN_TILE_MULTIPLY(v, 4, 7);                                                                                    \
-    } while (0)
-#define SN_FIRST(v)                                                                                                   \
-    do {                                                                                                              \
-        SN_TILE_OF_PANEL(7, 0, v);                                                                                    \
-        if (parts > 2) SN_TILE_MULTIPLY(v, 6, 7);                                                                     \
-        if (parts > 1) SN_TILE_MULTIPLY(v, 5, 7);                                                                     \
-        SN_TILE_MULTIPLY(v, 4, 7);                                                                                    \
+        enum { part = of };                                                                                           \
+        SN_EACH(SN_TIMES);                                                                                            \
     } while (0)
     for (int64_t k = 0; k < blocks; ++k) {
         SN_AT(k);
         SN_TILE_OF_ROWS(4, 0, 0);
-        if (parts > 1) SN_TILE_OF_ROWS(5, 1, 0);
-        if (parts > 2) SN_TILE_OF_ROWS(6, 2, 0);
-        if (parts > 2) SN_EACH(SN_THIRD);
-        if (parts > 1) SN_EACH(SN_SECOND);
-        SN_EACH(SN_FIRST);
+        if (parts > 2) SN_TIMES_PART(2);
+        if (parts > 1) {
+            SN_TIMES_PART(1);
+            SN_TILE_OF_ROWS(4, 1, 0);
+            if (parts > 2) SN_TIMES_PART(1);
+            SN_TIMES_PART(0);
+            if (parts > 2) {
+                SN_TILE_OF_ROWS(4, 2, 0);
+                SN_TIMES_PART(0);
+            }
+            SN_TILE_OF_ROWS(4, 0, 0);
+        }
+        SN_TIMES_PART(0);
     }
     SN_EACH(SN_END_ONE);
 #undef SN_EACH
 #undef SN_BEGIN_ONE
 #undef SN_END_ONE
 #undef SN_AT
-#undef SN_THIRD
-#undef SN_SECOND
-#undef SN_FIRST
+#undef SN_TIMES
+#undef SN_TIMES_PART
 }
 #undef SN_TILE_OF_ROWS
 #undef SN_TILE_OF_PANEL
