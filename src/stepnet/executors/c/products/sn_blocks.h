@@ -2,10 +2,10 @@
  *
  * A number is the sum of `parts` numbers of bfloat16 in A and in B: 1, 2 or 3. Of three, those six products are added
  * that say something a float can hold; of two, three. Small ones come first, and a sum begins at zero for each few blocks
- * (SN_NEAR_BLOCKS): so few additions round at the size of the whole that no chain of floats is more exact. Of up to 16
- * rows they come first in each block: more round at that size, and a block of B is near when it is loaded again. There six
- * tiles are in use, of which two are loaded again and again: where another thread is on the same core few registers are
- * left beside those of tiles in use, and with eight of them loads and products wait for each other.
+ * (SN_NEAR_BLOCKS): so few additions round at the size of the whole that no chain of floats is more exact, not even one
+ * of a few numbers among zeros. Of up to 16 rows six tiles are in use, of which two are loaded again and again: where
+ * another thread is on the same core few registers are left beside those of tiles in use, and with eight of them loads and
+ * products wait for each other.
  *
  *     A    [m / sn_tiled_high(m)][blocks of 32 columns][parts][sn_tiled_high(m)][32]: what two tiles of rows are multiplied
  *          from lies in one row, as it is read; or rows of one part as they lie
@@ -168,21 +168,22 @@ SN_INLINE void sn_one_by_four(const sn_sums to, sn_tiled A, int64_t m, const uin
         enum { part = of };                                                                                           \
         SN_EACH(SN_TIMES);                                                                                            \
     } while (0)
-    for (int64_t k = 0; k < blocks; ++k) {
+    for (int64_t k = 0; parts > 1 && k < blocks; ++k) {
         SN_AT(k);
         SN_TILE_OF_ROWS(4, 0, 0);
         if (parts > 2) SN_TIMES_PART(2);
-        if (parts > 1) {
-            SN_TIMES_PART(1);
-            SN_TILE_OF_ROWS(4, 1, 0);
-            if (parts > 2) SN_TIMES_PART(1);
+        SN_TIMES_PART(1);
+        SN_TILE_OF_ROWS(4, 1, 0);
+        if (parts > 2) SN_TIMES_PART(1);
+        SN_TIMES_PART(0);
+        if (parts > 2) {
+            SN_TILE_OF_ROWS(4, 2, 0);
             SN_TIMES_PART(0);
-            if (parts > 2) {
-                SN_TILE_OF_ROWS(4, 2, 0);
-                SN_TIMES_PART(0);
-            }
-            SN_TILE_OF_ROWS(4, 0, 0);
         }
+    }
+    for (int64_t k = 0; k < blocks; ++k) {
+        SN_AT(k);
+        SN_TILE_OF_ROWS(4, 0, 0);
         SN_TIMES_PART(0);
     }
     SN_EACH(SN_END_ONE);
