@@ -25,7 +25,7 @@ from .data.tree import Spec, by_leaf, flatten, unflatten
 from .data.values import rows as values_of
 from .data.values import unpacked
 from .engine import Asked, Steps, Way, asked, find_plan, is_as_ever, read, run, run_again, run_warm
-from .engine.folded import run_folded
+from .engine.vmapped_calls import run_folded
 from .errors import Unsupported
 from .executors import naive
 from .executors.autograd import plainly

@@ -16,7 +16,7 @@ from plans import BACKENDS, verify_new_entries
 from stepnet import cells
 from stepnet.api import Recurrent, recurrent
 from stepnet.data.lod import LoDTensor
-from stepnet.engine import again, make, plans
+from stepnet.engine import make, plans, warm_calls
 from stepnet.errors import SlowPathWarning, Unsupported
 from stepnet.testing import check_step
 
@@ -32,7 +32,7 @@ def captures(monkeypatch):
     made = []
     inner = make.compile_loop
     monkeypatch.setattr(plans, "_entries", type(plans._entries)())
-    monkeypatch.setattr(again, "_known", type(again._known)())
+    monkeypatch.setattr(warm_calls, "_known", type(warm_calls._known)())
     monkeypatch.setattr(plans, "_misses", {})
 
     def counted(*args, **kwargs):

@@ -10,9 +10,9 @@ from covering import every, few
 from stepnet import explain, recurrent
 from stepnet.compiler import by_torch as torchs
 from stepnet.compiler import joint, pipeline
-from stepnet.compiler.outline import blank
 from stepnet.compiler.recorder import recorded
 from stepnet.compiler.row_count import Unusual
+from stepnet.compiler.symbolic_rows import blank
 from stepnet.engine import plans
 
 PLANS_ON_DISK = False  # what is recorded is looked at

@@ -17,7 +17,7 @@ from saved_modules import plain_loops
 from stepnet import LoDTensor
 from stepnet.compiler.unchanged import tells
 from stepnet.decode import beam_search, blocks, greedy
-from stepnet.engine import again
+from stepnet.engine import warm_calls
 from stepnet.errors import StepError
 from threads import at_once
 
@@ -165,13 +165,13 @@ def test_what_is_wrong_is_told_as_by_the_plain_loop():
 def test_a_step_is_found_again_and_what_changes_of_it_is_seen(monkeypatch):
     step, state = Speaker(), a_state(3)
     walked: list[Any] = []
-    reach = again.reach
+    reach = warm_calls.reach
 
     def counted(*given: Any) -> Any:
         walked.append(given[0])
         return reach(*given)
 
-    monkeypatch.setattr(again, "reach", counted)
+    monkeypatch.setattr(warm_calls, "reach", counted)
     how = {"bos": BOS, "eos": EOS, "max_length": 9}
     for by in (greedy, functools.partial(beam_search, beam_size=2)):
         for words in (step, step.forward):

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from outcomes import outcome, same, wanting
 from stepnet import LoDTensor, Recurrent, explain, recurrent, stream
-from stepnet.engine import again, choice, plans
+from stepnet.engine import choice, plans, warm_calls
 
 BACKEND = "auto"
 N, F, H = 3, 2, 4
@@ -28,8 +28,8 @@ def ran(monkeypatch):
         return out
 
     turns = itertools.cycle((2.0, 1.0))
-    one_step = again.one_step
-    monkeypatch.setattr(again, "one_step", counted)
+    one_step = warm_calls.one_step
+    monkeypatch.setattr(warm_calls, "one_step", counted)
     monkeypatch.setattr(choice, "stopwatch", lambda call: (call(), next(turns))[1])
     plans.forget()
     yield runs

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stepnet import errors, recurrent
-from stepnet.engine import again, plans, reads, resting
+from stepnet.engine import plans, reads, resting, warm_calls
 
 PLANS_ON_DISK = False
 
@@ -41,7 +41,7 @@ def test_a_refused_step_is_looked_at_from_time_to_time(monkeypatch):
         torch.testing.assert_close(recurrent(step, x, h)[0], expected)
     with warnings.catch_warnings(), monkeypatch.context() as patch:
         warnings.simplefilter("error")
-        patch.setattr(again, "reach", None)  # nor there
+        patch.setattr(warm_calls, "reach", None)  # nor there
         for _ in range(5):
             torch.testing.assert_close(recurrent(step, x, h)[0], expected)
     assert len(walks) == 1

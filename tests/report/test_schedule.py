@@ -14,7 +14,7 @@ import stepnet
 from covering import every, few
 from stepnet import Recurrent, cells
 from stepnet.cells import GRU, LSTM, RNN, LayerNormLSTM, MinGRU, PeepholeLSTM
-from stepnet.engine import again, plans
+from stepnet.engine import plans, warm_calls
 from stepnet.errors import StepError
 from stepnet.executors.schedule import adopt
 from stepnet.report import explain
@@ -59,7 +59,7 @@ def adopting(request, monkeypatch):
     """Whether generated C takes small matmuls in (the default); plans of the other kind are forgotten."""
     adopts = getattr(request, "param", True)
     monkeypatch.setattr(plans, "_entries", OrderedDict())
-    monkeypatch.setattr(again, "_known", OrderedDict())
+    monkeypatch.setattr(warm_calls, "_known", OrderedDict())
     if not adopts:
         monkeypatch.setattr(adopt, "MOST_BYTES", 0)
     return adopts

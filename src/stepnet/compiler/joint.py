@@ -17,9 +17,9 @@ from torch.fx import traceback as fx_traceback
 from stepnet.data.history import history
 from stepnet.errors import Unsupported
 
-from .outline import blank
 from .recorder import Writes, WritesIntoGiven, recorded
 from .row_count import NAME, Unusual
+from .symbolic_rows import blank
 from .traces import Decompositions, Flat, Input, Recorded, finished, recording
 
 _LIBRARY = torch.library.Library("stepnet_joint", "DEF")

@@ -26,7 +26,6 @@ from .fission import fission
 from .guards import are_guards, found_idle
 from .inner_loops import MOST, inner_loops
 from .iteration import iteration
-from .looked_up import multiply_tables
 from .narrow import narrow
 from .normal import Joint, normalise
 from .numbers import Lifted
@@ -36,6 +35,7 @@ from .precision import holds_rounded, widened
 from .probe import ROWS, check_opaque
 from .reassociate import reassociate
 from .split import Halves, split
+from .table_products import multiply_tables
 
 
 @dataclass(frozen=True)

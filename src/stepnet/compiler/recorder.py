@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepnet.data.storage import memory_of
 
-from .outline import NUMBERS, numbers, opened, outline_of, outlined
 from .row_count import Unusual
+from .symbolic_rows import NUMBERS, numbers, opened, outline_of, outlined
 
 _aten: Any = torch.ops.aten
 

@@ -1,9 +1,5 @@
 """From a loop to a run: what its body reads, the plan for that, and the executor."""
 
-from .again import Asked as Asked
-from .again import Steps as Steps
-from .again import Way as Way
-from .again import asked as asked
 from .attributes import carrying as carrying
 from .plans import Entry as Entry
 from .plans import find_plan as find_plan
@@ -13,3 +9,7 @@ from .plans import run_again as run_again
 from .plans import run_warm as run_warm
 from .reads import Reads as Reads
 from .reads import read as read
+from .warm_calls import Asked as Asked
+from .warm_calls import Steps as Steps
+from .warm_calls import Way as Way
+from .warm_calls import asked as asked

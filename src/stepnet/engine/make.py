@@ -41,7 +41,7 @@ from stepnet.user_line import line_in
 
 from .check import self_check, versions
 from .choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
-from .meanwhile import Meanwhile
+from .other_threads import Meanwhile
 from .reads import FailsOnSamples, Reads, ReadsChanged, read, read_anew, settings, steps_of_inner_loops
 from .rows import Noise, Sequences, samples
 from .strided import check_strided

@@ -39,11 +39,12 @@ from stepnet.executors.transformed import Run, run_transformed
 from stepnet.ir.loop import Loop
 from stepnet.user_line import user_level
 
-from . import again, varying
+from . import varying_numbers, warm_calls
 from .attributes import run_with_attributes
 from .check import holds, same_in_modes
 from .choice import Slower, about_as_many
-from .directions import Find, RunsAlong
+from .jvp_plan import Find, RunsAlong
+from .known_steps import forget_steps
 from .make import Entry, for_as_many, make, refused_as, stands
 from .plain import plain_loop
 from .reads import (
@@ -63,8 +64,7 @@ from .reads import (
 from .resting import Rests, clock, forget_resting, note_refused, rests
 from .rows import Noise, Sequences, as_rows
 from .transforms import Further, find_transformed
-from .varying import note_plan
-from .walked import forget_steps
+from .varying_numbers import note_plan
 
 _entries: OrderedDict[Any, Entry] = OrderedDict()
 _told: set[Any] = set()  # steps and reasons that were warned of
@@ -81,7 +81,7 @@ _lock = threading.RLock()
 
 def run(
     loop: Loop, feeds: Mapping[str, Any], *, backend: str, warn: bool = True,
-    asked: again.Asked | None = None, note: Callable[..., object] | None = None,
+    asked: warm_calls.Asked | None = None, note: Callable[..., object] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Run a loop by a plan. Without one, `warn` says whether the user is told why: by a warning of the body,
     once, or, where a backend was asked for, by the body's own error.
@@ -268,7 +268,7 @@ def _tell(kind: type[SlowPathWarning], loop: Loop, reads: Reads, refusal: Unsupp
     warnings.warn(kind(loop.body.name, refusal), stacklevel=user_level())
 
 
-def run_again(asked: again.Asked) -> tuple[Any, Any] | None:
+def run_again(asked: warm_calls.Asked) -> tuple[Any, Any] | None:
     """The joined result and what is carried last, of a run like one before; None if there was none, or the
     plan declines: the long way says what comes of it."""
     entry = asked.known(guarded=True)
@@ -285,12 +285,12 @@ def run_again(asked: again.Asked) -> tuple[Any, Any] | None:
 
 
 def run_warm(
-    of: again.Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
+    of: warm_calls.Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
     pieces: Layout | None = None, draws: bool = True,
 ) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
     """The initial state, and what `run_again` gives for a call with the shapes of one before; None if it is
-    not known to be one. `pieces`, `draws`: see `again.warm`."""
-    return again.warm(of, step, x, state, way, finding, pieces, draws)
+    not known to be one. `pieces`, `draws`: see `warm_calls.warm`."""
+    return warm_calls.warm(of, step, x, state, way, finding, pieces, draws)
 
 
 def finding(backend: str) -> Find:
@@ -453,8 +453,8 @@ def forget() -> None:
     with _lock:
         for kept in (_entries, _misses, _told):
             kept.clear()
-        varying.forget()
-        again.forget()
+        varying_numbers.forget()
+        warm_calls.forget()
         forget_resting()
 
 

@@ -35,7 +35,7 @@ from stepnet.ir.loop import Loop
 from stepnet.user_line import Line, line_in, raised_at
 
 from .rows import Sequences, samples
-from .varying import Inputs, Steps, inputs_of, varying
+from .varying_numbers import Inputs, Steps, inputs_of, varying
 
 
 class ReadsChanged(Unsupported):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from stepnet.compiler.pipeline import Compiled
 from stepnet.errors import Unsupported
-from stepnet.executors.twice import largest
+from stepnet.executors.higher_order import largest
 
 _MOST_ROUNDING = 100.0
 _NUDGES = (-4.0, 2.0, 4.0), (-3.5, -3, -2.5, -2, -1.5, -1, -0.5, 0.5, 1, 1.5, 2.5, 3, 3.5)

@@ -21,9 +21,9 @@ from stepnet.executors.ready import Ready
 from stepnet.executors.transformed import Derivative, Run
 from stepnet.ir.loop import Code, Loop
 
-from .directions import Find, RunsAlong
+from .ensembles import loop_of_members
+from .jvp_plan import Find, RunsAlong
 from .make import Entry
-from .members import loop_of_members
 from .plain import plain_loop
 from .reads import Reads, closed
 from .rows import Sequences, as_rows

@@ -24,16 +24,16 @@ from .call import Call
 from .direct import Direct
 from .flow import carry_gradients
 from .gradients import gradients
+from .higher_order import Moves, again, asked_again, differentiable, is_plain, is_run, one_by_one, total
 from .hooks import guard_inputs, guarded_results
 from .layout import Layout
 from .memory import Memory, are_written, counters
-from .moved import by_saved_leaves
+from .moved_leaves import by_saved_leaves
 from .noise import generator_of, noise_of
-from .once_more import checkpointed
 from .ready import Ready
+from .recomputed import checkpointed
 from .saved import saved as as_saved
 from .tables import EARLIER, into
-from .twice import Moves, again, asked_again, differentiable, is_plain, is_run, one_by_one, total
 
 WORTH_ASKING = 1 << 24  # multiplications that take longer than to ask whether anybody wants what they make
 

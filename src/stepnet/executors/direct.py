@@ -28,14 +28,14 @@ from stepnet.data.bounded import Bounded
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.storage import distinct
 
-from .c.few import earlier
+from .c.few_rows import earlier
 from .flow import carry_gradients, reached
 from .gradients import asked_of
+from .higher_order import is_plain
 from .layout import Layout
 from .loop import Lone, PreparedLoop, run_nodes
 from .ready import Ready, Sources
 from .tables import as_table
-from .twice import is_plain
 
 MOST = 1 << 20  # bytes of a table, and of what is kept for backward, which lies in one piece
 _SURE = 3  # runs on the same sequences by names, for what is laid out takes as long as a few more of those

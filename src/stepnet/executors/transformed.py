@@ -33,14 +33,14 @@ from . import batched, flow
 from .autograd import forward, is_computed_again
 from .call import Call
 from .direct import Lately
+from .forward_mode import pushed
 from .gradients import gradients, has_gradient
+from .higher_order import again, asked_again, at_places, is_plain, second_by_plain_loop, total
 from .nodes import applied, one_level_down
-from .pushed import pushed
 from .ready import Ready
 from .saved import save
 from .saved import saved as as_saved
 from .setting import nothing_around
-from .twice import again, asked_again, at_places, is_plain, second_by_plain_loop, total
 
 NEAR = 1 << 24  # bytes of weights, a copy for each call: with more, copies cost more than calls (measured)
 

@@ -23,7 +23,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from stepnet.data.storage import apart
 from stepnet.errors import StepError
-from stepnet.executors.twice import one_by_one
+from stepnet.executors.higher_order import one_by_one
 
 from .calls import Call, find
 from .dispatch import from_the_top

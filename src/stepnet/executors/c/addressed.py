@@ -16,9 +16,9 @@ from stepnet.data.as_imported import data_ptr, empty
 from stepnet.executors.direct import Place
 from stepnet.executors.layout import Layout
 
-from . import few as c_few
+from . import few_rows as c_few
 from . import threads as c_threads
-from .desk import Desk, Desks, Placed, padded
+from .call_arguments import Desk, Desks, Placed, padded
 from .products import float_parts
 
 

@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 
 from . import build as c_build
-from . import few as c_few
+from . import few_rows as c_few
 from . import threads as c_threads
+from .library_calls import headers
 from .memory import comparison
 from .numbers import OF_LIBM
 from .products import BY_DTYPE
 from .source import Source, text_of_part
 from .text import without_comments
-from .whole import headers
 
 
 class Code(NamedTuple):

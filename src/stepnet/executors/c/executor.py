@@ -16,10 +16,10 @@ from stepnet.ir.graph import Graph, Node
 from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .limits import DTYPES, check, fits
-from .line import line_in_c
+from .operation_counts import is_surely_faster
 from .over_rows import product_over_rows
 from .scan import CScan, build_all
-from .work import is_surely_faster
+from .small_calls import line_in_c
 
 
 class GeneratedC(Executor):

@@ -17,10 +17,10 @@ from stepnet.executors.schedule.views import Access, broadcast, collapse, contig
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, Stage
 
-from .alike import Pass, ends_early
+from .library_calls import call_text
 from .numbers import CALLS, ENDS, INFIX, KINDS, START, WHOLE, WHOLE_NUMBERS, literal
 from .places import HALVES, Places
-from .whole import call_text
+from .zero_tails import Pass, ends_early
 
 _JOINED = {"sum": "+", "amax": "max", "amin": "min", **dict.fromkeys(PLACES, "min")}  # by OpenMP's names
 _SHORT = 16  # elements, of fewer of which an extreme is found sooner one after the other

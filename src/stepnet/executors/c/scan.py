@@ -38,15 +38,15 @@ from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
 
 from . import build as c_build
-from . import few as c_few
+from . import few_rows as c_few
 from . import threads as c_threads
 from .addressed import Addressed, Writer
+from .call_arguments import Desks, Placed, Sharing, Table, padded
 from .code import Code, codes
-from .desk import Desks, Placed, Sharing, Table, padded
-from .lying import before, constants, matrices
-from .pace import SHORT, Pace
 from .products import BY_DTYPE, float_parts, has_tiles
 from .source import FIXED, Source, write
+from .thread_gain import SHORT, Pace
+from .weight_memory import before, constants, matrices
 
 ALONE = 1 << 19  # multiplications of a call that one thread does before another one wakes
 MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that shares it (measured)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from stepnet import explain, recurrent
-from stepnet.engine import plans, varying
+from stepnet.engine import plans, varying_numbers
 from stepnet.errors import StepError
 from torch_since import torch_since
 
@@ -298,7 +298,7 @@ def test_a_number_that_torch_refuses_is_refused_once(made):
         temperature(p)
         run_of()
     assert len(made) == known
-    assert varying._steps
+    assert varying_numbers._steps
 
 
 @pytest.mark.parametrize("name", ["t"])

@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from stepnet.errors import StepError
 
 from .call import Call
-from .twice import of_plain_loop
+from .higher_order import of_plain_loop
 
 
 def by_saved_leaves(

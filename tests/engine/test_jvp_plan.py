@@ -11,10 +11,10 @@ from torch import nn
 
 from covering import few
 from stepnet import LoDTensor, cells, recurrent
-from stepnet.engine import directions
-from stepnet.engine.along import Along
+from stepnet.engine import jvp_plan
+from stepnet.engine.jvp_loop import Along
 from stepnet.errors import StepError
-from stepnet.executors import twice
+from stepnet.executors import higher_order
 
 DTYPE = torch.float64
 LENGTHS = [2, 0, 3, 1]
@@ -95,11 +95,11 @@ def only_plans(monkeypatch):
     def fail(*_):
         raise AssertionError("the plain loop was differentiated twice")
 
-    monkeypatch.setattr(twice, "by_plain_loop", fail)
-    monkeypatch.setattr(directions, "by_plain_loop", twice_by_plain_loop)
+    monkeypatch.setattr(higher_order, "by_plain_loop", fail)
+    monkeypatch.setattr(jvp_plan, "by_plain_loop", twice_by_plain_loop)
 
 
-twice_by_plain_loop = twice.by_plain_loop
+twice_by_plain_loop = higher_order.by_plain_loop
 
 
 def inputs():
@@ -266,7 +266,7 @@ def test_a_wrong_plan_is_not_used(monkeypatch):
     def wrong(results, points, along, recorded):
         return [t * 2 for t in right(results, points, along, recorded)]
 
-    from stepnet.engine import along as module
+    from stepnet.engine import jvp_loop as module
 
     right = module._derivative
 

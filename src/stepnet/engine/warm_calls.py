@@ -39,14 +39,14 @@ from stepnet.ir.loop import Loop
 from stepnet.watchers import is_noted, note_run
 
 from .choice import about_as_many
-from .directions import Find, RunsAlong
+from .jvp_plan import Find, RunsAlong
+from .known_steps import Found, boots, forget_steps, note, unchanged_step
 from .make import Entry, apart
 from .one_step import is_faster, one_step
 from .plain import plain_loop
 from .reads import Reads, looks
 from .resting import rests
 from .rows import Sequences
-from .walked import Found, boots, forget_steps, note, unchanged_step
 
 _known: OrderedDict[Any, Entry] = OrderedDict()
 _LIMIT = 512

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepnet.executors.c.desk import Desk, Desks, Placed
+from stepnet.executors.c.call_arguments import Desk, Desks, Placed
 from stepnet.executors.c.source import FIXED, Field
 from stepnet.executors.layout import Layout
 

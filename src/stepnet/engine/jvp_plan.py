@@ -18,10 +18,8 @@ from stepnet.data.modes import draws_put_back
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call, Moving
-from stepnet.executors.layout import Layout
-from stepnet.executors.pushed import pushed
-from stepnet.executors.ready import Ready
-from stepnet.executors.twice import (
+from stepnet.executors.forward_mode import pushed
+from stepnet.executors.higher_order import (
     Moves,
     by_along,
     by_plain_loop,
@@ -30,12 +28,14 @@ from stepnet.executors.twice import (
     refuse_bent,
     total,
 )
+from stepnet.executors.layout import Layout
+from stepnet.executors.ready import Ready
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
-from .along import differs, loop_along
 from .check import sample_layout, sampled
 from .choice import about_as_many
+from .jvp_loop import differs, loop_along
 from .make import Entry, apart
 from .plain import plain_loop, read_again
 from .reads import Reads, looks, looks_of_rows, read, settings

@@ -17,8 +17,8 @@ from covering import every, few
 from stepnet import LoDTensor, cells, recurrent
 from stepnet.compiler.unchanged import tells
 from stepnet.data import alike
-from stepnet.engine import again, plans
-from stepnet.engine.walked import unchanged_step
+from stepnet.engine import plans, warm_calls
+from stepnet.engine.known_steps import unchanged_step
 from stepnet.errors import SlowPathWarning, StepError
 from threads import at_once
 
@@ -369,7 +369,7 @@ def test_no_step_is_kept_alive():
     gone = run(cells.GRU(F, H))
     gc.collect()
     assert gone() is None
-    assert again._known
+    assert warm_calls._known
 
 
 @TOLD
@@ -395,7 +395,7 @@ def test_the_third_call_looks_at_words_of_memory(backend, monkeypatch):
             recurrent(step(), x, h0, backend=backend)
     expected = [recurrent(step(), x, h0, backend="naive") for step in steps.values()]
     with monkeypatch.context() as patched:
-        patched.setattr(again, "reach", lambda *_: pytest.fail("it was walked"))
+        patched.setattr(warm_calls, "reach", lambda *_: pytest.fail("it was walked"))
         for step, (y, h) in zip(steps.values(), expected, strict=True):
             got = recurrent(step(), x, h0, backend=backend)
             torch.testing.assert_close(got, (y, h))

@@ -10,8 +10,8 @@ from covering import few
 from stepnet import LoDTensor, Recurrent, cells, recurrent
 from stepnet.engine import plans
 from stepnet.executors.c import scan as c_scan
-from stepnet.executors.c.pace import Pace
 from stepnet.executors.c.scan import CScan
+from stepnet.executors.c.thread_gain import Pace
 from stepnet.executors.direct import Direct
 
 OPTIMISED = False  # both ways run the same code

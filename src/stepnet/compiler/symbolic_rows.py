@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from .outline_rules import Made, made_by
 from .row_count import RowCount, Unusual, number_of, size_of
+from .symbolic_rules import Made, made_by
 
 AT = (3, (1 << 33) - 9)  # primes: no other size is near a multiple of the second
 _aten: Any = torch.ops.aten

@@ -12,8 +12,8 @@ from torch import Tensor
 from stepnet.data.as_imported import data_ptr, empty
 from stepnet.executors.layout import Layout
 
-from .pace import Pace
 from .source import FIXED, Field
+from .thread_gain import Pace
 
 Sharing = Literal["members", "features", "turns"]
 

@@ -16,8 +16,8 @@ from stepnet.errors import BuildError, Unsupported
 from stepnet.executors.line import Ended, Line, Op, Place, Run
 
 from .build import build, preamble
+from .call_arguments import padded
 from .cells import steps_text
-from .desk import padded
 from .numbers import INFIX, OF_LIBM, literal
 
 _PACKED = 5  # rows; of fewer a matrix is read as it lies

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from covering import few
 from stepnet import LoDTensor, recurrent
-from stepnet.executors import twice
+from stepnet.executors import higher_order
 
 DTYPE = torch.float64
 LENGTHS = [2, 0, 3, 1]
@@ -74,7 +74,7 @@ def test_they_are_those_of_the_noise_that_was_drawn(backend: Any, monkeypatch: p
         expected = derivatives(*recurrent(by_noise(noisy), parts, h0, backend="naive"), wanted, 2)
         torch.manual_seed(7)
         with monkeypatch.context() as only:
-            only.setattr(twice, "by_plain_loop", None)
+            only.setattr(higher_order, "by_plain_loop", None)
             y, final = recurrent(by_chance(noisy), x, h0, backend=backend)
             torch.rand(3)  # what others draw in between changes nothing
             found = derivatives(y, final, wanted, 2)
