@@ -123,3 +123,14 @@ def test_such_a_step_says_what_to_write() -> None:
     [refusal] = explain(cut_off, x, torch.zeros(2, 3)).refusals
     assert "depends on how its rows or weights lie in memory" in refusal.reason
     assert ".clone() or .detach() in the place of .contiguous()" in str(refusal)
+
+
+def test_truth_values_and_whole_numbers_are_compared_as_they_are() -> None:
+    def counts(x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        on, n = state
+        with torch.no_grad():
+            on = on | (x.sum(-1) > 0)
+        return x * on[:, None], (on, n + on)
+
+    state = torch.zeros(2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
+    assert not explain(counts, LoDTensor.from_lengths(torch.randn(5, 3), [[2, 3]]), state).refusals

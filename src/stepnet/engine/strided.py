@@ -24,7 +24,7 @@ from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
 from .check import sampled
-from .rounding import close, looseness
+from .rounding import looseness, same
 from .rows import Sequences
 
 
@@ -112,7 +112,7 @@ def _alike(found: _Gives, expected: _Gives, loose: float | None) -> bool:
     if [t is None for t in found.gradients] != [t is None for t in expected.gradients]:
         return False
     return loose is None or all(
-        a.shape == b.shape and close(a.detach(), b.detach(), loose) for a, b in _pairs(found, expected)
+        same("what the step gives", a.detach(), b.detach(), loose) for a, b in _pairs(found, expected)
     )
 
 
