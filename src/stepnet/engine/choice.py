@@ -180,9 +180,8 @@ def race(
         if second is not None:
             entered.enter(second.executor.name, second, constants)
         entered.go(_ROUNDS)
-    for _ in range(
-        _ROUNDS
-    ):  # of what takes long there was one round, and a slow moment would be kept on disk
+    # Of what takes long there was one round, and a slow moment would be kept on disk.
+    for _ in range(_ROUNDS):
         best = entered.timing().fastest()
         if best == name:
             break

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,10 +15,8 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from stepnet.compiler.capture import Replaced
 from stepnet.errors import IRError
-from stepnet.watchers import Instead
 
 from .aten import AtenNet, is_known
-from .calls import KINDS, Calls, Lengths, answered
 from .graph import Graph, LoopInput, Value
 from .referred_sizes import Referred, examples
 from .trace import Program, of_python, program, sizes_of
@@ -177,40 +174,6 @@ def _known(node: FxNode, shapes: Sequence[Sequence[Any]]) -> Callable[[Sequence[
         return sympy_interp(PythonReferenceAnalysis, sizes, of)
 
     return computed
-
-
-class Nested(Instead):
-    """Answers for a loop inside a body that is written without: with an error."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        raise IRError(
-            f"{self.where} cannot be written: it runs a loop inside",
-            got="a loop in its body",
-            remedy="move the inner loop in front of the outer one",
-            expected="a body without loops",
-        )
-
-    def loop(self, loop: Any, feeds: Any) -> Any:
-        self()
-
-
-def inside(
-    b: AtenNet, where: str, inner: Calls | None, *, lengths: Lengths | None = None
-) -> AbstractContextManager[None]:
-    """Answer for the calls that a body makes: by nodes; by an error, where none were noted.
-
-    Args:
-        b: the graph around the loop.
-        where: what is traced, for errors.
-        inner: the calls, as they were noted.
-        lengths: of the sequences of a LoDTensor.
-    """
-    if inner is None:
-        return answered((kind, Nested(where)) for kind in KINDS)
-    return inner.traced(lengths or no_lengths)
 
 
 def no_lengths(_: Any) -> Any:

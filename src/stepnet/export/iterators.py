@@ -21,7 +21,7 @@ from stepnet.user_line import user_line
 from stepnet.watchers import during
 
 from .aten import AtenNet, rule
-from .body_trace import BodyTrace, inside, no_lengths
+from .body_trace import BodyTrace, no_lengths
 from .calls import (
     KINDS,
     Calls,
@@ -50,7 +50,7 @@ class IteratorCall:
     places: list[int]  # of the tensors the body uses, among those it reaches
     weights: list[Tensor]
     where: str
-    inner: Calls | None = None  # those that one iteration makes
+    inner: Calls = field(init=False)  # those that one iteration makes
     known: list[Any] = field(default_factory=list)  # sizes of time, in its trace
     sizes: Referred = field(default_factory=dict)  # that are left open, and the body refers to
     again: tuple[Calls, ...] = ()  # those that one iteration makes with tensors in place of sizes
@@ -91,7 +91,7 @@ def iterator(call: int, inputs: list[Tensor], weights: list[Tensor], sizes: list
     feeds = dict(zip(made.sources, inputs, strict=True))
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
     body = made.loop.body
-    with Replaced(swap), unanswered() if made.inner is None else made.inner.traced(no_lengths):
+    with Replaced(swap), made.inner.traced(no_lengths):
         results = body(*(part_of(port, feeds[port.source]) for port in made.ports))
     named = dict(zip(body.results, results, strict=True))
     made.known += [feeds[port.source].shape[port.axis] for port in made.loop.slices]
@@ -165,12 +165,12 @@ def _written(
     shapes = [_part(b.shape(fed[port.source]), port) for port in call.ports]
     trace = BodyTrace(b, call.where, shapes, call.parts, weights, call.weights, sizes, call.sizes)
     calls = call.inner
-    if sizes and calls is not None and calls.numbers():
+    if sizes and calls.numbers():
         calls = noted_calls(calls.target, lambda: call.body(trace.numbers)(*call.parts))
         call.again += (calls,)
 
     def run(leaves: Sequence[Tensor], sizes: Sequence[Any]) -> Sequence[Tensor]:
-        with inside(b, call.where, calls):
+        with calls.traced(no_lengths):
             return call.body(sizes)(*leaves)
 
     program = trace.traced(run, code_of(loop).function)

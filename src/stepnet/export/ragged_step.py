@@ -16,7 +16,7 @@ from stepnet.data.offsets import LoD
 from stepnet.errors import IRError
 
 from .aten import AtenNet, join_lead, split_lead
-from .body_trace import BodyTrace, inside
+from .body_trace import BodyTrace
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .recurrence_call import RecurrenceCall
@@ -85,7 +85,8 @@ def _traced(
     shapes += [[len(offsets) - 1], *map(_sizes, state)]
     examples = [*(part.values for part in parts), parts[0].structure.lengths(), *call.state]
     trace = BodyTrace(b, where, shapes, examples, weights, call.weights)
-    count = len(x)
+    count, calls = len(x), call.inner
+    assert calls is not None  # noted of each step that may be written whole
 
     def run(leaves: Sequence[Tensor], _: Sequence[Tensor]) -> list[Tensor]:
         rows = [LoDTensor.of(leaf, LoD.trusted((offsets,), leaf.shape[0])) for leaf in leaves[:count]]
@@ -100,7 +101,7 @@ def _traced(
                 )
             return leaves[count]
 
-        with warnings.catch_warnings(), inside(b, where, call.inner, lengths=own):
+        with warnings.catch_warnings(), calls.traced(own):
             _spec, y, new = iteration(call.loop, rows, leaves[count + 1 :], ())
         found = []
         for leaf in y:

@@ -25,7 +25,7 @@ from stepnet.user_line import user_line
 from stepnet.watchers import during
 
 from .aten import AtenNet, rule
-from .body_trace import BodyTrace, inside, no_lengths
+from .body_trace import BodyTrace, no_lengths
 from .calls import (
     KINDS,
     Calls,
@@ -332,7 +332,7 @@ def _written(
     def run(leaves: Sequence[Tensor], sizes: Sequence[Any], *, first: bool) -> list[Tensor]:
         cond, body = call.functions(sizes)
         values, rows = list(leaves), []
-        with Picked(), inside(b, call.where, calls[not first]):
+        with Picked(), calls[not first].traced(no_lengths):
             if not first:
                 new, rows = call.turn(body, values)
                 values = _same(call, new)

@@ -12,7 +12,7 @@ from torch.fx import Node as FxNode
 from stepnet.compiler.iteration import code_of, iteration
 
 from .aten import AtenNet
-from .body_trace import BodyTrace, inside
+from .body_trace import BodyTrace, no_lengths
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .recurrence_call import RecurrenceCall
@@ -35,9 +35,10 @@ def write_step(
     examples = [*(leaf.select(call.axis, 0) for leaf in call.x), *call.state]
     trace = BodyTrace(b, where, shapes, examples, weight_nodes, call.weights, size_nodes, call.sizes)
     calls = call.calls_with(trace.numbers)
+    assert calls is not None  # noted of each step that may be written whole
 
     def run(leaves: Sequence[Tensor], sizes: Sequence[Any]) -> list[Tensor]:
-        with warnings.catch_warnings(), inside(b, where, calls):
+        with warnings.catch_warnings(), calls.traced(no_lengths):
             _spec, y, new = iteration(call.loop_with(sizes), leaves[: len(x)], leaves[len(x) :], ())
         return [*y, *new]
 
