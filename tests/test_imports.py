@@ -6,6 +6,7 @@ import ast
 import functools
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import networkx as nx
@@ -107,6 +108,33 @@ def relative(path: Path) -> str:
 def test_every_part_has_a_rank():
     parts = {unit_of(path) for path in MODULES}
     assert parts == set(RANKS), "the rank table of docs/layout.md must list exactly the parts of src/stepnet"
+
+
+def listed(page: str, folder: str) -> set[str]:
+    """The names in the first column of the table `In `folder/``; a star stands for several files."""
+    table = re.search(rf"^\| In `{folder}/` \|[^\n]*\n(?:\|[^\n]*\n)+", page, re.MULTILINE)
+    assert table is not None, folder
+    columns = [row.split("|")[1] for row in table.group().splitlines()[2:]]
+    return {name.removesuffix("/") for column in columns for name in re.findall(r"`([^`]+)`", column)}
+
+
+@pytest.mark.parametrize("folder", ["executors", "export"])
+def test_tables_of_files_list_what_there_is(folder: str):
+    names = listed(LAYOUT.read_text(encoding="utf-8"), folder)
+    files = {path.stem for path in (PACKAGE / folder).glob("*") if not path.name.startswith("__")}
+    assert [file for file in sorted(files) if not any(fnmatch(file, name) for name in names)] == []
+    assert [name for name in sorted(names) if not any(fnmatch(file, name) for file in files)] == []
+
+
+def test_pages_name_files_that_are_there():
+    """As `compiler/walk.py`: below the root, the package, or a folder of the package."""
+    missing = []
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", page.read_text(encoding="utf-8")):
+            above = [ROOT, PACKAGE, *(folder for folder in PACKAGE.rglob("*") if folder.is_dir())]
+            if not any((folder / name).is_file() for folder in above):
+                missing.append(f"{page.name}: {name}")
+    assert missing == []
 
 
 @functools.cache
