@@ -17,7 +17,7 @@ from .compiler.inner_loops import inner
 from .compiler.reach import reach
 from .data.arguments import truth, whole
 from .data.convert import pack_like
-from .data.in_graph import is_drafted, is_exporting, not_followed
+from .data.in_graph import fixed, is_drafted, is_exporting, not_followed
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.storage import distinct
@@ -248,6 +248,7 @@ def _in_place(
 
 def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
     """A call in a region that Dynamo follows: one node of its graph, if it can be one."""
+    how = _How(how.steps, *map(fixed, how[1:]))  # their number may stay open
 
     def outside() -> Any:
         return _outside(step, x, state, how)

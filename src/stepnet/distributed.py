@@ -10,9 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .data.arguments import brief
+from .data.in_graph import by_python
 from .errors import LoDError
 
 
+@by_python("processes tell each other numbers")
 def row_mean(loss_sum: Tensor, rows: Any, group: Any = None) -> Tensor:
     """The part that this process has in the mean over all rows of all processes.
 

@@ -16,6 +16,7 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from stepnet.compiler.inner_loops import inner, is_row
 from stepnet.data.array import TensorArray
+from stepnet.data.in_graph import by_python
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import transformed
 from stepnet.data.recording import AS_A_LAYER, StandIn, recorded_in_frames
@@ -65,6 +66,7 @@ def while_loop(
 
 
 @recorded_in_frames(_like)
+@by_python("a while loop runs until its numbers say so")
 def while_loop(
     cond: Callable[..., Any],
     body: Callable[..., Any],

@@ -49,6 +49,37 @@ def not_followed(function: _F, *, calls: bool = False) -> _F:
     return function
 
 
+def fixed(value: Any) -> Any:
+    """A whole number that Dynamo may have left open as the one that it is here: a graph is made for it."""
+    return operator.index(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def end_graph(why: str) -> None:
+    """End a graph of Dynamo before the call that it is in, and begin one after it, where it may."""
+    import torch._dynamo as dynamo
+
+    if CAN_CAPTURE:
+        dynamo.graph_break(msg=why)
+    else:
+        dynamo.graph_break()  # torch 2.6 takes no reason
+
+
+def by_python(why: str) -> Callable[[_F], _F]:
+    """A function that is no part of a graph, nor followed by itself: Python runs it, between two graphs."""
+
+    def decorate(function: _F) -> _F:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling():
+                end_graph(f"stepnet: {why}")
+            return function(*args, **kwargs)
+
+        not_followed(function)
+        return cast(_F, not_followed(call))
+
+    return decorate
+
+
 def leave_to_python(why: str) -> None:
     """End what Dynamo compiles: Python runs the function that it follows, and all that called it."""
     import torch._dynamo as dynamo
@@ -226,7 +257,7 @@ def call(
         sizes: numbers that the graph may leave open.
     """
     counts = tuple([len(lod.levels) for lod in lods])
-    plain = tuple([str(o) if isinstance(o, float) and not math.isfinite(o) else o for o in options])
+    plain = tuple([str(o) if isinstance(o, float) and not math.isfinite(o) else fixed(o) for o in options])
     what = f"sequence {function} {counts!r} {plain!r}"
     offsets = [level for lod in lods for level in lod.levels]
     return torch.ops.stepnet.run([*values, *offsets], [*sizes], what)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from stepnet.data.in_graph import not_followed
+from stepnet.data.in_graph import end_graph, not_followed
 
 Recorder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 RECORDER: ContextVar[Recorder | None] = ContextVar("recorder of TensorArray calls", default=None)
@@ -95,6 +95,8 @@ def recordable(method: Method) -> Method:
     @not_followed
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            end_graph("stepnet: TensorArrays are no part of a graph")
         recorder = RECORDER.get()
         if recorder is not None:
             recorded = recorder(method, args, kwargs)

@@ -264,6 +264,8 @@ def map_leaves(tree: Any, kind: type | tuple[type, ...], change: Callable[[Any],
         return tree
     if isinstance(tree, tuple):  # other classes, as torch.return_types, may take no parts
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    if type(tree) is list:  # Dynamo follows no `copy` of it
+        return parts
     if isinstance(tree, list):
         new = copy.copy(tree)
         new[:] = parts

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stepnet.data.arguments import number, whole
 from stepnet.data.as_imported import from_numpy
+from stepnet.data.in_graph import by_python
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import outside_modes, unwrapped
 from stepnet.data.offsets import LoD
@@ -34,6 +35,7 @@ class Beams(NamedTuple):
     leaves: list[Tensor]  # of the state, [n, K, ...]
 
 
+@by_python("how many words are decoded is known from the words")
 def beam_search(
     step: WordStep, state: Any, *, bos: int, eos: int, beam_size: int, max_length: int,
     length_penalty: float = 0.0, n_best: int = 1,

@@ -12,6 +12,7 @@ from torch import Tensor
 from stepnet.data.arguments import whole
 from stepnet.data.array import TensorArray
 from stepnet.data.as_imported import from_numpy
+from stepnet.data.in_graph import by_python
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import outside_transforms, transforms, unwrapped
 from stepnet.data.offsets import LoD
@@ -21,6 +22,7 @@ from .blocks import Before, GreedyStep, Running, before, half_done, in_blocks, l
 from .words import WordStep, checked_state, checked_words, scores_of
 
 
+@by_python("how many words are decoded is known from the words")
 def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -> tuple[LoDTensor, Tensor]:
     """Generate a sequence for each row of the state, always taking the likeliest word.
 

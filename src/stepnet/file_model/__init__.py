@@ -31,7 +31,6 @@ from .model import FileModel as FileModel
 from .model import LoopReport as LoopReport
 from .model import Socket as Socket
 from .model import beside as beside
-from .model import beside_graphs as beside_graphs
 from .model import shorten as shorten
 from .places import cumulated as cumulated
 from .places import from_front as from_front

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,18 +87,6 @@ class LoopReport:
     def by_plan(self) -> None:
         """Note that the loop ran by its plan."""
         self.ran, self.compiled, self.reason = True, True, None
-
-
-def beside_graphs(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A loop that torch.compile calls rather than traces: by its plan, it is compiled already."""
-
-    @functools.wraps(run)
-    def call(*args: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            return torch.compiler.disable(run)(*args)
-        return run(*args)
-
-    return call
 
 
 class FileBody(Interned):

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
+from stepnet.data.in_graph import not_followed
 from stepnet.data.storage import apart
 from stepnet.errors import StepError
 from stepnet.executors.higher_order import one_by_one
@@ -129,6 +130,7 @@ def _at_length(call: Call, tensors: list[Tensor], sizes: list[int]) -> list[Tens
         return [laid_out(t) for t in call.run(tensors, sizes)]
 
 
+@not_followed
 def _run(tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
     call, sizes = find(what), sizes or []  # what AOTInductor built gives None for an empty list
     ran = _by_plan(call, tensors, sizes, None)
@@ -146,6 +148,7 @@ class _Ticket(bytearray):
     record: _Record | Ran
 
 
+@not_followed
 def _run_keeping(tensors: list[Tensor], sizes: list[int], needs: list[bool], what: str) -> list[Tensor]:
     record = _kept(tensors, sizes, needs, what)
     results = [*record.results]
@@ -157,6 +160,7 @@ def _run_keeping(tensors: list[Tensor], sizes: list[int], needs: list[bool], wha
     return [*results, torch.frombuffer(ticket, dtype=torch.int64)]
 
 
+@not_followed
 def _run_backward(
     gradients: list[Tensor], places: list[int], tensors: list[Tensor], results: list[Tensor], kept: Tensor,
     sizes: list[int], needs: list[bool], what: str,
@@ -216,6 +220,7 @@ def _at_once(tensors: Sequence[Tensor]) -> bool:
     )
 
 
+@not_followed
 def _differentiable(keys: Any, tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
     sizes = sizes or []
     if forward_ad._current_level >= 0 and _at_once(tensors):
@@ -235,6 +240,7 @@ def _as_it_is(tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor
     return find(what).run(tensors, sizes)
 
 
+@not_followed
 def _transformed(tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
     """A call under transforms of torch.func."""
     if torch._C._len_torch_dispatch_stack():
@@ -264,6 +270,7 @@ class _Once(torch.autograd.Function):
         raise _once()
 
 
+@not_followed
 def _backward(
     keys: Any, gradients: list[Tensor], places: list[int], tensors: list[Tensor], results: list[Tensor],
     kept: Tensor, sizes: list[int], needs: list[bool], what: str,

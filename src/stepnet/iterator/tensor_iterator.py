@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.in_graph import by_python
 from stepnet.data.lod import LoDTensor
 from stepnet.data.outputs import Outputs
 from stepnet.data.recording import RECORDER, inside, recorded_in_frames
@@ -134,6 +135,7 @@ class TensorIterator(nn.Module):
 
         def __call__(self, *args: Tensor, **kwargs: Tensor) -> Outputs: ...
 
+    @by_python("a TensorIterator is a loop of its own")
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Outputs:
         """Run the loop on inputs by position or by name.
 
@@ -156,9 +158,6 @@ class TensorIterator(nn.Module):
         if instead is not None:
             feeds = self.feeds(*args, **kwargs)
             return self._named(instead(self.loop, feeds, lambda: self._by_name(feeds)))
-        if torch.compiler.is_compiling():  # a compiled loop is one call out of the compiled region
-            outside: Any = torch.compiler.disable(self._run)
-            return outside(args, kwargs)
         return self._run(args, kwargs)
 
     @recorded_in_frames()

@@ -87,7 +87,10 @@ class Integer:
         value, rows = _taken(name, value, self, None, like)
         if rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
             _refuse(name, value, self, "a tensor of int64 rows [n]")
-        if rows.device.type == "cpu" and len(rows):
+        if torch.compiler.is_compiling():  # a graph knows no numbers: it checks them as it runs
+            told = f"data '{name}' has an integer out of range, which is 0 to {self.classes - 1}"
+            torch.ops.aten._assert_async.msg(((rows >= 0) & (rows < self.classes)).all(), told)
+        elif rows.device.type == "cpu" and len(rows):
             low, high = (int(v) for v in rows.aminmax())
             if low < 0 or high >= self.classes:
                 raise TapeError(

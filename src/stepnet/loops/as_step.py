@@ -16,6 +16,7 @@ from stepnet.executors.registry import AUTO
 from stepnet.executors.setting import check_backend
 from stepnet.front.memory import Memory, ScopeStep, Stepnet
 from stepnet.front.scope import Scope, check_scope
+from stepnet.watchers import said
 
 Last = dict[str, Tensor]
 
@@ -68,7 +69,7 @@ def run_in_frame(
     """
     check_scope(scope)
     values = scope.all_values()
-    if RECORDER.get() is None or next(inside(values), None) is None:
+    if said(RECORDER) is None or next(inside(values), None) is None:
         return None
     names = [memory.name for memory in memories]
 

@@ -23,7 +23,7 @@ from stepnet.executors import naive
 from stepnet.executors.segment import Count, Cut
 from stepnet.export.calls import unanswered
 from stepnet.export.open_sizes import settled
-from stepnet.file_model import Broken, LoopReport, Misfitting, beside_graphs, not_in_recordings, shorten
+from stepnet.file_model import Broken, LoopReport, Misfitting, not_in_recordings, shorten
 from stepnet.file_model.branching import Branching, Reading
 from stepnet.file_model.joined_steps import ScanStep
 from stepnet.file_model.scan_loop import compiled
@@ -249,7 +249,6 @@ class TensorIteratorRunner:
         self.reports = LoopReport(layer.where)
         self.rows = RowRunner(self.loop, graphs[""])
 
-    @beside_graphs
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         not_in_recordings(settled=(self.reports,))
         feeds = dict(zip(self.ports, values, strict=True))
@@ -378,7 +377,6 @@ class LoopRunner:
         name = dict(self.graph.constant_slots).get(self.graph.slot_of[source])
         return name is not None and bool(getattr(self.graph, name).all())
 
-    @beside_graphs
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         not_in_recordings()
         if INSTEAD.get() is not None:

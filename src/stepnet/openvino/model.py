@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from stepnet.data.arguments import path as path_of
+from stepnet.data.in_graph import by_python
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
 from stepnet.file_model import Broken, FileModel, LoopReport, NotRead, Socket, beside, shorten
@@ -79,6 +80,7 @@ class OpenVINOModel(FileModel):
     def _anew(cls, *recipe: Any) -> OpenVINOModel:
         return cls(*recipe, trainable=False)
 
+    @by_python("a model from a file computes sizes in Python")
     def forward(self, *args: Any, **kwargs: Any) -> Outputs:
         """Run the model on tensors or numpy arrays.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stepnet import openvino
 from stepnet.data.convert import DEEPEST
+from stepnet.data.in_graph import by_python
 from stepnet.errors import TapeError
 from stepnet.layers.data import Dense, Integer
 from stepnet.tape.topology import Metrics
@@ -83,6 +84,7 @@ class SavedTopology(nn.Module):
             raise ValueError("it has other inputs or outputs than its model")
         _nested(self._structure, {leaf.name: None for leaf in self._leaves})
 
+    @by_python("a model from a file computes sizes in Python")
     def forward(self, *args: Any, **feeds: Any) -> tuple[Any, Metrics]:
         """The outputs, nested as the saved topology's, and no metrics.
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from stepnet.api import Recurrent
 from stepnet.data.arguments import brief, function, whole
+from stepnet.data.in_graph import by_python
 from stepnet.data.modes import traced
 from stepnet.errors import StreamError, UnknownStream
 from stepnet.front.step import step_name
@@ -117,6 +118,7 @@ class Stream:
     def __contains__(self, id: Hashable) -> bool:
         return id in self._open
 
+    @by_python("streams keep states in Python")
     def open(self, id: Hashable | None = None) -> Hashable:
         """Open a stream and return its id: the one that is passed, or else a number.
 
@@ -147,6 +149,7 @@ class Stream:
             self._open[id] = _Open(slot, False, monotonic())
             return id
 
+    @by_python("streams keep states in Python")
     def close(self, id: Hashable) -> None:
         """End a stream; its place is free for another.
 
@@ -158,6 +161,7 @@ class Stream:
             self._free.append(self._found(id).slot)
             del self._open[id]
 
+    @by_python("streams keep states in Python")
     def reset(self, id: Hashable) -> None:
         """Let a stream start anew, from the initial states, at its next push.
 
@@ -170,6 +174,7 @@ class Stream:
             # a record of its own: a push whose module asks for this ends with those that it began with
             self._open[id] = _Open(found.slot, False, monotonic() if self._pushing else found.used)
 
+    @by_python("streams keep states in Python")
     def push(self, chunks: Mapping[Hashable, Any]) -> dict[Hashable, Any]:
         """The outputs for the next rows of some streams, by their ids.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.arguments import whole
+from stepnet.data.in_graph import by_python, not_followed
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside
 from stepnet.data.tree import Spec, flatten, flatten_as, rows_at, unflatten
@@ -66,6 +67,7 @@ class Truncated:
             return None
         return unflatten(self._state_spec, [leaf.clone() for leaf in self._last])
 
+    @not_followed
     def __iter__(self) -> Iterator[Piece]:
         lengths, n = self._lengths, len(self._lengths)
         at = torch.zeros(n, dtype=torch.int64)
@@ -83,6 +85,7 @@ class Truncated:
             entered += len(fresh)
             running = torch.cat([running, fresh])
 
+    @not_followed
     def _piece(self, running: Tensor, fresh: Tensor, starts: Tensor, counts: Tensor) -> Iterator[Piece]:
         piece = Piece(self._cut(running, starts, counts), self._start(running, fresh), running, starts)
         before = piece.state
@@ -152,6 +155,7 @@ class Truncated:
         return unflatten(self._spec, cut)
 
 
+@by_python("how many pieces there are is known from the lengths")
 def truncated(
     x: Any, state: Any = None, *, rows: int, at_once: int | None = None, axis: int = 0
 ) -> Truncated:

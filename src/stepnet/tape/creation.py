@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -127,7 +127,8 @@ class Creation:
         """Call it on the values of earlier creations, by index."""
         args = [map_leaves(a, Ref, lambda ref: values[ref.index]) for a in self.args]
         kwargs = {k: map_leaves(a, Ref, lambda ref: values[ref.index]) for k, a in self.kwargs.items()}
-        with during(PLAYING, True):
+        # Dynamo sets no ContextVar
+        with nullcontext() if torch.compiler.is_dynamo_compiling() else during(PLAYING, True):
             result = self.function(*args, **kwargs)
             return result if self.act is None else self.act(result)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError
 from stepnet.export.open_sizes import Sizes, plain
-from stepnet.file_model import LoopReport, beside_graphs, decided, not_in_recordings
+from stepnet.file_model import LoopReport, decided, not_in_recordings
 from stepnet.file_model.joined_steps import ScanStep
 from stepnet.file_model.own_end import OwnEndLoop, written_loop
 from stepnet.file_model.scan_loop import ScanLoop
@@ -228,7 +228,6 @@ class ScanRunner:
             raise Misfit(f"attribute '{name}' has no such direction", found, "0 forwards, 1 backwards")
         return found
 
-    @beside_graphs
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         not_in_recordings(settled=None if self.old else (self.reports,))
         outer = inputs[len(self.node.node.inputs) :]

@@ -18,6 +18,7 @@ from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor, nn
 
 from stepnet.data.arguments import path as path_of
+from stepnet.data.in_graph import by_python
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
 from stepnet.file_model import (
@@ -144,6 +145,7 @@ class ONNXModel(FileModel):
             values[place].const_value = ir.Tensor(zeros, ir.DataType(kind), name=values[place].name)
         return cls(model, where, trainable=False)
 
+    @by_python("a model from a file computes sizes in Python")
     def forward(self, *args: Any, **kwargs: Any) -> Outputs:
         """Run the model on tensors or numpy arrays; on lists of them where an input is a sequence.
 
