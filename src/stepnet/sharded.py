@@ -42,7 +42,7 @@ def sharded(step: Any) -> Sequence[Sharded]:
     """The modules of a step that `fully_shard` was given, and of a function those that it may call; those
     around others first. Not those that call the loop: their weights are gathered."""
     kind = getattr(sys.modules.get(_OF_TORCH), "FSDPModule", None)  # it takes seconds to import
-    if kind is None:
+    if kind is None or not kind.__subclasses__():  # it makes a class of each that it is given
         return ()
     modules: Iterable[Any] = step.modules() if isinstance(step, nn.Module) else _reached(step, kind)
     found = list[Sharded]()
@@ -69,9 +69,13 @@ def gathered(parts: Sequence[Sharded], run: Callable[..., Any], *given: Any) -> 
     with _left_alone(part):
         with _as_they_are(part):
             given, _ = part.gather(part.module, given, {})
-        out = gathered(inside, run, *given)
-        with _as_they_are(part):
-            return part.release(part.module, given, out)
+        out = None
+        try:
+            out = gathered(inside, run, *given)
+        finally:  # where it fails, too: a module that is gathered counts as one that runs
+            with _as_they_are(part):
+                out = part.release(part.module, given, out)
+    return out
 
 
 @contextmanager
