@@ -121,6 +121,40 @@ def test_fully_shard_of_a_cell(make):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_fully_shard_of_a_cell_that_a_function_calls():
+    """What casts is the call of the cell, not that of the loop; weights are spread after an error."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    cell, twin = nn.GRUCell(F_IN, H), nn.GRUCell(F_IN, H, dtype=torch.bfloat16)
+    twin.load_state_dict(cell.state_dict())
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+    fully_shard(cell, mesh=init_device_mesh("cpu", (1,)), mp_policy=policy, reshard_after_forward=True)
+
+    def step(x, h):
+        h = cell(x, h)
+        return h + x.sum(-1, keepdim=True), h
+
+    def by_twin(x, h):
+        h = twin(x.bfloat16(), h.bfloat16()).float()
+        return h + x.sum(-1, keepdim=True), h
+
+    x = rows()
+    first = torch.zeros(len(x), H)
+    with pytest.raises(StepError):
+        recurrent(lambda x, h: step(x, h[:, :1]), x, first)
+    assert all(hasattr(p, "full_tensor") for p in cell.parameters())
+    for _ in range(2):
+        y, wanted = recurrent(step, x, first)[0], recurrent(by_twin, x, first)[0]
+        torch.testing.assert_close(y.values, wanted.values, rtol=0, atol=0.01)
+        for each in (y, wanted):
+            each.values.square().sum().backward()
+        for p, q in zip(cell.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p.grad.full_tensor(), q.grad.float(), rtol=0.05, atol=0.05)
+            p.grad = q.grad = None
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("rnn", few(RNNS, ["cell", "plain loop"]))
 @pytest.mark.parametrize("output", [None, torch.float32], ids=["bfloat16 out", "float32 out"])

@@ -35,6 +35,21 @@ class Net(nn.Module):
         return self.rnn(x)[0].map(self.head)
 
 
+class ByFunction(nn.Module):
+    """A recurrence whose step is no module, but calls one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(F_IN, H)
+
+    def step(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.cell(x, h)
+        return h, h
+
+    def forward(self, x: LoDTensor) -> Any:
+        return stepnet.recurrent(self.step, x, torch.zeros(len(x), H), backend="c")
+
+
 def batch(step: int, rank: int) -> LoDTensor:
     lengths = LENGTHS[step][rank]
     generator = torch.Generator().manual_seed(10 * step + rank)
@@ -43,6 +58,8 @@ def batch(step: int, rank: int) -> LoDTensor:
 
 def made(kind: str) -> Net:
     torch.manual_seed(5)
+    if kind == "function":
+        return Net(ByFunction())
     return Net(stepnet.nn.LSTM(F_IN, H) if kind == "module" else Recurrent(nn.GRUCell(F_IN, H), backend="c"))
 
 
@@ -78,7 +95,7 @@ def sharded(net: Net) -> Any:
 def cell_sharded(net: Any) -> Any:
     from torch.distributed.fsdp import fully_shard
 
-    fully_shard(net.rnn.step.cell)
+    fully_shard(net.rnn.cell if isinstance(net.rnn, ByFunction) else net.rnn.step.cell)
     return fully_shard(net)
 
 
@@ -166,6 +183,10 @@ def main(rank: int) -> None:
         rows = x if len(x.values) else LoDTensor.from_lengths(torch.zeros(1, F_IN), [[1]])
         (spread[0](rows).values.square().sum() * min(len(x.values), 1)).backward()
         check(spread[0], kind, (3,))
+    spread = cell_sharded(made("function"))
+    for step in range(2):
+        loss(spread, step, rank).backward()
+        check(spread, "function", (step,))
     ways: tuple[Callable[[Net], Any], ...] = (DistributedDataParallel, sharded)
     for parallel in ways:
         check_row_mean(rank, parallel)
