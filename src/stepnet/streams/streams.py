@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stepnet.api import Recurrent
 from stepnet.data.arguments import brief, function, whole
@@ -18,6 +18,7 @@ from stepnet.data.modes import traced
 from stepnet.errors import StreamError, UnknownStream
 from stepnet.front.step import step_name
 
+from .again import Again
 from .chunks import joined, parted
 from .cuts import Cuts
 from .keeper import Keeper
@@ -103,6 +104,7 @@ class Stream:
         self._lock = threading.RLock()  # the module may ask which streams are open
         self._pushing = False
         self._cuts = Cuts()  # until they told
+        self._again: Again | None = None  # of the last push
 
     @property
     def ids(self) -> list[Hashable]:
@@ -196,6 +198,10 @@ class Stream:
                 expected="{id: rows, ...}",
             )
         with self._lock:
+            if self._again is not None:
+                found = self._pushed_again(chunks)
+                if found is not None:
+                    return found
             if traced() or torch._C._are_functorch_transforms_active():
                 raise StreamError(
                     "a push keeps states that have numbers: it is not traced, nor transformed by torch.func",
@@ -229,7 +235,29 @@ class Stream:
             now, self._states = monotonic(), states
             for each in streams:
                 each.begun, each.used = True, now
+            if len(out) == 1 and not self._cuts.wait and keeper.by_plans() and type(out[0]) is Tensor:
+                self._again = Again(streams[0], keeper, x)
             return dict(zip(chunks, out, strict=True))
+
+    def _pushed_again(self, chunks: Mapping[Hashable, Any]) -> dict[Hashable, Any] | None:
+        """What `push` gives for one stream, if it is the one of the last push, and this one is like that."""
+        again, self._again = self._again, None
+        if again is None or len(chunks) != 1 or self._pushing:
+            return None
+        self._close_idle()
+        ((id, rows),) = chunks.items()
+        stream = again.stream
+        if self._open.get(id) is not stream:
+            return None
+        self._pushing = True
+        try:
+            y = again.push(self.module, rows)
+        finally:
+            self._pushing = False
+        if y is None:
+            return None
+        stream.used, self._again = monotonic(), again
+        return {id: y}
 
     def state_dict(self) -> dict[str, Any]:
         """The open streams and their states, for `torch.save`; not the module. It is of lists, dicts and
