@@ -42,18 +42,25 @@ class Keeper:
         self.n = len(begun)
         self.all_begun, self.none_begun = all(begun), not any(begun)
         self.ran: list[tuple[str, Spec]] = []  # the recurrences over the streams
+        self.warm: list[
+            tuple[Any, Any]
+        ] = []  # steps that ran by a plan: as the module has them, and as they run
         self._left: list[list[Tensor]] = []
 
     def done(self) -> None:
         """Keep the states that the recurrences left."""
         self.states.leave(self.ran, Left(self.slots, self._left))
 
+    def by_plans(self) -> bool:
+        """Whether the module did nothing but run recurrences, each as a call like one before."""
+        return 0 < len(self.warm) == len(self.ran)
+
     def answer(self, module: Callable[[Any], Any], x: Any) -> Any:
         """What a module gives, where this answers for what it does. x may lie in memory of the caller's."""
         if self.all_begun and type(x) is LoDTensor and len(self.levels) == 1 and nobody_else():
             steps, backend = steps_of(module, x)
             for step in steps:
-                x = self._alone(as_step(step), x, backend)
+                x = self._alone(step, x, backend)
             if steps:
                 return x
         x = self._own(x)
@@ -67,8 +74,9 @@ class Keeper:
         """x where a module or a step may write to it: a lone chunk is the caller's."""
         return LoDTensor.of(x.values.clone(), x.structure) if self.n == 1 and type(x) is LoDTensor else x
 
-    def _alone(self, step: Any, x: LoDTensor, backend: Any) -> Any:
+    def _alone(self, own: Any, x: LoDTensor, backend: Any) -> Any:
         """y of a recurrence whose last state nobody else sees."""
+        step = as_step(own)
         name = step_name(step)
         kept = self.states.left(len(self.ran), name, self.slots)
         if kept is not None:
@@ -76,6 +84,7 @@ class Keeper:
             if out is not None:  # a plan's: states like those that it was given
                 self.ran.append((name, kept[0]))
                 self._left.append(flatten(out[1])[0])
+                self.warm.append((own, step))
                 return out[0] if type(out[0]) is LoDTensor else out
         out = recurrent(step, self._own(x), self._start(step, name, None), backend=backend)
         self._keep(name, *flatten(out[1]))
@@ -215,7 +224,8 @@ def steps_of(module: Any, x: LoDTensor) -> tuple[Sequence[Any], Backend | None]:
     if kind is not Recurrent:
         return module._in_turn(x), None
     other = own["reverse"] or own["scopes"] or own["level"] not in (-1, 0) or kind.forward is not _FORWARD
-    return () if other else (module.step,), own["backend"]
+    step = own["_modules"].get("step")  # where torch looks after all else
+    return () if other else (module.step if step is None else step,), own["backend"]
 
 
 def nobody_else() -> bool:

@@ -75,6 +75,15 @@ class States:
         kept = self.calls[at]
         return (kept.spec, self._left.states[at]) if kept.name == name else None
 
+    def left_in(self, slots: Slots) -> list[list[Tensor]] | None:
+        """The states of all recurrences as the last push left them, if that was to the same streams. They are
+        for what does not write to them."""
+        return self._left.states if self._left is not None and self._left.slots == slots else None
+
+    def leave_again(self, left: Left) -> None:
+        """Keep what a push left that ran the same recurrences, on the same streams, as the one before."""
+        self._left = left
+
     def of(self, at: int, slots: Slots) -> list[Tensor]:
         """The states of a recurrence for the streams in these slots, in memory of their own."""
         if self._left is not None and self._left.slots == slots:

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stepnet.api import Recurrent
 from stepnet.data.arguments import brief, function, whole
@@ -23,6 +23,7 @@ from .chunks import joined, parted
 from .cuts import Cuts
 from .keeper import Keeper
 from .states import States
+from .warm_pushes import WarmPush
 
 
 @dataclass
@@ -104,6 +105,7 @@ class Stream:
         self._lock = threading.RLock()  # the module may ask which streams are open
         self._pushing = False
         self._cuts = Cuts()  # until they told
+        self._warm: WarmPush | None = None  # of the last push
 
     @property
     def ids(self) -> list[Hashable]:
@@ -201,6 +203,10 @@ class Stream:
                 expected="{id: rows, ...}",
             )
         with self._lock:
+            if self._warm is not None:
+                found = self._pushed_warm(chunks)
+                if found is not None:
+                    return found
             if traced() or torch._C._are_functorch_transforms_active():
                 raise StreamError(
                     "a push keeps states that have numbers: it is not traced, nor transformed by torch.func",
@@ -234,7 +240,29 @@ class Stream:
             now, self._states = monotonic(), states
             for each in streams:
                 each.begun, each.used = True, now
+            if len(out) == 1 and not self._cuts.wait and keeper.by_plans() and type(out[0]) is Tensor:
+                self._warm = WarmPush(streams[0], keeper, x)
             return dict(zip(chunks, out, strict=True))
+
+    def _pushed_warm(self, chunks: Mapping[Hashable, Any]) -> dict[Hashable, Any] | None:
+        """What `push` gives for one stream, if it is the one of the last push, and this one is like that."""
+        warm, self._warm = self._warm, None
+        if warm is None or len(chunks) != 1 or self._pushing:
+            return None
+        self._close_idle()
+        ((id, rows),) = chunks.items()
+        stream = warm.stream
+        if self._open.get(id) is not stream:
+            return None
+        self._pushing = True
+        try:
+            y = warm.push(self.module, rows)
+        finally:
+            self._pushing = False
+        if y is None:
+            return None
+        stream.used, self._warm = monotonic(), warm
+        return {id: y}
 
     def state_dict(self) -> dict[str, Any]:
         """The open streams and their states, for `torch.save`; not the module. It is of lists, dicts and
