@@ -470,7 +470,8 @@ class Walk:
 
     def _check_one(self, node: Node, value: Any, what: str) -> None:
         """What a layer that decides takes: one number, whole or a truth value."""
-        if isinstance(value, Tensor) and value.is_floating_point():
+        truth = isinstance(value, Tensor) and value.dtype == torch.bool and "trip" in what
+        if isinstance(value, Tensor) and (value.is_floating_point() or truth):
             said = {"got": dtype_name(value.dtype), "expected": "whole numbers" if "trip" in what else "bool"}
             raise _Fault.at(node.layer, f"the {what} is of another element type", str(value.dtype), **said)
         if isinstance(value, Tensor) and value.numel() != 1:
