@@ -377,3 +377,29 @@ def test_a_step_reads_what_the_frame_around_wrote_before():
         expected.append(t + before + x[t])
         before = expected[-1].sum()
     torch.testing.assert_close(out.stack(), torch.stack(expected))
+
+
+def counted(rows: Tensor) -> Tensor:
+    """The sum of the rows, by a frame."""
+    steps, loop = TensorArray(unstack_from=rows), stepnet.create_whileloop([torch.tensor(0), rows[0] * 0])
+    with loop.frame() as (t, total):
+        loop.break_if(t == len(rows))
+        loop.update(total, total + steps.read(t))
+        loop.update(t, t + 1)
+    return loop.results[1]
+
+
+DECIDE = {
+    "a frame": counted,
+    "a while loop": lambda x: stepnet.while_loop(
+        lambda i, h: i < 3, lambda i, h: (i + 1, h @ W.detach()), (torch.tensor(0), x)
+    )[1].sum(0),
+    "a number": lambda x: (x * 2 if x.max().item() > 1 else x).sum(0),
+}
+
+
+@pytest.mark.parametrize("inside", DECIDE.values(), ids=DECIDE)
+def test_steps_of_a_recurrence_in_a_frame_decide_by_numbers(inside):
+    x = torch.randn(3, 4, 5, 2, dtype=torch.float64, requires_grad=True)
+    arrays = [TensorArray(unstack_from=x)]
+    same(lambda read, *_: stepnet.map_fn(inside, read[0], backend="naive").sum(0), arrays, 3, [x])

@@ -72,6 +72,24 @@ def test_sizes_as_converters_compute_them(tmp_path, opened):
             torch.testing.assert_close(a, b)
 
 
+def test_features_that_the_file_leaves_open_are_those_of_the_weights(tmp_path, opened, capfd):
+    net = Net()
+    x, h = net.parameter("x", "?,?,?,?"), net.parameter("h", "?,1,4")
+    rows = net.add("Reshape", [x, net.const([0, 0, -1])], special_zero="true")
+    shape = net.add("ShapeOf", [rows], ["I64"], "opset3")
+    batch = net.add("Gather", [shape, net.const([0]), net.const(0)], ["I64"], "opset8")
+    time = net.add("Gather", [shape, net.const([1]), net.const(0)], ["I64"], "opset8")
+    lengths = net.add("Broadcast", [time, batch], ["I64"], "opset3")
+    weights = [net.const(np.full(of, 0.1, "float32")) for of in ((1, 12, 6), (1, 12, 4), (1, 12))]
+    attributes = {"hidden_size": 4, "direction": "forward"}
+    net.result(net.add("GRUSequence", [rows, h, lengths, *weights], ["FP32"] * 2, "opset5", **attributes))
+    model = stepnet.openvino.load(net.write(tmp_path))
+    stepnet.onnx.save(model, tmp_path / "m.onnx", (torch.randn(2, 5, 2, 3), torch.zeros(2, 1, 4)))
+    x, h = torch.randn(3, 4, 2, 3), torch.randn(3, 1, 4)
+    torch.testing.assert_close(opened(tmp_path / "m.onnx")(x, h)[0], model(x, h)[0])
+    assert "fake_tensor" not in capfd.readouterr().err  # torch says that shapes do not fit
+
+
 LOOPS = [
     "corpus/loop_while", "corpus/onnx_loop_for", "corpus/torch_script_for_loop", "corpus/ti_in_loop",
     "disputed/lstmsequence_seqlens_dynamic",

@@ -189,18 +189,26 @@ def another_state(net, x):
     ))  # fmt: skip
 
 
-def trips(net, x):
+def trips(net, x, count=6):
     body = net.body()
     body.result(body.parameter("xi", "2,1,3"))
     ports = sliced("input", 2, 0, axis=1) + sliced("output", 3, 1)
     inner = f"<port_map>{ports}</port_map><body>{body.content()}</body>"
-    sources = [net.const(np.array(6)), net.const(np.array(True)), x]
+    sources = [net.const(np.array(count)), net.const(np.array(True)), x]
     return net.add("Loop", sources, version="opset5", name="last", inner=inner)
 
 
+def truth(net, x):
+    return trips(net, x, True)
+
+
 LAST = {  # a layer that is given [2, 5, 3] and constants
+    r"output port 1 declares 2,9,\?, but the layer gives 2,5,3\n.*\n.*2,5,3": lambda net, x: net.add(
+        "Abs", [x], dims=[(2, 9, -1)], name="last"
+    ),
     r"sequence lengths must lie in 0\.\.5\n.*\[6, 2\]\n.*0 to 5, the steps of X": lengths,
     r"back edge from 'hn' to 'h': the second step does not run\n.*\[2, 4\]; .*MatMul": another_state,
+    r"the trip count is of another element type\n.*bool\n.*whole numbers": truth,
     r"an input has fewer slices than the trip count\n.*5 slices\n.*6": trips,
     r"split_lengths does not fit the outputs\n.*3 lengths\n.*2, one for each": lambda net, x: net.add(
         "VariadicSplit", [x, net.const(1), net.const([1, 2, 2])], ["FP32"] * 2, name="last"
@@ -228,6 +236,20 @@ def test_what_constants_say_is_known_when_it_is_read(says, tmp_path):
     net = Net()
     net.result(LAST[says](net, net.parameter("x", "2,5,3")))
     with pytest.raises(IRError, match=rf"layer \d+ 'last': {says}"):
+        load(net.write(tmp_path))
+
+
+@pytest.mark.parametrize(("type_", "hidden", "says"), [
+    ("float32", 4, r"sequence lengths must be whole numbers\n.*float32\n.*int32 or int64"),
+    ("int64", 3, r"R must be \[3\*hidden, hidden\] = \[12, 4\], got \[12, 3\]"),
+])  # fmt: skip
+def test_what_does_not_fit_shows_where_sizes_are_open(type_, hidden, says, tmp_path):
+    net = Net()
+    sources = [net.parameter("x", "?,?,?"), net.parameter("h", "?,1,4")]
+    sources.append(net.parameter("lengths", "?", type_))
+    sources += [net.const(np.ones(shape, "f4")) for shape in ((1, 12, 4), (1, 12, hidden), (1, 12))]
+    net.result(net.add("GRUSequence", sources, ["FP32"] * 2, "opset5", hidden_size=4, direction="forward"))
+    with pytest.raises(IRError, match=says):
         load(net.write(tmp_path))
 
 

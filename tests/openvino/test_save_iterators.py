@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+import stepnet.openvino
 from saved_modules import check, loops
 from stepnet import BackEdge, InputPort, OutputPort, TensorIterator
+from stepnet.errors import IRError
 
 BACKEND = "auto"
 
@@ -59,6 +61,22 @@ def test_blocks_of_two_from_the_second_step_on(tmp_path):
         tmp_path / "m.xml",
         sizes=sizes,
     )
+
+
+def test_a_state_that_grows_is_refused(tmp_path):
+    """The body is traced for one shape: OpenVINO and ONNX Runtime refused the files."""
+
+    def body(x, h):
+        return torch.cat([h, x], 1)
+
+    loop = TensorIterator(
+        body, [InputPort("x", "x", axis=1), InputPort("h0", "h"), OutputPort("h", 0)], [BackEdge(0, "h")]
+    )
+    told = (
+        r"its state 'h' changes its shape .*\n.*\[2, 1, 3\], then \[2, 2, 3\]\n.*one shape\n.*an output with"
+    )
+    with pytest.raises(IRError, match=told):
+        stepnet.openvino.save(loop, tmp_path / "m.xml", (torch.randn(2, 4, 3), torch.randn(2, 1, 3)))
 
 
 class _Module(nn.Module):

@@ -52,7 +52,8 @@ def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
             f"logs to {logger.name!r}",
             "log outside of the step, or by a level that the logger is not enabled for",
         )
-    _HANDLE.original(logger, record)
+    with during(_refused, None):  # what writes the line of a library prints, if it tells an exception
+        _HANDLE.original(logger, record)
 
 
 def _stopped(name: str) -> Swapped:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +29,21 @@ Body = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 
 class FixedSize(IRError):
     """A body is for one number where the graph around it leaves a size open."""
+
+
+@contextlib.contextmanager
+def _unsaid() -> Iterator[None]:
+    """Let torch not log, in this thread, that shapes do not fit: in an attempt that may fail."""
+    thread, log = threading.get_ident(), logging.getLogger("torch._subclasses.fake_tensor")
+
+    def elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    log.addFilter(elsewhere)
+    try:
+        yield
+    finally:
+        log.removeFilter(elsewhere)
 
 
 class BodyTrace:
@@ -81,7 +98,7 @@ class BodyTrace:
             larger = self._larger()
             if larger is None:
                 raise
-            with contextlib.suppress(FixedSize):
+            with contextlib.suppress(IRError), _unsaid():
                 return self._traced(run, owner, larger)
             raise
 

@@ -188,6 +188,10 @@ def _written(
         results[name] = graph.result(value, shape=net.open_shape(node))
     ranks = {name: node.meta["val"].dim() for name, node in zip(body.results, program.outputs, strict=True)}
     outs = [LoopOutput(results[port.result], **_cut(port, ranks[port.result])) for port in loop.outputs]
+    before = {name: node.meta["val"] for name, node in zip(body.parameters, program.inputs, strict=False)}
+    after = {name: node.meta["val"] for name, node in zip(body.results, program.outputs, strict=True)}
+    for edge in loop.back_edges:
+        _check_carried(call, edge.parameter, before[edge.parameter], after[edge.result])
     edges = tuple((results[edge.result], by_name[edge.parameter]) for edge in loop.back_edges)
     return b.emit.graph.loop(LoopOp(graph, tuple(ins), tuple(outs), edges), body.name)
 
@@ -197,6 +201,18 @@ def _part(shape: list[Any], port: Any) -> list[Any]:
     if isinstance(port, ir.Slice):
         shape[port.axis] = port.part_size
     return shape
+
+
+def _check_carried(call: IteratorCall, name: str, before: Tensor, after: Tensor) -> None:
+    """Refuse a state that changes its shape: the body is traced for one, and a Scan of ONNX has one."""
+    sizes = [[getattr(getattr(n, "node", None), "hint", n) for n in t.shape] for t in (before, after)]
+    if sizes[0] != sizes[1]:
+        raise IRError(
+            f"{call.where} cannot be written: its state '{name}' changes its shape from step to step",
+            got=f"{sizes[0]}, then {sizes[1]}",
+            expected="states of one shape",
+            remedy="give what grows as an output with an axis, which joins the results of all steps",
+        )
 
 
 def _cut(port: Any, rank: int) -> dict[str, Any]:

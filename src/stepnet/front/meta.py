@@ -34,3 +34,15 @@ def without_data(value: Any) -> Any:
     if isinstance(value, LoDTensor) or value.device.type == "meta":
         return value
     return value.detach().to("meta")
+
+
+def asks_for_data(error: BaseException | None) -> bool:
+    """Whether code that ran for its shapes failed since it asked for a number, which decides what it does."""
+    while error is not None:
+        if isinstance(error, NotImplementedError) or any(text in str(error) for text in _ASKED):
+            return True
+        error = error.__cause__
+    return False
+
+
+_ASKED = ("cannot be called on meta tensors", "Cannot cast tensor(")  # the second where torch traces

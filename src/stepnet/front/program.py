@@ -38,6 +38,7 @@ from .examples import (
     no_number,
     on_meta,
 )
+from .meta import asks_for_data
 from .modes import modes, under
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .symbolic import OPEN, Symbolic, SymbolicSize, called, kind_of_unknown, outside, symbolic
@@ -273,6 +274,8 @@ class Program:
             known = all(isinstance(v, (Tensor, int, float)) for v in given)
             known &= self._true_of((args_template, kwargs_template)) != _NONE
             met = [*given, *leaves((args, kwargs), Tensor)]
+            if like is not None and asks_for_data(error):
+                return unknown
             if not known or any(isinstance(v, Tensor) and not v.numel() for v in met):
                 return unknown  # what stands for it here says too little
             raise does_not_fit(name, error, given, line) from error

@@ -67,9 +67,10 @@ def check_shapes(
     """Infer all shapes from those of the model's inputs (None: rank unknown).
 
     Raises:
-        IRError: a layer's inputs do not fit, whatever sizes the dynamic dimensions have.
+        IRError: a layer's inputs do not fit, or what it gives does not fit what its port declares, whatever
+            sizes the dynamic dimensions have.
     """
-    _check(_walks(graph, shapes, dtypes))
+    _check(_walks(graph, shapes, dtypes), declared=True)
 
 
 def _walks(
@@ -91,12 +92,15 @@ def _walks(
         yield walk
 
 
-def _check(walks: Iterable[Walk]) -> None:
+def _check(walks: Iterable[Walk], declared: bool = False) -> None:
     found: list[dict[str, _Fault]] = []
     for walk in walks:
-        if not walk.faults:
+        faults = walk.faults
+        if declared:  # what comes of another fault is told behind it
+            faults = faults | {w: f for w, f in walk.misdeclared.items() if w not in faults}
+        if not faults:
             return
-        found.append(walk.faults)
+        found.append(faults)
     for where, fault in found[0].items():
         if all(where in faults and faults[where].key == fault.key for faults in found):
             raise Broken(_in_open_sizes(*(str(faults[where].error) for faults in found))) from fault.error
@@ -167,6 +171,7 @@ class Walk:
 
     def __init__(self, faults: dict[str, _Fault], seen: dict[int, Sequence[Any]] | None = None) -> None:
         self.faults = faults
+        self.misdeclared: dict[str, _Fault] = {}
         self.seen: dict[int, Sequence[Any]] = {} if seen is None else seen
         self.visited = 0
 
@@ -185,6 +190,7 @@ class Walk:
                 except _Fault as fault:
                     self.faults.setdefault(node.layer.where, fault)
             self.seen[id(node.layer)] = results
+            self._check_given(node.layer, results)
             for slot, result in zip(node.outputs, results, strict=False):
                 slots[slot] = result
         for number, value in zip(graph.net.parameters, arguments, strict=True):
@@ -210,6 +216,20 @@ class Walk:
             said = {"got": shape_text(tuple(value.shape)), "expected": shape_text(shape)}
             fault = _Fault.at(parameter, "what it is fed has another shape", str(value.shape), **said)
             self.faults.setdefault(parameter.where, fault)
+
+    def _check_given(self, layer: Layer, results: Sequence[Any]) -> None:
+        """Hold what a layer gives against what its ports declare."""
+        for port, value in zip(layer.outputs, results, strict=False):
+            if not isinstance(value, Tensor) or not port.shape or fits(port.shape, value.shape):
+                continue  # () is also what a port has that says no dims
+            pairs = [*enumerate(zip(port.shape, value.shape, strict=False))]
+            key = str([(i, *p) for i, p in pairs if -1 not in p and p[0] != p[1]])
+            if len(port.shape) != value.dim():
+                key = f"{len(port.shape)}, {value.dim()}"
+            got, made = shape_text(port.shape), shape_text(tuple(value.shape))
+            what = f"output port {port.id} declares {got}, but the layer gives {made}"
+            fault = _Fault.at(layer, what, key, got=got, expected=made)
+            self.misdeclared.setdefault(layer.where, fault)
 
     def branch(self) -> Walk:
         """A walk for a branch of an If, whose faults do not count."""
@@ -450,7 +470,8 @@ class Walk:
 
     def _check_one(self, node: Node, value: Any, what: str) -> None:
         """What a layer that decides takes: one number, whole or a truth value."""
-        if isinstance(value, Tensor) and value.is_floating_point():
+        truth = isinstance(value, Tensor) and value.dtype == torch.bool and "trip" in what
+        if isinstance(value, Tensor) and (value.is_floating_point() or truth):
             said = {"got": dtype_name(value.dtype), "expected": "whole numbers" if "trip" in what else "bool"}
             raise _Fault.at(node.layer, f"the {what} is of another element type", str(value.dtype), **said)
         if isinstance(value, Tensor) and value.numel() != 1:

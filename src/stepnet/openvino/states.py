@@ -36,6 +36,7 @@ def open_states(net: Net) -> None:
                 f"{layer.where}: a variable in a body is not read",
                 got=f"a {layer.type} in a body",
                 expected="ReadValue and Assign outside",
+                remedy="a back edge in place of them, and both around the loop",
             )
     reads, writes = (_by_variable(net, kind) for kind in ("readvalue", "assign"))
     for name in writes.keys() - reads.keys():

@@ -100,13 +100,14 @@ class Cell:
                     f"X {shape_text(x)} and state {shape_text(state)} have different batch sizes",
                     dims=(x.shape[0], state.shape[0]),
                 )
+        # W last: what it must be may be open, with the features of X.
         wanted: list[tuple[str, Tensor, tuple[int, ...], str]] = [
-            ("W", w, (rows, x.shape[1]), f"[{many}, input]"),
-            ("R", r, (rows, hidden), f"[{many}, hidden]"),
+            ("R", r, (rows, hidden), f"[{many}, hidden]")
         ]
         if b is not None:
-            many = "hidden" if self.bias_gates == 1 else f"{self.bias_gates}*hidden"
-            wanted.append(("B", b, (self.bias_gates * hidden,), f"[{many}]"))
+            biases = "hidden" if self.bias_gates == 1 else f"{self.bias_gates}*hidden"
+            wanted.append(("B", b, (self.bias_gates * hidden,), f"[{biases}]"))
+        wanted.append(("W", w, (rows, x.shape[1]), f"[{many}, input]"))
         for name, tensor, shape, text in wanted:
             if tensor.shape != shape:
                 raise Misfit(

@@ -186,6 +186,7 @@ class SequenceRunner:
                 "sequence lengths must be whole numbers",
                 got=dtype_name(lengths.dtype),
                 expected="int32 or int64",
+                dims=str(lengths.dtype),
             )
         if lengths.shape != (x.shape[0],):
             raise Misfit(
