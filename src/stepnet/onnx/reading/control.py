@@ -13,7 +13,15 @@ from torch import Tensor
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError
 from stepnet.export.open_sizes import Sizes, plain
-from stepnet.file_model import LoopReport, beside_graphs, decided, not_in_recordings
+from stepnet.file_model import (
+    LoopReport,
+    Opaque,
+    beside_graphs,
+    decided,
+    has_one,
+    not_in_recordings,
+    unlike,
+)
 from stepnet.file_model.joined_steps import ScanStep
 from stepnet.file_model.own_end import OwnEndLoop, written_loop
 from stepnet.file_model.scan_loop import ScanLoop
@@ -230,9 +238,11 @@ class ScanRunner:
 
     @beside_graphs
     def __call__(self, *inputs: Any) -> Sequence[Any]:
-        not_in_recordings(settled=None if self.old else (self.reports,))
         outer = inputs[len(self.node.node.inputs) :]
         own = inputs[: len(self.node.node.inputs)]
+        if not self.old and has_one(own[self.states :], [axis for axis, _ in self.cut]):
+            return self._as_calls(own, outer)
+        not_in_recordings(settled=None if self.old else (self.reports,))
         if not self.old:
             return self._run((*own, *outer))
         lengths, *own = own
@@ -248,6 +258,22 @@ class ScanRunner:
         return tuple(
             torch.stack(values if k < self.states else [_filled(value, longest) for value in values])
             for k, values in enumerate(zip(*outs, strict=True))
+        )
+
+    def _as_calls(self, own: Sequence[Any], outer: Sequence[Any]) -> Sequence[Any]:
+        """What it gives in one step, by calls that are recorded: to call its plan takes longer."""
+        states, tables, count = own[: self.states], own[self.states :], self.states
+        x = [value.squeeze(axis) for value, (axis, _) in zip(tables, self.cut, strict=True)]
+        try:
+            results = self.graph.run((*states, *x), dict(zip(self.node.outer, outer, strict=True)))
+        except Opaque:
+            not_in_recordings(settled=(self.reports,))
+            raise
+        results = [*map(plain, results)]
+        rows = zip(results[count:], self.joined, strict=True)
+        return (
+            *(unlike(new, [*own, *outer]) for new in results[:count]),
+            *(torch.stack([row], axis) for row, (axis, _) in rows),
         )
 
     def _run(self, values: Sequence[Any]) -> Sequence[Any]:
