@@ -284,7 +284,8 @@ class Recorder(TorchFunctionMode):
             return results
         if noting is not None and settled is not None:
             always = [v for v in arguments if isinstance(v, Tensor) and self._known(v) is None]
-            function = replayed(function, noting, arguments, results, settled, always)
+            ran = replayed(function, noting, arguments, results, settled, always)
+            sized, function = sized or ran is not function, ran  # a plan gives as much as sizes say
         # a loop without a step gives what it was given, which is not the same in all calls
         given = {id(value) for value in arguments}
         results = [value.view_as(value) if id(value) in given else value for value in results]
