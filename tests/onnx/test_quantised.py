@@ -49,6 +49,26 @@ def test_operators(name, tmp_path):
     check(tmp_path / "m.onnx", feed, 1e-4 if fraction else 1.0)  # which way halves go
 
 
+@pytest.mark.parametrize("kinds", [("uint8", "int8"), ("uint8", "uint8"), ("int8", "int8")])
+def test_products_of_bytes(kinds, tmp_path, monkeypatch):
+    """Exact, whatever stands for zero, and multiplied as bytes."""
+    a, b = kinds
+    zero = {"uint8": 200, "int8": -100}
+    text = f"""g ({a}[T, B, 300] x) => (int32[T, B, 5] y, int32[T, B, 5] z, int32[T, B, 5] p)
+    <{a} s = {{{zero[a]}}}, {b} t = {{{zero[b]}}}, {b} o = {{0}}>
+    {{ y = MatMulInteger(x, w, s, t)  z = MatMulInteger(x, w, s, o)  p = MatMulInteger(x, w) }}"""
+    model = onnx.parser.parse_model(HEAD + text)
+    draw = np.random.default_rng(0)
+    ends = {"uint8": (0, 256), "int8": (-128, 128)}
+    w, x = (draw.integers(*ends[k], shape, k) for k, shape in ((b, (300, 5)), (a, (3, 2, 300))))
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    calls, multiply = [], torch._int_mm
+    monkeypatch.setattr(torch, "_int_mm", lambda *given: calls.append(None) or multiply(*given))
+    check(tmp_path / "m.onnx", {"x": x}, 0)
+    assert calls
+
+
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_lstm(direction, per_channel, tmp_path):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError
-from stepnet.export.open_sizes import Sizes, plain
+from stepnet.export.open_sizes import open_count, plain
 from stepnet.file_model import (
     LoopReport,
     Opaque,
@@ -87,15 +87,10 @@ class LoopRunner:
         def goes_on(step: Tensor, goes: Tensor) -> Tensor:
             return goes if trips is None else goes & (step < trips.reshape(()))
 
-        size = trips.array.item() if type(trips) is Sizes and trips.array.size == 1 else None
-        trips = plain(trips)
-        first = torch.ones((), dtype=torch.bool) if going is None else going
-        out = written_loop(reading(self.body, around), first, state, self.scanned, goes_on)
         always = self.by_rows is not None and (going is None or self.node.known.get(1) in (True, [True]))
-        if always and isinstance(size, torch.SymInt) and size.node.expr.is_nonnegative:
-            for rows in out[self.carried :]:
-                torch._check(rows.shape[0] == size)  # that many steps, and no number that nothing else has
-        return out
+        count, trips = open_count(trips) if always else None, plain(trips)
+        first = torch.ones((), dtype=torch.bool) if going is None else going
+        return written_loop(reading(self.body, around), first, state, self.scanned, goes_on, count)
 
     def _by_steps(
         self, most: int | None, condition: Any, goes: bool, state: Sequence[Any], around: Mapping[Any, Any]

@@ -67,7 +67,8 @@ def _of_bytes(a: Tensor, a_zero: Tensor | None, b: Tensor, b_zero: Tensor | None
     """(a - its zero) times (b - its zero), in int32."""
     (a, a_zero), (b, b_zero) = _signed(a, a_zero), _signed(b, b_zero)
     depth, columns = b.shape
-    out = torch._int_mm(a.reshape(-1, depth), b).reshape(*a.shape[:-1], columns)
+    multiply = torch._int_mm  # pyright: ignore[reportPrivateImportUsage]
+    out = multiply(a.reshape(-1, depth), b).reshape(*a.shape[:-1], columns)
     b_zero = None if b_zero is None else b_zero.reshape(-1)
     if b_zero is not None and stays([b_zero]) and not b_zero.any():
         b_zero = None
