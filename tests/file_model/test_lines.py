@@ -226,7 +226,8 @@ def test_a_cell_in_a_branch_is_not_the_branch(tmp_path):
 
 
 NORMS = """g (float[M, 3, 4] x) => (float[A, B, C] y) {
-  a = Tanh(x)  n = LayerNormalization <axis = 1> (a, w, b)  s = Sigmoid(n)  r = Sqrt(s)  e = Abs(r)  t = Tanh(e)
+  a = Tanh(x)  n = LayerNormalization <axis = 1> (a, w, b)  s = Sigmoid(n)  r = Sqrt(s)  e = Abs(r)
+  t = Tanh(e)
   m = LayerNormalization <epsilon = 0.01> (t, v)  y = Neg(m)
 }"""
 

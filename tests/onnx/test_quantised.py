@@ -122,3 +122,20 @@ def test_lists_of_arrays_and_states_of_another_type(tmp_path):
     onnx.save(onnx.parser.parse_model(HEAD + text), tmp_path / "m.onnx")
     with pytest.raises(IRError, match=r"\(GRU\): .*\n  got: .*\n  expected: .*\n  remedy: "):
         stepnet.onnx.load(tmp_path / "m.onnx")(torch.ones(2, 1, 3), torch.ones(1, 1, 2, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("op", "says"),
+    [
+        ("y = MatMulInteger(x, w, k)", "a zero point is of another type\n.*int8\n.*uint8"),
+        ("y, s, t = DynamicQuantizeLinear(x)", "of another type\n.*uint8\n.*float32"),
+    ],
+)
+def test_types_that_do_not_fit(op, says, tmp_path):
+    text = f"g (uint8[2, 3] x, uint8[3, 2] w, int8 k) => (int32[N, M] y) {{ {op} }}"
+    onnx.save(onnx.parser.parse_model(HEAD + text), tmp_path / "m.onnx")
+    given = {"x": torch.ones(2, 3), "w": torch.ones(3, 2), "k": torch.zeros(())}
+    with pytest.raises(IRError, match=rf"node 0 .*: {says}"):
+        stepnet.onnx.load(tmp_path / "m.onnx")(
+            **{n: t.to(torch.int8 if n == "k" else torch.uint8) for n, t in given.items()}
+        )

@@ -177,6 +177,7 @@ class ScanRunner:
             raise Misfit("num_scan_inputs does not fit the inputs", count, f"1 to {len(node.node.inputs)}")
         graph = body_of(node, "body", self.states + count)
         self._check_ranks(graph)
+        self._check_types(graph)
         joined = node.count - self.states
         if joined < 0 or len(graph.outputs) != node.count:
             raise Misfit("the body gives another number of values", len(graph.outputs), node.count)
@@ -222,6 +223,12 @@ class ScanRunner:
                 raise Misfit(f"input {number} has no axis to cut", list(given.shape), "a tensor of steps")
             if len(inside.shape) != rank:
                 raise Misfit(f"its body declares '{inside.name}' of another rank", len(inside.shape), rank)
+
+    def _check_types(self, graph: Graph) -> None:
+        """Hold what the body declares of states before a step and after it against each other."""
+        for k, (before, after) in enumerate(zip(graph.inputs[: self.states], graph.outputs, strict=False)):
+            if None not in (before.dtype, after.dtype) and before.dtype != after.dtype:
+                raise Misfit(f"state {k} changes its type in a step", after.dtype, before.dtype)
 
     def _list(self, name: str, count: int) -> list[int]:
         found = self.node.get(name, [0] * count)

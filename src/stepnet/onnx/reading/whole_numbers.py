@@ -41,6 +41,9 @@ _MOST = 2**14  # products of two bytes, each from its zero, that are added up in
 
 
 def _product(a: Tensor, a_zero: Tensor | None, b: Tensor, b_zero: Tensor | None) -> Tensor:
+    for x, zero in ((a, a_zero), (b, b_zero)):
+        if zero is not None and zero.dtype != x.dtype:
+            raise Misfit("a zero point is of another type", dtype_name(zero.dtype), dtype_name(x.dtype))
     if _are_bytes(a, a_zero, b, b_zero):
         return _of_bytes(a, a_zero, b, b_zero)
     return _from_zero(a, a_zero, -2) @ _from_zero(b, b_zero, -1)
@@ -58,8 +61,6 @@ def _are_bytes(a: Tensor, a_zero: Tensor | None, b: Tensor, b_zero: Tensor | Non
         and 0 not in (*rows, depth, columns)
         and (a_zero is None or a_zero.numel() == 1 or [*a_zero.shape] in (rows, [*rows, 1]))
         and (b_zero is None or b_zero.numel() == 1 or [*b_zero.shape] in ([columns], [1, columns]))
-        and (a_zero is None or a_zero.dtype == a.dtype)
-        and (b_zero is None or b_zero.dtype == b.dtype)
     )
 
 
@@ -100,6 +101,8 @@ def _matmul(node: Info) -> Run:
 @op("DynamicQuantizeLinear")
 def _dynamic(node: Info) -> Run:
     def quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if x.dtype is not torch.float32:
+            raise Misfit("of another type", dtype_name(x.dtype), "float32")
         if not x.numel():
             raise Misfit("there are no numbers to be quantised", [*x.shape], "one at least")
         low, high = torch.aminmax(x)
