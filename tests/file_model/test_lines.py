@@ -223,3 +223,28 @@ def test_a_cell_in_a_branch_is_not_the_branch(tmp_path):
     x, h = torch.randn(3, 2, 5), torch.randn(1, 2, 4)
     for way in (True, True, True, True, False, True, False):
         check(model, x, h, torch.tensor(way))
+
+
+NORMS = """g (float[M, 3, 4] x) => (float[A, B, C] y) {
+  a = Tanh(x)  n = LayerNormalization <axis = 1> (a, w, b)  s = Sigmoid(n)  r = Sqrt(s)  e = Abs(r)
+  t = Tanh(e)
+  m = LayerNormalization <epsilon = 0.01> (t, v)  y = Neg(m)
+}"""
+
+
+def test_norms(tmp_path):
+    import onnx
+
+    made = parser.parse_model(HEAD + NORMS)
+    for name, shape in (("w", (3, 4)), ("b", (3, 4)), ("v", (4,))):
+        made.graph.initializer.append(onnx.numpy_helper.from_array(torch.randn(shape).numpy(), name))
+    onnx.save(made, tmp_path / "g.onnx")
+    model = stepnet.onnx.load(tmp_path / "g.onnx")
+    for _ in range(4):
+        check(model, torch.randn(2, 3, 4))
+    ((function,),) = filter(None, model.graph._prepared._functions.values())
+    assert torch.nn.functional.layer_norm not in function.run._fast.__globals__.values()
+    for odd in (torch.nan, torch.inf, -0.0):
+        x = torch.randn(2, 3, 4)
+        x[1, 2, 0] = odd
+        check(model, x)

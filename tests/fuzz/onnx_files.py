@@ -24,10 +24,10 @@ import stepnet.openvino
 from stepnet.errors import StepnetError
 
 from . import seeds
-from .onnx_graphs import every_node, make_inputs, make_model
+from .onnx_graphs import make_inputs, make_model
 
 SIZES = ((3, 2), (5, 4))  # steps and sequences
-PARTS = {"SplitToSequence"}  # a list of as many tensors as the example has steps is written as such
+PARTS = "splits along a dimension that stays open"  # a list of as many tensors as there are steps
 Inputs = dict[str, np.ndarray]
 
 
@@ -98,8 +98,7 @@ def _difference(folder: Path, seed: int, backend: str) -> str | None:
     wanted = [theirs(given) for given in inputs]
 
     def held(what: str, run: Callable[[Inputs], list[np.ndarray]]) -> str | None:
-        any_size = what.startswith("read") or not PARTS.issubset({node.op_type for node in every_node(model)})
-        for size, given, out in [*zip(SIZES, inputs, wanted, strict=True)][: 1 + any_size]:
+        for size, given, out in zip(SIZES, inputs, wanted, strict=True):
             if found := far(run(given), out):
                 return f"{what}, at {size}: {found}"
         return None
@@ -126,7 +125,7 @@ def _difference(folder: Path, seed: int, backend: str) -> str | None:
         stepnet.onnx.save(stepnet.openvino.load(xml), back, example)
         return held(stage, runtime(back))
     except StepnetError as error:
-        return f"{stage}: {error}"
+        return None if stage.startswith("written") and PARTS in str(error) else f"{stage}: {error}"
 
 
 def told(seed: int, backend: str = "auto") -> str | None:

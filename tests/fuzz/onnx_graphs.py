@@ -360,11 +360,6 @@ def make_model(seed: int) -> ModelProto:
     return helper.make_model(proto, opset_imports=[opset], ir_version=9)
 
 
-def every_node(model: ModelProto) -> list[Any]:
-    """The nodes of all graphs."""
-    return _inside(model.graph.node)
-
-
 def _inside(nodes: Any) -> list[Any]:
     found = list(nodes)
     for node in nodes:

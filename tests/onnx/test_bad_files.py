@@ -511,6 +511,16 @@ def test_what_only_a_call_shows_is_told_in_the_words_of_the_file(message, tmp_pa
         model(torch.ones(2, 3), torch.tensor(number))
 
 
+def test_a_state_of_a_scan_keeps_its_type(tmp_path):
+    body = "b (float[B] h, float[B] a) => (double[B] n) { n = Cast <to = 11> (h) }"
+    head = '<ir_version: 9, opset_import: ["": 17]> '
+    scan = f"Scan <num_scan_inputs = 1, body = {body}> (h, x)"
+    text = f"g (float[B] h, float[T, B] x) => (double[B] y) {{ y = {scan} }}"
+    onnx.save(onnx.parser.parse_model(head + text), tmp_path / "m.onnx")
+    with pytest.raises(IRError, match=r"\(Scan\): state 0 changes its type in a step\n.*DOUBLE\n.*FLOAT"):
+        stepnet.onnx.load(tmp_path / "m.onnx")
+
+
 def changes(message, path):
     """What a file says: each field left out, there twice, or of another value."""
     for field in message.DESCRIPTOR.fields:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from covering import few
-from ir_files import Net
+from ir_files import Net, edge, sliced
 from saved_modules import plain_loops
 from stepnet.report.sizes import fitting
 
@@ -88,6 +88,28 @@ def test_features_that_the_file_leaves_open_are_those_of_the_weights(tmp_path, o
     x, h = torch.randn(3, 4, 2, 3), torch.randn(3, 1, 4)
     torch.testing.assert_close(opened(tmp_path / "m.onnx")(x, h)[0], model(x, h)[0])
     assert "fake_tensor" not in capfd.readouterr().err  # torch says that shapes do not fit
+
+
+def test_rows_of_a_loop_of_as_many_steps_as_an_input_has(tmp_path, opened):
+    """They meet that input, whose number of steps is open, too: both are one number."""
+    net = Net()
+    x, s = net.parameter("x", "?,?,3"), net.parameter("s", "?,3")
+    shape = net.add("ShapeOf", [x], ["I64"], "opset3")
+    trips = net.add("Gather", [shape, net.const(0), net.const(0)], ["I64"], "opset8")
+    body = net.body()
+    i, si, xi = body.parameter("i", "", "int64"), body.parameter("si", "?,3"), body.parameter("xi", "?,?,3")
+    row = body.add("Gather", [xi, i, body.const(0)], version="opset8")
+    new = body.add("Tanh", [body.add("Add", [si, row])])
+    out, wide = body.result(new), body.result(body.add("Unsqueeze", [new, body.const([0])]))
+    rows = sliced("input", -1, i[0], purpose="current_iteration") + sliced("input", 2, si[0])
+    rows += sliced("input", 3, xi[0]) + sliced("output", 4, wide, axis=0)
+    rows += sliced("output", -1, body.result(body.const(True)), purpose="execution_condition")
+    loop = net.loop(body, [trips, net.const(True), s, x], rows, edge(out, si[0]), ["FP32"], "Loop", "opset5")
+    net.result(net.add("Concat", [loop, x], axis=2))
+    model = stepnet.openvino.load(net.write(tmp_path))
+    stepnet.onnx.save(model, tmp_path / "m.onnx", (torch.randn(4, 2, 3), torch.randn(2, 3)))
+    given = torch.randn(6, 1, 3), torch.randn(1, 3)
+    torch.testing.assert_close(opened(tmp_path / "m.onnx")(*given)[0], model(*given)[0])
 
 
 LOOPS = [

@@ -160,3 +160,33 @@ def test_an_axis_that_is_not_there_is_told(tmp_path):
     onnx.save(model_of(PLAIN, scan=", scan_input_axes = [7]"), tmp_path / "m.onnx")
     with pytest.raises(stepnet.errors.IRError, match="Scan"):
         stepnet.onnx.load(tmp_path / "m.onnx")(torch.ones(3, 2, 4), torch.ones(2, 4))
+
+
+ONE = {
+    "products around it": "p = MatMul(x, w) last, y = SCAN(h0, p) ys = Relu(y)",
+    "two of them": "last, y = SCAN(h0, x) l, ys = SCAN(last, y)",
+}
+KEPT = """
+    g (float[B, 4] h, float[B, 4] s) => (float[B, 4] h_new, float[B, 4] row)
+    { h_new = Identity(h) row = Identity(s) }
+"""
+
+
+@pytest.mark.parametrize("nodes", ONE.values(), ids=ONE)
+@pytest.mark.parametrize("body", [BODY, KEPT], ids=["state", "kept"])
+def test_one_step_is_part_of_the_function(nodes, body, tmp_path, monkeypatch):
+    """No loop is called, and nothing that comes out is what went in."""
+    onnx.save(model_of(nodes, body=body), tmp_path / "m.onnx")
+    model = stepnet.onnx.load(tmp_path / "m.onnx")
+    session = runtime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"])
+    with torch.no_grad():
+        for call in range(12):
+            x, h = torch.randn(1, 2, 4), torch.randn(2, 4)
+            found = model(x, h)
+            if call == 2:  # noted
+                monkeypatch.setattr("stepnet.onnx.reading.control.ScanRunner.__call__", None)
+                monkeypatch.setattr("stepnet.iterator.replay.Replay.run", None)
+            for a, b in zip(found, session.run(None, {"x": x.numpy(), "h0": h.numpy()}), strict=True):
+                torch.testing.assert_close(a, torch.from_numpy(b))
+            memories = {t.untyped_storage().data_ptr() for t in (x, h, *found)}
+            assert len(memories) == 4

@@ -49,6 +49,26 @@ def test_operators(name, tmp_path):
     check(tmp_path / "m.onnx", feed, 1e-4 if fraction else 1.0)  # which way halves go
 
 
+@pytest.mark.parametrize("kinds", [("uint8", "int8"), ("uint8", "uint8"), ("int8", "int8")])
+def test_products_of_bytes(kinds, tmp_path, monkeypatch):
+    """Exact, whatever stands for zero, and multiplied as bytes."""
+    a, b = kinds
+    zero = {"uint8": 200, "int8": -100}
+    text = f"""g ({a}[T, B, 300] x) => (int32[T, B, 5] y, int32[T, B, 5] z, int32[T, B, 5] p)
+    <{a} s = {{{zero[a]}}}, {b} t = {{{zero[b]}}}, {b} o = {{0}}>
+    {{ y = MatMulInteger(x, w, s, t)  z = MatMulInteger(x, w, s, o)  p = MatMulInteger(x, w) }}"""
+    model = onnx.parser.parse_model(HEAD + text)
+    draw = np.random.default_rng(0)
+    ends = {"uint8": (0, 256), "int8": (-128, 128)}
+    w, x = (draw.integers(*ends[k], shape, k) for k, shape in ((b, (300, 5)), (a, (3, 2, 300))))
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    onnx.save(model, tmp_path / "m.onnx")
+    calls, multiply = [], torch._int_mm
+    monkeypatch.setattr(torch, "_int_mm", lambda *given: calls.append(None) or multiply(*given))
+    check(tmp_path / "m.onnx", {"x": x}, 0)
+    assert calls
+
+
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 @pytest.mark.parametrize("per_channel", [False, True])
 def test_lstm(direction, per_channel, tmp_path):
@@ -102,3 +122,20 @@ def test_lists_of_arrays_and_states_of_another_type(tmp_path):
     onnx.save(onnx.parser.parse_model(HEAD + text), tmp_path / "m.onnx")
     with pytest.raises(IRError, match=r"\(GRU\): .*\n  got: .*\n  expected: .*\n  remedy: "):
         stepnet.onnx.load(tmp_path / "m.onnx")(torch.ones(2, 1, 3), torch.ones(1, 1, 2, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    ("op", "says"),
+    [
+        ("y = MatMulInteger(x, w, k)", "a zero point is of another type\n.*int8\n.*uint8"),
+        ("y, s, t = DynamicQuantizeLinear(x)", "of another type\n.*uint8\n.*float32"),
+    ],
+)
+def test_types_that_do_not_fit(op, says, tmp_path):
+    text = f"g (uint8[2, 3] x, uint8[3, 2] w, int8 k) => (int32[N, M] y) {{ {op} }}"
+    onnx.save(onnx.parser.parse_model(HEAD + text), tmp_path / "m.onnx")
+    given = {"x": torch.ones(2, 3), "w": torch.ones(3, 2), "k": torch.zeros(())}
+    with pytest.raises(IRError, match=rf"node 0 .*: {says}"):
+        stepnet.onnx.load(tmp_path / "m.onnx")(
+            **{n: t.to(torch.int8 if n == "k" else torch.uint8) for n, t in given.items()}
+        )

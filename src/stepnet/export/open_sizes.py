@@ -59,6 +59,12 @@ def equal(x: Any, y: Any) -> Any:
     return x == y
 
 
+def open_count(value: Any) -> torch.SymInt | None:
+    """The one size that a value holds, where it is open and no less than 0."""
+    size = value.array.item() if isinstance(value, Sizes) and value.array.size == 1 else None
+    return size if isinstance(size, torch.SymInt) and size.node.expr.is_nonnegative else None
+
+
 def plain(value: Any) -> Any:
     """A tensor in place of sizes."""
     return value.tensor() if isinstance(value, (Sizes, Repeated)) else value

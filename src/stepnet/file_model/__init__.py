@@ -47,12 +47,15 @@ from .places import scatter_nd as scatter_nd
 from .prepared import ERRORS as ERRORS
 from .prepared import Prepared as Prepared
 from .prepared import plainly_fed as plainly_fed
+from .recording import Opaque as Opaque
 from .recording import Recorder as Recorder
 from .recording import decided as decided
+from .recording import has_one as has_one
 from .recording import is_recorded as is_recorded
 from .recording import is_recorded_with as is_recorded_with
 from .recording import not_in_recordings as not_in_recordings
 from .recording import stays as stays
+from .recording import unlike as unlike
 from .resized import ROUNDED as ROUNDED
 from .resized import WHERE as WHERE
 from .resized import Resizing as Resizing

@@ -425,6 +425,30 @@ def _reduced(mean: bool) -> Take:
 TABLE["sum"], TABLE["mean"] = _reduced(False), _reduced(True)
 
 
+@_takes("layer_norm")
+def _norm(
+    lo: Lowering, to: Place, x: Place, sizes: Sequence[int], weight: Place | None = None,
+    bias: Place | None = None, eps: float = 1e-5,
+) -> None:  # fmt: skip
+    rank, count = len(sizes), float(math.prod(sizes))
+    if {x.kind, to.kind} != {"float32"} or 0 in x.shape or not rank or x.shape[-rank:] != tuple(sizes):
+        raise Unfit
+    each_one = (*x.shape[:-rank], *[1] * rank)
+    mean, spread, squares = lo.new(each_one), lo.new(each_one), lo.new(x.shape)
+    for made, of in ((mean, x), (spread, squares)):
+        if made is spread:
+            lo.each("sub", to, x, mean)
+            lo.each("square", squares, to)
+        lo.ops.append(Op("sum", made, (of,)))
+        lo.each("div", made, made, count)
+    lo.each("add", spread, spread, float(eps))
+    lo.each("rsqrt", spread, spread)
+    lo.each("mul", to, to, spread)
+    for name, part in (("mul", weight), ("add", bias)):
+        if part is not None:
+            lo.each(name, to, to, part)
+
+
 def _columns(place: Place, count: int) -> list[Place]:
     size = place.shape[1] // count
     return [place._replace(shape=(place.shape[0], size), begin=k * size) for k in range(count)]

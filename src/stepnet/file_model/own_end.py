@@ -56,7 +56,7 @@ def chosen(which: Tensor, a: Any, b: Any) -> Tensor:
 
 def written_loop(
     step: Callable[..., Sequence[Tensor]], going: Tensor, state: Sequence[Tensor], joined: int,
-    ends: Callable[[Tensor, Tensor], Tensor],
+    ends: Callable[[Tensor, Tensor], Tensor], steps: torch.SymInt | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Such a loop by its condition, for what writes the model: what is carried at last, and what is joined.
 
@@ -67,6 +67,7 @@ def written_loop(
         state: what is carried at first.
         joined: how many results are joined.
         ends: of a step's number and whether the body goes on, whether the loop does.
+        steps: how many there are, where that is an open size.
     """
 
     def goes_on(number: Tensor, goes: Tensor, *_: Tensor) -> Tensor:
@@ -77,7 +78,10 @@ def written_loop(
         return number + 1, again.reshape(()), *new
 
     variables = (torch.zeros((), dtype=torch.int64), going.reshape(()), *state)
-    return while_joined(goes_on, turn, variables, joined)[2:]
+    out = while_joined(goes_on, turn, variables, joined)[2:]
+    for rows in out[len(state) :] if steps is not None else ():
+        torch._check(rows.shape[0] == steps)  # that many, and no number that nothing else has
+    return out
 
 
 class OwnEnd:

@@ -73,6 +73,20 @@ def is_recorded_with(inputs: Sequence[Any]) -> bool:
     return recorder is not None and recorder.gave(inputs)
 
 
+def has_one(values: Iterable[Tensor], axes: Iterable[int]) -> bool:
+    """Whether each value has one element along its axis, in all calls that what is being recorded is for."""
+    recorder = _RECORDER.get()
+    return recorder is not None and recorder.has_one(values, axes)
+
+
+def unlike(value: Tensor, others: Iterable[Tensor]) -> Tensor:
+    """A value in memory that none of the others lies in."""
+    with torch._C.DisableTorchFunction():
+        memory = value.untyped_storage().data_ptr()
+        shared = any(other.untyped_storage().data_ptr() == memory for other in others)
+    return value.clone() if shared else value
+
+
 def stays(values: Iterable[Tensor]) -> bool:
     """Whether what is computed from these alone is part of the function that is being recorded."""
     recorder = _RECORDER.get()
@@ -270,7 +284,8 @@ class Recorder(TorchFunctionMode):
             return results
         if noting is not None and settled is not None:
             always = [v for v in arguments if isinstance(v, Tensor) and self._known(v) is None]
-            function = replayed(function, noting, arguments, results, settled, always)
+            ran = replayed(function, noting, arguments, results, settled, always)
+            sized, function = sized or ran is not function, ran  # a plan gives as much as sizes say
         # a loop without a step gives what it was given, which is not the same in all calls
         given = {id(value) for value in arguments}
         results = [value.view_as(value) if id(value) in given else value for value in results]
@@ -296,6 +311,16 @@ class Recorder(TorchFunctionMode):
         """Whether a tensor is the same in all calls of the kind."""
         slot = self._known(value)
         return slot is None or self._folds([slot])
+
+    def has_one(self, values: Iterable[Tensor], axes: Iterable[int]) -> bool:
+        """See the function of this name."""
+        with torch._C.DisableTorchFunction():
+            return all(
+                ((slot := self._known(value)) is None or slot in self._sized)
+                and -value.dim() <= axis < value.dim()
+                and value.shape[axis] == 1
+                for value, axis in zip(values, axes, strict=True)
+            )
 
     def decided(self, value: Tensor) -> Any:
         """The number in a tensor; the function is for this one."""

@@ -112,7 +112,7 @@ class Node:
                 found = on_sizes(self.layer.type.lower(), arguments, self.known, self._converted)
                 if found is not None:
                     return (found,)
-                if not isinstance(self.run, SequenceRunner):
+                if not getattr(self.run, "takes_sizes", False):
                     arguments = [plain(value) for value in arguments]
             result = self.computed(arguments)
         except IRError:

@@ -22,7 +22,7 @@ from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.segment import Count, Cut
 from stepnet.export.calls import unanswered
-from stepnet.export.open_sizes import settled
+from stepnet.export.open_sizes import plain, settled
 from stepnet.file_model import Broken, LoopReport, Misfitting, not_in_recordings, shorten
 from stepnet.file_model.branching import Branching, Reading
 from stepnet.file_model.joined_steps import ScanStep
@@ -321,6 +321,8 @@ _COUNTS = "a number >= 0, or -1 where only the condition ends the loop"
 class LoopRunner:
     """Runs a Loop-5 layer: up to a trip count (-1: no limit), while a condition holds."""
 
+    takes_sizes = True
+
     def __init__(self, layer: Layer, graphs: Mapping[str, Any], constants: Mapping[int, Tensor]) -> None:
         self.layer = layer
         self.graph: Graph = graphs[""]
@@ -379,8 +381,10 @@ class LoopRunner:
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         not_in_recordings()
+        count, *rest = values
+        values = (plain(count), *map(plain, rest))
         if INSTEAD.get() is not None:
-            return self._written(values)
+            return self._written(values, count)
         trips, go = _one(values[0], "trip count"), bool(_one(values[1], "condition"))
         feeds = {f"port {port}": values[i] for port, i in self.index.items()}
         if trips < -1:
@@ -413,9 +417,11 @@ class LoopRunner:
                 note(steps)
         return tuple(out[f"port {port.id}"] for port in self.layer.outputs)
 
-    def _written(self, values: Sequence[Any]) -> tuple[Any, ...]:
+    def _written(self, values: Sequence[Any], count: Any) -> tuple[Any, ...]:
         """The loop as a TensorIterator, where nothing but its slices ends it, and else as a `while_loop`; as
         what it begins with, where it has no step, which OpenVINO reads as another loop or not at all.
+
+        `count`: the trip count, as sizes if it follows from such.
 
         Raises:
             Misfit: it has no such form.
@@ -428,7 +434,7 @@ class LoopRunner:
             return tuple(out[name] for name in outputs)
         if self.goes_on_always and self.loop.slices and self._all_slices(feeds):
             return as_iterator(self.rows.loop, feeds, outputs)
-        out = self.blocks.written(feeds, values[0], values[1])
+        out = self.blocks.written(feeds, count, values[1], self.goes_on_always)
         return tuple(out[name] for name in outputs)
 
     def _all_slices(self, feeds: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stepnet.executors.naive import number_of
+from stepnet.export.open_sizes import open_count, plain
 from stepnet.file_model import LoopReport
 from stepnet.file_model.branching import Reading
 from stepnet.file_model.own_end import OwnEndLoop, written_loop
@@ -113,11 +114,11 @@ class OwnEndRunner:
         around = {port.source: feeds[port.source] for port in loop.invariants} | graph.held()
         return [first[name] for name in loop.carried], around
 
-    def written(self, feeds: Mapping[str, Any], trips: Tensor, going: Tensor) -> dict[str, Any]:
-        """The outputs by name, by its condition, for what writes the model."""
+    def written(self, feeds: Mapping[str, Any], trips: Any, going: Tensor, always: bool) -> dict[str, Any]:
+        """The outputs by name, by its condition, for what writes the model; `always`: that is always true."""
         step, (state, around) = self.step, self._start(feeds)
         cuts = [(port, feeds[port.source], *_span(port, feeds[port.source])) for port in step.loop.slices]
-        limit = trips.reshape(())
+        limit = plain(trips).reshape(())
         read = Reading(step, [*step.graph.tensors()], _run)
 
         def goes_on(number: Tensor, goes: Tensor) -> Tensor:
@@ -130,7 +131,8 @@ class OwnEndRunner:
             parts = {port.parameter: _part(port, value, start, number) for port, value, start, _ in cuts}
             return read((number, *values), around, parts)
 
-        out = written_loop(turn, going, state, len(step.joined), goes_on)
+        count = open_count(trips) if always and not cuts else None
+        out = written_loop(turn, going, state, len(step.joined), goes_on, count)
         return self._outputs(out[: len(state)], out[len(state) :])
 
 

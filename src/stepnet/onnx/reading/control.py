@@ -12,8 +12,15 @@ from torch import Tensor
 
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError
-from stepnet.export.open_sizes import Sizes, plain
-from stepnet.file_model import LoopReport, decided, not_in_recordings
+from stepnet.export.open_sizes import open_count, plain
+from stepnet.file_model import (
+    LoopReport,
+    Opaque,
+    decided,
+    has_one,
+    not_in_recordings,
+    unlike,
+)
 from stepnet.file_model.joined_steps import ScanStep
 from stepnet.file_model.own_end import OwnEndLoop, written_loop
 from stepnet.file_model.scan_loop import ScanLoop
@@ -79,15 +86,10 @@ class LoopRunner:
         def goes_on(step: Tensor, goes: Tensor) -> Tensor:
             return goes if trips is None else goes & (step < trips.reshape(()))
 
-        size = trips.array.item() if type(trips) is Sizes and trips.array.size == 1 else None
-        trips = plain(trips)
-        first = torch.ones((), dtype=torch.bool) if going is None else going
-        out = written_loop(reading(self.body, around), first, state, self.scanned, goes_on)
         always = self.by_rows is not None and (going is None or self.node.known.get(1) in (True, [True]))
-        if always and isinstance(size, torch.SymInt) and size.node.expr.is_nonnegative:
-            for rows in out[self.carried :]:
-                torch._check(rows.shape[0] == size)  # that many steps, and no number that nothing else has
-        return out
+        count, trips = open_count(trips) if always else None, plain(trips)
+        first = torch.ones((), dtype=torch.bool) if going is None else going
+        return written_loop(reading(self.body, around), first, state, self.scanned, goes_on, count)
 
     def _by_steps(
         self, most: int | None, condition: Any, goes: bool, state: Sequence[Any], around: Mapping[Any, Any]
@@ -174,6 +176,7 @@ class ScanRunner:
             raise Misfit("num_scan_inputs does not fit the inputs", count, f"1 to {len(node.node.inputs)}")
         graph = body_of(node, "body", self.states + count)
         self._check_ranks(graph)
+        self._check_types(graph)
         joined = node.count - self.states
         if joined < 0 or len(graph.outputs) != node.count:
             raise Misfit("the body gives another number of values", len(graph.outputs), node.count)
@@ -220,6 +223,12 @@ class ScanRunner:
             if len(inside.shape) != rank:
                 raise Misfit(f"its body declares '{inside.name}' of another rank", len(inside.shape), rank)
 
+    def _check_types(self, graph: Graph) -> None:
+        """Hold what the body declares of states before a step and after it against each other."""
+        for k, (before, after) in enumerate(zip(graph.inputs[: self.states], graph.outputs, strict=False)):
+            if None not in (before.dtype, after.dtype) and before.dtype != after.dtype:
+                raise Misfit(f"state {k} changes its type in a step", after.dtype, before.dtype)
+
     def _list(self, name: str, count: int) -> list[int]:
         found = self.node.get(name, [0] * count)
         if len(found) != count:
@@ -229,9 +238,11 @@ class ScanRunner:
         return found
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
-        not_in_recordings(settled=None if self.old else (self.reports,))
         outer = inputs[len(self.node.node.inputs) :]
         own = inputs[: len(self.node.node.inputs)]
+        if not self.old and has_one(own[self.states :], [axis for axis, _ in self.cut]):
+            return self._as_calls(own, outer)
+        not_in_recordings(settled=None if self.old else (self.reports,))
         if not self.old:
             return self._run((*own, *outer))
         lengths, *own = own
@@ -247,6 +258,22 @@ class ScanRunner:
         return tuple(
             torch.stack(values if k < self.states else [_filled(value, longest) for value in values])
             for k, values in enumerate(zip(*outs, strict=True))
+        )
+
+    def _as_calls(self, own: Sequence[Any], outer: Sequence[Any]) -> Sequence[Any]:
+        """What it gives in one step, by calls that are recorded: to call its plan takes longer."""
+        states, tables, count = own[: self.states], own[self.states :], self.states
+        x = [value.squeeze(axis) for value, (axis, _) in zip(tables, self.cut, strict=True)]
+        try:
+            results = self.graph.run((*states, *x), dict(zip(self.node.outer, outer, strict=True)))
+        except Opaque:
+            not_in_recordings(settled=(self.reports,))
+            raise
+        results = [*map(plain, results)]
+        rows = zip(results[count:], self.joined, strict=True)
+        return (
+            *(unlike(new, [*own, *outer]) for new in results[:count]),
+            *(torch.stack([row], axis) for row, (axis, _) in rows),
         )
 
     def _run(self, values: Sequence[Any]) -> Sequence[Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stepnet.export.open_sizes import Sizes, plain
 from stepnet.file_model import axis_in, same_types
+from stepnet.watchers import instead
 
 from .info import Info, Misfit, Run, dtype_of, given, op
 from .tables import is_table
@@ -113,12 +114,26 @@ def _split(node: Info) -> Run:
         if wanted is None or (wanted == 1 and not keep):  # so torch writes it, and ONNX Runtime has it
             rows = x.movedim(axis, 0)
             rows = rows.unsqueeze(axis_in(axis, x.dim()) + 1) if keep else rows
+            if not table:
+                _check_count(rows.shape[0])
             return rows if table else list(rows.unbind(0))
         if wanted < 1 if isinstance(wanted, int) else any(not isinstance(size, int) for size in wanted):
             raise Misfit("parts must have sizes", wanted, "a number above 0, or one for each part")
+        if isinstance(wanted, int):
+            _check_count(x.shape[axis])
         return list(x.split(wanted, axis))
 
     return split
+
+
+def _check_count(size: Any) -> None:
+    """Refuse to write as many tensors as the example has where the model takes any number."""
+    if instead() is not None and isinstance(size, torch.SymInt):
+        raise Misfit(
+            "splits along a dimension that stays open into a sequence that more is done with than to read it",
+            "any number of tensors",
+            "a known number of them, as where save(..., dynamic=...) leaves this dimension out",
+        )
 
 
 @op("ConcatFromSequence")

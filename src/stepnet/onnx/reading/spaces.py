@@ -150,8 +150,9 @@ def _quantize(node: Info) -> Run:
         if dtype.is_floating_point:
             out = out if zero is None else out + each(zero, x, axis, block).to(x.dtype)
             return cast(saturate, out, dtype)
-        out = out.round().double()
-        out = out if zero is None else out + each(zero, x, axis, block).double()
+        real = torch.float32 if dtype.itemsize < 3 else torch.float64  # which hold its numbers
+        out = out.round().to(real)
+        out = out if zero is None else out + each(zero, x, axis, block).to(real)
         return out.clamp(torch.iinfo(dtype).min, torch.iinfo(dtype).max).to(dtype)
 
     return quantize

@@ -84,6 +84,7 @@ class PaddedStep(CellStep):
 class SequenceRunner:
     """Runs one layer; `reports` says how it ran last."""
 
+    takes_sizes = True
     known: Sequence[int] | None = None  # the lengths, where they are constants
 
     def __init__(self, kind: type[Cell], layer: Layer, attributes: Attributes) -> None:
