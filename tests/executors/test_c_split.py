@@ -195,6 +195,14 @@ def test_three_parts_are_more_exact_than_torch(tiles, rows, K, N):
     assert ours.mean() < 0.8 * theirs.mean()
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_both_ways_over_tiles_give_the_same_bits(tiles, parts):
+    a, b = torch.randn(37, 64), torch.randn(64, 290)  # five panels: their turns are others from call to call
+    first = product(tiles, a, b, parts)
+    for _ in range(3):
+        assert torch.equal(product(tiles, a, b, parts), first)
+
+
 def test_all_zeros(library):
     zeros = torch.zeros(20, 64)
     for parts in (1, 2, 3):

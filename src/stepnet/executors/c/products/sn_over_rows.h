@@ -29,11 +29,12 @@ static void sn_turn_some(float *to, const float *a, int64_t stride, int64_t rows
         for (int64_t f = 0; f < features; ++f) to[f * 32 + i] = a[i * stride + f];
 }
 
-/* `depth` rows of n columns as tiles of pairs, as sn_tiles_block takes them, and their sizes. */
+/* `depth` rows, up to SN_OVER_DEPTH, of n columns as tiles of pairs, as sn_tiles_block takes them, and their sizes. */
 SN_INLINE sn_sizes sn_pair_rows_in(uint16_t *restrict to, const float *b, int64_t stride, int64_t depth, int64_t n,
                                    const int parts) {
-    const int64_t nv = sn_blocks_f32(n), part = nv * SN_DEPTH_BF16 * sn_lanes_f32;
+    const int64_t nv = sn_blocks_f32(n);
 #if SN_FAST_SPLIT
+    const int64_t apart = parts * sn_depth_bf16(depth) * sn_lanes_f32;
     sn_seen seen = sn_none_seen;
     const __m512i side_by_side = sn_side_by_side();
     for (int64_t k = 0; k < sn_depth_bf16(depth); k += 2)
@@ -43,29 +44,23 @@ SN_INLINE sn_sizes sn_pair_rows_in(uint16_t *restrict to, const float *b, int64_
             const float *from = b + k * stride + v * 16;
             __builtin_prefetch(from + 12 * stride);
             __builtin_prefetch(from + 13 * stride);
-            uint16_t *at = to + k / SN_DEPTH_BF16 * parts * part + v * SN_DEPTH_BF16 * sn_lanes_f32 +
-                           k % SN_DEPTH_BF16 * sn_lanes_f32;
+            uint16_t *at = to + v * apart + k / SN_DEPTH_BF16 * parts * SN_TILE_SIZE + k % SN_DEPTH_BF16 * sn_lanes_f32;
             __m512 x = _mm512_maskz_loadu_ps(k < depth ? some : 0, from);
             __m512 y = _mm512_maskz_loadu_ps(k + 1 < depth ? some : 0, from + stride);
             seen = sn_see(seen, x, y);
             SN_UNROLL for (int p = 0; p < parts; ++p) {
                 const __m512i near = (__m512i)_mm512_cvtne2ps_pbh(y, x);
-                _mm512_storeu_si512(at + p * part, _mm512_permutexvar_epi16(side_by_side, near));
+                _mm512_storeu_si512(at + p * SN_TILE_SIZE, _mm512_permutexvar_epi16(side_by_side, near));
                 x = _mm512_sub_ps(x, sn_low_half(near));
                 y = _mm512_sub_ps(y, sn_high_half(near));
             }
         }
     return sn_sizes_seen(seen);
 #else
-    float panel[SN_DEPTH_BF16 * SN_WIDTH * sn_lanes_f32];
-    sn_sizes sizes = sn_no_sizes;
-    for (int64_t k = 0; k < depth; k += SN_DEPTH_BF16) {
-        const int64_t some = depth - k < SN_DEPTH_BF16 ? depth - k : SN_DEPTH_BF16;
-        sn_pack_f32(panel, b + k * stride, stride, 1, some, n);
-        sizes = sn_sizes_of(sizes, panel, some * nv * sn_lanes_f32);
-        sn_split_panel((uint32_t *)(to + k / SN_DEPTH_BF16 * parts * part), panel, some, nv * sn_lanes_f32, parts);
-    }
-    return sizes;
+    float panel[SN_OVER_DEPTH * SN_WIDTH * sn_lanes_f32];
+    sn_pack_f32(panel, b, stride, 1, depth, n);
+    sn_split_panel((uint32_t *)to, panel, depth, nv * sn_lanes_f32, parts);
+    return sn_sizes_of(sn_no_sizes, panel, depth * nv * sn_lanes_f32);
 #endif
 }
 SN_EACH_PARTS(sn_sizes, sn_pair_rows,
@@ -93,10 +88,11 @@ static void sn_over_some(const sn_over *o, float *C, int64_t r, int64_t depth, i
     sn_tiles_begin(m);
     for (int64_t c0 = 0; c0 < o->n; c0 += SN_WIDTH * sn_lanes_f32) {
         const int64_t n = o->n - c0 < SN_WIDTH * sn_lanes_f32 ? o->n - c0 : SN_WIDTH * sn_lanes_f32;
-        const int64_t nv = sn_blocks_f32(n);
         const sn_rows_f32 to = {C + m0 * o->n + c0, o->n, 0};
         if (sn_in_range(sizes, sn_pair_rows(pairs, b + c0, o->b_stride, depth, n, o->parts), depth)) {
-            sn_tiles_block(to, to, sn_tiled_of(rows, m, blocks, o->parts), m, pairs, blocks, n, nv, o->parts);
+            const int64_t block = o->parts * SN_TILE_SIZE;
+            sn_tiles_block(to, to, sn_tiled_of(rows, m, blocks, o->parts), m, (sn_paneled){pairs, blocks * block, block},
+                           blocks, n, o->parts);
             continue;
         }
         for (int64_t k = 0; k < depth; k += 32) {

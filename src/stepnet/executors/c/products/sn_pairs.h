@@ -4,7 +4,7 @@
  *               filled up with zeros to whole tiles. Where there are tiles a panel is made of those, each 1 KB in a row:
  *               [blocks of 32 rows][vectors][16 pairs][16 columns]; else [pairs][columns]. That form serves rows of all
  *               numbers, by
- *     tiles     AMX, where SN_TILES says so and rows are not few: 2 x 2 tiles of sums
+ *     tiles     AMX, where SN_TILES says so and rows are not few
  *     vdpbf16   AVX512-BF16: an instruction adds two products of pairs to each of 16 sums
  *     floats    elsewhere: both halves of a pair are widened, and multiplied as floats
  *
@@ -62,8 +62,8 @@ SN_INLINE int64_t sn_block_rows(int64_t K, int64_t parts) {
     const int64_t rows = SN_BLOCK_SIZE / (sn_depth_bf16(K) * parts) / 32 * 32;
     return rows > SN_BLOCK_ROWS ? SN_BLOCK_ROWS : rows < 64 ? 64 : rows;
 }
-/* Rows of two tiles: all m, or an equal share of them. */
-SN_INLINE int64_t sn_tiled_high(int64_t m) { return sn_split(m, 32); }
+/* Rows of a tile: all m, or an equal share of them. */
+SN_INLINE int64_t sn_tiled_high(int64_t m) { return sn_split(m, 16); }
 
 /* Elements between the vectors of a pair of rows, of nv; and where such a pair is in its panel. */
 SN_INLINE int64_t sn_pairs_apart(void) { return (SN_TILES ? SN_DEPTH_BF16 : 2) * sn_lanes_bf16; }
@@ -240,7 +240,7 @@ static void sn_gather_tiles(uint16_t *to, sn_rows_bf16 A, int64_t r, int64_t m, 
 
 /* Few rows are multiplied as they lie, where whole tiles of them do: to copy them would take longer. */
 SN_INLINE int sn_tiled_as_they_lie(sn_rows_bf16 A, int64_t m, int64_t K) {
-    return !A.index && sn_tiled_high(m) == m && K % SN_DEPTH_BF16 == 0 && K <= 512;
+    return !A.index && m <= 32 && m % sn_tiled_high(m) == 0 && K % SN_DEPTH_BF16 == 0 && K <= 512;
 }
 
 /* Rows r .. r + m of C, m up to sn_block_rows(K, 1), by tiles. */
@@ -251,7 +251,7 @@ static void sn_rows_by_tiles(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, 
     for (int64_t k0 = 0; k0 < K; k0 += sn_block_depth(1)) {
         const int64_t depth = K - k0 < sn_block_depth(1) ? K - k0 : sn_block_depth(1);
         const int64_t blocks = sn_depth_bf16(depth) / SN_DEPTH_BF16;
-        sn_tiled of = {sn_row_bf16(A, r), A.stride, SN_DEPTH_BF16, 0};
+        sn_tiled of = {sn_row_bf16(A, r), A.stride, SN_DEPTH_BF16, sn_tiled_high(m) * A.stride};
         if (!sn_tiled_as_they_lie(A, m, K)) {
             sn_gather_tiles(rows, A, r, m, k0, depth);
             of = sn_tiled_of(rows, m, blocks, 1);
@@ -263,7 +263,8 @@ static void sn_rows_by_tiles(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, 
             const int64_t column = first * sn_lanes_f32, W = nv * sn_lanes_f32, n = N - column < W ? N - column : W;
             const sn_rows_f32 to = sn_part_f32(C, r, column);
             sn_tiles_block(to, k0 == 0 ? sn_part_f32(addend, r, column) : to, of, m,
-                           packed + column * sn_depth_bf16(K) + k0 * W, blocks, n, nv, 1);
+                           (sn_paneled){packed + column * sn_depth_bf16(K) + k0 * W, SN_TILE_SIZE, nv * SN_TILE_SIZE},
+                           blocks, n, 1);
         }
     }
     sn_tiles_end();

@@ -146,7 +146,8 @@ static void sn_split_panel(uint32_t *restrict pairs, const float *restrict panel
         else memset(odd, 0, sizeof odd);
         for (int64_t p = 0; p < parts; ++p)
             for (int64_t u0 = 0; u0 < W; u0 += L) {
-                const int64_t tile = (k / SN_DEPTH_BF16 * parts + p) * (W / L) + u0 / L;
+                const int64_t block = k / SN_DEPTH_BF16, v = u0 / L;
+                const int64_t tile = parts == 1 ? block * (W / L) + v : (v * (depth / SN_DEPTH_BF16) + block) * parts + p;
                 uint32_t *to = pairs + (SN_TILES ? (tile * half + k / 2 % half) * L : k / 2 * W + u0);
 #if SN_FAST_SPLIT
                 const __m512i near = (__m512i)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(odd + u0), _mm512_loadu_ps(even + u0));
@@ -288,8 +289,10 @@ static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, con
 #if SN_TILES
             if (tiled) {
                 const int64_t blocks = sn_depth_bf16(depth) / SN_DEPTH_BF16;
-                sn_tiles_block(to, sum, sn_tiled_of(rows, m, blocks, parts), m, pairs + k0 * parts * W, blocks, n, nv,
-                               parts);
+                const int64_t apart = parts * sn_depth_bf16(K) * sn_lanes_f32, block = parts * SN_TILE_SIZE;
+                const sn_paneled B = parts == 1 ? (sn_paneled){pairs + k0 * W, SN_TILE_SIZE, nv * SN_TILE_SIZE}
+                                                : (sn_paneled){pairs + k0 * parts * sn_lanes_f32, apart, block};
+                sn_tiles_block(to, sum, sn_tiled_of(rows, m, blocks, parts), m, B, blocks, n, parts);
                 continue;
             }
 #endif

@@ -8,6 +8,7 @@
  *     SN_TILE_STORE(t, base, bytes)    the way back
  *     SN_TILE_MULTIPLY(c, a, b)        c[i][j] += a[i][2k] b[k][2j] + a[i][2k+1] b[k][2j+1], summed over k = 0 .. 15:
  *                                      floats in c, bfloat16 in a and b
+ *     SN_TILE_CLOCK()                  now, in units of its own
  */
 #ifndef SN_TILES_H
 #define SN_TILES_H
@@ -44,6 +45,7 @@ SN_INLINE void sn_tile_begin(const uint8_t rows[8]) {
         SN_TILE_SEEN(base);                                                                                           \
     } while (0)
 #define SN_TILE_MULTIPLY(c, a, b) _tile_dpbf16ps(c, a, b)
+#define SN_TILE_CLOCK() __builtin_ia32_rdtsc()
 #else
 
 typedef struct {
@@ -90,5 +92,6 @@ static __thread sn_tile_twin sn_twins[8] __attribute__((unused));
 #define SN_TILE_STORE(t, base, bytes)                                                                                 \
     sn_tile_copy((char *)(base), (const char *)sn_twins[t].sums, sn_twins[t].rows, bytes, 64)
 #define SN_TILE_MULTIPLY(c, a, b) sn_tile_multiply(&sn_twins[c], &sn_twins[a], &sn_twins[b])
+#define SN_TILE_CLOCK() (uint64_t)0
 #endif
 #endif
