@@ -53,6 +53,13 @@ SETTINGS = words(
     set_printoptions set_num_threads set_flush_denormal set_float32_matmul_precision
     use_deterministic_algorithms"""
 )  # functions that set what holds for all of torch
+AROUND = words(
+    """is_inference_mode_enabled is_anomaly_enabled is_anomaly_check_nan_enabled is_autocast_cache_enabled
+    _is_multithreading_enabled is_multithreading_enabled _saved_tensors_hooks_is_enabled
+    check_sparse_tensor_invariants _check_sparse_tensor_invariants _cache_enabled
+    _len_torch_function_stack _len_torch_dispatch_stack _get_current_function_mode_stack
+    _get_current_dispatch_mode_stack is_in_torch_dispatch_mode _is_fwd_grad_enabled"""
+)  # that tell of modes and hooks which steps are traced without
 
 
 class Facts:
