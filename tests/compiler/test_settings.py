@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,14 @@ def rounded():
     torch.set_float32_matmul_precision("highest")
 
 
+@contextlib.contextmanager
+def unfilled():
+    setting: Any = torch.utils.deterministic
+    setting.fill_uninitialized_memory = False
+    yield
+    setting.fill_uninitialized_memory = True
+
+
 ASKED = {
     "from torch import get_num_threads as f": ("f() == 2", two_threads),
     "from torch import get_float32_matmul_precision as f": ("f() == 'medium'", rounded),
@@ -41,6 +50,12 @@ ASKED = {
     "from torch import is_inference_mode_enabled as f": ("f()", torch.inference_mode),
     "from torch import is_autocast_enabled as f": ("f('cpu')", lambda: torch.autocast("cpu")),
     "from torch._C import _len_torch_function_stack as f": ("f() > 0", lambda: torch.device("cpu")),
+    "from torch.backends import cudnn as b": (
+        "b.benchmark",
+        lambda: torch.backends.cudnn.flags(benchmark=True),
+    ),
+    "import torch.utils.deterministic as b": ("not b.fill_uninitialized_memory", unfilled),
+    "from gc import isenabled as f": ("f()", contextlib.nullcontext),
     "import torch": (
         "torch.sparse.check_sparse_tensor_invariants.is_enabled()",
         torch.sparse.check_sparse_tensor_invariants,

@@ -58,8 +58,8 @@ AROUND = words(
     _is_multithreading_enabled is_multithreading_enabled _saved_tensors_hooks_is_enabled
     check_sparse_tensor_invariants _check_sparse_tensor_invariants _cache_enabled
     _len_torch_function_stack _len_torch_dispatch_stack _get_current_function_mode_stack
-    _get_current_dispatch_mode_stack is_in_torch_dispatch_mode _is_fwd_grad_enabled"""
-)  # that tell of modes and hooks which steps are traced without
+    _get_current_dispatch_mode_stack is_in_torch_dispatch_mode _is_fwd_grad_enabled isenabled"""
+)  # that tell of modes and hooks which steps are traced without; the last of Python's collector of garbage
 
 
 class Facts:

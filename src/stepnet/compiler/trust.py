@@ -242,8 +242,11 @@ _IMPURE = words(
 
 def ambient(module: types.ModuleType, name: str) -> bool:
     """True for what a module of torch tells of settings, or of a state of its own."""
-    if not module.__name__.startswith("torch"):
+    root, *parts = module.__name__.split(".")
+    if root != "torch":
         return False
+    if type(module) is not types.ModuleType or not _AMBIENT.isdisjoint(parts):  # a setting may be a property
+        return True
     return _tells(name) and name not in _NOT_AMBIENT
 
 

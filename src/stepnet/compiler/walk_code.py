@@ -135,6 +135,7 @@ class CodeWalk(abc.ABC):
 
     def _builtin(self, value: Any) -> None:
         self.key.append(Same(value))
+        self._around({value.__name__})
         if is_trusted_builtin(value):
             self._asks(value)
             return
@@ -153,7 +154,6 @@ class CodeWalk(abc.ABC):
     def _asks(self, function: Any) -> None:
         """Note a function of torch that tells of settings."""
         if tells_settings(function):
-            self._around({function.__name__})
             self.opened(f"{function.__module__}.{function.__name__}, which is not the step's own")
 
     def _around(self, names: AbstractSet[str]) -> None:
