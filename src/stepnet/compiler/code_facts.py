@@ -67,11 +67,11 @@ class Facts:
 
     `globals`, `names` and `imports` are the names of globals, of attributes (those in patterns, and methods
     that no name mentions, too), and of modules imported inside, with a dot before it for each package to go
-    up; `stores`, of globals that it binds, and `sets`, of attributes. `reads_class`: it reads `__class__`
-    itself, not only by super().
+    up; `stores`, of globals that it binds, and `sets`, of attributes. `around`: those that
+    ask for what is around a call. `reads_class`: it reads `__class__` itself, not only by super().
     """
 
-    __slots__ = ("code", "globals", "imports", "names", "reads_class", "sets", "stores", "trusted")
+    __slots__ = ("around", "code", "globals", "imports", "names", "reads_class", "sets", "stores", "trusted")
 
     def __init__(self, code: types.CodeType) -> None:
         self.code = code
@@ -85,6 +85,7 @@ class Facts:
         self._scan(code, found, names, imports, stores)
         self.stores = tuple(stores)
         self.globals, self.names, self.imports = tuple(found), frozenset(names), tuple(imports)
+        self.around = AROUND.intersection((*found, *names))
 
     def _scan(self, code: types.CodeType, found: Any, names: Any, imports: Any, stores: Any) -> None:
         before: Any = ""

@@ -135,7 +135,7 @@ class CodeWalk(abc.ABC):
 
     def _builtin(self, value: Any) -> None:
         self.key.append(Same(value))
-        self._around({value.__name__})
+        self._around(AROUND & {value.__name__})
         if is_trusted_builtin(value):
             self._asks(value)
             return
@@ -239,8 +239,7 @@ class CodeWalk(abc.ABC):
         """Refuse a function by the names in its code, or note what a walk does not see of what it does."""
         if sets := SETTINGS.intersection(known.names) or SETTINGS.intersection(known.globals):
             self.refused = self.refused or f"it calls {min(sets)}, once for each step"
-        self._around(known.names)
-        self._around({*known.globals})
+        self._around(known.around)
         if "backward" in known.names and function.__code__.co_name != "backward":  # of a Function
             self.refused = self.refused or (
                 "it calls backward(), which adds to gradients of others; torch.autograd.grad(...) does not"
