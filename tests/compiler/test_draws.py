@@ -21,7 +21,7 @@ W = torch.eye(D, dtype=DTYPE).mul_(0.5).requires_grad_()
 def noisy(x: Tensor, h: Tensor) -> Any:
     """Every kind of draw, of two generators; one that torch's own generator takes no part in."""
     normal = torch.randn(h.shape, generator=ONE, dtype=DTYPE)
-    filled = torch.empty_like(h).uniform_(-1, 2, generator=OTHER)
+    filled = torch.empty(h.shape, dtype=DTYPE).uniform_(-1, 2, generator=OTHER)
     whole = torch.randint(2, 7, (x.shape[0],), generator=ONE)
     kept = torch.rand(x.shape[0], D, generator=ONE, dtype=DTYPE) < 0.7
     waited = torch.zeros(x.shape[0], D, dtype=DTYPE)

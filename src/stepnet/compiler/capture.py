@@ -332,6 +332,8 @@ class _FlatStep:
         mode.masks.refuse((y, new))
         results = [t if isinstance(t, Tensor) else torch.as_tensor(t) for t in (*y, *new)]
         ways = [_leads_to(t, inputs, mode.bases) for t in results]
+        if any(t.requires_grad and not requires for t, (_, requires) in zip(results, ways, strict=True)):
+            raise Unsupported("a result requires a gradient for tensors alone that the step makes")
         _check_nothing_becomes_zeros(results, ways, inputs, range(self.n_x, self.n_rows), len(y))
         paired = tuple(i for i, t in enumerate(results) if t.is_complex())
         self.shown = self.shown or _Shown(y_spec, len(y), [t.requires_grad for t in results], ways, paired)

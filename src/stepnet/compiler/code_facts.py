@@ -53,6 +53,13 @@ SETTINGS = words(
     set_printoptions set_num_threads set_flush_denormal set_float32_matmul_precision
     use_deterministic_algorithms"""
 )  # functions that set what holds for all of torch
+AROUND = words(
+    """is_inference_mode_enabled is_anomaly_enabled is_anomaly_check_nan_enabled is_autocast_cache_enabled
+    _is_multithreading_enabled is_multithreading_enabled _saved_tensors_hooks_is_enabled
+    check_sparse_tensor_invariants _check_sparse_tensor_invariants _cache_enabled
+    _len_torch_function_stack _len_torch_dispatch_stack _get_current_function_mode_stack
+    _get_current_dispatch_mode_stack is_in_torch_dispatch_mode _is_fwd_grad_enabled isenabled"""
+)  # that tell of modes and hooks which steps are traced without; the last of Python's collector of garbage
 
 
 class Facts:
@@ -60,11 +67,11 @@ class Facts:
 
     `globals`, `names` and `imports` are the names of globals, of attributes (those in patterns, and methods
     that no name mentions, too), and of modules imported inside, with a dot before it for each package to go
-    up; `stores`, of globals that it binds, and `sets`, of attributes. `reads_class`: it reads `__class__`
-    itself, not only by super().
+    up; `stores`, of globals that it binds, and `sets`, of attributes. `around`: those that
+    ask for what is around a call. `reads_class`: it reads `__class__` itself, not only by super().
     """
 
-    __slots__ = ("code", "globals", "imports", "names", "reads_class", "sets", "stores", "trusted")
+    __slots__ = ("around", "code", "globals", "imports", "names", "reads_class", "sets", "stores", "trusted")
 
     def __init__(self, code: types.CodeType) -> None:
         self.code = code
@@ -78,6 +85,7 @@ class Facts:
         self._scan(code, found, names, imports, stores)
         self.stores = tuple(stores)
         self.globals, self.names, self.imports = tuple(found), frozenset(names), tuple(imports)
+        self.around = AROUND.intersection((*found, *names))
 
     def _scan(self, code: types.CodeType, found: Any, names: Any, imports: Any, stores: Any) -> None:
         before: Any = ""

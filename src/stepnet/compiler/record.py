@@ -69,7 +69,7 @@ class Trial(NamedTuple):
     """What a step gave, the tensors that it read and did not make, and what its Python asked of tensors;
     `asks_captured`: whether an answer follows from tensors that it reads. `draws`: from generators of its
     own. `strides_matter`: whether it wrote into tensors or cut some off, so that it may matter which two are
-    one."""
+    one, or drew from a generator of its own, which may go by the order of memory."""
 
     result: Any
     tensors: list[Tensor]
@@ -209,6 +209,7 @@ class _Reader(TorchFunctionMode):
         self.add(out)
         if draw is not None:
             self.draws.append((draw, out.clone()))
+            self.strides_matter = True
         for followers in (self.of_rows, self.of_captured):
             followers.follow(func, args, kwargs, out)
         self.claims.follow(func, args, kwargs, out)

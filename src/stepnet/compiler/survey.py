@@ -88,8 +88,9 @@ class Survey:
         space = vars(module)
         found: list[str] = []
         inner: list[types.ModuleType] = []
-        for name in sorted(names & space.keys()):
-            value = space[name]
+        known = names & space.keys() if type(module) is types.ModuleType else names
+        for name in sorted(known):
+            value = space.get(name)
             if ambient(module, name):
                 self.open = self.open or f"{module.__name__}.{name}, which is not the step's own"
             elif isinstance(value, types.ModuleType) and value.__name__.startswith(f"{module.__name__}."):

@@ -36,9 +36,10 @@ class Recorded(NamedTuple):
 
 @contextlib.contextmanager
 def recording(with_gradients: bool) -> Iterator[None]:
-    """What a recording is made under, whoever makes it."""
+    """What a recording is made under, whoever makes it. Where gradients are on they are, for rows that want
+    none, too: a step may ask for that, and differentiate what it makes."""
     with (
-        torch.set_grad_enabled(with_gradients),
+        torch.set_grad_enabled(with_gradients or torch.is_grad_enabled()),
         draws_put_back(),
         torch.autograd.set_multithreading_enabled(False),
         torch.autograd.detect_anomaly(check_nan=False),  # which keeps the line of each forward call

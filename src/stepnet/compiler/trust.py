@@ -242,9 +242,27 @@ _IMPURE = words(
 
 def ambient(module: types.ModuleType, name: str) -> bool:
     """True for what a module of torch tells of settings, or of a state of its own."""
-    if not module.__name__.startswith("torch"):
+    root, *parts = module.__name__.split(".")
+    if root != "torch":
         return False
-    return name in _AMBIENT or (name.startswith(_AMBIENT_WORDS) and name not in _NOT_AMBIENT)
+    if type(module) is not types.ModuleType or not _AMBIENT.isdisjoint(parts):  # a setting may be a property
+        return True
+    return _tells(name) and name not in _NOT_AMBIENT
+
+
+def tells_settings(value: Any) -> bool:
+    """True for functions of torch that tell the same, by whatever name code comes by them."""
+    name, module = getattr(value, "__name__", ""), getattr(value, "__module__", None) or ""
+    if name in _NOT_AMBIENT or value.__qualname__ != name:
+        return False
+    if isinstance(value, types.FunctionType):
+        root, _, rest = module.partition(".")
+        return root == "torch" and (rest.partition(".")[0] in _AMBIENT or _tells(name))
+    return getattr(value, "__self__", None) is torch._C or (module.startswith("torch._C") and _tells(name))
+
+
+def _tells(name: str) -> bool:
+    return name in _AMBIENT or name.startswith(_AMBIENT_WORDS)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -12,6 +12,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .as_written import written_as
-from .code_facts import EFFECTS, PURE, REFLECTION, SETTINGS, TENSOR_STATE, Facts, facts
+from .code_facts import AROUND, EFFECTS, PURE, REFLECTION, SETTINGS, TENSOR_STATE, Facts, facts
 from .kinds import MISSING, Names
 from .patched import CLASSES
 from .survey import Same, Survey, survey
@@ -37,6 +38,7 @@ from .trust import (
     is_trusted_class,
     is_trusted_module,
     only_checks,
+    tells_settings,
 )
 
 END = "; end"  # of attributes, whose number is not in the key; no name of one
@@ -133,7 +135,9 @@ class CodeWalk(abc.ABC):
 
     def _builtin(self, value: Any) -> None:
         self.key.append(Same(value))
+        self._around(AROUND & {value.__name__})
         if is_trusted_builtin(value):
+            self._asks(value)
             return
         if acts(value):
             self.refused = self.refused or (
@@ -146,6 +150,16 @@ class CodeWalk(abc.ABC):
             if isinstance(owner, (list, dict, set, tuple, Tensor, str)):
                 return
         self.opened(f"{getattr(value, '__qualname__', value.__name__)}, of which nothing is known")
+
+    def _asks(self, function: Any) -> None:
+        """Note a function of torch that tells of settings."""
+        if tells_settings(function):
+            self.opened(f"{function.__module__}.{function.__name__}, which is not the step's own")
+
+    def _around(self, names: AbstractSet[str]) -> None:
+        """Refuse what asks for what there is around a call: a step is recorded and traced apart from that."""
+        if asked := AROUND.intersection(names):
+            self.refused = self.refused or f"it asks for what is around a call, by {min(asked)}"
 
     def _function(self, function: types.FunctionType) -> None:
         # What visits is in one function: a walk goes as deep as what it reads, and Python counts frames.
@@ -183,6 +197,7 @@ class CodeWalk(abc.ABC):
         if function.__kwdefaults__:
             self.visit(function.__kwdefaults__)
         if known.trusted:
+            self._asks(function)
             self.in_python = before
             return  # the library's globals are its own
         if goes_by_its_objects(code.co_filename):
@@ -224,6 +239,7 @@ class CodeWalk(abc.ABC):
         """Refuse a function by the names in its code, or note what a walk does not see of what it does."""
         if sets := SETTINGS.intersection(known.names) or SETTINGS.intersection(known.globals):
             self.refused = self.refused or f"it calls {min(sets)}, once for each step"
+        self._around(known.around)
         if "backward" in known.names and function.__code__.co_name != "backward":  # of a Function
             self.refused = self.refused or (
                 "it calls backward(), which adds to gradients of others; torch.autograd.grad(...) does not"

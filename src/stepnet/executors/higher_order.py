@@ -201,18 +201,24 @@ def is_plain(grad: Tensor | None) -> bool:
     return not has_tangent(grad)
 
 
-def one_by_one(
-    compute: Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]], grads: Sequence[Tensor | None]
-) -> list[Tensor | None] | None:
+_Gradients = Sequence[Tensor | None]
+
+
+def one_by_one(compute: Callable[[_Gradients], _Gradients], grads: _Gradients) -> _Gradients | None:
     """What `compute` gives of many gradients at once, as `is_grads_batched` and `torch.vmap` have them, one
     after the other; None if these are others."""
     around = transforms()
-    if around and {*around} == {"Vmap"} and not batches():
-        return _one_by_one_of_vmap(compute, grads)
+    if not around:
+        return _of_autograd(compute, grads)
+    return _of_vmap(compute, grads) if {*around} == {"Vmap"} and not batches() else None
+
+
+def _of_autograd(compute: Callable[[_Gradients], _Gradients], grads: _Gradients) -> _Gradients | None:
+    """The same of `is_grads_batched`."""
     functions: Any = torch
     level = batches()
     many = [type(g) is Tensor and not torch._C._has_storage(g) for g in grads]
-    if level < 1 or transforms() or not all(a or is_plain(g) for a, g in zip(many, grads, strict=True)):
+    if level < 1 or not all(a or is_plain(g) for a, g in zip(many, grads, strict=True)):
         return None
     wide: list[Any] = [
         functions._remove_batch_dim(g, level, 1, 0) if a else g for a, g in zip(many, grads, strict=True)
@@ -222,18 +228,16 @@ def one_by_one(
         return None
     with outside_batches():
         found = [compute([g[k] if a else g for a, g in zip(many, wide, strict=True)]) for k in range(count)]
-    whole = [[t for t in each if t is not None] for each in zip(*found, strict=True)]
-    return [functions._add_batch_dim(torch.stack(each), 0, level) if each else None for each in whole]
+    return [t if t is None else functions._add_batch_dim(t, 0, level) for t in _stacked(found)]
 
 
-def _one_by_one_of_vmap(
-    compute: Callable[[Sequence[Tensor | None]], Sequence[Tensor | None]], grads: Sequence[Tensor | None]
-) -> list[Tensor | None] | None:
+def _of_vmap(compute: Callable[[_Gradients], _Gradients], grads: _Gradients) -> _Gradients | None:
+    """The same of the innermost `torch.vmap`; what is around it comes in the same way."""
     from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
     functions: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     batch: Any = retrieve_current_functorch_interpreter()
-    level, found = batch.level(), list[Sequence[Tensor | None]]()
+    level, found = batch.level(), list[_Gradients]()
     parts = [(None, None) if g is None else functions._unwrap_batched(g, level) for g in grads]
     with outside_innermost():
         for k in range(batch.batch_size()):
@@ -242,9 +246,14 @@ def _one_by_one_of_vmap(
             if made is None:
                 return None
             found.append(made)
-        whole = [[t for t in each if t is not None] for each in zip(*found, strict=True)]
-        stacked = [torch.stack(each) if each else None for each in whole]
-    return [t if t is None else functions._add_batch_dim(t, 0, level) for t in stacked]
+        whole = _stacked(found)
+    return [t if t is None else functions._add_batch_dim(t, 0, level) for t in whole]
+
+
+def _stacked(found: Sequence[_Gradients]) -> list[Tensor | None]:
+    """What several runs gave, side by side."""
+    whole = [[t for t in each if t is not None] for each in zip(*found, strict=True)]
+    return [torch.stack(each) if each else None for each in whole]
 
 
 def by_along(
