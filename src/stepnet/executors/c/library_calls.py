@@ -21,8 +21,8 @@ _ELEMENTS = {
     "int16": ("i16", "int16_t", "int64_t"), "int8": ("i8", "int8_t", "int64_t"),
     "uint8": ("u8", "uint8_t", "int64_t"), "bool": ("u8", "uint8_t", "int64_t"),
 }  # fmt: skip
-_ENDS = dict.fromkeys(("double", "float"), ("-INFINITY", "INFINITY"))
-_ENDS |= {f"{name}_t": ends for name, ends in ENDS.items()}
+_REAL_ENDS = "-INFINITY", "INFINITY"
+_ENDS = {"double": _REAL_ENDS, "float": _REAL_ENDS, **{f"{name}_t": ends for name, ends in ENDS.items()}}
 _FACTORS = frozenset(
     {"lu", "lu_solve", "cholesky", "solve_triangular", "matrix_exp", "matrix_exp_grad", "logcumsumexp"}
 )
