@@ -71,6 +71,11 @@ PICKS = {
     },
     "counted": lambda z, x: x.long().scatter_reduce(2, (z > 0).long(), (z * 5).long(), "amax").to(D),
     "bins": lambda z, x: z * torch.bucketize(z.detach(), torch.linspace(-1, 1, 5, dtype=D)),
+    "merged diagonals": lambda z, x: (
+        torch.diag_embed(z.flatten(0, 1)).view(-1, 3, 4, 4)
+        + torch.diag_embed(x.transpose(0, 1)).transpose(0, 1)
+        + z.flatten(0, 1).view(-1, 2, 2).diagonal(0, 2, 1).view(-1, 3, 2).mean(2)[:, :, None, None]
+    ),
     "windows": lambda z, x: z.unfold(2, 2, 1).prod(-1) + z.diagonal(dim1=1, dim2=2)[:, :, None],
 }
 ORDERS = {

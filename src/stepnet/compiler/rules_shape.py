@@ -253,8 +253,6 @@ def _beside_each_other(b: Builder, x: Ref, offset: int, *dims: int) -> tuple[str
     """Matrices of x flat, as its last dimension: the name, the order of dimensions then, and where the
     diagonal is; None of an empty one."""
     first, second = (feature_dim(b, x, dim) for dim in dims)
-    if x.bdim not in (None, 0) or x.fold:
-        return None
     shape = b.values[x.name].shape
     order = [*(d for d in range(len(shape)) if d not in (first, second)), first, second]
     n, m = shape[first], shape[second]
@@ -269,20 +267,26 @@ def _diagonal(b: Builder, x: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1)
     if found is None:
         return NotImplemented
     flat, order, at = found
-    return b.result(slice_feature(b, flat, len(order) - 2, at.start, at.stop, at.step), x.bdim)
+    name = slice_feature(b, flat, len(order) - 2, at.start, at.stop, at.step)
+    return b.result(name, _without(b, x, dim1, dim2), x.fold)
+
+
+def _without(b: Builder, x: Ref, *dims: int) -> int | None:
+    """Where the rows of x are when some of its dimensions have gone."""
+    return None if x.bdim is None else x.bdim - sum(dim % b.rank(x) < x.bdim for dim in dims)
 
 
 @rule("diagonal_scatter")
 def _diagonal_scatter(b: Builder, x: Ref, source: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     found = _beside_each_other(b, x, offset, dim1, dim2)
-    if found is None or source.bdim != x.bdim:
+    if found is None or source.bdim != _without(b, x, dim1, dim2) or source.fold != x.fold:
         return NotImplemented
     flat, order, places = found
-    done = _every(b, Ref(flat, x.bdim), source, len(order) - 2, places, checked=False)
+    done = _every(b, Ref(flat, source.bdim, x.fold), source, len(order) - 2, places, checked=False)
     if done is NotImplemented:
         return done
     back = b.reshape(done.name, [b.values[x.name].shape[d] for d in order])
-    return b.result(b.permute(back, [order.index(d) for d in range(len(order))]), x.bdim)
+    return b.result(b.permute(back, [order.index(d) for d in range(len(order))]), x.bdim, x.fold)
 
 
 @rule("slice_scatter")

@@ -1,7 +1,7 @@
 /* Picks, running totals and orders along a dimension of a row: [outer, n, inner], contiguous.
  *
- * A type template: define SN_T (the type of the elements), SN_TOTAL (that of running totals) and SN_P(name) (its
- * suffix) first; all are undefined at the end. A NaN counts as larger than all numbers, as torch has it. An index that names nothing sets *wrong, and
+ * A type template: define SN_T (the type of the elements), SN_LEAST and SN_MOST (its ends), SN_TOTAL (the type of
+ * running totals) and SN_P(name) (its suffix) first; all are undefined at the end. A NaN counts as larger than all numbers, as torch has it. An index that names nothing sets *wrong, and
  * is read as 0.
  */
 #ifndef SN_PICKS_H
@@ -300,6 +300,62 @@ SN_INLINE int SN_P(sn_first)(int64_t *y, const SN_T *x, int64_t n, int64_t k, co
     for (int64_t j = 0; j < k; ++j) y[j] = first[j].at;
     return 1;
 }
+/* The first k of a few. Element i lies in lane i % L; what is picked is struck out, and of its lane alone the best is
+ * found anew. Equal ones and NaNs are left to the others: where nothing is left to pick, two are equal, too. */
+enum { SN_P(sn_pick_few) = 1024, SN_P(sn_pick_few_lanes) = 64 };
+#define SN_BETTER(a, b) (down ? (a) > (b) : (a) < (b))
+SN_INLINE int SN_P(sn_first_of_few)(int64_t *y, const SN_T *x, int64_t n, int64_t k, const int down) {
+    enum { L = SN_P(sn_pick_few_lanes) };
+    SN_T in[SN_P(sn_pick_few)] __attribute__((aligned(64))), top[L] __attribute__((aligned(64))), last = 0;
+    const SN_T nothing = down ? SN_LEAST : SN_MOST;
+    const int64_t whole = (n + L - 1) / L * L;
+    int odd = 0;
+    memcpy(in, x, n * sizeof *x);
+    for (int64_t at = n; at < whole; ++at) in[at] = nothing;
+    for (int64_t j = 0; j < L; ++j) top[j] = nothing;
+    for (int64_t at = 0; at < whole; at += L)
+        for (int64_t j = 0; j < L; ++j) {
+            const SN_T v = in[at + j];
+            odd |= v != v;
+            top[j] = SN_BETTER(v, top[j]) ? v : top[j];
+        }
+    if (odd) return 0;
+    for (int64_t r = 0;; ++r) {
+        SN_T two[L / 2];
+        for (int64_t j = 0; j < L / 2; ++j) two[j] = SN_BETTER(top[j + L / 2], top[j]) ? top[j + L / 2] : top[j];
+#define SN_HALVE(h) for (int64_t j = 0; j < h; ++j) two[j] = SN_BETTER(two[j + h], two[j]) ? two[j + h] : two[j]
+        SN_HALVE(16);
+        SN_HALVE(8);
+        SN_HALVE(4);
+        SN_HALVE(2);
+        SN_HALVE(1);
+#undef SN_HALVE
+        const SN_T best = two[0];
+        if (r > 0 && best == last) return 0;
+        if (r == k) return 1;
+        last = best;
+        int64_t found = 0;
+        uint64_t is = 0;
+        for (int64_t j = 0; j < L; ++j) is |= (uint64_t)(top[j] == best) << j;
+        const int64_t lane = __builtin_ctzll(is);
+        SN_T next = nothing;
+        int equal = 0;
+        for (int64_t at = lane; at < whole; at += L) {
+            const int same = in[at] == best;
+            found = same ? at : found;
+            equal += same;
+            next = !same && SN_BETTER(in[at], next) ? in[at] : next;
+        }
+        if (equal > 1) return 0;
+        y[r] = found;
+        in[found] = nothing;
+        top[lane] = next;
+    }
+}
+#undef SN_BETTER
+SN_INLINE int SN_P(sn_first_of)(int64_t *y, const SN_T *x, int64_t n, int64_t k, const int down) {
+    return n >= 16 && n <= SN_P(sn_pick_few) ? SN_P(sn_first_of_few)(y, x, n, k, down) : SN_P(sn_first)(y, x, n, k, down);
+}
 SN_PICK void SN_P(sn_topk)(int64_t *y, const SN_T *x, int64_t outer, int64_t n, int64_t inner, int64_t k,
                            int64_t down, int64_t sorted) {
     SN_ITEM small[SN_STACKED], *q = n > SN_STACKED ? malloc(n * sizeof *q) : small;
@@ -307,7 +363,8 @@ SN_PICK void SN_P(sn_topk)(int64_t *y, const SN_T *x, int64_t outer, int64_t n, 
     for (int64_t o = 0; k > 0 && o < outer; ++o)
         for (int64_t i = 0; i < inner; ++i) {
             const int64_t e = o * n * inner + i, to = o * k * inner + i;
-            if (quick && (down ? SN_P(sn_first)(y + to, x + e, n, k, 1) : SN_P(sn_first)(y + to, x + e, n, k, 0))) continue;
+            if (quick && (down ? SN_P(sn_first_of)(y + to, x + e, n, k, 1) : SN_P(sn_first_of)(y + to, x + e, n, k, 0)))
+                continue;
             for (int64_t j = 0; j < n; ++j) q[j] = (SN_ITEM){x[e + j * inner], j};
             if (k * 64 <= n) SN_P(sn_partial_sort)(q, k, n, down);
             else {
@@ -320,6 +377,8 @@ SN_PICK void SN_P(sn_topk)(int64_t *y, const SN_T *x, int64_t outer, int64_t n, 
 }
 #undef SN_LESS
 #undef SN_SWAP
+#undef SN_LEAST
+#undef SN_MOST
 #undef SN_ITEM
 #undef SN_T
 #undef SN_TOTAL
