@@ -252,13 +252,21 @@ def ambient(module: types.ModuleType, name: str) -> bool:
 
 def tells_settings(value: Any) -> bool:
     """True for functions of torch that tell the same, by whatever name code comes by them."""
-    name, module = getattr(value, "__name__", ""), getattr(value, "__module__", None) or ""
+    if type(value) is types.FunctionType:
+        module = value.__module__
+        return _function_tells(value.__name__, value.__qualname__, module if type(module) is str else "")
+    name, module = value.__name__, getattr(value, "__module__", None) or ""
     if name in _NOT_AMBIENT or value.__qualname__ != name:
         return False
-    if isinstance(value, types.FunctionType):
-        root, _, rest = module.partition(".")
-        return root == "torch" and (rest.partition(".")[0] in _AMBIENT or _tells(name))
     return getattr(value, "__self__", None) is torch._C or (module.startswith("torch._C") and _tells(name))
+
+
+@functools.lru_cache(maxsize=4096)
+def _function_tells(name: str, qualname: str, module: str) -> bool:
+    if name in _NOT_AMBIENT or qualname != name:
+        return False
+    root, _, rest = module.partition(".")
+    return root == "torch" and (rest.partition(".")[0] in _AMBIENT or _tells(name))
 
 
 def _tells(name: str) -> bool:

@@ -135,7 +135,8 @@ class CodeWalk(abc.ABC):
 
     def _builtin(self, value: Any) -> None:
         self.key.append(Same(value))
-        self._around(AROUND & {value.__name__})
+        if value.__name__ in AROUND:
+            self._around({value.__name__})
         if is_trusted_builtin(value):
             self._asks(value)
             return
@@ -158,8 +159,7 @@ class CodeWalk(abc.ABC):
 
     def _around(self, names: AbstractSet[str]) -> None:
         """Refuse what asks for what there is around a call: a step is recorded and traced apart from that."""
-        if asked := AROUND.intersection(names):
-            self.refused = self.refused or f"it asks for what is around a call, by {min(asked)}"
+        self.refused = self.refused or f"it asks for what is around a call, by {min(names)}"
 
     def _function(self, function: types.FunctionType) -> None:
         # What visits is in one function: a walk goes as deep as what it reads, and Python counts frames.
@@ -239,7 +239,8 @@ class CodeWalk(abc.ABC):
         """Refuse a function by the names in its code, or note what a walk does not see of what it does."""
         if sets := SETTINGS.intersection(known.names) or SETTINGS.intersection(known.globals):
             self.refused = self.refused or f"it calls {min(sets)}, once for each step"
-        self._around(known.around)
+        if known.around:
+            self._around(known.around)
         if "backward" in known.names and function.__code__.co_name != "backward":  # of a Function
             self.refused = self.refused or (
                 "it calls backward(), which adds to gradients of others; torch.autograd.grad(...) does not"
