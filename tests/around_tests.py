@@ -44,7 +44,7 @@ def pytest_collection_finish():
 def _those_who_hand_out_tests_change_nothing():
     """Where a step seems to change something while other threads run, they are watched for 0.02 s and more,
     and the step is tried again."""
-    from stepnet.compiler import undo
+    from stepnet.compiler.reads import undo
 
     theirs = sys._current_frames().keys() - {threading.get_ident()}
     undo._threads = lambda: sys._current_frames().keys() - theirs

@@ -110,15 +110,15 @@ def test_every_part_has_a_rank():
     assert parts == set(RANKS), "the rank table of docs/layout.md must list exactly the parts of src/stepnet"
 
 
-def listed(page: str, folder: str) -> set[str]:
-    """The names in the first column of the table `In `folder/``; a star stands for several files."""
+def listed(page: str, folder: str) -> list[str]:
+    """The names in the first column of the table `In `folder/``, in order; a star is several files."""
     table = re.search(rf"^\| In `{folder}/` \|[^\n]*\n(?:\|[^\n]*\n)+", page, re.MULTILINE)
     assert table is not None, folder
     columns = [row.split("|")[1] for row in table.group().splitlines()[2:]]
-    return {name.removesuffix("/") for column in columns for name in re.findall(r"`([^`]+)`", column)}
+    return [name.removesuffix("/") for column in columns for name in re.findall(r"`([^`]+)`", column)]
 
 
-@pytest.mark.parametrize("folder", ["executors", "export"])
+@pytest.mark.parametrize("folder", ["compiler", "executors", "export"])
 def test_tables_of_files_list_what_there_is(folder: str):
     names = listed(LAYOUT.read_text(encoding="utf-8"), folder)
     files = {path.stem for path in (PACKAGE / folder).glob("*") if not path.name.startswith("__")}
@@ -126,8 +126,21 @@ def test_tables_of_files_list_what_there_is(folder: str):
     assert [name for name in sorted(names) if not any(fnmatch(file, name) for file in files)] == []
 
 
+def test_folders_of_the_compiler_import_those_above_them_in_the_table():
+    order = listed(LAYOUT.read_text(encoding="utf-8"), "compiler")
+    broken = []
+    for path, here in all_imports().items():
+        parts = path.relative_to(PACKAGE).parts
+        if parts[0] != "compiler" or len(parts) < 3:
+            continue
+        allowed = order[: order.index(parts[1]) + 1]
+        below = [name for _, name in here if name.startswith("stepnet.compiler.")]
+        broken += [f"{relative(path)}: {name}" for name in below if name.split(".")[2] not in allowed]
+    assert broken == []
+
+
 def test_pages_name_files_that_are_there():
-    """As `compiler/walk.py`: below the root, the package, or a folder of the package."""
+    """As `compiler/reads/walk.py`: below the root, the package, or a folder of the package."""
     missing = []
     for page in sorted((ROOT / "docs").rglob("*.md")):
         for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", page.read_text(encoding="utf-8")):

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from stepnet import engine, repeat
-from stepnet.compiler import iteration, pipeline
+from stepnet.compiler import pipeline
+from stepnet.compiler.trace import iteration
 from stepnet.engine import check, make, plain, plans
 from stepnet.executors import naive
 from stepnet.front import raise_loop, recorded_step, step

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stepnet.api import recurrent
-from stepnet.compiler.builder import NOT_CAPTURED
+from stepnet.compiler.rules.builder import NOT_CAPTURED
 from stepnet.engine import plans
 from stepnet.errors import GraphError, Unsupported
 from stepnet.executors.c.limits import REFUSED as NOT_IN_C

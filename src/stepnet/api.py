@@ -13,8 +13,8 @@ from typing_extensions import Unpack
 
 from . import lifting
 from .checks import check_batch, check_inputs, checked, no_graph_of, refuse_proxies, sequences_of
-from .compiler.inner_loops import inner
-from .compiler.reach import reach
+from .compiler.reads.reach import reach
+from .compiler.rewritten.inner_loops import inner
 from .data.arguments import truth, whole
 from .data.convert import pack_like
 from .data.in_graph import fixed, is_drafted, is_exporting, not_followed

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .compiler.iteration import reached
-from .compiler.undo import undone
+from .compiler.reads.undo import undone
+from .compiler.trace.iteration import reached
 from .data.lod import LoDTensor
 from .data.modes import draws_put_back
 from .data.recording import AS_A_LAYER, StandIn

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from stepnet.compiler.iteration import code_of
+from stepnet.compiler.trace.iteration import code_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import transformed
 from stepnet.data.offsets import LoD

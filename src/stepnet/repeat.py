@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVarTuple, Unpack
 
-from stepnet.compiler.inner_loops import inner, is_row
+from stepnet.compiler.rewritten.inner_loops import inner, is_row
 from stepnet.data.array import TensorArray
 from stepnet.data.in_graph import by_python
 from stepnet.data.lod import LoDTensor

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from .compiler.reach import reach
+from .compiler.reads.reach import reach
 
 _OF_TORCH = "torch.distributed.fsdp"
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from beside_plain import CLOSE, Cell, by_hand, executor_of, ours, results, rows
 from covering import few
 from stepnet import recurrent
-from stepnet.compiler.as_written import as_written
+from stepnet.compiler.reads.as_written import as_written
 from stepnet.errors import SlowPathWarning
 
 LOG = logging.getLogger("tests.as_written")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from outcomes import as_the_plain_loop
 from stepnet import LoDTensor
-from stepnet.compiler.contractions import contracted
+from stepnet.compiler.rewritten.contractions import contracted
 
 DTYPE = torch.float64
 LENGTHS = [2, 0, 1]

@@ -23,10 +23,10 @@ import pytest
 import torch
 from torch import nn, set_default_dtype
 
-from stepnet.compiler import reach as walks
-from stepnet.compiler.reach import reach
-from stepnet.compiler.unchanged import words
-from stepnet.compiler.undo import Snapshot
+from stepnet.compiler.reads import reach as walks
+from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.reads.unchanged import words
+from stepnet.compiler.reads.undo import Snapshot
 from stepnet.executors.c.memory import unchanged
 
 PLANS_ON_DISK = False  # keys alone tell steps apart

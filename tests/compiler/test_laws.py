@@ -20,7 +20,7 @@ from covering import examples, few
 from plans import BACKENDS, entry_of
 from stepnet import cells
 from stepnet.api import recurrent
-from stepnet.compiler.fission import components, fission
+from stepnet.compiler.passes.fission import components, fission
 from stepnet.data.lod import LoDTensor
 from stepnet.executors.autograd import run
 from stepnet.executors.c.scan import CScan, build_all

@@ -9,8 +9,8 @@ import textwrap
 import pytest
 import torch
 
-from stepnet.compiler.reach import reach
-from stepnet.compiler.unchanged import words
+from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.reads.unchanged import words
 
 PLANS_ON_DISK = False  # keys alone tell steps apart
 

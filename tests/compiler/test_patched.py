@@ -18,8 +18,8 @@ from torch.nn.modules import linear as linear_layer
 
 from covering import few
 from stepnet import cells, recurrent
-from stepnet.compiler.patched import patched
-from stepnet.compiler.reach import reach
+from stepnet.compiler.reads.patched import patched
+from stepnet.compiler.reads.reach import reach
 from stepnet.data import sequence
 from stepnet.data.offsets import LoD
 from stepnet.errors import Unsupported

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from covering import few
 from outcomes import as_the_plain_loop
 from stepnet import LoDTensor, recurrent
-from stepnet.compiler.pooling import POOLING
+from stepnet.compiler.rewritten.pooling import POOLING
 from stepnet.errors import StepError
 
 LENGTHS = [2, 0, 3]

@@ -28,9 +28,9 @@ import ways_to_read
 from covering import every, few
 from outcomes import outcome, wanting
 from stepnet import cells, recurrent
-from stepnet.compiler.kinds import Names
-from stepnet.compiler.probe import ROWS
-from stepnet.compiler.reach import reach
+from stepnet.compiler.passes.probe import ROWS
+from stepnet.compiler.reads.kinds import Names
+from stepnet.compiler.reads.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import SlowPathWarning
 from ways_to_read import CONTEXT, DTYPE, UNDO, WAYS, D, patch, set_global

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepnet.compiler.reassociate import reassociate
+from stepnet.compiler.passes.reassociate import reassociate
 from stepnet.ir.graph import Graph, Node, Value, in_order
 
 

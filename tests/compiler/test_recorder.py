@@ -8,11 +8,12 @@ import torch.nn.functional as F
 
 from covering import every, few
 from stepnet import explain, recurrent
-from stepnet.compiler import by_torch as torchs
-from stepnet.compiler import joint, pipeline
-from stepnet.compiler.recorder import recorded
-from stepnet.compiler.row_count import Unusual
-from stepnet.compiler.symbolic_rows import blank
+from stepnet.compiler import pipeline
+from stepnet.compiler.trace import by_torch as torchs
+from stepnet.compiler.trace import joint
+from stepnet.compiler.trace.recorder import recorded
+from stepnet.compiler.trace.row_count import Unusual
+from stepnet.compiler.trace.symbolic_rows import blank
 from stepnet.engine import plans
 
 PLANS_ON_DISK = False  # what is recorded is looked at

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stepnet import recurrent
-from stepnet.compiler.complex import REWRITES
+from stepnet.compiler.rules.complex import REWRITES
 from stepnet.errors import SlowPathWarning, Unsupported
 
 N = 6

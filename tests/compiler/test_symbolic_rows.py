@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from covering import examples
 from stepnet import LoDTensor, recurrent
-from stepnet.compiler.row_count import RowCount, Unusual
-from stepnet.compiler.symbolic_rows import Outline, blank, outline_of, outlined
-from stepnet.compiler.symbolic_rules import made_by
+from stepnet.compiler.trace.row_count import RowCount, Unusual
+from stepnet.compiler.trace.symbolic_rows import Outline, blank, outline_of, outlined
+from stepnet.compiler.trace.symbolic_rules import made_by
 from stepnet.errors import Unsupported
 
 aten = torch.ops.aten

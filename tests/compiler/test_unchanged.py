@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import ways_to_read
-from stepnet.compiler.reach import reach
-from stepnet.compiler.unchanged import tells, words
+from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.reads.unchanged import tells, words
 from stepnet.executors.c.memory import unchanged
 from ways_to_read import UNDO, WAYS
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from covering import few
 from saved_modules import plain_loops
 from stepnet import LoDTensor
-from stepnet.compiler.unchanged import tells
+from stepnet.compiler.reads.unchanged import tells
 from stepnet.decode import beam_search, blocks, greedy
 from stepnet.engine import warm_calls
 from stepnet.errors import StepError

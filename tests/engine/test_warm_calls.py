@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from covering import every, few
 from stepnet import LoDTensor, cells, recurrent
-from stepnet.compiler.unchanged import tells
+from stepnet.compiler.reads.unchanged import tells
 from stepnet.data import alike
 from stepnet.engine import plans, warm_calls
 from stepnet.engine.known_steps import unchanged_step

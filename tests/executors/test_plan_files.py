@@ -20,8 +20,8 @@ from covering import every, few
 from forks import in_a_fork
 from stepnet import recurrent
 from stepnet.cells import GRU
-from stepnet.compiler import portable
-from stepnet.compiler.reach import reach
+from stepnet.compiler.reads import portable
+from stepnet.compiler.reads.reach import reach
 from stepnet.engine import make, plans
 from stepnet.executors import cache_folder, plan_files
 

@@ -12,7 +12,7 @@ import torch
 import stepnet
 from saved_modules import plain_loops
 from stepnet import cells
-from stepnet.compiler import record
+from stepnet.compiler.trace import record
 
 pytest.importorskip("onnx_ir")
 import stepnet.onnx

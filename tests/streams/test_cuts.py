@@ -15,7 +15,7 @@ from torch import nn
 import stepnet
 from covering import every, few
 from stepnet import LoDTensor, Recurrent, cells, recurrent, stream
-from stepnet.compiler.undo import is_only_thread
+from stepnet.compiler.reads.undo import is_only_thread
 from stepnet.errors import StreamWarning
 
 F = H = 4

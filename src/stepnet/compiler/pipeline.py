@@ -17,25 +17,25 @@ from stepnet.ir.loop import Loop
 from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Plan
 
-from .answers import Guards
-from .both_ways import BothWays, asks_of_all
-from .capture import Example, trace
-from .columns import columns_apart
-from .draws import Draw, Drawn, drawn
-from .fission import fission
-from .guards import are_guards, found_idle
-from .inner_loops import MOST, inner_loops
-from .iteration import iteration
-from .narrow import narrow
-from .normal import Joint, normalise
-from .numbers import Lifted
-from .paddings import join_paddings
-from .per_sequence import per_sequence
-from .precision import holds_rounded, widened
-from .probe import ROWS, check_opaque
-from .reassociate import reassociate
-from .split import Halves, split
-from .table_products import multiply_tables
+from .passes.both_ways import BothWays, asks_of_all
+from .passes.columns import columns_apart
+from .passes.fission import fission
+from .passes.guards import are_guards, found_idle
+from .passes.narrow import narrow
+from .passes.paddings import join_paddings
+from .passes.per_sequence import per_sequence
+from .passes.precision import holds_rounded, widened
+from .passes.probe import ROWS, check_opaque
+from .passes.reassociate import reassociate
+from .passes.split import Halves, split
+from .passes.table_products import multiply_tables
+from .reads.numbers import Lifted
+from .rewritten.inner_loops import MOST, inner_loops
+from .rules.normal import Joint, normalise
+from .trace.answers import Guards
+from .trace.capture import Example, trace
+from .trace.draws import Draw, Drawn, drawn
+from .trace.iteration import iteration
 
 
 @dataclass(frozen=True)

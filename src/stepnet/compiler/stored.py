@@ -26,9 +26,9 @@ from stepnet.ir.ops import OPS, RANDOM, SCATTERS
 from stepnet.ir.verify import verify
 
 from .known_calls import known_call
-from .normal import Joint
+from .passes.probe import ROWS, check_opaque
 from .pipeline import Compiled, Signature, finish, parameter_names, samples
-from .probe import ROWS, check_opaque
+from .rules.normal import Joint
 
 _MOST_NUMBERS = 1 << 16  # in tensors that a step makes of Python values
 _MOST_NODES = 1 << 13

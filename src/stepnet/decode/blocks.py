@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from stepnet.api import recurrent, run_as_before, warm
-from stepnet.compiler.inner_loops import inner
-from stepnet.compiler.reach import reach
+from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.rewritten.inner_loops import inner
 from stepnet.data.bounded import Bounded
 from stepnet.data.tree import Spec, by_leaf, flatten, rows_at
 from stepnet.engine import Way

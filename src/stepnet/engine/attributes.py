@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from stepnet.compiler.attributes import CarriesMore, Place, WithAttributes
-from stepnet.compiler.iteration import code_of, reached
-from stepnet.compiler.kinds import shows_attributes
-from stepnet.compiler.undo import Snapshot, is_only_thread, undone
+from stepnet.compiler.reads.attributes import CarriesMore, Place, WithAttributes
+from stepnet.compiler.reads.kinds import shows_attributes
+from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
+from stepnet.compiler.trace.iteration import code_of, reached
 from stepnet.data.bounded import Bounded
 from stepnet.data.modes import draws_put_back
 from stepnet.data.tree import flatten, unflatten

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stepnet.compiler.capture import Replaced, without_modes
-from stepnet.compiler.draws import kept
-from stepnet.compiler.inner_loops import ENDED, TooFewSteps, is_guarded
 from stepnet.compiler.pipeline import Compiled
+from stepnet.compiler.rewritten.inner_loops import ENDED, TooFewSteps, is_guarded
+from stepnet.compiler.trace.capture import Replaced, without_modes
+from stepnet.compiler.trace.draws import kept
 from stepnet.data.modes import draws_put_back
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.autograd import run

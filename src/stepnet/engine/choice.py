@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stepnet.compiler.capture import Replaced
+from stepnet.compiler.trace.capture import Replaced
 from stepnet.data.modes import draws_put_back
 from stepnet.errors import Unsupported
 from stepnet.executors import plan_files

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.func import vmap
 
-from stepnet.compiler.capture import Replaced
+from stepnet.compiler.trace.capture import Replaced
 from stepnet.data.tree import flatten, unflatten
 from stepnet.ir.loop import Code, Loop
 

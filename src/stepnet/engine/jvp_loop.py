@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.compiler.capture import Replaced
+from stepnet.compiler.trace.capture import Replaced
 from stepnet.data.tree import flatten, unflatten
 from stepnet.ir.loop import BackEdge, Code, Concat, Last, Loop, Merged, Slice
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from stepnet.compiler.dict_changes import counts_by
-from stepnet.compiler.reach import Reach, reach
-from stepnet.compiler.unchanged import words
+from stepnet.compiler.reads.dict_changes import counts_by
+from stepnet.compiler.reads.reach import Reach, reach
+from stepnet.compiler.reads.unchanged import words
 from stepnet.executors.c.memory import unchanged
 from stepnet.executors.c.watched import watcher
 

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler import stored
-from stepnet.compiler.answers import AsksCaptured
-from stepnet.compiler.capture import BY_VALUES, Example, without_hooks, without_modes
-from stepnet.compiler.draws import Draw, drawn_in_order, kept
-from stepnet.compiler.inner_loops import inner_loops, is_guarded
-from stepnet.compiler.iteration import code_of, iteration, reached
+from stepnet.compiler.passes.probe import ROWS
 from stepnet.compiler.pipeline import Compiled, Signature, compile_loop
-from stepnet.compiler.portable import digest
-from stepnet.compiler.probe import ROWS
-from stepnet.compiler.record import tried as tried_on
-from stepnet.compiler.undo import Snapshot, is_only_thread, undone
+from stepnet.compiler.reads.portable import digest
+from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
+from stepnet.compiler.rewritten.inner_loops import inner_loops, is_guarded
+from stepnet.compiler.trace.answers import AsksCaptured
+from stepnet.compiler.trace.capture import BY_VALUES, Example, without_hooks, without_modes
+from stepnet.compiler.trace.draws import Draw, drawn_in_order, kept
+from stepnet.compiler.trace.iteration import code_of, iteration, reached
+from stepnet.compiler.trace.record import tried as tried_on
 from stepnet.data.modes import default_device, draws_put_back, for_plans
 from stepnet.data.storage import memory_of
 from stepnet.data.tree import Spec
@@ -95,7 +95,7 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
         return _refused_for(Unsupported(found.refused))
     holders = found.holders
     if any(holder is os.environ for holder in holders):
-        from stepnet.compiler.by_torch import warm  # a second of imports
+        from stepnet.compiler.trace.by_torch import warm  # a second of imports
 
         warm()
     others = Meanwhile(holders, loop, reads, sequences)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from stepnet.compiler.torch_cells import TORCH_CELLS
+from stepnet.compiler.rewritten.torch_cells import TORCH_CELLS
 
 
 def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from stepnet.compiler.capture import without_hooks
-from stepnet.compiler.iteration import iteration, reached
-from stepnet.compiler.probe import ROWS
-from stepnet.compiler.undo import Snapshot, is_only_thread
+from stepnet.compiler.passes.probe import ROWS
+from stepnet.compiler.reads.undo import Snapshot, is_only_thread
+from stepnet.compiler.trace.capture import without_hooks
+from stepnet.compiler.trace.iteration import iteration, reached
 from stepnet.data.modes import draws_put_back
 from stepnet.ir.loop import Loop
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stepnet.compiler.capture import Replaced
-from stepnet.compiler.iteration import code_of
+from stepnet.compiler.trace.capture import Replaced
+from stepnet.compiler.trace.iteration import code_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError

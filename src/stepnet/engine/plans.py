@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stepnet.compiler.answers import AsksCaptured
-from stepnet.compiler.capture import FailsOnAnyRows
-from stepnet.compiler.inner_loops import ENDED, ENDED_AT_LIMIT, TooFewSteps, inner, is_guarded
-from stepnet.compiler.iteration import code_of, own_classes
-from stepnet.compiler.reach import note_asking
+from stepnet.compiler.reads.reach import note_asking
+from stepnet.compiler.rewritten.inner_loops import ENDED, ENDED_AT_LIMIT, TooFewSteps, inner, is_guarded
+from stepnet.compiler.trace.answers import AsksCaptured
+from stepnet.compiler.trace.capture import FailsOnAnyRows
+from stepnet.compiler.trace.iteration import code_of, own_classes
 from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import (

@@ -1,8 +1,8 @@
 """What a run of a loop depends on: its key, and the tensors that its body reads.
 
-Most bodies are closed: a walk over what they reach tells all that their code can read (`compiler.reach`).
+Most bodies are closed: a walk over what they reach tells all that their code can read (`compiler.reads.reach`).
 One that is open, because it looks names up by itself or reads what no walk sees into, is recorded on a few
-rows at every call (`compiler.record`): what it did is its key.
+rows at every call (`compiler.trace.record`): what it did is its key.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.compiler.capture import without_hooks, without_modes
-from stepnet.compiler.code_facts import Facts, line_that_sets
-from stepnet.compiler.draws import kept
-from stepnet.compiler.inner_loops import MOST, inner_loops, too_long
-from stepnet.compiler.iteration import iteration, reached
-from stepnet.compiler.numbers import Number, but_for_numbers
-from stepnet.compiler.probe import ROWS
-from stepnet.compiler.reach import Reach
-from stepnet.compiler.record import Record, record
-from stepnet.compiler.undo import Snapshot, is_only_thread, undone
-from stepnet.compiler.walk_code import END
+from stepnet.compiler.passes.probe import ROWS
+from stepnet.compiler.reads.code_facts import Facts, line_that_sets
+from stepnet.compiler.reads.numbers import Number, but_for_numbers
+from stepnet.compiler.reads.reach import Reach
+from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
+from stepnet.compiler.reads.walk_code import END
+from stepnet.compiler.rewritten.inner_loops import MOST, inner_loops, too_long
+from stepnet.compiler.trace.capture import without_hooks, without_modes
+from stepnet.compiler.trace.draws import kept
+from stepnet.compiler.trace.iteration import iteration, reached
+from stepnet.compiler.trace.record import Record, record
 from stepnet.data.bounded import Bounded
 from stepnet.data.modes import autocast_dtype, casts_let_go, default_device, draws_put_back
 from stepnet.errors import StepError, Unsupported

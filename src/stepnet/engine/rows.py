@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.compiler.draws import Draw, drawn_in_order, kept
+from stepnet.compiler.trace.draws import Draw, drawn_in_order, kept
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import Unsupported
 from stepnet.executors.layout import Layout

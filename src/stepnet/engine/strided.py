@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.compiler.capture import Replaced
-from stepnet.compiler.draws import kept
-from stepnet.compiler.iteration import iteration
+from stepnet.compiler.passes.probe import ROWS
 from stepnet.compiler.pipeline import Compiled
-from stepnet.compiler.probe import ROWS
+from stepnet.compiler.trace.capture import Replaced
+from stepnet.compiler.trace.draws import kept
+from stepnet.compiler.trace.iteration import iteration
 from stepnet.data.modes import draws_put_back
 from stepnet.errors import Unsupported
 from stepnet.interrupts import let_through

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.compiler.capture import Replaced
-from stepnet.compiler.iteration import code_of, reached
+from stepnet.compiler.trace.capture import Replaced
+from stepnet.compiler.trace.iteration import code_of, reached
 from stepnet.data.as_imported import contiguous
 from stepnet.data.modes import has_tangent, is_wrapped, outside_transforms, transforms
 from stepnet.errors import Unsupported

@@ -1,6 +1,6 @@
 """Numbers of Python's that change from call to call: which steps have them, and which are inputs of a plan.
 
-A step whose plans differ by nothing but numbers is recorded from then on (`compiler.record`), and its plan is
+A step whose plans differ by nothing but numbers is recorded from then on (`compiler.trace.record`), and its plan is
 found by what it does with any number. Those that were seen to change are handed to it as tensors.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.compiler.numbers import Lifted, Number, as_tensor, but_for_numbers
+from stepnet.compiler.reads.numbers import Lifted, Number, as_tensor, but_for_numbers
 from stepnet.data.bounded import Bounded
 
 _LIMIT = 512

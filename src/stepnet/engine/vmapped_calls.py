@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
-from stepnet.compiler.iteration import code_of, reached
+from stepnet.compiler.trace.iteration import code_of, reached
 from stepnet.data.modes import is_wrapped
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import Unsupported

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from stepnet.compiler.inner_loops import is_guarded
-from stepnet.compiler.iteration import own_classes
-from stepnet.compiler.reach import Reach, reach
+from stepnet.compiler.reads.reach import Reach, reach
+from stepnet.compiler.rewritten.inner_loops import is_guarded
+from stepnet.compiler.trace.iteration import own_classes
 from stepnet.data.alike import alike
 from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor

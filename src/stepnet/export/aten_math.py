@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stepnet.compiler.torch_names import COMPARE, LOGIC, SHIFTS, UNARY, stand_in_for
+from stepnet.compiler.rules.torch_names import COMPARE, LOGIC, SHIFTS, UNARY, stand_in_for
 
 from .aten import AtenNet, is_size, rule
 from .graph import Value

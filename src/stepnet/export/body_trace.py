@@ -15,7 +15,7 @@ from torch.fx import Node as FxNode
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
-from stepnet.compiler.capture import Replaced
+from stepnet.compiler.trace.capture import Replaced
 from stepnet.errors import IRError
 
 from .aten import AtenNet, is_known

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from stepnet.checks import checked
-from stepnet.compiler.reach import reach
+from stepnet.compiler.reads.reach import reach
 from stepnet.data.tree import unflatten
 from stepnet.errors import IRError
 from stepnet.watchers import Instead

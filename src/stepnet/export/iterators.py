@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
-from stepnet.compiler.capture import Replaced
-from stepnet.compiler.iteration import code_of
+from stepnet.compiler.trace.capture import Replaced
+from stepnet.compiler.trace.iteration import code_of
 from stepnet.errors import IRError
 from stepnet.ir import loop as ir
 from stepnet.iterator.tensor_iterator import INSTEAD

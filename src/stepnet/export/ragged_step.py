@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
-from stepnet.compiler.iteration import code_of, iteration
+from stepnet.compiler.trace.iteration import code_of, iteration
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.errors import IRError

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stepnet.compiler.record import tensors_used
+from stepnet.compiler.trace.record import tensors_used
 from stepnet.data.tree import leaves
 from stepnet.executors import naive
 from stepnet.ir.loop import Loop

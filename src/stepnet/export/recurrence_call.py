@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.compiler.iteration import iteration
 from stepnet.compiler.pipeline import Compiled
+from stepnet.compiler.trace.iteration import iteration
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import LEAF, Spec, unflatten

@@ -15,10 +15,10 @@ from torch.fx import Node as FxNode
 
 from stepnet.api import recurrent
 from stepnet.checks import checked
-from stepnet.compiler.capture import Replaced
-from stepnet.compiler.inner_loops import is_guarded
-from stepnet.compiler.iteration import code_of, iteration
-from stepnet.compiler.reach import reach
+from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.rewritten.inner_loops import is_guarded
+from stepnet.compiler.trace.capture import Replaced
+from stepnet.compiler.trace.iteration import code_of, iteration
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.sequence import INSTEAD as SEQUENCES

@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from stepnet.compiler.reach import reach
-from stepnet.compiler.survey import Same
-from stepnet.compiler.walk import Walk
+from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.reads.survey import Same
+from stepnet.compiler.reads.walk import Walk
 from stepnet.data.recording import content
 from stepnet.errors import IRError
 from stepnet.front.recorded import Call

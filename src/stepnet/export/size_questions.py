@@ -22,7 +22,7 @@ from torch.fx.experimental import sym_node
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from stepnet.compiler.swapped import Swapped
+from stepnet.compiler.reads.swapped import Swapped
 from stepnet.user_line import is_users
 from stepnet.watchers import during
 

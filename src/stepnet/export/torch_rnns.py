@@ -21,7 +21,7 @@ from stepnet.api import recurrent
 from stepnet.cells.gru import gru_step
 from stepnet.cells.lstm import lstm_step
 from stepnet.cells.rnn import rnn_step
-from stepnet.compiler.swapped import Swapped
+from stepnet.compiler.reads.swapped import Swapped
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import IRError
 from stepnet.watchers import during, instead

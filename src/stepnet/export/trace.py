@@ -22,8 +22,8 @@ from torch.fx.experimental import proxy_tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from stepnet.compiler.control import both_branches
-from stepnet.compiler.swapped import Swapped
+from stepnet.compiler.reads.swapped import Swapped
+from stepnet.compiler.trace.control import both_branches
 from stepnet.data.recording import Interned
 from stepnet.data.values import note_size, size_in
 from stepnet.errors import IRError, LoDError, Unsupported

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.fx import Node as FxNode
 from torch.overrides import TorchFunctionMode
 
-from stepnet.compiler.capture import Replaced
-from stepnet.compiler.inner_loops import chosen, is_row
+from stepnet.compiler.rewritten.inner_loops import chosen, is_row
+from stepnet.compiler.trace.capture import Replaced
 from stepnet.data.array import TensorArray
 from stepnet.data.modes import draws_put_back
 from stepnet.data.tree import Spec, flatten, unflatten

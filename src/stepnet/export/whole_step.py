@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node as FxNode
 
-from stepnet.compiler.iteration import code_of, iteration
+from stepnet.compiler.trace.iteration import code_of, iteration
 
 from .aten import AtenNet
 from .body_trace import BodyTrace, no_lengths

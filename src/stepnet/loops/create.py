@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stepnet.api import recurrent
-from stepnet.compiler.inner_loops import inner
+from stepnet.compiler.rewritten.inner_loops import inner
 from stepnet.data.in_graph import is_exporting, leave_to_python, not_followed
 from stepnet.data.recording import RECORDER
 from stepnet.engine import run

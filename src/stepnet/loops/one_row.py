@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.compiler.capture import Replaced
-from stepnet.compiler.reach import reach
+from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.trace.capture import Replaced
 from stepnet.data.modes import draws_put_back
 from stepnet.data.tree import flatten
 from stepnet.executors.setting import only_plain

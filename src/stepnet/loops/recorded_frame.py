@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stepnet.compiler.inner_loops import inner
+from stepnet.compiler.rewritten.inner_loops import inner
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import is_wrapped
 from stepnet.data.storage import apart

@@ -11,7 +11,7 @@ import torch
 from onnx_ir.tensor_adapters import from_torch_dtype
 from torch import Tensor
 
-from stepnet.compiler.torch_names import RARE
+from stepnet.compiler.rules.torch_names import RARE
 from stepnet.export.graph import Cell, LoopOp, Node, Target, Value
 from stepnet.export.made_of import MADE_OF
 

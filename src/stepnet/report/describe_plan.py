@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from stepnet.compiler.fission import linear_states
-from stepnet.compiler.iteration import code_of
+from stepnet.compiler.passes.fission import linear_states
+from stepnet.compiler.trace.iteration import code_of
 from stepnet.data.tree import Spec, names
 from stepnet.executors.loop import Scan
 from stepnet.executors.ready import Ready

@@ -12,8 +12,8 @@ from typing_extensions import Unpack
 
 from stepnet.api import Recurrent, state_with_static
 from stepnet.checks import checked
-from stepnet.compiler.iteration import code_of
-from stepnet.compiler.reach import reach
+from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.trace.iteration import code_of
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stepnet.compiler.code_facts import names_in
+from stepnet.compiler.reads.code_facts import names_in
 from stepnet.front.step import TorchCell
 
 _DEPTH = 4  # closures, containers and objects inside each other

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from stepnet.compiler.iteration import code_of
-from stepnet.compiler.reach import reach
-from stepnet.compiler.record import unseen_memory_of
-from stepnet.compiler.remarks import no_remarks
-from stepnet.compiler.undo import Snapshot
-from stepnet.compiler.writes import HOOKS_ON, SHOWS_MEMORY, written
+from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.reads.undo import Snapshot
+from stepnet.compiler.trace.iteration import code_of
+from stepnet.compiler.trace.record import unseen_memory_of
+from stepnet.compiler.trace.remarks import no_remarks
+from stepnet.compiler.trace.writes import HOOKS_ON, SHOWS_MEMORY, written
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import draws_put_back

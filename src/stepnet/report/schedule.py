@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from stepnet.compiler.fission import components
+from stepnet.compiler.passes.fission import components
 from stepnet.openvino.records import Layer
 
 from .inspection import When

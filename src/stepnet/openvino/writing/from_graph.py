@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stepnet.compiler.torch_names import RARE
+from stepnet.compiler.rules.torch_names import RARE
 from stepnet.export.graph import Cell, Graph, LoopOp, Node, Target
 from stepnet.export.made_of import MADE_OF
 

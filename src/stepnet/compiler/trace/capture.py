@@ -21,21 +21,21 @@ from torch.fx import Graph as FxGraph
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
 
+from stepnet.compiler.reads.numbers import InTheirPlace, Lifted
+from stepnet.compiler.reads.ranges import RANGES
+from stepnet.compiler.rewritten.decompositions import Exact, bare, exact
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 
 from .answers import ASKS, BY_VALUES, OF_ROWS, Answers, Choices, Guards
 from .applied import applied
-from .decompositions import Exact, bare, exact
 from .draws import noise_of
 from .forward_mode import by_gradients
 from .joint import joint_graph
 from .lengths import AsksLength, open_lengths
 from .masks import Masks
-from .numbers import InTheirPlace, Lifted
 from .own_state import OWN_STATE
-from .ranges import RANGES
 from .traces import Input
 from .whole_calls import keep_whole
 from .writes import HOOKS_ON, hooks_on_others

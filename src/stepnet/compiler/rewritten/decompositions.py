@@ -16,7 +16,7 @@ from torch._compile import _disable_dynamo
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as _KINDS
 from torch.overrides import TorchFunctionMode
 
-from .rewritten_calls import SIMPLER, one_hot, simpler_call
+from .calls import SIMPLER, one_hot, simpler_call
 
 _SIXTH = 0.16666667163372040  # torch's kernel multiplies by 1/6 in float32, for doubles too
 

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.compiler.rewritten.inner_loops import InnerLoops
+from stepnet.compiler.trace.answers import CLAIMED, OF_ROWS, Choices
+from stepnet.compiler.trace.lengths import AsksLength
 from stepnet.data.tree import Spec
 from stepnet.errors import Unsupported
 from stepnet.interrupts import let_through
-
-from .answers import CLAIMED, OF_ROWS, Choices
-from .inner_loops import InnerLoops
-from .lengths import AsksLength
 
 _MOST = 6  # ways through a step, each of which is traced whole
 

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from stepnet.compiler.rules.normal import Joint
 from stepnet.ir.graph import Graph, Node, Value, in_order
 from stepnet.ir.ops import FLOATS, OPS, RANDOM, ROUNDED, Stage
-
-from .normal import Joint
 
 _MOVES = frozenset({"reshape", "permute", "expand", "flip", "neg", "copy"})
 _COUNTS = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool"})  # they have no gradient

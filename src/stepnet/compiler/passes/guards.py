@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stepnet.compiler.rules.normal import Joint
+from stepnet.compiler.trace.answers import CLAIMED, PICKS, Guards
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import RANDOM
-
-from .answers import CLAIMED, PICKS, Guards
-from .normal import Joint
 
 _FEW = 4  # questions of which each two are traced both ways, too
 

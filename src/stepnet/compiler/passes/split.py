@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from stepnet.compiler.rules.normal import Joint
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import VIEWS
 from stepnet.ir.plan import Carry
 
-from .normal import Joint
 from .save_policy import choose
 
 

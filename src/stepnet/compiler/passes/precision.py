@@ -18,10 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from stepnet.compiler.rules.normal import Joint
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, RANDOM, ROUNDED, Stage
-
-from .normal import Joint
 
 _WIDE = "float32"
 # What may jump where its operand moves a little.

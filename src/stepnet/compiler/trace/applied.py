@@ -11,12 +11,12 @@ from torch import Tensor
 from torch._functorch import vmap
 from torch.autograd import Function
 
+from stepnet.compiler.reads.as_written import as_written
+from stepnet.compiler.reads.swapped import Swapped
 from stepnet.watchers import during
 
-from .as_written import as_written
 from .control import plain_control
 from .remarks import no_remarks
-from .swapped import Swapped
 
 See = Callable[[Any, Any], tuple[Any, Any]]
 Made = Callable[[Any, Any], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .builder import Builder, Ref, rule
-from .rules_shape import slice_feature, swapped
+from .shape import slice_feature, swapped
 
 
 def _matrices(b: Builder, *refs: Ref) -> bool:

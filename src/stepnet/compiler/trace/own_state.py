@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .code_facts import TENSOR_STATE
+from stepnet.compiler.reads.code_facts import TENSOR_STATE
 
 # As a TorchFunctionMode is told of them.
 OWN_STATE = frozenset(

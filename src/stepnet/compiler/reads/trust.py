@@ -33,7 +33,7 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 _LIBRARY = str(_PACKAGE) + os.sep
 # A module's forward may call stepnet itself; what that reaches is the same for every step.
 _PARTS = words("api engine executors compiler data front graph ir iterator loops repeat")

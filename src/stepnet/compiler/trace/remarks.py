@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
+from stepnet.compiler.reads.code_facts import EFFECTS
+from stepnet.compiler.reads.swapped import Swapped
+from stepnet.compiler.reads.trust import is_trusted_code
 from stepnet.errors import Unsupported
 from stepnet.user_line import user_line
 from stepnet.watchers import during
-
-from .code_facts import EFFECTS
-from .swapped import Swapped
-from .trust import is_trusted_code
 
 _LIBRARIES = ("torch", "stepnet")
 _refused: ContextVar[list[Unsupported] | None] = ContextVar("stepnet_remarks", default=None)

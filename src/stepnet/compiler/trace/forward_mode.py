@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 from torch._functorch import eager_transforms
 
+from stepnet.compiler.reads.swapped import Swapped
 from stepnet.data.tree import flatten, unflatten
 from stepnet.watchers import during
-
-from .swapped import Swapped
 
 _traced: ContextVar[bool] = ContextVar("stepnet_forward_mode_by_gradients", default=False)
 

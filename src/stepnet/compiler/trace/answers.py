@@ -17,13 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.compiler.reads.trust import is_machinery
+from stepnet.compiler.rewritten.inner_loops import inner
 from stepnet.data.modes import is_wrapped
 from stepnet.data.storage import memory_of
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
-
-from .inner_loops import inner
-from .trust import is_machinery
 
 ASKS = frozenset({
     Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__,

@@ -13,10 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
+from stepnet.compiler.reads.swapped import Swapped
 from stepnet.errors import Unsupported
 from stepnet.watchers import during
-
-from .swapped import Swapped
 
 _open: ContextVar[bool] = ContextVar("stepnet_open_lengths", default=False)
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch._library import custom_ops
 from torch._ops import OpOverload, OpOverloadPacket
 
+from stepnet.compiler.reads.code_facts import words
 from stepnet.data.tree import leaves
-
-from .code_facts import words
 
 # Registered by torch itself and by stepnet: what they do follows from their arguments.
 _KNOWN = words(

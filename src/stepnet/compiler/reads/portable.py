@@ -26,7 +26,7 @@ from .code_facts import Facts
 from .survey import Same, Survey, Walked
 from .trust import COMPUTING, FOREIGN, is_trusted_class
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[2]
 _PLAIN = (int, float, complex, str, bytes, type(None), type(Ellipsis), torch.dtype, torch.device)
 _AS_TEXT = frozenset({int, bool, str, type(None)})
 _CODE = (

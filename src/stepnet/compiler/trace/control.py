@@ -18,12 +18,11 @@ from torch._higher_order_ops import utils as _torch_control
 from torch._higher_order_ops.while_loop import while_loop_dense
 from torch.overrides import TorchFunctionMode
 
+from stepnet.compiler.reads.swapped import Swapped
 from stepnet.data.history import history
 from stepnet.data.modes import is_wrapped
 from stepnet.data.tree import by_leaf, leaves, map_leaves
 from stepnet.watchers import during
-
-from .swapped import Swapped
 
 _plain: ContextVar[bool] = ContextVar("stepnet_plain_control", default=False)
 _both: ContextVar[bool] = ContextVar("stepnet_both_branches", default=False)

@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
+from stepnet.compiler.reads.reach import Reach, reach
+from stepnet.compiler.reads.trust import is_trusted_class
 from stepnet.data.tree import Spec, flatten
 from stepnet.errors import Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Code, Loop
 
-from .reach import Reach, reach
 from .row_count import Unusual
-from .trust import is_trusted_class
 
 
 def code_of(loop: Loop) -> Code:

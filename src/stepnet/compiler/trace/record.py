@@ -19,6 +19,11 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
+from stepnet.compiler.reads.numbers import Number, numbers_in
+from stepnet.compiler.reads.ranges import RANGES
+from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.reads.survey import Same
+from stepnet.compiler.reads.trust import BY_VALUE, is_trusted_class, is_trusted_code
 from stepnet.data.history import history
 from stepnet.data.modes import autocast_dtype, is_wrapped, unwrapped
 from stepnet.data.storage import memory_of
@@ -42,12 +47,7 @@ from .applied import applied, unbatched
 from .draws import Draw, draw_of, generator_of
 from .library_ops import is_made_of_others
 from .masks import masks_in
-from .numbers import Number, numbers_in
 from .own_state import OWN_STATE
-from .ranges import RANGES
-from .reach import reach
-from .survey import Same
-from .trust import BY_VALUE, is_trusted_class, is_trusted_code
 from .writes import HOOKS_ON, SHOWS_MEMORY, hooks_on_others, written
 
 _MOST_BYTES = 4096

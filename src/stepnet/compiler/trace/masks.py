@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stepnet.compiler.reads.trust import is_trusted_code
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 from stepnet.user_line import user_line
 
 from .answers import BY_VALUES, OF_ROWS, Answers
-from .trust import is_trusted_code
 
 _SHAPE: Any = Tensor.shape
 _SIZES = frozenset({

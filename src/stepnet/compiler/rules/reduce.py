@@ -9,7 +9,7 @@ from typing import Any
 from stepnet.errors import Unsupported
 
 from .builder import Builder, Ref, rule, rules
-from .rules_shape import feature_dim, slice_feature, swapped
+from .shape import feature_dim, slice_feature, swapped
 
 
 def _reduce(

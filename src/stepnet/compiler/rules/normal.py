@@ -15,21 +15,13 @@ import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
+from stepnet.compiler.trace.capture import WRITTEN, Captured
 from stepnet.data.dtypes import dtype_name
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Graph, Kind
 
-from . import (  # noqa: F401  (they fill RULES)
-    rules_linalg,
-    rules_noise,
-    rules_other,
-    rules_picks,
-    rules_pointwise,
-    rules_reduce,
-    rules_shape,
-)
+from . import linalg, noise, other, picks, pointwise, reduce, shape  # noqa: F401  (they fill RULES)
 from .builder import BATCH, ROW_NUMBERS, RULES, Builder, Ref
-from .capture import WRITTEN, Captured
 from .complex import Pair, complex_call, half, is_complex
 
 _KEEP_ROW_NUMBERS = frozenset({"unsqueeze", "view", "_unsafe_view", "alias", "clone", "detach", "expand"})

@@ -15,7 +15,7 @@ from stepnet.ir.op_rules import broadcast
 from stepnet.ir.ops import FLOATS, SCATTERS
 
 from .builder import ROW_NUMBERS, Builder, Ref, rule, rules
-from .rules_shape import beside, feature_dim, slice_feature
+from .shape import beside, feature_dim, slice_feature
 
 
 def _together(b: Builder, *refs: Ref) -> bool:

@@ -1,0 +1,1 @@
+"""What a step can read, and whether it still reads the same."""
