@@ -1,5 +1,5 @@
 """Steps that were walked, and whether they still read what they read: told by words of memory
-(`compiler.unchanged`), once two walks found the same."""
+(`compiler.reads.unchanged`), once two walks found the same."""
 
 from __future__ import annotations
 

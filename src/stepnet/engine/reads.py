@@ -1,8 +1,8 @@
 """What a run of a loop depends on: its key, and the tensors that its body reads.
 
-Most bodies are closed: a walk over what they reach tells all that their code can read (`compiler.reads.reach`).
-One that is open, because it looks names up by itself or reads what no walk sees into, is recorded on a few
-rows at every call (`compiler.trace.record`): what it did is its key.
+Most bodies are closed: a walk over what they reach tells all that their code can read
+(`compiler.reads.reach`). One that is open, because it looks names up by itself or reads what no walk sees
+into, is recorded on a few rows at every call (`compiler.trace.record`): what it did is its key.
 """
 
 from __future__ import annotations

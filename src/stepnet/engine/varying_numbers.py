@@ -1,7 +1,7 @@
 """Numbers of Python's that change from call to call: which steps have them, and which are inputs of a plan.
 
-A step whose plans differ by nothing but numbers is recorded from then on (`compiler.trace.record`), and its plan is
-found by what it does with any number. Those that were seen to change are handed to it as tensors.
+A step whose plans differ by nothing but numbers is recorded from then on (`compiler.trace.record`), and its
+plan is found by what it does with any number. Those that were seen to change are handed to it as tensors.
 """
 
 from __future__ import annotations

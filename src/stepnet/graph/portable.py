@@ -166,7 +166,7 @@ def _traced(
         raise refusal(recurrence, "it reads a size that the program leaves open")
     env = ShapeEnv()
     fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)  # constants of the step
-    fake.cache_enabled = False  # as in `compiler.by_torch`
+    fake.cache_enabled = False  # as in `compiler.trace.by_torch`
     with _disable_current_modes(), as_written(torch.device("cpu")), tracing(None):
         context = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
         hints = itertools.count(_ROWS, 2)

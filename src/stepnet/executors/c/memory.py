@@ -39,8 +39,8 @@ int32_t sn_unchanged(const struct asked *a, void *list) {
 
 
 def unchanged(checks: array[int], held: array[int]) -> Callable[[], list[Any] | None] | None:
-    """A function that gives the objects at some addresses if the checks of `compiler.unchanged` hold, else
-    None; None where it cannot be built. Objects that the checks tell to be alive are kept by nothing else.
+    """A function that gives the objects at some addresses if the checks of `compiler.reads.unchanged` hold,
+    else None; None where it cannot be built. What the checks tell to be alive is kept by nothing else.
 
     >>> word, item = array("q", [7]), "alive"
     >>> ask = unchanged(array("q", [0, word.buffer_info()[0], 7]), array("q", [id(item)]))
