@@ -263,7 +263,7 @@ BLIND = {
     "BatchNorm": lambda: per_row(nn.BatchNorm1d(F)),
     "BatchNorm, trained": lambda: per_row(nn.BatchNorm1d(F)).train(),
     "spectral norm, trained": lambda: per_row(
-        nn.utils.parametrizations.spectral_norm(nn.Linear(F, F))
+        nn.utils.parametrizations.spectral_norm(nn.Linear(F, F), n_power_iterations=50)
     ).train(),
     "weight norm": lambda: per_row(nn.utils.parametrizations.weight_norm(nn.Linear(F, F))),
     "noise": lambda: Net(noise),
