@@ -269,7 +269,7 @@ READ = {
     ),
     "a loop for ever": (
         given([node("Loop", ["", ""], (), body=FOREVER), node("Relu", "x")], inputs=[X]),
-        "never ends\n.*\n.*a trip count as its first input",
+        "'n' .Loop.: never ends\n.*no trip count, and the condition 'c'.*\n.*a trip count",
     ),
 }
 

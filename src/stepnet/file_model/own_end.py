@@ -26,6 +26,7 @@ from stepnet.executors.setting import check_backend
 from stepnet.repeat import while_joined
 from stepnet.watchers import during
 
+from .endless import Endless
 from .model import LoopReport
 from .prepared import ERRORS, plainly_fed
 from .scan_loop import ScanLoop, StepGraph
@@ -57,6 +58,7 @@ def chosen(which: Tensor, a: Any, b: Any) -> Tensor:
 def written_loop(
     step: Callable[..., Sequence[Tensor]], going: Tensor, state: Sequence[Tensor], joined: int,
     ends: Callable[[Tensor, Tensor], Tensor], steps: torch.SymInt | None = None,
+    endless: Endless | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Such a loop by its condition, for what writes the model: what is carried at last, and what is joined.
 
@@ -68,9 +70,12 @@ def written_loop(
         joined: how many results are joined.
         ends: of a step's number and whether the body goes on, whether the loop does.
         steps: how many there are, where that is an open size.
+        endless: whether it ends, where only its condition ends it.
     """
 
     def goes_on(number: Tensor, goes: Tensor, *_: Tensor) -> Tensor:
+        if endless is not None:
+            endless.check(number, goes)
         return ends(number, goes)
 
     def turn(number: Tensor, goes: Tensor, *values: Tensor) -> tuple[Tensor, ...]:

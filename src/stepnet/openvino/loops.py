@@ -25,6 +25,7 @@ from stepnet.export.calls import unanswered
 from stepnet.export.open_sizes import plain, settled
 from stepnet.file_model import Broken, LoopReport, Misfitting, not_in_recordings, shorten
 from stepnet.file_model.branching import Branching, Reading
+from stepnet.file_model.endless import Endless
 from stepnet.file_model.joined_steps import ScanStep
 from stepnet.file_model.scan_loop import compiled
 from stepnet.ir.loop import (
@@ -342,6 +343,10 @@ class LoopRunner:
         begins = None if start is None or start.numel() != 1 else bool(start.reshape(()))
         self.has_no_step = self.trips == 0 or begins is False
         self.goes_on_always = bool(begins) and self._goes_on({})
+        net, read = self.graph.net, {slot for node in self.graph.nodes for slot in node.inputs}
+        read |= set(self.graph.result_slots)
+        slots = dict(zip(net.parameters, self.graph.parameter_slots, strict=True))
+        self.endless = self._endless(slots)
         self._check_ends()
         body = LoopBody(self.graph, layer.name, self.condition)
         self.loop = whole_loop(layer, body)
@@ -349,11 +354,21 @@ class LoopRunner:
         whole = Loop(GraphBody(self.graph, layer.name), inputs, outputs, edges)
         self.blocks = OwnEndRunner(self.reports, WholeStep(self.graph, whole, body.condition))
         self.rows = RowRunner(counted_loop(layer, GraphBody(self.graph, layer.name)), self.graph)
-        net, read = self.graph.net, {slot for node in self.graph.nodes for slot in node.inputs}
-        read |= set(self.graph.result_slots)
-        slots = dict(zip(net.parameters, self.graph.parameter_slots, strict=True))
         if sum(row.purpose is not None and slots[row.internal] in read for row in rows.inputs) > 1:
             self.rows.reason = "two parameters of its body get the number of the iteration"
+
+    def _endless(self, slots: Mapping[int, int]) -> Endless:
+        """Whether it ends, where it has neither a trip count nor slices; `slots`: those of Parameters."""
+        made = dict(zip(self.graph.net.results, self.graph.result_slots, strict=True))
+        changing = [
+            slots[row.internal]
+            for row in self.layer.maps[""].inputs
+            if row.purpose is not None or row.axis is not None
+        ]
+        carried = {slots[to]: made[start] for to, start in self.carried.items()}
+        name = None if self.condition is None else self.graph.net.layers[self.condition].name
+        condition = None if self.condition is None else made[self.condition]
+        return Endless(self.layer.where, name, self.graph.nodes, changing, carried, condition)
 
     def _check_ends(self) -> None:
         """Refuse a loop whose constants say that it never ends, or that are no counts."""
@@ -363,11 +378,7 @@ class LoopRunner:
             )
         cuts = any(row.axis is not None for row in self.layer.maps[""].inputs)
         if self.trips is not None and self.trips < 0 and self.goes_on_always and not cuts:
-            raise Misfitting(
-                f"{self.layer.where}: never ends",
-                got="trip count -1 and a condition that is always true",
-                expected="a trip count >= 0, or a condition that the body computes",
-            )
+            raise self.endless.error()
 
     def _goes_on(self, given: Mapping[int, Any]) -> bool:
         """Whether the condition that the body gives is always true, from the values it is first given."""
@@ -399,7 +410,8 @@ class LoopRunner:
                 dims=(longest, trips),
             )
         counted, out, note = self._counted(values, longest), None, None
-        if go and isinstance(counted, str) and watching() is None:
+        most = self.endless.steps if trips < 0 and longest is None else None
+        if go and isinstance(counted, str) and watching() is None and most is None:
             out, note = self.blocks.run(feeds, trips)
         if note is None:
             out = self._by_rows(feeds, counted)
@@ -408,9 +420,11 @@ class LoopRunner:
                 _check_no_step(self.loop)
             steps = 0
 
-            def count(step: int, *_: Any) -> None:
+            def count(step: int, made: Mapping[str, Any], *_: Any) -> None:
                 nonlocal steps
                 steps = step + 1
+                if steps == most and made[GOING]:
+                    raise self.endless.error()
 
             out = naive.run(self.loop, feeds | {GOING: go, LIMIT: trips}, count)
             if note is not None:
@@ -434,7 +448,7 @@ class LoopRunner:
             return tuple(out[name] for name in outputs)
         if self.goes_on_always and self.loop.slices and self._all_slices(feeds):
             return as_iterator(self.rows.loop, feeds, outputs)
-        out = self.blocks.written(feeds, count, values[1], self.goes_on_always)
+        out = self.blocks.written(feeds, count, values[1], self.goes_on_always, self.endless)
         return tuple(out[name] for name in outputs)
 
     def _all_slices(self, feeds: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from stepnet.executors.naive import number_of
 from stepnet.export.open_sizes import open_count, plain
 from stepnet.file_model import LoopReport
 from stepnet.file_model.branching import Reading
+from stepnet.file_model.endless import Endless
 from stepnet.file_model.own_end import OwnEndLoop, written_loop
 from stepnet.ir.loop import Concat, Iteration, Loop, Slice
 
@@ -114,7 +115,9 @@ class OwnEndRunner:
         around = {port.source: feeds[port.source] for port in loop.invariants} | graph.held()
         return [first[name] for name in loop.carried], around
 
-    def written(self, feeds: Mapping[str, Any], trips: Any, going: Tensor, always: bool) -> dict[str, Any]:
+    def written(
+        self, feeds: Mapping[str, Any], trips: Any, going: Tensor, always: bool, endless: Endless
+    ) -> dict[str, Any]:
         """The outputs by name, by its condition, for what writes the model; `always`: that is always true."""
         step, (state, around) = self.step, self._start(feeds)
         cuts = [(port, feeds[port.source], *_span(port, feeds[port.source])) for port in step.loop.slices]
@@ -132,7 +135,9 @@ class OwnEndRunner:
             return read((number, *values), around, parts)
 
         count = open_count(trips) if always and not cuts else None
-        out = written_loop(turn, going, state, len(step.joined), goes_on, count)
+        only = type(limit) is Tensor and limit.item() < 0 and not cuts  # its condition ends it
+        ends = endless if only else None
+        out = written_loop(turn, going, state, len(step.joined), goes_on, count, ends)
         return self._outputs(out[: len(state)], out[len(state) :])
 
 

@@ -21,6 +21,7 @@ from stepnet.file_model import (
     not_in_recordings,
     unlike,
 )
+from stepnet.file_model.endless import Endless
 from stepnet.file_model.joined_steps import ScanStep
 from stepnet.file_model.own_end import OwnEndLoop, written_loop
 from stepnet.file_model.scan_loop import ScanLoop
@@ -55,12 +56,12 @@ class LoopRunner:
         counted = goes_on is body.inputs[1] or (always is not None and bool(always.numpy().all()))
         self.by_rows = CountedLoop(node, body, carried, scanned) if counted else None
         self.by_blocks = None if counted else _by_blocks(node, body, scanned)
-        if counted and not node.has(0) and node.known.get(1) not in (False, [False]):
-            raise Misfit(
-                "the loop never ends",
-                "no trip count, and a condition that stays true",
-                "a trip count as its first input, or a body that computes its condition",
-            )
+        fed, made = body.inputs[2:], map(origin, body.outputs[1:])
+        carried = dict(zip(fed, made, strict=False))  # no condition: in each step that is run it is true
+        name = body.outputs[0].name
+        self.endless = Endless(node.where, name, body.steps, body.inputs[:1], carried, goes_on)
+        if counted and not node.has(0) and (not node.has(1) or node.known.get(1) in (True, [True])):
+            raise self.endless.error()
         self.reports = (self.by_rows or self.by_blocks).reports  # type: ignore[union-attr]
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
@@ -89,7 +90,8 @@ class LoopRunner:
         always = self.by_rows is not None and (going is None or self.node.known.get(1) in (True, [True]))
         count, trips = open_count(trips) if always else None, plain(trips)
         first = torch.ones((), dtype=torch.bool) if going is None else going
-        return written_loop(reading(self.body, around), first, state, self.scanned, goes_on, count)
+        endless = self.endless if trips is None else None
+        return written_loop(reading(self.body, around), first, state, self.scanned, goes_on, count, endless)
 
     def _by_steps(
         self, most: int | None, condition: Any, goes: bool, state: Sequence[Any], around: Mapping[Any, Any]
@@ -97,16 +99,19 @@ class LoopRunner:
         """The loop step by step, after the blocks of steps that can be compiled."""
         rows: list[list[Any]] = [[] for _ in range(self.scanned)]
         step, tables, note = 0, [], None
+        limit = self.endless.steps if most is None else most
         if self.by_blocks is not None and goes and not is_watched():
-            (step, goes, state, tables), note = self.by_blocks.begin(most, state, around)
+            (step, goes, state, tables), note = self.by_blocks.begin(limit, state, around)
         blocks = step
-        while goes and (most is None or step < most):
+        while goes and (limit is None or step < limit):
             condition, *results = self.body.run((torch.tensor(step), condition, *state), around)
             state, joined = results[: self.carried], results[self.carried :]
             for table, row in zip(rows, joined, strict=True):
                 table.append(row)
             goes = bool(_one(condition, "condition"))
             step += 1
+        if goes and most is None:
+            raise self.endless.error()
         if note is not None:
             note(step)
         if self.scanned and not step:
