@@ -60,6 +60,13 @@ def test_copies_of_views_and_what_torch_makes_of_norms_and_softmax_are_row_wise(
             function(x, *by_rows)
 
 
+def test_a_term_of_rows_does_not_meet_the_features_of_a_product() -> None:
+    rows: Any = LoDTensor(torch.rand(3), [[0, 1, 3]])
+    with pytest.raises(RowMixError, match="its rows meet features"):
+        torch.addmm(rows, torch.rand(3, 3), torch.rand(3, 3))
+    assert torch.addmv(rows, torch.rand(3, 3), torch.rand(3)).shape == (3,)
+
+
 def guesses(x: LoDTensor) -> Iterator[tuple[Any, ...]]:
     """Arguments that a function may be called with, of sizes that all coincide."""
     n = x.shape[0]
