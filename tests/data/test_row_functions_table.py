@@ -36,6 +36,37 @@ def test_a_wrong_entry_of_the_table_is_caught_by_its_result(monkeypatch: pytest.
             function(LoDTensor(torch.rand(11, 7), [[0, 11]]))
 
 
+def test_copies_of_views_and_what_torch_makes_of_norms_and_softmax_are_row_wise() -> None:
+    x = LoDTensor(torch.rand(4, 3, 2), [[0, 1, 4]])
+    functions: Any = torch
+    calls: list[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = [  # by features, and by rows
+        ("_safe_softmax", (-1,), (0,)),
+        ("native_layer_norm", ([3, 2], None, None, 1e-5), ([4, 3, 2], None, None, 1e-5)),
+        ("squeeze_copy", (1,), (0,)),
+        ("select_copy", (1, 0), (0, 0)),
+        ("unsqueeze_copy", (1,), (0,)),
+        ("transpose_copy", (1, 2), (0, 1)),
+        ("diagonal_copy", (0, 1, 2), (0, 0, 1)),
+        ("unfold_copy", (1, 2, 1), (0, 2, 1)),
+    ]
+    for name, by_features, by_rows in calls:
+        function = getattr(functions, name)
+        found, plain = function(x, *by_features), function(x.values, *by_features)
+        pairs = zip(found, plain, strict=True) if isinstance(plain, tuple) else [(found, plain)]
+        for ours, theirs in pairs:
+            assert torch.equal(ours.values, theirs)
+            assert ours.structure == x.structure
+        with pytest.raises(RowMixError):
+            function(x, *by_rows)
+
+
+def test_a_term_of_rows_does_not_meet_the_features_of_a_product() -> None:
+    rows: Any = LoDTensor(torch.rand(3), [[0, 1, 3]])
+    with pytest.raises(RowMixError, match="its rows meet features"):
+        torch.addmm(rows, torch.rand(3, 3), torch.rand(3, 3))
+    assert torch.addmv(rows, torch.rand(3, 3), torch.rand(3)).shape == (3,)
+
+
 def guesses(x: LoDTensor) -> Iterator[tuple[Any, ...]]:
     """Arguments that a function may be called with, of sizes that all coincide."""
     n = x.shape[0]

@@ -338,6 +338,8 @@ def added(call: FunctionCall) -> None:
     term, rows, shared = call.operands()
     if isinstance(shared, call.kind) or rows.shape[0] != call.rows:
         call.refuse("a product in which rows are summed over", expected="rows by a matrix or a vector")
+    if isinstance(term, call.kind) and term.ndim != shared.ndim:
+        call.refuse(f"a term of {term.ndim} dimensions: its rows meet features", expected=f"{shared.ndim}")
     if term.ndim > shared.ndim or (term.ndim == shared.ndim and term.shape[0] not in (1, call.rows)):
         call.refuse(f"a term of shape {list(term.shape)}", expected=f"1 or {call.rows} in its dimension 0")
 
