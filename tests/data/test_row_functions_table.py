@@ -112,8 +112,11 @@ def other_row(given: Any) -> Any:
 
 
 def readings(args: tuple[Any, ...], order: Tensor, ndim: int) -> Iterator[tuple[Any, ...]]:
-    """The arguments with rows reordered; a plain tensor of as many dimensions may be rows or weights."""
-    choices = [(False, True) if isinstance(a, Tensor) and a.ndim == ndim else (False,) for a in args]
+    """The arguments with rows reordered; a plain tensor of as many dimensions or more may be rows, or weights."""
+    choices = [
+        (False, True) if isinstance(a, Tensor) and a.ndim >= ndim and len(a) == len(order) else (False,)
+        for a in args
+    ]
     for chosen in itertools.product(*choices):
         yield tuple(permuted(a, order, rows) for a, rows in zip(args, chosen, strict=True))
 
