@@ -51,6 +51,7 @@ from .calls import (
     unanswered,
 )
 from .graph import Target, Value
+from .questions import questions_of
 from .ragged_step import write_ragged_step
 from .reads import tensors_read
 from .recurrence_call import RecurrenceCall
@@ -199,7 +200,9 @@ class RecurrenceRecorder(Recorder, Instead):
         if call.compiled is None:
             call.places = _used(call) if whole else []
         if whole:
-            call.inner = noted_calls(self.target, lambda: iteration(loop, parts, state, ()))
+            with questions_of([*parts, *state]) as asks:
+                call.inner = noted_calls(self.target, lambda: iteration(loop, parts, state, ()))
+            call.asks = asks()
         call.weights = [tensors[p] for p in call.places]
         return call
 
