@@ -36,6 +36,7 @@ class RecurrenceCall:
     alone: str  # why its one row is all there ever is, if it is
     y: list[Any] = field(default_factory=list)
     y_spec: Spec = LEAF  # how what is joined is nested, by output
+    asks: bool = False  # its rows for an answer, in Python
     inner: Calls | None = None  # those that one step makes
     known: list[Any] = field(default_factory=list)  # sizes of time and batch, in its trace
     sizes: Referred = field(default_factory=dict)  # that are left open, and its body refers to

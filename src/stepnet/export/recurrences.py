@@ -18,6 +18,7 @@ from stepnet.checks import checked
 from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.rewritten.inner_loops import is_guarded
 from stepnet.compiler.trace.capture import Replaced
+from stepnet.compiler.trace.control import both_branches
 from stepnet.compiler.trace.iteration import code_of, iteration
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
@@ -51,6 +52,7 @@ from .calls import (
     unanswered,
 )
 from .graph import Target, Value
+from .questions import questions_of
 from .ragged_step import write_ragged_step
 from .reads import tensors_read
 from .recurrence_call import RecurrenceCall
@@ -199,7 +201,9 @@ class RecurrenceRecorder(Recorder, Instead):
         if call.compiled is None:
             call.places = _used(call) if whole else []
         if whole:
-            call.inner = noted_calls(self.target, lambda: iteration(loop, parts, state, ()))
+            with both_branches(), questions_of([*parts, *state]) as asks:
+                call.inner = noted_calls(self.target, lambda: iteration(loop, parts, state, ()))
+            call.asks = asks()
         call.weights = [tensors[p] for p in call.places]
         return call
 

@@ -15,6 +15,7 @@ from .aten import AtenNet
 from .body_trace import BodyTrace, no_lengths
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
+from .questions import Iteration, Ways
 from .recurrence_call import RecurrenceCall
 from .scans import StepAxis
 
@@ -42,7 +43,17 @@ def write_step(
             _spec, y, new = iteration(call.loop_with(sizes), leaves[: len(x)], leaves[len(x) :], ())
         return [*y, *new]
 
-    program = trace.traced(run, code_of(call.loop).function)
+    def both_ways(leaves: Sequence[Tensor], sizes: Sequence[Any]) -> list[Tensor]:
+        loop = call.loop_with(sizes)
+
+        def once(own: Sequence[Tensor]) -> Iteration:
+            with warnings.catch_warnings(), calls.traced(no_lengths):
+                return iteration(loop, own[: len(x)], own[len(x) :], ())
+
+        _spec, y, new = Ways(once, where).run(leaves)
+        return [*y, *new]
+
+    program = trace.traced(both_ways if call.asks else run, code_of(call.loop).function)
     name = call.loop.body.name
     body = b.emit.graph.body(f"{name} body")
     inner = AtenNet(Emit(body), where)
