@@ -112,7 +112,7 @@ def other_row(given: Any) -> Any:
 
 
 def readings(args: tuple[Any, ...], order: Tensor, ndim: int) -> Iterator[tuple[Any, ...]]:
-    """The arguments with rows reordered; a plain tensor of as many dimensions or more may be rows or weights."""
+    """The arguments with rows reordered; a plain tensor of as many dimensions or more: rows, or weights."""
     choices = [
         (False, True) if isinstance(a, Tensor) and a.ndim >= ndim and len(a) == len(order) else (False,)
         for a in args
