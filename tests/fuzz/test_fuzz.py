@@ -70,7 +70,7 @@ def test_frames(seed):
     assert frames.difference(seed) is None
 
 
-@pytest.mark.parametrize("seed", few((*range(40), 1003838), (39, 1003838)))
+@pytest.mark.parametrize("seed", few((*range(40), 1003838), (39,)))
 def test_orders(seed):
     assert orders.difference(seed, "eager") is None
 

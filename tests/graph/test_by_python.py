@@ -134,6 +134,7 @@ def test_padding_by_numbers_that_change():
         torch.testing.assert_close(compiled(x, value), x.to_padded(value)[0])
 
 
+@pytest.mark.exhaustive
 def test_a_stepnet_over_sequences_is_part_of_a_graph():
     def read(scope):
         scope["y"], scope["h"] = cell(scope["x"], scope["before"])
