@@ -28,7 +28,7 @@ _REMEDY = "choose by torch.where, row by row, in place of Python's if"
 Iteration = tuple[Spec, list[Any], list[Any]]
 
 
-class TooMany(Exception):
+class _TooMany(Exception):
     """More is asked than ways are traced: a while loop asks until it is told no."""
 
 
@@ -49,7 +49,7 @@ class _Questions(TorchFunctionMode):
             if self.given is not None:
                 at = len(self.asked) - 1
                 if at == MOST:
-                    raise TooMany
+                    raise _TooMany
                 return self.given[at] if at < len(self.given) else True
         result = func(*args, **kwargs)
         self._followers.follow(func, args, kwargs, result)
@@ -90,7 +90,7 @@ class Ways:
         try:
             with questions:
                 result = self._call(own)
-        except TooMany:
+        except _TooMany:
             raise self._too_many() from None
         except (IRError, Unsupported):
             raise

@@ -42,9 +42,8 @@ class Keeper:
         self.n = len(begun)
         self.all_begun, self.none_begun = all(begun), not any(begun)
         self.ran: list[tuple[str, Spec]] = []  # the recurrences over the streams
-        self.warm: list[
-            tuple[Any, Any]
-        ] = []  # steps that ran by a plan: as the module has them, and as they run
+        # steps that ran by a plan: as the module has them, and as they run
+        self.warm: list[tuple[Any, Any]] = []
         self._left: list[list[Tensor]] = []
 
     def done(self) -> None:

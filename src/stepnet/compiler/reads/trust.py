@@ -252,10 +252,10 @@ def ambient(module: types.ModuleType, name: str) -> bool:
 
 def tells_settings(value: Any) -> bool:
     """True for functions of torch that tell the same, by whatever name code comes by them."""
+    name, module = value.__name__, getattr(value, "__module__", None)
+    module = module if type(module) is str else ""  # anybody may set it
     if type(value) is types.FunctionType:
-        module = value.__module__
-        return _function_tells(value.__name__, value.__qualname__, module if type(module) is str else "")
-    name, module = value.__name__, getattr(value, "__module__", None) or ""
+        return _function_tells(name, value.__qualname__, module)
     if name in _NOT_AMBIENT or value.__qualname__ != name:
         return False
     return getattr(value, "__self__", None) is torch._C or (module.startswith("torch._C") and _tells(name))
