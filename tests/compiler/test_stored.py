@@ -14,7 +14,8 @@ import torch
 from covering import few
 from plan_steps import DTYPE, KALMAN, cell
 from plans import entry_of, plans_made, read_back
-from stepnet.compiler import stored
+from stepnet.compiler import known_calls, stored
+from stepnet.compiler.known_calls import known_call
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import plans
 from stepnet.errors import Unsupported
@@ -181,6 +182,16 @@ def test_a_gradient_that_is_computed_is_said_to_flow(gone):
     found[gone] = [[] for _ in found[gone]]
     with pytest.raises(Unsupported, match="how gradients flow"):
         stored.load(json.dumps(found).encode(), *given)
+
+
+def test_no_call_of_backward_goes_where_an_index_says():
+    """Those of pools and paddings write outside of memory where indices or shapes are not the forward's."""
+    calls = [(name, getattr(torch.ops.aten, name, None)) for name in known_calls._CALLS if "backward" in name]
+    for name, packet in calls:
+        for overload in () if packet is None else packet.overloads():
+            found = known_call(f"aten.{name}.{overload}")
+            assert found is None or torch.Tag.pointwise in found.tags, name
+    assert known_call("aten.gelu_backward.default") is not None
 
 
 @pytest.fixture

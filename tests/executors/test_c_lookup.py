@@ -311,6 +311,18 @@ def test_a_divisor_that_may_be_0_is_left_to_torch():
     agree(step, x, state, [], 1e-5, backend="eager")
 
 
+def test_picks_of_more_dimensions_than_c_counts_along_are_left_to_torch():
+    def step(x, h):
+        index = (x > 0).long().reshape(-1, *(1,) * 15, 2, 3)
+        h = torch.tanh(h.reshape(index.shape).gather(-1, index).flatten(1) + x)
+        return (h,), h
+
+    x, h = torch.randn(5, 2, 6), torch.randn(2, 6)
+    with pytest.raises(Unsupported, match="a gather of 17 dimensions"):
+        stepnet.recurrent(step, x, h, backend="c")
+    agree(step, x, h, [], 1e-5, backend="eager")
+
+
 def test_names_that_the_text_uses_itself():
     (table,) = weights((4, H))
 

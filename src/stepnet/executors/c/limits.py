@@ -16,6 +16,7 @@ from .numbers import WHOLE_NUMBERS
 DTYPES = ("float32", "float64")
 # Products of the numbers of two matrices of one row: of a pass over whole vectors, and of sums one by one.
 _MOST_PRODUCTS, _MOST_DOTS = 1 << 19, 1 << 15
+_MOST_DIMENSIONS = 16  # that the walks of `sn_picks.h` count along
 STORED = ("bfloat16", "float16")  # beside float32: what numbers are rounded to, and read from
 UNSUPPORTED = {
     "shift": "a value carried outside the scan",
@@ -78,6 +79,9 @@ def _check_node(body: Graph, node: Node) -> None:
         raise Unsupported(f"the loop holds '{node.op}'", line=node.line)
     if node.op in ("matmul_tn", "embed_grad"):
         raise Unsupported(f"the loop holds '{node.op}'", line=node.line)
+    rank = len(values[node.inputs[0]].shape) if node.op in ("gather", *SCATTERS) else 0
+    if rank > _MOST_DIMENSIONS:
+        raise Unsupported(f"the loop holds a {node.op} of {rank} dimensions", line=node.line)
     _check_integers(body, node)
     _check_stored(body, node)
 
