@@ -188,6 +188,22 @@ def test_a_text_in_a_plan_is_only_a_text(cache, compiled):
     assert compiled == ["step"]
 
 
+def test_a_plan_that_no_executor_could_write_is_compiled_over(cache, compiled):
+    """A number that its type does not hold, where generated C writes it."""
+
+    def counted(x, h):
+        h = torch.tanh(x + (h * 9).long().remainder(5))
+        return h, h
+
+    run(counted, "c")
+    (path,) = kept(cache)
+    assert b'"value":5' in path.read_bytes()
+    replaced(path, path.read_bytes().replace(b'"value":5', b'"value":Infinity'))
+    forget()
+    run(counted, "c")
+    assert compiled == ["counted", "counted"]
+
+
 def test_other_names_of_results_in_a_plan_are_noticed(cache):
     x, h = torch.randn(3, 2, 3), torch.zeros(2, 3)
     expected = recurrent(named, x, h, backend="eager")[0]["first"]

@@ -164,6 +164,8 @@ BROKEN = {
         one("gather", ["a row 7", "i row 2"], "y row 2", dim=0),
         "has an index of float32",
     ),
+    "whole numbers that are none": (one("full", [], "y row 2 int64", value=float("nan")), "is full of nan"),
+    "whole numbers too large": (one("full", [], "y row 2 int8", value=1 << 63), "no whole number of 64 bits"),
     "a shared gather": (
         one("gather", ["a shared 7", "i row 2 int64"], "y row 2", dim=0),
         "gathers from a shared value by a row index",

@@ -291,12 +291,18 @@ def _from_file(entry: Entry, seen: _Seen, given: Sequence[Any], key: str, chosen
     kept = plan_files.read(key)
     if kept is None:
         return False
-    with contextlib.suppress(Unsupported):
+    try:
         known = stored.load(kept, *given)
         if known.y_spec == seen.y_spec or is_guarded(known.y_spec):
             _choose(entry, known, *chosen)
             if not entry.wrong:
                 return True
+    except Unsupported:
+        pass
+    except StepnetError:
+        raise
+    except Exception as error:  # if it is of the step itself, the plan recorded now has it, too
+        let_through(error)
     entry.ready, entry.refusals, entry.notes, entry.wrong = None, [], [], False
     return False
 

@@ -13,6 +13,7 @@ from .ops import OPS, Stage
 from .whole_rules import WHOLE_CHECKS
 
 _TO_BOOL = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "isnan"})
+_NO_INT64 = 1 << 63
 _LOGIC = frozenset({"and", "or", "xor", "not"})
 _LINEAR = frozenset(
     {"add", "sub", "mul", "div", "neg", "copy", "cast", "sum", "reshape", "permute", "expand", "slice",
@@ -251,8 +252,11 @@ def _embed_grad(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
 
 
 def _full(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
-    if not isinstance(node.attr("value"), (bool, int, float, complex)):
-        yield f"is full of {node.attr('value')!r}"
+    value = node.attr("value")
+    if not isinstance(value, (bool, int, float, complex)):
+        yield f"is full of {value!r}"
+    elif out.dtype in _INTEGERS and (isinstance(value, complex) or not -_NO_INT64 <= value < _NO_INT64):
+        yield f"is full of {value!r}, which is no whole number of 64 bits"
 
 
 def _iota(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
