@@ -424,9 +424,14 @@ def test_what_is_no_state_changes_nothing():
     live.push({live.open(): x[:4]})
     state = live.state_dict()
     name, left = state["recurrences"][0]
-    no_rows = [(name, tuple(leaf[:0] for leaf in left))]
     wrong = [{}, 3, {**state, "begun": []}, {**state, "ids": [0, 0], "begun": [True, True]}]
-    for other in (*wrong, {**state, "recurrences": [3]}, {**state, "recurrences": no_rows}):
+    ways = [
+        lambda t: t[:0],
+        lambda t: t.to_sparse(),
+        lambda t: t[:, :1].expand(-1, 1000),
+    ]  # not as large as it says
+    wrong += [{**state, "recurrences": [(name, tuple(map(way, left)))]} for way in ways]
+    for other in (*wrong, {**state, "recurrences": [3]}):
         with pytest.raises(StreamError, match="no state of a stream"):
             live.load_state_dict(other)
     torch.testing.assert_close(live.push({0: x[4:]})[0], whole(net, x[:, None])[4:, 0], **CLOSE)

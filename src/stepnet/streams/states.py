@@ -119,6 +119,8 @@ class States:
             leaves, spec = flatten(state)
             if any(leaf.shape[0] != len(slots) for leaf in leaves):
                 raise ValueError("a state has not a row for each id")
+            if not all(map(_is_table, leaves)):
+                raise ValueError("a state is no table of numbers")
             calls.append((name, spec))
             states.append([leaf.clone() for leaf in leaves])
         self.leave(calls, Left(slots, states))
@@ -146,6 +148,12 @@ class States:
 @outside_modes
 def _index(slots: Slots) -> Tensor:
     return torch.tensor(slots, dtype=torch.int64)
+
+
+def _is_table(leaf: Tensor) -> bool:
+    """Whether a tensor has memory for each of its numbers: a file may say that it has more."""
+    strided = leaf.layout is torch.strided and not leaf.is_quantized
+    return strided and leaf.numel() * leaf.element_size() <= leaf.untyped_storage().nbytes()
 
 
 def _shown(spec: Spec, leaves: Sequence[Any]) -> str:
