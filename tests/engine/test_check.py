@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,8 @@ from torch import nn
 from covering import few
 from stepnet.api import recurrent
 from stepnet.cells import LayerNormLSTM
-from stepnet.errors import Unsupported
+from stepnet.compiler.trace import by_torch
+from stepnet.errors import SlowPathWarning, Unsupported
 from stepnet.executors.torch_ops import ops
 
 PLANS_ON_DISK = False
@@ -19,6 +22,8 @@ def _run(step, parameters, backend, dtype):
     x = torch.randn(5, 3, 2, dtype=dtype, generator=torch.Generator().manual_seed(1))
     h = torch.full((3, 2), 1e-3, dtype=dtype)
     y, new = recurrent(step, x, h, backend=backend)
+    if not parameters:
+        return [y, new]
     return [y, new, *torch.autograd.grad(y.sum() + (new * new).sum(), list(parameters))]
 
 
@@ -113,3 +118,20 @@ def test_a_wrong_threshold_is_declined(monkeypatch):
 
     with pytest.raises(Unsupported, match="self-check: y0 differs"):
         recurrent(step, torch.linspace(-2, 2, 30).reshape(5, 3, 2), torch.zeros(3, 2), backend="eager")
+
+
+def test_what_torchs_compiler_fails_at_the_plain_loop_runs(monkeypatch):
+    """It looks into all modules of the process as it is imported, which is before a step that reads its
+    environment is tried, and one of somebody else's may be odd."""
+
+    def warm():
+        raise AttributeError("'float' object has no attribute 'endswith'")
+
+    def step(x, h):
+        return h, torch.tanh(x * len(os.environ) + h)
+
+    monkeypatch.setattr(by_torch, "warm", warm)
+    with pytest.warns(SlowPathWarning, match="to compile it fails"):
+        ours = _run(step, [], "auto", torch.float64)
+    for a, b in zip(ours, _run(step, [], "naive", torch.float64), strict=True):
+        torch.testing.assert_close(a, b)

@@ -95,9 +95,13 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
         return _refused_for(Unsupported(found.refused))
     holders = found.holders
     if any(holder is os.environ for holder in holders):
-        from stepnet.compiler.trace.by_torch import warm  # a second of imports
+        try:
+            from stepnet.compiler.trace.by_torch import warm  # a second of imports
 
-        warm()
+            warm()
+        except Exception as error:  # torch's compiler looks into all modules, and fails at odd ones
+            let_through(error)
+            return _refused_for(_failed(error))
     others = Meanwhile(holders, loop, reads, sequences)
 
     def attempt(snapshot: Snapshot) -> tuple[Entry, tuple[str, bytes] | None]:
@@ -171,11 +175,13 @@ def _make(
     except Exception as error:  # whatever it is, the plain loop may do without
         let_through(error)
         entry.ready = None
-        reason = (str(error).splitlines() or [""])[0]
-        entry.refusals.append(
-            ("capture", Unsupported(f"to compile it fails: {type(error).__name__}: {reason}"))
-        )
+        entry.refusals.append(("capture", _failed(error)))
     return entry, to_keep
+
+
+def _failed(error: Exception) -> Unsupported:
+    reason = (str(error).splitlines() or [""])[0]
+    return Unsupported(f"to compile it fails: {type(error).__name__}: {reason}")
 
 
 @contextlib.contextmanager
