@@ -165,8 +165,9 @@ class OwnEndLoop:
         self._last = Bounded[Any, int | None](_MOST_KINDS)
 
     def begin(
-        self, most: int | None, state: Sequence[Any], around: Mapping[Any, Any]
-    ) -> tuple[Begun, Callable[[int], None] | None]:
+        self, most: int | None, state: Sequence[Any], around: Mapping[Any, Any],
+        seen: Callable[[int, Sequence[Any]], None],
+    ) -> tuple[Begun, Callable[[int], None] | None]:  # fmt: skip
         """What blocks of steps come to, no step where they do not pay or do not run the loop; and what is to
         be told how many steps the loop had in the end.
 
@@ -174,6 +175,7 @@ class OwnEndLoop:
             most: how many steps; None: any number.
             state: what is carried.
             around: what the body captures.
+            seen: is told the number of steps and the states after each block that goes on, of any number.
         """
         begun = Begun(0, True, state, [[] for _ in range(self.joined)])
         fed = (*state, *(around[value] for value in self.captured))
@@ -204,6 +206,8 @@ class OwnEndLoop:
                 self._last[kind] = None
                 return begun, None
             begun, size = further, min(2 * size, _MOST)
+            if begun.going and most is None:
+                seen(begun.steps, begun.state)
         return begun, partial(self._note, kind)
 
     def _note(self, kind: Any, steps: int) -> None:

@@ -410,21 +410,24 @@ class LoopRunner:
                 dims=(longest, trips),
             )
         counted, out, note = self._counted(values, longest), None, None
-        most = self.endless.steps if trips < 0 and longest is None else None
+        endless = trips < 0 and longest is None
+        most, seen = self.endless.steps if endless else None, self.endless.watch()
         if go and isinstance(counted, str) and watching() is None and most is None:
-            out, note = self.blocks.run(feeds, trips)
+            out, note = self.blocks.run(feeds, trips, seen)
         if note is None:
             out = self._by_rows(feeds, counted)
         if out is None:
             if not go or trips == 0 or longest == 0:
                 _check_no_step(self.loop)
-            steps = 0
+            steps, carried = 0, self.blocks.step.loop.carried.values()
 
             def count(step: int, made: Mapping[str, Any], *_: Any) -> None:
                 nonlocal steps
                 steps = step + 1
                 if steps == most and made[GOING]:
                     raise self.endless.error()
+                if endless and made[GOING]:
+                    seen(steps, [made[result] for result in carried])
 
             out = naive.run(self.loop, feeds | {GOING: go, LIMIT: trips}, count)
             if note is not None:

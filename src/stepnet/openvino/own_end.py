@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,15 +80,18 @@ class OwnEndRunner:
             why_not = "its body holds a loop or a branch"
         self.blocks = OwnEndLoop(reports, loop.body.name, step, len(step.joined), why_not)
 
-    def run(self, feeds: Mapping[str, Any], trips: int) -> tuple[dict[str, Any] | None, Any]:
+    def run(
+        self, feeds: Mapping[str, Any], trips: int, seen: Callable[[int, Sequence[Any]], None]
+    ) -> tuple[dict[str, Any] | None, Any]:
         """The outputs by name, None where blocks do not run it; and what is to be told how many steps it had.
 
         Args:
             feeds: the inputs by name.
             trips: the most steps; below zero: any number.
+            seen: see `OwnEndLoop.begin`.
         """
         most = None if trips < 0 else trips
-        begun, note = self.blocks.begin(most, *self._start(feeds))
+        begun, note = self.blocks.begin(most, *self._start(feeds), seen)
         if note is None or not begun.steps or (begun.going and begun.steps != most):
             return None, note
         note(begun.steps)

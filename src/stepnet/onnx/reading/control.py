@@ -99,9 +99,9 @@ class LoopRunner:
         """The loop step by step, after the blocks of steps that can be compiled."""
         rows: list[list[Any]] = [[] for _ in range(self.scanned)]
         step, tables, note = 0, [], None
-        limit = self.endless.steps if most is None else most
+        limit, seen = self.endless.steps if most is None else most, self.endless.watch()
         if self.by_blocks is not None and goes and not is_watched():
-            (step, goes, state, tables), note = self.by_blocks.begin(limit, state, around)
+            (step, goes, state, tables), note = self.by_blocks.begin(limit, state, around, seen)
         blocks = step
         while goes and (limit is None or step < limit):
             condition, *results = self.body.run((torch.tensor(step), condition, *state), around)
@@ -110,6 +110,8 @@ class LoopRunner:
                 table.append(row)
             goes = bool(_one(condition, "condition"))
             step += 1
+            if goes and most is None:
+                seen(step, state)
         if goes and most is None:
             raise self.endless.error()
         if note is not None:
