@@ -311,3 +311,40 @@ def test_odds_that_are_none():
     y, _ = recurrent(step, x, torch.ones(2, 4), backend="c")
     assert (y[0] >= 0).all()
     assert (y[1:] == -1).all()
+
+
+def of_draws(x, h, draw):
+    kept = draw("dropout", lambda: F.dropout(torch.ones_like(x), 0.3))
+    coin = draw("coin", lambda: torch.bernoulli(torch.sigmoid(h)))
+    word = draw("word", lambda: torch.multinomial(torch.softmax(h, -1), 1))
+    time = draw("time", lambda: torch.empty_like(h).exponential_(2.0))
+    h = torch.tanh(h * coin + x * kept * GAIN + h.gather(-1, word) * time)
+    return h, h
+
+
+@pytest.mark.parametrize("how", [{}, {"reverse": True}, {"checkpoint": 2}], ids=str)
+@pytest.mark.parametrize("backend", few(COMPILED, ["eager"]))
+def test_it_is_the_plain_loop_of_what_was_drawn(backend, how):
+    """Values and gradients, with other draws between forward and backward."""
+
+    def by_chance(x, h):
+        drawn = {}
+        h, _ = of_draws(x, h, lambda name, make: drawn.setdefault(name, make()))
+        return (h, drawn), h
+
+    def by_noise(parts, h):
+        return of_draws(parts["x"], h, lambda name, _: parts[name])
+
+    x, h0 = torch.randn(5, 3, D, dtype=DTYPE, requires_grad=True), torch.randn(3, D, dtype=DTYPE)
+    h0.requires_grad_()
+    (y, drawn), final = recurrent(by_chance, x, h0, backend=backend, **how)
+    torch.manual_seed(9)
+    plainly = {name: value for name, value in how.items() if name != "checkpoint"}
+    noise = {name: table.detach() for name, table in drawn.items()}
+    plain, last = recurrent(by_noise, {"x": x, **noise}, h0, backend="naive", **plainly)
+    torch.testing.assert_close((y, final), (plain, last))
+    ours, theirs = (
+        torch.autograd.grad((rows * rows).sum() + end.sum(), (x, h0, GAIN))
+        for rows, end in ((y, final), (plain, last))
+    )
+    torch.testing.assert_close(ours, theirs)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from covering import few
 from stepnet import LoDTensor, recurrent
+from stepnet.errors import StepError
 from stepnet.executors import higher_order
 
 DTYPE = torch.float64
@@ -100,3 +101,19 @@ def test_noise_of_a_generator_of_the_step_is_drawn_again_by_the_plain_loop() -> 
         (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
         found.append([first, *torch.autograd.grad(first.square().sum(), x)])
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("checks", [True, False])
+def test_distributions_that_check_their_arguments(checks: bool) -> None:
+    def step(x: Tensor, h: Tensor) -> Any:
+        h = torch.distributions.Normal(torch.tanh(h), x.exp(), validate_args=checks).rsample()
+        return h, h
+
+    x = torch.randn(2, 2, D, dtype=DTYPE, requires_grad=True)
+    y, _ = recurrent(step, x, torch.zeros(2, D, dtype=DTYPE), backend="eager")
+    if checks:
+        with pytest.raises(StepError, match=r"draws noise.*\n.*validate_args=False"):
+            torch.autograd.grad(y.square().sum(), x, create_graph=True)
+        return
+    (grad,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    assert torch.autograd.grad(grad.square().sum(), x)[0].abs().sum() > 0
