@@ -91,8 +91,8 @@ def iterator(call: int, inputs: list[Tensor], weights: list[Tensor], sizes: list
     feeds = dict(zip(made.sources, inputs, strict=True))
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
     body = made.loop.body
-    with Replaced(swap), made.inner.traced(no_lengths):
-        results = body(*(part_of(port, feeds[port.source]) for port in made.ports))
+    with Replaced(swap) as fed, made.inner.traced(no_lengths):
+        results = fed.results(body(*(part_of(port, feeds[port.source]) for port in made.ports)))
     named = dict(zip(body.results, results, strict=True))
     made.known += [feeds[port.source].shape[port.axis] for port in made.loop.slices]
     first = next(iter(made.loop.slices), None)

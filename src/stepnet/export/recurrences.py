@@ -115,9 +115,9 @@ def _row_shapes(
     if made.ragged or all(isinstance(size, int) for shape in fixed for size in shape):
         return [(t.shape[skip:], t.dtype) for t in known]
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
-    with Replaced(swap), unanswered() if made.inner is None else made.inner.traced(no_lengths):
+    with Replaced(swap) as fed, unanswered() if made.inner is None else made.inner.traced(no_lengths):
         _, y, _ = iteration(made.loop, [t.select(int(made.axis == 1), 0) for t in x], state, ())
-    return [(t.shape[1:], t.dtype) for t in y]
+    return [(t.shape[1:], t.dtype) for t in fed.results(y)]
 
 
 class RecurrenceRecorder(Recorder, Instead):

@@ -98,8 +98,8 @@ def while_node(call: int, state: list[Tensor], weights: list[Tensor], sizes: lis
         out.append(value.new_empty(shape))
     if made.joined:
         swap, inner = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}, made.inner[1]
-        with Replaced(swap), inner.traced(no_lengths), Picked():
-            _, rows = made.turn(made.functions(sizes)[1], state)
+        with Replaced(swap) as fed, inner.traced(no_lengths), Picked():
+            rows = fed.results(made.turn(made.functions(sizes)[1], state)[1])
         steps = torch.library.get_ctx().new_dynamic_size()
         out += [row.new_empty((steps, *row.shape)) for row in rows]
     return out
