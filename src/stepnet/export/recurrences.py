@@ -35,6 +35,7 @@ from stepnet.ir.loop import Loop
 from stepnet.user_line import user_line
 from stepnet.watchers import Instead, during, replaced
 
+from .as_called import AsCalled, loop_as_called
 from .aten import AtenNet, rule
 from .body_trace import no_lengths
 from .calls import (
@@ -171,7 +172,9 @@ class RecurrenceRecorder(Recorder, Instead):
     def _noted(self, loop: Loop, feeds: Mapping[str, Any], line: str) -> RecurrenceCall:
         """What is known of a recurrence before it runs."""
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
-        call = RecurrenceCall(loop, x, state, [], [], None, None, line, self._alone)
+        own = loop_as_called(loop)
+        then = AsCalled(_code(own))
+        call = RecurrenceCall(own, x, state, [], [], None, None, line, self._alone, then)
         self._alone = ""
         if call.above and any(leaf.lod_level != 2 for leaf in x):
             raise IRError(
@@ -202,7 +205,7 @@ class RecurrenceRecorder(Recorder, Instead):
             call.places = _used(call) if whole else []
         if whole:
             with both_branches(), questions_of([*parts, *state]) as asks:
-                call.inner = noted_calls(self.target, lambda: iteration(loop, parts, state, ()))
+                call.inner = noted_calls(self.target, lambda: iteration(own, parts, state, ()))
             call.asks = asks()
         call.weights = [tensors[p] for p in call.places]
         return call
