@@ -17,6 +17,7 @@ from stepnet.data.tree import LEAF, Spec, unflatten
 from stepnet.errors import IRError, Unsupported
 from stepnet.ir.loop import Loop, Sweep
 
+from .as_called import AsCalled
 from .calls import Calls, noted_calls
 from .referred_sizes import Referred, with_sizes
 
@@ -34,6 +35,7 @@ class RecurrenceCall:
     refusal: Unsupported | None
     line: str
     alone: str  # why its one row is all there ever is, if it is
+    then: AsCalled  # what its body read
     y: list[Any] = field(default_factory=list)
     y_spec: Spec = LEAF  # how what is joined is nested, by output
     asks: bool = False  # its rows for an answer, in Python

@@ -35,6 +35,7 @@ from stepnet.ir.loop import Loop
 from stepnet.user_line import user_line
 from stepnet.watchers import Instead, during, replaced
 
+from .as_called import AsCalled, loop_as_called
 from .aten import AtenNet, rule
 from .body_trace import no_lengths
 from .calls import (
@@ -115,9 +116,9 @@ def _row_shapes(
     if made.ragged or all(isinstance(size, int) for shape in fixed for size in shape):
         return [(t.shape[skip:], t.dtype) for t in known]
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
-    with Replaced(swap), unanswered() if made.inner is None else made.inner.traced(no_lengths):
+    with Replaced(swap) as fed, unanswered() if made.inner is None else made.inner.traced(no_lengths):
         _, y, _ = iteration(made.loop, [t.select(int(made.axis == 1), 0) for t in x], state, ())
-    return [(t.shape[1:], t.dtype) for t in y]
+    return [(t.shape[1:], t.dtype) for t in fed.results(y)]
 
 
 class RecurrenceRecorder(Recorder, Instead):
@@ -171,7 +172,9 @@ class RecurrenceRecorder(Recorder, Instead):
     def _noted(self, loop: Loop, feeds: Mapping[str, Any], line: str) -> RecurrenceCall:
         """What is known of a recurrence before it runs."""
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
-        call = RecurrenceCall(loop, x, state, [], [], None, None, line, self._alone)
+        own = loop_as_called(loop)
+        then = AsCalled(_code(own))
+        call = RecurrenceCall(own, x, state, [], [], None, None, line, self._alone, then)
         self._alone = ""
         if call.above and any(leaf.lod_level != 2 for leaf in x):
             raise IRError(
@@ -202,7 +205,7 @@ class RecurrenceRecorder(Recorder, Instead):
             call.places = _used(call) if whole else []
         if whole:
             with both_branches(), questions_of([*parts, *state]) as asks:
-                call.inner = noted_calls(self.target, lambda: iteration(loop, parts, state, ()))
+                call.inner = noted_calls(self.target, lambda: iteration(own, parts, state, ()))
             call.asks = asks()
         call.weights = [tensors[p] for p in call.places]
         return call
