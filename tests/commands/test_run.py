@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from pathlib import Path
@@ -80,6 +81,7 @@ def files(tmp_path):
     (tmp_path / "pickled.npy").write_bytes(pickle.dumps([1, 2]))
     (tmp_path / "text.npz").write_text("no arrays")
     (tmp_path / "empty.npy").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe.npy")
     whole = (tmp_path / "good.npy").read_bytes()
     (tmp_path / "short.npy").write_bytes(whole[:-8])
     (tmp_path / "odd.npy").write_bytes(whole.replace(b"(3, 4, 2)", b"(3,4,1<<6"))
@@ -102,6 +104,7 @@ def files(tmp_path):
             ("X=short.npy", "short.npy cannot be read"),
             ("X=odd.npy", "odd.npy cannot be read"),
             ("X=huge.npy", "huge.npy cannot be read"),
+            ("X=pipe.npy", "pipe.npy cannot be read: it is a pipe or a device"),
             ("X=none.npy", "none.npy cannot be read: No such file or directory"),
             ("X=.", "cannot be read: Is a directory"),
             ("good.npy", "good.npy: names no input (expected: NAME=FILE.npy or FILE.npz, NAME of X, a0"),

@@ -176,6 +176,8 @@ def _read_all(path: Path) -> dict[str, np.ndarray]:
 
 
 def _load(path: Path) -> Any:
+    if path.exists() and not (path.is_file() or path.is_dir()):  # one may be waited for without end
+        raise CommandError(f"{path} cannot be read: it is a pipe or a device", expected="a file")
     try:
         return np.load(path, allow_pickle=False)
     except UNREADABLE as error:
