@@ -27,6 +27,7 @@ from .calls import (
     KINDS,
     Calls,
     Kind,
+    Places,
     Recorder,
     Tracer,
     at_places,
@@ -48,7 +49,7 @@ class IteratorCall:
 
     loop: ir.Loop
     parts: list[Tensor]
-    places: list[int]  # of the tensors the body uses, among those it reaches
+    places: Places  # of the tensors the body uses, among those it reaches
     weights: list[Tensor]
     where: str
     then: AsCalled  # what its body read
@@ -119,7 +120,7 @@ class LoopRecorder(Recorder):
         where = f"the TensorIterator over '{loop.body.name}' ({user_line().short})"
         with unanswered():
             own = loop_as_called(loop)
-            made = IteratorCall(own, [], [], [], where, AsCalled(code_of(own).function))
+            made = IteratorCall(own, [], Places([], []), [], where, AsCalled(code_of(own).function))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 out = run()
@@ -149,7 +150,7 @@ class LoopTracer(Tracer):
     def __call__(self, loop: ir.Loop, feeds: Mapping[str, Tensor], run: Any) -> dict[str, Tensor]:
         number, call = self.next()
         code = code_of(loop).function
-        weights = at_places(call.places, call.weights, code, call.where, "its body")
+        weights = at_places(call.places, code, call.where, "its body")
         call.sizes, sizes = as_tensors(code, call.where, feeds.values())
         out = torch.ops.stepnet.iterator(number, [feeds[name] for name in call.sources], weights, sizes)
         return dict(zip((port.output for port in loop.outputs), out, strict=True))

@@ -18,7 +18,7 @@ from stepnet.errors import IRError, Unsupported
 from stepnet.ir.loop import Loop, Sweep
 
 from .as_called import AsCalled
-from .calls import Calls, noted_calls
+from .calls import Calls, Places, noted_calls
 from .referred_sizes import Referred, with_sizes
 
 
@@ -29,7 +29,7 @@ class RecurrenceCall:
     loop: Loop
     x: list[Any]
     state: list[Tensor]
-    places: list[int]  # of the tensors the body uses, among those it reaches
+    places: Places  # of the tensors the body uses, among those it reaches
     weights: list[Tensor]
     compiled: Compiled | None
     refusal: Unsupported | None

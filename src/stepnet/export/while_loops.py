@@ -31,6 +31,7 @@ from .calls import (
     KINDS,
     Calls,
     Kind,
+    Places,
     Recorder,
     Tracer,
     at_places,
@@ -58,7 +59,7 @@ class WhileCall:
     body: Callable[..., Any]
     spec: Spec
     first: list[Tensor]  # what the loop variables start with, or are in a turn if they grow
-    places: list[int]  # of the tensors that condition and body use, among those they reach
+    places: Places  # of the tensors that condition and body use, among those they reach
     weights: list[Tensor]
     max_steps: int | None
     by_row: bool  # whether the first loop variable says which rows go on
@@ -231,7 +232,7 @@ class WhileTracer(Tracer):
             loop_vars = (cond(*loop_vars), *loop_vars)
             cond, body = _each_row(cond, body)
         leaves, spec = flatten(tuple(loop_vars))
-        weights = at_places(call.places, call.weights, _both(cond, body), call.where)
+        weights = at_places(call.places, _both(cond, body), call.where)
         call.sizes, sizes = as_tensors([cond, body], call.where, call.first)
         state = [
             leaf if isinstance(leaf, Tensor) else torch.scalar_tensor(leaf, dtype=like.dtype)
