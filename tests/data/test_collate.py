@@ -139,6 +139,8 @@ def test_arrays_of_any_memory():
         assert batch.tolist() == [array.tolist()] * 2
         batch[0] = 7
         assert 7 not in array
+    with torch.device("meta"):  # as all that is made there
+        assert collate([{"x": np.ones(3)}, {"x": fixed}], dense="x")["x"].is_meta
 
 
 def test_one_name_of_what_is_dense():
