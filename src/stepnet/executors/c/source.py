@@ -30,7 +30,7 @@ from .places import Places
 from .template import fill
 from .text import comment
 
-# Bytes of rows between the loops of a row function: on the stack, for threads may have small ones, and at all.
+# Bytes of rows between the loops of a row function: on the stack (those of threads may be small), and at all.
 _MOST_STACK, _MOST_LINES = 1 << 15, 1 << 20
 
 
