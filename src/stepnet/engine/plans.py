@@ -8,7 +8,7 @@ import threading
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -110,16 +110,9 @@ def run(
     find, began = finding(backend), clock()
     (entry, reads, sequences), transformed, further = _found(loop, feeds, backend, find)
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
-        refusal = _reason(entry)
         if reads.reach.refused is not None:
             note_refused(code_of(loop).function, clock() - began)
-        if isinstance(refusal, (ChangesObjects, FailsOnSamples)):  # it may fail by what it kept before
-            done = run_with_attributes(loop, feeds, reads, refusal, backend, run)
-            if done is not None:
-                if done[1] is not None and warn and backend == AUTO:
-                    _tell(SlowPathWarning, loop, reads, done[1])
-                return done[0]
-        raise _refusal(entry, loop, reads, sequences, backend=backend, warn=warn)
+        return _without_plan(entry, loop, feeds, reads, sequences, backend=backend, warn=warn)
     if warn and backend == AUTO:
         _tell_of_torch_ops(entry, loop, reads, sequences)
     guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
@@ -136,9 +129,7 @@ def run(
         may_be = not transformed and note is None and asked.is_faster_itself(entry, finding)
         done = asked.itself(entry) if may_be else None
         if done is not None:
-            y, last = (flatten(part)[0] for part in done)
-            y += [torch.ones(1, dtype=torch.bool)] if guarded else []
-            return _unguarded(_by_name(loop, entry.y_spec, [*y, *last], len(y), None))
+            return _of_itself(loop, entry.y_spec, done, guarded=guarded)
     weights = [reads.tensors[place] for place in entry.weights]
     noise = Noise(entry.compiled.draws, reads.reach.generators)
     before = [generator.get_state() for generator in noise.generators]
@@ -173,11 +164,39 @@ def run(
         return run(loop, feeds, backend=backend, warn=warn)
     if backend != AUTO:
         naive.run(loop, feeds)  # which tells it
+    _let_rest(entry, loop, reads, warn=warn and backend == AUTO)
+    raise _DOES_NOT_HOLD.fresh()
+
+
+def _without_plan(
+    entry: Entry, loop: Loop, feeds: Mapping[str, Any], reads: Reads, sequences: Sequences, *,
+    backend: str, warn: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """A step that changes objects, run with its attributes carried; of all others, why there is no plan."""
+    refusal = _reason(entry)
+    if isinstance(refusal, (ChangesObjects, FailsOnSamples)):  # it may fail by what it kept before
+        done = run_with_attributes(loop, feeds, reads, refusal, backend, run)
+        if done is not None:
+            outputs, why = done
+            if why is not None and warn and backend == AUTO:
+                _tell(SlowPathWarning, loop, reads, why)
+            return outputs
+    raise _refusal(entry, loop, reads, sequences, backend=backend, warn=warn)
+
+
+def _of_itself(loop: Loop, y_spec: Spec, done: Iterable[Any], *, guarded: bool) -> dict[str, Any]:
+    """The outputs of a run that the step made itself."""
+    y, last = (flatten(part)[0] for part in done)
+    y += [torch.ones(1, dtype=torch.bool)] if guarded else []
+    return _unguarded(_by_name(loop, y_spec, [*y, *last], len(y), None))
+
+
+def _let_rest(entry: Entry, loop: Loop, reads: Reads, *, warn: bool) -> None:
+    """The plan rests, twice as long each time that a check of it fails."""
     entry.failed += 1
     entry.rest = min(2**entry.failed, _MOST_REST)
-    if warn and backend == AUTO and entry.failed == _OFTEN:
+    if warn and entry.failed == _OFTEN:
         _tell(SlowPathWarning, loop, reads, _DOES_NOT_HOLD)
-    raise _DOES_NOT_HOLD.fresh()
 
 
 def _unguarded(outputs: dict[str, Any]) -> dict[str, Any]:
