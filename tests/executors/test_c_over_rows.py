@@ -51,6 +51,42 @@ def test_numbers_that_tiles_do_not_know(run, number):
     torch.testing.assert_close(found, wanted, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("number", [1.0, float("nan"), 1e-42])
+def test_two_tables_are_as_one(run, number):
+    torch.manual_seed(0)
+    a, b = torch.randn(300, 128), torch.randn(300, 70)
+    a[7, 3] = number
+    parts = a[:, :48].clone(), a[:, 48:].clone()
+    wanted = c_over_rows._run(run, (a,), b, 300, 3)
+    assert torch.equal(c_over_rows._run(run, parts, b, 300, 3).nan_to_num(9), wanted.nan_to_num(9))
+
+
+def test_weights_that_share_rows_get_one_product(run, monkeypatch):
+    features, made = [], c_over_rows._run
+    noted = lambda run, a, *others: features.append([t.shape[1] for t in a]) or made(run, a, *others)  # noqa: E731
+    monkeypatch.setattr(c_over_rows, "_run", noted)
+    monkeypatch.setattr(c_over_rows, "_library", lambda: run)
+    monkeypatch.setattr(c_over_rows, "float_parts", lambda: 3)
+    monkeypatch.setattr(c_over_rows, "_SHARE", 64)
+    torch.manual_seed(0)
+    wanted, found = torch.nn.LSTM(80, 48), nn.LSTM(80, 48)
+    found.load_state_dict(wanted.state_dict())
+    x = torch.randn(16, 8, 80)
+    wanted.double()(x.double())[0].square().sum().backward()
+    for frozen in (False, True):
+        found.zero_grad()
+        found.weight_ih_l0.requires_grad_(not frozen)
+        features.clear()
+        found(x)[0].square().sum().backward()
+        assert features == ([] if frozen else [[48, 80]])
+        for (name, mine), theirs in zip(found.named_parameters(), wanted.parameters(), strict=True):
+            if mine.grad is not None:
+                off = (mine.grad.double() - theirs.grad).abs().max() / theirs.grad.abs().max()
+                assert off < 2e-6, name
+                assert mine.grad.untyped_storage().nbytes() == mine.numel() * 4
+        assert (found.weight_ih_l0.grad is None) == frozen
+
+
 @pytest.mark.skipif(not has_tiles(), reason="the CPU has no tiles")
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_gradients_of_weights(precision):

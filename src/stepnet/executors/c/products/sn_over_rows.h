@@ -11,7 +11,7 @@ typedef struct {
     float *more; /* of threads but the first, k * n each */
     const float *a, *b;
     int64_t a_stride, b_stride, rows, k, n, parts;
-    const float *a2; /* features of A from k1 on, k1 a multiple of 16, or k where all are in one table */
+    const float *a2; /* features of A from k1 on, k and k1 multiples of 16; k1 = k where one table has all */
     int64_t a2_stride, k1;
 } sn_over;
 
