@@ -11,6 +11,7 @@ from torch._dynamo.utils import counters
 import stepnet
 from covering import few
 from stepnet import BackEdge, InputPort, LoDTensor, OutputPort, TensorArray, TensorIterator, cells, decode
+from stepnet.data import in_graph
 
 cell = cells.GRU(3, 3)
 
@@ -106,6 +107,9 @@ def test_a_model_from_a_file(ending, tmp_path):
 
     held_against_python(call, (torch.randn(4, 2, 3),), (torch.randn(5, 1, 3),))
     assert counters["frames"]["total"] <= 8
+    if in_graph.CAN_CAPTURE:
+        with pytest.raises(RuntimeError, match="stepnet: a model from a file computes sizes in Python"):
+            torch.compile(model, backend="eager", fullgraph=True)(torch.randn(4, 2, 3))
 
 
 class _Numbers(nn.Module):

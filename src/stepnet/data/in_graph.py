@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -72,12 +73,22 @@ def by_python(why: str) -> Callable[[_F], _F]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_dynamo_compiling():
                 end_graph(f"stepnet: {why}")
+            else:
+                _note_skipped(why)
             return function(*args, **kwargs)
 
         not_followed(function)
         return cast(_F, not_followed(call))
 
     return decorate
+
+
+def _note_skipped(why: str) -> None:
+    """Tell `fullgraph=True` why Dynamo skips a function that is all that it was to compile."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    noted = None if dynamo is None else getattr(getattr(dynamo, "dynamo_tls", None), "skip_reasons", None)
+    if noted is not None:  # a list of texts, where a call with fullgraph=True has met no graph yet
+        noted.append(f"stepnet: {why}")
 
 
 def leave_to_python(why: str) -> None:
