@@ -30,8 +30,7 @@ from .places import Places
 from .template import fill
 from .text import comment
 
-# Bytes of rows between the loops of a row function: on the stack, for threads may have small ones, and at all.
-_MOST_STACK, _MOST_LINES = 1 << 15, 1 << 20
+_MOST_STACK = 1 << 20  # bytes of rows between the loops of a row function: threads may have small stacks
 
 
 @dataclass(frozen=True)
@@ -371,9 +370,9 @@ class _Writer:
         made = ", ".join(_shown(name) for node in nodes for name in node.outputs)
         plan = row_function(self.p, nodes, w.homes)
         size = sum(self.p.value(base).bytes for base in plan.lines)
-        if size > _MOST_LINES:
+        if size > _MOST_STACK:
             raise Unsupported(
-                f"the values of one row take {size:,} bytes; generated C holds {_MOST_LINES:,}",
+                f"the values of one row take {size:,} bytes; generated C holds {_MOST_STACK:,}",
                 line=nodes[0].line,
             )
         w.enter(nodes, plan)
@@ -383,22 +382,15 @@ class _Writer:
             head = "for (int64_t r = 0; r < rows; ++r) {"
         elif self.alone:
             head = "for (int64_t i = 0; i < active; ++i) {"
-        heap, at = size > _MOST_STACK, 0
-        room = size + 64 * len(plan.lines)
-        before = [f"        {{ char *const sn_lines = malloc({room});"] if heap else []
-        out = [f"        /* row by row: {made} */", *before, f"        {head}"]
+        out = [f"        /* row by row: {made} */", f"        {head}"]
         read = {self.p.base(name) for node in nodes for name in node.inputs}
         if w.after and not read.isdisjoint((*self.p.whole, *self.p.held)):
             out.append("            const int64_t i = chunk_slot[r] % count;")
         for base in plan.lines:
-            value, kind, line = self.p.value(base), w.ctype(base), f"{w.c(base)}_line"
-            if heap:
-                out.append(f"            {kind} *restrict const {line} = ({kind} *)(sn_lines + {at});")
-                at += -(-value.bytes // 64) * 64
-            else:
-                out.append(f"            {kind} {line}[{value.size}] __attribute__((aligned(64)));")
+            size, kind = self.p.value(base).size, w.ctype(base)
+            out.append(f"            {kind} {w.c(base)}_line[{size}] __attribute__((aligned(64)));")
         out += [f"            {text}" for text in w.pointers.values()]
-        return [*out, *body, "        }", *(["        free(sn_lines); }"] if heap else [])]
+        return [*out, *body, "        }"]
 
 
 def _shown(name: str) -> str:
