@@ -110,9 +110,9 @@ def from_array(array: np.ndarray | np.generic) -> Tensor:
 
 
 def shared(array: np.ndarray) -> Tensor:
-    """The memory of an array; a copy where torch does not take it."""
+    """The memory of an array, on the device of what is made; a copy where torch does not take it."""
     taken = array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0
-    return torch.from_numpy(array) if taken else from_array(array)
+    return torch.as_tensor(array) if taken else from_array(array)
 
 
 def _is_number(node: Any) -> bool:

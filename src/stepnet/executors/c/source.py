@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -30,7 +30,7 @@ from .places import Places
 from .template import fill
 from .text import comment
 
-# Bytes of rows between the loops of a row function: on the stack (those of threads may be small), and at all.
+# Bytes of rows between the loops of a row function: on the stack, of which threads may have little; at all.
 _MOST_STACK, _MOST_LINES = 1 << 15, 1 << 20
 
 
@@ -318,14 +318,14 @@ class _Writer:
         if not after:
             return out, []
         self.w.after = True
-        *rows, end = self._row_function(after)
+        added: list[str] = []
         if self.p.sums:
-            rows.append("            if (r % 64 == 63) {")
+            added.append("            if (r % 64 == 63) {")
             for name in self.p.sums:
                 c = self.w.c(name)
-                rows.append(f"                SN_ADD_UP({c}_sum, {c}_part, {self.p.value(name).size})")
-            rows.append("            }")
-        return out, [*rows, end]
+                added.append(f"                SN_ADD_UP({c}_sum, {c}_part, {self.p.value(name).size})")
+            added.append("            }")
+        return out, self._row_function(after, added)
 
     def _matmul(self, node: Node) -> list[str]:
         p, w = self.p, self.w
@@ -366,7 +366,8 @@ class _Writer:
         )
         return out
 
-    def _row_function(self, nodes: list[Node]) -> list[str]:
+    def _row_function(self, nodes: list[Node], last: Sequence[str] = ()) -> list[str]:
+        """The loop over rows; `last`: what it does at the end of each."""
         w = self.w
         made = ", ".join(_shown(name) for node in nodes for name in node.outputs)
         plan = row_function(self.p, nodes, w.homes)
@@ -398,7 +399,7 @@ class _Writer:
             else:
                 out.append(f"            {kind} {line}[{value.size}] __attribute__((aligned(64)));")
         out += [f"            {text}" for text in w.pointers.values()]
-        return [*out, *body, "        }", *(["        free(sn_lines); }"] if heap else [])]
+        return [*out, *body, *last, "        }", *(["        free(sn_lines); }"] if heap else [])]
 
 
 def _shown(name: str) -> str:
