@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -30,7 +30,8 @@ from .places import Places
 from .template import fill
 from .text import comment
 
-_MOST_STACK = 1 << 20  # bytes of rows between the loops of a row function: threads may have small stacks
+# Bytes of rows between the loops of a row function: on the stack, of which threads may have little; at all.
+_MOST_STACK, _MOST_LINES = 1 << 15, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -317,14 +318,14 @@ class _Writer:
         if not after:
             return out, []
         self.w.after = True
-        *rows, end = self._row_function(after)
+        added: list[str] = []
         if self.p.sums:
-            rows.append("            if (r % 64 == 63) {")
+            added.append("            if (r % 64 == 63) {")
             for name in self.p.sums:
                 c = self.w.c(name)
-                rows.append(f"                SN_ADD_UP({c}_sum, {c}_part, {self.p.value(name).size})")
-            rows.append("            }")
-        return out, [*rows, end]
+                added.append(f"                SN_ADD_UP({c}_sum, {c}_part, {self.p.value(name).size})")
+            added.append("            }")
+        return out, self._row_function(after, added)
 
     def _matmul(self, node: Node) -> list[str]:
         p, w = self.p, self.w
@@ -365,14 +366,15 @@ class _Writer:
         )
         return out
 
-    def _row_function(self, nodes: list[Node]) -> list[str]:
+    def _row_function(self, nodes: list[Node], last: Sequence[str] = ()) -> list[str]:
+        """The loop over rows; `last`: what it does at the end of each."""
         w = self.w
         made = ", ".join(_shown(name) for node in nodes for name in node.outputs)
         plan = row_function(self.p, nodes, w.homes)
         size = sum(self.p.value(base).bytes for base in plan.lines)
-        if size > _MOST_STACK:
+        if size > _MOST_LINES:
             raise Unsupported(
-                f"the values of one row take {size:,} bytes; generated C holds {_MOST_STACK:,}",
+                f"the values of one row take {size:,} bytes; generated C holds {_MOST_LINES:,}",
                 line=nodes[0].line,
             )
         w.enter(nodes, plan)
@@ -382,15 +384,22 @@ class _Writer:
             head = "for (int64_t r = 0; r < rows; ++r) {"
         elif self.alone:
             head = "for (int64_t i = 0; i < active; ++i) {"
-        out = [f"        /* row by row: {made} */", f"        {head}"]
+        heap, at = size > _MOST_STACK, 0
+        room = size + 64 * len(plan.lines)
+        before = [f"        {{ char *const sn_lines = malloc({room});"] if heap else []
+        out = [f"        /* row by row: {made} */", *before, f"        {head}"]
         read = {self.p.base(name) for node in nodes for name in node.inputs}
         if w.after and not read.isdisjoint((*self.p.whole, *self.p.held)):
             out.append("            const int64_t i = chunk_slot[r] % count;")
         for base in plan.lines:
-            size, kind = self.p.value(base).size, w.ctype(base)
-            out.append(f"            {kind} {w.c(base)}_line[{size}] __attribute__((aligned(64)));")
+            value, kind, line = self.p.value(base), w.ctype(base), f"{w.c(base)}_line"
+            if heap:
+                out.append(f"            {kind} *restrict const {line} = ({kind} *)(sn_lines + {at});")
+                at += -(-value.bytes // 64) * 64
+            else:
+                out.append(f"            {kind} {line}[{value.size}] __attribute__((aligned(64)));")
         out += [f"            {text}" for text in w.pointers.values()]
-        return [*out, *body, "        }"]
+        return [*out, *body, *last, "        }", *(["        free(sn_lines); }"] if heap else [])]
 
 
 def _shown(name: str) -> str:
