@@ -124,6 +124,7 @@ def test_arrays_and_other_things():
     batch = collate([np.zeros((2, 3), np.float32), np.ones((1, 3), np.float32)])
     assert batch.values.dtype == torch.float32
     assert batch.lengths().tolist() == [2, 1]
+    assert collate([[np.True_], [np.False_, True]]).values.tolist() == [True, False, True]
     assert collate(["a", "b"]) == ["a", "b"]
     assert collate([None, None]) == [None, None]
     assert collate([{}, {}]) == {}
@@ -138,6 +139,8 @@ def test_arrays_of_any_memory():
         assert batch.tolist() == [array.tolist()] * 2
         batch[0] = 7
         assert 7 not in array
+    with torch.device("meta"):  # as all that is made there
+        assert collate([{"x": np.ones(3)}, {"x": fixed}], dense="x")["x"].is_meta
 
 
 def test_one_name_of_what_is_dense():

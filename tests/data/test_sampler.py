@@ -166,6 +166,23 @@ def test_a_pass_that_was_left_is_begun_anew():
     assert list(sampler) == whole
 
 
+def test_a_pass_of_another_epoch_or_place_counts_no_more():
+    sampler = RowBudgetSampler([1] * 10, 2)
+    old = iter(sampler)
+    next(old)
+    state = sampler.state_dict()
+    sampler.set_epoch(1)
+    next(old)
+    assert sampler.state_dict()["batches"] == 0
+    sampler.load_state_dict(state)
+    next(old)
+    assert sampler.state_dict() == state
+    new = iter(sampler)
+    assert next(new) == list(RowBudgetSampler([1] * 10, 2))[1]
+    next(old)
+    assert sampler.state_dict()["batches"] == 2
+
+
 def test_of_another_epoch_from_its_beginning():
     sampler = RowBudgetSampler([1] * 10, 2)
     next(iter(sampler))

@@ -113,6 +113,31 @@ def test_other_lists_of_arrow():
         from_arrow(arrow.array([[1, 2]], arrow.list_(arrow.int64(), 2)))
 
 
+def test_types_around_lists_of_arrow():
+    """As Hugging Face's datasets has `Array2D`; and tensors of one shape in lists."""
+    arrow = pytest.importorskip("pyarrow")
+
+    class Named(arrow.ExtensionType):
+        def __init__(self):
+            super().__init__(arrow.list_(arrow.list_(arrow.float32(), 2)), "stepnet.test")
+
+        def __arrow_ext_serialize__(self):
+            return b""
+
+    kind = Named()
+    rows = [[[1, 2]], [], [[3, 4], [5, 6]]]
+    column = arrow.ExtensionArray.from_storage(kind, arrow.array(rows, kind.storage_type))
+    same(from_arrow(column[1:]), LoDTensor(torch.tensor([[3.0, 4], [5, 6]]), [[0, 0, 2]]))
+    grids = arrow.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12.0).reshape(3, 2, 2))
+    x = from_arrow(arrow.ListArray.from_arrays([0, 1, 3], grids)[1:])
+    assert x.values.tolist() == np.arange(4.0, 12).reshape(2, 2, 2).tolist()
+    assert x.values.data_ptr() == grids.storage.flatten().buffers()[1].address + 32
+    turned = arrow.fixed_shape_tensor(arrow.int64(), [1, 2], permutation=[1, 0])
+    tensors = arrow.ExtensionArray.from_storage(turned, arrow.array([[1, 2]], turned.storage_type))
+    with pytest.raises(LoDError, match="takes lists of numbers"):
+        from_arrow(arrow.ListArray.from_arrays([0, 1], tensors))
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_views_of_arrow(large):
     arrow = pytest.importorskip("pyarrow", minversion="16")
@@ -170,6 +195,15 @@ def test_groups_of_pandas():
     assert len(keys) == 0
 
 
+@pytest.mark.parametrize("kind", ["Int64", "int64[pyarrow]"])
+def test_large_numbers_beside_a_missing_one_tell_groups_apart(kind):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    user = pandas.array([2**53, None, 2**53 + 1, None], dtype=kind)
+    x, _ = from_pandas(pandas.DataFrame({"user": user, "p": range(4)}), "user", "p")
+    assert [each.tolist() for each in x] == [[0], [1, 3], [2]]
+
+
 def test_to_pandas():
     pytest.importorskip("pandas")
     frame = to_pandas(X, ["p", "q"], by=["document", "sentence"])
@@ -213,7 +247,8 @@ def test_rows_without_numbers():
 def test_names_of_any_kind():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({0: [1, 2, 1], ("a", "b"): [1.0, 2.0, 3.0]})
-    assert from_pandas(frame, 0, [("a", "b")])[0].values.tolist() == [[1.0], [3.0], [2.0]]
+    for names in ([("a", "b")], frame.columns[1:]):
+        assert from_pandas(frame, 0, names)[0].values.tolist() == [[1.0], [3.0], [2.0]]
     frame = pandas.DataFrame([[1, 1, 2.0]], columns=["k", "k", "x"])
     with pytest.raises(LoDError, match="or several of one name"):
         from_pandas(frame, "k", "x")
@@ -249,6 +284,10 @@ def test_what_no_lod_tensor_can_hold_of_others():
     frame = pandas.DataFrame({"a": [1], "b": ["x"]})
     with pytest.raises(LoDError, match="no such column"):
         from_pandas(frame, "a", "c")
+    with pytest.raises(LoDError, match="torch has no such numbers"):
+        from_pandas(frame.astype({"a": np.longdouble}), "b", "a")
+    with pytest.raises(LoDError, match="reset_index"):
+        from_pandas(frame.set_index("b"), "b", "a")
     with pytest.raises(LoDError, match="takes columns of numbers"):
         from_pandas(frame, "a", "b")
     with pytest.raises(LoDError, match="'a' tell no sequences apart"):

@@ -205,6 +205,28 @@ def save(case: str, path: Path) -> None:
         torch.save([(args, leaves_of(model(*args))) for args in batches], path.with_suffix(".pt"))
 
 
+class Rounded(nn.Module):
+    """A step that autocast runs in a type of fewer bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x, self.h = nn.Linear(3, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        def step(x: Tensor, h: Tensor) -> Any:
+            h = torch.tanh(self.x(x) + self.h(h))
+            return h, h
+
+        with torch.autocast("cpu", torch.bfloat16):
+            y, _ = recurrent(step, x, x.new_zeros(x.shape[1], 4))
+        return y.float()  # torch asserts of what type it is
+
+
+def test_autocast_in_the_model() -> None:
+    model, (x,) = Rounded(), (t.float() for t in dense(3, 2))
+    torch.testing.assert_close(export(model, (x,)).module()(x), model(x))
+
+
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
 @pytest.mark.parametrize("cases", few([["dense"], ["documents", "memories"]], [["dense"]]), ids=", ".join)
 def test_saved_and_run_in_another_process_at_other_lengths(cases: list[str], tmp_path: Path) -> None:

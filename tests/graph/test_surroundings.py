@@ -17,9 +17,10 @@ from torch.utils.checkpoint import checkpoint
 from covering import few
 from stepnet import LoDTensor, Recurrent, cells, explain, recurrent, sequence_concat
 from stepnet import nn as snn
+from stepnet.errors import WrittenError
 from stepnet.graph import ops
 
-from .models import assert_alike, gradients, ragged
+from .models import assert_alike, dense, gradients, ragged
 
 
 class Small(nn.Module):
@@ -60,6 +61,38 @@ def test_in_a_mode_and_after_it(mode: str) -> None:
             )
             torch.testing.assert_close(a, b)
     assert_alike(model.double(), compiled, (ragged([2, 3]),))
+
+
+class Overwritten(nn.Module):
+    """Results that backward reads, written to in place."""
+
+    def __init__(self, *, draws: bool = False) -> None:
+        super().__init__()
+        self.rnn, self.draws = snn.GRU(3, 4), draws
+
+    def forward(self, x: Tensor) -> Tensor:
+        def noisy(x: Tensor, h: Tensor) -> Any:
+            h = torch.tanh(h + x + torch.rand_like(x))
+            return h, h
+
+        y, _ = recurrent(noisy, x, x.new_zeros(2, 3)) if self.draws else self.rnn(x)
+        y[0].zero_()
+        return y.relu_()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_results_are_written_to_in_place(backend: str) -> None:
+    torch.manual_seed(0)
+    model = Overwritten().double()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    for _ in range(3):  # at length, by names, by places
+        assert_alike(model, compiled, (dense(4, 2),))
+
+
+def test_results_that_drew_noise_are_not_made_once_more() -> None:
+    compiled = torch.compile(Overwritten(draws=True), backend="eager", fullgraph=True)
+    with pytest.raises(WrittenError, match="draws noise was written to in place"):
+        compiled(dense(3, 2)).sum().backward()
 
 
 def test_weights_that_change_between_calls() -> None:

@@ -166,7 +166,8 @@ def _holds_numbers(samples: list[Any]) -> bool:
     if not isinstance(samples[0], list):
         return False
     leaves = list(_leaves(samples))
-    return all(isinstance(leaf, (Tensor, np.ndarray, int, float, complex, np.number)) for leaf in leaves)
+    kinds = (Tensor, np.ndarray, int, float, complex, np.number, np.bool_)
+    return all(isinstance(leaf, kinds) for leaf in leaves)
 
 
 def _leaves(node: Any) -> Any:

@@ -80,27 +80,34 @@ class RowBudgetSampler:
         self.epoch = 0
         self._next = 0  # how many batches of this rank were handed out in this epoch
         self._start = 0  # where the next pass begins
+        self._pass = 0  # the one that counts: what hands out batches of another epoch or place does not
         self._plan: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Shuffle for this epoch, and start at its beginning; the epoch it is in goes on where it is."""
         if (wanted := _whole("epoch", epoch, 0)) != self.epoch:
-            self.epoch, self._next, self._start = wanted, 0, 0
+            self._begin(wanted, 0)
+
+    def _begin(self, epoch: int, batch: int) -> None:
+        self.epoch, self._next, self._start = epoch, batch, batch
+        self._pass += 1
 
     def __len__(self) -> int:
         """Batches of this rank in this epoch, from its beginning."""
         return len(self._own())
 
     def __iter__(self) -> Iterator[list[int]]:
-        self._next = self._start
+        self._begin(self.epoch, self._start)
         return self._batches()
 
     def _batches(self) -> Iterator[list[int]]:
         # Begins as the first batch is asked for: a DataLoader with workers makes two iterators and uses one.
         order, bounds = self._planned(self.epoch)
-        self._next, self._start = self._start, 0
+        self._begin(self.epoch, self._start)
+        own, self._start = self._pass, 0
         for batch in self._own()[self._next :].tolist():
-            self._next += 1
+            if self._pass == own:
+                self._next += 1
             yield order[bounds[batch] : bounds[batch + 1]].tolist()
 
     def state_dict(self, batches: int | None = None) -> dict[str, int]:
@@ -148,7 +155,7 @@ class RowBudgetSampler:
                 remedy="load_state_dict(sampler.state_dict())",
             )
         for name, own in wanted.items():
-            if state[name] != own:
+            if _whole(name, state[name], 0) != own:
                 raise LoDError(
                     f"RowBudgetSampler: the state is of a sampler with other {name}",
                     got=f"{state[name]}",
@@ -158,8 +165,8 @@ class RowBudgetSampler:
         epoch = _whole("epoch", state["epoch"], 0)
         count = self._count(epoch)
         batches = _within(state["batches"], count)
-        self.epoch = epoch
-        self._next = self._start = len(self) if batches == count else batches // self.world_size
+        self.epoch = epoch  # which `len` is of
+        self._begin(epoch, len(self) if batches == count else batches // self.world_size)
 
     def _planned(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """The order of all sequences in an epoch, and where in it batches begin and the last one ends."""

@@ -43,7 +43,8 @@ class Tabular:
     def from_arrow(cls, column: Any) -> Self:
         """A column of lists, as Arrow has it (and Hugging Face's datasets: `dataset.data.column("tokens")`).
 
-        Each level of lists is a level of sequences; lists of a fixed size below them are dimensions of a row.
+        Each level of lists is a level of sequences; lists of a fixed size below them, and tensors of a fixed
+        shape, are dimensions of a row.
         An array without nulls shares its memory, which must not be written to where it is a file's that is
         mapped. A column of several chunks is copied into one, and what is encoded by a dictionary is decoded.
 
@@ -76,6 +77,11 @@ class Tabular:
                 )
             if types.is_dictionary(kind):
                 array = array.dictionary_decode()
+            elif _is_fixed_tensor(kind):
+                sizes += kind.shape
+                array = array.storage.flatten()
+            elif isinstance(kind, arrow.BaseExtensionType) and _holds_lists(kind.storage_type):
+                array = array.storage
             elif types.is_null(kind):  # all lists are empty
                 array = arrow.array(torch.empty(0).numpy())
             elif types.is_fixed_size_list(kind):
@@ -226,16 +232,18 @@ class Tabular:
                 "from_pandas: no such column, or several of one name",
                 got=missing or names or "no 'by'",
                 expected=", ".join(map(str, frame.columns)),
+                remedy="frame.reset_index() makes columns of the index"
+                if any(name in frame.index.names for name in missing)
+                else None,
             )
         columns = columns if wanted == [columns] else wanted
         order = np.arange(len(frame))
         group = np.zeros(len(frame), dtype=np.int64)
         levels, starts, sequences = [], np.zeros(0, dtype=np.int64), 1
         for name in names:
-            keys = frame[name].to_numpy()[order]
-            try:
-                codes, _ = pandas.factorize(keys, use_na_sentinel=False)
-            except TypeError as error:
+            try:  # of the column itself: as an array, whole numbers beside a missing one are floats
+                codes = pandas.factorize(frame[name], use_na_sentinel=False)[0][order]
+            except (TypeError, ValueError, NotImplementedError) as error:
                 raise LoDError(
                     f"from_pandas: the values of column {name!r} tell no sequences apart",
                     got=str(error),
@@ -297,6 +305,12 @@ def _holds_lists(kind: Any) -> bool:
     return _is_list(kind)
 
 
+def _is_fixed_tensor(kind: Any) -> bool:
+    """Whether an Arrow type is of tensors of one shape that lie as their dimensions say."""
+    known = isinstance(kind, getattr(_imported("pyarrow"), "FixedShapeTensorType", ()))
+    return known and list(kind.permutation or ()) in ([], list(range(len(kind.shape))))
+
+
 def _is_list(kind: Any) -> bool:
     """Whether an Arrow type is of lists of any length."""
     types = _imported("pyarrow").types
@@ -339,7 +353,8 @@ def _ragged_below(layout: Any) -> bool:
 
 
 def _names(given: Any, frame: Any) -> list[Any]:
-    """Names of columns: one, which may be a tuple, or a sequence of them."""
+    """Names of columns: one, which may be a tuple, or a sequence of them, as `frame.columns[1:]`."""
+    given = given.tolist() if isinstance(given, _imported("pandas").Index) else given
     one = isinstance(given, str) or not isinstance(given, Sequence)
     names = [given] if one or (isinstance(given, tuple) and given in frame) else list(given)
     if not all(isinstance(name, Hashable) for name in names):
@@ -368,7 +383,12 @@ def _shared(numbers: np.ndarray) -> Tensor:
             got=str(numbers.dtype),
             expected="a column of numbers, as the ids of words",
         )
-    return shared(numbers)
+    try:
+        return shared(numbers)
+    except TypeError as error:
+        raise LoDError(
+            "torch has no such numbers", got=str(numbers.dtype), remedy="numbers.astype(numpy.float64)"
+        ) from error
 
 
 def _shaped(values: Tensor, sizes: Sequence[int], levels: Sequence[Tensor]) -> Tensor:

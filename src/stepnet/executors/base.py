@@ -17,7 +17,7 @@ from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .line import Line
 from .line import Run as RunLine
-from .loop import Scan
+from .loop import Bound, Scan
 from .torch_ops.ops import Run
 
 Form = Literal["fused", "hoisted"]
@@ -97,6 +97,10 @@ class Executor(ABC):
     def on_all_rows(self, graph: Graph, node: Node, by_torch: Run) -> Run:
         """What computes a node that runs once on all rows: torch's way, unless it has a better one."""
         return by_torch
+
+    def joined(self, graph: Graph, nodes: Sequence[Bound]) -> list[Bound]:
+        """The nodes that run one after the other on all rows, some perhaps as one."""
+        return [*nodes]
 
     def line(self, line: Line) -> RunLine | None:
         """A function of the tensors that a line of small calls is given, which gives what it makes; None: it

@@ -25,11 +25,14 @@ _CPU = torch.device("cpu")
 _BY_COPY = 1 << 20  # bytes of a table, of which one copy is faster than two that need fewer calls (measured)
 _BY_LAYOUT = frozenset({"shift", "spread", "sum_steps"})
 Own = Callable[[Graph, Node, Run], Run]
+Joined = Callable[[Graph, Sequence["Bound"]], list["Bound"]]
 Scan = Callable[..., dict[str, Tensor]]  # see `PreparedLoop`
 
 
 @dataclass(frozen=True)
-class _Bound:
+class Bound:
+    """A node with what computes it; or some as one."""
+
     run: Run | None  # None: what needs the layout
     op: str
     inputs: tuple[str, ...]
@@ -41,7 +44,7 @@ class _Turn(NamedTuple):
 
     region: Region
     scan: Scan | None
-    nodes: list[_Bound]
+    nodes: list[Bound]
     dead: tuple[str, ...]
     products: tuple[str, ...] | None = None
 
@@ -51,8 +54,8 @@ class Lone(NamedTuple):
 
     scan: Scan | None
     products: tuple[str, ...] | None
-    before: list[_Bound]
-    after: list[_Bound]
+    before: list[Bound]
+    after: list[Bound]
 
 
 class PreparedLoop:
@@ -63,7 +66,7 @@ class PreparedLoop:
     make products over rows beside them says which (`products`) and of how many rows (`few_rows`); then it is
     also given those that are asked for, and moves the rows that have a boot by a step. One that can be a
     function of addresses says how (`addressed`, see `direct`). `own` is an executor's way to compute a node
-    on all rows, where it has one.
+    on all rows, where it has one; `joined`, to compute some as one.
     """
 
     def __init__(
@@ -71,8 +74,9 @@ class PreparedLoop:
         plan: LoopPlan,
         scan: Callable[[LoopPlan, Region], Scan],
         own: Own = lambda graph, node, by_torch: by_torch,
+        joined: Joined = lambda graph, nodes: [*nodes],
     ) -> None:
-        self.plan = plan
+        self.plan, self._joined = plan, joined
         scans = [scan(plan, region) if region.kind == "scan" else None for region in plan.regions]
         spared = _spared(plan, scans)
         self.regions = [
@@ -103,6 +107,7 @@ class PreparedLoop:
             for region, dead in zip(self.regions, dies, strict=True)
             if any(region[1:]) or dead
         ]
+        self._all = [turn._replace(nodes=joined(plan.body, turn.nodes)) for turn in self._turns]
         scanned = {carry.parameter for region in plan.regions for carry in region.carries}
         self._rest = [c for c in plan.carries if c.parameter == c.result or c.parameter not in scanned]
         alone = [(turn.region, turn.scan) for turn in self._turns if turn.scan is not None]
@@ -160,7 +165,7 @@ class PreparedLoop:
 
     def lone(self, wanted: frozenset[str] | None, few: bool) -> Lone | None:
         """The scan, if there is one, and the maps around it that take no layout. `few`: see `few_rows`."""
-        turns = self._turns_for(wanted, few) if few or wanted is not None else self._turns
+        turns = self._turns_for(wanted, few) if few or wanted is not None else self._all
         at = [k for k, turn in enumerate(turns) if turn.scan is not None]
         if len(at) != 1 or self._whole or self._rest:
             return None
@@ -208,13 +213,14 @@ class PreparedLoop:
                     if few and turn.scan in self._makes.values():
                         made = tuple(n for n, scan in self._makes.items() if scan is turn.scan and n in live)
                     live.update((*turn.region.read, *_sources(turn.scan)))
-                kept: list[_Bound] = []
+                kept: list[Bound] = []
                 for node in reversed(turn.nodes):
                     if live.isdisjoint(node.outputs) and node.op not in RANDOM:
                         continue
                     live.update(node.inputs)
                     if not (few and node.outputs[0] in self._makes):
                         kept.insert(0, node)
+                kept = self._joined(self.plan.body, kept)
                 turns.insert(0, turn._replace(nodes=kept, dead=() if few else turn.dead, products=made))
             self._fewer[wanted, few] = turns
         return self._fewer[wanted, few]
@@ -230,7 +236,7 @@ class PreparedLoop:
         for name in self._whole:
             values[name] = states[name]
         few = 0 < layout.rows <= self.few_rows
-        turns = self._turns_for(wanted, few) if few or wanted is not None else self._turns
+        turns = self._turns_for(wanted, few) if few or wanted is not None else self._all
         for region, scan, nodes, dead, products in turns:
             if products is not None:
                 assert scan is not None
@@ -318,7 +324,7 @@ def last(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
 
 
 def run_nodes(
-    nodes: list[_Bound],
+    nodes: list[Bound],
     values: dict[str, Tensor],
     rows: int,
     states: Mapping[str, Tensor] | None = None,
@@ -349,10 +355,10 @@ def bound(
     graph: Graph,
     nodes: tuple[Node, ...],
     own: Own = lambda graph, node, by_torch: by_torch,
-) -> list[_Bound]:
+) -> list[Bound]:
     """Nodes with what computes each of them: an executor's own way, or torch."""
     return [
-        _Bound(
+        Bound(
             None if node.op in _BY_LAYOUT else own(graph, node, bind(graph, node)),
             node.op, node.inputs, node.outputs,
         )

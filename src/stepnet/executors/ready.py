@@ -256,7 +256,9 @@ def make_ready(executor: Executor, plan: Plan) -> Ready:
         return made
 
     def loop(part: LoopPlan | None) -> PreparedLoop | None:
-        return None if part is None else PreparedLoop(executor.prepare(part), scan, executor.on_all_rows)
+        if part is None:
+            return None
+        return PreparedLoop(executor.prepare(part), scan, executor.on_all_rows, executor.joined)
 
     with ThreadPoolExecutor(max_workers=1) as apart:  # where none of the caller's modes is
         backward, forward = apart.map(loop, (plan.backward, plan.forward))

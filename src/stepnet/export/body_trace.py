@@ -132,11 +132,10 @@ class BodyTrace:
             if any(t.dtype == torch.float64 for t in self.examples[: self.count]):
                 for size in leaves[sizes:]:
                     of_python(size)
-            fed = iter(leaves[sizes:])
-            numbers = [next(fed) if of is None else of(leaves) for of in self.known]
-            with Replaced(swap):
-                made = run(leaves[: self.count], numbers)
-            return [swap.get(id(value), value) for value in made]  # what no operator was given
+            more = iter(leaves[sizes:])
+            numbers = [next(more) if of is None else of(leaves) for of in self.known]
+            with Replaced(swap) as fed:
+                return fed.results(run(leaves[: self.count], numbers))
 
         dynamic = [
             {d: False for d, size in enumerate(shape) if not isinstance(size, int)} for shape in self.shapes

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -183,9 +183,16 @@ def noted_calls(target: Target, run: Callable[[], Any]) -> Calls:
     return calls
 
 
+class Places(NamedTuple):
+    """Where tensors stand among all that code reaches, each of them once, and of what kinds those are."""
+
+    at: Sequence[int]
+    kinds: Sequence[tuple[torch.dtype, int]]
+
+
 def places_of(
     read: Sequence[Tensor], code: Callable[..., Any], what: str, reader: str = "it", owner: str = "body"
-) -> list[int]:
+) -> Places:
     """The place of each tensor that `code` reads among all that it reaches: a trace finds them there again.
 
     The other words are what a user calls that.
@@ -195,38 +202,39 @@ def places_of(
 
     >>> import torch
     >>> a, b = torch.ones(1), torch.ones(1)
-    >>> places_of([b], lambda x: x * a + b, "the step")
+    >>> places_of([b], lambda x: x * a + b, "the step").at
     [1]
     """
-    place = {id(t): i for i, t in enumerate(reach(code, everything=True).tensors)}
+    reached = reach(code, everything=True).tensors
+    place = {id(t): i for i, t in enumerate(reached)}
     if any(id(t) not in place for t in read):
         raise _lost(what, reader, owner)
-    return [place[id(t)] for t in read]
+    return Places([place[id(t)] for t in read], [*map(_kind, reached)])
 
 
 def at_places(
-    places: Sequence[int], read: Sequence[Tensor], code: Callable[..., Any], what: str,
-    reader: str = "it", owner: str = "body",
-) -> list[Tensor]:  # fmt: skip
-    """In a trace, the tensors that stand where those that were `read` stood among all that `code` reaches.
+    places: Places, code: Callable[..., Any], what: str, reader: str = "it", owner: str = "body"
+) -> list[Tensor]:
+    """In a trace, the tensors that stand at the places of others among all that `code` reaches.
 
     Raises:
-        IRError: what stands there is another kind of tensor, or nothing.
+        IRError: it reaches others. Of one tensor that was two, all behind it stand elsewhere.
     """
     now = reach(code, everything=True).tensors
-    if any(p >= len(now) for p in places):
+    if [*map(_kind, now)] != places.kinds:
         raise _lost(what, reader, owner)
-    found = [now[p] for p in places]
-    if any((t.dtype, t.dim()) != (like.dtype, like.dim()) for t, like in zip(found, read, strict=True)):
-        raise _lost(what, reader, owner)
-    return found
+    return [now[p] for p in places.at]
+
+
+def _kind(tensor: Tensor) -> tuple[torch.dtype, int]:
+    return tensor.dtype, tensor.dim()
 
 
 def _lost(what: str, reader: str, owner: str) -> IRError:
     return IRError(
         f"{what} cannot be written: {reader} reads a tensor that was not found again",
-        remedy=f"keep it in a closure, an attribute or a module that the {owner} refers to; an array that a "
-        "loop reads, in one of create_whileloop",
+        remedy=f"keep it in a closure, an attribute or a module that the {owner} refers to, by .clone() "
+        "where it may be the same tensor as another; an array that a loop reads, in one of create_whileloop",
         got=reader,
         expected=f"tensors that the {owner} refers to",
     )

@@ -20,12 +20,14 @@ from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.user_line import user_line
 from stepnet.watchers import during
 
+from .as_called import AsCalled, loop_as_called
 from .aten import AtenNet, rule
 from .body_trace import BodyTrace, no_lengths
 from .calls import (
     KINDS,
     Calls,
     Kind,
+    Places,
     Recorder,
     Tracer,
     at_places,
@@ -47,9 +49,10 @@ class IteratorCall:
 
     loop: ir.Loop
     parts: list[Tensor]
-    places: list[int]  # of the tensors the body uses, among those it reaches
+    places: Places  # of the tensors the body uses, among those it reaches
     weights: list[Tensor]
     where: str
+    then: AsCalled  # what its body read
     inner: Calls = field(init=False)  # those that one iteration makes
     known: list[Any] = field(default_factory=list)  # sizes of time, in its trace
     sizes: Referred = field(default_factory=dict)  # that are left open, and the body refers to
@@ -91,8 +94,8 @@ def iterator(call: int, inputs: list[Tensor], weights: list[Tensor], sizes: list
     feeds = dict(zip(made.sources, inputs, strict=True))
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
     body = made.loop.body
-    with Replaced(swap), made.inner.traced(no_lengths):
-        results = body(*(part_of(port, feeds[port.source]) for port in made.ports))
+    with Replaced(swap) as fed, made.inner.traced(no_lengths):
+        results = fed.results(body(*(part_of(port, feeds[port.source]) for port in made.ports)))
     named = dict(zip(body.results, results, strict=True))
     made.known += [feeds[port.source].shape[port.axis] for port in made.loop.slices]
     first = next(iter(made.loop.slices), None)
@@ -116,10 +119,11 @@ class LoopRecorder(Recorder):
     ) -> dict[str, Tensor]:
         where = f"the TensorIterator over '{loop.body.name}' ({user_line().short})"
         with unanswered():
+            own = loop_as_called(loop)
+            made = IteratorCall(own, [], Places([], []), [], where, AsCalled(code_of(own).function))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 out = run()
-            made = IteratorCall(loop, [], [], [], where)
             for port in loop.slices:
                 shape = feeds[port.source].shape
                 if shape[port.axis] < (port.part_size or 1):
@@ -130,9 +134,9 @@ class LoopRecorder(Recorder):
                         remedy="an example with a slice at least",
                     )
             made.parts = [part_of(port, feeds[port.source]).detach().clone() for port in made.ports]
-            used = tensors_read(lambda: loop.body(*made.parts), made.parts)
-            made.inner = noted_calls(self.target, lambda: loop.body(*made.parts))
-        made.places = places_of(used, code_of(loop).function, where, "its body")
+            used = tensors_read(lambda: own.body(*made.parts), made.parts)
+            made.inner = noted_calls(self.target, lambda: own.body(*made.parts))
+        made.places = places_of(used, code_of(own).function, where, "its body")
         made.weights = list(used)
         self.keep(made)
         return out
@@ -146,7 +150,7 @@ class LoopTracer(Tracer):
     def __call__(self, loop: ir.Loop, feeds: Mapping[str, Tensor], run: Any) -> dict[str, Tensor]:
         number, call = self.next()
         code = code_of(loop).function
-        weights = at_places(call.places, call.weights, code, call.where, "its body")
+        weights = at_places(call.places, code, call.where, "its body")
         call.sizes, sizes = as_tensors(code, call.where, feeds.values())
         out = torch.ops.stepnet.iterator(number, [feeds[name] for name in call.sources], weights, sizes)
         return dict(zip((port.output for port in loop.outputs), out, strict=True))
@@ -160,6 +164,7 @@ def _written(
     b: AtenNet, number: int, inputs: Sequence[FxNode], weights: Sequence[FxNode], sizes: Sequence[FxNode]
 ) -> tuple[Value, ...]:
     call: IteratorCall = call_of(number)
+    call.then.check(call.where)
     loop, body = call.loop, call.loop.body
     fed = dict(zip(call.sources, inputs, strict=True))
     shapes = [_part(b.shape(fed[port.source]), port) for port in call.ports]

@@ -79,6 +79,7 @@ def _traced(
 ) -> tuple[BodyTrace, Program]:  # fmt: skip
     """The step on the rows of one sequence of each; it takes x, its lengths, and the states."""
     x, state, weights, _ = nodes
+    call.then.check(where)
     parts: list[LoDTensor] = call.parts
     (offsets,) = parts[0].structure.levels
     shapes: list[Any] = [[_OpenSize(), *_sizes(node)[1:]] for node in x]

@@ -17,7 +17,8 @@ from stepnet.data.tree import LEAF, Spec, unflatten
 from stepnet.errors import IRError, Unsupported
 from stepnet.ir.loop import Loop, Sweep
 
-from .calls import Calls, noted_calls
+from .as_called import AsCalled
+from .calls import Calls, Places, noted_calls
 from .referred_sizes import Referred, with_sizes
 
 
@@ -28,12 +29,13 @@ class RecurrenceCall:
     loop: Loop
     x: list[Any]
     state: list[Tensor]
-    places: list[int]  # of the tensors the body uses, among those it reaches
+    places: Places  # of the tensors the body uses, among those it reaches
     weights: list[Tensor]
     compiled: Compiled | None
     refusal: Unsupported | None
     line: str
     alone: str  # why its one row is all there ever is, if it is
+    then: AsCalled  # what its body read
     y: list[Any] = field(default_factory=list)
     y_spec: Spec = LEAF  # how what is joined is nested, by output
     asks: bool = False  # its rows for an answer, in Python

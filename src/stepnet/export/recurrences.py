@@ -35,6 +35,7 @@ from stepnet.ir.loop import Loop
 from stepnet.user_line import user_line
 from stepnet.watchers import Instead, during, replaced
 
+from .as_called import AsCalled, loop_as_called
 from .aten import AtenNet, rule
 from .body_trace import no_lengths
 from .calls import (
@@ -42,6 +43,7 @@ from .calls import (
     AsLoop,
     Kind,
     Lengths,
+    Places,
     Recorder,
     Tracer,
     at_places,
@@ -115,9 +117,9 @@ def _row_shapes(
     if made.ragged or all(isinstance(size, int) for shape in fixed for size in shape):
         return [(t.shape[skip:], t.dtype) for t in known]
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
-    with Replaced(swap), unanswered() if made.inner is None else made.inner.traced(no_lengths):
+    with Replaced(swap) as fed, unanswered() if made.inner is None else made.inner.traced(no_lengths):
         _, y, _ = iteration(made.loop, [t.select(int(made.axis == 1), 0) for t in x], state, ())
-    return [(t.shape[1:], t.dtype) for t in y]
+    return [(t.shape[1:], t.dtype) for t in fed.results(y)]
 
 
 class RecurrenceRecorder(Recorder, Instead):
@@ -171,7 +173,9 @@ class RecurrenceRecorder(Recorder, Instead):
     def _noted(self, loop: Loop, feeds: Mapping[str, Any], line: str) -> RecurrenceCall:
         """What is known of a recurrence before it runs."""
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
-        call = RecurrenceCall(loop, x, state, [], [], None, None, line, self._alone)
+        own = loop_as_called(loop)
+        then = AsCalled(_code(own))
+        call = RecurrenceCall(own, x, state, Places([], []), [], None, None, line, self._alone, then)
         self._alone = ""
         if call.above and any(leaf.lod_level != 2 for leaf in x):
             raise IRError(
@@ -199,12 +203,12 @@ class RecurrenceRecorder(Recorder, Instead):
         whole = call.above or not call.ragged  # so may its step be written
         parts = call.parts if whole else []
         if call.compiled is None:
-            call.places = _used(call) if whole else []
+            call.places = _used(call) if whole else Places([], [])
         if whole:
             with both_branches(), questions_of([*parts, *state]) as asks:
-                call.inner = noted_calls(self.target, lambda: iteration(loop, parts, state, ()))
+                call.inner = noted_calls(self.target, lambda: iteration(own, parts, state, ()))
             call.asks = asks()
-        call.weights = [tensors[p] for p in call.places]
+        call.weights = [tensors[p] for p in call.places.at]
         return call
 
 
@@ -216,7 +220,7 @@ def _code(loop: Loop) -> Any:
     return [code, *(leaf for call in code.step.calls for leaf in literals((call.args, call.kwargs)))]
 
 
-def _used(call: RecurrenceCall) -> list[int]:
+def _used(call: RecurrenceCall) -> Places:
     """Places of the tensors that a step without a plan reads."""
     parts, code = call.parts, _code(call.loop)
     state = [leaf.detach().clone() for leaf in call.state]  # it may read the first one besides
@@ -247,7 +251,7 @@ class RecurrenceTracer(Tracer, AsLoop):
         padded = PADDED.get()
         where = f"the recurrence of {made.where}"
         made.sizes, sizes = as_tensors(code_of(loop).function, where, [*x, *state])
-        weights = at_places(made.places, made.weights, _code(loop), made.where, owner="step")
+        weights = at_places(made.places, _code(loop), made.where, owner="step")
         rows, lengths = x, list[Tensor]() if padded is None else [padded]
         if made.ragged:
             made.read = numbers_read(code_of(loop).function)

@@ -24,12 +24,14 @@ from stepnet.repeat import INSTEAD, while_joined, while_loop
 from stepnet.user_line import user_line
 from stepnet.watchers import during
 
+from .as_called import AsCalled, as_called
 from .aten import AtenNet, rule
 from .body_trace import BodyTrace, no_lengths
 from .calls import (
     KINDS,
     Calls,
     Kind,
+    Places,
     Recorder,
     Tracer,
     at_places,
@@ -57,11 +59,12 @@ class WhileCall:
     body: Callable[..., Any]
     spec: Spec
     first: list[Tensor]  # what the loop variables start with, or are in a turn if they grow
-    places: list[int]  # of the tensors that condition and body use, among those they reach
+    places: Places  # of the tensors that condition and body use, among those they reach
     weights: list[Tensor]
     max_steps: int | None
     by_row: bool  # whether the first loop variable says which rows go on
     where: str
+    then: AsCalled  # what condition and body read
     sizes: Referred  # that are left open, and condition and body refer to
     joined: int | None = None  # of a loop of a file: how many values the body gives besides, to join
     grows: tuple[frozenset[int], ...] = ()  # dimensions of each loop variable that its turns change
@@ -98,8 +101,8 @@ def while_node(call: int, state: list[Tensor], weights: list[Tensor], sizes: lis
         out.append(value.new_empty(shape))
     if made.joined:
         swap, inner = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}, made.inner[1]
-        with Replaced(swap), inner.traced(no_lengths), Picked():
-            _, rows = made.turn(made.functions(sizes)[1], state)
+        with Replaced(swap) as fed, inner.traced(no_lengths), Picked():
+            rows = fed.results(made.turn(made.functions(sizes)[1], state)[1])
         steps = torch.library.get_ctx().new_dynamic_size()
         out += [row.new_empty((steps, *row.shape)) for row in rows]
     return out
@@ -139,6 +142,8 @@ class WhileRecorder(Recorder):
                 _check_rows(cond, body, loop_vars, where)
                 cond, body = _each_row(cond, body)
                 leaves, spec = flatten((going, *loop_vars))
+            cond, body = as_called((cond, body))
+            then = AsCalled(_both(cond, body))
             first = [torch.as_tensor(leaf) for leaf in leaves]
             given = [v.detach().clone() for v in first]
             used = tensors_read(lambda: _both(cond, body)(*unflatten(spec, given)), given)
@@ -157,7 +162,9 @@ class WhileRecorder(Recorder):
                 out = tuple(value.clone() for value in while_joined(cond, turn, loop_vars, joined))
                 values, grows = _grown(seen, where) if changes is None else _changed(first, changes)
         places = places_of(used, _both(cond, body), where)
-        call = WhileCall(cond, body, spec, values, places, used, max_steps, by_row, where, {}, joined, grows)
+        call = WhileCall(
+            cond, body, spec, values, places, used, max_steps, by_row, where, then, {}, joined, grows
+        )
         call.inner = call.noted(self.target, given, ())
         self.keep(call)
         return out
@@ -225,7 +232,7 @@ class WhileTracer(Tracer):
             loop_vars = (cond(*loop_vars), *loop_vars)
             cond, body = _each_row(cond, body)
         leaves, spec = flatten(tuple(loop_vars))
-        weights = at_places(call.places, call.weights, _both(cond, body), call.where)
+        weights = at_places(call.places, _both(cond, body), call.where)
         call.sizes, sizes = as_tensors([cond, body], call.where, call.first)
         state = [
             leaf if isinstance(leaf, Tensor) else torch.scalar_tensor(leaf, dtype=like.dtype)
@@ -319,6 +326,7 @@ def _written(
     b: AtenNet, number: int, state: Sequence[FxNode], weights: Sequence[FxNode], sizes: Sequence[FxNode]
 ) -> tuple[Value, ...]:
     call: WhileCall = call_of(number)
+    call.then.check(call.where)
     shapes = [
         [GROWS if d in dims else size for d, size in enumerate(b.shape(node))]
         for node, dims in zip(state, call.grows, strict=True)

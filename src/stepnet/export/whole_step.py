@@ -30,6 +30,7 @@ def write_step(
     Raises:
         IRError: the step cannot be traced, or calls what cannot be written.
     """
+    call.then.check(where)
     x_nodes, state_nodes, weight_nodes, size_nodes = nodes
     shapes = [[s for i, s in enumerate(b.shape(n)) if i != steps.time] for n in x_nodes]
     shapes += [b.shape(n) for n in state_nodes]

@@ -83,7 +83,9 @@ class Branching:
         if dims is not None:
             return self._one_of(which, results, dims)
         # it traces both, with the loops in them
-        return {w: results(w) for w in (True, False) if made[w] is not None}[way]
+        taken = {w: results(w) for w in (True, False) if made[w] is not None}[way]
+        # what a graph gives as it is is in the trace no other tensor
+        return tuple(x.clone() if isinstance(x, Tensor) else x for x in taken)
 
     def _made(self, results: Results, way: bool, *, needed: bool = True) -> Sequence[Any] | None:
         """What a graph gives for these sizes, and nothing notes; None where it is not needed and does not run

@@ -23,8 +23,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from stepnet.data.in_graph import not_followed
 from stepnet.data.storage import apart
-from stepnet.errors import StepError
+from stepnet.errors import StepError, WrittenError
 from stepnet.executors.higher_order import one_by_one
+from stepnet.executors.memory import are_written, counters
 
 from .calls import Call, find
 from .dispatch import from_the_top
@@ -184,8 +185,8 @@ class _Differentiable(torch.autograd.Function):
         needs, call = [*ctx.needs_input_grad[2:]], find(what)
         ctx.flow = call.flow(tensors, sizes, needs)
         *results, kept = torch.ops.stepnet.run_keeping.default([*tensors], sizes, needs, what)
-        ctx.save_for_backward(*tensors, *results[: call.read_back], kept)
-        ctx.count, ctx.sizes, ctx.what = len(tensors), sizes, what
+        _save(ctx, tensors, results[: call.read_back], kept)
+        ctx.count, ctx.sizes, ctx.needs, ctx.what = len(tensors), sizes, needs, what
         ctx.set_materialize_grads(False)
         if ctx.flow is None:
             carries = [t.is_floating_point() or t.is_complex() for t in results]
@@ -196,7 +197,7 @@ class _Differentiable(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore
-        *saved, kept = ctx.saved_tensors
+        tensors, results, kept = _saved(ctx)
         needs = [*ctx.needs_input_grad[2:]]
         places = [i for i, g in enumerate(grads) if g is not None]
         if ctx.flow is not None:
@@ -204,11 +205,38 @@ class _Differentiable(torch.autograd.Function):
             needs = [need and i in reached for i, need in enumerate(needs)]
         found = iter(
             torch.ops.stepnet.run_backward.default(
-                [g for g in grads if g is not None], places, saved[: ctx.count], saved[ctx.count :], kept,
-                ctx.sizes, needs, ctx.what,
+                [g for g in grads if g is not None], places, tensors, results, kept, ctx.sizes, needs,
+                ctx.what,
             )
         )  # fmt: skip
         return (None, None, *(next(found) if need else None for need in needs))
+
+
+def _save(ctx: Any, tensors: Sequence[Tensor], results: Sequence[Tensor], kept: Tensor) -> None:
+    """Save what backward reads. Results may be written to in place, as outside of graphs: autograd would
+    refuse those that it saves."""
+    ctx.results, ctx.written = [], counters(results, range(len(results)))
+    if KINDS.issuperset(map(type, tensors)):
+        ctx.save_for_backward(*tensors, *(t.data for t in results), kept)
+    else:  # functional ones of a trace: another name of one has what is written to it, and no count of that
+        ctx.results = [*results]
+        ctx.save_for_backward(*tensors, kept)
+
+
+def _saved(ctx: Any) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
+    """Inputs, results that backward reads, and what was kept: made once more, if results were written to."""
+    *saved, kept = ctx.saved_tensors
+    tensors, results = saved[: ctx.count], ctx.results or saved[ctx.count :]
+    if are_written(ctx.written):
+        call = find(ctx.what)
+        if call.random:
+            raise WrittenError(
+                "a result of a recurrence that draws noise was written to in place, and a gradient reads it",
+                remedy="make a new tensor of it (`y = y * 2`)",
+            )
+        *results, kept = torch.ops.stepnet.run_keeping.default(tensors, ctx.sizes, ctx.needs, ctx.what)
+        results = results[: call.read_back]
+    return tensors, results, kept
 
 
 def _at_once(tensors: Sequence[Tensor]) -> bool:

@@ -176,7 +176,8 @@ class Known(NamedTuple):
         kept = [values[name] for name in ready.extra] if keep else []
         if shape.lead == 2:
             lead = tensors[0].shape[:2]
-            out[:n_y] = [t.view(*lead, *t.shape[1:]) for t in out[:n_y]]
+            # no views, which autograd lets nobody write to where there are several
+            out[:n_y] = [t.view(*lead, *t.shape[1:]).data for t in out[:n_y]]
         results = out[: n_y + shape.states]
         if not kept or planned.apart:
             return Ran(results, call, planned.weights, shape, [*kept], None)

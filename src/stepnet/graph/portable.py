@@ -23,7 +23,7 @@ from stepnet.errors import StepError
 
 from .calls import add_kind, unreadable
 from .flow import Way
-from .recurrence import Leaf, Recurrence
+from .recurrence import Leaf, Recurrence, autocast_as
 from .sizes import row_shape
 
 KIND = "recurrence"
@@ -194,7 +194,7 @@ def _traced(
             inputs += [torch.empty(m + 1, dtype=torch.int64) for m in ends]
             inputs += [torch.empty(shape, dtype=d, device=at) for shape, d, at in fixed]
         try:
-            with fake:  # what the step makes from nothing, too
+            with fake, autocast_as(way.autocast):  # what the step makes from nothing, too
                 graph = make_fx(recurrence.step, pre_dispatch=True)(*inputs)
         except RuntimeError as error:  # what torch says of a size that is a number
             said = str(error).splitlines()[0]

@@ -105,7 +105,7 @@ class Recurrence:
         self, ask: Callable[..., Any], tensors: Sequence[Tensor], sizes: Sequence[int]
     ) -> list[Tensor]:
         """As `run`, by somebody who takes what `recurrent` does."""
-        with _autocast(self.way.autocast):
+        with autocast_as(self.way.autocast):
             return _leaves(*self._asked(ask, tensors, sizes))
 
     def flow(self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]) -> Flow | None:
@@ -159,7 +159,7 @@ class Recurrence:
 
     def on(self, x: Sequence[Any], states: Sequence[Tensor], reads: Sequence[Any]) -> list[Tensor]:
         """As `run`, of leaves of x as they are cut; the states, then what is static; what the step reads."""
-        with _autocast(self.way.autocast):
+        with autocast_as(self.way.autocast):
             return _leaves(*self._of_leaves(_ANSWER[0], x, states, reads, {}))
 
     def by_plan(
@@ -260,7 +260,7 @@ class Recurrence:
     ) -> Planned | None:
         flags = [False] * len(tensors) if needs is None else needs
         own = [t.detach().requires_grad_(need) for t, need in zip(tensors, flags, strict=True)]
-        with _autocast(self.way.autocast), torch.set_grad_enabled(needs is not None):
+        with autocast_as(self.way.autocast), torch.set_grad_enabled(needs is not None):
             found = self._asked(_ANSWER[1], own, sizes)
         if found is None or found[0].plan.paired or any(t.is_complex() for t in tensors):
             return None
@@ -341,7 +341,7 @@ def autocast_now() -> tuple[tuple[str, str], ...]:
 
 
 @contextlib.contextmanager
-def _autocast(wanted: tuple[tuple[str, str], ...]) -> Iterator[None]:
+def autocast_as(wanted: tuple[tuple[str, str], ...]) -> Iterator[None]:
     """Autocast as it was around a call."""
     kinds = dict(wanted)
     with contextlib.ExitStack() as stack:

@@ -77,22 +77,27 @@ def _kinds(node: Node, inputs: Inputs, out: Value) -> Iterator[str]:
         yield "reads a row and a sum over rows"
     elif "sum" in kinds:
         expected = {"sum"}
-        if node.op not in _LINEAR:
-            yield "is not linear, but reads a sum over rows"
-        elif node.op in ("mul", "matmul") and kinds == {"sum"}:
-            yield "multiplies two sums over rows"
-        elif node.op == "where" and inputs[0].kind == "sum":
-            yield "chooses by a sum over rows"
-        elif node.op == "div" and inputs[1].kind == "sum":
-            yield "divides by a sum over rows"
-        elif node.op in ("add", "sub") and kinds != {"sum"}:
-            yield "adds a value of every step to a sum over rows"
+        yield from _of_sums(node, inputs, kinds)
     else:
         expected = {_joined(kinds)}
         if node.op in ("expand", "copy") and "row" not in kinds:
             expected.add("row")
     if out.kind not in expected:
         yield f"gives a {out.kind} value, expected {_list(expected)}"
+
+
+def _of_sums(node: Node, inputs: Inputs, kinds: set[str]) -> Iterator[str]:
+    """What is not linear in a sum over rows differs from the sum of what it gives for each row."""
+    if node.op not in _LINEAR:
+        yield "is not linear, but reads a sum over rows"
+    elif node.op in ("mul", "matmul") and kinds == {"sum"}:
+        yield "multiplies two sums over rows"
+    elif node.op == "where" and inputs[0].kind == "sum":
+        yield "chooses by a sum over rows"
+    elif node.op == "div" and inputs[1].kind == "sum":
+        yield "divides by a sum over rows"
+    elif node.op in ("add", "sub") and kinds != {"sum"}:
+        yield "adds a value of every step to a sum over rows"
 
 
 def _joined(kinds: set[str]) -> str:

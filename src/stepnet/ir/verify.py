@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Literal
 
 from stepnet.errors import GraphError
 
-from .graph import Graph, Node
+from .graph import Graph, Node, Value
 from .op_rules import broken_op
 from .ops import OPS, VIEWS, Stage, is_cheap
 from .plan import LoopPlan, Plan, Region
@@ -71,34 +72,34 @@ def _graph(graph: Graph) -> Iterator[str]:
         made.add(name)
     for node in graph.nodes:
         text = _text(node)
-        sound = True
-        for name in node.inputs:
-            if name not in made:
-                sound = False
-                yield f"{text}: reads '{name}' before it is made"
-        for name in filter(None, node.outputs):
-            if name in made:
-                yield f"{text}: '{name}' is made twice"
-            made.add(name)
-            if name not in values:
-                sound = False
-                yield f"{text}: '{name}' is not declared"
-        op = OPS.get(node.op)
-        if op is None:
-            yield f"{text}: '{node.op}' is not in the list of ops"
-        elif node.op in MADE_BY_FISSION:
-            yield f"{text}: only fission makes '{node.op}'"
-        elif op.arity not in (-1, len(node.inputs)):
-            yield f"{text}: takes {op.arity} inputs, not {len(node.inputs)}"
-        elif not any(node.outputs) or (op.stage is not Stage.OPAQUE and len(node.outputs) != 1):
-            yield f"{text}: gives {len(node.outputs)} results"
-        elif sound and all(name in values for name in node.inputs):
-            inputs = [values[name] for name in node.inputs]
-            outputs = [values[name] for name in node.outputs if name]
-            yield from (f"{text}: {rule}" for rule in broken_op(node, inputs, outputs))
+        yield from (f"{text}: {rule}" for rule in _node(node, made, values))
+        made |= {name for name in node.outputs if name}
     for name in graph.results:
         if name not in made:
             yield f"result '{name}' is not made"
+
+
+def _node(node: Node, made: AbstractSet[str], values: Mapping[str, Value]) -> Iterator[str]:
+    """A node behind those that made `made`."""
+    unmade = [name for name in node.inputs if name not in made]
+    outputs = [name for name in node.outputs if name]
+    yield from (f"reads '{name}' before it is made" for name in unmade)
+    for at, name in enumerate(outputs):
+        if name in made or name in outputs[:at]:
+            yield f"'{name}' is made twice"
+        if name not in values:
+            yield f"'{name}' is not declared"
+    op = OPS.get(node.op)
+    if op is None:
+        yield f"'{node.op}' is not in the list of ops"
+    elif node.op in MADE_BY_FISSION:
+        yield f"only fission makes '{node.op}'"
+    elif op.arity not in (-1, len(node.inputs)):
+        yield f"takes {op.arity} inputs, not {len(node.inputs)}"
+    elif not outputs or (op.stage is not Stage.OPAQUE and len(node.outputs) != 1):
+        yield f"gives {len(node.outputs)} results"
+    elif not unmade and all(name in values for name in (*node.inputs, *outputs)):
+        yield from broken_op(node, [values[name] for name in node.inputs], [values[name] for name in outputs])
 
 
 def _loop(loop: LoopPlan, stage: GraphStage) -> Iterator[str]:
@@ -277,6 +278,13 @@ def _plan(plan: Plan) -> Iterator[str]:
         if plan.kept or any(plan.tangents) or any(plan.gradients):
             yield "values are kept for a backward loop that is not there"
         return
+    yield from _kept(plan, backward)
+    yield from _gradients(plan, backward)
+
+
+def _kept(plan: Plan, backward: Graph) -> Iterator[str]:
+    """What backward reads is given."""
+    forward = plan.forward.body
     shown = {*plan.forward.wanted, *plan.x, *plan.states}
     for name in plan.kept:
         if name in forward.values and forward.values[name].kind not in _PER_ROW:
@@ -291,6 +299,11 @@ def _plan(plan: Plan) -> Iterator[str]:
             yield f"the backward body reads '{name}', which nothing gives"
     if not set(plan.shifted) <= set(plan.kept) & set(plan.states):
         yield "shifted values are not kept states"
+
+
+def _gradients(plan: Plan, backward: Graph) -> Iterator[str]:
+    """Each is given, in the shape of what it is a gradient of."""
+    forward = plan.forward.body
     carried = {c.result for c in plan.backward.carries} if plan.backward else set()
     wanted = set(plan.backward.wanted) if plan.backward else set()
     for source, name in zip((*plan.x, *plan.states, *plan.weights), plan.gradients, strict=False):

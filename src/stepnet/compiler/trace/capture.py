@@ -145,6 +145,10 @@ class Replaced(TorchFunctionMode):
         """The arguments of a call with the other tensors."""
         return map_leaves((args, kwargs or {}), Tensor, lambda tensor: self.swap.get(id(tensor), tensor))
 
+    def results(self, made: Sequence[Any]) -> list[Any]:
+        """What code in here gave, with the other tensors: those that it gives as they are met no call."""
+        return [self.swap.get(id(value), value) for value in made]
+
     def made(self, args: Any, result: Any) -> None:
         """Meets what a custom Function made."""
 

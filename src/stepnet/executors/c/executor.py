@@ -9,7 +9,7 @@ from typing import Literal
 from stepnet.executors.base import Executor, Run
 from stepnet.executors.line import Line
 from stepnet.executors.line import Run as RunLine
-from stepnet.executors.loop import Scan
+from stepnet.executors.loop import Bound, Scan
 from stepnet.executors.schedule.adopt import adopt
 from stepnet.executors.schedule.wide import gather_wide
 from stepnet.ir.graph import Graph, Node
@@ -17,7 +17,7 @@ from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .limits import DTYPES, check, fits
 from .operation_counts import is_surely_faster
-from .over_rows import product_over_rows
+from .over_rows import joined, product_over_rows
 from .scan import CScan, build_all
 from .small_calls import line_in_c
 
@@ -48,6 +48,9 @@ class GeneratedC(Executor):
 
     def on_all_rows(self, graph: Graph, node: Node, by_torch: Run) -> Run:
         return product_over_rows(graph, node, by_torch) if node.op == "matmul_tn" else by_torch
+
+    def joined(self, graph: Graph, nodes: Sequence[Bound]) -> list[Bound]:
+        return joined(graph, nodes)
 
     def for_few(self, scan: Scan) -> Literal["turns", "features"] | None:
         return scan.for_few if isinstance(scan, CScan) else None

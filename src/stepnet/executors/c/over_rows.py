@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from stepnet.data.as_imported import contiguous, data_ptr, empty, stride
 from stepnet.executors.base import Run
+from stepnet.executors.loop import Bound
 from stepnet.ir.graph import Graph, Node
 
 from . import build as c_build
@@ -19,6 +20,7 @@ from .products import BY_DTYPE, float_parts, over_rows, split
 
 # features or columns, and their product, below which splitting rows takes longer than tiles save (measured)
 _LEAST, _SIZE = 128, 1 << 15
+_MOST_TOGETHER = 256  # features of two tables that go together: `SN_OVER_FEATURES`
 _SHARE = 256  # rows of a thread, below which there is nothing to gain
 
 
@@ -28,6 +30,8 @@ class _Over(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("sums", "more", "a", "b")),
         *((name, ctypes.c_int64) for name in ("a_stride", "b_stride", "rows", "k", "n", "parts")),
+        ("a2", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("a2_stride", "k1")),
     )
 
 
@@ -54,12 +58,65 @@ def _by_tiles(run: Callable[..., None], a: Tensor, b: Tensor, rows: int, parts: 
     k, n = a.shape[1], b.shape[1]
     if k > n:  # rows of a change places with its columns, which takes longer than pairs of rows of b
         return contiguous(_by_tiles(run, b, a, rows, parts).t())
+    return _run(run, (a,), b, rows, parts)
+
+
+def _run(run: Callable[..., None], a: Sequence[Tensor], b: Tensor, rows: int, parts: int) -> Tensor:
+    """a' b, of the features of one or two tables side by side."""
+    k, n = sum(table.shape[1] for table in a), b.shape[1]
     threads = max(1, min(torch.get_num_threads(), rows // _SHARE))
     sums, more = empty((k, n), dtype=torch.float32), empty((threads - 1, k, n), dtype=torch.float32)
-    addresses = map(data_ptr, (sums, more, a, b))
-    over = _Over(*addresses, stride(a)[0], stride(b)[0], rows, k, n, parts)
+    addresses = map(data_ptr, (sums, more, a[0], b))
+    others = data_ptr(a[-1]), stride(a[-1])[0], a[0].shape[1]
+    over = _Over(*addresses, stride(a[0])[0], stride(b)[0], rows, k, n, parts, *others)
     run(c_threads.pool(threads), ctypes.byref(over))
     return sums
+
+
+def joined(graph: Graph, nodes: Sequence[Bound]) -> list[Bound]:
+    """The same nodes, of which two that multiply the same rows are one, as the gradients of a cell's weights
+    for x and for its state do: to split those rows once more takes as long as a fifth of the product."""
+    out = [*nodes]
+    for at, second in enumerate(nodes):
+        for before, first in enumerate(nodes[:at]):
+            between = {name for node in nodes[before + 1 : at] for name in node.inputs}
+            if (
+                first not in out
+                or not between.isdisjoint(first.outputs)
+                or not _go_together(graph, first, second)
+            ):
+                continue
+            out[out.index(second)] = _both(first, second)
+            out.remove(first)
+            break
+    return out
+
+
+def _go_together(graph: Graph, first: Bound, second: Bound) -> bool:
+    if {first.op, second.op} != {"matmul_tn"} or first.inputs[0] != second.inputs[0]:
+        return False
+    values = [graph.values[name] for name in (*first.inputs, *second.inputs, *first.outputs, *second.outputs)]
+    if any(len(v.shape) != 1 for v in values[:4]) or {v.dtype for v in values} != {"float32"}:
+        return False
+    (k,), (one,), _, (other,) = (v.shape for v in values[:4])
+    wide = one + other
+    return (one, other) == (one // 16 * 16, other // 16 * 16) and _LEAST <= wide <= min(_MOST_TOGETHER, k)
+
+
+def _both(first: Bound, second: Bound) -> Bound:
+    def products(rows_of: Tensor, x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        parts = float_parts()
+        in_a_row = stride(rows_of)[1] == stride(x)[1] == stride(y)[1] == 1
+        run = _library() if parts > 1 and rows >= _SHARE and in_a_row else None
+        if run is None:
+            assert first.run is not None
+            assert second.run is not None
+            return first.run(rows_of, x, rows=rows), second.run(rows_of, y, rows=rows)
+        sums = _run(run, (x, y), rows_of, rows, parts)
+        k = x.shape[1]
+        return contiguous(sums[:k].t()), contiguous(sums[k:].t())
+
+    return Bound(products, "matmul_tn", (*first.inputs, second.inputs[1]), (*first.outputs, *second.outputs))
 
 
 @c_build.until_built

@@ -238,14 +238,15 @@ SN_INLINE void SN_(sn_put)(SN_REAL *to, const SN_REAL *from, const SN_REAL *plus
     for (; j < n; ++j) to[j] = plus ? from[j] + plus[j] : from[j];
 }
 
-/* The micro-kernel: C[c .. c+rows] = A[r .. r+rows, K] B (+ addend[c .. c+rows]), nv vectors of each. Of B, those of row
- * k lie at B + k * step, `wide` of them side by side, the next ones `apart`. */
-SN_INLINE void SN_(sn_kernel)(SN_(sn_rows) C, SN_(sn_rows) addend, int64_t c, SN_(sn_rows) A, int64_t r, const int rows,
+/* The micro-kernel: nv vectors of each of `rows` rows: to[i] = from[i] B (+ plus[i], where there are some). Of B, those of
+ * row k lie at B + k * step, `wide` of them side by side, the next ones `apart`. The caller finds where the rows lie: found
+ * here, for each number of rows anew, it would be half of what a compiler has to do. */
+SN_INLINE void SN_(sn_kernel)(SN_REAL *const *to, const SN_REAL *const *plus, const SN_REAL *const *from, const int rows,
                               const int nv, const int wide, const SN_REAL *B, int64_t step, int64_t apart, int64_t K) {
     SN_(sn_vec) sum[12][8];
     const SN_REAL *a[12];
     SN_UNROLL for (int i = 0; i < rows; ++i) {
-        a[i] = SN_(sn_row)(A, r + i);
+        a[i] = from[i];
         SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] = (SN_(sn_vec)){0};
     }
     for (int64_t k = 0; k < K; ++k) {
@@ -263,14 +264,11 @@ SN_INLINE void SN_(sn_kernel)(SN_(sn_rows) C, SN_(sn_rows) addend, int64_t c, SN
                 SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] += a[i][k] * b[v];
         }
     }
-    SN_UNROLL for (int i = 0; i < rows; ++i) {
-        SN_REAL *to = SN_(sn_row)(C, c + i);
-        const SN_REAL *plus = addend.base ? SN_(sn_row)(addend, c + i) : 0;
-        SN_UNROLL for (int v = 0; v < nv; ++v) {
-            if (plus) sum[i][v] += *(const SN_(sn_vec_u) *)(plus + v * SN_(sn_lanes));
-            *(SN_(sn_vec_u) *)(to + v * SN_(sn_lanes)) = sum[i][v];
-        }
-    }
+    if (plus)
+        SN_UNROLL for (int i = 0; i < rows; ++i)
+            SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] += *(const SN_(sn_vec_u) *)(plus[i] + v * SN_(sn_lanes));
+    SN_UNROLL for (int i = 0; i < rows; ++i)
+        SN_UNROLL for (int v = 0; v < nv; ++v) *(SN_(sn_vec_u) *)(to[i] + v * SN_(sn_lanes)) = sum[i][v];
 }
 
 /* C[rows, N] = A[rows, K] B (+ addend[rows, N] where addend.base is not NULL; it may be C itself).
@@ -282,7 +280,7 @@ SN_SHARED void SN_(sn_matmul)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) 
  * What is not whole vectors goes by way of a tile. */
 #define SN_CASE(m)                                                                                                    \
     case m:                                                                                                           \
-        if (m <= most) SN_(sn_kernel)(to, plus, c, A, r, m, vectors, width, panel, width * L, width * L * K, K);      \
+        if (m <= most) SN_(sn_kernel)(to, adds, a, m, vectors, width, panel, width * L, width * L * K, K);            \
         break;
 #define SN_STRIP(name, side, wide, few)                                                                               \
     static __attribute__((noinline)) void SN_(name)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) A, int64_t r0,  \
@@ -291,19 +289,20 @@ SN_SHARED void SN_(sn_matmul)(SN_(sn_rows) C, SN_(sn_rows) addend, SN_(sn_rows) 
         enum { most = fit < few ? fit : few };                                                                        \
         SN_REAL tile[most * vectors * L] __attribute__((aligned(64)));                                                \
         const int whole = n == vectors * L;                                                                           \
-        const SN_(sn_rows) to = whole ? C : (SN_(sn_rows)){tile, vectors * L, 0};                                     \
-        const SN_(sn_rows) plus = whole ? addend : (SN_(sn_rows)){0, 0, 0};                                           \
+        const SN_REAL *a[most], *plus[most];                                                                          \
+        SN_REAL *to[most];                                                                                            \
         for (int64_t r = r0, m; r < r1; r += m) {                                                                     \
-            const int64_t c = whole ? r : 0;                                                                          \
             m = sn_split(r1 - r, most);                                                                               \
+            for (int64_t i = 0; i < m; ++i) a[i] = SN_(sn_row)(A, r + i);                                             \
+            for (int64_t i = 0; i < m; ++i) to[i] = whole ? SN_(sn_row)(C, r + i) : tile + i * vectors * L;           \
+            if (addend.base) for (int64_t i = 0; i < m; ++i) plus[i] = SN_(sn_row)(addend, r + i);                    \
+            const SN_REAL *const *adds = whole && addend.base ? plus : 0;                                             \
             switch (m) {                                                                                              \
                 SN_CASE(1) SN_CASE(2) SN_CASE(3) SN_CASE(4) SN_CASE(5) SN_CASE(6)                                     \
                 SN_CASE(7) SN_CASE(8) SN_CASE(9) SN_CASE(10) SN_CASE(11) SN_CASE(12)                                  \
             }                                                                                                         \
             if (whole) continue;                                                                                      \
-            for (int64_t i = 0; i < m; ++i)                                                                           \
-                SN_(sn_put)(SN_(sn_row)(C, r + i), tile + i * vectors * L,                                            \
-                            addend.base ? SN_(sn_row)(addend, r + i) : 0, n);                                         \
+            for (int64_t i = 0; i < m; ++i) SN_(sn_put)(SN_(sn_row)(C, r + i), to[i], addend.base ? plus[i] : 0, n);  \
         }                                                                                                             \
     }
 SN_STRIP(sn_strip1, 1, 1, 12)
@@ -424,11 +423,16 @@ void SN_(sn_few)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t 
             continue;
         }
         for (int64_t nv; (nv = (N - u) / L) > 0; u += nv * L) {
-            const SN_(sn_rows) to = {C.base + u, C.stride, C.index}, none = {0, 0, 0};
+            const SN_REAL *a[MOST];
+            SN_REAL *to[MOST];
+            for (int64_t i = 0; i < m; ++i) {
+                a[i] = SN_(sn_row)(A, r + i);
+                to[i] = SN_(sn_row)(C, r + i) + u;
+            }
             nv = nv < 4 ? 1 : 4;
             switch (m * 8 + nv) {
 #define SN_CASE(m, nv) \
-    case m * 8 + nv: SN_(sn_kernel)(to, none, r, A, r, m, nv, nv, source + u, stride_k, 0, K); break
+    case m * 8 + nv: SN_(sn_kernel)(to, 0, a, m, nv, nv, source + u, stride_k, 0, K); break
                 SN_CASE(1, 1); SN_CASE(2, 1); SN_CASE(3, 1); SN_CASE(4, 1);
                 SN_CASE(1, 4); SN_CASE(2, 4); SN_CASE(3, 4); SN_CASE(4, 4);
 #undef SN_CASE

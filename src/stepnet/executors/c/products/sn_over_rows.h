@@ -11,7 +11,15 @@ typedef struct {
     float *more; /* of threads but the first, k * n each */
     const float *a, *b;
     int64_t a_stride, b_stride, rows, k, n, parts;
+    const float *a2; /* features of A from k1 on, k1 a multiple of 16, or k where all are in one table */
+    int64_t a2_stride, k1;
 } sn_over;
+
+/* 16 features of A from m on, of rows r on. */
+SN_INLINE sn_rows_f32 sn_over_features(const sn_over *o, int64_t r, int64_t m) {
+    const float *base = m < o->k1 ? o->a + r * o->a_stride + m : o->a2 + r * o->a2_stride + m - o->k1;
+    return (sn_rows_f32){(float *)base, m < o->k1 ? o->a_stride : o->a2_stride, 0};
+}
 
 enum { SN_OVER_DEPTH = 256, SN_OVER_FEATURES = 256 };
 
@@ -74,13 +82,14 @@ static void sn_over_some(const sn_over *o, float *C, int64_t r, int64_t depth, i
     float panel[32 * SN_WIDTH * sn_lanes_f32] __attribute__((aligned(64)));
     float turned[16 * 32] __attribute__((aligned(64)));
     const int64_t high = sn_tiled_high(m), next = high * SN_DEPTH_BF16, blocks = sn_depth_bf16(depth) / SN_DEPTH_BF16;
-    const float *a = o->a + r * o->a_stride + m0, *b = o->b + r * o->b_stride;
+    const float *b = o->b + r * o->b_stride;
     sn_sizes sizes = sn_no_sizes;
     for (int64_t k = 0; k < blocks; ++k)
         for (int64_t f = 0, some; f < m; f += some) { /* features of one tile */
             const int64_t i = f % high, left = m - f < 16 ? m - f : 16;
+            const sn_rows_f32 a = sn_over_features(o, r + 32 * k, m0 + f);
             some = high - i < left ? high - i : left;
-            sn_turn_some(turned, a + 32 * k * o->a_stride + f, o->a_stride, depth - 32 * k < 32 ? depth - 32 * k : 32, left);
+            sn_turn_some(turned, a.base, a.stride, depth - 32 * k < 32 ? depth - 32 * k : 32, left);
             sizes = sn_of_both(sizes, sn_split_rows(rows + (f / high * blocks + k) * o->parts * next + i * SN_DEPTH_BF16,
                                                     SN_DEPTH_BF16, 0, next, (sn_rows_f32){turned, 32, 0}, some, 0, 32,
                                                     o->parts));
@@ -100,8 +109,8 @@ static void sn_over_some(const sn_over *o, float *C, int64_t r, int64_t depth, i
             sn_pack_f32(panel, b + k * o->b_stride + c0, o->b_stride, 1, some, n);
             for (int64_t f = 0; f < m; f += 16) {
                 const int64_t features = m - f < 16 ? m - f : 16;
-                const sn_rows_f32 part = sn_part_f32(to, f, 0);
-                sn_turn_some(turned, a + k * o->a_stride + f, o->a_stride, some, features);
+                const sn_rows_f32 part = sn_part_f32(to, f, 0), a = sn_over_features(o, r + k, m0 + f);
+                sn_turn_some(turned, a.base, a.stride, some, features);
                 sn_matmul_f32(part, part, (sn_rows_f32){turned, 32, 0}, panel, features, some, n);
             }
         }

@@ -1,0 +1,72 @@
+"""What a body refers to when it runs is what is written, whatever that is by the time that it is traced."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from file_formats import FORMATS
+from stepnet import recurrent, while_loop
+from stepnet.errors import IRError
+
+
+def bound_anew(x):
+    """Steps that are written whole, as they look at all rows; each variable is another one at the end."""
+    k, z, out = 2.0, x[1], []
+
+    def scaled(row, h):
+        return (row * k).cumsum(0), torch.tanh(row + h)
+
+    out.append(recurrent(scaled, x, x[0] * 0, backend="naive")[0])
+    k = 3.0
+    out.append(while_loop(lambda i, n: i < 3, lambda i, n: (i + 1, n * k + z), (torch.tensor(0), x[0]))[1])
+
+    def mixed(row, h):
+        h = torch.tanh(row + h) + x.mean((0, 1))
+        return h.cumsum(0), h
+
+    x, _ = recurrent(mixed, x, x[0] * 0, backend="naive")
+    k, z = 5.0, x[0]
+    return (*out, x, z)
+
+
+class Runs(nn.Module):
+    def __init__(self, run):
+        super().__init__()
+        self.run = run
+
+    def forward(self, x):
+        return self.run(x)
+
+
+def test_variables_that_are_bound_anew(tmp_path):
+    form, runtime, file = FORMATS["onnx"]
+    form.save(Runs(bound_anew), tmp_path / file, torch.randn(3, 2, 3))
+    x = torch.randn(5, 4, 3)
+    for found, want in zip(runtime(tmp_path / file, [x.numpy()]), bound_anew(x), strict=True):
+        torch.testing.assert_close(torch.as_tensor(np.asarray(found)), want, rtol=1e-4, atol=1e-4)
+
+
+def an_item(x):
+    numbers = [2.0]
+    y, _ = recurrent(lambda row, h: ((row * numbers[0]).cumsum(0), h), x, x[0] * 0, backend="naive")
+    numbers[0] = 3.0
+    return y
+
+
+def one_tensor_that_is_two_in_a_trace(x):
+    a, b = x[0], x[1]
+    same = torch.dropout(a, 0.5, False)
+    return recurrent(lambda row, h: ((row * same + a * b).cumsum(0), h), x, x[0] * 0, backend="naive")[0]
+
+
+CHANGED = {an_item: "changed after it ran", one_tensor_that_is_two_in_a_trace: "was not found again"}
+
+
+@pytest.mark.parametrize("run", CHANGED)
+def test_what_is_another_in_the_trace_is_refused(run, tmp_path):
+    form, _, file = FORMATS["onnx"]
+    with pytest.raises(IRError, match=CHANGED[run]):
+        form.save(Runs(run), tmp_path / file, torch.randn(3, 2, 3))
