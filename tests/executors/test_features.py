@@ -14,6 +14,7 @@ from stepnet.data.tree import by_leaf
 from stepnet.engine import plans
 from stepnet.errors import BuildError
 from stepnet.executors.c import scan as c_scan
+from stepnet.executors.c import source as c_source
 from stepnet.executors.c.scan import CScan
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import Features
@@ -130,6 +131,18 @@ def test_numbers_do_not_depend_on_who_makes_them(name, lengths, sharing, threads
     if sum(counts):  # forward and backward; a first call checks itself before
         assert [how for how, _ in shared_out[-2:]] == TAKEN[sharing].get(name, [sharing] * 2)
         assert {n for how, n in shared_out[-2:] if how} <= {threads}
+
+
+def test_rows_on_the_heap(shared_out, monkeypatch):
+    """As large ones are, with what is added up after each of them."""
+    monkeypatch.setattr(c_scan, "WORTH_TURNS", 1e-3)
+    monkeypatch.setattr(c_scan, "WORTH_TURNS_TOO", 1e-3)
+    monkeypatch.setattr(c_source, "_MOST_STACK", 0)
+    torch.set_num_threads(2)
+    x = LoDTensor.from_lengths(torch.randn(70, F, dtype=DTYPE), [[70]])
+    as_the_plain_loop(STEPS["heads"], *wanting((x, state_of("heads", 1))), rtol=1e-10)
+    assert [how for how, _ in shared_out[-2:]] == TAKEN["turns"].get("heads", ["turns"] * 2)
+    plans.forget()
 
 
 @pytest.mark.parametrize("bad", few([float("nan"), float("inf"), -0.0], [float("inf")]))

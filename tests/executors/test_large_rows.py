@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
+from forks import in_a_fork
 from stepnet import recurrent
 from stepnet.errors import Unsupported
 
@@ -29,6 +32,20 @@ def test_they_are_left_to_torch():
         run(2_000_000, "c")
     for ours, plain in zip(run(300_000, "auto"), run(300_000, "naive"), strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-5)
+
+
+def test_threads_with_small_stacks():
+    """As those of macOS and musl are, beside the first."""
+    first, found = run(60_000, "c"), []
+
+    def in_a_thread():
+        threading.stack_size(1 << 18)
+        thread = threading.Thread(target=lambda: found.append(run(60_000, "c")))
+        thread.start()
+        thread.join()
+        return all(map(torch.equal, *found, first))
+
+    assert in_a_fork(in_a_thread)
 
 
 @pytest.mark.parametrize(("size", "fits"), [(4, True), (40, False)])
