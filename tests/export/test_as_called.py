@@ -55,11 +55,11 @@ def test_what_is_another_by_then_is_refused(tmp_path):
 
 
 def one_tensor_that_is_two_in_a_trace(x):
-    a, b = x[0], x[1]
-    same = torch.dropout(a, 0.5, False)
+    first, second = x[0], x[1]
+    again = torch.dropout(first, 0.5, False)
 
     def step(row, h):
-        return (row * same + a * b).cumsum(0), h
+        return (row * again + first * second).cumsum(0), h
 
     return (recurrent(step, x, x[0] * 0, backend="naive")[0],)
 

@@ -246,8 +246,8 @@ def scan(g: Graph) -> str:
 def _loop(
     g: Graph, trip: str, going: str, *, sliced: bool, until: bool, most: int | None = None
 ) -> list[str]:
-    """A Loop of one or two values; what it gives, of each step too if it is sliced. `most`: the last step that
-    there is of what is sliced, where it may have more."""
+    """A Loop of one or two values; what it gives, of each step too if it is sliced. `most`: the last step
+    that there is of what is sliced, where it may have more."""
     states = g.pick.randint(1, 2)
     body, carried = repeated(g, states)
     number, go = g.file.name("i"), g.file.name("go")
