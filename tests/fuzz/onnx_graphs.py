@@ -243,13 +243,17 @@ def scan(g: Graph) -> str:
     return g.one("Transpose", outs[-1], perm=[1, 0, 2]) if across else outs[-1]
 
 
-def _loop(g: Graph, trip: str, going: str, *, sliced: bool, until: bool) -> list[str]:
-    """A Loop of one or two values; what it gives, of each step too if it is sliced."""
+def _loop(
+    g: Graph, trip: str, going: str, *, sliced: bool, until: bool, most: int | None = None
+) -> list[str]:
+    """A Loop of one or two values; what it gives, of each step too if it is sliced. `most`: the last step
+    that there is of what is sliced, where it may have more."""
     states = g.pick.randint(1, 2)
     body, carried = repeated(g, states)
     number, go = g.file.name("i"), g.file.name("go")
     if sliced and g.visible("steps"):
-        body.values["rows"].append(body.one("Gather", g.any("steps"), number, axis=0))
+        at = number if most is None else body.one("Min", number, g.file.constant(most, "int64"))
+        body.values["rows"].append(body.one("Gather", g.any("steps"), at, axis=0))
     body.grown(g.pick.randint(1, 3))
     results = ended(body, carried, states + sliced)
     if until:
@@ -275,7 +279,7 @@ def loop_of_rows(g: Graph) -> str:
     until = g.pick.random() < 0.5
     trip = g.pick.choice([g.file.constant(g.pick.randint(0, 4), "int64"), "count"])
     going = g.pick.choice(["", g.file.constant(True, "bool"), "flag"])
-    return _loop(g, trip, going, sliced=g.pick.random() < 0.4, until=until)[0]
+    return _loop(g, trip, going, sliced=g.pick.random() < 0.4, until=until, most=2)[0]
 
 
 def loop_of_steps(g: Graph) -> str:

@@ -107,6 +107,12 @@ GRAPHS = {
         t = Cast<to = 9>(o)
         y = Loop(n, t, x) <body = b (int64 i, bool g, float[K,B,4] s) => (bool more, float[L,B,4] new)
         { u = Tanh(x)  new = Concat<axis = 0>(s, u)  more = Identity(g) }>""",
+    "a cell of what a loop joins as it is": """n = Constant<value = int64 {2}>()  e = Identity(x)
+        w = Constant<value = float[1,1,4] {0.5, -0.5, 0.2, 0.1}>()  r = Constant<value = float[1,1,1] {0.5}>()
+        p, q = Loop(n, , x) <body = b (int64 i, bool g, float[T,B,4] s)
+        => (bool m, float[T,B,4] u, float[T,B,4] v) { u = Tanh(s)  v = Identity(e)  m = Identity(g) }>
+        z = Constant<value = int64 {1}>()  c = Gather<axis = 0>(q, z)
+        a, y = RNN<hidden_size = 1>(c, w, r)""",
     "a branch by a size": branch("""s = Shape<start = 0, end = 1>(x)  n = Squeeze(s)
         k = Constant<value = int64 {3}>()  c = Greater(n, k)"""),
     "a branch by a number": branch("""r = ReduceSum<keepdims = 0>(x)  z = Constant<value = float {0.0}>()
@@ -125,6 +131,7 @@ def test_a_sequence_of_the_steps_is_not_written_as_that_of_the_example(tmp_path)
     assert stepnet.onnx.load(tmp_path / "n.onnx").inputs[0].shape == (3, -1, 4)
 
 
+LOOPED = "a cell of what a loop joins as it is"
 LIKE_OTHERS = {
     "the last two", "backwards from behind the end", "a range over the steps", "half of the steps",
     "the largest over the steps", "a branch by a size",
@@ -132,7 +139,7 @@ LIKE_OTHERS = {
 
 
 @since
-@pytest.mark.parametrize("name", few(GRAPHS, [*GRAPHS][::7]))
+@pytest.mark.parametrize("name", few(GRAPHS, [*[*GRAPHS][::7], LOOPED]))
 def test_sizes_stay_open(name, tmp_path, opened, monkeypatch):
     if not re.search("Loop|LSTM", GRAPHS[name]):
         share_traces(monkeypatch, {})

@@ -184,7 +184,10 @@ def noted_calls(target: Target, run: Callable[[], Any]) -> Calls:
 
 
 class Places(NamedTuple):
-    """Where tensors stand among all that code reaches, each of them once, and of what kinds those are."""
+    """Where tensors stand among all that code meets, and of what kinds those are as far as the last of them.
+
+    Each stands as often as it is met: of one tensor that is two in a trace no other comes to stand elsewhere.
+    """
 
     at: Sequence[int]
     kinds: Sequence[tuple[torch.dtype, int]]
@@ -193,7 +196,7 @@ class Places(NamedTuple):
 def places_of(
     read: Sequence[Tensor], code: Callable[..., Any], what: str, reader: str = "it", owner: str = "body"
 ) -> Places:
-    """The place of each tensor that `code` reads among all that it reaches: a trace finds them there again.
+    """The place of each tensor that `code` reads among all that it meets: a trace finds them there again.
 
     The other words are what a user calls that.
 
@@ -205,23 +208,26 @@ def places_of(
     >>> places_of([b], lambda x: x * a + b, "the step").at
     [1]
     """
-    reached = reach(code, everything=True).tensors
-    place = {id(t): i for i, t in enumerate(reached)}
+    met = reach(code, everything=True).met_tensors
+    place: dict[int, int] = {}
+    for i, tensor in enumerate(met):
+        place.setdefault(id(tensor), i)
     if any(id(t) not in place for t in read):
         raise _lost(what, reader, owner)
-    return Places([place[id(t)] for t in read], [*map(_kind, reached)])
+    at = [place[id(t)] for t in read]
+    return Places(at, [*map(_kind, met[: 1 + max(at, default=-1)])])
 
 
 def at_places(
     places: Places, code: Callable[..., Any], what: str, reader: str = "it", owner: str = "body"
 ) -> list[Tensor]:
-    """In a trace, the tensors that stand at the places of others among all that `code` reaches.
+    """In a trace, the tensors that stand at the places of others among all that `code` meets.
 
     Raises:
-        IRError: it reaches others. Of one tensor that was two, all behind it stand elsewhere.
+        IRError: it meets others.
     """
-    now = reach(code, everything=True).tensors
-    if [*map(_kind, now)] != places.kinds:
+    now = reach(code, everything=True).met_tensors
+    if [*map(_kind, now[: len(places.kinds)])] != places.kinds:
         raise _lost(what, reader, owner)
     return [now[p] for p in places.at]
 
@@ -233,8 +239,8 @@ def _kind(tensor: Tensor) -> tuple[torch.dtype, int]:
 def _lost(what: str, reader: str, owner: str) -> IRError:
     return IRError(
         f"{what} cannot be written: {reader} reads a tensor that was not found again",
-        remedy=f"keep it in a closure, an attribute or a module that the {owner} refers to, by .clone() "
-        "where it may be the same tensor as another; an array that a loop reads, in one of create_whileloop",
+        remedy=f"keep it in a closure, an attribute or a module that the {owner} refers to; an array that a "
+        "loop reads, in one of create_whileloop",
         got=reader,
         expected=f"tensors that the {owner} refers to",
     )

@@ -185,7 +185,7 @@ class RecurrenceRecorder(Recorder, Instead):
                 remedy="a recurrence over the rows inside it, saved by itself",
             )
         code = _code(loop)
-        tensors = reach(code, everything=True).tensors
+        met = reach(code, everything=True).met_tensors
         try:
             known: Unsupported | None = getattr(code_of(loop).function, "refusal", None)
             if known is not None:
@@ -208,7 +208,7 @@ class RecurrenceRecorder(Recorder, Instead):
             with both_branches(), questions_of([*parts, *state]) as asks:
                 call.inner = noted_calls(self.target, lambda: iteration(own, parts, state, ()))
             call.asks = asks()
-        call.weights = [tensors[p] for p in call.places.at]
+        call.weights = [met[p] for p in call.places.at]
         return call
 
 

@@ -40,6 +40,7 @@ class Reach:
     step cannot even be tried on sample rows, or None. `holders`: the containers met, by owner. `generators`:
     those that it may draw noise from. `names`: of the attributes that were looked up. `in_python`: what the
     standard library holds was looked into. `beneath`: of the key, what was put in the place of torch's own.
+    `met_tensors`: with `everything`, the tensors as often as they were met.
     """
 
     key: tuple[Any, ...]
@@ -52,6 +53,7 @@ class Reach:
     names: Set[str] = frozenset()
     in_python: bool = False
     beneath: tuple[Any, ...] = ()
+    met_tensors: Sequence[Tensor] = ()
 
     @property
     def files(self) -> frozenset[str]:
@@ -127,7 +129,7 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
         walk = whole
     return Reach(
         tuple(walk.key), walk.tensors, walk.complete, walk.open, walk.refused, walk.holders, walk.generators,
-        walk.names, bool(walk.met), tuple(beneath.key),
+        walk.names, bool(walk.met), tuple(beneath.key), walk.met_tensors,
     )  # fmt: skip
 
 

@@ -73,6 +73,8 @@ class Walk(CodeWalk):
         known = self.seen.get(place)
         if known is not None:
             self.key.append(_Seen(known))
+            if self.everything and isinstance(value, Tensor):
+                self.met_tensors.append(value)
             return
         if len(self.seen) >= _LIMIT:
             self.complete = False
@@ -109,6 +111,8 @@ class Walk(CodeWalk):
         kind = type(value)
         self.key.append(Tensor)
         self.tensors.append(value)
+        if self.everything:
+            self.met_tensors.append(value)
         if kind is not Tensor and kind is not nn.Parameter:
             if isinstance(value, (UninitializedBuffer, UninitializedParameter)):
                 self.refused = self.refused or "it has lazy parameters that its first run makes"

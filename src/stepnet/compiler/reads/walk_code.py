@@ -57,6 +57,7 @@ class CodeWalk(abc.ABC):
     everything: bool = False  # visit every attribute of what is met, named or not
     key: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
+    met_tensors: list[Tensor] = field(default_factory=list)  # with everything: as often as they are met
     seen: dict[int, int] = field(default_factory={id(held): -n for n, held in enumerate(CACHES)}.copy)
     generators: list[torch.Generator] = field(default_factory=list)
     holders: list[Any] = field(default_factory=list)
