@@ -288,20 +288,6 @@ def test_a_distribution_that_checks_its_arguments(monkeypatch):
             recurrent(step, x, torch.tensor([[0.25] * 4, [0.5, 0.5, -0.5, 0.5]]), backend=backend)
 
 
-@pytest.mark.filterwarnings("ignore:step 'step' runs by the plain loop")
-def test_whether_distributions_check_may_change(monkeypatch):
-    def step(x, h):
-        return torch.distributions.Normal(x, h).log_prob(x), h
-
-    x, h = torch.ones(2, 2, 4), torch.full((2, 4), -1.0)
-    for backend in ("eager", "naive"):
-        monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", False)
-        assert recurrent(step, x, h, backend=backend)[0].isnan().all()
-        monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
-        with pytest.raises(ValueError, match="to satisfy the constraint"):
-            recurrent(step, x, h, backend=backend)
-
-
 def test_odds_that_are_none():
     def step(x, h):
         return torch.multinomial(h * x, 1), h

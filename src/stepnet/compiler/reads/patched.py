@@ -36,6 +36,7 @@ _OF_TORCH = {
     "torch": words("manual_seed Storage compile load save"),
     "torch.nn.modules.module": words("_global_is_full_backward_hook"),  # with which the hooks are looked at
     "torch.nn.modules.module.Module": words("__init__ __setstate__ ___needs_generation_tag_patch"),
+    "torch.distributions.distribution.Distribution": words("_validate_args"),
     "torch.nn.parallel.distributed.DistributedDataParallel": words(
         "_active_ddp_module"
     ),  # during its forward
