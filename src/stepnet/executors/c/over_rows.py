@@ -77,23 +77,22 @@ def joined(graph: Graph, nodes: Sequence[Bound]) -> list[Bound]:
     """The same nodes, of which two that multiply the same rows are one, as the gradients of a cell's weights
     for x and for its state do: to split those rows once more takes as long as a fifth of the product."""
     out = [*nodes]
-    for at, second in enumerate(nodes):
-        for before, first in enumerate(nodes[:at]):
-            between = {name for node in nodes[before + 1 : at] for name in node.inputs}
-            if (
-                first not in out
-                or not between.isdisjoint(first.outputs)
-                or not _go_together(graph, first, second)
-            ):
+    products = [at for at, node in enumerate(nodes) if node.op == "matmul_tn"]
+    for place, at in enumerate(products):
+        for before in products[:place]:
+            first, second = nodes[before], nodes[at]
+            if first not in out or not _go_together(graph, first, second):
                 continue
-            out[out.index(second)] = _both(first, second)
-            out.remove(first)
-            break
+            between = (node.inputs for node in nodes[before + 1 : at])
+            if all(map(set(first.outputs).isdisjoint, between)):
+                out[out.index(second)] = _both(first, second)
+                out.remove(first)
+                break
     return out
 
 
 def _go_together(graph: Graph, first: Bound, second: Bound) -> bool:
-    if {first.op, second.op} != {"matmul_tn"} or first.inputs[0] != second.inputs[0]:
+    if first.inputs[0] != second.inputs[0]:
         return False
     values = [graph.values[name] for name in (*first.inputs, *second.inputs, *first.outputs, *second.outputs)]
     if any(len(v.shape) != 1 for v in values[:4]) or {v.dtype for v in values} != {"float32"}:
