@@ -101,13 +101,13 @@ class PreparedLoop:
         # big row tables are let go early
         dies = last_uses(uses, {*plan.wanted, *plan.rows_of_carries()})
         dies[-1:] = [()] * len(dies[-1:])  # the caller lets go of all
-        self._fewer: dict[tuple[frozenset[str] | None, bool], list[_Turn]] = {}
         self._turns: list[_Turn] = [
             _Turn(*region, dead)
             for region, dead in zip(self.regions, dies, strict=True)
             if any(region[1:]) or dead
         ]
-        self._all = [turn._replace(nodes=joined(plan.body, turn.nodes)) for turn in self._turns]
+        whole = [turn._replace(nodes=joined(plan.body, turn.nodes)) for turn in self._turns]
+        self._asked: dict[tuple[frozenset[str] | None, bool], list[_Turn]] = {(None, False): whole}
         scanned = {carry.parameter for region in plan.regions for carry in region.carries}
         self._rest = [c for c in plan.carries if c.parameter == c.result or c.parameter not in scanned]
         alone = [(turn.region, turn.scan) for turn in self._turns if turn.scan is not None]
@@ -165,7 +165,7 @@ class PreparedLoop:
 
     def lone(self, wanted: frozenset[str] | None, few: bool) -> Lone | None:
         """The scan, if there is one, and the maps around it that take no layout. `few`: see `few_rows`."""
-        turns = self._turns_for(wanted, few) if few or wanted is not None else self._all
+        turns = self._turns_for(wanted, few)
         at = [k for k, turn in enumerate(turns) if turn.scan is not None]
         if len(at) != 1 or self._whole or self._rest:
             return None
@@ -203,7 +203,7 @@ class PreparedLoop:
     def _turns_for(self, wanted: frozenset[str] | None, few: bool) -> list[_Turn]:
         """What runs where only some of the wanted values are asked for: the rest of the maps is left out.
         `few`: scans make what products they can."""
-        if (wanted, few) not in self._fewer:
+        if (wanted, few) not in self._asked:
             asked = {*self.plan.wanted} if wanted is None else wanted
             live = {*asked, *self.plan.rows_of_carries()}
             turns: list[_Turn] = []
@@ -222,8 +222,8 @@ class PreparedLoop:
                         kept.insert(0, node)
                 kept = self._joined(self.plan.body, kept)
                 turns.insert(0, turn._replace(nodes=kept, dead=() if few else turn.dead, products=made))
-            self._fewer[wanted, few] = turns
-        return self._fewer[wanted, few]
+            self._asked[wanted, few] = turns
+        return self._asked[wanted, few]
 
     def _run(
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout,
@@ -236,7 +236,7 @@ class PreparedLoop:
         for name in self._whole:
             values[name] = states[name]
         few = 0 < layout.rows <= self.few_rows
-        turns = self._turns_for(wanted, few) if few or wanted is not None else self._all
+        turns = self._turns_for(wanted, few)
         for region, scan, nodes, dead, products in turns:
             if products is not None:
                 assert scan is not None

@@ -23,10 +23,13 @@ from stepnet.user_line import is_users
 def as_called(code: Any) -> Any:
     """The user's functions, with all those of the user's that they refer to, with variables of their own.
 
-    >>> k = 1
-    >>> twin = as_called(lambda x, n=lambda: k: x * n())
-    >>> twin(3)
-    3
+    >>> def later():
+    ...     k = 1
+    ...     step = lambda x: k * x
+    ...     twin, k = as_called(step), 2
+    ...     return twin(3), step(3)
+    >>> later()
+    (3, 6)
     """
     return _taken(code, {})
 
