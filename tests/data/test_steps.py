@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stepnet.data.array import TensorArray
+from stepnet.data.array import TensorArray, contents_of
 from stepnet.data.steps import Steps
 
 
@@ -13,8 +13,8 @@ def two_arrays(grad: bool = False) -> tuple[TensorArray, TensorArray, torch.Tens
     """As a loop leaves them that writes the same value to both."""
     tensor = torch.arange(6.0, requires_grad=grad).reshape(3, 2)
     steps, a, b = Steps(tensor), TensorArray(size=3), TensorArray()
-    a._put(0, steps)
-    b._put(0, steps)
+    contents_of(a).put(0, steps)
+    contents_of(b).put(0, steps)
     return a, b, tensor
 
 

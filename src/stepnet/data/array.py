@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.arguments import truth
+from stepnet.data.contents import Contents
 from stepnet.data.filling import fills, indexed
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import UNKNOWN, InFrame, StandIn, recordable
@@ -24,6 +25,16 @@ def written(array: TensorArray, *args: Any, **kwargs: Any) -> TensorArray:
     changed = array.__copy__()
     changed.write(*args, **kwargs)
     return changed
+
+
+def contents_of(array: TensorArray) -> Contents:
+    """What the array holds, for those who run loops over it; `array.deferred` is None."""
+    return array._contents
+
+
+def hold(array: TensorArray, steps: Steps) -> None:
+    """Let an array hold these steps and nothing else."""
+    array._contents = Contents.all_of(steps)
 
 
 class TensorArray:
@@ -72,26 +83,19 @@ class TensorArray:
                 got=describe(size),
                 remedy="TensorArray.unpack(x, level): the array, and the map that pack needs",
             )
-        # A dict, so that a declared size allocates nothing.
-        self._written: dict[int, Value] = {}
-        # Steps that were put in as one tensor, and are taken apart where one of them is asked for.
-        self._joined: tuple[int, Steps] | None = None  # from which index
-        self._size = integer(size, "TensorArray: size")
-        # What an element would look like, where a cut gave none: join it back and shape and dtype are kept.
-        self._pattern: Value | None = None
-        # The steps that all the values are, while they are that.
-        self._steps: Steps | None = None
-        if self._size < 0:
+        places = integer(size, "TensorArray: size")
+        if places < 0:
             raise ArrayError(
                 "TensorArray: size must not be negative",
-                got=self._size,
+                got=places,
                 remedy="TensorArray() grows as it is written",
             )
+        self._contents = Contents(places)
         if unstack_from is not None:
-            if self._size:
+            if places:
                 raise ArrayError(
                     "TensorArray: size and unstack_from exclude each other",
-                    got=f"size={self._size} and unstack_from",
+                    got=f"size={places} and unstack_from",
                     remedy="leave size out: unstacking gives one place per step",
                 )
             self._cut(unstack_from, 0)
@@ -139,51 +143,20 @@ class TensorArray:
                 remedy="array.write(0, tensor) puts in one value",
             )
         axis = axis_of(axis, tensor.dim(), "TensorArray.unstack", describe(tensor))
-        self._clear()
-        self._put(0, Steps(tensor.movedim(axis, 0) if axis else tensor))
-        if not self._size:
-            self._pattern = tensor.sum(axis, dtype=tensor.dtype)  # over an axis of length 0: keeps the graph
+        cut = Contents()
+        cut.put(0, Steps(tensor.movedim(axis, 0) if axis else tensor))
+        if not cut.size:
+            cut.pattern = tensor.sum(axis, dtype=tensor.dtype)  # over an axis of length 0: keeps the graph
+        self._refill(cut)
 
-    def _clear(self) -> None:
-        """Hold nothing, before all of it is filled."""
-        self._written, self._joined, self._size = {}, None, 0
-        self._pattern = self._steps = None
-
-    def _fill(self, values: Sequence[Value]) -> None:
-        self._written = dict(enumerate(values))
-        self._size = len(values)
-
-    def _put(self, start: int, steps: Steps) -> None:
-        """Write consecutive places from index `start` on."""
-        count = steps.whole().shape[0]
-        self._written = self._values
-        self._joined = (start, steps) if count else None
-        self._steps = steps if start == 0 and 0 < count >= self._size else None
-        self._size = max(self._size, start + count)
-
-    def _hold(self, steps: Steps) -> None:
-        """Hold these and nothing else; how many there are may be open."""
-        self._clear()
-        self._joined, self._steps, self._size = (0, steps), steps, steps.whole().shape[0]
-
-    @property
-    def _whole(self) -> Tensor | None:
-        """All values as one tensor, where they are that."""
-        return None if self._steps is None else self._steps.whole()
-
-    @property
-    def _values(self) -> dict[int, Value]:
-        """What was written, by index."""
-        if self._joined is not None:
-            start, steps = self._joined
-            self._written.update(enumerate(steps.apart(), start))
-            self._joined = None
-        return self._written
+    def _refill(self, contents: Contents) -> None:
+        """Hold these instead of all that there is."""
+        self._contents = contents
 
     @recordable
     def size(self) -> int:
         """Number of places, written or not."""
-        return self._size
+        return self._contents.size
 
     def __len__(self) -> int:
         if self.deferred is not None and not isinstance(self.deferred, InFrame):
@@ -197,7 +170,7 @@ class TensorArray:
         """A second array of the same values; writing to one leaves the other as it is."""
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
-        twin._written = dict(self._written)
+        twin._contents = self._contents.copy()
         return twin
 
     @overload
@@ -234,10 +207,10 @@ class TensorArray:
         if place < 0:
             raise ArrayError(
                 f"TensorArray.write: index {place} is negative, and indices do not wrap",
-                got=f"size {self._size}",
+                got=f"size {self._contents.size}",
                 expected="an index from 0",
                 remedy=f"array.size() - {-place} counts from the end"
-                if -place <= self._size
+                if -place <= self._contents.size
                 else "array.write(value) writes behind the last",
             )
         if not isinstance(value, (Tensor, LoDTensor)):
@@ -248,9 +221,7 @@ class TensorArray:
             )
         if not truth("TensorArray.write: 'data_shared'", data_shared, error=ArrayError):
             value = copy(value)
-        self._values[place] = value
-        self._steps = None
-        self._size = max(self._size, place + 1)
+        self._contents.write(place, value)
 
     @recordable
     def read(self, index: int | Tensor, default: Value | None = None) -> Any:
@@ -268,23 +239,24 @@ class TensorArray:
         tensor([0., 0.])
         """
         place = integer(index, "TensorArray.read: index")
-        whole = self._whole if isinstance(self._size, torch.SymInt) else None
+        contents, size = self._contents, self._contents.size
+        whole = contents.whole if isinstance(size, torch.SymInt) else None
         if whole is None:
-            value = self._values.get(place, default)
+            value = contents.values.get(place, default)
         else:  # in a trace: taken apart, its length would be that of the example
-            value = whole[place : place + 1].squeeze(0) if 0 <= place < self._size else default
+            value = whole[place : place + 1].squeeze(0) if 0 <= place < size else default
         if value is not None:
             return value
-        if 0 <= place < self._size:
+        if 0 <= place < size:
             raise ArrayError(
                 f"TensorArray: nothing was written at index {place}",
-                got=f"size {self._size}, {len(self._values)} written",
+                got=f"size {size}, {len(contents.values)} written",
                 remedy=f"write({place}, value) first, or read({place}, default)",
             )
         raise ArrayError(
             f"TensorArray: index {place} is out of range",
-            got=f"size {self._size}",
-            expected=f"an index from 0 to {self._size - 1}" if self._size else "no index: the array is empty",
+            got=f"size {size}",
+            expected=f"an index from 0 to {size - 1}" if size else "no index: the array is empty",
             remedy="indices do not wrap; for the step before the first, read(index, default)"
             if place < 0
             else "write there first: the array grows",
@@ -302,11 +274,10 @@ class TensorArray:
     def __repr__(self) -> str:
         if self.deferred is not None:
             return f"TensorArray({self.deferred!r})"
-        shapes = [describe(self._values[place]) for place in sorted(self._values)[:3]]
-        more = ", ..." if len(self._values) > len(shapes) else ""
-        return (
-            f"TensorArray(size={self._size}, written={len(self._values)}, values=[{', '.join(shapes)}{more}])"
-        )
+        size, values = self._contents.size, self._contents.values
+        shapes = [describe(values[place]) for place in sorted(values)[:3]]
+        more = ", ..." if len(values) > len(shapes) else ""
+        return f"TensorArray(size={size}, written={len(values)}, values=[{', '.join(shapes)}{more}])"
 
     @recordable
     def stack(self, axis: int = 0) -> Tensor:
@@ -322,8 +293,8 @@ class TensorArray:
         tensor([0, 1, 2, 3])
         """
         where = "TensorArray.stack"
-        steps = self._steps
-        whole = self._after_others() if steps is None else steps.whole()
+        steps = self._contents.steps
+        whole = self._contents.after_others() if steps is None else steps.whole()
         if whole is not None:
             axis = axis_of(axis, whole.dim(), where, f"the result has rank {whole.dim()}")
             if axis:
@@ -340,7 +311,7 @@ class TensorArray:
         axis = axis_of(axis, rank, where, f"the result has rank {rank}")
         check_fit(values, where)
         stacked = torch.stack([rows(value) for value in values], axis)
-        return stacked if self._size else stacked.narrow(axis, 0, 0)
+        return stacked if self._contents.size else stacked.narrow(axis, 0, 0)
 
     @recordable
     def concat(self, axis: int = 0) -> Any:
@@ -360,9 +331,10 @@ class TensorArray:
         tensor([1, 2, 3])
         """
         where = "TensorArray.concat"
-        if self._steps is not None and (rank := self._steps.whole().dim() - 1):
+        steps = self._contents.steps
+        if steps is not None and (rank := steps.whole().dim() - 1):
             axis = axis_of(axis, rank, where, f"values of rank {rank}")
-            return self._steps.joined().movedim(0, axis).flatten(axis, axis + 1)
+            return steps.joined().movedim(0, axis).flatten(axis, axis + 1)
         values = self._joinable(where)
         first = values[0]
         rank = rows(first).dim()
@@ -381,30 +353,19 @@ class TensorArray:
         if isinstance(first, LoDTensor):
             return join(values)
         joined = torch.cat([rows(value) for value in values], axis)
-        return joined if self._size else joined.narrow(axis, 0, 0)
-
-    def _after_others(self) -> Tensor | None:
-        """All values as one tensor, where single ones come first, then steps that are one; else None."""
-        if self._joined is None or self._steps is not None:
-            return None
-        start, steps = self._joined
-        whole, found = steps.whole(), [self._written.get(place) for place in range(start)]
-        like = whole.shape[1:], whole.dtype, whole.device
-        first = [v for v in found if isinstance(v, Tensor) and (v.shape, v.dtype, v.device) == like]
-        if len(first) < start or self._size != start + whole.shape[0]:
-            return None
-        return torch.cat([torch.stack(first), whole])
+        return joined if self._contents.size else joined.narrow(axis, 0, 0)
 
     def _joinable(self, where: str) -> list[Value]:
         """All values in order; where a cut gave none, one in their image."""
-        if not self._size and self._pattern is not None:
-            return [self._pattern]
-        if not self._size:
+        size, pattern = self._contents.size, self._contents.pattern
+        if not size and pattern is not None:
+            return [pattern]
+        if not size:
             raise ArrayError(
                 f"{where}: the array is empty, so the shape of its values is not known",
                 remedy="write a value first, or treat a batch without steps apart",
             )
-        return [self.read(place) for place in range(self._size)]
+        return [self.read(place) for place in range(size)]
 
     @fills(like=lambda *_, **__: (TensorArray(), UNKNOWN))
     @recordable
@@ -441,9 +402,9 @@ class TensorArray:
         [[3, 9, 1], [0, 3, 0], [9, 10, 2]]
         """
         values, joined, indices_map = unpack(x, integer(level, "TensorArray.unpack: level"), sort_by_length)
-        self._clear()
-        self._fill(values)
-        self._pattern = joined if not values else None
+        contents = Contents.of(values)
+        contents.pattern = joined if not values else None
+        self._refill(contents)
         return self, indices_map
 
     @recordable
@@ -480,4 +441,4 @@ class TensorArray:
                 remedy="step_outputs.pack(level, indices_map), level that of unpack",
             )
         level = integer(level, "TensorArray.pack: level")
-        return pack(self._joinable("TensorArray.pack"), self._size, level, indices_map, lod)
+        return pack(self._joinable("TensorArray.pack"), self._contents.size, level, indices_map, lod)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.array import TensorArray
+from stepnet.data.array import TensorArray, contents_of
+from stepnet.data.contents import Contents
 from stepnet.data.lod import LoDTensor
 from stepnet.data.unpack import join
 from stepnet.data.values import Value, describe
@@ -36,7 +37,7 @@ class RowArray(TensorArray):
         twin._rows_at = dict(self._rows_at)
         return twin
 
-    def _clear(self) -> None:
+    def _refill(self, contents: Contents) -> None:
         raise ArrayError(
             "in a loop with a condition per row, a TensorArray is written place by place",
             got="unstack or unpack on an array that the loop carries",
@@ -58,7 +59,7 @@ class RowArray(TensorArray):
     def read(self, index: int | Tensor, default: Value | None = None) -> Any:
         place = int(index)
         value = super().read(index, default)
-        if place not in self._values or self._rows_at.get(place) is self.rows:
+        if place not in contents_of(self).values or self._rows_at.get(place) is self.rows:
             return value
         at = self._rows_at.get(place)
         places = self.rows if at is None else torch.searchsorted(at, self.rows)
@@ -66,8 +67,8 @@ class RowArray(TensorArray):
 
     def whole(self, rows: int) -> TensorArray:
         """The array with all rows; those that were done when a value was written are zero in it."""
-        array = TensorArray(size=self._size)
-        for place, value in self._values.items():
+        array = TensorArray(size=contents_of(self).size)
+        for place, value in contents_of(self).values.items():
             at = self._rows_at.get(place)
             if at is not None and len(at) != rows and isinstance(value, Tensor):
                 value = value.new_zeros(rows, *value.shape[1:]).index_copy(0, at.to(value.device), value)

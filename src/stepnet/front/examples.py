@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from stepnet.data.array import TensorArray
+from stepnet.data.array import TensorArray, contents_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import unrecorded
 from stepnet.data.recording import UNKNOWN, StandIn
@@ -29,10 +29,11 @@ def like_values_of(array: TensorArray) -> Any:
         array = waits.example if isinstance(waits, Symbolic) else waits.stand_in_example()
         if array is None:
             return None
-    if array._whole is not None:
-        return array._whole[0]
-    found = next(iter(array._values.values()), array._pattern)
-    if isinstance(found, Tensor) and found.dim() and not array._values and not found.shape[0]:
+    contents = contents_of(array)
+    if contents.whole is not None:
+        return contents.whole[0]
+    found = next(iter(contents.values.values()), contents.pattern)
+    if isinstance(found, Tensor) and found.dim() and not contents.values and not found.shape[0]:
         return found.new_empty((1, *found.shape[1:]))  # of the rows of no sequences: as if there were one
     return found
 

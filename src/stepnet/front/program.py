@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.data.array import TensorArray
+from stepnet.data.array import TensorArray, contents_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import unrecorded
 from stepnet.data.recording import RECORDER, UNKNOWN, StandIn
@@ -353,7 +353,7 @@ class Program:
                 if (
                     not isinstance(array.deferred, Symbolic)
                     and tried is not None
-                    and tried._whole is not None
+                    and contents_of(tried).whole is not None
                 ):
                     known = self._true_of(op.default)
             elif (
@@ -452,7 +452,7 @@ class Program:
                 if isinstance(array.deferred, Symbolic):
                     self.known = None
             else:
-                self._note(next(iter(array._written.values()), array._whole))
+                self._note(contents_of(array).like)
         return number
 
     def read(self, array: TensorArray, index: Any, default: Any = None, line: str = "") -> Symbolic:
@@ -481,7 +481,7 @@ class Program:
     def size(self, array: TensorArray, line: str = "") -> Any:
         """Record `array.size()`."""
         number = self._number(array)
-        example = None if array.deferred is not None else array._size
+        example = None if array.deferred is not None else contents_of(array).size
 
         def make() -> TrieNode:
             return TrieNode(Count(number, len(self.examples), line or user_line().short), (example,))

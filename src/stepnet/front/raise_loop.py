@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.array import contents_of
 from stepnet.data.steps import Steps
 from stepnet.data.values import integer, whole_number
 from stepnet.errors import Unsupported
@@ -115,10 +116,11 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
         columns = [Steps(y) for y in ys]  # two arrays may be written the same
         for number, column in form.outputs:
             if isinstance(column, int):
-                program.arrays[number]._put(low + form.base, columns[column])
+                contents_of(program.arrays[number]).put(low + form.base, columns[column])
             else:
                 value = program.constants[column.place]
-                program.arrays[number]._put(low + form.base, Steps(value.expand(steps, *value.shape)))
+                joined = Steps(value.expand(steps, *value.shape))
+                contents_of(program.arrays[number]).put(low + form.base, joined)
         results = list(loop.loop_vars)
         results[form.counter] = boot + form.by * steps
         for place, value in zip(form.carried, last, strict=False):
@@ -161,7 +163,7 @@ def _first_state(loop: WhileLoop, form: ScanForm, start: int) -> list[Any]:
     before = start + form.base - form.by
     for op in form.states:
         array, default = program.arrays[op.array], resolve(op.default, program.constants)
-        if isinstance(before, torch.SymInt) and default is not None and not array._values:
+        if isinstance(before, torch.SymInt) and default is not None and not contents_of(array).values:
             state.append(default)
         else:
             state.append(array.read(before, default))
@@ -185,7 +187,7 @@ def _holds(dtype: torch.dtype, *numbers: int) -> bool:
 def _column(loop: WhileLoop, op: Read, first: int, steps: int) -> Tensor:
     """What a read gives at every step, stacked."""
     array = loop.program.arrays[op.array]
-    whole = array._whole
+    whole = contents_of(array).whole
     if whole is not None and first >= 0 and first + steps <= whole.shape[0]:
         return whole if steps == whole.shape[0] else whole.narrow(0, first, steps)
     default = resolve(op.default, loop.program.constants)

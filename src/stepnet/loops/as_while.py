@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.array import contents_of
 from stepnet.front.frame import WhileLoop
 from stepnet.front.program import Program
 from stepnet.front.recorded import Break, Call, Guard, Op, Read
@@ -92,7 +93,9 @@ def _wholes(program: Program, writes: JoinedWrites) -> list[Tensor | None]:
             and not program.keeps_shape(op.of)
         ):
             raise rule("Python was told a size, which may be another for other inputs", op)
-    wholes = [None if k in writes.arrays else array._whole for k, array in enumerate(program.arrays)]
+    wholes = [
+        None if k in writes.arrays else contents_of(array).whole for k, array in enumerate(program.arrays)
+    ]
     if any(whole is None and k not in writes.arrays for k, whole in enumerate(wholes)):
         raise rule("it is no scan, and it reads an array that is not one tensor")
     return wholes

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from stepnet.data.array import contents_of, hold
 from stepnet.data.steps import Steps
 from stepnet.front.frame import WhileLoop
 from stepnet.front.recorded import Break, Call, Count, Op, Read, Write
@@ -76,7 +77,7 @@ class JoinedWrites:
         if self.arrays.count(op.array) > 1:
             raise rule("an array is written twice in a step", op)
         array = self._loop.program.arrays[op.array]
-        if array._values:
+        if contents_of(array).values:
             raise rule("an array holds values before the loop", op)
         index = op.index
         if not isinstance(index, Ref) or (
@@ -122,7 +123,7 @@ class JoinedWrites:
     def fill(self, rows: Sequence[Tensor]) -> None:
         """Write what was joined to the arrays."""
         for array, row in zip(self.arrays, rows, strict=True):
-            self._loop.program.arrays[array]._hold(Steps(row))
+            hold(self._loop.program.arrays[array], Steps(row))
 
 
 def _is_zero(boot: Any) -> bool:

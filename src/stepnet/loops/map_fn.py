@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from stepnet.api import recurrent
 from stepnet.data.arguments import function
-from stepnet.data.array import TensorArray
+from stepnet.data.array import TensorArray, contents_of
 from stepnet.data.tree import by_leaf, flatten, unflatten
 from stepnet.errors import StepError
 from stepnet.executors.base import Backend
@@ -102,15 +102,19 @@ def _over_arrays(fn: Callable[[Any], Any], leaves: list[Any], spec: Any) -> Any:
             remedy="TensorArray.unstack(tensor) makes an array of a tensor",
         )
     size = sizes[0]
-    values = [leaf._whole for leaf in leaves]
+    held = [contents_of(leaf) for leaf in leaves]
+    values = [contents.whole for contents in held]
     if instead() is not None and all(isinstance(value, Tensor) for value in values):
         made = map_fn(fn, unflatten(spec, values))  # a loop of the file
         return by_leaf(lambda value: TensorArray(unstack_from=value), made)
-    steps = range(size) if size or any(leaf._pattern is None for leaf in leaves) else (None,)
+    steps = range(size) if size or any(contents.pattern is None for contents in held) else (None,)
     filled: list[TensorArray] = []
     kind: Any = None
     for step in steps:
-        values = [leaf._pattern if step is None else leaf.read(step) for leaf in leaves]
+        values = [
+            contents.pattern if step is None else leaf.read(step)
+            for leaf, contents in zip(leaves, held, strict=True)
+        ]
         found, now = flatten(fn(unflatten(spec, values)))
         if not step:
             kind, filled = now, [TensorArray() for _ in found]
@@ -121,7 +125,7 @@ def _over_arrays(fn: Callable[[Any], Any], leaves: list[Any], spec: Any) -> Any:
             )
         for array, value in zip(filled, found, strict=True):
             if step is None:  # no steps: what is known is what one would look like
-                array._pattern = value
+                contents_of(array).pattern = value
             else:
                 array.write(step, value)
     return TensorArray() if kind is None else unflatten(kind, filled)
