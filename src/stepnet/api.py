@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, overload
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from typing_extensions import Unpack
 
-from . import lifting
 from .checks import check_batch, check_inputs, checked, no_graph_of, refuse_proxies, sequences_of
 from .compiler.reads.reach import reach
 from .compiler.rewritten.inner_loops import inner
@@ -21,10 +20,9 @@ from .data.in_graph import fixed, is_drafted, is_exporting, not_followed
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.storage import distinct
-from .data.tree import Spec, by_leaf, flatten, unflatten
-from .data.values import rows as values_of
+from .data.tree import by_leaf, flatten, unflatten
 from .data.values import unpacked
-from .engine import Asked, Steps, Way, asked, find_plan, is_as_ever, read, run, run_again, run_warm
+from .engine import Asked, OverSequences, Steps, Way, asked, find_plan, is_as_ever, run, run_again, run_warm
 from .engine.vmapped_calls import run_folded
 from .errors import Unsupported
 from .executors import naive
@@ -34,7 +32,7 @@ from .executors.layout import Layout
 from .executors.naive import PLAIN
 from .executors.ready import Ready
 from .executors.registry import AUTO
-from .executors.setting import check_backend, only_plain
+from .executors.setting import check_backend
 from .front.clock import clock
 from .front.meta import OnMeta
 from .front.scope import LocalVariables, Scope
@@ -61,6 +59,7 @@ from .graph import (
     traced_step,
 )
 from .ir.loop import Loop
+from .nested import as_one, lifting, words_of
 from .resets import Resets, as_resets, run_with_resets
 from .sharded import gathered, sharded
 from .typed import Booting, Rows, Settings, State, typed
@@ -184,6 +183,9 @@ def recurrent(
         reverse, scopes = truth("recurrent: 'reverse'", reverse), truth("recurrent: 'scopes'", scopes)
     if level >= 0 and type(x) is LoDTensor and level == x.lod_level - 1:
         level = -1  # one name of a level: calls like one before are found by it
+    words = words_of(x)
+    if words is not None:
+        return words.recurrence(step, x, state)
     if (
         (type(x) is Tensor or type(x) is LoDTensor)
         and steps is static is resets is checkpoint is detach_every is None
@@ -382,34 +384,35 @@ def _run(
     call: Asked | None = None,
 ) -> Any:  # fmt: skip
     """Run the loop of a step, by a plan where that can be. `booted`: the cell gave the initial state."""
-    chosen, ran = PLAIN.name if scopes else check_backend(backend), None
+    chosen, ran, refusal = PLAIN.name if scopes else check_backend(backend), None, None
     if chosen != PLAIN.name:
         try:
             if lifting.inside_a_step():
-                once = _lifted(loop, feeds, body, booted, chosen)
+                once = lifting.once(loop, feeds, body, booted, chosen)
                 if once is not None:
                     return once[0], unflatten(body.state_spec, once[1])
             out = run(loop, feeds, backend=chosen, asked=call)
             return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
-        except Unsupported as refusal:
-            if chosen != AUTO:
+        except Unsupported as error:
+            if chosen != AUTO and not isinstance(error, OverSequences):
                 raise
-            ran = refusal.ran
+            ran, refusal = error.ran, error
     if torch._C._get_tracing_state() is not None and instead() is None:
         raise no_graph_of("torch.jit.trace")
     cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
     state = [feeds[name] for name in body.state_names]
     ragged = [leaf for leaf in x if isinstance(leaf, LoDTensor)]
-    level, above = cut.level, False
-    if level is not None and chosen != PLAIN.name and any((level + 1) % leaf.lod_level for leaf in ragged):
-        above = only_plain([*(values_of(leaf) for leaf in x), *state]) is None
+    above, reverse = isinstance(refusal, OverSequences), cut.stride < 0
 
     def plain(feeds: dict[str, Any]) -> Any:
         if not above:
             return naive.run(loop, feeds)
-        assert level is not None
-        outer = lifting.OuterBody(body, x, level=level, reverse=cut.stride < 0)  # of one run
+        assert cut.level is not None
+        outer = lifting.OuterBody(body, x, level=cut.level, reverse=reverse)  # of one run
         return naive.run(loop.around(outer), feeds)
+
+    def by_steps() -> dict[str, Any]:
+        return plainly(body.name, plain, feeds, lambda: reach(body.step).generators)
 
     if not ragged:
         check_batch(loop, body, x, state, booted)
@@ -421,8 +424,15 @@ def _run(
                 step_scopes.append(Scope({**local.take(), **values}, sequences=sequences))
 
             out = naive.run(loop, feeds, observe)
+    elif above:
+        out = as_one(loop, feeds, body, by_steps, backend=chosen)
+        if out is None:
+            if chosen != AUTO:
+                assert refusal is not None
+                raise refusal
+            out = by_steps()
     else:
-        out = plainly(body.name, plain, feeds, lambda: reach(body.step).generators)
+        out = by_steps()
     if ran is not None:
         ran()
     last = [out[name] for name in body.new_state_names]
@@ -430,36 +440,6 @@ def _run(
     last = distinct(last, state) if ragged else [t.clone(memory_format=torch.contiguous_format) for t in last]
     final = unflatten(body.state_spec, last)
     return (out["y"], final, step_scopes) if scopes else (out["y"], final)
-
-
-def _lifted(
-    loop: Loop, feeds: dict[str, Any], body: StepBody, booted: bool, backend: str
-) -> tuple[Any, list[Tensor]] | None:
-    """The results of a recurrence inside a step, if it ran once for all steps of the loop around it.
-
-    Raises:
-        Unsupported: as `engine.run`.
-    """
-
-    def pure() -> bool:
-        entry, _, _ = find_plan(loop, feeds, backend=backend)
-        return entry.ready is not None and entry.compiled is not None and not entry.compiled.fused.random
-
-    def reads() -> tuple[Any, Sequence[Tensor]] | None:
-        found = read(loop, [values_of(leaf) for leaf in call.x], call.state, ())
-        return None if found.refusal is not None else (found.whole, found.tensors)
-
-    def boot(n: int) -> list[Tensor]:
-        return flatten(boot_state(body.step, n))[0]
-
-    def over_all(
-        x: Sequence[LoDTensor], state: Sequence[Tensor]
-    ) -> tuple[list[LoDTensor], Spec, list[Tensor]]:
-        out = run(loop, dict(zip(body.parameters, (*x, *state), strict=True)), backend=backend)
-        return *flatten(out["y"]), [out[name] for name in body.new_state_names]
-
-    call = lifting.Inner(loop, feeds, booted, backend, reads, pure, boot, over_all)
-    return lifting.lifted(call)
 
 
 class Recurrent(nn.Module, Generic[State]):

@@ -323,6 +323,21 @@ def as_written(device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def without_any_mode() -> Iterator[None]:
+    """Run as if no mode of torch saw or changed what is called, on whatever tensors.
+
+    >>> with torch.device("meta"), without_any_mode():
+    ...     torch.ones(2).device
+    device(type='cpu')
+    """
+    with contextlib.ExitStack() as stack:
+        for _ in range(torch._C._len_torch_function_stack()):
+            stack.callback(_push_mode, _pop_mode())
+        stack.enter_context(_without_dispatch_modes())
+        yield
+
+
+@contextlib.contextmanager
 def for_plans() -> Iterator[None]:
     """Compute what outlives the modes around: no inference tensors, nothing that a dispatch mode sees or
     makes, no refusal of draws, and no casts of weights that autocast keeps, made where gradients are off."""

@@ -9,6 +9,7 @@ from .plans import run_again as run_again
 from .plans import run_warm as run_warm
 from .reads import Reads as Reads
 from .reads import read as read
+from .rows import OverSequences as OverSequences
 from .warm_calls import Asked as Asked
 from .warm_calls import Steps as Steps
 from .warm_calls import Way as Way

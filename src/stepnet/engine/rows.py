@@ -16,6 +16,10 @@ from stepnet.executors.setting import only_plain
 from stepnet.ir.loop import Loop, Sweep
 
 
+class OverSequences(Unsupported):
+    """The steps are no rows."""
+
+
 class Sequences(NamedTuple):
     """The rows of a call, what is carried and what stays the same; and how to give rows of results back as
     the inputs came. `steps`: the dimensions that stand for the one of rows then, where that is all."""
@@ -59,7 +63,7 @@ def _as_table(
     if isinstance(first, LoDTensor):
         level = -1 if sweep.level is None else sweep.level
         if level % first.lod_level != first.lod_level - 1:
-            raise Unsupported("the steps hold whole sequences (a level above the last)")
+            raise OverSequences("the steps hold whole sequences (a level above the last)")
         for leaf in leaves:
             if not isinstance(leaf, LoDTensor) or leaf.lod_level != first.lod_level:
                 raise Unsupported("x mixes LoDTensors of different levels with other values")

@@ -23,8 +23,9 @@ from stepnet.data.modes import transformed
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.data.values import rows
+from stepnet.engine import find_plan, read, run
 from stepnet.executors.segment import LoDCut
-from stepnet.front.step import StepBody
+from stepnet.front.step import StepBody, boot_state
 from stepnet.ir.loop import Loop, Slice
 
 
@@ -33,7 +34,7 @@ class OuterBody(StepBody):
 
     def __init__(self, body: StepBody, x_leaves: Sequence[Any], *, level: int, reverse: bool) -> None:
         super().__init__(body.step, body.x_spec, body.state_spec)
-        self._loop = _OuterRun(_code(body.step), list(x_leaves), level, reverse)
+        self._loop = _OuterRun(code_of_step(body.step), list(x_leaves), level, reverse)
 
     def call(self, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
         self._loop.begin(self.t, x_leaves, state_leaves)
@@ -107,6 +108,36 @@ def passed() -> None:
     loop = _LOOP.get()
     if loop is not None:
         loop.calls += 1
+
+
+def once(
+    loop: Loop, feeds: dict[str, Any], body: StepBody, booted: bool, backend: str
+) -> tuple[Any, list[Tensor]] | None:
+    """The results of a recurrence inside a step, if it ran once for all steps of the loop around it.
+
+    Raises:
+        Unsupported: as `engine.run`.
+    """
+
+    def pure() -> bool:
+        entry, _, _ = find_plan(loop, feeds, backend=backend)
+        return entry.ready is not None and entry.compiled is not None and not entry.compiled.fused.random
+
+    def reads() -> tuple[Any, Sequence[Tensor]] | None:
+        found = read(loop, [rows(leaf) for leaf in call.x], call.state, ())
+        return None if found.refusal is not None else (found.whole, found.tensors)
+
+    def boot(n: int) -> list[Tensor]:
+        return flatten(boot_state(body.step, n))[0]
+
+    def over_all(
+        x: Sequence[LoDTensor], state: Sequence[Tensor]
+    ) -> tuple[list[LoDTensor], Spec, list[Tensor]]:
+        out = run(loop, dict(zip(body.parameters, (*x, *state), strict=True)), backend=backend)
+        return *flatten(out["y"]), [out[name] for name in body.new_state_names]
+
+    call = Inner(loop, feeds, booted, backend, reads, pure, boot, over_all)
+    return lifted(call)
 
 
 def lifted(inner: Inner) -> tuple[Any, list[Tensor]] | None:
@@ -266,7 +297,7 @@ def _about(tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
     return [(_version(t), t.requires_grad) for t in tensors]
 
 
-def _code(step: Any) -> Any:
+def code_of_step(step: Any) -> Any:
     """What is the same for every closure a piece of source gives."""
     if isinstance(step, nn.Module):
         return type(step)

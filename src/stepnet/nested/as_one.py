@@ -1,0 +1,241 @@
+"""A recurrence over sentences, whose step runs recurrences over their words, as one over all words.
+
+Where a step over words computes the same (`words`, `levels`), it is one loop of generated code where there
+were a loop in Python and a call for each of its steps. What it computes of a sentence it computes at each
+word, so the two ways are timed on the caller's own rows. The first run is by the loop over sentences; what
+comes over words is held against its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stepnet.checks import checked
+from stepnet.data.as_imported import from_numpy
+from stepnet.data.bounded import Bounded
+from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import outside_modes
+from stepnet.data.offsets import LoD
+from stepnet.data.tree import by_leaf, flatten, unflatten
+from stepnet.engine import Steps, Way, asked, choice, find_plan, run, run_again
+from stepnet.errors import StepnetError, Unsupported
+from stepnet.executors.registry import AUTO
+from stepnet.front.step import StepBody, as_step, boot_state, loop_of
+from stepnet.ir.loop import Loop
+
+from .lifting import code_of_step
+from .words import OverWords, tried, values_of
+
+_STEPS = Steps(as_step, boot_state, loop_of)
+_BY = "c"
+_MOST_KINDS = 32  # of calls of one piece of source
+_MOST_CUTS = 64  # batches of which it is remembered where sentences begin and end
+_ROUNDS = 3
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}  # of sums in another order; else 2e-2
+
+
+@dataclass
+class _Kind:
+    """What is known of calls of one kind. `inner`: states like those of the recurrences inside."""
+
+    inner: list[Any]
+    of_words: list[bool]
+    declined: StepnetError | None = None
+    faster: dict[tuple[int, ...], bool] = field(default_factory=dict)
+
+
+_kinds: WeakKeyDictionary[Any, Bounded[Any, _Kind]] = WeakKeyDictionary()
+_cuts: Bounded[Any, _Cut] = Bounded(_MOST_CUTS)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Where the sentences of a batch are among its words."""
+
+    words: LoD  # of a text in its words
+    sentences: LoD  # of a text in its sentences
+    first: LoDTensor
+    last: LoDTensor
+    ends: Tensor  # the last word of each sentence
+
+
+def as_one(
+    loop: Loop, feeds: dict[str, Any], body: StepBody, plain: Callable[[], dict[str, Any]], *, backend: str
+) -> dict[str, Any] | None:
+    """The outputs of a recurrence whose steps are sentences, over their words; None: it is to run as it is.
+
+    Args:
+        loop, feeds, body: the recurrence, and what it is fed.
+        plain: runs it as it is.
+        backend: by which executors.
+    """
+    cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
+    state = [feeds[name] for name in body.state_names]
+    at = None if cut.stride < 0 or backend not in (AUTO, _BY) else _cut_of(x, cut.level)
+    if at is None or body.own_states < len(state):
+        return None
+    kinds = _kinds.setdefault(code_of_step(body.step), Bounded(_MOST_KINDS))
+    key = _key(body, x, state)
+    kind = kinds.get(key)
+    if kind is not None and kind.declined is not None:
+        return None
+    call = _Call(body, x, state, at)
+    size = tuple(n.bit_length() for n in (len(at.words), at.sentences.rows, at.words.rows))
+    if kind is not None and size in kind.faster:
+        if not kind.faster[size] and backend == AUTO:
+            return None
+        with suppress(StepnetError):  # the loop over sentences says what is wrong
+            return call.run(kind)
+        return None
+    out = plain()
+    try:
+        if kind is None:
+            kinds[key] = kind = _Kind(*call.tried())
+        if not _same(out, call.run(kind)):
+            raise Unsupported("over words the results differ")
+        kind.faster[size] = backend != AUTO or call.is_faster(kind, plain)
+    except StepnetError as error:
+        kinds[key] = _Kind([], [], declined=error)
+    return out
+
+
+class _Call:
+    """One call, over words."""
+
+    def __init__(self, body: StepBody, x: Sequence[Any], state: Sequence[Tensor], cut: _Cut) -> None:
+        self._body, self._cut, self._structure = body, cut, x[0].structure
+        self._step = OverWords(body.step)
+        self._x, self._state = list(x), list(state)
+
+    def tried(self) -> tuple[list[Any], list[bool]]:
+        """See `words.tried`."""
+        x = unflatten(self._body.x_spec, [leaf.values for leaf in self._x])
+        return tried(self._body.step, x, unflatten(self._body.state_spec, self._state))
+
+    def run(self, kind: _Kind) -> dict[str, Any]:
+        """The outputs of the loop.
+
+        Raises:
+            Unsupported: there is no plan for it.
+        """
+        x, state = self._given(kind)
+        out = _by_plan(self._step, x, state)
+        return self._as_it_came(out, kind)
+
+    def _given(self, kind: _Kind) -> tuple[Any, Any]:
+        cut, n = self._cut, len(self._cut.words)
+        leaves = [LoDTensor.of(leaf.values, cut.words) for leaf in self._x]
+        x = unflatten(self._body.x_spec, leaves), cut.first, cut.last
+        inner = by_leaf(lambda leaf: torch.zeros(n, *leaf.shape[1:], dtype=leaf.dtype), tuple(kind.inner))
+        return x, (unflatten(self._body.state_spec, self._state), inner)
+
+    def _as_it_came(self, out: tuple[Any, Any], kind: _Kind) -> dict[str, Any]:
+        (leaves, spec), final = flatten(out[0]), out[1][0]
+        y = [
+            LoDTensor.of(leaf.values, self._structure)
+            if of_words
+            else LoDTensor.of(leaf.values.index_select(0, self._cut.ends), self._cut.sentences)
+            for leaf, of_words in zip(leaves, kind.of_words, strict=True)
+        ]
+        return {
+            "y": unflatten(spec, y),
+            **dict(zip(self._body.new_state_names, flatten(final)[0], strict=True)),
+        }
+
+    def is_faster(self, kind: _Kind, plain: Callable[[], dict[str, Any]]) -> bool:
+        """Whether it takes less time than the loop over sentences, forward and backward."""
+        x, state = self._given(kind)
+        body, x_leaves, state_leaves = checked(self._step, x, state)
+        loop, feeds = body.as_loop(x_leaves, state_leaves, reverse=False, level=-1, axis=0)
+        entry, reads, _ = find_plan(loop, feeds, backend=_BY)
+        read = [*(leaf.values for leaf in self._x), *self._state, *(reads.tensors[k] for k in entry.weights)]
+        hooked = not all(map(choice.is_bare, read))
+
+        def once(way: Callable[[], Any]) -> None:
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not hooked):
+                choice.go_back([values_of(leaf) for leaf in flatten(way())[0]], read)
+
+        ways = {"words": lambda: self.run(kind), "sentences": plain}
+        seconds = dict.fromkeys(ways, float("inf"))
+        for _ in range(_ROUNDS):
+            for name, way in ways.items():
+                taken = choice.stopwatch(lambda way=way: once(way))
+                seconds[name] = min(seconds[name], taken)
+        return seconds["words"] <= seconds["sentences"]
+
+
+def _by_plan(step: Any, x: Any, state: Any) -> tuple[Any, Any]:
+    state, call = asked(_STEPS, step, x, state, Way(False, -1, 0, _BY))
+    out = None if call is None else run_again(call)
+    if out is None:
+        body, x_leaves, state_leaves = checked(step, x, state)
+        loop, feeds = body.as_loop(x_leaves, state_leaves, reverse=False, level=-1, axis=0)
+        named = run(loop, feeds, backend=_BY, warn=False, asked=call)
+        out = named["y"], unflatten(body.state_spec, [named[name] for name in body.new_state_names])
+    return out
+
+
+@outside_modes
+def _cut_of(x: Sequence[Any], level: int | None) -> _Cut | None:
+    """Where sentences are; None where the steps are no sentences of words, or a sentence has none."""
+    if level is None or not all(isinstance(leaf, LoDTensor) for leaf in x):
+        return None
+    first, depth = x[0].structure, x[0].lod_level
+    if depth < 2 or level % depth != depth - 2:
+        return None
+    if any(leaf.structure is not first and leaf.structure != first for leaf in x[1:]):
+        return None
+    if not all(leaf.values.is_cpu for leaf in x):
+        return None
+    *above, texts, sentences = (offsets.numpy() for offsets in first.levels)
+    key = tuple(offsets.tobytes() for offsets in (*above, texts, sentences))
+    cut = _cuts.get(key)
+    if cut is None:
+        if not len(sentences) or (sentences[1:] == sentences[:-1]).any() or len(sentences) < 2:
+            return None
+        rows = first.rows
+        begins, ends = np.zeros((rows, 1), bool), np.zeros((rows, 1), bool)
+        begins[sentences[:-1]] = ends[sentences[1:] - 1] = True
+        words = LoD.trusted((*first.levels[:-2], from_numpy(sentences[texts])), rows)
+        cut = _cuts[key] = _Cut(
+            words,
+            LoD.trusted(first.levels[:-1], len(sentences) - 1),
+            LoDTensor.of(from_numpy(begins), words),
+            LoDTensor.of(from_numpy(ends), words),
+            from_numpy(sentences[1:] - 1),
+        )
+    return cut
+
+
+def _key(body: StepBody, x: Sequence[Any], state: Sequence[Tensor]) -> tuple[Any, ...]:
+    """What calls of one kind have in common."""
+    kinds = [(t.shape[1:], t.dtype, t.requires_grad) for t in (*map(values_of, x), *state)]
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+    return body.x_spec, body.state_spec, *kinds, *modes, torch.get_default_dtype(), torch.get_num_threads()
+
+
+def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Whether results agree, and carry gradients alike."""
+    (first, spec), (second, other) = flatten(a), flatten(b)
+    if spec != other:
+        return False
+    for one, two in zip(first, second, strict=True):
+        if isinstance(one, LoDTensor) != isinstance(two, LoDTensor):
+            return False
+        if isinstance(one, LoDTensor) and one.structure != two.structure:
+            return False
+        p, q = values_of(one), values_of(two)
+        if (p.shape, p.dtype, p.requires_grad) != (q.shape, q.dtype, q.requires_grad):
+            return False
+        most = _TOLERANCE.get(p.dtype, 2e-2)
+        if not torch.allclose(p.detach(), q.detach(), rtol=most, atol=most, equal_nan=True):
+            return False
+    return True

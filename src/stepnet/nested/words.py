@@ -1,0 +1,162 @@
+"""A step over sentences as a step over words: the recurrences in it go on where the word before left them.
+
+It is called with sentences of one word each, of which it may know no more than that they are sentences. A
+recurrence that it runs over them takes one step: from its initial state at the first word of a sentence, else
+from the state of the word before. What it computes of the last states holds at the last word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import without_any_mode
+from stepnet.data.tree import by_leaf, flatten, flatten_as, unflatten
+from stepnet.errors import Unsupported
+from stepnet.front.step import StepBody, as_step, boot_state, kept_dtypes, step_name
+
+from . import levels
+
+
+class Words:
+    """In the place of the offsets of sentences, in a step that gets a word of each.
+
+    Args:
+        rows: a tensor with a row for each word.
+        first, last: whether they are those of their sentence, [n, 1].
+        states: those of the recurrences inside, in the order of their calls, after the word before.
+    """
+
+    def __init__(self, rows: Tensor, first: Tensor, last: Tensor, states: Sequence[Any]) -> None:
+        self._rows, self._first, self._last, self._states = rows, first, last, states
+        self.new: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def rows(self) -> int:
+        """How many words."""
+        return self._rows.shape[0]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise Unsupported("the step asks for more of its sequences than that recurrences run over them")
+
+    def cut(self, rows: Tensor) -> LoDTensor:
+        """Words as the sentences that they are of."""
+        structure: Any = self
+        return LoDTensor.of(rows, structure)
+
+    def recurrence(self, step: Any, x: Any, state: Any) -> tuple[Any, Any]:
+        """What `recurrent(step, x, state)` gives for the words that there are by now."""
+        if len(self.new) == len(self._states):
+            raise Unsupported("the step runs more recurrences than it did before")
+        body, leaves, boot = _call(self, step, x, state, self.rows)
+        before, spec = flatten(self._states[len(self.new)])
+        if spec != body.state_spec or [_kind(leaf) for leaf in before] != [_kind(leaf) for leaf in boot]:
+            raise Unsupported("a recurrence inside begins with another kind of state than before")
+        now = [torch.where(like(self._first, b), a, b) for a, b in zip(boot, before, strict=True)]
+        y, new = body.call(leaves, now)
+        self.new.append(unflatten(body.state_spec, new))
+        # Up to the last word it is a state that the step never sees: numbers of which all that it may compute
+        # is finite.
+        last = [torch.where(like(self._last, leaf), leaf, torch.zeros_like(leaf)) for leaf in new]
+        return by_leaf(self.cut, y), unflatten(body.state_spec, last)
+
+
+class _Tried(Words):
+    """The same of a step that runs for the shapes alone, with more words than sentences."""
+
+    def __init__(self, seen: levels.Levels) -> None:
+        super().__init__(torch.empty(levels.WORDS, device="meta"), torch.empty(0), torch.empty(0), ())
+        self._seen = seen
+
+    def __len__(self) -> int:
+        return levels.SENTENCES
+
+    def recurrence(self, step: Any, x: Any, state: Any) -> tuple[Any, Any]:
+        body, leaves, boot = _call(self, step, x, state, levels.SENTENCES)
+        with self._seen.aside():
+            y, new = body.call([levels.of_sentence(leaf) for leaf in leaves], boot)
+            self.new.append(unflatten(body.state_spec, [levels.like(leaf) for leaf in boot]))
+            out = by_leaf(lambda leaf: self.cut(levels.of_words(leaf)), y)
+            return out, unflatten(body.state_spec, [levels.of_sentence(leaf) for leaf in new])
+
+
+def _call(words: Words, step: Any, x: Any, state: Any, n: int) -> tuple[StepBody, list[Tensor], list[Tensor]]:
+    function = as_step(step)
+    leaves, spec = flatten(x)
+    if not all(isinstance(leaf, LoDTensor) and leaf.structure is words for leaf in leaves):
+        raise Unsupported("a recurrence inside runs over other sequences than those of the step")
+    boot, state_spec = flatten(boot_state(function, n) if state is None else state)
+    return StepBody(function, spec, state_spec), [leaf.values for leaf in leaves], boot
+
+
+class OverWords:
+    """A step over sentences as one over words: `x` is (their words, first, last), the state the step's own
+    beside those of the recurrences inside."""
+
+    def __init__(self, step: Any) -> None:
+        self.__name__ = step_name(step)
+        self.step = step
+
+    def __call__(self, x: Any, state: Any) -> tuple[Any, Any]:
+        (x, first, last), (outer, inner) = x, state
+        tried(self.step, x, outer)  # each time: it may be captured anew, since what it reads has changed
+        words = Words(flatten(x)[0][0], first, last, inner)
+        y, new = self.step(by_leaf(words.cut, x), outer)
+        if len(words.new) != len(inner):
+            raise Unsupported("the step runs fewer recurrences than it did before")
+        (before, spec), (after, _) = flatten(outer), flatten_as(flatten(outer)[1], new)
+        after = kept_dtypes(before, after)
+        kept = [torch.where(like(last, a), a, b) for a, b in zip(after, before, strict=True)]
+        return by_leaf(values_of, y), (unflatten(spec, kept), tuple(words.new))
+
+
+def tried(step: Any, x: Any, outer: Any) -> tuple[list[Any], list[bool]]:
+    """States like those of the recurrences inside, without data; and whether each leaf of y has a row a word.
+
+    Raises:
+        Unsupported: over words, it would not compute the same.
+    """
+    with without_any_mode():
+        x, outer = by_leaf(levels.like, x), by_leaf(levels.like, outer)
+    with levels.watched() as seen:
+        words = _Tried(seen)
+        sentences = by_leaf(lambda leaf: words.cut(levels.of_words(leaf)), x)
+        y, new = step(sentences, by_leaf(levels.of_sentence, outer))
+        if not words.new:
+            raise Unsupported("no recurrence runs inside the step")
+        of_words = [isinstance(leaf, LoDTensor) for leaf in flatten(y)[0]]
+        for leaf, own in zip(flatten(y)[0], of_words, strict=True):
+            seen.must_be(leaf.values if own else leaf, words=own)
+        for leaf in flatten(new)[0]:
+            seen.must_be(leaf, words=False)
+    return words.new, of_words
+
+
+def _kind(leaf: Tensor) -> tuple[Any, ...]:
+    return tuple(leaf.shape[1:]), leaf.dtype, leaf.device.type
+
+
+def words_of(x: Any) -> Words | None:
+    """What stands for the offsets of the sentences in x, in a step that gets a word of each."""
+    if type(x) is Tensor:
+        return None
+    leaf = x if type(x) is LoDTensor else next(iter(flatten(x)[0]), None)
+    structure = leaf.structure if type(leaf) is LoDTensor else None
+    return structure if isinstance(structure, Words) else None
+
+
+def values_of(leaf: Any) -> Any:
+    """The rows of a LoDTensor; a tensor as it is."""
+    return leaf.values if isinstance(leaf, LoDTensor) else leaf
+
+
+def like(flags: Tensor, leaf: Tensor) -> Tensor:
+    """A truth value per row, to pick whole rows of a leaf by."""
+    return flags.reshape(-1, *(1,) * (leaf.dim() - 1))
