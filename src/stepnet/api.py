@@ -21,6 +21,7 @@ from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.storage import distinct
 from .data.tree import by_leaf, flatten, unflatten
+from .data.values import rows as values_of
 from .data.values import unpacked
 from .engine import Asked, OverSequences, Steps, Way, asked, find_plan, is_as_ever, run, run_again, run_warm
 from .engine.vmapped_calls import run_folded
@@ -32,7 +33,7 @@ from .executors.layout import Layout
 from .executors.naive import PLAIN
 from .executors.ready import Ready
 from .executors.registry import AUTO
-from .executors.setting import check_backend
+from .executors.setting import check_backend, only_plain
 from .front.clock import clock
 from .front.meta import OnMeta
 from .front.scope import LocalVariables, Scope
@@ -403,6 +404,8 @@ def _run(
     state = [feeds[name] for name in body.state_names]
     ragged = [leaf for leaf in x if isinstance(leaf, LoDTensor)]
     above, reverse = isinstance(refusal, OverSequences), cut.stride < 0
+    if above:  # else torch is to see every operation
+        above = only_plain([*(values_of(leaf) for leaf in x), *state]) is None
 
     def plain(feeds: dict[str, Any]) -> Any:
         if not above:

@@ -45,7 +45,9 @@ def runs(monkeypatch):
             counts.append(len(x.lengths()))
         return state, result
 
+    monkeypatch.setattr(stepnet.api, "as_one", lambda *_, **__: None)  # each step is one of sentences
     monkeypatch.setattr(stepnet.api, "run", counted)
+    monkeypatch.setattr("stepnet.nested.lifting.run", counted)
     monkeypatch.setattr(stepnet.api, "run_warm", counted_warm)
     monkeypatch.setattr(stepnet.api, "run_again", counted_again)
     return counts

@@ -9,7 +9,6 @@ comes over words is held against its results.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,7 +31,7 @@ from stepnet.front.step import StepBody, as_step, boot_state, loop_of
 from stepnet.ir.loop import Loop
 
 from .lifting import code_of_step
-from .words import OverWords, tried, values_of
+from .words import over_words, tried, values_of
 
 _STEPS = Steps(as_step, boot_state, loop_of)
 _BY = "c"
@@ -47,7 +46,7 @@ class _Kind:
     """What is known of calls of one kind. `inner`: states like those of the recurrences inside."""
 
     inner: list[Any]
-    of_words: list[bool]
+    of_words: tuple[bool, ...]
     declined: StepnetError | None = None
     faster: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
@@ -92,9 +91,11 @@ def as_one(
     if kind is not None and size in kind.faster:
         if not kind.faster[size] and backend == AUTO:
             return None
-        with suppress(StepnetError):  # the loop over sentences says what is wrong
+        try:
             return call.run(kind)
-        return None
+        except StepnetError:  # it does other things by now; or the loop over sentences says what is wrong
+            kinds.pop(key, None)
+            return None
     out = plain()
     try:
         if kind is None:
@@ -103,7 +104,8 @@ def as_one(
             raise Unsupported("over words the results differ")
         kind.faster[size] = backend != AUTO or call.is_faster(kind, plain)
     except StepnetError as error:
-        kinds[key] = _Kind([], [], declined=error)
+        kinds[key] = _Kind([], (), declined=error)
+        return out if backend == AUTO else None
     return out
 
 
@@ -112,10 +114,9 @@ class _Call:
 
     def __init__(self, body: StepBody, x: Sequence[Any], state: Sequence[Tensor], cut: _Cut) -> None:
         self._body, self._cut, self._structure = body, cut, x[0].structure
-        self._step = OverWords(body.step)
         self._x, self._state = list(x), list(state)
 
-    def tried(self) -> tuple[list[Any], list[bool]]:
+    def tried(self) -> tuple[list[Any], tuple[bool, ...]]:
         """See `words.tried`."""
         x = unflatten(self._body.x_spec, [leaf.values for leaf in self._x])
         return tried(self._body.step, x, unflatten(self._body.state_spec, self._state))
@@ -127,7 +128,7 @@ class _Call:
             Unsupported: there is no plan for it.
         """
         x, state = self._given(kind)
-        out = _by_plan(self._step, x, state)
+        out = _by_plan(over_words(self._body.step, kind.of_words), x, state)
         return self._as_it_came(out, kind)
 
     def _given(self, kind: _Kind) -> tuple[Any, Any]:
@@ -153,7 +154,7 @@ class _Call:
     def is_faster(self, kind: _Kind, plain: Callable[[], dict[str, Any]]) -> bool:
         """Whether it takes less time than the loop over sentences, forward and backward."""
         x, state = self._given(kind)
-        body, x_leaves, state_leaves = checked(self._step, x, state)
+        body, x_leaves, state_leaves = checked(over_words(self._body.step, kind.of_words), x, state)
         loop, feeds = body.as_loop(x_leaves, state_leaves, reverse=False, level=-1, axis=0)
         entry, reads, _ = find_plan(loop, feeds, backend=_BY)
         read = [*(leaf.values for leaf in self._x), *self._state, *(reads.tensors[k] for k in entry.weights)]

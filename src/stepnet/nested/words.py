@@ -7,7 +7,7 @@ from the state of the word before. What it computes of the last states holds at 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -96,19 +96,17 @@ def _call(words: Words, step: Any, x: Any, state: Any, n: int) -> tuple[StepBody
     return StepBody(function, spec, state_spec), [leaf.values for leaf in leaves], boot
 
 
-class OverWords:
+def over_words(step: Any, of_words: tuple[bool, ...]) -> Callable[[Any, Any], tuple[Any, Any]]:
     """A step over sentences as one over words: `x` is (their words, first, last), the state the step's own
-    beside those of the recurrences inside."""
+    beside those of the recurrences inside. `of_words`: see `tried`."""
 
-    def __init__(self, step: Any) -> None:
-        self.__name__ = step_name(step)
-        self.step = step
-
-    def __call__(self, x: Any, state: Any) -> tuple[Any, Any]:
+    def of_a_word(x: Any, state: Any) -> tuple[Any, Any]:
         (x, first, last), (outer, inner) = x, state
-        tried(self.step, x, outer)  # each time: it may be captured anew, since what it reads has changed
+        # Each time: it may be captured anew, since what it reads has changed.
+        if tried(step, x, outer)[1] != of_words:
+            raise Unsupported("the step gives words where it gave sentences, or the other way")
         words = Words(flatten(x)[0][0], first, last, inner)
-        y, new = self.step(by_leaf(words.cut, x), outer)
+        y, new = step(by_leaf(words.cut, x), outer)
         if len(words.new) != len(inner):
             raise Unsupported("the step runs fewer recurrences than it did before")
         (before, spec), (after, _) = flatten(outer), flatten_as(flatten(outer)[1], new)
@@ -116,8 +114,11 @@ class OverWords:
         kept = [torch.where(like(last, a), a, b) for a, b in zip(after, before, strict=True)]
         return by_leaf(values_of, y), (unflatten(spec, kept), tuple(words.new))
 
+    of_a_word.__name__ = step_name(step)
+    return of_a_word
 
-def tried(step: Any, x: Any, outer: Any) -> tuple[list[Any], list[bool]]:
+
+def tried(step: Any, x: Any, outer: Any) -> tuple[list[Any], tuple[bool, ...]]:
     """States like those of the recurrences inside, without data; and whether each leaf of y has a row a word.
 
     Raises:
@@ -131,7 +132,7 @@ def tried(step: Any, x: Any, outer: Any) -> tuple[list[Any], list[bool]]:
         y, new = step(sentences, by_leaf(levels.of_sentence, outer))
         if not words.new:
             raise Unsupported("no recurrence runs inside the step")
-        of_words = [isinstance(leaf, LoDTensor) for leaf in flatten(y)[0]]
+        of_words = tuple(isinstance(leaf, LoDTensor) for leaf in flatten(y)[0])
         for leaf, own in zip(flatten(y)[0], of_words, strict=True):
             seen.must_be(leaf.values if own else leaf, words=own)
         for leaf in flatten(new)[0]:
