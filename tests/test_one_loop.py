@@ -37,7 +37,8 @@ GIVES = [
     recurrent_op._ScopedBody.loop, tensor_iterator.TensorIterator.loop.fget, raise_loop.Raised.loop.fget,
     sequences.CellStep.loop,
 ]  # fmt: skip
-STEPS = {"front/step.py", "checks.py", "api.py", "lifting.py"}  # calls of `recurrent`, which is given a step
+# Calls of `recurrent`, which is given a step.
+STEPS = {"front/step.py", "checks.py", "api.py", "nested/lifting.py", "nested/as_one.py", "nested/words.py"}
 
 
 @pytest.mark.parametrize("function", TAKES, ids=lambda f: f.__qualname__)

@@ -369,6 +369,7 @@ def test_an_inner_step_that_has_no_plan_warns_by_its_own_name():
 
 def test_an_inner_recurrence_that_waits_for_the_outer_state_is_found_as_others_are(monkeypatch):
     """Its calls go the short way, and count: what comes behind it still runs once."""
+    monkeypatch.setattr(stepnet.api, "as_one", lambda *_, **__: None)  # each step is one of sentences
     long = []
     run = stepnet.api.run
     inner, once, outer = (nn.GRUCell(n, 4, dtype=F64) for n in (3, 3, 4))
@@ -383,7 +384,8 @@ def test_an_inner_recurrence_that_waits_for_the_outer_state_is_found_as_others_a
 
     y, last = recurrent(step, x, start, level=0)
     recurrent(step, x, start, level=0)
-    monkeypatch.setattr(stepnet.api, "run", lambda *a, **k: long.append(a) or run(*a, **k))
+    for runs in ("stepnet.api.run", "stepnet.nested.lifting.run"):
+        monkeypatch.setattr(runs, lambda *a, **k: long.append(a) or run(*a, **k))
     recurrent(step, x, start, level=0)
     assert len(long) == 2  # the outer loop, which has no plan, and what runs once
     y2, last2 = recurrent(step, x, start, level=0, backend="naive")

@@ -47,7 +47,7 @@ class _Kind:
 
     inner: list[Any]
     of_words: tuple[bool, ...]
-    declined: StepnetError | None = None
+    declined: str | None = None
     faster: dict[tuple[int, ...], bool] = field(default_factory=dict)
 
 
@@ -64,6 +64,11 @@ class _Cut:
     first: LoDTensor
     last: LoDTensor
     ends: Tensor  # the last word of each sentence
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Alike for as many texts, sentences and words to the next power of two."""
+        return tuple(n.bit_length() for n in (len(self.words), self.sentences.rows, self.words.rows))
 
 
 def as_one(
@@ -87,9 +92,8 @@ def as_one(
     if kind is not None and kind.declined is not None:
         return None
     call = _Call(body, x, state, at)
-    size = tuple(n.bit_length() for n in (len(at.words), at.sentences.rows, at.words.rows))
-    if kind is not None and size in kind.faster:
-        if not kind.faster[size] and backend == AUTO:
+    if kind is not None and at.size in kind.faster:
+        if not kind.faster[at.size] and backend == AUTO:
             return None
         try:
             return call.run(kind)
@@ -102,11 +106,35 @@ def as_one(
             kinds[key] = kind = _Kind(*call.tried())
         if not _same(out, call.run(kind)):
             raise Unsupported("over words the results differ")
-        kind.faster[size] = backend != AUTO or call.is_faster(kind, plain)
+        kind.faster[at.size] = backend != AUTO or call.is_faster(kind, plain)
     except StepnetError as error:
-        kinds[key] = _Kind([], (), declined=error)
+        kinds[key] = _Kind([], (), declined=str(error).splitlines()[0])
         return out if backend == AUTO else None
     return out
+
+
+def loop_over_words(loop: Loop, feeds: dict[str, Any], body: Any) -> tuple[Loop, dict[str, Any]]:
+    """A recurrence whose steps are sentences as the one over words that runs it, and what that is fed.
+
+    Raises:
+        Unsupported: it runs over sentences; says why.
+    """
+    if not isinstance(body, StepBody):
+        raise Unsupported("it is no call of recurrent")
+    cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
+    state = [feeds[name] for name in body.state_names]
+    at = None if cut.stride < 0 else _cut_of(x, cut.level)
+    if at is None or body.own_states < len(state):
+        raise Unsupported("sentences in reverse, without words, or of several levels run one by one")
+    call = _Call(body, x, state, at)
+    kind = _kinds.get(code_of_step(body.step), {}).get(_key(body, x, state))
+    if kind is None:
+        kind = _Kind(*call.tried())
+    if kind.declined is not None:
+        raise Unsupported(kind.declined)
+    if not kind.faster.get(at.size, True):
+        raise Unsupported("over words it took longer than over sentences, when both were timed")
+    return call.as_loop(kind)
 
 
 class _Call:
@@ -127,16 +155,21 @@ class _Call:
         Raises:
             Unsupported: there is no plan for it.
         """
-        x, state = self._given(kind)
-        out = _by_plan(over_words(self._body.step, kind.of_words), x, state)
+        out = _by_plan(*self._given(kind))
         return self._as_it_came(out, kind)
 
-    def _given(self, kind: _Kind) -> tuple[Any, Any]:
+    def as_loop(self, kind: _Kind) -> tuple[Loop, dict[str, Any]]:
+        """The recurrence over words, and what it is fed."""
+        body, x, state = checked(*self._given(kind))
+        return body.as_loop(x, state, reverse=False, level=-1, axis=0)
+
+    def _given(self, kind: _Kind) -> tuple[Any, Any, Any]:
         cut, n = self._cut, len(self._cut.words)
         leaves = [LoDTensor.of(leaf.values, cut.words) for leaf in self._x]
         x = unflatten(self._body.x_spec, leaves), cut.first, cut.last
         inner = by_leaf(lambda leaf: torch.zeros(n, *leaf.shape[1:], dtype=leaf.dtype), tuple(kind.inner))
-        return x, (unflatten(self._body.state_spec, self._state), inner)
+        step = over_words(self._body.step, kind.of_words)
+        return step, x, (unflatten(self._body.state_spec, self._state), inner)
 
     def _as_it_came(self, out: tuple[Any, Any], kind: _Kind) -> dict[str, Any]:
         (leaves, spec), final = flatten(out[0]), out[1][0]
@@ -153,10 +186,7 @@ class _Call:
 
     def is_faster(self, kind: _Kind, plain: Callable[[], dict[str, Any]]) -> bool:
         """Whether it takes less time than the loop over sentences, forward and backward."""
-        x, state = self._given(kind)
-        body, x_leaves, state_leaves = checked(over_words(self._body.step, kind.of_words), x, state)
-        loop, feeds = body.as_loop(x_leaves, state_leaves, reverse=False, level=-1, axis=0)
-        entry, reads, _ = find_plan(loop, feeds, backend=_BY)
+        entry, reads, _ = find_plan(*self.as_loop(kind), backend=_BY)
         read = [*(leaf.values for leaf in self._x), *self._state, *(reads.tensors[k] for k in entry.weights)]
         hooked = not all(map(choice.is_bare, read))
 

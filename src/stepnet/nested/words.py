@@ -32,16 +32,16 @@ class Words:
     """
 
     def __init__(self, rows: Tensor, first: Tensor, last: Tensor, states: Sequence[Any]) -> None:
-        self._rows, self._first, self._last, self._states = rows, first, last, states
+        self.table, self._first, self._last, self._states = rows, first, last, states
         self.new: list[Any] = []
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.table)
 
     @property
     def rows(self) -> int:
         """How many words."""
-        return self._rows.shape[0]
+        return self.table.shape[0]
 
     def __getattr__(self, name: str) -> NoReturn:
         raise Unsupported("the step asks for more of its sequences than that recurrences run over them")
@@ -72,8 +72,13 @@ class _Tried(Words):
     """The same of a step that runs for the shapes alone, with more words than sentences."""
 
     def __init__(self, seen: levels.Levels) -> None:
-        super().__init__(torch.empty(levels.WORDS, device="meta"), torch.empty(0), torch.empty(0), ())
+        none = torch.empty(0)
+        super().__init__(torch.empty(levels.SENTENCES, device="meta"), none, none, ())
         self._seen = seen
+
+    @property
+    def rows(self) -> int:
+        return levels.WORDS
 
     def __len__(self) -> int:
         return levels.SENTENCES
@@ -160,4 +165,4 @@ def values_of(leaf: Any) -> Any:
 
 def like(flags: Tensor, leaf: Tensor) -> Tensor:
     """A truth value per row, to pick whole rows of a leaf by."""
-    return flags.reshape(-1, *(1,) * (leaf.dim() - 1))
+    return flags[:, 0] if leaf.dim() == 1 else flags[(..., *(None,) * (leaf.dim() - 2))]

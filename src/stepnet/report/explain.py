@@ -18,7 +18,7 @@ from stepnet.data.dtypes import dtype_name
 from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor
 from stepnet.data.values import rows
-from stepnet.engine import Entry, carrying, find_plan
+from stepnet.engine import Entry, OverSequences, carrying, find_plan
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
@@ -27,6 +27,7 @@ from stepnet.executors.setting import check_backend
 from stepnet.front.clock import clock
 from stepnet.front.step import step_name
 from stepnet.ir.loop import Loop, Sweep
+from stepnet.nested import loop_over_words
 from stepnet.resets import as_pieces
 from stepnet.typed import Booting
 from stepnet.user_line import line_in
@@ -189,6 +190,19 @@ def explain_loop(
                     notes.append(
                         f"carried as state after the first step: {', '.join(f'.{n}' for n in names)}"
                     )
+        except OverSequences as refusal:
+            try:
+                over_words, fed = loop_over_words(loop, dict(feeds), loop.body)
+                entry, captures, _ = find_plan(over_words, fed, backend=chosen)
+                if entry.ready is None:
+                    raise entry.refusals[-1][1]
+                assert over_words.sweep is not None
+                loop, feeds, sweep = over_words, fed, over_words.sweep
+                x_leaves, states, shared = ([feeds[name] for name in part] for part in loop.sources)
+                notes.append("its steps are sequences; it runs over the elements of all of them at once")
+            except Unsupported as why:
+                entry = Entry()
+                entry.refusals.append(("compiler", Unsupported(f"{refusal.reason}: {why.reason}")))
         except Unsupported as refusal:
             entry.refusals.append(("compiler", refusal))
     notes += entry.notes

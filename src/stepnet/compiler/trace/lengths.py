@@ -14,6 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from stepnet.compiler.reads.swapped import Swapped
+from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import LoD
 from stepnet.errors import Unsupported
 from stepnet.watchers import during
 
@@ -34,6 +36,8 @@ def open_lengths() -> Iterator[None]:
 def _len(of: Any, /) -> Any:
     if _open.get() and isinstance(of, Tensor) and of.dim() and not isinstance(of.shape[0], int):
         return of.shape[0]
+    if _open.get() and isinstance(of, LoDTensor) and not isinstance(of.structure, LoD):
+        return _len(of.structure.table)  # one word of each sentence
     return _LEN.original(of)
 
 
