@@ -157,7 +157,9 @@ def recurrent(
             and forward keeps no more of them than the state they begin with, but for the last k. True: k is
             near the root of the longest length.
         detach_every: a number of steps k: no gradient flows from a step to the one before at every k-th step,
-            counted from the end that the loop begins at (truncated back-propagation).
+            counted from the end that the loop begins at (truncated back-propagation). Both are for backward:
+            without gradients the steps run at once, and a step that draws noise draws other numbers than it
+            would with them, of the same distribution.
 
     Returns:
         `(y, final_state)`, and the scopes if asked for. y is cut and ordered as x is; final_state holds

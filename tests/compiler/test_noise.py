@@ -10,6 +10,7 @@ from covering import few
 from plans import BACKENDS, ops, plan_of
 from stepnet import cells
 from stepnet.api import recurrent
+from stepnet.compiler.reads.reach import reach
 from stepnet.testing import check_step
 
 DTYPE = torch.float64
@@ -286,6 +287,27 @@ def test_a_distribution_that_checks_its_arguments(monkeypatch):
     for backend in ("c", "auto", "naive"):  # that no longer hold
         with pytest.raises(ValueError, match="to satisfy the constraint"):
             recurrent(step, x, torch.tensor([[0.25] * 4, [0.5, 0.5, -0.5, 0.5]]), backend=backend)
+
+
+@pytest.mark.filterwarnings("ignore:step .* runs by the plain loop")
+@pytest.mark.parametrize("named", [True, False])
+def test_whether_distributions_check_may_change(named, monkeypatch):
+    kind = torch.distributions.Normal
+
+    def by_name(x, h):
+        return torch.distributions.Normal(x, h).log_prob(x), h
+
+    step = by_name if named else lambda x, h: (kind(x, h).log_prob(x), h)
+
+    x, h = torch.ones(2, 2, 4), torch.full((2, 4), -1.0)
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", False)
+    for _ in range(3):  # the third time a step is found again without a walk
+        assert recurrent(step, x, h, backend="eager")[0].isnan().all()
+    others = reach(without := lambda x, h: (x, h)).key
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        recurrent(step, x, h, backend="eager")
+    assert reach(without).key == others  # of a step that has none
 
 
 def test_odds_that_are_none():

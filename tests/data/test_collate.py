@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from stepnet import LoDTensor
+from stepnet import LoDTensor, recurrent
 from stepnet.data import collate
 from stepnet.errors import LoDError
 
@@ -191,3 +191,17 @@ ERRORS = {
 def test_errors(call, text):
     with pytest.raises(LoDError, match=text):
         call()
+
+
+@pytest.mark.parametrize("use", ["collate", "collate_dict", "run", "lengths"])
+def test_what_holds_itself_is_an_error(use):
+    endless: list = [torch.ones(2)]
+    endless.append([endless])
+    uses = {
+        "collate": lambda: collate([endless, endless]),
+        "collate_dict": lambda: collate([{"a": endless}]),
+        "run": lambda: recurrent(lambda x, h: (x, h), torch.ones(2, 1, 3), endless),
+        "lengths": lambda: LoDTensor.from_lengths(torch.ones(2, 2), endless),  # torch ended the process
+    }
+    with pytest.raises(ValueError, match=r"deep in each other|1-D list|3 levels"):
+        uses[use]()

@@ -11,6 +11,8 @@ import stepnet
 from covering import every
 from stepnet import TensorArray
 from stepnet.errors import StepError
+from stepnet.front.frame import WhileLoop
+from stepnet.loops.recorded_frame import run_recorded
 
 X = torch.randn(5, 4, 3, dtype=torch.float64, requires_grad=True)
 W = torch.randn(3, 3, dtype=torch.float64)
@@ -265,3 +267,19 @@ def test_a_whole_recurrence_of_torch_is_not_tried_on_other_batches(kind):
         loop.update(s, s + 1)
     torch.testing.assert_close(out.stack(), torch.stack([net(v)[0] for v in x]))
     assert "so it is not tried (" in loop.explain()
+
+
+@pytest.mark.parametrize("what", ["read", "written"])
+def test_results_are_no_values_of_arrays(what):
+    x = torch.ones(3, 2)
+    inputs, outputs = TensorArray(unstack_from=x), TensorArray()
+    loop = WhileLoop([torch.tensor(0), torch.zeros(2)], None, run_recorded)
+    with loop.frame() as (s, h):
+        loop.break_if(s == 3)
+        outputs.write(s, new := inputs.read(s) + h)
+        loop.update(h, inputs.read(s) if what == "read" else new)
+        loop.update(s, s + 1)
+    before = outputs.read(2).clone()
+    loop.results[1].zero_()
+    assert x.all()
+    assert torch.equal(outputs.read(2), before)

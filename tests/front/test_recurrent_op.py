@@ -293,3 +293,18 @@ def test_a_variable_is_shared_not_copied():
 def test_names_are_exported():
     assert stepnet.RecurrentOp is RecurrentOp
     assert stepnet.Memory is Memory
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_last_memories_are_no_tensors_of_the_callers(steps, keep):
+    def stepnet(step):
+        step["h"], step["g"] = step["h_pre"], step["g_pre"]
+
+    memories = [Memory("h", "h_pre", "boot"), Memory("g", "g_pre", "boot")]
+    op = RecurrentOp(stepnet, inputs=["x"], outputs=[], memories=memories)
+    scope = Scope({"x": torch.ones(steps, 3, 2), "boot": torch.zeros(3, 2)})
+    op.run(scope, keep_scopes=keep)
+    op.last["h"].add_(1.0)
+    assert not op.last["g"].any()
+    assert not scope["boot"].any()

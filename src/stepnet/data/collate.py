@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from stepnet.data.arguments import brief
-from stepnet.data.convert import from_array, shared
+from stepnet.data.convert import DEEPEST, from_array, shared
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoDError
 
@@ -56,8 +56,11 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
     return _joined(list(samples), "sample", named, False)
 
 
-def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bool) -> Any:
+def _joined(
+    samples: list[Any], where: str, dense: Collection[Any], is_dense: bool, depth: int = DEEPEST
+) -> Any:
     first = samples[0]
+    _check_end(depth)
     for i, sample in enumerate(samples):
         if _kind(sample) != _kind(first):
             raise LoDError(
@@ -76,20 +79,21 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
         whole = copy.copy(first) if isinstance(first, MutableMapping) else {}
         for key in first:
             column = [sample[key] for sample in samples]
-            whole[key] = _joined(column, f"{where}[{key!r}]", dense, key in dense)
+            whole[key] = _joined(column, f"{where}[{key!r}]", dense, key in dense, depth - 1)
         return whole
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in dataclasses.fields(first) if field.init]
         columns = {name: [getattr(sample, name) for sample in samples] for name in names}
         parts = {
-            name: _joined(column, f"{where}.{name}", dense, name in dense) for name, column in columns.items()
+            name: _joined(column, f"{where}.{name}", dense, name in dense, depth - 1)
+            for name, column in columns.items()
         }
         return dataclasses.replace(first, **parts)
     if isinstance(first, tuple):
         _check_parts([[None] * len(sample) for sample in samples], where)
         names = getattr(first, "_fields", range(len(first)))
         parts = [
-            _joined(list(column), f"{where}[{name!r}]", dense, name in dense)
+            _joined(list(column), f"{where}[{name!r}]", dense, name in dense, depth - 1)
             for name, column in zip(names, zip(*samples, strict=True), strict=True)
         ]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
@@ -170,12 +174,22 @@ def _holds_numbers(samples: list[Any]) -> bool:
     return all(isinstance(leaf, kinds) for leaf in leaves)
 
 
-def _leaves(node: Any) -> Any:
+def _leaves(node: Any, depth: int = DEEPEST) -> Any:
+    _check_end(depth)
     if isinstance(node, list):
         for child in node:
-            yield from _leaves(child)
+            yield from _leaves(child, depth - 1)
     else:
         yield node
+
+
+def _check_end(depth: int) -> None:
+    """See that so many levels are left: what holds itself has no end."""
+    if depth < 0:
+        raise LoDError(
+            f"collate: samples more than {DEEPEST} deep in each other",
+            remedy="see whether a list, a tuple or a dict holds itself",
+        )
 
 
 # torch's default_collate joins LoDTensors in the same way; its registry has no public name up to torch 2.13.

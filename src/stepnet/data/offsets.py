@@ -5,6 +5,7 @@ Computed by numpy: what is kept is the same whatever somebody made of torch's op
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -22,6 +23,7 @@ from stepnet.data.modes import outside_modes, real
 from stepnet.errors import FrozenError, LoDError
 from stepnet.watchers import said
 
+_LISTS = {list, tuple}
 _LONG = 1000  # from which torch takes much longer to make a tensor of a list than Python an array
 _UNCHANGED = "the offsets and the values of one LoDTensor go in together"
 
@@ -394,12 +396,12 @@ def _as_torch_takes(numbers: Any) -> Any:
     """Numbers that torch makes a tensor of: no array of objects, none that runs backwards in memory."""
     numbers = list(numbers) if isinstance(numbers, Iterator) else numbers
     if isinstance(numbers, (list, tuple)):
-        if len(numbers) < _LONG or type(numbers[0]) is not int:
-            return numbers
-        try:
-            return np.frombuffer(array("q", numbers), dtype=np.int64)
-        except (TypeError, OverflowError):
-            return numbers
+        if len(numbers) >= _LONG and type(numbers[0]) is int:
+            with contextlib.suppress(TypeError, OverflowError):
+                return np.frombuffer(array("q", numbers), dtype=np.int64)
+        if not _LISTS.isdisjoint(map(type, numbers)):  # torch ends the process at one that holds itself
+            raise TypeError("a list in a list")
+        return numbers
     table = np.array(numbers, order="C")
     return table.tolist() if table.dtype == object else table
 

@@ -21,6 +21,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.modes import beside
+from stepnet.errors import StepError
+
+_DEEPEST = 100  # structures in each other; one that holds itself has no end
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,8 @@ def _has_names(kind: type) -> bool:
     return hasattr(kind, "_fields") or hasattr(kind, "__dataclass_fields__")
 
 
-def flatten(tree: Any) -> tuple[list[Any], Spec]:
-    """Split a tree into its leaves, in order, and its structure.
+def flatten(tree: Any, depth: int = 0) -> tuple[list[Any], Spec]:
+    """Split a tree into its leaves, in order, and its structure. `depth`: how deep it lies in another.
 
     >>> leaves, spec = flatten({"a": 1, "b": (2, 3)})
     >>> leaves, str(spec)
@@ -113,6 +116,11 @@ def flatten(tree: Any) -> tuple[list[Any], Spec]:
     parts = _parts(tree)
     if parts is None:
         return [tree], LEAF
+    if depth > _DEEPEST:
+        raise StepError(
+            f"lists, tuples and dicts more than {_DEEPEST} deep in each other",
+            remedy="see whether one holds itself: a value has an end",
+        )
     kind, keys, children = parts
     leaves, specs = [], []
     for child in children:
@@ -120,7 +128,7 @@ def flatten(tree: Any) -> tuple[list[Any], Spec]:
             leaves.append(child)
             specs.append(LEAF)
         else:
-            inner, spec = flatten(child)
+            inner, spec = flatten(child, depth + 1)
             leaves += inner
             specs.append(spec)
     return leaves, _spec(kind, keys, tuple(specs))

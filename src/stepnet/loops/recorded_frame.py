@@ -79,7 +79,10 @@ def run_recorded(loop: WhileLoop) -> list[Tensor]:
     out = naive.run(record, {GOING: True, **dict(zip(body.variables, loop.loop_vars, strict=True))})
     if within is not None:
         within.recurrence(body.steps)
-    return _own([out[name] for name in body.variables], (*loop.loop_vars, *loop.program.constants.values()))
+    given = [*loop.loop_vars, *loop.program.constants.values()]
+    for array in loop.program.arrays:  # a variable may be what was read of one, or written to it
+        given += array._held
+    return _own([out[name] for name in body.variables], given)
 
 
 def _own(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:

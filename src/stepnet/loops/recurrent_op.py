@@ -228,7 +228,8 @@ class RecurrentOp:
         last = boots
         if body.before is not None:
             last = kept_dtypes(boots, [body.before[memory.name] for memory in self.memories])
-        self.last = dict(zip((memory.name for memory in self.memories), last, strict=True))
+        # of its own memory: a stepnet may hand on what it was given
+        self.last = {memory.name: value.clone() for memory, value in zip(self.memories, last, strict=True)}
 
     def _step(self, scope: Scope, step: Scope, t: int) -> None:
         try:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import Distribution
 
 from stepnet.interrupts import let_through
 
@@ -30,6 +31,7 @@ from .numbers import but_for_numbers
 from .patched import patched
 from .trust import is_machinery
 from .walk import IMPLICIT, Walk
+from .walk_code import DISTRIBUTIONS
 
 
 @dataclass
@@ -109,6 +111,8 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
         else:  # code that was reached before, and is not now, named more: what it led to is not the step's
             names, anew = IMPLICIT, True
     _NAMES[root] = names
+    if not DISTRIBUTIONS.isdisjoint(names):  # whether they check their arguments is set for all of them
+        walk.key += ("_validate_args", Distribution._validate_args)
     beneath = Walk(set(names))
     beneath.replaced(others)
     if beneath.open is not None:  # torch's functions call it where no record sees it

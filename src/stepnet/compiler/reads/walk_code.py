@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributions
+from torch.distributions import Distribution
 
 from .as_written import written_as
 from .code_facts import AROUND, EFFECTS, PURE, REFLECTION, SETTINGS, TENSOR_STATE, Facts, facts
@@ -43,6 +44,7 @@ from .trust import (
 
 END = "; end"  # of attributes, whose number is not in the key; no name of one
 OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
+DISTRIBUTIONS = frozenset({"distributions", *distributions.__all__})  # names by which code comes by them
 _CODE = (types.FunctionType, types.MethodType, functools.partial, torch.nn.Module)
 _LOOKED_UP = frozenset({"globals", "eval", "exec"})  # which may find any global
 _BUILTINS = dict(vars(builtins))
@@ -356,6 +358,8 @@ class CodeWalk(abc.ABC):
         if kind in self.known or self.everything:
             return
         self.known.add(kind)
+        if issubclass(kind, Distribution):  # whatever code calls it
+            self.named(("distributions",))
         if self.sets and kind.__flags__ & HEAP and is_trusted_class(kind):
             self.holders.append(kind)
         if kind not in CLASSES:
