@@ -97,6 +97,13 @@ IN_C = {
     "cosine of two rows": lambda h, x: h + ((h * x).sum(1) / ((h * h).sum(1) + 1).sqrt())[:, None],
     "triu": lambda h, x: torch.triu(h.view(-1, 2, 3)).view(-1, D) + x,
 }  # fmt: skip
+
+
+def picks(x):
+    """Two features of each row, several to a row."""
+    return torch.arange(len(x))[:, None].expand(-1, 2).reshape(-1), x.topk(2, 1).indices.view(-1)
+
+
 IN_C |= {
     "remainder": lambda h, x: torch.remainder(h, 2.5) + x,
     "tile": lambda h, x: h[:, :2].tile(1, 3) + x,
@@ -129,6 +136,9 @@ IN_C |= {
     ).flatten(1)[:, ::2],
     "weight_norm of a turned matrix": lambda h, x: x @ torch._weight_norm(MATRIX.T, ROW[:, None], 0) + h,
     "fake_quantize": lambda h, x: torch.fake_quantize_per_tensor_affine(h + x, 0.1, 1, -4, 7) * x,
+    "several picks of a row by its number": lambda h, x: (
+        h.index_put(picks(x), ROW[0]) * 0.5 + (h * x)[picks(x)].view(-1, 2).repeat(1, 3)
+    ),
     "numbers of each row": lambda h, x: torch.func.vmap(lambda v, w: v.mean() * 0.5 + w * 2.5)(h, x),
     "gradients of each row": lambda h, x: torch.func.vmap(
         torch.func.grad(lambda v, w: F.gelu(F.layer_norm(v, (D,)) @ MATRIX + MATRIX @ w).sum())

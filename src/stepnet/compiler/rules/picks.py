@@ -14,7 +14,7 @@ from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.op_rules import broadcast
 from stepnet.ir.ops import FLOATS, SCATTERS
 
-from .builder import ROW_NUMBERS, Builder, Ref, rule, rules
+from .builder import Builder, Ref, RowNumbers, row_numbers, rule, rules
 from .shape import beside, feature_dim, slice_feature
 
 
@@ -150,15 +150,18 @@ def _places(
     if x.fold or x.bdim not in (None, 0) or not indices:
         return None
     value = b.values[x.name]
-    rows = indices[0] is ROW_NUMBERS
+    rows = isinstance(indices[0], RowNumbers)
     lead = int(x.bdim is not None)
-    taken = [i for i, index in enumerate(indices) if index is not None and index is not ROW_NUMBERS]
+    taken = [i for i, index in enumerate(indices) if isinstance(index, Ref)]
     if not taken or (lead and 0 in taken) or (x.bdim is None and rows):
+        return None
+    if rows and (indices[0].bdim or (indices[0].times > 1 and not _several(b, indices))):
         return None
     if taken != list(range(taken[0], taken[0] + len(taken))) or (rows and taken[0] != 1):
         return None
     dims = [at - lead for at in taken]
-    refs = [indices[at] for at in taken]
+    several = _several(b, indices)
+    refs = [Ref(r.name, 0) if several and r.fold == several else r for r in map(indices.__getitem__, taken)]
     if any(b.values[r.name].dtype not in INTEGERS or r.fold or r.bdim not in (None, 0) for r in refs):
         return None
     if not rows and any(r.bdim is not None for r in refs):
@@ -172,6 +175,17 @@ def _places(
     sizes = value.shape[dims[0] : dims[-1] + 1]
     before, after = value.shape[: dims[0]], value.shape[dims[-1] + 1 :]
     return b.reshape(x.name, (*before, prod(sizes), *after)), before, after, _one_index(b, names, sizes)
+
+
+def _several(b: Builder, indices: Sequence[Any]) -> int:
+    """How many leading dimensions of indices, and of what they pick, are merged with the rows: beside
+    numbers of rows that stand several to a row."""
+    numbers = row_numbers(indices)
+    if numbers is None or numbers.times == 1:
+        return 0
+    folded = [ref for ref in indices if isinstance(ref, Ref) and ref.bdim == 0 and type(ref.fold) is int]
+    fits = [r.fold for r in folded if prod(b.values[r.name].shape[: r.fold]) == numbers.times]
+    return fits[0] if fits else 0
 
 
 def _one_index(b: Builder, names: list[str], sizes: Sequence[int]) -> str | None:
@@ -202,7 +216,8 @@ def _index_tensor(b: Builder, x: Ref, indices: Sequence[Any]) -> Any:
     if index is None:
         return NotImplemented
     picked = gathered(b, flat, _at_all_others(b, index, flat, len(before)), len(before))
-    return b.result(b.reshape(picked, (*before, *b.values[index].shape, *after)), x.bdim)
+    whole = b.reshape(picked, (*before, *b.values[index].shape, *after))
+    return b.result(whole, x.bdim, _several(b, indices))
 
 
 @rule("index_put")
@@ -213,8 +228,8 @@ def _index_put(
         mask = b.values[indices[0].name]
         if mask.dtype == "bool" and _together(b, x, indices[0]):
             return _masked(b, x, indices[0], source)
-    found = _places(b, x, indices)
-    if found is None or source.fold or source.bdim not in (None, 0):
+    found, several = _places(b, x, indices), _several(b, indices)
+    if found is None or source.bdim not in (None, 0) or source.fold != (several if source.bdim == 0 else 0):
         return _refused(b, indices)
     flat, before, after, index = found
     if index is None:
@@ -246,7 +261,7 @@ def _masked(b: Builder, x: Ref, mask: Ref, source: Ref) -> Any:
 
 
 def _refused(b: Builder, indices: Sequence[Any]) -> Any:
-    if ROW_NUMBERS in indices:
+    if row_numbers(indices) is not None:
         raise Unsupported("the step numbers its rows (arange over the batch)", line=b.line)
     return NotImplemented
 
