@@ -19,7 +19,7 @@ W = (torch.randn(D, D, generator=torch.Generator().manual_seed(1), dtype=torch.f
 def stabilised(x, state):
     """As the reference code of xLSTM begins, and what nobody wants to see."""
     h, n, m = state
-    if torch.isnan(h).any():
+    if torch.isnan(h.view(-1)).any():
         raise ValueError("the state is lost")
     i, f = h @ W + x, m + torch.sigmoid(x)
     if torch.all(n == 0.0):

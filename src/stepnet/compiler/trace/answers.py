@@ -224,7 +224,7 @@ class Answers:
         """Whether a call is a check of torch.distributions, which from now on must hold."""
         if not is_check(func) or (loops := inner()) is None:
             return False
-        valid = args[0]
+        valid = unmerged(args[0], self._rows[0])
         if not self.of_rows.has(args):
             valid = valid.all().expand(self._rows[0].shape[0])
         elif not valid.dim():
@@ -237,8 +237,10 @@ class Answers:
         """The next one; `OF_ROWS` if there is none for these arguments."""
         known = next(self._left, OF_ROWS)
         claim, counted, loops = self.claims.of(args), self.claims.counted(args), inner()
+        if claim is not None:
+            claim = unmerged(claim[0], self._rows[0]), claim[1]
         if counted is not None and loops is not None and counted.dim() and type(counted.shape[0]) is not int:
-            loops.must_hold(counted >= 0)
+            loops.must_hold(unmerged(counted, self._rows[0]) >= 0)
         if claim is not None and self._choices is not None and self.of_rows.has(claim[0]):
             return self._choices.answer(*claim)
         if claim is not None and self._guards is not None:
@@ -252,6 +254,13 @@ class Answers:
         if known in (OF_ROWS, CHECKED, PICKS, *CLAIMED):
             return OF_ROWS
         return OF_ROWS if self.of_rows.has((args, kwargs)) else copy.deepcopy(known)
+
+
+def unmerged(value: Tensor, rows: Tensor) -> Tensor:
+    """A value with its rows first, where others are merged with them, as in [B * k, n]."""
+    if not value.dim() or type(value.shape[0]) is int or str(value.shape[0]) == str(rows.shape[0]):
+        return value
+    return value.reshape(rows.shape[0], -1)
 
 
 def is_check(func: Any) -> bool:
