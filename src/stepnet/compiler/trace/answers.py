@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,7 @@ _COUNTS = frozenset({torch.sum, Tensor.sum, torch.count_nonzero, Tensor.count_no
 _MORE = frozenset({torch.gt, Tensor.gt, Tensor.__gt__, torch.ne, Tensor.ne, Tensor.__ne__})
 _EQUAL = frozenset({torch.eq, Tensor.eq, Tensor.__eq__})
 _OF_ALL, _OF_NONE = frozenset({torch.all, Tensor.all, _ALL_TRUE}), frozenset({torch.any, Tensor.any})
+_CONDITION_AT = {torch.where: 0, Tensor.where: 1}
 _DISTRIBUTION = torch.distributions.Distribution.__init__.__code__.co_filename
 _MOST = 8  # questions of a step that are taken for yes
 
@@ -171,6 +172,7 @@ class Claims:
         self._made: dict[int, tuple[Tensor, Tensor, bool]] = {}  # the first keeps its id taken
         self._counts: dict[int, tuple[Tensor, Tensor, bool]] = {}  # what is summed up, or counted
         self._counted: dict[int, Tensor] = {}
+        self._decided: dict[int, Any] = {}
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note a call of torch."""
@@ -194,6 +196,19 @@ class Claims:
         claim is asked for."""
         _, values, answer = self._made.get(id(args[0]), (None, None, False)) if args else (None, None, False)
         return None if values is None else (values, answer)
+
+    def chosen_by(self, func: Any, args: Any) -> int | None:
+        """Where in the arguments of a choice stands such a truth value of rows, as in
+        `torch.where(torch.all(n == 0), a, b)`: a question as `if` asks it."""
+        at = _CONDITION_AT.get(func)
+        claim = None if at is None or len(args) != 3 or is_wrapped(args[at]) else self.of(args[at:])
+        return None if claim is None or not self._followers.has(claim[0]) else at
+
+    def decided(self, truth: Tensor, ask: Callable[[], Any]) -> Any:
+        """What such a question is answered with, which is asked once for each truth value."""
+        if id(truth) not in self._decided:
+            self._decided[id(truth)] = ask()
+        return self._decided[id(truth)]
 
     def counted(self, args: Any) -> Tensor | None:
         """What none may be below 0 of, for such a truth value of their sum to be one of them."""
@@ -232,6 +247,17 @@ class Answers:
         loops.must_hold(valid)
         next(self._left, None)  # of its truth value, which is not asked for
         return True
+
+    def decided(self, func: Any, args: Any) -> Any:
+        """The arguments of a call, with the answer in the place of the truth value that it chooses by."""
+        at = self.claims.chosen_by(func, args)
+        if at is None:
+            return args
+        answer = self.claims.decided(args[at], lambda: self.answer(args[at:], {}))
+        if answer is OF_ROWS:
+            return args
+        said = torch.full((), answer, dtype=torch.bool, device=args[at].device)
+        return *args[:at], said, *args[at + 1 :]
 
     def answer(self, args: Any, kwargs: Any) -> Any:
         """The next one; `OF_ROWS` if there is none for these arguments."""
