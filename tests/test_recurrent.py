@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import defaultdict, namedtuple
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -191,6 +192,16 @@ class Slots:
         self.twice = 2 * self.left
 
 
+class OfAttrs:
+    """As attrs makes it, which the tests do not install."""
+
+    __slots__ = ("left", "right")
+    __attrs_attrs__ = (SimpleNamespace(name="left"), SimpleNamespace(name="right"))
+
+    def __init__(self, left, right):
+        self.left, self.right = left, right
+
+
 def mirrored(x, s):
     """x and the state as a named tuple, y as a dict: each leaf once, in its own place."""
     point = type(s)(s.left + x["a"], s.right - x["b"][0])
@@ -199,7 +210,9 @@ def mirrored(x, s):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("ragged", "kind"), [(False, Point), (True, Point), (False, Frozen), (True, Slots)])
+@pytest.mark.parametrize(
+    ("ragged", "kind"), [(False, Point), (True, Point), (False, Frozen), (True, Slots), (True, OfAttrs)]
+)
 def test_structures_go_through(backend, ragged, kind):
     a, b = (torch.randn(6, I) for _ in range(2))
     if ragged:

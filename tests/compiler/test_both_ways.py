@@ -19,7 +19,7 @@ W = (torch.randn(D, D, generator=torch.Generator().manual_seed(1), dtype=torch.f
 def stabilised(x, state):
     """As the reference code of xLSTM begins, and what nobody wants to see."""
     h, n, m = state
-    if torch.isnan(h).any():
+    if torch.isnan(h.view(-1)).any():
         raise ValueError("the state is lost")
     i, f = h @ W + x, m + torch.sigmoid(x)
     if torch.all(n == 0.0):
@@ -67,6 +67,21 @@ def test_rows_that_disagree_are_left_to_the_plain_loop():
     with pytest.raises(Unsupported, match="rows disagree"):
         recurrent(stabilised, x, (h, apart, m), backend="c")
     as_the_plain_loop(stabilised, x, (h, n, m), None, weights=[W])  # another call may agree
+
+
+def test_a_choice_by_a_tensor_asks_as_if_does():
+    def step(x, state):
+        h, n = state
+        first = torch.all(n.view(-1) == 0.0)
+        h = torch.tanh(torch.where(first, x @ W, torch.maximum(h @ W, x)) + h.where(first, -x))
+        return torch.where(first, h, 2 * h), (h, n + 1.0)
+
+    x, (h, n, _) = given([3, 0, 4], 0.0)
+    as_the_plain_loop(step, x, (h, n), weights=[W])
+    assert entry_of(step, x, (h, n), backend="c").ready is not None
+    apart = (n.detach() + torch.tensor([[0.0], [0.0], [1.0]])).requires_grad_()
+    with pytest.warns(SlowPathWarning, match="something holds of all rows"):
+        as_the_plain_loop(step, x, (h, apart), None, weights=[W])
 
 
 def test_a_way_that_raises_is_raised_by_the_plain_loop():

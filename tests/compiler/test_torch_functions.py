@@ -97,6 +97,22 @@ IN_C = {
     "cosine of two rows": lambda h, x: h + ((h * x).sum(1) / ((h * h).sum(1) + 1).sqrt())[:, None],
     "triu": lambda h, x: torch.triu(h.view(-1, 2, 3)).view(-1, D) + x,
 }  # fmt: skip
+
+
+def picks(x):
+    """Two features of each row, several to a row."""
+    return torch.arange(len(x))[:, None].expand(-1, 2).reshape(-1), x.topk(2, 1).indices.view(-1)
+
+
+def merged(h, x):
+    """Two parts of each row as rows of their own, as a codebook takes them."""
+    z, edges = (h + x).view(-1, 3), torch.tensor([-0.5, 0.5], dtype=DTYPE)
+    near = torch.cdist(z, MATRIX[:, :3]).argmin(-1)
+    turned = torch.tensor([[2, 0, 1]]).expand(len(z), -1)
+    y = z[:, [1, 2, 0]] * z.gather(1, turned) + torch.bucketize(z, edges) * z
+    return ((y + F.embedding(near, MATRIX[:, 3:])) / z.std(-1, keepdim=True).add(1)).view(-1, D)
+
+
 IN_C |= {
     "remainder": lambda h, x: torch.remainder(h, 2.5) + x,
     "tile": lambda h, x: h[:, :2].tile(1, 3) + x,
@@ -129,6 +145,10 @@ IN_C |= {
     ).flatten(1)[:, ::2],
     "weight_norm of a turned matrix": lambda h, x: x @ torch._weight_norm(MATRIX.T, ROW[:, None], 0) + h,
     "fake_quantize": lambda h, x: torch.fake_quantize_per_tensor_affine(h + x, 0.1, 1, -4, 7) * x,
+    "several picks of a row by its number": lambda h, x: (
+        h.index_put(picks(x), ROW[0]) * 0.5 + (h * x)[picks(x)].view(-1, 2).repeat(1, 3)
+    ),
+    "parts of rows, merged with them": merged,
     "numbers of each row": lambda h, x: torch.func.vmap(lambda v, w: v.mean() * 0.5 + w * 2.5)(h, x),
     "gradients of each row": lambda h, x: torch.func.vmap(
         torch.func.grad(lambda v, w: F.gelu(F.layer_norm(v, (D,)) @ MATRIX + MATRIX @ w).sum())

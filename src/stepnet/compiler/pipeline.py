@@ -32,7 +32,7 @@ from .passes.table_products import multiply_tables
 from .reads.numbers import Lifted
 from .rewritten.inner_loops import MOST, inner_loops
 from .rules.normal import Joint, normalise
-from .trace.answers import Guards
+from .trace.answers import Guards, unmerged
 from .trace.capture import Example, trace
 from .trace.draws import Draw, Drawn, drawn
 from .trace.iteration import iteration
@@ -144,7 +144,8 @@ def compile_loop(
     def asked(guards: Guards) -> Joint:
         def beside(x: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Any, list[Any], list[Any]]:
             spec, y, new = call(x, states)
-            return spec, y, [*new, *guards.masks, *guards.factors]
+            rows = (*x, *states)[0]
+            return spec, y, [*new, *guards.masks, *(unmerged(factor, rows) for factor in guards.factors)]
 
         x, carried = ([replace(e, grad=False) for e in examples] for examples in (signature.x, states))
         fixed = [(place, tensor, False) for place, tensor, _ in weights]
@@ -173,6 +174,7 @@ def compile_loop(
 
 def of_rows(valid: Tensor, rows: Tensor) -> Tensor:
     """Truth values, for each row."""
+    valid = unmerged(valid, rows)
     if valid.dim() and str(valid.shape[0]) == str(rows.shape[0]):
         return valid
     return valid.all().expand(rows.shape[0])

@@ -1,4 +1,4 @@
-"""Nested tuples, lists, dicts and dataclasses of tensors, flattened to leaves with names a user would write.
+"""Nested tuples, lists, dicts, dataclasses, attrs objects: flattened to leaves with names a user would write.
 
 torch's own pytree looks inside a LoDTensor; here a LoDTensor is one leaf, and so is a
 PackedSequence.
@@ -83,19 +83,35 @@ def _parts(tree: Any) -> tuple[type, tuple[Any, ...], tuple[Any, ...]] | None:
         return tuple, tuple(range(len(tree))), tuple(tree)
     kind: Any = type(tree)
     if is_record(kind):
-        fields = tuple(kind.__dataclass_fields__)
+        fields = record_fields(kind)
         return kind, fields, tuple(getattr(tree, name) for name in fields)
     return None
 
 
 def is_record(kind: type) -> bool:
-    """Whether objects of a class are dataclasses of the user's: those that act as tensors are leaves."""
-    return hasattr(kind, "__dataclass_fields__") and not hasattr(kind, "__torch_function__")
+    """Whether objects of a class are dataclasses of the user's, or of attrs: those that act as tensors are
+    leaves."""
+    return _is_of_fields(kind) and not hasattr(kind, "__torch_function__")
+
+
+def record_fields(kind: Any) -> tuple[str, ...]:
+    """The names of what such objects hold.
+
+    >>> record_fields(Spec)
+    ('kind', 'keys', 'children')
+    """
+    if hasattr(kind, "__dataclass_fields__"):
+        return tuple(kind.__dataclass_fields__)
+    return tuple(field.name for field in kind.__attrs_attrs__)
+
+
+def _is_of_fields(kind: type) -> bool:
+    return hasattr(kind, "__dataclass_fields__") or hasattr(kind, "__attrs_attrs__")
 
 
 def _has_names(kind: type) -> bool:
     """Whether parts are attributes."""
-    return hasattr(kind, "_fields") or hasattr(kind, "__dataclass_fields__")
+    return hasattr(kind, "_fields") or _is_of_fields(kind)
 
 
 def flatten(tree: Any, depth: int = 0) -> tuple[list[Any], Spec]:
@@ -192,7 +208,7 @@ def _build(spec: Spec, leaves: Iterator[Any]) -> Any:
         return spec.kind(zip(spec.keys, children, strict=True))
     if hasattr(spec.kind, "_fields"):
         return spec.kind(*children)
-    if hasattr(spec.kind, "__dataclass_fields__"):
+    if _is_of_fields(spec.kind):
         made = object.__new__(spec.kind)  # what its own code makes of its fields is in them already
         for name, child in zip(spec.keys, children, strict=True):
             object.__setattr__(made, name, child)

@@ -201,7 +201,7 @@ def _compare(
             raise TooFewSteps("a while_loop in the step takes more steps on sample rows than were unrolled")
         raise Unsupported(
             "its Python asks whether something holds of all rows, which is not so at every step",
-            remedy="torch.where(condition, a, b) in the place of Python's if",
+            remedy="torch.where(condition, a, b) with a condition for each row",
         )
     if sample.guarded:
         ours[n_y - 1] = theirs[n_y - 1]

@@ -434,7 +434,7 @@ def _is_unsteady(family: Any, key: Any, step: Callable[..., Any]) -> bool:
 _DOES_NOT_HOLD = Unsupported(
     "a check in the step does not hold of all rows, rows disagree on what it asks all of them, or take more "
     "steps than the max_steps of a while_loop in it",
-    remedy="torch.where(condition, a, b) on whole rows in the place of Python's if",
+    remedy="torch.where(condition, a, b) with a condition for each row",
 )
 _ONE_PER_SEQUENCE = Unsupported(
     "the step reads a tensor that has one row for each sequence, so it runs on no other number of rows",

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree
 
 from stepnet.data.lod import LoDTensor
-from stepnet.data.tree import is_record
+from stepnet.data.tree import is_record, record_fields
 
 
 def flat(tree: Any) -> tuple[list[Any], Any]:
@@ -62,7 +62,7 @@ def opened(tree: Any) -> Any:
     """
     if is_record(type(tree)):
         kind = type(tree)
-        return {f"{kind.__qualname__}.{name}": opened(getattr(tree, name)) for name in _fields(kind)}
+        return {f"{kind.__qualname__}.{name}": opened(getattr(tree, name)) for name in record_fields(kind)}
     if not _has_records(tree):
         return tree
     if isinstance(tree, dict):
@@ -75,7 +75,7 @@ def closed(tree: Any, like: Any) -> Any:
     """The inverse: a tree with dataclasses where another has them."""
     if is_record(type(like)):
         made = object.__new__(type(like))
-        for name, part in zip(_fields(type(like)), tree.values(), strict=True):
+        for name, part in zip(record_fields(type(like)), tree.values(), strict=True):
             object.__setattr__(made, name, closed(part, getattr(like, name)))
         return made
     if not _has_records(like):
@@ -91,7 +91,3 @@ def _has_records(tree: Any) -> bool:
     if isinstance(tree, Tensor) or _are_side_by_side(tree):
         return False
     return any(is_record(type(leaf)) for leaf in _pytree.tree_leaves(tree))
-
-
-def _fields(kind: Any) -> tuple[str, ...]:
-    return tuple(kind.__dataclass_fields__)

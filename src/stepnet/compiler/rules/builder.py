@@ -61,11 +61,20 @@ class _Batch:
 BATCH = _Batch()
 
 
+@dataclass(frozen=True)
 class RowNumbers:
-    """The numbers of the rows, 0 to the batch size less one: only to pick something of each row by."""
+    """The numbers of the rows, 0 to the batch size less one: only to pick something of each row by. Where
+    they stand, and how often in a row each of them, as with several of a row in one dimension [B * n]."""
+
+    bdim: int = 0
+    times: int = 1
 
 
-ROW_NUMBERS = RowNumbers()
+def row_numbers(arguments: Sequence[Any]) -> RowNumbers | None:
+    """The first numbers of rows among arguments."""
+    return next((one for one in arguments if isinstance(one, RowNumbers)), None)
+
+
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 # Every op that no rule makes, and why.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from stepnet.errors import Unsupported
 from stepnet.ir.graph import Graph, Kind
 
 from . import linalg, noise, other, picks, pointwise, reduce, shape  # noqa: F401  (they fill RULES)
-from .builder import BATCH, ROW_NUMBERS, RULES, Builder, Ref
+from .builder import BATCH, RULES, Builder, Ref, RowNumbers, row_numbers
 from .complex import Pair, complex_call, half, is_complex
 
 _KEEP_ROW_NUMBERS = frozenset({"unsqueeze", "view", "_unsafe_view", "alias", "clone", "detach", "expand"})
@@ -142,9 +143,10 @@ def _call(builder: Builder, env: dict[FxNode, Any], node: FxNode) -> Any:
         return Ref(builder.reshape(args[0].name, ()))  # read anew at every call, as a number is
     if packet in ("sym_size", "sym_stride") or not _has_tensor(node):
         return _number(builder, node)
-    if ROW_NUMBERS in args or any(ROW_NUMBERS in arg for arg in args if isinstance(arg, list)):
+    numbers = row_numbers([one for arg in args for one in (arg if isinstance(arg, list) else [arg])])
+    if numbers is not None:
         if packet in _KEEP_ROW_NUMBERS or (packet == "slice" and _is_whole(node)):
-            return ROW_NUMBERS
+            return _moved(builder, numbers)
         if packet not in ("index", "index_put"):
             raise Unsupported("the step numbers its rows (arange over the batch)", line=builder.line)
     if is_complex(node.meta.get("val"), (*args, *kwargs.values())):
@@ -155,6 +157,14 @@ def _call(builder: Builder, env: dict[FxNode, Any], node: FxNode) -> Any:
         if out is not NotImplemented:
             return out
     return RULES["opaque"](builder, node, args, kwargs)
+
+
+def _moved(builder: Builder, numbers: RowNumbers) -> RowNumbers:
+    """Numbers of rows in another shape: further dimensions may be merged into theirs, behind it."""
+    at, times, others = builder.shown()
+    if at is None or (times > numbers.times and numbers.bdim) or (at != numbers.bdim and prod(others) > 1):
+        raise Unsupported("the step numbers its rows (arange over the batch)", line=builder.line)
+    return RowNumbers(at, times)
 
 
 def _is_whole(node: FxNode) -> bool:

@@ -10,7 +10,7 @@ from stepnet.data.dtypes import dtype_name
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
 
-from .builder import BATCH, ROW_NUMBERS, Builder, Ref, rule, rules
+from .builder import BATCH, Builder, Ref, RowNumbers, rule, rules
 
 
 def _constant(number: Any, b: Builder, *_: Any, **__: Any) -> Any:
@@ -34,7 +34,7 @@ def _arange_step(b: Builder, start: Any, end: Any, step: Any = 1, **_: Any) -> A
     if at is not None:
         if (start, step) != (0, 1) or end is not BATCH:
             raise Unsupported("the step numbers its rows (arange over the batch)", line=b.line)
-        return ROW_NUMBERS
+        return RowNumbers()
     return b.result(b.emit("iota", (), shape, b.meta_dtype(), "shared", start=start, step=step), None)
 
 

@@ -14,7 +14,7 @@ from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.op_rules import broadcast
 from stepnet.ir.ops import FLOATS, SCATTERS
 
-from .builder import ROW_NUMBERS, Builder, Ref, rule, rules
+from .builder import Builder, Ref, RowNumbers, row_numbers, rule, rules
 from .shape import beside, feature_dim, slice_feature
 
 
@@ -147,18 +147,21 @@ def _places(
     """What `x[indices]` picks by: x with the dimensions picked from at their place merged into one, what
     stands before and after it; the index into it, of the shape that it has for one row, None for indices that
     do not broadcast. None for what is none of ours."""
-    if x.fold or x.bdim not in (None, 0) or not indices:
+    if x.bdim not in (None, 0) or not indices:
         return None
     value = b.values[x.name]
-    rows = indices[0] is ROW_NUMBERS
+    rows = isinstance(indices[0], RowNumbers)
     lead = int(x.bdim is not None)
-    taken = [i for i, index in enumerate(indices) if index is not None and index is not ROW_NUMBERS]
-    if not taken or (lead and 0 in taken) or (x.bdim is None and rows):
+    taken = [i for i, index in enumerate(indices) if isinstance(index, Ref)]
+    if not taken or (lead and 0 in taken) or (rows and (x.bdim is None or x.fold)):
+        return None
+    if rows and (indices[0].bdim or (indices[0].times > 1 and not _several(b, indices))):
         return None
     if taken != list(range(taken[0], taken[0] + len(taken))) or (rows and taken[0] != 1):
         return None
-    dims = [at - lead for at in taken]
-    refs = [indices[at] for at in taken]
+    dims = [at - lead + x.fold for at in taken]
+    several = _several(b, indices)
+    refs = [Ref(r.name, 0) if several and r.fold == several else r for r in map(indices.__getitem__, taken)]
     if any(b.values[r.name].dtype not in INTEGERS or r.fold or r.bdim not in (None, 0) for r in refs):
         return None
     if not rows and any(r.bdim is not None for r in refs):
@@ -172,6 +175,17 @@ def _places(
     sizes = value.shape[dims[0] : dims[-1] + 1]
     before, after = value.shape[: dims[0]], value.shape[dims[-1] + 1 :]
     return b.reshape(x.name, (*before, prod(sizes), *after)), before, after, _one_index(b, names, sizes)
+
+
+def _several(b: Builder, indices: Sequence[Any]) -> int:
+    """How many leading dimensions of indices, and of what they pick, are merged with the rows: beside
+    numbers of rows that stand several to a row."""
+    numbers = row_numbers(indices)
+    if numbers is None or numbers.times == 1:
+        return 0
+    folded = [ref for ref in indices if isinstance(ref, Ref) and ref.bdim == 0 and type(ref.fold) is int]
+    fits = [r.fold for r in folded if prod(b.values[r.name].shape[: r.fold]) == numbers.times]
+    return fits[0] if fits else 0
 
 
 def _one_index(b: Builder, names: list[str], sizes: Sequence[int]) -> str | None:
@@ -202,7 +216,8 @@ def _index_tensor(b: Builder, x: Ref, indices: Sequence[Any]) -> Any:
     if index is None:
         return NotImplemented
     picked = gathered(b, flat, _at_all_others(b, index, flat, len(before)), len(before))
-    return b.result(b.reshape(picked, (*before, *b.values[index].shape, *after)), x.bdim)
+    whole = b.reshape(picked, (*before, *b.values[index].shape, *after))
+    return b.result(whole, x.bdim, x.fold or _several(b, indices))
 
 
 @rule("index_put")
@@ -213,8 +228,8 @@ def _index_put(
         mask = b.values[indices[0].name]
         if mask.dtype == "bool" and _together(b, x, indices[0]):
             return _masked(b, x, indices[0], source)
-    found = _places(b, x, indices)
-    if found is None or source.fold or source.bdim not in (None, 0):
+    found, fold = _places(b, x, indices), x.fold or _several(b, indices)
+    if found is None or source.bdim not in (None, 0) or source.fold != (fold if source.bdim == 0 else 0):
         return _refused(b, indices)
     flat, before, after, index = found
     if index is None:
@@ -223,7 +238,7 @@ def _index_put(
     put = b.cast(source, value.dtype).name
     own = b.values[put].shape
     whole = (*before, *b.values[index].shape, *after)
-    if source.bdim is None and x.bdim is not None and len(own) > len(whole):
+    if source.bdim is None and x.bdim is not None and len(own) > len(whole) - x.fold:
         put = b.reshape(put, own[1:])
     if broadcast([b.values[put].shape, whole]) != whole:
         return NotImplemented
@@ -231,7 +246,7 @@ def _index_put(
     put = b.reshape(put, b.values[spread].shape)
     op = "scatter_add" if accumulate else "scatter"
     done = b.emit(op, (flat, spread, put), b.values[flat].shape, value.dtype, dim=len(before))
-    return b.result(b.reshape(done, value.shape), x.bdim)
+    return b.result(b.reshape(done, value.shape), x.bdim, x.fold)
 
 
 def _masked(b: Builder, x: Ref, mask: Ref, source: Ref) -> Any:
@@ -246,7 +261,7 @@ def _masked(b: Builder, x: Ref, mask: Ref, source: Ref) -> Any:
 
 
 def _refused(b: Builder, indices: Sequence[Any]) -> Any:
-    if ROW_NUMBERS in indices:
+    if row_numbers(indices) is not None:
         raise Unsupported("the step numbers its rows (arange over the batch)", line=b.line)
     return NotImplemented
 
@@ -403,9 +418,9 @@ def _bucketize(b: Builder, x: Ref, edges: Ref, *, out_int32: bool = False, right
 def _counted(b: Builder, edges: Ref, x: Ref, right: bool) -> Any:
     """How many edges are not above each number (`right`), or not as large."""
     ev, xv = b.values[edges.name], b.values[x.name]
-    if edges.fold or x.fold or x.bdim not in (None, 0) or edges.bdim not in (None, 0) or ev.dtype != xv.dtype:
+    if x.bdim not in (None, 0) or edges.bdim not in (None, 0) or ev.dtype != xv.dtype:
         return NotImplemented
-    if edges.bdim is not None and (x.bdim is None or ev.shape[:-1] != xv.shape[:-1]):
+    if edges.bdim is not None and (not _together(b, edges, x) or ev.shape[:-1] != xv.shape[:-1]):
         return NotImplemented
     if edges.bdim is None and len(ev.shape) != 1:
         return NotImplemented
@@ -415,4 +430,4 @@ def _counted(b: Builder, edges: Ref, x: Ref, right: bool) -> Any:
     above = b.emit("gt" if right else "ge", (line, lone), shape, "bool")
     below = b.emit("cast", (b.emit("not", (above,), shape, "bool"),), shape, "int64")
     total = b.emit("sum", (below,), (*xv.shape, 1), "int64", dims=(len(xv.shape),))
-    return b.cast(b.result(b.reshape(total, xv.shape), x.bdim), b.meta_dtype())
+    return b.cast(b.result(b.reshape(total, xv.shape), x.bdim, x.fold), b.meta_dtype())

@@ -64,7 +64,7 @@ def _var(
     value = b.values[x.name]
     rank = b.rank(x)
     wanted = [dims] if isinstance(dims, int) else list(dims or range(rank))
-    if x.fold or (x.bdim is not None and x.bdim in [d % rank for d in wanted]):
+    if x.bdim is not None and x.bdim in [d % rank for d in wanted]:
         raise Unsupported("a variance over the rows: the step mixes rows", line=b.line)
     b.meta = meta[0] if pair else meta
     own = tuple(sorted(feature_dim(b, x, d) for d in wanted))
@@ -98,8 +98,9 @@ def _var(
     for factor in [] if scale is None else [scale] if is_std else [scale, scale]:
         out = b.like(out, "mul", out, factor)
     (*_, shape), at = b.shown(), _left(x.bdim, [d % rank for d in wanted], keepdim)
-    found = b.result(b.reshape(out, shape), at)
-    return [found, b.result(b.reshape(mean, shape), at)] if pair else found
+    shape = value.shape[: x.fold] + shape
+    found = b.result(b.reshape(out, shape), at, x.fold)
+    return [found, b.result(b.reshape(mean, shape), at, x.fold)] if pair else found
 
 
 rules(_var, {"std.correction": True, "var.correction": False, "var_mean.correction": False})
@@ -144,7 +145,7 @@ rules(_truths, {f"all.{dims}": "amin" for dims in ("default", "dim", "dims")})
 
 def _arg(op: str, b: Builder, x: Ref, dim: int | None = None, keepdim: bool = False) -> Any:
     value = b.values[x.name]
-    if x.fold or (dim is None and x.bdim is not None) or not value.shape:
+    if (dim is None and x.bdim is not None) or not value.shape:
         return NotImplemented
     if value.dtype == "bool":
         x = b.cast(x, "int64")
@@ -152,7 +153,7 @@ def _arg(op: str, b: Builder, x: Ref, dim: int | None = None, keepdim: bool = Fa
     shape = tuple(1 if own in (None, i) else size for i, size in enumerate(value.shape))
     name = b.emit(op, (x.name,), shape, b.meta_dtype(), dim=own)
     at, _, shape = b.shown()
-    return b.result(b.reshape(name, shape), at)
+    return b.result(b.reshape(name, value.shape[: x.fold] + shape), at, x.fold)
 
 
 rules(_arg, {"argmax": "argmax", "argmin": "argmin"})

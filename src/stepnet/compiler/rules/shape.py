@@ -79,6 +79,9 @@ def _expand(b: Builder, x: Ref, sizes: Any, implicit: bool = False) -> Any:
             return b.result(name, at)
         kind = "row" if at is not None else b.kind(name)
         return b.result(b.emit("expand", (name,), shape, value.dtype, kind), at)
+    if x.bdim is None and at == 0:
+        name = b.emit("expand", (b.aligned(x, rank, at),), (times, *shape), value.dtype, "row")
+        return b.result(name, at, 1)
     raise Unsupported("expand on folded rows", line=b.line)
 
 
@@ -326,7 +329,7 @@ def _embedding(b: Builder, table: Ref, index: Ref, *_: Any, **__: Any) -> Any:
 
 @rule("embedding_dense_backward")
 def _embedding_grad(b: Builder, grad: Ref, index: Ref, count: int, padding: int, scale: bool) -> Any:
-    if grad.bdim is None or index.bdim != grad.bdim or scale or grad.fold or index.fold:
+    if grad.bdim is None or (index.bdim, index.fold) != (grad.bdim, grad.fold) or scale:
         return NotImplemented
     value = b.values[grad.name]
     shape = (count, value.shape[-1])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -56,6 +56,7 @@ _COUNTS = frozenset({torch.sum, Tensor.sum, torch.count_nonzero, Tensor.count_no
 _MORE = frozenset({torch.gt, Tensor.gt, Tensor.__gt__, torch.ne, Tensor.ne, Tensor.__ne__})
 _EQUAL = frozenset({torch.eq, Tensor.eq, Tensor.__eq__})
 _OF_ALL, _OF_NONE = frozenset({torch.all, Tensor.all, _ALL_TRUE}), frozenset({torch.any, Tensor.any})
+_CONDITION_AT = {torch.where: 0, Tensor.where: 1}
 _DISTRIBUTION = torch.distributions.Distribution.__init__.__code__.co_filename
 _MOST = 8  # questions of a step that are taken for yes
 
@@ -171,6 +172,7 @@ class Claims:
         self._made: dict[int, tuple[Tensor, Tensor, bool]] = {}  # the first keeps its id taken
         self._counts: dict[int, tuple[Tensor, Tensor, bool]] = {}  # what is summed up, or counted
         self._counted: dict[int, Tensor] = {}
+        self._decided: dict[int, Any] = {}
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note a call of torch."""
@@ -194,6 +196,19 @@ class Claims:
         claim is asked for."""
         _, values, answer = self._made.get(id(args[0]), (None, None, False)) if args else (None, None, False)
         return None if values is None else (values, answer)
+
+    def chosen_by(self, func: Any, args: Any) -> int | None:
+        """Where in the arguments of a choice stands such a truth value of rows, as in
+        `torch.where(torch.all(n == 0), a, b)`: a question as `if` asks it."""
+        at = _CONDITION_AT.get(func)
+        claim = None if at is None or len(args) != 3 or is_wrapped(args[at]) else self.of(args[at:])
+        return None if claim is None or not self._followers.has(claim[0]) else at
+
+    def decided(self, truth: Tensor, ask: Callable[[], Any]) -> Any:
+        """What such a question is answered with, which is asked once for each truth value."""
+        if id(truth) not in self._decided:
+            self._decided[id(truth)] = ask()
+        return self._decided[id(truth)]
 
     def counted(self, args: Any) -> Tensor | None:
         """What none may be below 0 of, for such a truth value of their sum to be one of them."""
@@ -224,7 +239,7 @@ class Answers:
         """Whether a call is a check of torch.distributions, which from now on must hold."""
         if not is_check(func) or (loops := inner()) is None:
             return False
-        valid = args[0]
+        valid = unmerged(args[0], self._rows[0])
         if not self.of_rows.has(args):
             valid = valid.all().expand(self._rows[0].shape[0])
         elif not valid.dim():
@@ -233,12 +248,25 @@ class Answers:
         next(self._left, None)  # of its truth value, which is not asked for
         return True
 
+    def decided(self, func: Any, args: Any) -> Any:
+        """The arguments of a call, with the answer in the place of the truth value that it chooses by."""
+        at = self.claims.chosen_by(func, args)
+        if at is None:
+            return args
+        answer = self.claims.decided(args[at], lambda: self.answer(args[at:], {}))
+        if answer is OF_ROWS:
+            return args
+        said = torch.full((), answer, dtype=torch.bool, device=args[at].device)
+        return *args[:at], said, *args[at + 1 :]
+
     def answer(self, args: Any, kwargs: Any) -> Any:
         """The next one; `OF_ROWS` if there is none for these arguments."""
         known = next(self._left, OF_ROWS)
         claim, counted, loops = self.claims.of(args), self.claims.counted(args), inner()
+        if claim is not None:
+            claim = unmerged(claim[0], self._rows[0]), claim[1]
         if counted is not None and loops is not None and counted.dim() and type(counted.shape[0]) is not int:
-            loops.must_hold(counted >= 0)
+            loops.must_hold(unmerged(counted, self._rows[0]) >= 0)
         if claim is not None and self._choices is not None and self.of_rows.has(claim[0]):
             return self._choices.answer(*claim)
         if claim is not None and self._guards is not None:
@@ -252,6 +280,13 @@ class Answers:
         if known in (OF_ROWS, CHECKED, PICKS, *CLAIMED):
             return OF_ROWS
         return OF_ROWS if self.of_rows.has((args, kwargs)) else copy.deepcopy(known)
+
+
+def unmerged(value: Tensor, rows: Tensor) -> Tensor:
+    """A value with its rows first, where others are merged with them, as in [B * k, n]."""
+    if not value.dim() or type(value.shape[0]) is int or str(value.shape[0]) == str(rows.shape[0]):
+        return value
+    return value.reshape(rows.shape[0], -1)
 
 
 def is_check(func: Any) -> bool:

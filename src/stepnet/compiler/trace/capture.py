@@ -199,6 +199,7 @@ class _Swap(Replaced):
             return True
         if func in ASKS and (answer := self.answers.answer(args, kwargs)) is not OF_ROWS:
             return answer
+        args = self.answers.decided(func, args)
         written = func in _CASTS
         with _annotate({WRITTEN: True}) if written else contextlib.nullcontext():
             result = self.masks.call(func, args, kwargs)

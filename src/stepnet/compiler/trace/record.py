@@ -204,6 +204,8 @@ class _Reader(TorchFunctionMode):
         if func in HOOKS_ON and id(args[0]) in self.read:
             raise hooks_on_others()
         out = func(*args, **kwargs)
+        if (at := self.claims.chosen_by(func, args)) is not None:
+            self.claims.decided(args[at], lambda: self.asked(bool(args[at]), args[at:], {}))
         if func in OWN_STATE:
             self.told(args, out)
         self.add(out)
