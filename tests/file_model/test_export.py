@@ -41,3 +41,12 @@ def test_exported(tmp_path, name):
     assert [*found.keys()] == ["y", "h"]
     for a, b in zip(found, model(x), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def test_the_number_of_steps_is_not_left_open(tmp_path):
+    stepnet.openvino.save(Attending(), tmp_path / "m.xml", (torch.randn(4, 2, 4),))
+    model, x = stepnet.openvino.load(tmp_path / "m.xml"), torch.randn(5, 3, 4)
+    steps_open = (({0: torch.export.Dim.AUTO},),)
+    with pytest.raises(stepnet.errors.IRError, match="number cannot be left open"):
+        torch.export.export(model, (x,), dynamic_shapes=steps_open, strict=False)
+    assert len(model(torch.randn(7, 3, 4))["y"]) == 7

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -141,6 +142,22 @@ def test_a_training_loop_compiled_as_a_whole_and_backward_by_compiled_autograd()
                     p -= 0.1 * p.grad
                     p.grad = None
         torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), rtol=1e-9, atol=1e-9)
+
+
+def test_a_step_is_recorded_while_compiled_autograd_is_in_force() -> None:
+    cell, x = nn.RNNCell(3, 4).double(), ragged([2, 3])
+
+    def step(v: Tensor, h: Tensor) -> Any:
+        h = cell(v, h) * 0.8125
+        return h, h
+
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        y, _ = recurrent(step, x, x.values.new_zeros(2, 4))  # a SlowPathWarning is an error
+    expected, _ = recurrent(step, x, x.values.new_zeros(2, 4), backend="naive")
+    for a, b in zip(
+        *(torch.autograd.grad(t.values.sin().sum(), x.values) for t in (y, expected)), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
 def test_backward_twice_and_accumulated() -> None:

@@ -21,7 +21,13 @@ from stepnet.compiler.reads.portable import digest
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.rewritten.inner_loops import inner_loops, is_guarded
 from stepnet.compiler.trace.answers import AsksCaptured
-from stepnet.compiler.trace.capture import BY_VALUES, Example, without_hooks, without_modes
+from stepnet.compiler.trace.capture import (
+    BY_VALUES,
+    Example,
+    without_compiled_autograd,
+    without_hooks,
+    without_modes,
+)
 from stepnet.compiler.trace.draws import Draw, drawn_in_order, kept
 from stepnet.compiler.trace.iteration import code_of, iteration, reached
 from stepnet.compiler.trace.record import tried as tried_on
@@ -191,6 +197,7 @@ def apart(reads: Reads) -> Iterator[None]:
     with (
         for_plans(),
         torch.set_grad_enabled(grad),
+        without_compiled_autograd(),
         without_hooks(),
         torch.autograd.set_detect_anomaly(False),
         without_modes(),

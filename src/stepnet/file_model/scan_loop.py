@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import typed_shape
-from stepnet.errors import Unsupported
+from stepnet.data.in_graph import is_exporting
+from stepnet.errors import LoopError, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
@@ -189,7 +191,11 @@ def compiled(
         reports: how it ran last.
         why_not: why it is not compiled, if that is known.
         run: gives the outputs by a plan, by the executors of a backend.
+
+    Raises:
+        LoopError: a program that leaves the number of steps open is made of it.
     """
+    _check_program(loop, feeds)
     backend = check_backend(None)
     if why_not is None and backend == PLAIN.name:
         why_not = "the backend is 'naive'"
@@ -198,3 +204,18 @@ def compiled(
     if why_not is not None:
         show_declined(loop, feeds, steps, Unsupported(why_not))
     return reports.attempt(why_not, partial(run, backend))
+
+
+def _check_program(loop: Loop, feeds: Mapping[str, Any]) -> None:
+    """A program of `torch.export` holds each step of such a loop, so it must know how many there are."""
+    if not is_exporting():
+        return
+    for port in loop.slices:
+        value = feeds[port.source]
+        if -value.dim() <= port.axis < value.dim() and isinstance(value.shape[port.axis], torch.SymInt):
+            raise LoopError(
+                "torch.export takes each step of a loop from a file, so their number cannot be left open",
+                got=typed_shape(value),
+                expected=f"a number as size of dimension {port.axis}",
+                remedy="no dynamic_shapes for it; or export the module that the file was written from",
+            )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -511,6 +512,12 @@ def without_hooks() -> Iterator[None]:
     finally:
         for pair in reversed(aside):
             autograd._push_saved_tensors_default_hooks(*pair)
+
+
+def without_compiled_autograd() -> contextlib.AbstractContextManager[None]:
+    """Set aside compiled autograd around, which would compile the backward that is being recorded."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")  # not imported: not around
+    return contextlib.nullcontext() if compiled is None else compiled._disable()
 
 
 def _itself(tensor: Tensor) -> Tensor:
