@@ -16,6 +16,14 @@ PLACES = RNG.integers(0, 3, (2, 7, 1)).astype(np.int64)
 EACH = RNG.integers(-4, 4, (2, 3, 1)).astype(np.int64)
 
 
+def places(image, corners):
+    """Those of an image's elements from right to left."""
+    high, wide = image.shape[2:]
+    y, x = ((2 * np.arange(n) + 1) / n - 1 if not corners else np.linspace(-1, 1, n) for n in (high, wide))
+    found = np.stack(np.broadcast_arrays(x[::-1], y[:, None]), -1)
+    return np.stack([found] * len(image)).astype(np.float32)
+
+
 def c(value, dtype=np.int64):
     return ("const", np.asarray(value, dtype=dtype))
 
@@ -159,6 +167,12 @@ CASES = [  # type, inputs, result, version, and attributes
      [[[6, 7], [3, 4], [9, 10]]], "opset2", {}),
     ("Roll", [A, c([1, -6]), c([0, -1])], np.roll(A, (1, -6), (0, 2)), "opset7", {}),
     ("Roll", [A, c(2), c([2, 1])], np.roll(A, (2, 2), (2, 1)), "opset7", {}),
+    ("Reverse", [A, c([0, -1])], A[::-1, :, ::-1], "opset1", {"mode": "index"}),
+    ("Reverse", [A, c([False, True, False], bool)], A[:, ::-1], "opset1", {"mode": "mask"}),
+    ("GridSample", [IMAGE, places(IMAGE, False)], IMAGE[..., ::-1], "opset9", {}),
+    ("GridSample", [IMAGE, places(IMAGE, True)], IMAGE[..., ::-1], "opset9",
+     {"align_corners": "true", "mode": "nearest", "padding_mode": "reflection"}),
+    ("GridSample", [IMAGE, places(IMAGE, False) + np.float32(2)], 0 * IMAGE, "opset9", {"mode": "bicubic"}),
     ("BitwiseAnd", [I, SHIFTS], I & SHIFTS, "opset13", {}),
     ("BitwiseOr", [I, SHIFTS], I | SHIFTS, "opset13", {}),
     ("BitwiseXor", [I, SHIFTS], I ^ SHIFTS, "opset13", {}),

@@ -94,6 +94,27 @@ def test_lstm(direction, per_channel, tmp_path):
     check(tmp_path / "q.onnx", {"x": x}, 5e-3)  # it quantises the states of a step together, we each
 
 
+@pytest.mark.parametrize(("kind", "low"), [("INT4", -8), ("UINT4", 0)])
+def test_weights_of_four_bits(kind, low, tmp_path):
+    number, numbers = getattr(onnx.TensorProto, kind), [*range(low, low + 16)]
+    made = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[N, 3] x) => (float[N, 5] y)
+        <float[5] s = {0.1, 0.2, 0.3, 0.4, 0.5}> {
+        d = DequantizeLinear <axis = 1> (w, s, z)  c = Cast <to = 1> (z)  p = MatMul(x, d)  y = Add(p, c) }"""
+    )
+    made.graph.initializer.append(helper.make_tensor("w", number, [3, 5], numbers[:15]))
+    made.graph.initializer.append(helper.make_tensor("z", number, [5], numbers[-5:]))
+    onnx.save(made, tmp_path / "m.onnx")
+    check(tmp_path / "m.onnx", {"x": np.ones((2, 3), np.float32)}, 1e-5)
+    made.graph.node[1].op_type = "Abs"
+    del made.graph.node[1].attribute[:]
+    onnx.save(made, tmp_path / "m.onnx")
+    with pytest.raises(
+        IRError, match=rf"constant 'z': {kind} is read by more than DequantizeLinear and Cast"
+    ):
+        stepnet.onnx.load(tmp_path / "m.onnx")
+
+
 def test_nodes_in_another_order_are_told_with_the_remedy(tmp_path):
     """As converters to float16 leave them."""
     made = onnx.parser.parse_model(HEAD + "g (float[2] x) => (float[2] y) { y = Neg(a)  a = Abs(x) }")

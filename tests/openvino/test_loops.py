@@ -84,6 +84,32 @@ def test_no_steps_keep_the_state(tmp_path):
     torch.testing.assert_close(last, state)
 
 
+def test_no_steps_of_a_body_that_needs_rows(tmp_path):
+    net = Net()
+    x, s = net.parameter("X", "?,?,3"), net.parameter("s", "?,3")
+    size = net.add("Gather", [net.add("ShapeOf", [x], ["I64"], "opset3", output_type="i64"), net.const(0),
+                              net.const(0)], ["I64"], "opset8")  # fmt: skip
+    body = net.body()
+    i, rows, si = body.parameter("i", "", "int64"), body.parameter("x", "?,?,3"), body.parameter("si", "?,3")
+    total = body.add("Add", [si, body.add("Gather", [rows, i, body.const(0)], version="opset8")])
+    one = body.add("Unsqueeze", [total, body.const([0])])
+    out, all_ = body.result(total), body.add("Result", [one], [], given=[(1, -1, 3)])[0]
+    ports = sliced("input", -1, i[0], purpose="current_iteration")
+    ports += sliced("input", 2, rows[0]) + sliced("input", 3, si[0]) + sliced("output", 4, all_, axis=0)
+    ports += sliced("output", -1, body.result(body.const(True)), purpose="execution_condition")
+    ports += sliced("output", 5, out)
+    loop, port = net.loop(body, [size, net.const(True), x, s], ports, edge(out, si[0]), ["FP32"] * 2, "Loop",
+                          "opset5")  # fmt: skip
+    net.result((loop, port))
+    net.result((loop, port + 1))
+    model, state = load(net.write(tmp_path)), torch.randn(2, 3)
+    whole, last = model(torch.randn(0, 2, 3), state)
+    assert whole.shape == (0, 0, 3)  # of the batch the file says nothing
+    torch.testing.assert_close(last, state)
+    whole, last = model(torch.ones(2, 2, 3), state)
+    torch.testing.assert_close(whole, torch.stack([state + 1, state + 2]))
+
+
 def test_parameters_of_bodies_are_checked(tmp_path):
     running_sum(tmp_path)
     path = tmp_path / "model.xml"

@@ -263,6 +263,19 @@ def without_features(
     return kept
 
 
+def alone_as_long(
+    inputs: Sequence[Input], chosen: Sequence[dict[int, bool]], leads: Sequence[Sequence[int]]
+) -> list[dict[int, bool]]:
+    """Of the dimensions that could be open those that are as long as time or batch of a recurrence, which
+    `leads` are, and stand before the last of numbers."""
+    long = {size for lead in leads for size in lead}
+    kept = []
+    for i, dims in zip(inputs, chosen, strict=False):
+        most = i.value.dim() - _has_features(i.value)
+        kept.append({d: must for d, must in dims.items() if must or (d < most and i.value.shape[d] in long)})
+    return kept + [dict(dims) for dims in chosen[len(kept) :]]
+
+
 def closed(made: Program) -> bool:
     """Whether a recurrence of dense sequences has a fixed number of steps or sequences."""
     sizes: list[Any] = []

@@ -38,11 +38,13 @@ from .body_trace import FixedSize
 from .calls import Calls
 from .counts import check_counters, check_counts
 from .emit import Emit
+from .fixed_sizes import Lead, fixed_leads, follows, leads_of
 from .graph import Graph, Target, Value
 from .inputs import (
     FEW,
     Dynamic,
     Input,
+    alone_as_long,
     batch_number,
     closed,
     dynamic_of,
@@ -128,6 +130,7 @@ class _Trace:
         self.examples = [i.value.values if isinstance(i.value, LoDTensor) else i.value for i in self.tensors]
         self.levels = [level for lod in self.lods for level in range(len(lod.levels))]
         self.examples += [lod.lengths(level) for lod in self.lods for level in range(len(lod.levels))]
+        self.leads = leads_of(calls)
 
     def program(self) -> Program:
         """The module with as many sizes left open as was asked for, or else as make sense."""
@@ -139,6 +142,11 @@ class _Trace:
         if self.dynamic is None and closed(made):  # time may be the last dimension
             chosen = dynamic_of(self.tensors, lods, self.dynamic, where, wide=True)
             made = self._traced(chosen)
+            fewer = alone_as_long(self.tensors, chosen, self.leads)
+            if closed(made) and fewer != chosen:  # what else is open may make the step fix all of it
+                narrow = self._traced(fewer)
+                if not closed(narrow):
+                    made, chosen = narrow, fewer
         if self.dynamic is None:
             fewer = without_features(made, chosen, self.examples)
             if fewer != chosen:
@@ -158,6 +166,29 @@ class _Trace:
                 sizes = ([len(n) - 1 for lod in of.lods for n in lod.levels[:2]] for of in (self, t))
                 yield made, dict(zip(*sizes, strict=True))
                 break
+
+    def fixed_by_inputs(self, made: Program) -> set[int]:
+        """The fixed numbers of steps and sequences that are sizes of inputs, and not the module's own."""
+        shapes = (sizes_of(node.meta["val"]) for node in made.inputs)
+        places = fixed_leads(made, self.calls)
+        sizes = {size for shape in shapes for size in shape if isinstance(size, int)} & places.keys()
+        if self.lods:
+            return sizes
+        return {size for size in sizes if follows(size, places[size], self.inputs, self._leads_of)}
+
+    def _leads_of(self, inputs: Sequence[Input]) -> list[Lead] | None:
+        """The sizes of time and batch on another example; None where the module does not take it."""
+        calls = Calls(self.calls.target)
+        try:
+            args, kwargs = unflatten(self.spec, [i.value for i in inputs])
+            module = self.module
+            with torch.no_grad(), calls.noted(), TorchRNNs(), run_plainly(module), as_it_was(module):
+                module(*args, **kwargs)
+            return leads_of(calls)
+        except Exception:  # the user's code may raise any
+            return None
+        finally:
+            calls.forget()
 
     def following(self) -> Program:
         """The program of the call after the one before."""
@@ -230,8 +261,7 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
     if trace.dynamic is trace.declared is None:
         read = [part for part in trace.module.modules() if hasattr(part, "open_sizes")]
         declared = {size for model in read for socket in model.inputs for size in socket.shape or ()}
-        sizes = {size for node in made.inputs for size in aten.shape(node) if isinstance(size, int)}
-        aten.not_open = sizes - declared
+        aten.not_open = trace.fixed_by_inputs(made) - declared
     for k, lod in enumerate(trace.lods):
         text = "lengths" if len(trace.lods) == 1 else f"lengths_{k}"
         deep = len(lod.levels) > 1

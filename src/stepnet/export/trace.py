@@ -9,10 +9,11 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
+import torch.backends.opt_einsum
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.fx import Node as FxNode
@@ -280,7 +281,8 @@ def _exported(
         with (
             warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad(),
             fx_traceback.preserve_node_meta(), _nothing_kept(), size_questions.answered(),
-            both_branches(), _CAUSAL.inside(), _no_hooks_left(), _no_strides(), _use_lazy_graph_module(True),
+            both_branches(), _CAUSAL.inside(), _IN_ORDER.inside(), _no_hooks_left(), _no_strides(),
+            _use_lazy_graph_module(True),
         ):  # fmt: skip
             warnings.simplefilter("ignore")
             return export(
@@ -312,6 +314,8 @@ def _exported(
 _CAUSAL = Swapped(
     torch.nn.modules.transformer, "_detect_is_causal_mask", lambda mask, causal=None, size=None: bool(causal)
 )
+# Nor does the order of a product of three tensors, for which opt_einsum, if it is there, asks their sizes.
+_IN_ORDER = Swapped(cast(Any, torch.backends.opt_einsum).m, "enabled", False)
 
 
 _without = threading.local()

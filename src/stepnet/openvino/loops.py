@@ -18,7 +18,7 @@ from torch import Tensor
 
 from stepnet import iterator
 from stepnet.data.dtypes import dtype_name
-from stepnet.errors import Unsupported
+from stepnet.errors import IRError, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.segment import Count, Cut
 from stepnet.export.calls import unanswered
@@ -417,7 +417,8 @@ class LoopRunner:
         if note is None:
             out = self._by_rows(feeds, counted)
         if out is None:
-            if not go or trips == 0 or longest == 0:
+            ended = not go or trips == 0 or longest == 0
+            if ended:
                 _check_no_step(self.loop)
             steps, carried = 0, self.blocks.step.loop.carried.values()
 
@@ -429,10 +430,37 @@ class LoopRunner:
                 if endless and made[GOING]:
                     seen(steps, [made[result] for result in carried])
 
-            out = naive.run(self.loop, feeds | {GOING: go, LIMIT: trips}, count)
+            try:
+                out = naive.run(self.loop, feeds | {GOING: go, LIMIT: trips}, count)
+            except IRError:
+                out = self._no_rows(feeds) if ended else None
+                if out is None:
+                    raise
             if note is not None:
                 note(steps)
         return tuple(out[f"port {port.id}"] for port in self.layer.outputs)
+
+    def _no_rows(self, feeds: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What a loop of no steps gives whose body does not run on what is empty: no rows, of the sizes that
+        the file declares, and the states as they began; None where it does not declare them."""
+        rows, layers = self.layer.maps[""], self.graph.net.layers
+        began = {
+            row.internal: feeds[f"port {row.external}"] for row in rows.inputs if row.external in self.index
+        }
+        first = {result: began.get(parameter) for parameter, result in self.carried.items()}
+        out = {}
+        for row in rows.outputs:
+            result, value = layers[row.internal], first.get(row.internal)
+            if row.axis is not None:
+                source, index = result.sources[0]
+                kind, shape = layers[source].outputs[index].type, result.inputs[0].shape
+                if kind is None or shape is None or not -len(shape) <= row.axis < len(shape):
+                    return None
+                sizes = [max(n, 0) for n in shape]
+                sizes[row.axis] = 0
+                value = torch.zeros(sizes, dtype=kind.dtype)
+            out[f"port {row.external}"] = value
+        return out
 
     def _written(self, values: Sequence[Any], count: Any) -> tuple[Any, ...]:
         """The loop as a TensorIterator, where nothing but its slices ends it, and else as a `while_loop`; as

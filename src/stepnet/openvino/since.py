@@ -64,6 +64,7 @@ _FROM: dict[int, tuple[str, ...]] = {
     ),
     9: (
         "Eye",
+        "GridSample",
         "IRDFT",
         "RDFT",
         "SoftSign",

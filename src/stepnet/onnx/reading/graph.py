@@ -125,7 +125,8 @@ class Graph:
         own = set(self.inputs)
         for value in graph.initializers.values():
             if value.const_value is not None and value not in own:
-                constants[value] = tensor_of(value.const_value, f"{where}: constant '{value.name}'")
+                place = f"{where}: constant '{value.name}'"
+                constants[value] = tensor_of(value.const_value, place, value)
         self.steps: list[Step] = []
         captured: dict[ir.Value, None] = {}
         made = set(own)
@@ -262,7 +263,7 @@ def _constant(node: ir.Node, place: str) -> Tensor:
     for name, attribute in node.attributes.items():
         try:
             if name == "value" and attribute.type == ir.AttributeType.TENSOR:
-                return tensor_of(attribute.as_tensor(), place)
+                return tensor_of(attribute.as_tensor(), place, next(iter(node.outputs), None))
             if name in kinds:
                 return torch.tensor(attribute.value, dtype=kinds[name])
         except IRError:

@@ -155,8 +155,14 @@ def dtype_of(number: int) -> torch.dtype:
         raise Misfit("torch has no such element type", number, NUMBERS) from error
 
 
-def tensor_of(data: ir.TensorProtocol, where: str) -> Tensor:
-    """The numbers of a constant, in memory of its own.
+# Of four bits and fewer, which torch does not compute with.
+_IN_BYTES = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8"}
+_TAKE_BYTES = ("DequantizeLinear", "Cast")  # and make the same of a number, whatever its type
+
+
+def tensor_of(data: ir.TensorProtocol, where: str, value: ir.Value | None = None) -> Tensor:
+    """The numbers of a constant, in memory of its own. Those of less than a byte, which torch has no type
+    for, have one each if all that reads the `value` makes numbers of another type of them.
 
     Raises:
         IRError: they do not fit its shape, are of a type that torch does not have, or lie where none may.
@@ -167,6 +173,12 @@ def tensor_of(data: ir.TensorProtocol, where: str) -> Tensor:
         if any(isinstance(size, int) and size < 0 for size in data.shape):
             raise Misfit("a size is negative", list(data.shape), "sizes >= 0")
         array = data.numpy()
+        if array.dtype.name in _IN_BYTES:
+            read = value is not None and all(use.node.op_type in _TAKE_BYTES for use in value.uses())
+            if value is None or not read or value.is_graph_output():
+                what = f"{data.dtype.name} is read by more than {' and '.join(_TAKE_BYTES)}"
+                raise Misfit(what, array.dtype.name, "such numbers as weights that are dequantised")
+            return torch.from_numpy(array.astype(_IN_BYTES[array.dtype.name]))
         if array.dtype.kind not in "biufcV" and "float" not in array.dtype.name:
             raise Misfit("is of a type that torch does not have", array.dtype.name, NUMBERS)
         if array.dtype.name == "bfloat16":

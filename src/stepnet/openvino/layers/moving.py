@@ -1,4 +1,4 @@
-"""Layers that put elements elsewhere: rolled, shuffled, between channels and space, looked up in order."""
+"""Layers that put elements elsewhere: rolled, reversed, shuffled, into space, looked up in order."""
 
 from __future__ import annotations
 
@@ -23,6 +23,19 @@ def _roll(x: Tensor, shift: Any, axes: Any) -> Tensor:
     for axis, places in zip(along, by, strict=True):
         x = x.roll(places % max(x.shape[axis], 1), axis)
     return x
+
+
+def _reverse(layer: Layer, attributes: Attributes) -> Function:
+    by_mask = attributes.choice("mode", ("index", "mask")) == "mask"
+
+    def reverse(x: Tensor, axes: Any) -> Tensor:
+        said = listed(axes)
+        if by_mask and len(said) != x.dim():
+            raise Misfit("needs a truth for each axis", got=len(said), expected=x.dim(), dims=len(said))
+        along = [axis for axis, chosen in enumerate(said) if chosen] if by_mask else said
+        return x.flip([*{axis_in(axis, x.dim(), "axes:") for axis in along}])
+
+    return reverse
 
 
 def _space(layer: Layer, attributes: Attributes) -> tuple[bool, int]:
@@ -199,6 +212,7 @@ def _search_sorted(layer: Layer, attributes: Attributes) -> Function:
 
 ROWS = (
     Row("Roll", plain(_roll), (3, 3), values=(1, 2)),
+    Row("Reverse", _reverse, (2, 2), values=(1,)),
     Row("SpaceToBatch", plain(_space_to_batch), (4, 4), values=(1, 2, 3)),
     Row("BatchToSpace", plain(_batch_to_space), (4, 4), values=(1, 2, 3)),
     Row("DepthToSpace", _depth_to_space, (1, 1)),

@@ -1,4 +1,4 @@
-"""Interpolate: axes of other sizes."""
+"""Interpolate: axes of other sizes. GridSample: values between the places of an image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stepnet.file_model import ROUNDED, WHERE, Resizing, times
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, check_size, listed
+from .row import Function, Misfit, Row, axis_in, check_size, listed, shape_text
 
 _KINDS = {"nearest": "nearest", "linear": "linear", "linear_onnx": "linear", "cubic": "cubic"}
 _PLACES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "tf_half_pixel_for_nn", "align_corners")
@@ -78,6 +78,23 @@ def _first(attributes: Attributes) -> Function:
     return interpolate
 
 
+def _grid_sample(layer: Layer, attributes: Attributes) -> Function:
+    corners = attributes.bool("align_corners", False)
+    mode = attributes.choice("mode", ("bilinear", "bicubic", "nearest"), "bilinear")
+    padding = attributes.choice("padding_mode", ("zeros", "border", "reflection"), "zeros")
+
+    def grid_sample(x: Tensor, grid: Tensor) -> Tensor:
+        if x.dim() != 4 or grid.dim() != 4 or grid.shape[3] != 2 or len(x) != len(grid):
+            raise Misfit(
+                "needs images [batch, channels, height, width] and places [batch, height, width, 2]",
+                got=f"{shape_text(x)} and {shape_text(grid)}",
+                dims=str((x.shape, grid.shape)),
+            )
+        return F.grid_sample(x, grid.to(x.dtype), mode, padding, corners)
+
+    return grid_sample
+
+
 def _padded(x: Tensor, begin: list[int], end: list[int]) -> Tensor:
     """x with zeros around; no number stands for no padding."""
     sizes = [(*part, *[0] * (x.dim() - len(part))) for part in (begin, end)]
@@ -88,4 +105,7 @@ def _padded(x: Tensor, begin: list[int], end: list[int]) -> Tensor:
     return F.pad(x, flat) if any(flat) else x
 
 
-ROWS = (Row("Interpolate", _interpolate, (2, 4), values=(1, 2, 3)),)
+ROWS = (
+    Row("Interpolate", _interpolate, (2, 4), values=(1, 2, 3)),
+    Row("GridSample", _grid_sample, (2, 2)),
+)

@@ -1,0 +1,80 @@
+"""Numbers of steps and sequences that are fixed in a trace: whether they follow from the sizes of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from .calls import Calls, call_of
+from .inputs import Input
+from .recurrence_call import RecurrenceCall
+from .trace import Program, sizes_of
+
+_MOST = 5  # dimensions of one size, each set of which is made longer
+Lead = tuple[int, int]  # the sizes of time and batch of a recurrence, or the other way round
+Place = tuple[int, int]  # which of them, of which recurrence
+
+
+def fixed_leads(made: Program, calls: Calls) -> dict[int, list[Place]]:
+    """The fixed numbers of steps and sequences of a program, and which of the noted recurrences have each."""
+    numbers, found = [*_dense(calls)], dict[int, list[Place]]()
+    for node in made.nodes:
+        if str(node.target).startswith("stepnet.recurrence") and node.args[0] in numbers:
+            shape = sizes_of(node.args[1][0].meta["val"])  # pyright: ignore
+            for axis, size in enumerate(shape[:2]):
+                if isinstance(size, int):
+                    found.setdefault(size, []).append((numbers.index(cast(int, node.args[0])), axis))
+    return found
+
+
+def leads_of(calls: Calls) -> list[Lead]:
+    """The sizes of time and batch of the dense recurrences that a run made."""
+    return [cast(Lead, tuple(call.x[0].shape[:2])) for call in _dense(calls).values()]
+
+
+def _dense(calls: Calls) -> dict[int, RecurrenceCall]:
+    noted = {number: call_of(number) for number in calls.numbers()}
+    return {n: call for n, call in noted.items() if isinstance(call, RecurrenceCall) and not call.ragged}
+
+
+def follows(
+    number: int, places: Sequence[Place], inputs: Sequence[Input],
+    run: Callable[[Sequence[Input]], list[Lead] | None],
+) -> bool:  # fmt: skip
+    """Whether it is inputs that make a recurrence have this number of steps, not the module itself: then it
+    has another one where they are longer.
+
+    Args:
+        number: of steps or sequences.
+        places: the recurrences that have it, and the axis of each.
+        inputs: the example.
+        run: the module on another example; None where it does not take that.
+    """
+    tensors = [i for i in inputs if isinstance(i.value, Tensor)]
+    alike = [(i, d) for i in tensors for d, size in enumerate(i.value.shape) if size == number]
+    if len(alike) > _MOST:
+        return True
+    for example in _longer(number, inputs, alike):
+        leads = run(example)
+        if leads is not None and any(k >= len(leads) or leads[k][axis] != number for k, axis in places):
+            return True
+    return False
+
+
+def _longer(
+    number: int, inputs: Sequence[Input], alike: Sequence[tuple[Input, int]]
+) -> Iterator[list[Input]]:
+    """The example with some dimensions of this size longer."""
+    for count in range(1, len(alike) + 1):
+        for some in combinations(alike, count):
+            for size in (number + 1, 2 * number):
+                values: dict[str, Tensor] = {}
+                for i, d in some:
+                    value = cast(Tensor, values.get(i.name, i.value))
+                    values[i.name] = value.index_select(d, torch.arange(size) % number)
+                yield [replace(i, value=values.get(i.name, i.value)) for i in inputs]
