@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from stepnet.data.arguments import brief
-from stepnet.data.convert import from_array, shared
+from stepnet.data.convert import DEEPEST, from_array, shared
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoDError
 
@@ -56,8 +56,9 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
     return _joined(list(samples), "sample", named, False)
 
 
-def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bool) -> Any:
+def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bool, depth: int = 0) -> Any:
     first = samples[0]
+    _check_depth(depth, where)
     for i, sample in enumerate(samples):
         if _kind(sample) != _kind(first):
             raise LoDError(
@@ -76,20 +77,21 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
         whole = copy.copy(first) if isinstance(first, MutableMapping) else {}
         for key in first:
             column = [sample[key] for sample in samples]
-            whole[key] = _joined(column, f"{where}[{key!r}]", dense, key in dense)
+            whole[key] = _joined(column, f"{where}[{key!r}]", dense, key in dense, depth + 1)
         return whole
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in dataclasses.fields(first) if field.init]
         columns = {name: [getattr(sample, name) for sample in samples] for name in names}
         parts = {
-            name: _joined(column, f"{where}.{name}", dense, name in dense) for name, column in columns.items()
+            name: _joined(column, f"{where}.{name}", dense, name in dense, depth + 1)
+            for name, column in columns.items()
         }
         return dataclasses.replace(first, **parts)
     if isinstance(first, tuple):
         _check_parts([[None] * len(sample) for sample in samples], where)
         names = getattr(first, "_fields", range(len(first)))
         parts = [
-            _joined(list(column), f"{where}[{name!r}]", dense, name in dense)
+            _joined(list(column), f"{where}[{name!r}]", dense, name in dense, depth + 1)
             for name, column in zip(names, zip(*samples, strict=True), strict=True)
         ]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
@@ -102,7 +104,7 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
     if isinstance(first, (Tensor, np.ndarray)) and (is_dense or first.ndim == 0):
         arrays = [_told(_as_tensor, sample, where) for sample in samples]
         return _stacked(arrays, where)
-    if isinstance(first, (Tensor, np.ndarray)) or _holds_numbers(samples):
+    if isinstance(first, (Tensor, np.ndarray)) or _holds_numbers(samples, where):
         return _told(torch.tensor if is_dense else LoDTensor.from_sequences, samples, where)
     return samples
 
@@ -161,19 +163,29 @@ def _stacked(tensors: list[Tensor], where: str) -> Tensor:
     return torch.stack(tensors)
 
 
-def _holds_numbers(samples: list[Any]) -> bool:
+def _check_depth(depth: int, where: str) -> None:
+    if depth > DEEPEST:
+        raise LoDError(
+            f"collate: samples nested more than {DEEPEST} deep, or that hold themselves",
+            got=where,
+            remedy="leave out of a sample what leads back to it",
+        )
+
+
+def _holds_numbers(samples: list[Any], where: str) -> bool:
     """Whether lists hold numbers, tensors or such lists, and no strings or other things."""
     if not isinstance(samples[0], list):
         return False
-    leaves = list(_leaves(samples))
+    leaves = list(_leaves(samples, where, 0))
     kinds = (Tensor, np.ndarray, int, float, complex, np.number, np.bool_)
     return all(isinstance(leaf, kinds) for leaf in leaves)
 
 
-def _leaves(node: Any) -> Any:
+def _leaves(node: Any, where: str, depth: int) -> Any:
     if isinstance(node, list):
+        _check_depth(depth, where)
         for child in node:
-            yield from _leaves(child)
+            yield from _leaves(child, where, depth + 1)
     else:
         yield node
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from stepnet.data.arguments import brief
+from stepnet.data.arguments import brief, check_unmasked
 from stepnet.data.as_imported import from_numpy
 from stepnet.data.modes import outside_modes, real
 from stepnet.errors import FrozenError, LoDError
@@ -400,6 +400,7 @@ def _as_torch_takes(numbers: Any) -> Any:
             return np.frombuffer(array("q", numbers), dtype=np.int64)
         except (TypeError, OverflowError):
             return numbers
+    check_unmasked(numbers)
     table = np.array(numbers, order="C")
     return table.tolist() if table.dtype == object else table
 
