@@ -6,6 +6,7 @@ import copy
 import io
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -501,6 +502,14 @@ def test_ragged_resets_are_saved(tmp_path, name, given):
         torch.testing.assert_close(rows[: len(expected)], expected.detach(), rtol=1e-5, atol=1e-6)
 
 
+def test_marks_of_arrays():
+    """Of any strides, and of those that must not be written."""
+    turned = np.ascontiguousarray(DONE.numpy()[::-1])[::-1]
+    turned.flags.writeable = False
+    found, wanted = (recurrent(CELL, X, resets=marks) for marks in (turned, DONE))
+    torch.testing.assert_close(found, wanted)
+
+
 def test_a_module_and_its_copy():
     module = Recurrent(CELL, reverse=True)
     file = io.BytesIO()
@@ -523,6 +532,11 @@ ERRORS = {
     ),
     "rows": (lambda: recurrent(CELL, RAGGED, resets=torch.zeros(11)), LoDError, r"expected: +shape \[12\]"),
     "text": (lambda: recurrent(CELL, X, resets="done"), LoDError, "a truth value per row"),
+    "masked": (
+        lambda: recurrent(CELL, X, resets=np.ma.array(DONE.numpy(), mask=DONE.numpy())),
+        LoDError,
+        "a truth value per row",
+    ),
     "other sequences": (
         lambda: recurrent(CELL, RAGGED, resets=LoDTensor.from_lengths(torch.zeros(12), [[7, 5]])),
         LoDError,

@@ -156,7 +156,27 @@ def test_gradients_pass():
     assert rows[1].grad.tolist() == [2, 3, 4]
 
 
+def _within_itself(kind):
+    sample = {} if kind is dict else []
+    if kind is dict:
+        sample["a"] = sample
+    else:
+        sample.append(sample)
+    return collate([sample, sample])
+
+
 ERRORS = {
+    "a mapping in itself": (lambda: _within_itself(dict), "deep, or that hold themselves"),
+    "a list in itself": (lambda: _within_itself(list), "deep, or that hold themselves"),
+    "masked": (lambda: collate([{"x": np.ma.array([1, 2], mask=[0, 1])}]), "masked numbers"),
+    "masked, dense": (
+        lambda: collate([{"x": np.ma.array([1, 2], mask=[0, 1])}], dense="x"),
+        "masked numbers",
+    ),
+    "masked lengths": (
+        lambda: LoDTensor.from_lengths(torch.ones(3), [np.ma.array([1, 2], mask=[0, 1])]),
+        "1-D list",
+    ),
     "none": (lambda: collate([]), "takes a list of samples, one or more"),
     "kinds": (lambda: collate([(1, 2), [1, 2]]), "sample of sample 1 is of another kind.*\n.*\n.*tuple"),
     "keys": (

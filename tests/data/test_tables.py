@@ -113,6 +113,29 @@ def test_other_lists_of_arrow():
         from_arrow(arrow.array([[1, 2]], arrow.list_(arrow.int64(), 2)))
 
 
+def test_columns_that_are_offered_to_arrow():
+    """By the PyCapsule interface, as those of polars."""
+    arrow = pytest.importorskip("pyarrow")
+    lists = arrow.array([[1, 2], [], [3]])
+
+    class Offers:
+        def __arrow_c_stream__(self, requested_schema=None):
+            return arrow.chunked_array([lists[:1], lists[1:]]).__arrow_c_stream__(requested_schema)
+
+    class OffersOne:
+        def __arrow_c_array__(self, requested_schema=None):
+            return lists.__arrow_c_array__(requested_schema)
+
+    class Fails(Offers):
+        def __arrow_c_stream__(self, requested_schema=None):
+            raise TypeError("of words")
+
+    for column in (Offers(), OffersOne()):
+        same(from_arrow(column), LoDTensor.from_sequences([[1, 2], [], [3]]))
+    with pytest.raises(LoDError, match=r"cannot be had as Arrow's\n.*of words"):
+        from_arrow(Fails())
+
+
 def test_types_around_lists_of_arrow():
     """As Hugging Face's datasets has `Array2D`; and tensors of one shape in lists."""
     arrow = pytest.importorskip("pyarrow")
@@ -278,6 +301,7 @@ def test_what_no_lod_tensor_can_hold_of_others():
         ({}, "takes an awkward array"),
         (None, "takes an awkward array"),
         (object(), "takes an awkward array"),
+        (ak.to_backend(ak.Array([[1]]), "typetracer"), "in the memory of the CPU"),
     ):
         with pytest.raises(LoDError, match=text):
             from_awkward(array)

@@ -125,7 +125,23 @@ def after(x, state):
     return c, (h, h * c + x[:, :1])
 
 
+TURN = torch.tensor([[0.6, -0.8], [0.8, 0.6]])
+
+
+def delta(x, h):
+    """A diagonal, and a product of two vectors, as a matrix."""
+    key = x[:, :H] / 4
+    return h, h * 0.9 - key * (key * h).sum(1, keepdim=True) + x[:, :1]
+
+
 JOINTLY = {
+    "matrix": (
+        lambda x, h: (h, torch.einsum("ij,bhj->bhi", TURN, h) + x[:, :1, None]),
+        torch.zeros(B, H, 2),
+        ("state",),
+    ),
+    "product of states": (lambda x, h: (h, h @ h.mT + x[:, :1, None]), torch.zeros(B, 2, 2), ()),
+    "delta": (delta, torch.zeros(B, H), ("state",)),
     "turned": (turned, (torch.zeros(B, H),) * 3, ("state[0]", "state[1]", "state[2]")),
     "complex": (lambda x, z: (z.real, (0.5 + 0.5j) * z + x[:, :1]), torch.zeros(B, H) * 1j, ("state",)),
     "halves": (halves, torch.zeros(B, 4), ("state",)),

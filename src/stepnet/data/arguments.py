@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
-from stepnet.errors import StepError, StepnetError
+from stepnet.errors import LoDError, StepError, StepnetError
 
 
 def brief(given: Any) -> str:
@@ -24,6 +24,20 @@ def brief(given: Any) -> str:
         return f"a tensor of shape {list(given.shape)}, {dtype_name(given.dtype)}"
     text = repr(given)
     return f"{type(given).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
+
+
+def check_unmasked(array: Any) -> None:
+    """Refuse an array of numpy some of whose numbers are masked: torch would take what lies under the mask.
+
+    Raises:
+        LoDError: there are such.
+    """
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise LoDError(
+            "an array holds masked numbers, for which there is no tensor",
+            got=brief(array),
+            remedy="array.filled(0); array.compressed() leaves them out",
+        )
 
 
 def whole(

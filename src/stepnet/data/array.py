@@ -153,11 +153,6 @@ class TensorArray:
         """Hold these instead of all that there is."""
         self._contents = contents
 
-    @property
-    def _held(self) -> list[Value]:
-        """What it was cut from or written with, of which its values may be parts."""
-        return [*self._written.values(), *([] if self._joined is None else [self._joined[1].whole()])]
-
     @recordable
     def size(self) -> int:
         """Number of places, written or not."""

@@ -56,11 +56,9 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
     return _joined(list(samples), "sample", named, False)
 
 
-def _joined(
-    samples: list[Any], where: str, dense: Collection[Any], is_dense: bool, depth: int = DEEPEST
-) -> Any:
+def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bool, depth: int = 0) -> Any:
     first = samples[0]
-    _check_end(depth)
+    _check_depth(depth, where)
     for i, sample in enumerate(samples):
         if _kind(sample) != _kind(first):
             raise LoDError(
@@ -79,13 +77,13 @@ def _joined(
         whole = copy.copy(first) if isinstance(first, MutableMapping) else {}
         for key in first:
             column = [sample[key] for sample in samples]
-            whole[key] = _joined(column, f"{where}[{key!r}]", dense, key in dense, depth - 1)
+            whole[key] = _joined(column, f"{where}[{key!r}]", dense, key in dense, depth + 1)
         return whole
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in dataclasses.fields(first) if field.init]
         columns = {name: [getattr(sample, name) for sample in samples] for name in names}
         parts = {
-            name: _joined(column, f"{where}.{name}", dense, name in dense, depth - 1)
+            name: _joined(column, f"{where}.{name}", dense, name in dense, depth + 1)
             for name, column in columns.items()
         }
         return dataclasses.replace(first, **parts)
@@ -93,7 +91,7 @@ def _joined(
         _check_parts([[None] * len(sample) for sample in samples], where)
         names = getattr(first, "_fields", range(len(first)))
         parts = [
-            _joined(list(column), f"{where}[{name!r}]", dense, name in dense, depth - 1)
+            _joined(list(column), f"{where}[{name!r}]", dense, name in dense, depth + 1)
             for name, column in zip(names, zip(*samples, strict=True), strict=True)
         ]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
@@ -106,7 +104,7 @@ def _joined(
     if isinstance(first, (Tensor, np.ndarray)) and (is_dense or first.ndim == 0):
         arrays = [_told(_as_tensor, sample, where) for sample in samples]
         return _stacked(arrays, where)
-    if isinstance(first, (Tensor, np.ndarray)) or _holds_numbers(samples):
+    if isinstance(first, (Tensor, np.ndarray)) or _holds_numbers(samples, where):
         return _told(torch.tensor if is_dense else LoDTensor.from_sequences, samples, where)
     return samples
 
@@ -165,31 +163,31 @@ def _stacked(tensors: list[Tensor], where: str) -> Tensor:
     return torch.stack(tensors)
 
 
-def _holds_numbers(samples: list[Any]) -> bool:
+def _check_depth(depth: int, where: str) -> None:
+    if depth > DEEPEST:
+        raise LoDError(
+            f"collate: samples nested more than {DEEPEST} deep, or that hold themselves",
+            got=where,
+            remedy="leave out of a sample what leads back to it",
+        )
+
+
+def _holds_numbers(samples: list[Any], where: str) -> bool:
     """Whether lists hold numbers, tensors or such lists, and no strings or other things."""
     if not isinstance(samples[0], list):
         return False
-    leaves = list(_leaves(samples))
+    leaves = list(_leaves(samples, where, 0))
     kinds = (Tensor, np.ndarray, int, float, complex, np.number, np.bool_)
     return all(isinstance(leaf, kinds) for leaf in leaves)
 
 
-def _leaves(node: Any, depth: int = DEEPEST) -> Any:
-    _check_end(depth)
+def _leaves(node: Any, where: str, depth: int) -> Any:
     if isinstance(node, list):
+        _check_depth(depth, where)
         for child in node:
-            yield from _leaves(child, depth - 1)
+            yield from _leaves(child, where, depth + 1)
     else:
         yield node
-
-
-def _check_end(depth: int) -> None:
-    """See that so many levels are left: what holds itself has no end."""
-    if depth < 0:
-        raise LoDError(
-            f"collate: samples more than {DEEPEST} deep in each other",
-            remedy="see whether a list, a tuple or a dict holds itself",
-        )
 
 
 # torch's default_collate joins LoDTensors in the same way; its registry has no public name up to torch 2.13.

@@ -78,6 +78,11 @@ class Contents:
         return self._written
 
     @property
+    def held(self) -> list[Value]:
+        """What was put in or written, of which its values may be parts."""
+        return [*self._written.values(), *([] if self._joined is None else [self._joined[1].whole()])]
+
+    @property
     def like(self) -> Value | None:
         """One of the values, or all of them as one tensor, whichever there is without taking steps apart."""
         return next(iter(self._written.values()), self.whole)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data import in_graph
-from stepnet.data.arguments import brief, truth
+from stepnet.data.arguments import brief, check_unmasked, truth
 from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import check_lengths, integers, known, offsets_of, owners, ranges
 from stepnet.data.permute import invert, permute_rows
@@ -106,11 +106,13 @@ def from_array(array: np.ndarray | np.generic) -> Tensor:
     >>> from_array(np.arange(3, dtype=">i4")[::-1])
     tensor([2, 1, 0], dtype=torch.int32)
     """
+    check_unmasked(array)
     return torch.tensor(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")).reshape(array.shape))
 
 
 def shared(array: np.ndarray) -> Tensor:
     """The memory of an array, on the device of what is made; a copy where torch does not take it."""
+    check_unmasked(array)
     taken = array.flags.writeable and array.dtype.isnative and min(array.strides, default=0) >= 0
     return torch.as_tensor(array) if taken else from_array(array)
 
@@ -122,6 +124,7 @@ def _is_number(node: Any) -> bool:
 def _listed(node: Any, at: str, depth: int) -> Any:
     """Lists in place of all iterables, and tensors in place of numpy arrays."""
     if _is_array(node):
+        check_unmasked(node)
         try:
             return from_array(node)
         except (TypeError, ValueError) as error:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from stepnet.data.arguments import brief
+from stepnet.data.arguments import brief, check_unmasked
 from stepnet.data.as_imported import from_numpy
 from stepnet.data.modes import outside_modes, real
 from stepnet.errors import FrozenError, LoDError
@@ -402,6 +402,7 @@ def _as_torch_takes(numbers: Any) -> Any:
         if not _LISTS.isdisjoint(map(type, numbers)):  # torch ends the process at one that holds itself
             raise TypeError("a list in a list")
         return numbers
+    check_unmasked(numbers)
     table = np.array(numbers, order="C")
     return table.tolist() if table.dtype == object else table
 

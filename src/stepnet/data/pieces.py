@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from stepnet.data.arguments import brief
 from stepnet.data.as_imported import from_numpy
+from stepnet.data.convert import shared
 from stepnet.data.modes import outside_modes, real
 from stepnet.data.offsets import LoD, Numbers, in_program, offsets_of
 from stepnet.errors import LoDError
@@ -97,7 +98,7 @@ def marks_of(given: Any, shapes: Sequence[tuple[int, ...]], what: str) -> Tensor
 @outside_modes
 def _tensor(given: Any, shapes: Sequence[tuple[int, ...]], what: str) -> Tensor:
     try:
-        return torch.as_tensor(given)
+        return shared(given) if isinstance(given, np.ndarray) else torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise LoDError(
             f"{what} must hold a truth value per row", got=brief(given), expected=f"shape {list(shapes[0])}"

@@ -49,7 +49,8 @@ class Tabular:
         mapped. A column of several chunks is copied into one, and what is encoded by a dictionary is decoded.
 
         Args:
-            column: a pyarrow Array or ChunkedArray of lists of numbers.
+            column: a pyarrow Array or ChunkedArray of lists of numbers, or what offers one by Arrow's
+                PyCapsule interface, as a Series of polars, or of pandas with such a type.
 
         Raises:
             LoDError: it holds nulls, or other than lists of numbers; says at which level.
@@ -57,6 +58,8 @@ class Tabular:
         arrow = _imported("pyarrow")
         types = arrow.types
         array = column
+        if not isinstance(array, (arrow.Array, arrow.ChunkedArray)):
+            array = _offered(array)
         if isinstance(array, arrow.ChunkedArray):
             chunks = array.chunks or [arrow.array([], array.type)]
             array = chunks[0] if len(chunks) == 1 else arrow.concat_arrays(chunks)
@@ -163,6 +166,12 @@ class Tabular:
         if not isinstance(layout, ak.contents.Content):
             got, remedy = type(array).__name__, "ak.Array([[1, 2], []])"
             raise LoDError("from_awkward takes an awkward array of lists of numbers", got=got, remedy=remedy)
+        if layout.backend.name != "cpu":
+            raise LoDError(
+                "from_awkward takes arrays in the memory of the CPU",
+                got=f"one of the backend {layout.backend.name}",
+                remedy='ak.to_backend(array, "cpu")',
+            )
         while not layout.is_numpy:
             if layout.is_regular and not _ragged_below(layout.content):
                 sizes.append(layout.size)
@@ -296,6 +305,21 @@ class Tabular:
             numbers.append(below)
         table = dict(zip(names, reversed(numbers), strict=True))
         return pandas.DataFrame(table | dict(zip(wanted, values.T, strict=True)))
+
+
+def _offered(column: Any) -> Any:
+    """The column of another library that offers it to Arrow; else what was given."""
+    arrow = _imported("pyarrow")
+    try:
+        if hasattr(column, "__arrow_c_stream__"):
+            return arrow.chunked_array(column)
+        return arrow.array(column) if hasattr(column, "__arrow_c_array__") else column
+    except (arrow.ArrowException, TypeError, ValueError) as error:
+        raise LoDError(
+            "from_arrow: the column cannot be had as Arrow's",
+            got=str(error),
+            remedy="pyarrow.array(column.to_list())",
+        ) from error
 
 
 def _holds_lists(kind: Any) -> bool:

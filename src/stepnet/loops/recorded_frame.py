@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from stepnet.compiler.rewritten.inner_loops import inner
+from stepnet.data.array import contents_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import is_wrapped
 from stepnet.data.storage import apart
@@ -81,7 +82,7 @@ def run_recorded(loop: WhileLoop) -> list[Tensor]:
         within.recurrence(body.steps)
     given = [*loop.loop_vars, *loop.program.constants.values()]
     for array in loop.program.arrays:  # a variable may be what was read of one, or written to it
-        given += array._held
+        given += contents_of(array).held
     return _own([out[name] for name in body.variables], given)
 
 

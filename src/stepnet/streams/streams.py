@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from numbers import Real
 from time import monotonic
 from typing import Any
 
@@ -90,7 +91,8 @@ class Stream:
         _check(module)
         if max_streams is not None:
             max_streams = whole("stream: 'max_streams'", max_streams, 1, error=StreamError)
-        if idle_seconds is not None and not (isinstance(idle_seconds, (int, float)) and idle_seconds > 0):
+        real = isinstance(idle_seconds, Real) and not isinstance(idle_seconds, bool)
+        if idle_seconds is not None and not (real and idle_seconds > 0):
             raise StreamError(
                 "stream: 'idle_seconds' must be None or seconds above 0", got=repr(idle_seconds)
             )

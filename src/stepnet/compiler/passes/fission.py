@@ -393,8 +393,8 @@ def is_product(body: Graph, node: Node) -> bool:
 
 
 def linear_states(body: Graph, region: Region) -> tuple[str, ...]:
-    """The carries that are made of carries by sums, views and products with what no carry goes into: of
-    themselves alone, or of each other, as the two parts of a complex number are."""
+    """The carries that are made of carries by sums, views and products with what no carry goes into, of
+    matrices too: of themselves alone, or of each other, as the two parts of a complex number are."""
     left = {c.parameter for c in region.carries}
     while True:
         given = {c.parameter: 1 if c.parameter in left else 2 for c in region.carries}
@@ -423,6 +423,8 @@ def _degrees(
 ) -> dict[str, int]:
     """How values depend on carried ones, of which this is given. 0: not at all; 1: linearly, and element by
     element where all are to be of one shape; 2: in any other way."""
+    products = ("mul",) if shape is not None else ("mul", "matmul")
+    alone = ("neg", "copy") if shape is not None else ("neg", "copy", "sum", "cumsum")
     degree = dict(given)
     for node in nodes:
         degrees = [degree.get(name, 0) for name in node.inputs]
@@ -433,9 +435,9 @@ def _degrees(
             moves = shape is None and (node.op in VIEWS or node.op == "cat")
             if node.op in ("add", "sub") or moves or (node.op == "where" and not degrees[0]):
                 found = max(degrees)
-            elif node.op == "mul":
+            elif node.op in products:
                 found = min(sum(degrees), 2)
-            elif node.op in ("neg", "copy") or (node.op == "div" and not degrees[1]):
+            elif node.op in alone or (node.op == "div" and not degrees[1]):
                 found = degrees[0]
         degree.update(dict.fromkeys(node.outputs, found))
     return degree
