@@ -8,8 +8,8 @@ from .places import Places
 
 
 def is_below_the_largest(w: Places, name: str) -> bool:
-    """Whether a value is `x - amax(x)`, each number beside the largest of those it was among: zero, below it, or
-    NaN, as in a softmax."""
+    """Whether a value is `x - amax(x)`, each number beside the largest of those it was among, as in softmax:
+    zero, below it, or NaN."""
     made = w.made.get(name)
     if made is None or made.op != "sub":
         return False
