@@ -18,7 +18,9 @@ from stepnet import LoDTensor
 from stepnet.compiler.reads.unchanged import tells
 from stepnet.decode import beam_search, blocks, greedy
 from stepnet.engine import warm_calls
-from stepnet.errors import StepError
+from stepnet.errors import BuildError, NotBuilt, StepError, TorchOpsWarning
+from stepnet.executors.c import build as c_build
+from stepnet.executors.setting import set_backend
 from threads import at_once
 
 V, H, EOS, BOS = 7, 5, 6, 0
@@ -74,6 +76,26 @@ def in_c(monkeypatch):
     for name in ("greedy", "beam"):
         monkeypatch.setattr(sys.modules[f"stepnet.decode.{name}"], "in_blocks", counted)
     return ran
+
+
+def test_c_that_cannot_be_built_is_told(monkeypatch):
+    def fails(*_: Any) -> Any:
+        raise BuildError("the C compiler failed", got="no room")
+
+    def step(words: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.stack([state, words + state], 1), state + 0.5
+
+    run = functools.partial(greedy, step, torch.zeros(2), bos=0, eos=1, max_length=3)
+    monkeypatch.setattr(c_build, "_built", fails)
+    with pytest.warns(
+        TorchOpsWarning, match=r"step' runs by torch ops(.|\n)*failed(.|\n)*set_backend"
+    ) as told:
+        found = [run(), run()]
+    assert len(told) == 1
+    same(found[1], plainly(step, torch.zeros(2), bos=0, eos=1, max_length=3))
+    set_backend("c")
+    with pytest.raises(NotBuilt, match="the C compiler failed"):
+        run()
 
 
 @pytest.mark.covering(1)

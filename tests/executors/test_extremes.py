@@ -58,3 +58,20 @@ def test_they_are_torchs(dtype, turned):
     expected, _ = stepnet.recurrent(step, x, start, backend="naive")
     for a, b in zip(y, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def test_what_is_below_the_largest_beside_it_and_what_only_looks_so():
+    def step(x, s):
+        v = x + s
+        most = v.amax(1, keepdim=True)
+        parts = v - most, v.mT - most.mT, v - most.mT, v[:, :, 1:] - most[:, :, :-1]
+        y = tuple(part.exp() for part in parts)
+        return y, torch.where(y[0] > 0.5, -s, s + 1)
+
+    x, start = torch.randn(13, 2, 5, 5), torch.zeros(2, 5, 5)
+    x[1, 0], x[2, 0], x[3, 0, 1, 2], x[4], x[5, 0, 0] = -INF, 0.0, NAN, 20 * x[4], INF
+    y, _ = stepnet.recurrent(step, x, start, backend="c")
+    expected, _ = stepnet.recurrent(step, x, start, backend="naive")
+    for at, (a, b) in enumerate(zip(y, expected, strict=True)):
+        torch.testing.assert_close(a, b, equal_nan=True)
+        assert (b.nan_to_num(posinf=0).max() > 1) == (at > 1)

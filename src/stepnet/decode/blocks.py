@@ -21,11 +21,12 @@ from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.rewritten.inner_loops import inner
 from stepnet.data.bounded import Bounded
 from stepnet.data.tree import Spec, by_leaf, flatten, rows_at
-from stepnet.engine import Way
-from stepnet.errors import StepError
+from stepnet.engine import Way, tell
+from stepnet.errors import NotBuilt, StepError, TorchOpsWarning
 from stepnet.executors.base import Backend
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import check_backend
+from stepnet.front.step import step_name
 from stepnet.interrupts import let_through
 from stepnet.watchers import instead, is_kept, watching
 
@@ -206,6 +207,8 @@ def _block(step: Step, steps: int, at: Any, best: Backend) -> tuple[Any, Any] | 
         out = recurrent(step, nothing, at, backend=best)
     except Exception as error:  # whatever it is, the plain loop may do without, or tells it in its own words
         let_through(error)
+        if isinstance(error, NotBuilt):
+            _tell_of_torch_ops(step, error)
         return None
     if call is None:
         return out if torch.equal(noise, torch.get_rng_state()) else None
@@ -213,3 +216,13 @@ def _block(step: Step, steps: int, at: Any, best: Backend) -> tuple[Any, Any] | 
         torch.set_rng_state(noise)
         return None
     return out
+
+
+def _tell_of_torch_ops(step: Step, error: NotBuilt) -> None:
+    """Warn that the C of a step is not there, as `recurrent` does; raise where C is asked for by name."""
+    if check_backend(None) != AUTO:
+        raise error
+    told = error.fresh()
+    told.remedy = error.remedy or "stepnet.set_backend('eager') says that this is meant, and is silent"
+    words = getattr(step, "__self__", step)
+    tell(TorchOpsWarning, step_name(words), _code(words), told)

@@ -276,15 +276,19 @@ def _reason(entry: Entry) -> Unsupported:
 
 
 def _tell(kind: type[SlowPathWarning], loop: Loop, reads: Reads, refusal: Unsupported) -> None:
-    """Warn of a step once, of the machine once for all steps."""
-    step = () if isinstance(refusal, NoCompiler) else (reads.root, loop.body.name)
+    tell(kind, loop.body.name, reads.root, refusal)
+
+
+def tell(kind: type[SlowPathWarning], name: str, root: Any, refusal: Unsupported) -> None:
+    """Warn of a step once, of the machine once for all steps. `root`: the code of the step."""
+    step = () if isinstance(refusal, NoCompiler) else (root, name)
     key = (*step, refusal.reason)
     if isinstance(refusal, Slower) or key in _told:
         return
     if len(_told) > _LIMIT:
         _told.clear()
     _told.add(key)
-    warnings.warn(kind(loop.body.name, refusal), stacklevel=user_level())
+    warnings.warn(kind(name, refusal), stacklevel=user_level())
 
 
 def run_again(asked: warm_calls.Asked) -> tuple[Any, Any] | None:

@@ -17,6 +17,7 @@ from stepnet.executors.schedule.views import Access, broadcast, collapse, contig
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, Stage
 
+from .extremes import is_below_the_largest
 from .library_calls import call_text
 from .numbers import CALLS, ENDS, INFIX, KINDS, START, WHOLE, WHOLE_NUMBERS, literal
 from .places import HALVES, Places
@@ -416,6 +417,7 @@ class _LoopText:
         if op in INFIX:
             return f"{given[0]} {INFIX[op]} {given[1]}"
         if op in CALLS:
+            op = "exp_below" if op == "exp" and is_below_the_largest(w, node.inputs[0]) else op
             return f"sn_{op}_{w.suffix}({', '.join(given)})"
         if op == "neg":
             return f"-({given[0]})" if given[0].startswith("-") else f"-{given[0]}"

@@ -98,6 +98,24 @@ SN_INLINE double sn_exp_f64(double x) {
     return (scale + scale * sn_expm1_small_f64(r)) * back;
 }
 
+/* exp of what is not above zero: one range, and no number for where it lies. */
+SN_INLINE float sn_exp_below_f32(float x) {
+    float c = x < -104.0f ? -104.0f : x;
+    c = c > 0.0f ? 0.0f : c;
+    float t = c * SN_LOG2E_F32 + SN_ROUND_F32, n = t - SN_ROUND_F32;
+    float r = (c - n * SN_LN2_HI_F32) - n * SN_LN2_LO_F32;
+    float scale = sn_from_bits_f32((sn_bits_f32(t) + (127u + 64u)) << 23);
+    return (scale + scale * sn_expm1_small_f32(r)) * 0x1p-64f;
+}
+SN_INLINE double sn_exp_below_f64(double x) {
+    double c = x < -746.0 ? -746.0 : x;
+    c = c > 0.0 ? 0.0 : c;
+    double t = c * SN_LOG2E_F64 + SN_ROUND_F64, n = t - SN_ROUND_F64;
+    double r = (c - n * SN_LN2_HI_F64) - n * SN_LN2_LO_F64;
+    double scale = sn_from_bits_f64((sn_bits_f64(t) + (1023u + 64u)) << 52);
+    return (scale + scale * sn_expm1_small_f64(r)) * 0x1p-64;
+}
+
 SN_INLINE float sn_expm1_f32(float x) {
     float c = x < -20.0f ? -20.0f : x;
     c = c > 89.0f ? 89.0f : c;
