@@ -186,9 +186,10 @@ def recurrent(
         reverse, scopes = truth("recurrent: 'reverse'", reverse), truth("recurrent: 'scopes'", scopes)
     if level >= 0 and type(x) is LoDTensor and level == x.lod_level - 1:
         level = -1  # one name of a level: calls like one before are found by it
-    words = words_of(x)
-    if words is not None:
-        return words.recurrence(step, x, state)
+    if type(x) is not Tensor and not torch.compiler.is_dynamo_compiling():
+        words = words_of(x)
+        if words is not None:  # the step around gets one word of each sentence
+            return words.recurrence(step, x, state)
     if (
         (type(x) is Tensor or type(x) is LoDTensor)
         and steps is static is resets is checkpoint is detach_every is None

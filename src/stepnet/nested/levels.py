@@ -30,7 +30,8 @@ _NAMES = """
     alias detach clone copy _to_copy to contiguous lift_fresh zeros ones full empty zeros_like
     ones_like full_like empty_like new_zeros new_ones new_full new_empty fill zero sum mean _softmax
     _log_softmax eq ne lt le gt ge logical_and logical_or logical_not sin cos narrow glu mish argmax
-    argmin any all flatten unflatten
+    argmin any all flatten unflatten gru_cell lstm_cell rnn_tanh_cell rnn_relu_cell max min amax
+    amin
 """
 _TAME = frozenset(_NAMES.split())
 

@@ -12,7 +12,10 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
+from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.reads.undo import undone
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import without_any_mode
 from stepnet.data.tree import by_leaf, flatten, flatten_as, unflatten
@@ -101,6 +104,15 @@ def _call(words: Words, step: Any, x: Any, state: Any, n: int) -> tuple[StepBody
     return StepBody(function, spec, state_spec), [leaf.values for leaf in leaves], boot
 
 
+class _OnRows(TorchFunctionMode):
+    """Whoever follows the calls of a step sees those on the rows of LoDTensors, too."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if LoDTensor in types:
+            return LoDTensor.__torch_function__(func, types, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
 def over_words(step: Any, of_words: tuple[bool, ...]) -> Callable[[Any, Any], tuple[Any, Any]]:
     """A step over sentences as one over words: `x` is (their words, first, last), the state the step's own
     beside those of the recurrences inside. `of_words`: see `tried`."""
@@ -111,7 +123,8 @@ def over_words(step: Any, of_words: tuple[bool, ...]) -> Callable[[Any, Any], tu
         if tried(step, x, outer)[1] != of_words:
             raise Unsupported("the step gives words where it gave sentences, or the other way")
         words = Words(flatten(x)[0][0], first, last, inner)
-        y, new = step(by_leaf(words.cut, x), outer)
+        with _OnRows():
+            y, new = step(by_leaf(words.cut, x), outer)
         if len(words.new) != len(inner):
             raise Unsupported("the step runs fewer recurrences than it did before")
         (before, spec), (after, _) = flatten(outer), flatten_as(flatten(outer)[1], new)
@@ -129,8 +142,18 @@ def tried(step: Any, x: Any, outer: Any) -> tuple[list[Any], tuple[bool, ...]]:
     Raises:
         Unsupported: over words, it would not compute the same.
     """
+    found = reach(step, everything=True)
+    if found.refused is not None or found.open is not None:
+        raise Unsupported("what the step reads is not known")
     with without_any_mode():
         x, outer = by_leaf(levels.like, x), by_leaf(levels.like, outer)
+    both, changed = undone(found.holders, found.key, lambda _: _run(step, x, outer))
+    if changed is not None:
+        raise Unsupported("the step changes objects of yours, for each sentence")
+    return both
+
+
+def _run(step: Any, x: Any, outer: Any) -> tuple[list[Any], tuple[bool, ...]]:
     with levels.watched() as seen:
         words = _Tried(seen)
         sentences = by_leaf(lambda leaf: words.cut(levels.of_words(leaf)), x)

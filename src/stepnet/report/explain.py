@@ -192,7 +192,7 @@ def explain_loop(
                     )
         except OverSequences as refusal:
             try:
-                over_words, fed = loop_over_words(loop, dict(feeds), loop.body)
+                over_words, fed = loop_over_words(loop, dict(feeds), loop.body, backend=chosen)
                 entry, captures, _ = find_plan(over_words, fed, backend=chosen)
                 if entry.ready is None:
                     raise entry.refusals[-1][1]
