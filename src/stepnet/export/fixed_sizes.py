@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import cast
@@ -43,24 +43,27 @@ def _dense(calls: Calls) -> dict[int, RecurrenceCall]:
 
 
 def follows(
-    number: int, places: Sequence[Place], inputs: Sequence[Input],
+    number: int, places: Sequence[Place], inputs: Sequence[Input], frozen: Collection[tuple[str, int]],
     run: Callable[[Sequence[Input]], list[Lead] | None],
 ) -> bool:  # fmt: skip
     """Whether it is inputs that make a recurrence have this number of steps, not the module itself: then it
-    has another one where they are longer.
+    has another one where they are longer. Or whether the trace alone keeps an input from being longer.
 
     Args:
         number: of steps or sequences.
         places: the recurrences that have it, and the axis of each.
         inputs: the example.
+        frozen: the inputs and dimensions of time and batch that are fixed in the trace.
         run: the module on another example; None where it does not take that.
     """
     tensors = [i for i in inputs if isinstance(i.value, Tensor)]
     alike = [(i, d) for i in tensors for d, size in enumerate(i.value.shape) if size == number]
     if len(alike) > _MOST:
         return True
-    for example in _longer(number, inputs, alike):
+    for some, example in _longer(number, inputs, alike):
         leads = run(example)
+        if leads is not None and len(some) == 1 and (some[0][0].name, some[0][1]) in frozen:
+            return True
         if leads is not None and any(k >= len(leads) or leads[k][axis] != number for k, axis in places):
             return True
     return False
@@ -68,8 +71,8 @@ def follows(
 
 def _longer(
     number: int, inputs: Sequence[Input], alike: Sequence[tuple[Input, int]]
-) -> Iterator[list[Input]]:
-    """The example with some dimensions of this size longer."""
+) -> Iterator[tuple[tuple[tuple[Input, int], ...], list[Input]]]:
+    """The dimensions of this size, some of them each time, and the example with these longer."""
     for count in range(1, len(alike) + 1):
         for some in combinations(alike, count):
             for size in (number + 1, 2 * number):
@@ -77,4 +80,4 @@ def _longer(
                 for i, d in some:
                     value = cast(Tensor, values.get(i.name, i.value))
                     values[i.name] = value.index_select(d, torch.arange(size) % number)
-                yield [replace(i, value=values.get(i.name, i.value)) for i in inputs]
+                yield some, [replace(i, value=values.get(i.name, i.value)) for i in inputs]

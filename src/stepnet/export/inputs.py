@@ -276,6 +276,16 @@ def alone_as_long(
     return kept + [dict(dims) for dims in chosen[len(kept) :]]
 
 
+def frozen_leads(inputs: Sequence[Input], shapes: Sequence[Sequence[Any]]) -> set[tuple[str, int]]:
+    """The dimensions before the last of numbers that are fixed in a trace with inputs of these shapes."""
+    return {
+        (i.name, d)
+        for i, shape in zip(inputs, shapes, strict=False)
+        for d, size in enumerate(shape[: i.value.dim() - _has_features(i.value)])
+        if isinstance(size, int)
+    }
+
+
 def closed(made: Program) -> bool:
     """Whether a recurrence of dense sequences has a fixed number of steps or sequences."""
     sizes: list[Any] = []

@@ -48,6 +48,7 @@ from .inputs import (
     batch_number,
     closed,
     dynamic_of,
+    frozen_leads,
     inputs_of,
     many,
     repeated,
@@ -169,12 +170,13 @@ class _Trace:
 
     def fixed_by_inputs(self, made: Program) -> set[int]:
         """The fixed numbers of steps and sequences that are sizes of inputs, and not the module's own."""
-        shapes = (sizes_of(node.meta["val"]) for node in made.inputs)
+        shapes = [sizes_of(node.meta["val"]) for node in made.inputs]
         places = fixed_leads(made, self.calls)
         sizes = {size for shape in shapes for size in shape if isinstance(size, int)} & places.keys()
         if self.lods:
             return sizes
-        return {size for size in sizes if follows(size, places[size], self.inputs, self._leads_of)}
+        frozen = frozen_leads(self.tensors, shapes)
+        return {size for size in sizes if follows(size, places[size], self.inputs, frozen, self._leads_of)}
 
     def _leads_of(self, inputs: Sequence[Input]) -> list[Lead] | None:
         """The sizes of time and batch on another example; None where the module does not take it."""
