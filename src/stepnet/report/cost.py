@@ -148,7 +148,7 @@ def call_flops(name: str, read: Sequence[Tensor], results: Sequence[Tensor]) -> 
 VIEWS = _names("identity reshape squeeze unsqueeze shapeof parameter result const assign readvalue")
 MOVES = VIEWS | _names(
     "batchtospace broadcast concat convert convertlike convertpromotetypes depthtospace eye gather"
-    " gatherelements gathernd gathertree nonzero onehot pad range reversesequence roll scatterelementsupdate"
+    " gatherelements gathernd gathertree nonzero onehot pad range reverse reversesequence roll scatterelementsupdate"
     " scatterndupdate scatterupdate select shufflechannels slice slicescatter spacetobatch spacetodepth split"
     " stridedslice tile topk transpose unique variadicsplit"
 )
@@ -181,6 +181,7 @@ SEVERAL = {
     # 5 log2 n a complex number, for n = 1,024
     **dict.fromkeys(("dft", "idft", "rdft", "irdft", "stft", "istft"), 25),
     "interpolate": 6,  # of two dimensions: between two numbers of each, a product and a sum
+    "gridsample": 12,  # the same, at places of its own: weights, too
 }
 GATES = {"lstmcell": 4, "grucell": 3, "rnncell": 1}
 SEQUENCES = {"lstmsequence": "lstmcell", "grusequence": "grucell", "rnnsequence": "rnncell"}

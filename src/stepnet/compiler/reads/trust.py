@@ -36,7 +36,9 @@ def words(text: str) -> frozenset[str]:
 _PACKAGE = Path(__file__).parents[2]
 _LIBRARY = str(_PACKAGE) + os.sep
 # A module's forward may call stepnet itself; what that reaches is the same for every step.
-_PARTS = words("api engine executors compiler data front graph ir iterator loops repeat")
+_PARTS = words(
+    "api compiler data engine executors front graph ir iterator loops nested repeat resets windows"
+)
 _MACHINERY = tuple(str(_PACKAGE / part) for part in _PARTS)
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PYTHON = os.path.dirname(os.__file__) + os.sep
