@@ -11,7 +11,7 @@ import torch
 from covering import few
 from stepnet import recurrent
 
-from . import calls, frames, heaps, models, orders, sequences
+from . import calls, frames, heaps, models, nested, orders, sequences
 from .compare import Declined, check
 from .seeds import held
 from .steps import make_case
@@ -130,3 +130,8 @@ def test_a_model_that_differs_is_told(monkeypatch):
     monkeypatch.setitem(models.WAYS, "twice", lambda w: [torch.rand(()) for _ in range(2)])
     monkeypatch.setattr(models, "WAYS", {"twice": models.WAYS["twice"]})
     assert "twice: [0, 1] of 2 differ" in str(models.difference(0))
+
+
+@pytest.mark.parametrize("seed", few(range(40), (3,)))
+def test_nested(seed):
+    assert nested.difference(seed) is None

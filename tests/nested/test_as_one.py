@@ -85,10 +85,8 @@ def run(step: nn.Module, lengths: list[list[int]], backend: str) -> list[Tensor]
 
 def known(step: object) -> list[object]:
     """What is known of the calls of a step: None where they run over words, else why not."""
-    return [
-        kind.declined
-        for kind in as_one._kinds[type(step) if isinstance(step, nn.Module) else step.__code__].values()
-    ]
+    whose = step if isinstance(step, nn.Module) else step.__code__
+    return [kind.declined for kind in as_one._kinds[whose].values()]
 
 
 @pytest.mark.parametrize("kind", KINDS)

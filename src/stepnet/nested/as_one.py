@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stepnet.checks import checked
 from stepnet.data.as_imported import from_numpy
@@ -85,7 +85,7 @@ def as_one(
     at = None if cut.stride < 0 else _cut_of(x, cut.level)
     if at is None or body.own_states < len(state):
         return None
-    kinds = _kinds.setdefault(code_of_step(body.step), Bounded(_MOST_KINDS))
+    kinds = _kinds.setdefault(_whose(body.step), Bounded(_MOST_KINDS))
     key = _key(body, x, state)
     kind = kinds.get(key)
     if kind is not None and kind.declined is not None:
@@ -130,7 +130,7 @@ def loop_over_words(
     if at is None or body.own_states < len(state):
         raise Unsupported("sentences in reverse, without words, or of several levels run one by one")
     call = _Call(body, x, state, at, backend)
-    kind = _kinds.get(code_of_step(body.step), {}).get(_key(body, x, state))
+    kind = _kinds.get(_whose(body.step), {}).get(_key(body, x, state))
     if kind is None:
         kind = _Kind(*call.tried())
     if kind.declined is not None:
@@ -251,6 +251,11 @@ def _cut_of(x: Sequence[Any], level: int | None) -> _Cut | None:
             from_numpy(sentences[1:] - 1),
         )
     return cut
+
+
+def _whose(step: Any) -> Any:
+    """A module, which may be configured otherwise than others of its class; of all else the code."""
+    return step if isinstance(step, nn.Module) else code_of_step(step)
 
 
 def _key(body: StepBody, x: Sequence[Any], state: Sequence[Tensor]) -> tuple[Any, ...]:
