@@ -200,8 +200,8 @@ def test_how_torch_traces_is_nothing_replaced():
 
 @pytest.mark.parametrize("held", [{"a": 1}, types.SimpleNamespace(), torch.nn.Parameter(torch.ones(2))])
 def test_how_a_step_was_made_is_no_matter_of_what_was_replaced(held):
-    """Torch's code that finds `_cache` makes objects: of torch's classes, not of the step's."""
-    with mock.patch.object(nn.utils.parametrize, "_cache", held):
+    """Torch's code that finds `collections` makes objects: of torch's classes, not of the step's."""
+    with mock.patch.object(nn.utils.parametrize, "collections", held):
         assert len(patched()) == 1
         assert reach(Seeded()).refused is None
 

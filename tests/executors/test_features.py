@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -143,6 +146,14 @@ def test_rows_on_the_heap(shared_out, monkeypatch):
     as_the_plain_loop(STEPS["heads"], *wanting((x, state_of("heads", 1))), rtol=1e-10)
     assert [how for how, _ in shared_out[-2:]] == TAKEN["turns"].get("heads", ["turns"] * 2)
     plans.forget()
+
+
+def test_generated_c_asks_for_no_memory():
+    """It could not say that none is left: what is too large for a stack is in the workspace."""
+    asks = re.compile(r"\b(malloc|calloc|realloc|alloca) ?\(")
+    folder = Path(c_source.__file__).parent
+    files = [folder / "source.py", *folder.glob("*.h"), *folder.glob("*.in"), *folder.glob("products/*.h")]
+    assert [file.name for file in files if asks.search(file.read_text())] == []
 
 
 @pytest.mark.parametrize("bad", few([float("nan"), float("inf"), -0.0], [float("inf")]))

@@ -192,6 +192,29 @@ def test_spectral_norm_in_training_iterates_at_every_step() -> None:
     torch.testing.assert_close(cached[0], cached[1])
 
 
+def test_what_a_block_has_cached_is_what_steps_read() -> None:
+    """Whatever its parameters are changed to meanwhile; and backward goes through what made it once."""
+    step, twin = cell(), cell()
+    for each in (step, twin):
+        torch.manual_seed(5)
+        parametrizations.weight_norm(each.rec)
+    for _ in range(2):
+        found = []
+        for each, run in ((step, ours), (twin, lambda *a: ours(*a, backend="naive"))):
+            with parametrize.cached():
+                before = results(each, run)
+                with torch.no_grad():
+                    each.get_parameter("rec.parametrizations.weight.original0").mul_(2)
+                after, _ = run(each, *rows())
+                assert torch.equal(after, before[0])
+                with pytest.raises(RuntimeError, match=r"second time|modified by an inplace"):
+                    after.sum().backward()
+            found.append(before)
+        torch.testing.assert_close(*found)
+    with parametrize.cached():
+        assert executor_of(step)[0] == "c"
+
+
 @pytest.mark.exhaustive
 def test_backward_hooks_run_at_every_step() -> None:
     seen: list[int] = []

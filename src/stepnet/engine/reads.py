@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler.passes.probe import ROWS
-from stepnet.compiler.reads.code_facts import Facts, line_that_sets
+from stepnet.compiler.reads.code_facts import Facts, line_that_sets, words
 from stepnet.compiler.reads.numbers import Number, but_for_numbers
 from stepnet.compiler.reads.reach import Reach
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
@@ -251,6 +251,8 @@ def read(
         lifts: whether numbers of Python's may be inputs.
     """
     found = reached(loop)
+    if found.uncached and found.refused is None:
+        found = _cached(loop, found)
     tensors = [*found.tensors, *shared]
     if found.refused is not None:
         return Reads(found, (), tensors, refusal=Unsupported(found.refused))
@@ -272,6 +274,25 @@ def read(
     key, inputs = inputs_of(("record", *found.beneath, *made.key), made.numbers, _device(x, states))
     tensors = made.tensors if inputs is None else [*made.tensors, *inputs.tensors]
     return known._replace(key=key, tensors=tensors, inputs=inputs)
+
+
+def _cached(loop: Loop, found: Reach) -> Reach:
+    """What a step reads in a block of `parametrize.cached()`, which keeps what its first iteration would make
+    of parameters."""
+    if not found.names.isdisjoint(_SETS_MODES):
+        found.refused = "it sets a mode, and may be the first to read what parametrize.cached() keeps"
+        return found
+    try:
+        for module, name in found.uncached:
+            getattr(module, name)
+    except Exception as error:
+        let_through(error)
+        found.refused = f"what parametrize.cached() is to keep cannot be made: {type(error).__name__}"
+        return found
+    return reached(loop)
+
+
+_SETS_MODES = words("no_grad enable_grad set_grad_enabled inference_mode autocast")
 
 
 def _lifted(

@@ -317,7 +317,7 @@ def asked(
         given = own_classes((spec,))
         walked = reach(function, given)
         closed = walked.refused is None and walked.open is None
-        if not closed or walked.generators or not walked.complete:
+        if not closed or walked.generators or walked.uncached or not walked.complete:
             return state, None
         note(step, function, given, walked)
         key, tensors = walked.key, walked.tensors

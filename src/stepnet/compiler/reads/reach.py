@@ -42,7 +42,8 @@ class Reach:
     step cannot even be tried on sample rows, or None. `holders`: the containers met, by owner. `generators`:
     those that it may draw noise from. `names`: of the attributes that were looked up. `in_python`: what the
     standard library holds was looked into. `beneath`: of the key, what was put in the place of torch's own.
-    `met_tensors`: with `everything`, the tensors as often as they were met.
+    `met_tensors`: with `everything`, the tensors as often as they were met. `uncached`: parametrized tensors
+    that `parametrize.cached()` will keep once they are asked for.
     """
 
     key: tuple[Any, ...]
@@ -56,6 +57,7 @@ class Reach:
     in_python: bool = False
     beneath: tuple[Any, ...] = ()
     met_tensors: Sequence[Tensor] = ()
+    uncached: Sequence[tuple[Any, str]] = ()
 
     @property
     def files(self) -> frozenset[str]:
@@ -133,7 +135,7 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
         walk = whole
     return Reach(
         tuple(walk.key), walk.tensors, walk.complete, walk.open, walk.refused, walk.holders, walk.generators,
-        walk.names, bool(walk.met), tuple(beneath.key), walk.met_tensors,
+        walk.names, bool(walk.met), tuple(beneath.key), walk.met_tensors, walk.uncached,
     )  # fmt: skip
 
 

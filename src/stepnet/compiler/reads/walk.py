@@ -24,6 +24,7 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, nn
 from torch.nn.modules import module as _torch_module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.utils import parametrize
 
 from stepnet.data.recording import Interned, ToldByContent
 
@@ -57,6 +58,11 @@ HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "hook" in name
 MODULE_HOOKS = tuple(name for name in vars(_torch_module) if name.startswith("_global_") and "hook" in name)
 # Called by operators, torch and Python itself, not by name.
 IMPLICIT = frozenset({"forward", "backward", "setup_context", "vmap", "jvp", "_compiled_call_impl"})
+
+
+def caches(module: nn.Module) -> bool:
+    """Whether a module has parametrized tensors that `parametrize.cached()` keeps."""
+    return parametrize._cache_enabled > 0 and "parametrizations" in module._modules
 
 
 @dataclass
@@ -284,7 +290,7 @@ class Walk(CodeWalk):
         )  # as it was written
         content = module.content if own_class else None
         parts: list[nn.Module] = list(module.modules()) if content is not None else []
-        if content is None or any("forward" in vars(part) for part in parts):
+        if content is None or any("forward" in vars(part) or caches(part) for part in parts):
             self._module(module)
             return
         self.key += (kind, content, module.training)
@@ -326,6 +332,13 @@ class Walk(CodeWalk):
             if table:
                 key.append(name)
                 self._attributes(table, whole or not self.names.isdisjoint(_TABLE_READERS))
+        if caches(module):
+            for name in own["_modules"]["parametrizations"]._modules:
+                if whole or name in self.names:
+                    made = parametrize._cache.get((id(module), name))
+                    self.visit(made)
+                    if made is None:
+                        self.uncached.append((module, name))
         names = own.keys() if whole else self.names
         for name, item in list(own.items()):
             if name not in _MODULE_NOISE and name in names:

@@ -73,6 +73,8 @@ class CodeWalk(abc.ABC):
     hooks: bool = False
     sets: set[str] = field(default_factory=set)  # attributes that the step's own code sets
     in_python: bool = False  # in code of Python's own: what that holds is no matter of the step's
+    # Parametrized tensors that `parametrize.cached()` keeps once they are asked for: modules and names.
+    uncached: list[tuple[Any, str]] = field(default_factory=list)
     depth: int = 0  # of visits in each other
     later: deque[tuple[Any, bool, Any]] = field(default_factory=deque[tuple[Any, bool, Any]])
     trail: Any = None  # the names on the way to what is visited: before it, whose, a name, what is held by it

@@ -469,8 +469,8 @@ def _check_nothing_becomes_zeros(
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
     """Set aside the TorchFunctionModes around: what they watch or change is the caller's, not the capture's.
-    The default device stays, because it is part of what a step means. `parametrize.cached()` keeps nothing
-    meanwhile: a weight of the caller's is none of the trace, and one of the trace none of the caller's."""
+    The default device stays, because it is part of what a step means. What `parametrize.cached()` has kept
+    stays, too, and it keeps nothing more: what a trace makes is none of the caller's."""
     from torch.nn.utils import parametrize
     from torch.overrides import _pop_mode, _push_mode
     from torch.utils._device import DeviceContext
@@ -481,11 +481,15 @@ def without_modes() -> Iterator[None]:
     kept = [mode for mode in reversed(aside) if isinstance(mode, DeviceContext)]
     for mode in kept:
         _push_mode(mode)
-    blocks, parametrize._cache_enabled = parametrize._cache_enabled, 0
+    cache = parametrize._cache
+    held = set(cache)
     try:
         yield
+        if cache.keys() - held:
+            raise Unsupported("it reads a tensor that parametrize.cached() is to keep, which no walk finds")
     finally:
-        parametrize._cache_enabled = blocks
+        for key in cache.keys() - held:
+            cache.pop(key, None)
         for _ in kept:
             _pop_mode()
         for mode in reversed(aside):

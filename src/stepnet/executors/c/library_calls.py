@@ -50,6 +50,26 @@ def _reals(kind: str, suffix: str) -> str:
     return f"#define SN_REAL {kind}\n#define SN_(name) name##_{suffix}\n"
 
 
+_SPARE = frozenset({"argsort", "topk", "matrix_exp", "matrix_exp_grad"})
+_FEW_ITEMS, _FEW_NUMBERS, _ITEM = 512, 256, 16  # as in `sn_picks.h` and `sn_factors.h`
+
+
+def spare_bytes(p: Program, node: Node) -> int:
+    """What a call needs besides its operands: 0 if it has room for that on the stack."""
+    if node.op not in _SPARE:
+        return 0
+    value = p.value(node.inputs[0])
+    if node.op in ("argsort", "topk"):
+        n = value.shape[node.attr("dim")]
+        return 0 if n <= _FEW_ITEMS else n * _ITEM * (2 if node.op == "argsort" else 1)
+    times, n = (3, value.shape[-1]) if node.op == "matrix_exp" else (5, 2 * value.shape[-1])
+    return (
+        0
+        if n * n <= _FEW_NUMBERS
+        else times * n * n * p.value(node.output).bytes // p.value(node.output).size
+    )
+
+
 def call_text(w: Places, node: Node) -> list[str]:
     """The lines of one call, and of copies to other places where its result is kept."""
     p, op = w.p, node.op
@@ -84,6 +104,8 @@ def call_text(w: Places, node: Node) -> list[str]:
         if op.startswith("cumarg"):
             last.append(int(op == "cumargmax"))
         last += [int(value) for key, value in node.attrs if key != "dim"]
+    if op in _SPARE:
+        last.append("sn_spare" if spare_bytes(p, node) else 0)
     lines = [f"{name}({', '.join(map(str, (to, *given, *last)))});"]
     for home in homes[1:]:
         there = w.pointer(node.output, home)

@@ -381,7 +381,7 @@ class CScan:
         if sharing == "turns":  # a state is in the first of its two places where a chunk begins
             chunk = max(LEAST, min(chunk, steps // (TURNS * members)) // LEAST * LEAST)
         share_bytes = source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes)
-        share_bytes = padded(share_bytes + 64 * members)
+        share_bytes = padded(share_bytes + (64 + source.own_bytes) * members)
         shares = slots * max(turns, 1)
         order = layout.order if in_turn else layout.dealt(shares)
         packed, packed_bytes = self._packed(sharing, split)

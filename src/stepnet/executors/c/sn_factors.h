@@ -144,15 +144,15 @@ SN_FACTOR void SN_(sn_exp_of)(SN_REAL *y, const SN_REAL *x, int64_t n, SN_REAL *
         memcpy(y, other, n * n * sizeof *y);
     }
 }
-SN_FACTOR void SN_(sn_matrix_exp)(SN_REAL *y, const SN_REAL *x, int64_t count, int64_t n) {
-    SN_REAL few[3 * 256], *space = n * n > 256 ? malloc(3 * n * n * sizeof *space) : few;
+SN_FACTOR void SN_(sn_matrix_exp)(SN_REAL *y, const SN_REAL *x, int64_t count, int64_t n, void *spare) {
+    SN_REAL few[3 * 256], *space = n * n > 256 ? spare : few;
     for (; count-- > 0; x += n * n, y += n * n) SN_(sn_exp_of)(y, x, n, space);
-    if (space != few) free(space);
 }
 /* The derivative of exp at a, in the direction b: a block of exp [[a, b], [0, a]]. */
-SN_FACTOR void SN_(sn_matrix_exp_grad)(SN_REAL *y, const SN_REAL *a, const SN_REAL *b, int64_t count, int64_t n) {
+SN_FACTOR void SN_(sn_matrix_exp_grad)(SN_REAL *y, const SN_REAL *a, const SN_REAL *b, int64_t count, int64_t n,
+                                       void *spare) {
     const int64_t two = 2 * n, whole = two * two;
-    SN_REAL few[5 * 256], *space = whole > 256 ? malloc(5 * whole * sizeof *space) : few;
+    SN_REAL few[5 * 256], *space = whole > 256 ? spare : few;
     SN_REAL *const both = space + 3 * whole, *const made = space + 4 * whole;
     for (; count-- > 0; a += n * n, b += n * n, y += n * n) {
         for (int64_t i = 0; i < n; ++i)
@@ -164,7 +164,6 @@ SN_FACTOR void SN_(sn_matrix_exp_grad)(SN_REAL *y, const SN_REAL *a, const SN_RE
         SN_(sn_exp_of)(made, both, two, space);
         for (int64_t i = 0; i < n; ++i) memcpy(y + i * n, made + i * two + n, n * sizeof *y);
     }
-    if (space != few) free(space);
 }
 
 /* log of the sum of exp of all so far, as torch adds one to it. */

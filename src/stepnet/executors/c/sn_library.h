@@ -19,8 +19,6 @@ typedef __UINTPTR_TYPE__ uintptr_t;
 void *memcpy(void *restrict to, const void *restrict from, size_t bytes);
 void *memset(void *to, int byte, size_t bytes);
 int memcmp(const void *a, const void *b, size_t bytes);
-void *malloc(size_t bytes);
-void free(void *memory);
 
 #define SN_OF_ONE(name) double name(double); float name##f(float);
 #define SN_OF_TWO(name) double name(double, double); float name##f(float, float);

@@ -12,7 +12,7 @@ SN_INLINE int64_t sn_place(int64_t at, int64_t n, int64_t *wrong) {
     return 0;
 }
 #define SN_PICK static inline __attribute__((unused))
-#define SN_STACKED 512 /* items of a row on the stack; where they are more, on the heap */
+#define SN_STACKED 512 /* items of a row on the stack; where they are more, the caller has room for them */
 #endif
 
 /* y[a, b, ..] = x[.., index[a, b, ..] along dim, ..]. sizes: those of the index, then that of x along dim; strides:
@@ -241,8 +241,8 @@ SN_PICK void SN_P(sn_stable)(SN_ITEM *q, SN_ITEM *spare, int64_t n, int64_t down
 }
 
 SN_PICK void SN_P(sn_argsort)(int64_t *y, const SN_T *x, int64_t outer, int64_t n, int64_t inner, int64_t down,
-                              int64_t stable) {
-    SN_ITEM small[2 * SN_STACKED], *q = n > SN_STACKED ? malloc(2 * n * sizeof *q) : small;
+                              int64_t stable, void *spare) {
+    SN_ITEM small[2 * SN_STACKED], *q = n > SN_STACKED ? spare : small;
     for (int64_t o = 0; o < outer; ++o)
         for (int64_t i = 0; i < inner; ++i) {
             const int64_t e = o * n * inner + i;
@@ -251,7 +251,6 @@ SN_PICK void SN_P(sn_argsort)(int64_t *y, const SN_T *x, int64_t outer, int64_t 
             else SN_P(sn_sort)(q, n, down);
             for (int64_t j = 0; j < n; ++j) y[e + j * inner] = q[j].at;
         }
-    if (q != small) free(q);
 }
 /* The first k of n, if no two of them, nor the one behind them, are equal, so that all ways to order find the same.
  * Of the best in each lane the k + 1st is a bound that more than k reach: what does not is passed by. */
@@ -357,8 +356,8 @@ SN_INLINE int SN_P(sn_first_of)(int64_t *y, const SN_T *x, int64_t n, int64_t k,
     return n >= 16 && n <= SN_P(sn_pick_few) ? SN_P(sn_first_of_few)(y, x, n, k, down) : SN_P(sn_first)(y, x, n, k, down);
 }
 SN_PICK void SN_P(sn_topk)(int64_t *y, const SN_T *x, int64_t outer, int64_t n, int64_t inner, int64_t k,
-                           int64_t down, int64_t sorted) {
-    SN_ITEM small[SN_STACKED], *q = n > SN_STACKED ? malloc(n * sizeof *q) : small;
+                           int64_t down, int64_t sorted, void *spare) {
+    SN_ITEM small[SN_STACKED], *q = n > SN_STACKED ? spare : small;
     const int quick = inner == 1 && k <= SN_P(sn_most_first) && 2 * k < n && (sorted || k * 64 <= n);
     for (int64_t o = 0; k > 0 && o < outer; ++o)
         for (int64_t i = 0; i < inner; ++i) {
@@ -373,7 +372,6 @@ SN_PICK void SN_P(sn_topk)(int64_t *y, const SN_T *x, int64_t outer, int64_t n, 
             }
             for (int64_t j = 0; j < k; ++j) y[to + j * inner] = q[j].at;
         }
-    if (q != small) free(q);
 }
 #undef SN_LESS
 #undef SN_SWAP

@@ -25,6 +25,7 @@ from stepnet.ir.plan import LoopPlan, Region
 from stepnet.ir.text import print_name, print_region
 
 from .expr import loop_text
+from .library_calls import spare_bytes
 from .limits import check
 from .places import Places
 from .template import fill
@@ -51,7 +52,7 @@ class Source:
     workspace a slot needs for n sequences: space[0] + n * space[1], and for each row of a chunk
     chunk_bytes, and index_bytes for each thread (both for each, where they take turns); `packed` are the
     matrices: name, heads, K, N. `late_bytes` of a row of a chunk are written by its steps and read by the
-    products after them.
+    products after them; `own_bytes` are for each thread, whatever it works on.
     """
 
     text: str
@@ -62,6 +63,7 @@ class Source:
     chunk_bytes: int
     index_bytes: int
     late_bytes: int
+    own_bytes: int
 
 
 FIXED = (
@@ -100,6 +102,7 @@ class _Writer:
         self.turns, self.alone = turns, turns or features is not None  # alone: no other has rows of a step
         self.w = Places(loop, p, features and features.count, turns)
         self.lying = {name for name in p.matrices if self._may_lie(name)}
+        self.line_bytes = self.spare_bytes = 0  # of a thread, for what is too large for its stack
 
     def write(self) -> Source:
         p, w = self.p, self.w
@@ -117,6 +120,7 @@ class _Writer:
             rows["mine"] = f" + member * count * a->chunk * {rows['n']}" if self.turns else ""
         late = [{"product": self._matmul_of_chunk(node, "chunk_row")} for node in p.late]
         alike = [self._rows(name) | {"lines": lines} for name, (lines, _) in w.alike.items()]
+        own = {"sn_lines": -(-self.line_bytes // 64) * 64, "sn_spare": -(-self.spare_bytes // 64) * 64}
         fields = self._fields()
         packed = [(name, *self._matrix(name)) for name in p.matrices]
         text = fill(
@@ -137,6 +141,7 @@ class _Writer:
                 "chunk_slot": "chunk_slot" if early or after else "0",
                 "scratch": scratch,
                 "alike": alike,
+                "own": [{"c": name, "bytes": size} for name, size in own.items() if size],
                 "sums": sums,
                 "by_step": [] if after else sums,
                 "by_turn": sums if self.turns else [],
@@ -152,7 +157,7 @@ class _Writer:
             },
         )
         # each begins a line of the cache
-        buffers = 2 * len(p.carries) + len(p.held) + len(w.homes) + len(alike) + 4
+        buffers = 2 * len(p.carries) + len(p.held) + len(w.homes) + len(alike) + 6
         by_chunk = (*early, *scratch) if self.turns else early
         by_step = () if self.turns else scratch
         return Source(
@@ -167,6 +172,7 @@ class _Writer:
             chunk_bytes=sum(rows["bytes"] for rows in by_chunk),
             index_bytes=8 * (bool(early or after) + bool(early or late or self.turns)),
             late_bytes=self._late_bytes(),
+            own_bytes=sum(own.values()),
         )
 
     def _late_bytes(self) -> int:
@@ -386,8 +392,9 @@ class _Writer:
             head = "for (int64_t i = 0; i < active; ++i) {"
         heap, at = size > _MOST_STACK, 0
         room = size + 64 * len(plan.lines)
-        before = [f"        {{ char *const sn_lines = malloc({room});"] if heap else []
-        out = [f"        /* row by row: {made} */", *before, f"        {head}"]
+        self.line_bytes = max(self.line_bytes, room if heap else 0)
+        self.spare_bytes = max(self.spare_bytes, *(spare_bytes(self.p, node) for node in nodes))
+        out = [f"        /* row by row: {made} */", f"        {head}"]
         read = {self.p.base(name) for node in nodes for name in node.inputs}
         if w.after and not read.isdisjoint((*self.p.whole, *self.p.held)):
             out.append("            const int64_t i = chunk_slot[r] % count;")
@@ -399,7 +406,7 @@ class _Writer:
             else:
                 out.append(f"            {kind} {line}[{value.size}] __attribute__((aligned(64)));")
         out += [f"            {text}" for text in w.pointers.values()]
-        return [*out, *body, *last, "        }", *(["        free(sn_lines); }"] if heap else [])]
+        return [*out, *body, *last, "        }"]
 
 
 def _shown(name: str) -> str:
