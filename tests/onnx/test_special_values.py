@@ -74,6 +74,16 @@ def test_bytes_by_255(tmp_path):
     assert model(x, y)[0].tolist() == [1, 0, 4]
 
 
+def test_ones_along_a_diagonal(tmp_path):
+    """Of a matrix alone; one row costs what it holds."""
+    model = read("g (float[N,M] x) => (float[N,M] y) { y = EyeLike<k = -1>(x) }", tmp_path)
+    assert torch.equal(model(torch.zeros(3, 2))[0], torch.tensor([[0.0, 0], [1, 0], [0, 1]]))
+    assert model(torch.zeros(1, 2**20))[0].shape == (1, 2**20)
+    model = read("g (float[N,M,K] x) => (float[N,M] y) { y = EyeLike(x) }", tmp_path)
+    with pytest.raises(IRError, match=r"\(EyeLike\): must have two dimensions\n.*\[2, 3, 4\]\n.*a matrix"):
+        model(torch.zeros(2, 3, 4))
+
+
 def test_means_of_whole_numbers(tmp_path):
     """They are whole, towards zero, as ONNX Runtime has them."""
     model = read(
