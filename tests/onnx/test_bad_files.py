@@ -284,6 +284,7 @@ def test_refused_when_read(name, tmp_path):
 PAIRS = helper.make_graph([node("Add", "ab", "c")], "b", [value("a", 3), value("b", 3)], [value("c", 3)])
 RUN = {
     "a shape": (given([node("Reshape", "xs")], constants=[ints("s", 7, 7)]), r"\[2, 3\] cannot .*49"),
+    "two open sizes": (given([node("Reshape", "xs")], constants=[ints("s", -1, -1)]), "one size of -1"),
     "types of a sequence": (
         given([node("SequenceConstruct", "xs")], constants=[ints("s", 7)]),
         r"different element types\n.*float32, int64",

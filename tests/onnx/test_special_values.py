@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from covering import every
+from stepnet.errors import IRError
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
@@ -66,6 +67,23 @@ def test_the_least_whole_number_by_minus_one(dtype, tmp_path):
     assert model(x, y)[0].tolist() == [least, -7, -3, -3]
 
 
+def test_bytes_by_255(tmp_path):
+    """Which torch takes for -1."""
+    model = read("g (uint8[N] x, uint8[N] y) => (uint8[N] z) { z = Div(x, y) }", tmp_path, opset=14)
+    x, y = torch.tensor([[255, 254, 9], [255, 255, 2]], dtype=torch.uint8)
+    assert model(x, y)[0].tolist() == [1, 0, 4]
+
+
+def test_ones_along_a_diagonal(tmp_path):
+    """Of a matrix alone; one row costs what it holds."""
+    model = read("g (float[N,M] x) => (float[N,M] y) { y = EyeLike<k = -1>(x) }", tmp_path)
+    assert torch.equal(model(torch.zeros(3, 2))[0], torch.tensor([[0.0, 0], [1, 0], [0, 1]]))
+    assert model(torch.zeros(1, 2**20))[0].shape == (1, 2**20)
+    model = read("g (float[N,M,K] x) => (float[N,M] y) { y = EyeLike(x) }", tmp_path)
+    with pytest.raises(IRError, match=r"\(EyeLike\): must have two dimensions\n.*\[2, 3, 4\]\n.*a matrix"):
+        model(torch.zeros(2, 3, 4))
+
+
 def test_means_of_whole_numbers(tmp_path):
     """They are whole, towards zero, as ONNX Runtime has them."""
     model = read(
@@ -75,6 +93,8 @@ def test_means_of_whole_numbers(tmp_path):
     )
     found = model(torch.tensor([[-1, -2], [3, 4]], dtype=torch.int32))
     assert [(out.dtype, out.tolist()) for out in found] == [(torch.int32, [-1, 3]), (torch.int32, [0, 4])]
+    with pytest.raises(IRError, match=r"\(ReduceMean\): whole numbers have no mean\n.*\[2, 0\]\n"):
+        model(torch.zeros(2, 0, dtype=torch.int32))
 
 
 def test_selu_of_large_numbers_has_gradients(tmp_path):

@@ -106,6 +106,8 @@ CHANGED = {
     "two bodies": ("</body>", "</body><body/>", LOOP + ": has 2 times <body>"),
     "two port maps": ("</port_map>", "</port_map><port_map/>", LOOP + ": has 2 times <port_map>"),
     "two lists of layers": ("</layers>", "</layers><layers/>", BODY + "has 2 times <layers>"),
+    "a huge size beside an open one": ('shape="2,5,3"', 'shape="?,4000000000,4000000000"',
+        r"Parameter layer 0 'x': shape \?x4000000000x4000000000 is too large, 16000000000000000000 elem"),
     "an end before the start": ('shape="2,5,3"', 'shape="2,5..3,3"',
         "Parameter layer 0 'x', shape: dim 5..3 ends"),
     "a purpose": ('internal_layer_id="1"', 'internal_layer_id="1" purpose="current_iteration"',

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from ir_files import Net
+from ir_files import Net, edge, sliced
 from stepnet.errors import IRError
-from stepnet.openvino import load, save
+from stepnet.openvino import convert, load, save
 
 # What the bytes mean: of i4 and u4 the first number lies in the low bits, of u1 in the high one.
 CONSTANTS = {
@@ -94,3 +94,25 @@ def test_ports_of_no_precision_are_of_what_their_layers_give(tmp_path):
     path.write_text(text.replace('precision="FP32"', 'precision="UNSPECIFIED"'))
     assert path.read_text() != text
     assert load(path)(torch.tensor([-1.0, 2.0]))[0].tolist() == [1, 2]
+
+
+def test_parameters_of_bodies_are_of_the_type_that_they_are_fed(tmp_path):
+    """OpenVINO writes so what was made without a type; its CPU plugin does not run it."""
+    net = Net()
+    x, h = (net.parameter(name, shape, "float64") for name, shape in (("x", "2,5,3"), ("h", "2,1,3")))
+    body = net.body()
+    fed = [body.parameter(name, "2,1,3") for name in ("xi", "hi")]
+    total = body.result(body.add("Add", fed))
+    ports = [sliced("input", 0, 0, axis=1), sliced("input", 1, 1), sliced("output", 2, total)]
+    net.result(net.loop(body, [x, h], "".join(ports), edge(total, 1)), "y")
+    path = net.write(tmp_path)
+    text = path.read_text().replace('"f32"', '"dynamic"').replace('"FP32"', '"UNSPECIFIED"')
+    path.write_text(text)
+    x, h = torch.rand(2, 5, 3, dtype=torch.float64), torch.rand(2, 1, 3, dtype=torch.float64)
+    convert(path, tmp_path / "again.xml")
+    for name in ("model.xml", "again.xml"):
+        torch.testing.assert_close(load(tmp_path / name)(x, h)[0], x.sum(1, keepdim=True) + h)
+    assert (tmp_path / "again.xml").read_text().count('element_type="f64"') == 4
+    path.write_text(text.replace('"f64"', '"dynamic"').replace('"FP64"', '"UNSPECIFIED"'))
+    with pytest.raises(IRError, match=r"Parameter layer 0 'x': element_type dynamic is not supported"):
+        load(path)

@@ -26,6 +26,7 @@ P = np.abs(A) + 0.1
 U = (RNG.random((2, 3, 5)) * 1.6 - 0.8).astype(np.float32)
 I = RNG.integers(-7, 8, (2, 3, 5)).astype(np.int64)
 J = RNG.integers(1, 5, (3, 1)).astype(np.int64)
+LEAST = np.full(5, -(2**63))  # by -1 it is itself; torch.div ends the process
 IMAGE = RNG.standard_normal((2, 3, 7, 9)).astype(np.float32)
 KERNEL = RNG.standard_normal((4, 3, 3, 2)).astype(np.float32)
 CHANNELS = [RNG.random(3).astype(np.float32) + 0.5 for _ in range(4)]
@@ -91,6 +92,7 @@ ROWS = [
     row("Multiply", [A, B], A * B),
     row("Divide", [A, B], A / B),
     row("Divide", [I, J], I // J, label="whole", m_pythondiv="true"),
+    row("Divide", [LEAST, I[0, 0] * 0 - 1], LEAST, label="least", m_pythondiv="false"),
     row("Power", [P, B], P**B),
     row("Maximum", [A, B], np.maximum(A, B)),
     row("Minimum", [A, B], np.minimum(A, B)),
@@ -340,6 +342,8 @@ ROWS = [
     *(row(n, [P, c([0, -1])], f(P, axis=(0, 2), keepdims=True), keep_dims="true") for n, f in X_AXIS.items()),
     row("ReduceSum", [A, c([1])], A.sum(1), label="drop", keep_dims="false"),
     row("ReduceMean", [I, c([1])], np.trunc(I.mean(1)).astype(np.int64), label="whole", keep_dims="false"),
+    row("ReduceMax", [A[:, :0], c([1])], np.full((2, 5), -np.inf, "f4"), label="none", keep_dims="false"),
+    row("ReduceMin", [I[:, :0], c([1])], np.full((2, 1, 5), 2**63 - 1), label="none", keep_dims="true"),
     row("ReduceL1", [A, c([1])], np.abs(A).sum(1), "opset4", keep_dims="false"),
     row("ReduceL1", [A, c(np.zeros(0, "i8"))], np.abs(A), "opset4", keep_dims="true"),
     row("ReduceL2", [A, c(np.zeros(0, "i8"))], np.abs(A), "opset4", keep_dims="true"),

@@ -7,6 +7,9 @@ from .broken import NotRead as NotRead
 from .broken import TooLarge as TooLarge
 from .broken import Unreadable as Unreadable
 from .distinct import distinct as distinct
+from .edges import extreme as extreme
+from .edges import mean as mean
+from .edges import quotient as quotient
 from .few_steps import FewSteps as FewSteps
 from .files import opened as opened
 from .files import writing as writing

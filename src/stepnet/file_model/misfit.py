@@ -121,6 +121,8 @@ def laid_out(x: Tensor, sizes: Sequence[Any]) -> Tensor:
             raise
         known = math.prod(size for size in sizes if size != -1)
         expected = f"a multiple of {known} numbers" if -1 in sizes else f"{known} numbers"
+        if [*sizes].count(-1) > 1:
+            expected = "one size of -1 at most"
         raise Misfit(
             f"{shape_text(x)} cannot be reshaped to {[*sizes]}",
             got=f"{x.numel()} numbers",

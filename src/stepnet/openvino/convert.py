@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from .model import OpenVINOModel, load
+from .writing.completion import complete, is_open
 from .writing.compress import compress
 from .writing.snapshot import snapshot
 from .writing.unfuse import unfuse as unfuse_sequences
@@ -38,6 +39,8 @@ def convert(
     ...
     """
     net = snapshot(model if isinstance(model, OpenVINOModel) else load(model))
+    if is_open(net):  # of no precision, as OpenVINO writes ports that depend on a type it leaves open
+        complete(net)
     if unfuse:
         unfuse_sequences(net)
     if f16:

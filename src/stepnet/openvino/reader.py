@@ -15,6 +15,7 @@ from stepnet.file_model import Broken, NotRead, Unreadable, shorten
 
 from .attributes import Attributes
 from .element_types import ElementType, by_name, by_precision
+from .fed_types import take_types
 from .loop_reader import read_loop_parts
 from .order import connect
 from .records import Layer, Net, Port, Shape
@@ -63,6 +64,7 @@ def read_net(path: Path) -> Net:
             expected="10 or 11",
         )
     net = read_body(root, where, attributes.text("name", ""), depth=0)
+    take_types(net)
     net.version = version
     net.rt_info = _model_info(root.find("rt_info"), where)
     return net
@@ -170,9 +172,10 @@ def _read_layer(element: Any, scope: str, depth: int) -> Layer:
             got=f"{len(inputs)} inputs, {len(outputs)} outputs",
             expected="no inputs, 1 output",
         )
-    if kind.lower() in ("parameter", "const") and "element_type" in layer.attributes and outputs:
-        declared, port = by_name(layer.attributes["element_type"], where), outputs[0].type
-        if port not in (None, declared):
+    port = outputs[0].type if outputs else None
+    if kind.lower() in ("parameter", "const") and "element_type" in layer.attributes and port is not None:
+        declared = by_name(layer.attributes["element_type"], where)
+        if port != declared:
             raise Broken(
                 f"{where}: its element_type and the precision of its port differ",
                 got=f"{declared.name}, {port.precision}",

@@ -124,7 +124,7 @@ def _declared(layer: Layer) -> tuple[ElementType, Shape]:
 
 
 def _text(shape: Shape) -> str:
-    return "x".join(str(d) for d in shape[:12]) + ("..." if len(shape) > 12 else "")
+    return "x".join("?" if d == -1 else str(d) for d in shape[:12]) + ("..." if len(shape) > 12 else "")
 
 
 def _amount(number: int) -> str:
@@ -147,10 +147,10 @@ def check_bytes(shape: Shape | torch.Size, size: int, where: str) -> None:
     Raises:
         IRError: its static dimensions ask for more than `MOST_BYTES`.
     """
-    needed = math.prod(d for d in shape if d >= 0) * size
-    if needed > MOST_BYTES:
+    count = math.prod(d for d in shape if d >= 0)
+    if count * size > MOST_BYTES:
         raise TooLarge(
-            f"{where}: shape {_text(tuple(shape))} is too large, {_amount(math.prod(shape))} elements",
-            got=f"{_amount(needed)} bytes",
+            f"{where}: shape {_text(tuple(shape))} is too large, {_amount(count)} elements",
+            got=f"{_amount(count * size)} bytes",
             expected=f"at most {MOST_BYTES} bytes",
         )

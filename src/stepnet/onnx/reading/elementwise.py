@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from stepnet.data.dtypes import dtype_name
-from stepnet.file_model import UNSIGNED, same_types, sign, widened
+from stepnet.file_model import UNSIGNED, quotient, same_types, sign, widened
 
 from .info import Info, Misfit, Run, dtype_of, op
 
@@ -74,13 +74,7 @@ def _mean(node: Info) -> Run:
 
 @op("Div", inputs=(2, 2))
 def _div(node: Info) -> Run:
-    def div(x: Tensor, y: Tensor) -> Tensor:
-        if x.is_floating_point():
-            return x / y
-        turned = y == -1  # the least number divided by which ends the process
-        return torch.where(turned, -x, torch.div(x, y.masked_fill(turned, 1), rounding_mode="trunc"))
-
-    return _on_numbers(div)
+    return _on_numbers(lambda x, y: x / y if x.is_floating_point() else quotient(x, y))
 
 
 @op("Pow", inputs=(2, 2))

@@ -296,9 +296,10 @@ def _eye_like(node: Info) -> Run:
     dtype = dtype_of(node.get("dtype")) if node.get("dtype") else None
 
     def eye(x: Tensor) -> Tensor:
-        return torch.diag_embed(torch.ones(max(x.shape)), shift)[: x.shape[0], : x.shape[1]].to(
-            dtype or x.dtype
-        )
+        if x.dim() != 2:
+            raise Misfit("must have two dimensions", [*x.shape], "a matrix")
+        rows, columns = (torch.arange(size, device=x.device) for size in x.shape)
+        return (columns - rows.unsqueeze(1) == shift).to(dtype or x.dtype)
 
     return eye
 

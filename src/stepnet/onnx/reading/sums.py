@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import axes_in, axis_in, cumulated, is_recorded, largest, widened
+from stepnet.file_model import axes_in, axis_in, cumulated, extreme, is_recorded, largest, mean, widened
 
 from .info import Info, Misfit, Run, op
 
 Axes = list[int]
 REDUCTIONS: dict[str, Callable[[Tensor, Axes, bool], Tensor]] = {
     "ReduceSum": lambda x, axes, keep: x.sum(axes, keep, dtype=x.dtype),
-    "ReduceMean": lambda x, axes, keep: _mean(x, axes, keep),
-    "ReduceMax": lambda x, axes, keep: _extreme(x, axes, keep, "amax"),
-    "ReduceMin": lambda x, axes, keep: _extreme(x, axes, keep, "amin"),
+    "ReduceMean": lambda x, axes, keep: mean(x, axes, keep),
+    "ReduceMax": lambda x, axes, keep: extreme(x, axes, keep, "amax"),
+    "ReduceMin": lambda x, axes, keep: extreme(x, axes, keep, "amin"),
     "ReduceProd": lambda x, axes, keep: _product(x, axes, keep),
     "ReduceL1": lambda x, axes, keep: x.abs().sum(axes, keep, dtype=x.dtype),
     "ReduceL2": lambda x, axes, keep: (x * x).sum(axes, keep, dtype=x.dtype).sqrt().to(x.dtype),
@@ -27,25 +26,6 @@ REDUCTIONS: dict[str, Callable[[Tensor, Axes, bool], Tensor]] = {
     "ReduceLogSumExp": lambda x, axes, keep: x.logsumexp(axes, keep).to(x.dtype),
     "ReduceSumSquare": lambda x, axes, keep: (x * x).sum(axes, keep, dtype=x.dtype),
 }
-
-
-def _mean(x: Tensor, axes: Axes, keep: bool) -> Tensor:
-    if x.is_floating_point():
-        return x.mean(axes, keep)
-    count = math.prod(x.shape[axis] for axis in axes)
-    return torch.div(x.sum(axes, keep), count, rounding_mode="trunc").to(x.dtype)
-
-
-def _extreme(x: Tensor, axes: Axes, keep: bool, kind: str) -> Tensor:
-    if x.numel():
-        return getattr(x, kind)(axes, keep)
-    sizes = [1 if k in axes_in(axes, x.dim()) else size for k, size in enumerate(x.shape)]
-    if x.is_floating_point():
-        least, most = -torch.inf, torch.inf
-    else:
-        least, most = torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max
-    out = x.new_full(sizes, least if kind == "amax" else most)
-    return out if keep else out.sum(axes, dtype=x.dtype)
 
 
 def _product(x: Tensor, axes: Axes, keep: bool) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from stepnet.file_model import quotient
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
@@ -62,10 +63,10 @@ def binary(function: Callable[[Tensor, Tensor], Tensor]) -> Maker:
 
 
 def _divide(layer: Layer, attributes: Attributes) -> Function:
-    rounding = "floor" if attributes.bool("m_pythondiv", True) else "trunc"
+    whole = torch.floor_divide if attributes.bool("m_pythondiv", True) else quotient
 
     def divide(a: Tensor, b: Tensor) -> Tensor:
-        return a / b if a.dtype.is_floating_point else torch.div(a, b, rounding_mode=rounding)
+        return a / b if a.dtype.is_floating_point else whole(a, b)
 
     return binary(divide)(layer, attributes)
 

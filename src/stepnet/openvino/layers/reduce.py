@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.file_model import cumulated
+from stepnet.file_model import cumulated, extreme, mean
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
@@ -39,10 +39,6 @@ def _one_by_one(function: Callable[[Tensor, int, bool], Tensor]) -> Reduction:
         return x
 
     return reduce
-
-
-def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    return torch.mean(x if x.dtype.is_floating_point else x.double(), axes, keep)
 
 
 def _l2(x: Tensor, axes: list[int], keep: bool) -> Tensor:
@@ -177,9 +173,9 @@ def _fake_quantize(layer: Layer, attributes: Attributes) -> Function:
 
 ROWS = (
     _reduce("ReduceSum", lambda x, axes, keep: torch.sum(x, axes, keep)),
-    _reduce("ReduceMean", _mean),
-    _reduce("ReduceMax", lambda x, axes, keep: torch.amax(x, axes, keep)),
-    _reduce("ReduceMin", lambda x, axes, keep: torch.amin(x, axes, keep)),
+    _reduce("ReduceMean", mean),
+    _reduce("ReduceMax", lambda x, axes, keep: extreme(x, axes, keep, "amax")),
+    _reduce("ReduceMin", lambda x, axes, keep: extreme(x, axes, keep, "amin")),
     _reduce("ReduceProd", _one_by_one(lambda x, axis, keep: torch.prod(x, axis, keep))),
     _reduce("ReduceL1", lambda x, axes, keep: torch.sum(torch.abs(x), axes, keep)),
     _reduce("ReduceL2", _l2),

@@ -30,6 +30,14 @@ def complete(net: Net) -> Net:
     return net
 
 
+def is_open(net: Net) -> bool:
+    """Whether a port does not say its type."""
+    return any(
+        any(port.type is None for port in layer.outputs) or any(map(is_open, layer.bodies.values()))
+        for layer in net.layers.values()
+    )
+
+
 def inferred(net: Net) -> Known:
     """Types and shapes of the outputs of all layers, those in bodies too, by the identity of the layers; None
     for a shape that is open."""
