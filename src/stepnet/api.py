@@ -44,6 +44,7 @@ from .front.step import (
     TorchCell,
     WithStatic,
     as_step,
+    as_they_are,
     boot_state,
     loop_of,
     step_name,
@@ -67,7 +68,7 @@ from .typed import Booting, Rows, Settings, State, typed
 from .watchers import Instead, instead, is_kept, kept, replaced, watched, watching
 from .windows import check_windows, run_in_windows
 
-_STEPS = Steps(as_step, boot_state, loop_of)
+_STEPS = Steps(as_step, boot_state, loop_of, as_they_are)
 
 
 def _like(step: Any, x: Any = None, state: Any = None, **how: Any) -> Any:

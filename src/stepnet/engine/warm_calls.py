@@ -67,12 +67,13 @@ class Steps(NamedTuple):
 
     `wrap`: a step as a function of its parameters. `boot`: what it begins with for a number of sequences.
     `record`: of a function, its x, what is carried, how both are nested, and the way: the loop and what it
-    is fed.
+    is fed. `as_they_are`: of how x and the state are nested, whether a step is called on both, on nothing else.
     """
 
     wrap: Callable[[Any], Callable[..., Any]]
     boot: Callable[[Callable[..., Any], int], Any]
     record: Callable[..., tuple[Loop, Mapping[str, Any]]]
+    as_they_are: Callable[[tuple[Spec, Spec]], bool]
 
 
 class Asked(NamedTuple):
@@ -159,7 +160,7 @@ class Asked(NamedTuple):
 
     def is_faster_itself(self, entry: Entry, find: Callable[[str], Find]) -> bool:
         """Whether it is of one step, which by itself was timed faster than its plan."""
-        one = _is_one_step(self.x, self.layout, self.way.axis)
+        one = _is_one_step(self.x, self.layout, self.way.axis) and self.of.as_they_are(self.form)
         may_be = one and self.way.backend == AUTO and autocast_dtype("cpu") is None
         if not may_be or entry.ready is None or entry.ready.plan.random:
             return False
