@@ -186,7 +186,7 @@ def recurrent(
     if level >= 0 and type(x) is LoDTensor and level == x.lod_level - 1:
         level = -1  # one name of a level: calls like one before are found by it
     if (
-        (type(x) is Tensor or type(x) is LoDTensor)
+        x is not None
         and steps is static is resets is checkpoint is detach_every is None
         and not (scopes or torch.compiler.is_compiling() or (CAN_CAPTURE and is_exporting()))
         and instead() is watching() is inner() is None
@@ -215,7 +215,7 @@ def recurrent(
 
 @not_followed
 def warm(
-    step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
+    step: Any, x: Any, state: Any, way: tuple[bool, int, int, str],
     pieces: Layout | None = None, draws: bool = True,
 ) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
     """The initial state; and what `recurrent` gives at a call like one before, where nobody else answers it,
