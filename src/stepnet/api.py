@@ -43,6 +43,7 @@ from .front.step import (
     TorchCell,
     WithStatic,
     as_step,
+    as_they_are,
     boot_state,
     loop_of,
     step_name,
@@ -67,7 +68,7 @@ from .typed import Booting, Rows, Settings, State, typed
 from .watchers import Instead, instead, is_kept, kept, replaced, watched, watching
 from .windows import check_windows, run_in_windows
 
-_STEPS = Steps(as_step, boot_state, loop_of)
+_STEPS = Steps(as_step, boot_state, loop_of, as_they_are)
 
 
 def _like(step: Any, x: Any = None, state: Any = None, **how: Any) -> Any:
@@ -191,7 +192,7 @@ def recurrent(
         if words is not None:  # the step around gets one word of each sentence
             return words.recurrence(step, x, state)
     if (
-        (type(x) is Tensor or type(x) is LoDTensor)
+        x is not None
         and steps is static is resets is checkpoint is detach_every is None
         and not (scopes or torch.compiler.is_compiling() or (CAN_CAPTURE and is_exporting()))
         and instead() is watching() is inner() is None
@@ -220,7 +221,7 @@ def recurrent(
 
 @not_followed
 def warm(
-    step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
+    step: Any, x: Any, state: Any, way: tuple[bool, int, int, str],
     pieces: Layout | None = None, draws: bool = True,
 ) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
     """The initial state; and what `recurrent` gives at a call like one before, where nobody else answers it,

@@ -208,3 +208,15 @@ def test_a_plan_that_may_not_hold(ran):
             assert turn < 3 or len(ran) == before + 1
     longer = given(3)
     same(outcome(cell, *longer, "auto")[0], outcome(cell, *longer, "naive")[0])
+
+
+def test_a_step_that_may_be_called_without_static_is_called_with_it(ran):
+    def step(x, h, static=None):
+        return (x if static is None else x + static), h
+
+    x, (h, static) = torch.zeros(1, N, H), (torch.ones(N, H), torch.ones(N, H))
+    for _ in range(4):
+        y, last = recurrent(step, x, h, static=static, backend=BACKEND)
+        assert y.equal(x + 1)
+        assert last.equal(h)
+    assert not ran

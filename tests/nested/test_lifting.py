@@ -15,6 +15,7 @@ from covering import few
 from stepnet.api import recurrent
 from stepnet.cells import GRU, LSTM, LearnedInitialState, VariationalDropout
 from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import flatten
 from stepnet.errors import SlowPathWarning
 from stepnet.testing import assert_close
 
@@ -42,7 +43,7 @@ def runs(monkeypatch):
     def counted_warm(steps, step, x, *how):
         state, result = warm(steps, step, x, *how)
         if result is not None:
-            counts.append(len(x.lengths()))
+            counts.append(len(flatten(x)[0][0].lengths()))
         return state, result
 
     monkeypatch.setattr(stepnet.api, "as_one", lambda *_, **__: None)  # each step is one of sentences

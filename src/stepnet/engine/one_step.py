@@ -22,23 +22,27 @@ _ROUNDS = 8  # the first runs of a plan find out where its values are
 _TOLD = RuntimeError, TypeError, ValueError, IndexError  # of which the long way says where they were
 
 Out = list[Tensor]  # the leaves of y, and of the final state
-Inputs = tuple[Tensor, list[Tensor]]  # x, and the leaves of the state
+Inputs = tuple[list[Tensor], list[Tensor]]  # the leaves of x, and of the state
 
 
 def one_step(
-    function: Callable[..., Any], x: Tensor, states: Sequence[Tensor], spec: Spec, axis: int | None
-) -> Out | None:
+    function: Callable[..., Any], x: Sequence[Tensor], states: Sequence[Tensor], form: tuple[Spec, Spec],
+    axis: int | None,
+) -> Out | None:  # fmt: skip
     """What a step gives on x of one row for each sequence. None: it failed, and the long way says so.
 
     Args:
         function: the step.
-        x: one step.
-        states: what is carried, as leaves, nested like `spec`.
+        x: one step, as leaves.
+        states: what is carried, as leaves.
+        form: how both are nested.
         axis: of the steps, in x and y; None: they have none.
     """
+    rows = x if axis is None else [t.select(axis, 0) for t in x]
+    of_x, spec = form
     state: Any = states[0] if spec is LEAF else unflatten(spec, [*states])
     try:
-        y, state = function(x if axis is None else x.select(axis, 0), state)
+        y, state = function(rows[0] if of_x is LEAF else unflatten(of_x, [*rows]), state)
         out = [y] if type(y) is Tensor else flatten(y)[0]
         if axis is not None:
             out = [torch.stack([t], axis) for t in out]
@@ -51,7 +55,7 @@ def one_step(
     if axis is None:
         out, last = [], out + last
     # own memory; and a hook on the last state is not to see what comes in for y
-    return out + distinct([t.clone() if t.requires_grad else t for t in last], [x, *states])
+    return out + distinct([t.clone() if t.requires_grad else t for t in last], [*x, *states])
 
 
 def is_faster(
@@ -71,8 +75,8 @@ def is_faster(
     """
     if not all(map(choice.is_bare, weights)):
         return None  # histories and hooks are the caller's
-    x, *states = (t.detach().clone().requires_grad_(t.requires_grad) for t in (inputs[0], *inputs[1]))
-    read = (x, *states, *weights)
+    x, states = ([t.detach().clone().requires_grad_(t.requires_grad) for t in group] for group in inputs)
+    read = (*x, *states, *weights)
     versions = [t._version for t in read]
     ways = {"the plan": by_plan, PLAIN.label: by_itself}
     looks: list[Any] = []

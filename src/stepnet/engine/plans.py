@@ -20,7 +20,6 @@ from stepnet.compiler.trace.answers import AsksCaptured
 from stepnet.compiler.trace.capture import FailsOnAnyRows
 from stepnet.compiler.trace.iteration import code_of, own_classes
 from stepnet.data.as_imported import contiguous
-from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import (
     batches,
     has_tangent,
@@ -308,7 +307,7 @@ def run_again(asked: warm_calls.Asked) -> tuple[Any, Any] | None:
 
 
 def run_warm(
-    of: warm_calls.Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
+    of: warm_calls.Steps, step: Any, x: Any, state: Any, way: tuple[bool, int, int, str],
     pieces: Layout | None = None, draws: bool = True,
 ) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
     """The initial state, and what `run_again` gives for a call with the shapes of one before; None if it is

@@ -145,8 +145,8 @@ def _of_members(
     if not _is_usual(entry) or entry.ready is None or entry.compiled is None:
         return None
     (x, d), *states = tables
-    lead = call.x.shape[:2]
-    rows = call.rows if d is None else x.movedim(d, 0).flatten(1, 2)
+    lead = call.steps
+    rows = call.rows[0] if d is None else x.movedim(d, 0).flatten(1, 2)
     given = [(rows, None if d is None else 0), *states, *(weights[place] for place in entry.weights)]
     run = Call(entry.ready, call.layout, entry.compiled.constants, not_asked_for)
     found = each_by_places(run, k, [d for _, d in given], [t for t, _ in given])
@@ -154,4 +154,4 @@ def _of_members(
         return None
     out, n_y = found[0], len(found[0]) - len(states)
     whole = [t.unflatten(1, lead) if i < n_y else t for i, t in enumerate(out)]
-    return joined([wrapped(t, 0) for t in whole], n_y, entry.y_spec, call.x, call.form[1])
+    return joined([wrapped(t, 0) for t in whole], n_y, entry.y_spec, call.x[0], call.form[1])

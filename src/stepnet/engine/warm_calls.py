@@ -4,7 +4,7 @@ to look through as a step of a small cell.
 What tells two calls apart is what tells two plans apart (`plans.lookup`): all that the body's Python reads,
 and what its inputs look like. The step is walked anew, unless it is known to read what it read (`walked`); of
 such a step calls on equal shapes are found at once (`warm`). Whatever is out of the ordinary (modes,
-transforms, traces, several inputs) goes the long way, and so does the first call of each kind.
+transforms, traces) goes the long way, and so does the first call of each kind.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from stepnet.ir.loop import Loop
 from stepnet.watchers import is_noted, note_run
 
 from .choice import about_as_many
+from .inputs import inputs_of
 from .jvp_plan import Find, RunsAlong
 from .known_steps import Found, boots, forget_steps, note, unchanged_step
 from .make import Entry, apart
@@ -66,13 +67,14 @@ class Steps(NamedTuple):
     """What steps are, of which the engine knows nothing.
 
     `wrap`: a step as a function of its parameters. `boot`: what it begins with for a number of sequences.
-    `record`: of a function, its x, what is carried, how both are nested, and the way: the loop and what it
-    is fed.
+    `record`: of a function, its inputs, what is carried, how both are nested, and the way: the loop and what
+    it is fed. `as_they_are`: of how x and the state are nested, whether a step is called on just these.
     """
 
     wrap: Callable[[Any], Callable[..., Any]]
     boot: Callable[[Callable[..., Any], int], Any]
     record: Callable[..., tuple[Loop, Mapping[str, Any]]]
+    as_they_are: Callable[[tuple[Spec, Spec]], bool]
 
 
 class Asked(NamedTuple):
@@ -80,13 +82,13 @@ class Asked(NamedTuple):
 
     of: Steps
     step: Callable[..., Any]
-    x: Tensor | LoDTensor
+    x: list[Any]  # its inputs: tensors, or LoDTensors
     states: list[Tensor]
     form: tuple[Spec, Spec]
     way: Way
     key: tuple[Any, ...]  # of what the step reads
     tensors: list[Tensor]
-    rows: Tensor
+    rows: list[Tensor]
     layout: Layout
     looks: Any  # what tells its inputs apart from others
 
@@ -102,15 +104,23 @@ class Asked(NamedTuple):
 
     def of_one_row(self) -> Asked:
         """The same, with one row for all of x: it says what rows are like, and holds none of the others."""
-        rows = self.rows.detach()[:1].clone().expand(self.rows.shape)
-        rows.requires_grad_(self.rows.requires_grad)
-        x = LoDTensor.of(rows, self.x.structure) if isinstance(self.x, LoDTensor) else rows.view(self.x.shape)
-        return self._replace(x=x, rows=rows)
+        rows = [t.detach()[:1].clone().expand(t.shape).requires_grad_(t.requires_grad) for t in self.rows]
+        return self._replace(x=self._as_x(rows), rows=rows)
+
+    def _as_x(self, values: Sequence[Tensor]) -> list[Any]:
+        """Inputs like those of this call, of other numbers."""
+        given = zip(values, self.x, strict=True)
+        return [LoDTensor.of(t, x.structure) if type(x) is LoDTensor else t.view(x.shape) for t, x in given]
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The first sizes of tensors; nothing of LoDTensors."""
+        return () if type(self.x[0]) is LoDTensor else tuple(self.x[0].shape[:2])
 
     @property
     def sequences(self) -> Sequences:
         """What the loop is given, as tables."""
-        return Sequences(self.layout, [self.rows], lambda table: table, self.states, [])
+        return Sequences(self.layout, self.rows, lambda table: table, self.states, [])
 
     @property
     def reads(self) -> Reads:
@@ -154,12 +164,12 @@ class Asked(NamedTuple):
 
     def itself(self, entry: Entry) -> tuple[Any, Any] | None:
         """What `itself` gives."""
-        given = self.x, self.states, self.tensors, self.form[1], self.way.axis
+        given = self.x, self.states, self.tensors, self.form, self.way.axis
         return itself(self.of.wrap(self.step), *given, entry, self.layout)
 
     def is_faster_itself(self, entry: Entry, find: Callable[[str], Find]) -> bool:
         """Whether it is of one step, which by itself was timed faster than its plan."""
-        one = _is_one_step(self.x, self.layout, self.way.axis)
+        one = _is_one_step(self.x[0], self.layout, self.way.axis) and self.of.as_they_are(self.form)
         may_be = one and self.way.backend == AUTO and autocast_dtype("cpu") is None
         if not may_be or entry.ready is None or entry.ready.plan.random:
             return False
@@ -173,33 +183,35 @@ class Asked(NamedTuple):
         return entry.itself[size]
 
     def _timed(self, entry: Entry, find: Callable[[str], Find]) -> str | None:
-        like = _like(self, entry, (self.rows, *self.states, *self.tensors), 0, find)
-        ragged, function = isinstance(self.x, LoDTensor), self.of.wrap(self.step)
+        like = _like(self, entry, (*self.rows, *self.states, *self.tensors), 0, find)
+        ragged, function = isinstance(self.x[0], LoDTensor), self.of.wrap(self.step)
 
-        def by_plan(x: Tensor, states: list[Tensor]) -> list[Tensor]:
-            own = LoDTensor.of(x, self.x.structure) if isinstance(self.x, LoDTensor) else x
-            call = self._replace(x=own, rows=x.reshape(self.rows.shape), states=states)
+        def by_plan(x: list[Tensor], states: list[Tensor]) -> list[Tensor]:
+            rows = [t.reshape(own.shape) for t, own in zip(x, self.rows, strict=True)]
+            call = self._replace(x=self._as_x(x), rows=rows, states=states)
             recorded = (lambda: like.recorded(call)) if torch.is_grad_enabled() else None
-            y, last = like.run(self.layout, call.rows, states, self.tensors, own, recorded)
+            y, last = like.run(self.layout, call.rows, states, self.tensors, call.x[0], recorded)
             y = flatten(y)[0]
             return [*([t.values for t in y] if ragged else y), *flatten(last)[0]]
 
-        def by_itself(x: Tensor, states: list[Tensor]) -> list[Tensor] | None:
-            return one_step(function, x, states, self.form[1], None if ragged else self.way.axis)
+        def by_itself(x: list[Tensor], states: list[Tensor]) -> list[Tensor] | None:
+            return one_step(function, x, states, self.form, None if ragged else self.way.axis)
 
         weights = [self.tensors[place] for place in entry.weights]
-        given = self.x.values if isinstance(self.x, LoDTensor) else self.x
+        given = [x.values for x in self.x] if ragged else self.x
         besides = _LONG_WAY if is_guarded(entry.y_spec) else 0.0
         return is_faster((given, self.states), weights, by_plan, by_itself, besides)
 
     def run(self, entry: Entry, find: Find) -> tuple[Any, Any]:
         """y and the final state, by a plan. `find`: see `RunsAlong`."""
-        steps = self.x.shape[:2] if isinstance(self.x, Tensor) else ()
+        steps = self.steps
         call = self.call(entry, find, steps)
         weights = [self.tensors[place] for place in entry.weights]
-        out = run_plan(call, [contiguous(self.rows)], [contiguous(s) for s in self.states], weights)
-        note_run(entry, self.layout, ([self.rows], self.states, weights), out, steps)
-        return joined(out, len(out) - len(self.states), entry.y_spec, self.x, self.form[1])
+        out = run_plan(
+            call, [contiguous(t) for t in self.rows], [contiguous(s) for s in self.states], weights
+        )
+        note_run(entry, self.layout, (self.rows, self.states, weights), out, steps)
+        return joined(out, len(out) - len(self.states), entry.y_spec, self.x[0], self.form[1])
 
     def call(self, entry: Entry, find: Find, steps: tuple[int, ...], as_it_is: bool = False) -> Call:
         """The run of a plan. `find`: see `RunsAlong`."""
@@ -232,25 +244,27 @@ def _is_one_step(x: Tensor | LoDTensor, layout: Layout, axis: int) -> bool:
 
 
 def itself(
-    function: Callable[..., Any], x: Tensor | LoDTensor, states: list[Tensor], tensors: Sequence[Tensor],
-    spec: Spec, axis: int, entry: Entry, layout: Layout,
+    function: Callable[..., Any], x: Sequence[Any], states: list[Tensor], tensors: Sequence[Tensor],
+    form: tuple[Spec, Spec], axis: int, entry: Entry, layout: Layout,
 ) -> tuple[Any, Any] | None:  # fmt: skip
-    """y and the final state of a call of one step, by the step itself; None if it fails."""
-    rows, at = (x.values, None) if isinstance(x, LoDTensor) else (x, axis)
-    out = one_step(function, rows, states, spec, at)
+    """y and the final state of a call of one step, by the step itself; None if it fails. `x`: its inputs."""
+    rows, at = ([t.values for t in x], None) if isinstance(x[0], LoDTensor) else (x, axis)
+    out = one_step(function, rows, states, form, at)
     if out is None:
         return None
     if is_noted():
         weights = [tensors[place] for place in entry.weights]
-        table, steps = (rows, ()) if at is None else (rows.flatten(0, 1), rows.shape[:2])
-        note_run(entry, layout, ([table], states, weights), out, steps)
-    return joined(out, len(out) - len(states), entry.y_spec, x, spec)
+        tables, steps = rows, ()
+        if at is not None:
+            tables, steps = [t.flatten(0, 1) for t in rows], rows[0].shape[:2]
+        note_run(entry, layout, (tables, states, weights), out, steps)
+    return joined(out, len(out) - len(states), entry.y_spec, x[0], form[1])
 
 
 def joined(
     out: list[Tensor], n_y: int, spec: Spec | None, x: Tensor | LoDTensor, state: Spec
 ) -> tuple[Any, Any]:
-    """y and the final state, of what a plan gives."""
+    """y and the final state, of what a plan gives. `x`: an input."""
     assert spec is not None
     y: list[Any] = out[:n_y]
     if type(x) is LoDTensor:
@@ -260,26 +274,28 @@ def joined(
     return whole, out[n_y] if state is LEAF else unflatten(state, out[n_y:])
 
 
-def _table(x: Any, way: Way, pieces: Layout | None) -> tuple[Tensor, Layout] | None:
-    """The rows of an input and where they stand, if it is as simple as most are: one tensor of rows of
-    numbers on the CPU, or one LoDTensor of them, and no mode around. `pieces`: see `warm`."""
-    if torch._C._len_torch_function_stack() or forward_ad._current_level >= 0 or torch.is_anomaly_enabled():
+def _is_last(level: int, x: LoDTensor) -> bool:
+    """Whether the elements of a level are the rows."""
+    return level in (-1, x.lod_level - 1)
+
+
+def _tables(x: Sequence[Any], way: Way, pieces: Layout | None) -> tuple[list[Tensor], Layout] | None:
+    """The rows of inputs and where they stand, if these are as simple as most are: tensors of rows of numbers
+    on the CPU, or LoDTensors of them. `pieces`: see `warm`."""
+    first, ragged = x[0], type(x[0]) is LoDTensor
+    given = [t.values for t in x] if ragged else x
+    if not all(type(t) is Tensor and t.is_cpu for t in given) or only_plain(given) is not None:
         return None
-    if type(x) is Tensor:
-        if way.axis not in (0, 1) or x.is_nested or x.dim() < 3:
+    if ragged:
+        if not _is_last(way.level, first) or all(t.dim() < 2 for t in given):
             return None
-        if only_plain([x]) is not None or not x.is_cpu:
-            return None
-        one, two = x.shape[:2]
-        first = way.axis == 0
-        layout = pieces or Layout.dense(one if first else two, two if first else one, first, way.reverse)
-        return x.reshape(one * two, *x.shape[2:]), layout
-    if type(x) is not LoDTensor or way.level != -1:
+        return [*given], pieces or Layout.of(first.structure, way.reverse)
+    if way.axis not in (0, 1) or first.is_nested or all(t.dim() < 3 for t in given):
         return None
-    rows = x.values
-    if type(rows) is not Tensor or rows.dim() < 2 or only_plain([rows]) is not None or not rows.is_cpu:
-        return None
-    return rows, pieces or Layout.of(x.structure, way.reverse)
+    one, two = first.shape[:2]
+    by_time = way.axis == 0
+    layout = pieces or Layout.dense(one if by_time else two, two if by_time else one, by_time, way.reverse)
+    return [t.reshape(one * two, *t.shape[2:]) for t in given], layout
 
 
 def asked(
@@ -295,10 +311,13 @@ def asked(
         way: how it goes over its rows.
         pieces: see `warm`.
     """
-    table = _table(x, way, pieces) if tried(way.backend) else None
-    if table is None:
+    if torch._C._len_torch_function_stack() or forward_ad._current_level >= 0 or torch.is_anomaly_enabled():
         return state, None
-    rows, layout = table
+    inputs, x_spec = inputs_of(x) if tried(way.backend) else ([], LEAF)
+    tables = _tables(inputs, way, pieces) if inputs else None
+    if tables is None:
+        return state, None
+    rows, layout = tables
     if state is None:
         state = of.boot(of.wrap(step), layout.sequences)
     states, spec = flatten(state)
@@ -314,7 +333,7 @@ def asked(
         if way.backend == AUTO and rests(step):
             return state, None
         function = of.wrap(step)
-        given = own_classes((spec,))
+        given = own_classes((x_spec, spec))
         walked = reach(function, given)
         closed = walked.refused is None and walked.open is None
         if not closed or walked.generators or walked.uncached or not walked.complete:
@@ -323,15 +342,16 @@ def asked(
         key, tensors = walked.key, walked.tensors
     like = (
         looks(tensors),
-        spec,
+        (x_spec, spec),
         tuple([(t.shape[1:], t.dtype, t.requires_grad) for t in states]),
-        (rows.shape[1:], rows.dtype, rows.requires_grad, type(x) if pieces is None else LoDTensor),
+        tuple([(t.shape[1:], t.dtype, t.requires_grad) for t in rows]),
+        type(inputs[0]) if pieces is None else LoDTensor,
         torch.is_grad_enabled(),
         autocast_dtype("cpu"),
         torch.get_default_dtype(),
         tried(way.backend),
     )
-    return state, Asked(of, step, x, states, (LEAF, spec), way, key, tensors, rows, layout, like)
+    return state, Asked(of, step, inputs, states, (x_spec, spec), way, key, tensors, rows, layout, like)
 
 
 class _Like(NamedTuple):
@@ -345,7 +365,7 @@ class _Like(NamedTuple):
     form: tuple[Spec, Spec]
     way: Way
     find: Find
-    table: tuple[int, ...] | None  # the shape of x as rows; None: it may be left as it is
+    tables: list[tuple[int, ...]] | None  # the shapes of inputs as rows; None: they may be left as they are
     call: Call  # one that leaves nothing to do for backward
     complex: bool
     direct: bool  # whether a run may go by places
@@ -353,38 +373,38 @@ class _Like(NamedTuple):
     by_itself: bool = False  # whether the step itself is faster
 
     def run(
-        self, layout: Layout, rows: Tensor, states: Sequence[Tensor], tensors: Sequence[Tensor],
+        self, layout: Layout, rows: Sequence[Tensor], states: Sequence[Tensor], tensors: Sequence[Tensor],
         x: Tensor | LoDTensor, recorded: Callable[[], Call] | None,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """y and the final state. `recorded`: makes the run that a backward may follow."""
+        """y and the final state. `x`: an input. `recorded`: makes the run that a backward may follow."""
         weights = [tensors[place] for place in self.entry.weights]
         if self.direct and (recorded is None or not sees_saved_tensors()):
-            inputs = rows, *states, *weights
+            inputs = *rows, *states, *weights
             trains = recorded is not None
             direct = self.lately.direct(self.call.ready, layout, inputs, self.call.steps, trains)
             by_names = recorded or not_asked_for
             out = None if direct is None else run_direct(direct, by_names, inputs, layout)
             if out is not None:
-                note_run(self.entry, layout, ([rows], states, weights), out, self.call.steps)
+                note_run(self.entry, layout, (rows, states, weights), out, self.call.steps)
                 return joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])
         run_by = self.call._replace(layout=layout) if recorded is None else recorded()
-        table, first = contiguous(rows), [contiguous(s) for s in states]
+        tables, first = [contiguous(t) for t in rows], [contiguous(s) for s in states]
         if self.complex:
-            out = run_plan(run_by, [table], first, weights)
+            out = run_plan(run_by, tables, first, weights)
         else:
-            out = run_real(run_by, (table, *first, *weights), 1, len(first))
-        note_run(self.entry, layout, ([rows], states, weights), out, self.call.steps)
+            out = run_real(run_by, (*tables, *first, *weights), len(tables), len(first))
+        note_run(self.entry, layout, (rows, states, weights), out, self.call.steps)
         return joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])
 
     def recorded(self, call: Asked) -> Call:
         """The run of a call that a backward may follow."""
-        if is_copied(call.rows):
+        if any(map(is_copied, call.rows)):
             call = call.of_one_row()
         return call.call(self.entry, self.find, self.call.steps, self.call.as_it_is)
 
 
 def warm(
-    of: Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
+    of: Steps, step: Any, x: Any, state: Any, way: tuple[bool, int, int, str],
     find: Callable[[str], Find], pieces: Layout | None = None, draws: bool = True,
 ) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
     """The initial state; y and the final state of a call with the shapes of one before, of a step that reads
@@ -401,12 +421,15 @@ def warm(
         return state, None
     if pieces is not None and torch.is_grad_enabled() and sees_saved_tensors():
         return state, None  # y is saved as the first call does, in rows
+    inputs, x_spec = ([x], LEAF) if type(x) is Tensor or type(x) is LoDTensor else inputs_of(x)
+    if not inputs:
+        return state, None
     if state is None:
-        _, level, axis, _ = way
-        if isinstance(x, LoDTensor):
-            n = x.structure.count(-1) if level == -1 else None
+        (_, level, axis, _), first = way, inputs[0]
+        if isinstance(first, LoDTensor):
+            n = first.structure.count(-1) if _is_last(level, first) else None
         else:
-            n = x.shape[1 - axis] if axis in (0, 1) and x.dim() > 2 else None
+            n = first.shape[1 - axis] if axis in (0, 1) and any(t.dim() > 2 for t in inputs) else None
         if n is None or not boots(step):
             return None, None
         state = of.boot(of.wrap(step), n)
@@ -414,30 +437,34 @@ def warm(
     if unchanged is None:
         return state, None
     try:
-        return state, _warm(of, step, x, state, way, find, pieces, draws, unchanged)
+        return state, _warm(of, step, inputs, x_spec, state, way, find, pieces, draws, unchanged)
     except Unsupported:  # the long way says what comes of it
         return state, None
 
 
 def _warm(
-    of: Steps, step: Any, x: Tensor | LoDTensor, state: Any, way: tuple[bool, int, int, str],
+    of: Steps, step: Any, x: list[Any], x_spec: Spec, state: Any, way: tuple[bool, int, int, str],
     find: Callable[[str], Find], pieces: Layout | None, draws: bool, unchanged: tuple[Found, list[Tensor]],
 ) -> tuple[Any, Any] | None:  # fmt: skip
     found, tensors = unchanged
     states, spec = ([state], LEAF) if type(state) is Tensor else flatten(state)
-    ragged = isinstance(x, LoDTensor)
-    rows, n, seen = (x.values, x.structure.count(-1), x.values.shape[1:]) if ragged else (x, None, x.shape)
+    first = x[0]
+    ragged = isinstance(first, LoDTensor)
+    rows, n = ([t.values for t in x], first.structure.count(-1)) if ragged else (x, None)
+    seen = rows[0].shape[1:] if ragged else first.shape
+    if x_spec is not LEAF:
+        seen = x_spec, *[t.shape[1:] if ragged else t.shape for t in rows]
     if pieces is not None:
         n = pieces.sequences
     layout, one = pieces, False
-    if pieces is None and isinstance(x, LoDTensor):
-        layout = Layout.of(x.structure, way[0])
-        one = _is_one_step(x, layout, way[2])
+    if pieces is None and ragged:
+        layout = Layout.of(first.structure, way[0])
+        one = _is_one_step(first, layout, way[2])
     if n is not None:  # sequences of any lengths, and about as many
         seen = about_as_many(n), ragged, one, seen
     grad = torch.is_grad_enabled()
     looks = (seen, way, spec, grad, torch.get_default_dtype())
-    given = (rows, *states, *tensors)
+    given = (*rows, *states, *tensors)
     like: _Like | None = found.likes.get(looks)
     if (
         like is not None
@@ -450,18 +477,18 @@ def _warm(
     ):
         layout = layout or like.call.layout
         if like.by_itself:
-            out = itself(of.wrap(step), x, states, tensors, spec, way[2], like.entry, layout)
+            out = itself(of.wrap(step), x, states, tensors, like.form, way[2], like.entry, layout)
             if out is not None or is_guarded(like.entry.y_spec):
                 return out
-        if like.table is not None:
-            rows = rows.reshape(like.table)
+        if like.tables is not None:
+            rows = [t.reshape(size) for t, size in zip(rows, like.tables, strict=True)]
         form = like.form, like.way, found.key, tensors, rows, layout, None
         recorded = (lambda: like.recorded(Asked(of, step, x, states, *form))) if grad else None
-        return like.run(layout, rows, states, tensors, x, recorded)
-    odd = any(type(t) is not Tensor or t.layout is not torch.strided for t in (rows, *states))
+        return like.run(layout, rows, states, tensors, first, recorded)
+    odd = any(type(t) is not Tensor or t.layout is not torch.strided for t in (*rows, *states))
     if odd or not nothing_around():
         return None
-    _, call = asked(of, step, x, state, Way(*way), pieces)
+    _, call = asked(of, step, unflatten(x_spec, x), state, Way(*way), pieces)
     if call is None or (not draws and call.draws):
         return None
     return _first_alike(found, looks, call, given, n is not None, find, pieces is None)
@@ -481,13 +508,13 @@ def _first_alike(
         return None
     if len(found.likes) >= _LIMIT:
         found.likes.clear()
-    like = _like(call, entry, given, 1 + len(call.states) if ragged else 0, find)
+    like = _like(call, entry, given, len(call.x) + len(call.states) if ragged else 0, find)
     like = found.likes[looks] = like._replace(by_itself=by_itself)
     out = call.itself(entry) if like.by_itself else None
     if out is not None or is_guarded(entry.y_spec):
         return out
     recorded = (lambda: like.recorded(call)) if torch.is_grad_enabled() else None
-    return like.run(call.layout, call.rows, call.states, call.tensors, call.x, recorded)
+    return like.run(call.layout, call.rows, call.states, call.tensors, call.x[0], recorded)
 
 
 def _like(
@@ -495,16 +522,18 @@ def _like(
 ) -> _Like:
     """What the calls after this one are held against. `any_rows`: how many of the tensors that it was given,
     from the first on, may have other numbers of rows."""
-    ragged, low = isinstance(call.x, LoDTensor), autocast_dtype("cpu")
+    ragged, low = isinstance(call.x[0], LoDTensor), autocast_dtype("cpu")
     assert entry.ready is not None
     assert entry.compiled is not None
-    ready, steps = entry.ready, () if ragged else tuple(call.x.shape[:2])
+    ready, steps = entry.ready, call.steps
     as_it_is = low is None and not any(t.is_neg() or t._is_zerotensor() for t in given)
     what = ready, call.layout, entry.compiled.constants, not_asked_for
     alone = Call(*what, steps=steps, as_it_is=as_it_is)  # no backward follows
     is_complex = any(t.is_complex() for t in given) or bool(ready.plan.paired)
     # nothing is saved by it, and the plan reads x where it lies, whatever its shape
-    by_address = not ready.forward.reads_rows(ready.plan.x) and not torch.is_grad_enabled()
+    by_address = (
+        len(call.x) == 1 and not ready.forward.reads_rows(ready.plan.x) and not torch.is_grad_enabled()
+    )
     return _Like(
         alike=alike(given, any_rows=any_rows),
         kinds=[*map(type, given)],
@@ -514,7 +543,7 @@ def _like(
         form=call.form,
         way=call.way,
         find=find(call.way.backend),
-        table=None if ragged or by_address else tuple(call.rows.shape),
+        tables=None if ragged or by_address else [tuple(t.shape) for t in call.rows],
         call=alone,
         complex=is_complex,
         direct=alone.as_it_is and not is_complex and not alone.constants,

@@ -408,8 +408,13 @@ def boot_state(step: Callable[..., Any], n: int) -> Any:
 
 
 def loop_of(
-    step: Callable[..., Any], x: Any, state: Sequence[Tensor], form: tuple[Spec, Spec], *,
+    step: Callable[..., Any], x: Sequence[Any], state: Sequence[Tensor], form: tuple[Spec, Spec], *,
     reverse: bool, level: int, axis: int,
 ) -> tuple[Loop, dict[str, Any]]:  # fmt: skip
-    """A call of a step on one input as a loop, and what it is fed; `form`: how x and the state are nested."""
-    return StepBody(step, *form).as_loop([x], state, reverse=reverse, level=level, axis=axis)
+    """A call of a step as a loop, and what it is fed. `form`: how leaves of x and of the state are nested."""
+    return StepBody(step, *form).as_loop(x, state, reverse=reverse, level=level, axis=axis)
+
+
+def as_they_are(form: tuple[Spec, Spec]) -> bool:
+    """Whether a step is called on x and a state nested like these as they are, and on nothing else."""
+    return form[0].kind is not Clock and form[1].kind is not WithStatic

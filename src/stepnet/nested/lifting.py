@@ -185,7 +185,8 @@ class _OuterRun:
     def may_run_once(self, x: Any, state: Any) -> bool:
         if self.calls in self._given_up:
             return False
-        if type(x) is LoDTensor and not any(here is x for here in self._here):
+        leaves = [leaf for leaf in flatten(x)[0] if type(leaf) is LoDTensor]
+        if any(all(here is not leaf for here in self._here) for leaf in leaves):
             return False
         return state is None or not any(map(self._waits, flatten(state)[0]))
 
