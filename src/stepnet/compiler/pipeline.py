@@ -224,6 +224,10 @@ def finish(
     if holds_rounded(joint.graph):  # for torch ops it stays as traced: each cast of a step costs a dispatch
         wide = widened(joint, signature.state_names, y_spec.count)
         mixed = halves_of(replace(wide, graph=reassociate(wide.graph, signature.state_names)))
+    elif not any(wanted):  # of weights that do not train: generated C keeps products of them
+        graph = multiply_tables(joint.graph, signature.x_names, kept=True)
+        if graph.nodes != joint.graph.nodes:
+            mixed = halves_of(replace(joint, graph=reassociate(graph, signature.state_names)))
     return Compiled(
         fused=_plan(signature, weight_names, *mixed, y_spec.count, fuse=True),
         hoist=partial(_plan, signature, weight_names, *traced, y_spec.count, fuse=False),

@@ -4,7 +4,8 @@
     cat(table[word], a) W     ->   (table W1)[word] + a W2
 
 Of steps that read no row from outside, for such loops take many steps; and of small tables, which are
-multiplied in the time of a few steps. Numbers of 16 bits would be rounded at other places.
+multiplied in the time of a few steps, or tables whose product is kept from call to call. Numbers of 16 bits
+would be rounded at other places.
 """
 
 from __future__ import annotations
@@ -14,21 +15,23 @@ from dataclasses import replace
 from typing import Any
 
 from stepnet.ir.graph import Graph, Node
+from stepnet.ir.tables import is_kept
 
 from .reassociate import declare
 
 _MOST = 256  # rows of a table
 
 
-def multiply_tables(graph: Graph, outside: Sequence[str]) -> Graph:
-    """Write such products so; `outside`: the parameters whose rows come from outside."""
+def multiply_tables(graph: Graph, outside: Sequence[str], kept: bool = False) -> Graph:
+    """Write such products so; `outside`: the parameters whose rows come from outside; `kept`: whether those
+    that are worth it are kept."""
     read = {name for node in graph.nodes for name in node.inputs} | {*graph.results}
-    return graph if read.intersection(outside) else _Tables(graph).run()
+    return graph if read.intersection(outside) else _Tables(graph, kept).run()
 
 
 class _Tables:
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, kept: bool) -> None:
+        self.graph, self.kept = graph, kept
         self.values = dict(graph.values)
         self.makers = graph.producers
         self.nodes: list[Node] = []
@@ -36,7 +39,7 @@ class _Tables:
     def run(self) -> Graph:
         for node in self.graph.nodes:
             parts = self._parts(node)
-            if any(map(self._is_looked_up, parts)):
+            if any(self._is_looked_up(name, node) for name in parts):
                 self._write(node, parts)
             else:
                 self.nodes.append(node)
@@ -57,12 +60,18 @@ class _Tables:
     def _last(self, name: str) -> int:
         return len(self.values[name].shape) - 1
 
-    def _is_looked_up(self, name: str) -> bool:
+    def _is_looked_up(self, name: str, product: Node) -> bool:
         maker = self.makers.get(name)
         if maker is None or maker.op != "embed" or self.values[name].kind != "row":
             return False
-        table = self.values[maker.inputs[0]].shape
-        return len(table) == 2 and table[0] <= _MOST and self.values[name].dtype in ("float32", "float64")
+        table = self.values[maker.inputs[0]]
+        if len(table.shape) != 2 or self.values[name].dtype not in ("float32", "float64"):
+            return False
+        if table.shape[0] <= _MOST:
+            return True
+        columns = self.values[product.inputs[1]].shape[1]
+        weights = replace(table, shape=(table.shape[1], columns))
+        return self.kept and table.kind == "shared" and is_kept(table, weights)
 
     def _write(self, node: Node, parts: Sequence[str]) -> None:
         """The sum of what the parts give: each that is looked up by its table, the others in one product."""
@@ -76,7 +85,7 @@ class _Tables:
                 how = {"dim": 0, "start": at, "end": at + size, "step": 1}
                 part = self._new(node, "slice", (matrix,), (size, columns), **how)
             at += size
-            if self._is_looked_up(name):
+            if self._is_looked_up(name, node):
                 table, index = self.makers[name].inputs
                 product = self._new(node, "matmul", (table, part), (self.values[table].shape[0], columns))
                 terms.append(self._new(node, "embed", (product, index), self.values[node.output].shape))

@@ -14,7 +14,9 @@ from stepnet.executors.schedule.adopt import adopt
 from stepnet.executors.schedule.wide import gather_wide
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.plan import LoopPlan, Plan, Region
+from stepnet.ir.tables import is_table
 
+from .kept_products import KeptProduct
 from .limits import DTYPES, check, fits
 from .operation_counts import is_surely_faster
 from .over_rows import joined, product_over_rows
@@ -47,6 +49,8 @@ class GeneratedC(Executor):
         build_all([scan for scan in scans if isinstance(scan, CScan)])
 
     def on_all_rows(self, graph: Graph, node: Node, by_torch: Run) -> Run:
+        if is_table(graph, node):
+            return KeptProduct(by_torch)
         return product_over_rows(graph, node, by_torch) if node.op == "matmul_tn" else by_torch
 
     def joined(self, graph: Graph, nodes: Sequence[Bound]) -> list[Bound]:

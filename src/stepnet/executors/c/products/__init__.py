@@ -1,6 +1,7 @@
 """Products of rows and matrices in C: for each element type how a matrix is packed and multiplied."""
 
 from .cpu import has_tiles as has_tiles
+from .precision import asked_precision as asked_precision
 from .precision import float_parts as float_parts
 from .product import BY_DTYPE as BY_DTYPE
 from .product import BY_SUFFIX as BY_SUFFIX

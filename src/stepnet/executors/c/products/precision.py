@@ -20,11 +20,12 @@ def float_parts() -> int:
     """
     if not (has_tiles() or has_pairs()):
         return 0
-    wanted = 3 if are_exact() else _PARTS[_asked()]
+    wanted = 3 if are_exact() else _PARTS[asked_precision()]
     return wanted if has_tiles() or wanted == 1 else 0
 
 
-def _asked() -> str:
+def asked_precision() -> str:
+    """What torch's switch says of float32."""
     try:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # set by the newer switches, which the older one cannot tell
