@@ -200,7 +200,7 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, (*value, *value.values())))
     if kind in (tuple, list):
         return all(map(_is_plain, value))
-    return kind in _PLAIN
+    return isinstance(value, _PLAIN)  # of other classes where a step is traced
 
 
 _PLAIN = (Tensor, int, float, complex, bool, str, type(None))
