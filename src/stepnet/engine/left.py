@@ -9,6 +9,7 @@ plain loop leaves. That a step reads nothing of what it leaves is seen as it is 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
 from .attributes import is_there, same, where_is
+from .check import versions
 from .make import apart
 from .reads import Reads, but_for_counts, looks_of_rows
 from .rows import Sequences, samples
@@ -72,16 +74,14 @@ def run_and_leave(
     step, others = found
     places = step.places()
     before = [place.holder.get(place.name, MISSING) for place in places]
-    if any(n is not None and type(held) is not int for n, held in zip(step.counts, before, strict=True)):
-        return None
     ways = _Ways(loop, feeds)
     try:
         out = run(others, ways.others, backend=backend, warn=False)
     except Unsupported:
         return None
-    for place, held, count in zip(places, before, step.counts, strict=True):
+    for place, count in zip(places, step.counts, strict=True):
         if count is not None:
-            place.put(held + count * (ways.steps - 1))
+            place.put(_held(place) + count * (ways.steps - 1))
     states = {source: out[name] for source, (name, _) in zip(loop.sources[1], others.finals, strict=True)}
     try:
         last = naive.run(loop.around(code_of(loop).fresh()), {**ways.last, **states})
@@ -121,13 +121,24 @@ def leaving(loop: Loop, reads: Reads, sequences: Sequences) -> tuple[LeavesValue
     if not all(map(is_there, places)):
         del _known[like]
         return None
+    if any(
+        n is not None and type(_held(place)) is not int for n, place in zip(left.counts, places, strict=True)
+    ):
+        return None
     step = LeavesValues(body.name, body.step, places, left.counts)
     others = loop.around(body.over(step))
-    stand = tuple([type(place.holder.get(place.name, MISSING)) for place in places])
+    stand = tuple([type(_held(place)) for place in places])
     proof = hash((reached(others).key, looks, stand))
     if proof not in _proved:
         _proved[proof] = _found(loop, reads, sequences) == left
     return (step, others) if _proved[proof] else None
+
+
+def _held(place: Place) -> Any:
+    """What code finds at a place: of an attribute that is not set yet, that of the class."""
+    if place.table is None and type(place.owner) is not dict:
+        return inspect.getattr_static(place.owner, place.name, MISSING)
+    return place.holder.get(place.name, MISSING)
 
 
 def _found(loop: Loop, reads: Reads, sequences: Sequences) -> _Left | None:
@@ -148,13 +159,15 @@ def _tried(loop: Loop, sequences: Sequences, holders: Sequence[Any], snapshot: S
     body: Any = code_of(loop)
     noise = torch.get_rng_state()
 
-    def step(of: Loop, rows: int = ROWS) -> tuple[Any, list[Tensor]]:
+    def step(of: Loop, x: Any, states: Any) -> tuple[Any, list[Tensor], list[Tensor]]:
         torch.set_rng_state(noise)
-        x, states = samples(sequences.x_rows, rows), samples(sequences.states, rows)
-        spec, y, new = iteration(of, x, states, sequences.shared)
-        return spec, [*y, *new]
+        return iteration(of, x, states, sequences.shared)
 
-    begun = step(loop)
+    def given(rows: int) -> tuple[list[Tensor], list[Tensor]]:
+        return samples(sequences.x_rows, rows), samples(sequences.states, rows)
+
+    x, states = given(ROWS)
+    first = step(loop, x, states)
     changed = snapshot.names_set()
     where = [where_is(holder, name, holders) for holder, name, _ in changed or ()]
     found = tuple([way for way in where if way is not None])
@@ -162,25 +175,27 @@ def _tried(loop: Loop, sequences: Sequences, holders: Sequence[Any], snapshot: S
         return None
     places = [Place(holders[at], table, name) for at, table, name in found]
     held = [place.value for place in places]
-    again = step(loop)
+    written = [*x, *states, *first[1], *first[2]]
+    before = versions(written)
+    second = step(loop, x, first[2])  # it may ask whether what it left is the state that it is given
     counts = [
-        place.value - value if type(value) is int and type(place.value) is int else None
+        (place.value - value) or None if type(value) is int and type(place.value) is int else None
         for place, value in zip(places, held, strict=True)
     ]
-    counts = [count or None for count in counts]  # set to the same number at each step
-    body = body.over(LeavesValues(body.name, body.step, places, counts))
-    between = Snapshot([place.holder for place in places])
-    unread = step(loop.around(body))
-    step(loop.around(body), ROWS + 1)  # which refuses what counts rows
-    for _, y in (again, unread):
-        if len(y) != len(begun[1]) or not all(map(same, y, begun[1])):
-            return None
-    if between.changed() or again[0] != begun[0] or unread[0] != begun[0]:
-        return None
     now = snapshot.names_set()
-    if now is None or {(id(d), name) for d, name, _ in now} > {(id(d), name) for d, name, _ in changed}:
+    if now is None or not {(id(d), name) for d, name, _ in now} <= {(id(d), name) for d, name, _ in changed}:
         return None
-    return _Left(found, tuple(counts))
+    for place, value in zip(places, held, strict=True):
+        place.put(value)
+    between = Snapshot([place.holder for place in places])
+    others = loop.around(body.over(LeavesValues(body.name, body.step, places, counts)))
+    for wanted, carried in ((first, states), (second, first[2])):
+        spec, *values = step(others, x, carried)
+        pairs = list(zip([*values[0], *values[1]], [*wanted[1], *wanted[2]], strict=True))
+        if spec != wanted[0] or not all(same(a, b) for a, b in pairs):
+            return None
+    step(others, *given(ROWS + 1))  # which refuses what counts rows
+    return None if between.changed() or before != versions(written) else _Left(found, tuple(counts))
 
 
 class _Ways:

@@ -59,6 +59,10 @@ class CarriesMore(Protocol):
         """The body of a step that carries more behind its own states; all that is carried."""
         ...
 
+    def over(self, step: Callable[..., Any]) -> Any:
+        """The body of another step that takes the same."""
+        ...
+
     def as_loop(
         self, x_leaves: Sequence[Any], state_leaves: Sequence[Any], *, reverse: bool, level: int, axis: int
     ) -> tuple[Loop, dict[str, Any]]:
