@@ -205,7 +205,7 @@ def _places(loop: Loop, feeds: Mapping[str, Any], reads: Reads) -> list[Place] |
     if where is None:
         return None
     places = [Place(holders[at] if at < len(holders) else None, table, name) for at, table, name in where]
-    if all(map(_is_there, places)):
+    if all(map(is_there, places)):
         return places
     del _known[like]
     return None
@@ -219,7 +219,7 @@ def _like(loop: Loop, feeds: Mapping[str, Any], reads: Reads) -> int:
     return hash((reads.key, tuple(looks), torch.is_grad_enabled()))
 
 
-def _is_there(place: Place) -> bool:
+def is_there(place: Place) -> bool:
     if type(place.owner) is dict:
         return place.table is None
     if not shows_attributes(type(place.owner)):
@@ -270,7 +270,7 @@ def _tried(loop: Loop, feeds: Mapping[str, Any], holders: Sequence[Any]) -> tupl
     changed = snapshot.items_changed()
     if not changed or counts != versions(still):
         return None
-    where = [_where(holder, name, holders) for holder, name, _ in changed]
+    where = [where_is(holder, name, holders) for holder, name, _ in changed]
     found = tuple([way for way in where if way is not None])
     if len(found) < len(where):
         return None
@@ -288,7 +288,7 @@ def _tried(loop: Loop, feeds: Mapping[str, Any], holders: Sequence[Any]) -> tupl
     new_states, n = [after.values[port.parameter] for port in loop.merged], _body(loop).own_states
     wanted = [*flatten(after.results[loop.joined[0].result])[0], *new_states[:n], *last, *new_states[n:]]
     given = [*flatten(y)[0], *new]
-    return found if len(given) == len(wanted) and all(map(_same, given, wanted)) else None
+    return found if len(given) == len(wanted) and all(map(same, given, wanted)) else None
 
 
 def _copies(tensors: Sequence[Any]) -> list[Tensor]:
@@ -300,11 +300,11 @@ def _is_alike(a: Tensor, b: Tensor) -> bool:
     return (type(a), a.shape, a.dtype, a.requires_grad) == (type(b), b.shape, b.dtype, b.requires_grad)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def same(a: Tensor, b: Tensor) -> bool:
     return _is_alike(a, b) and torch.allclose(a, b, 0, 0, equal_nan=True)
 
 
-def _where(holder: dict[str, Any], name: str, holders: Sequence[Any]) -> _Where | None:
+def where_is(holder: dict[str, Any], name: str, holders: Sequence[Any]) -> _Where | None:
     """Which object keeps a tensor in a dict by a name."""
     for at, owner in enumerate(holders):
         if owner is holder:

@@ -44,6 +44,7 @@ from .check import holds, same_in_modes
 from .choice import Slower, about_as_many
 from .jvp_plan import Find, RunsAlong
 from .known_steps import forget_steps
+from .left import run_and_leave
 from .make import Entry, for_as_many, make, refused_as, stands
 from .plain import plain_loop
 from .reads import (
@@ -173,6 +174,10 @@ def _without_plan(
 ) -> dict[str, Any]:  # fmt: skip
     """A step that changes objects, run with its attributes carried; of all others, why there is no plan."""
     refusal = _reason(entry)
+    if isinstance(refusal, ChangesObjects):
+        left = run_and_leave(loop, feeds, reads, sequences, backend, run)
+        if left is not None:
+            return left
     if isinstance(refusal, (ChangesObjects, FailsOnSamples)):  # it may fail by what it kept before
         done = run_with_attributes(loop, feeds, reads, refusal, backend, run)
         if done is not None:

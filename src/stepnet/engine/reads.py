@@ -69,7 +69,7 @@ def note_changing(found: Reach, names: frozenset[str]) -> Unsupported:
     if len(_changing) + len(_once_more) > 10_000:
         _changing.clear()
         _once_more.clear()
-    like, refusal = _but_for_counts(found), _changes(found, names)
+    like, refusal = but_for_counts(found), _changes(found, names)
     _changing[like] = _once_more.pop(like, 0), refusal
     return refusal
 
@@ -77,7 +77,7 @@ def note_changing(found: Reach, names: frozenset[str]) -> Unsupported:
 def why_changing(found: Reach) -> Unsupported | None:
     """Why a step that is known to change objects has no plan. It is tried again from time to time, ever more
     rarely."""
-    like = _but_for_counts(found) if _changing else None
+    like = but_for_counts(found) if _changing else None
     if like not in _changing:
         return None
     met, refusal = _changing[like]
@@ -104,7 +104,7 @@ def _changes(found: Reach, names: frozenset[str]) -> Unsupported:
     )
 
 
-def _but_for_counts(found: Reach) -> int:
+def but_for_counts(found: Reach) -> int:
     """What a step reads without numbers, but for attributes that none of its code sets, and without how many
     there are of anything."""
     sets = {END}.union(*(item.sets for item in found.key if type(item) is Facts))

@@ -18,7 +18,7 @@ from stepnet.data.dtypes import dtype_name
 from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor
 from stepnet.data.values import rows
-from stepnet.engine import Entry, OverSequences, carrying, find_plan
+from stepnet.engine import Entry, OverSequences, carrying, find_plan, leaving
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
@@ -182,7 +182,14 @@ def explain_loop(
         entry.refusals.append(("compiler", refusal))
     else:
         try:
-            entry, captures, _ = find_plan(loop, feeds, backend=chosen)
+            entry, captures, sequences = find_plan(loop, feeds, backend=chosen)
+            if entry.ready is None and (left := leaving(loop, captures, sequences)) is not None:
+                step, others = left
+                known, of, _ = find_plan(others, feeds, backend=chosen)
+                if known.ready is not None:
+                    entry, captures, loop = known, of, others
+                    names = ", ".join(f".{name}" for _, name in step.where)
+                    notes.append(f"left by the last step, which runs by the plain loop: {names}")
             if entry.ready is None and (carried := carrying(loop, feeds, captures)) is not None:
                 entry, captures, _ = find_plan(*carried[:2], backend=chosen)
                 if entry.ready is not None:

@@ -155,6 +155,6 @@ def _root(step: Any) -> Any:
     if isinstance(step, functools.partial):
         return _root(step.func)
     if isinstance(step, WithAttributes):
-        return WithAttributes, _root(step.step)
+        return type(step), _root(step.step)
     function = getattr(step, "__func__", step) if isinstance(step, types.MethodType) else step
     return facts(function.__code__) if isinstance(function, types.FunctionType) else type(function)

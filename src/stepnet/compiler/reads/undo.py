@@ -164,6 +164,21 @@ class Snapshot:
                         found.append((holder, name, before))
         return found
 
+    def names_set(self) -> list[tuple[dict[str, Any], str, Any]] | None:
+        """The dicts that hold something else by a name, the names, and what they held, MISSING where that is
+        nothing; None where anything else changed, or a name is gone."""
+        found: dict[tuple[int, str], tuple[dict[str, Any], str, Any]] = {}
+        for holder, _, held, now in self._changes():
+            if type(holder) is not dict:
+                return None
+            before, after = dict(_pairs(held)), dict(_pairs(now))
+            for name in before | after:
+                if before.get(name, MISSING) is not (value := after.get(name, MISSING)):
+                    if type(name) is not str or value is MISSING:
+                        return None
+                    found[id(holder), name] = holder, name, before.get(name, MISSING)
+        return [*found.values()]
+
     def holders_changed(self) -> frozenset[int]:
         """The ids of those that hold something else by now."""
         return frozenset(id(holder) for holder, *_ in self._changes())

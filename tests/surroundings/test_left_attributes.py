@@ -1,0 +1,95 @@
+"""Steps that leave values in attributes which they never read, and that count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from beside_plain import CLOSE
+from stepnet import LoDTensor, explain, recurrent
+from stepnet.errors import Unsupported
+
+D = 3
+
+
+class Leaves(nn.Module):
+    loss: Any = None
+    steps = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.inp, self.seen = nn.Linear(D, D), {"gate": None}
+        self.double()
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        self.steps += 1
+        h = torch.tanh(self.inp(x) + h)
+        self.loss = h.square().mean()  # of all rows that are left
+        self.seen["gate"] = h.detach()
+        return 2 * h, h
+
+
+class CountsRows(Leaves):
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        self.steps += len(x)
+        return super().forward(x, h)
+
+
+class AsksTheCount(Leaves):
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        try:
+            late = self.steps > 10
+        except TypeError:
+            late = False
+        return super().forward(2 * x if late else x, h)
+
+
+class KeepsTheOneBefore(Leaves):
+    before: Any = None
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        self.before = (self.loss,)
+        return super().forward(x, h)
+
+
+def run(step: Any, backend: str, *, ragged: bool = False, reverse: bool = False) -> list[Any]:
+    torch.manual_seed(4)
+    x = torch.randn(48, D, dtype=torch.float64, requires_grad=True)
+    h = torch.randn(4, D, dtype=torch.float64, requires_grad=True)
+    given = LoDTensor.from_lengths(x, [[14, 15, 4, 15]]) if ragged else x.view(12, 4, D)
+    found: list[Any] = []
+    for _ in range(2):
+        y, last = recurrent(step, given, h, backend=backend, reverse=reverse)  # pyright: ignore[reportArgumentType]
+        y = y.values if isinstance(y, LoDTensor) else y
+        loss = y.sin().sum() + last.cos().sum() + 3 * step.loss
+        grads = torch.autograd.grad(loss, [x, h, *step.parameters()])
+        found += [y, last, *grads, step.loss, step.seen["gate"], torch.tensor(step.steps)]
+    return found
+
+
+@pytest.mark.parametrize(("ragged", "reverse"), [(False, True), (True, False), (True, True)])
+def test_the_last_step_leaves_it(ragged, reverse):
+    """Named by its executor, no step may run by the plain loop."""
+    expected, found = (run(Leaves(), b, ragged=ragged, reverse=reverse) for b in ("naive", "eager"))
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
+@pytest.mark.parametrize("kind", [CountsRows, AsksTheCount, KeepsTheOneBefore])
+def test_what_is_read_runs_by_the_plain_loop(kind):
+    torch.testing.assert_close(run(kind(), "naive"), run(kind(), "auto"), rtol=0, atol=0)
+    with pytest.raises(Unsupported, match="changes Python objects"):
+        run(kind(), "eager")
+
+
+def test_explain_says_so_and_leaves_nothing():
+    step = Leaves()
+    x, h = torch.randn(12, 4, D).double(), torch.zeros(4, D).double()
+    told = explain(step, x, h, backend="eager")
+    assert told.executor == "eager"
+    assert "left by the last step" in told.notes[0]
+    assert (step.loss, step.seen, "steps" in vars(step)) == (None, {"gate": None}, False)
