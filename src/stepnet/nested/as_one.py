@@ -27,13 +27,13 @@ from stepnet.data.tree import by_leaf, flatten, unflatten
 from stepnet.engine import Steps, Way, asked, choice, find_plan, run, run_again
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors.registry import AUTO
-from stepnet.front.step import StepBody, as_step, boot_state, loop_of
+from stepnet.front.step import StepBody, as_step, as_they_are, boot_state, loop_of
 from stepnet.ir.loop import Loop
 
 from .lifting import code_of_step
 from .words import over_words, tried, values_of
 
-_STEPS = Steps(as_step, boot_state, loop_of)
+_STEPS = Steps(as_step, boot_state, loop_of, as_they_are)
 _MOST_KINDS = 32  # of calls of one piece of source
 _MOST_CUTS = 64  # batches of which it is remembered where sentences begin and end
 _ROUNDS = 3

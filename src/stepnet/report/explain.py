@@ -181,37 +181,12 @@ def explain_loop(
         refusal = getattr(body.function, "refusal", None) or Unsupported(f"{asked} asks for the plain loop")
         entry.refusals.append(("compiler", refusal))
     else:
-        try:
-            entry, captures, sequences = find_plan(loop, feeds, backend=chosen)
-            if entry.ready is None and (left := leaving(loop, captures, sequences)) is not None:
-                step, others = left
-                known, of, _ = find_plan(others, feeds, backend=chosen)
-                if known.ready is not None:
-                    entry, captures, loop = known, of, others
-                    names = ", ".join(f".{name}" for _, name in step.where)
-                    notes.append(f"left by the last step, which runs by the plain loop: {names}")
-            if entry.ready is None and (carried := carrying(loop, feeds, captures)) is not None:
-                entry, captures, _ = find_plan(*carried[:2], backend=chosen)
-                if entry.ready is not None:
-                    loop, feeds, names = carried
-                    notes.append(
-                        f"carried as state after the first step: {', '.join(f'.{n}' for n in names)}"
-                    )
-        except OverSequences as refusal:
-            try:
-                over_words, fed = loop_over_words(loop, dict(feeds), loop.body, backend=chosen)
-                entry, captures, _ = find_plan(over_words, fed, backend=chosen)
-                if entry.ready is None:
-                    raise entry.refusals[-1][1]
-                assert over_words.sweep is not None
-                loop, feeds, sweep = over_words, fed, over_words.sweep
-                x_leaves, states, shared = ([feeds[name] for name in part] for part in loop.sources)
-                notes.append("its steps are sequences; it runs over the elements of all of them at once")
-            except Unsupported as why:
-                entry = Entry()
-                entry.refusals.append(("compiler", Unsupported(f"{refusal.reason}: {why.reason}")))
-        except Unsupported as refusal:
-            entry.refusals.append(("compiler", refusal))
+        entry, found, loop, feeds, note = _found(loop, feeds, chosen)
+        captures = captures if found is None else found
+        notes += [note] if note else []
+        sweep = loop.sweep
+        assert sweep is not None
+        x_leaves, states, shared = ([feeds[name] for name in part] for part in loop.sources)
     notes += entry.notes
     counts = _counts(x_leaves[0], sweep)
     loops: tuple[LoopSummary, ...] = ()
@@ -251,6 +226,47 @@ def explain_loop(
         notes=tuple(notes),
         source=generated_source(entry.ready) if source else None,
     )
+
+
+def _found(
+    loop: Loop, feeds: Mapping[str, Any], backend: str
+) -> tuple[Entry, Any, Loop, Mapping[str, Any], str]:
+    """The plan of a loop, or of another in its place: what is known of it, what it reads, that loop,
+    what it is fed, and what is to be said of it."""
+    try:
+        entry, captures, sequences = find_plan(loop, feeds, backend=backend)
+    except OverSequences as refusal:
+        try:
+            words, fed = loop_over_words(loop, dict(feeds), loop.body, backend=backend)
+            entry, captures, _ = find_plan(words, fed, backend=backend)
+            if entry.ready is None:
+                raise entry.refusals[-1][1]
+            note = "its steps are sequences; it runs over the elements of all of them at once"
+            return entry, captures, words, fed, note
+        except Unsupported as why:
+            return _declined(Unsupported(f"{refusal.reason}: {why.reason}")), None, loop, feeds, ""
+    except Unsupported as refusal:
+        return _declined(refusal), None, loop, feeds, ""
+    if entry.ready is None and (left := leaving(loop, captures, sequences)) is not None:
+        step, others = left
+        known, of, _ = find_plan(others, feeds, backend=backend)
+        if known.ready is not None:
+            names = ", ".join(f".{name}" for _, name in step.where)
+            return known, of, others, feeds, f"left by the last step, which runs by the plain loop: {names}"
+    if entry.ready is None and (carried := carrying(loop, feeds, captures)) is not None:
+        others, fed, attributes = carried
+        known, of, _ = find_plan(others, fed, backend=backend)
+        if known.ready is not None:
+            names = ", ".join(f".{name}" for name in attributes)
+            return known, of, others, fed, f"carried as state after the first step: {names}"
+        entry, captures = known, of
+    return entry, captures, loop, feeds, ""
+
+
+def _declined(refusal: Unsupported) -> Entry:
+    entry = Entry()
+    entry.refusals.append(("compiler", refusal))
+    return entry
 
 
 def _counts(x: Any, sweep: Sweep) -> list[int]:
