@@ -25,28 +25,33 @@ class Attending(torch.nn.Module):
         return {"y": torch.softmax(y @ y.transpose(1, 2), -1) / x.shape[0], "h": h}
 
 
-@pytest.mark.exhaustive  # as tests/graph: a program of what is called
 @pytest.mark.parametrize("name", few(["m.onnx", "m.xml"], ["m.onnx"]))
-def test_exported(tmp_path, name):
+def test_its_loop_is_one_operator_of_any_number_of_steps_and_rows(tmp_path, name):
     write, read = {
         "m.onnx": (stepnet.onnx.save, stepnet.onnx.load),
         "m.xml": (stepnet.openvino.save, stepnet.openvino.load),
     }[name]
     torch.manual_seed(0)
     write(Attending(), tmp_path / name, (torch.randn(4, 2, 4),))
-    model, x = read(tmp_path / name), torch.randn(5, 3, 4)
-    program = torch.export.export(model, (x,), strict=False)
+    model = read(tmp_path / name)
+    sizes = (({0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO},),)
+    program = torch.export.export(model, (torch.randn(5, 3, 4),), dynamic_shapes=sizes, strict=False)
     torch.export.save(program, tmp_path / "program.pt2")
-    found = torch.export.load(tmp_path / "program.pt2").module()(x)
-    assert [*found.keys()] == ["y", "h"]
-    for a, b in zip(found, model(x), strict=True):
-        torch.testing.assert_close(a, b)
+    found = torch.export.load(tmp_path / "program.pt2").module()
+    assert sum("stepnet.run" in str(node.target) for node in program.graph.nodes) == 1
+    for steps, rows in ((7, 2), (1, 1), (0, 4)):
+        x = torch.randn(steps, rows, 4)
+        out = found(x)
+        assert [*out.keys()] == ["y", "h"]
+        for a, b in zip(out, model(x), strict=True):
+            torch.testing.assert_close(a, b)
 
 
-def test_the_number_of_steps_is_not_left_open(tmp_path):
+def test_the_number_of_steps_of_a_plain_loop_is_not_left_open(tmp_path):
     stepnet.openvino.save(Attending(), tmp_path / "m.xml", (torch.randn(4, 2, 4),))
     model, x = stepnet.openvino.load(tmp_path / "m.xml"), torch.randn(5, 3, 4)
     steps_open = (({0: torch.export.Dim.AUTO},),)
+    stepnet.set_backend("naive")
     with pytest.raises(stepnet.errors.IRError, match="number cannot be left open"):
         torch.export.export(model, (x,), dynamic_shapes=steps_open, strict=False)
     assert len(model(torch.randn(7, 3, 4))["y"]) == 7

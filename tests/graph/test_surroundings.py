@@ -160,6 +160,24 @@ def test_a_step_is_recorded_while_compiled_autograd_is_in_force() -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo looks for it
+def test_gradients_are_differentiated_again_by_compiled_autograd() -> None:
+    cell, x = nn.RNNCell(3, 4).double(), ragged([2, 3])
+
+    def penalty(backend: Any) -> Tensor:
+        def step(v: Tensor, h: Tensor) -> Any:
+            h = cell(v, h) * 0.8125
+            return h, h
+
+        y, _ = recurrent(step, x, x.values.new_zeros(2, 4), backend=backend)
+        (g,) = torch.autograd.grad(y.values.sin().sum(), x.values, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), cell.weight_hh)[0]
+
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        found = penalty("eager")
+    torch.testing.assert_close(found, penalty("naive"), rtol=1e-9, atol=1e-9)
+
+
 def test_backward_twice_and_accumulated() -> None:
     torch._dynamo.reset()  # graphs of one backward are for that
     model = Small().double()

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge as gradient_edge
 
 from stepnet.data.history import history
+from stepnet.data.in_graph import not_followed
 from stepnet.data.modes import batches, has_tangent, outside_batches, outside_innermost, transforms
 from stepnet.errors import StepError, Unsupported
 from stepnet.ir.plan import Plan
@@ -129,6 +130,7 @@ class _Gradient(torch.autograd.Function):
     """
 
     @staticmethod
+    @not_followed
     def forward(  # pyright: ignore
         ctx: Any, node: Node | None, call: Call, compute: Callable[[], list[Tensor | None]],
         needed: tuple[bool, ...], history: Sequence[bool], *given: Tensor | None,
@@ -143,6 +145,7 @@ class _Gradient(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
+    @not_followed
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         n, skip = len(ctx.needed), (None,) * 5
         given, _, _ = ctx.memory.found(saved(ctx, ctx.call.ready), differentiated=True)

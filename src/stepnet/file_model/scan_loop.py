@@ -17,6 +17,7 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
 from stepnet.ir.loop import BackEdge, Concat, Invariant, Iteration, Last, Loop, Merged, Slice
+from stepnet.iterator.in_program import for_program, in_program
 from stepnet.iterator.rows import RowLoop, show_declined
 
 from .misfit import Misfit
@@ -165,6 +166,8 @@ class ScanLoop:
 
     def _by_rows(self, feeds: Mapping[str, Any], steps: int | None, backend: str) -> dict[str, Any]:
         """The outputs of the first way that fits; what the first one lacks is told."""
+        if for_program():
+            return in_program(self._rows[0], feeds, steps, (), lambda _: self.body)
         refused: list[Unsupported] = []
         for rows in self._rows:
             try:
@@ -193,9 +196,8 @@ def compiled(
         run: gives the outputs by a plan, by the executors of a backend.
 
     Raises:
-        LoopError: a program that leaves the number of steps open is made of it.
+        LoopError: a program that leaves the number of steps open is made of it, and cannot hold it whole.
     """
-    _check_program(loop, feeds)
     backend = check_backend(None)
     if why_not is None and backend == PLAIN.name:
         why_not = "the backend is 'naive'"
@@ -203,11 +205,15 @@ def compiled(
         why_not = "not on the CPU"
     if why_not is not None:
         show_declined(loop, feeds, steps, Unsupported(why_not))
-    return reports.attempt(why_not, partial(run, backend))
+    out = reports.attempt(why_not, partial(run, backend))
+    if out is None:
+        _check_program(loop, feeds)
+    return out
 
 
 def _check_program(loop: Loop, feeds: Mapping[str, Any]) -> None:
-    """A program of `torch.export` holds each step of such a loop, so it must know how many there are."""
+    """A program of `torch.export` holds each step of a loop that is not compiled, so it must know how many
+    there are."""
     if not is_exporting():
         return
     for port in loop.slices:

@@ -399,7 +399,7 @@ class _Lowered:
         leaves = tuple(Leaf(tuple(t.shape[1:]), t.dtype, of) for t, of in zip(rows_of_y, whole, strict=True))
         n_fresh = len(beside) - len(x) * way.levels - bool(way.resets)
         counts = len(x), len(states), len(static), n_fresh
-        random = any(_NOISE.search(str(n.target)) for n in graph.nodes)
+        random = any(NOISE.search(str(n.target)) for n in graph.nodes)
         held = {str(n.target): getattr(subgraph, str(n.target)) for n in graph.nodes if n.op == "get_attr"}
         transforms = _TRANSFORMS in code.src or any(inner._recurrence.transforms for inner in inside_of)
         self._recurrence = Recurrence(way, _function(code, held), counts, leaves, random, transforms)
@@ -496,6 +496,4 @@ def _public(match: re.Match[str]) -> str:
 
 
 _PUBLIC = {torch._C._set_grad_enabled: torch.set_grad_enabled}
-_NOISE = re.compile(
-    "rand|drop|bernoulli|multinomial|normal|exponential|cauchy|geometric|poisson|rrelu|gumbel"
-)
+NOISE = re.compile("rand|drop|bernoulli|multinomial|normal|exponential|cauchy|geometric|poisson|rrelu|gumbel")

@@ -98,9 +98,7 @@ class RowLoop:
         for number, call in self._from(self._ran.get(kind, 0), self._shown(feeds, steps)):
             noting = Noting() if like is not None and call.exact else None
             try:
-                out = self._outputs(
-                    call, run(call.loop, call.feeds, backend=backend, warn=False, note=noting)
-                )
+                out = self.outputs(call, run(call.loop, call.feeds, backend=backend, warn=False, note=noting))
             except StepError as error:
                 tried.append((call, Unsupported(str(error.args[0]).splitlines()[0])))
             except Unsupported as error:
@@ -328,7 +326,7 @@ class RowLoop:
                     return False
         return True
 
-    def _outputs(self, call: RowCall, out: Mapping[str, Any]) -> dict[str, Any]:
+    def outputs(self, call: RowCall, out: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs of the loop as it was."""
         layout = call.body.layout
         time, reverse, blocks = layout.time, layout.reverse, layout.blocks

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -176,14 +177,21 @@ class Hoisted:
         """Every constant of the body, and where it is read."""
         return {slot: getattr(self.graph, name) for slot, name in self.graph.constant_slots}
 
-    def start(self, values: Sequence[Any]) -> dict[Value, Any]:
+    def reading(self, constants: Sequence[Tensor]) -> Callable[..., tuple[Any, ...]]:
+        """The body with other tensors for its constants, in the order of `constants`."""
+        return partial(self, constants=dict(zip(self.constants_by_slot(), constants, strict=True)))
+
+    def start(self, values: Sequence[Any], constants: Mapping[int, Tensor] | None) -> dict[Value, Any]:
         """Constants and arguments by slot."""
-        slots: dict[Value, Any] = {(slot, False): t for slot, t in self.constants_by_slot().items()}
+        own = self.constants_by_slot() if constants is None else constants
+        slots: dict[Value, Any] = {(slot, False): t for slot, t in own.items()}
         return slots | dict(zip(self.slots, values, strict=True))
 
-    def __call__(self, *values: Any, fit: Fit | None = None) -> tuple[Any, ...]:
-        """Run the body; `fit(node, arguments)` may change what a layer is given."""
-        slots = self.start(values)
+    def __call__(
+        self, *values: Any, fit: Fit | None = None, constants: Mapping[int, Tensor] | None = None
+    ) -> tuple[Any, ...]:
+        """Run it; `fit(node, arguments)` may change what a layer is given. `constants`: others, by slot."""
+        slots = self.start(values, constants)
         for i, node in enumerate(self.nodes):
             if i in self.picks:
                 slots[node.outputs[0], False] = self.picks[i](slots[node.outputs[0], False])

@@ -40,6 +40,7 @@ from stepnet.ir.loop import (
     OutputPort,
     Slice,
 )  # fmt: skip
+from stepnet.iterator.in_program import for_program, in_program
 from stepnet.iterator.rows import RowLoop, show_declined
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.watchers import watching
@@ -234,6 +235,9 @@ class RowRunner:
                 v.requires_grad for v in (*feeds.values(), *self.constant[0].constants())
             )
             body, rows = self.trained if learns else self.constant
+            if for_program():
+                fed = body.feeds(feeds)
+                return in_program(rows, fed, steps, body.constants(), body.reading)
             return rows.run(body.feeds(feeds), backend, steps=steps, reads=body.constants())
 
         return compiled(self.loop, feeds, steps, report, self.reason, by_rows)
