@@ -19,6 +19,7 @@ from torch import Tensor
 
 import stepnet
 from stepnet import LoDTensor, TensorArray
+from stepnet.data.array import contents_of
 from stepnet.tape import Tape
 from threads import at_once
 
@@ -237,9 +238,9 @@ class Program:
         given = [*counters, *variables]
         results = as_frame(body, given) if frame else by_hand(body, given)
         if not frame:
-            self.places = [sorted(out._values) for out in outs]
+            self.places = [sorted(contents_of(out).values) for out in outs]
         elif self.way != "tape":
-            assert self.places == [sorted(out._values) for out in outs]
+            assert self.places == [sorted(contents_of(out).values) for out in outs]
         return [*results, *(a.read(i) for a, at in zip(outs, self.places, strict=True) for i in at)]
 
 

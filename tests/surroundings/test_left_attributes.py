@@ -15,6 +15,12 @@ from stepnet.errors import Unsupported
 D = 3
 
 
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    """As in a process without other threads, which tests are run by."""
+    monkeypatch.setattr("stepnet.engine.left.is_only_thread", lambda: True)
+
+
 class Leaves(nn.Module):
     loss: Any = None
     steps = 0
