@@ -160,6 +160,7 @@ def test_a_step_is_recorded_while_compiled_autograd_is_in_force() -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.exhaustive  # seconds of Dynamo
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo looks for it
 def test_gradients_are_differentiated_again_by_compiled_autograd() -> None:
     cell, x = nn.RNNCell(3, 4).double(), ragged([2, 3])
