@@ -25,9 +25,10 @@ from stepnet.data.modes import outside_modes, sees_saved_tensors
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import by_leaf, flatten, unflatten
 from stepnet.engine import Steps, Way, asked, choice, find_plan, run, run_again
-from stepnet.errors import StepnetError, Unsupported
+from stepnet.errors import Unsupported
 from stepnet.executors.registry import AUTO
 from stepnet.front.step import StepBody, as_step, as_they_are, boot_state, loop_of
+from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
 from .lifting import code_of_step
@@ -96,7 +97,10 @@ def as_one(
             return None
         try:
             return call.run(kind)
-        except StepnetError:  # it does other things by now; or the loop over sentences says what is wrong
+        except (
+            Exception
+        ) as error:  # it does other things by now, or the plain loop tells what is wrong
+            let_through(error)
             kinds.pop(key, None)
             return None
     if sees_saved_tensors():  # `torch.utils.checkpoint` will ask that a second run saves what the first did
@@ -108,8 +112,9 @@ def as_one(
         if not _same(out, call.run(kind)):
             raise Unsupported("over words the results differ")
         kind.faster[at.size] = backend != AUTO or call.is_faster(kind, plain)
-    except StepnetError as error:
-        kinds[key] = _Kind([], (), declined=str(error).splitlines()[0])
+    except Exception as error:  # nothing that goes wrong here ends a call that has its results
+        let_through(error)
+        kinds[key] = _Kind([], (), declined=(str(error).splitlines() or [type(error).__name__])[0])
         return out if backend == AUTO else None
     return out
 
