@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from stepnet.api import Recurrent, recurrent
 from stepnet.cells import GRU
@@ -155,6 +156,25 @@ def test_after_a_change(monkeypatch):
             run(step, TABLES["ragged"], "auto"), run(step, TABLES["ragged"], "naive"), strict=True
         ):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_inside_a_checkpoint_of_torchs(monkeypatch):
+    """Which saves what the first run saved, and ends the second by an exception of its own."""
+    monkeypatch.setattr(choice, "stopwatch", lambda call: 0.0)
+    step, lengths = Reader("goes on"), TABLES["ragged"]
+    values = torch.randn(sum(lengths[1]), 3, dtype=F64, requires_grad=True)
+    h = torch.zeros(3, 4, dtype=F64, requires_grad=True)
+
+    def last(values: Tensor, h: Tensor) -> Tensor:
+        return recurrent(step, LoDTensor.from_lengths(values, lengths), h, level=0)[1]
+
+    expected = torch.autograd.grad(last(values, h).sin().sum(), [values, h])
+    as_one._kinds.clear()
+    for known in (False, True):
+        if known:
+            last(values, h)
+        again = checkpoint(last, values, h, use_reentrant=False)
+        torch.testing.assert_close(torch.autograd.grad(again.sin().sum(), [values, h]), expected)
 
 
 def test_c_by_name_runs_over_words_and_says_why_not():

@@ -25,7 +25,7 @@ from stepnet.data.modes import outside_modes, sees_saved_tensors
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import by_leaf, flatten, unflatten
 from stepnet.engine import Steps, Way, asked, choice, find_plan, run, run_again
-from stepnet.errors import Unsupported
+from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors.registry import AUTO
 from stepnet.front.step import StepBody, as_step, as_they_are, boot_state, loop_of
 from stepnet.interrupts import let_through
@@ -97,10 +97,7 @@ def as_one(
             return None
         try:
             return call.run(kind)
-        except (
-            Exception
-        ) as error:  # it does other things by now, or the plain loop tells what is wrong
-            let_through(error)
+        except StepnetError:  # it does other things by now, or the plain loop tells what is wrong
             kinds.pop(key, None)
             return None
     if sees_saved_tensors():  # `torch.utils.checkpoint` will ask that a second run saves what the first did
