@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from beside_plain import CLOSE
 from stepnet import LoDTensor, explain, recurrent
@@ -99,3 +100,15 @@ def test_explain_says_so_and_leaves_nothing():
     assert told.executor == "eager"
     assert "left by the last step" in told.notes[0]
     assert (step.loss, step.seen, "steps" in vars(step)) == (None, {"gate": None}, False)
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
+def test_inside_a_checkpoint_of_torchs_the_plain_loop_runs():
+    """Which counts once more in backward, and stops where all is there that was saved."""
+    found = []
+    for backend in ("auto", "naive"):
+        step, x = Leaves(), torch.ones(20, 2, D, dtype=torch.float64, requires_grad=True)
+        h = torch.zeros(2, D, dtype=torch.float64)
+        y = checkpoint(lambda x: recurrent(step, x, h, backend=backend)[0], x, use_reentrant=False)  # noqa: B023
+        found.append((*torch.autograd.grad(y.sin().sum(), [x, *step.parameters()]), torch.tensor(step.steps)))
+    torch.testing.assert_close(*found)

@@ -25,7 +25,7 @@ from stepnet.compiler.trace.iteration import code_of, iteration, reached
 from stepnet.data.as_imported import from_numpy
 from stepnet.data.bounded import Bounded
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import draws_put_back
+from stepnet.data.modes import draws_put_back, sees_saved_tensors
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
@@ -107,6 +107,8 @@ def leaving(loop: Loop, reads: Reads, sequences: Sequences) -> tuple[LeavesValue
     if len(layout.active) < _LEAST or is_computed_again() or not nothing_around() or reads.open is not None:
         return None
     if not is_only_thread():  # for others to meet what stands there meanwhile
+        return None
+    if sees_saved_tensors():  # torch's checkpoint ends its second run by an exception, wherever that is then
         return None
     looks = looks_of_rows(sequences.x_rows), looks_of_rows(sequences.states), torch.is_grad_enabled()
     like = hash((but_for_counts(reads.reach), looks))
