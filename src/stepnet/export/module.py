@@ -19,6 +19,7 @@ from stepnet.data.tree import flatten, names, unflatten
 from stepnet.data.values import unpacked
 from stepnet.errors import IRError
 from stepnet.front.step import original_of
+from stepnet.interrupts import let_through
 from stepnet.watchers import during
 
 from . import (  # noqa: F401  (they fill tables)
@@ -187,7 +188,8 @@ class _Trace:
             with torch.no_grad(), calls.noted(), TorchRNNs(), run_plainly(module), as_it_was(module):
                 module(*args, **kwargs)
             return leads_of(calls)
-        except Exception:  # the user's code may raise any
+        except Exception as error:  # the user's code may raise any
+            let_through(error)
             return None
         finally:
             calls.forget()
