@@ -61,7 +61,7 @@ from .graph import (
     traced_step,
 )
 from .ir.loop import Loop
-from .nested import as_one, lifting, words_of
+from .nested import as_one, lifting
 from .resets import Resets, as_resets, run_with_resets
 from .sharded import gathered, sharded
 from .typed import Booting, Rows, Settings, State, typed
@@ -187,10 +187,6 @@ def recurrent(
         reverse, scopes = truth("recurrent: 'reverse'", reverse), truth("recurrent: 'scopes'", scopes)
     if level >= 0 and type(x) is LoDTensor and level == x.lod_level - 1:
         level = -1  # one name of a level: calls like one before are found by it
-    if type(x) is not Tensor and not torch.compiler.is_dynamo_compiling():
-        words = words_of(x)
-        if words is not None:  # the step around gets one word of each sentence
-            return words.recurrence(step, x, state)
     if (
         x is not None
         and steps is static is resets is checkpoint is detach_every is None
@@ -211,7 +207,7 @@ def recurrent(
     if not torch.compiler.is_compiling() and is_kept():
         return kept(
             step, x, state, steps=steps, static=static, resets=resets, reverse=reverse, level=level,
-            axis=axis, scopes=scopes, backend=backend,
+            axis=axis, scopes=scopes, backend=backend, checkpoint=checkpoint, detach_every=detach_every,
         )  # fmt: skip
     parts = sharded(step)
     if parts:

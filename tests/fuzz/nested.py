@@ -43,14 +43,19 @@ class Program(nn.Module):
         torch.manual_seed(seed)
         r = self.random = random.Random(seed)
         self.begin, self.words, self.inner = r.choice(BEGINS), r.choice(WORDS), r.choice(INNER)
-        self.second, self.gives = r.random() < 0.3, r.choice(GIVES)
+        self.second, self.gives = r.choice([None, None, "the outer state", "the last"]), r.choice(GIVES)
+        self.how: Any = r.choice(
+            [{}, {}, {}, {}, {}, {"reverse": True}, {"detach_every": 2}, {"checkpoint": 2}]
+        )
         self.then = [r.choice(THEN) for _ in range(r.randint(1, 3))]
         self.gru, self.other, self.lstm = nn.GRUCell(H, H), nn.GRUCell(H, H), nn.LSTMCell(H, H)
         self.one, self.two = nn.Linear(H, H), nn.Linear(2 * H, H)
         self.double()
 
     def __repr__(self) -> str:
-        return f"{self.begin}, {self.words}, {self.inner}, {self.second}, {self.then}, {self.gives}"
+        return (
+            f"{self.begin}, {self.words}, {self.inner}, {self.how}, {self.second}, {self.then}, {self.gives}"
+        )
 
     def of_words(self, x: Any) -> Any:
         if self.words == "map":
@@ -89,11 +94,12 @@ class Program(nn.Module):
     def forward(self, x: Any, h: Tensor) -> tuple[Any, Tensor]:
         words, first = self.of_words(x), self.first(h, len(x))
         if self.inner == "lstm":
-            y, (s, _) = recurrent(self.lstm, words, None if first is None else (first, torch.zeros_like(h)))
+            pair = None if first is None else (first, torch.zeros_like(h))
+            y, (s, _) = recurrent(self.lstm, words, pair, **self.how)
         else:
-            y, s = recurrent(self.gru if self.inner == "gru" else self.own, words, first)
-        if self.second:
-            s = s + recurrent(self.other, y, h)[1]
+            y, s = recurrent(self.gru if self.inner == "gru" else self.own, words, first, **self.how)
+        if self.second is not None:
+            s = s + recurrent(self.other, y, s if self.second == "the last" else h)[1]
         new = s
         for how in self.then:
             new = self.after(how, new, h)

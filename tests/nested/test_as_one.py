@@ -96,6 +96,8 @@ def test_as_by_the_loop_over_sentences(kind, table, monkeypatch):
     monkeypatch.setattr(choice, "stopwatch", lambda call: 0.0)  # both take as long
     as_one._kinds.clear()
     step = Reader(kind)
+    if table == "one word each":  # of which nothing is learned
+        run(step, TABLES["ragged"], "auto")
     for a, b in zip(run(step, TABLES[table], "auto"), run(step, TABLES[table], "naive"), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     if table != "a sentence without words":
@@ -124,6 +126,9 @@ DECLINED = {
     "words backwards": lambda x, h: (h, last_of(x, h, reverse=True)),
     "noise": lambda x, h: (h, nn.functional.dropout(last_of(x, h), 0.5)),
     "a logarithm": lambda x, h: (h, torch.log(last_of(x, h).abs())),
+    "one begins where another ends": lambda x, h: (h, recurrent(word, x, last_of(x, h))[1]),
+    "begins from what is made of that": lambda x, h: (h, last_of(x, torch.tanh(last_of(x, h)) * 2)),
+    "gradients cut off": lambda x, h: (h, last_of(x, h, detach_every=1)),
     "no words": lambda x, h: (h, torch.tanh(h)),
     "words and sentences": lambda x, h: (h, last_of(x.map(lambda rows: rows + h[:, :3]), h)),
 }
@@ -142,6 +147,19 @@ def test_what_is_not_so_of_words_is_left(name, monkeypatch):
     for other in found[:2]:
         torch.testing.assert_close(other, found[2], equal_nan=True)
     assert None not in known(DECLINED[name])
+
+
+@pytest.mark.parametrize("name", ["words backwards", "one begins where another ends"])
+def test_it_is_not_taken_for_words_by_sentences_of_one_word(name, monkeypatch):
+    monkeypatch.setattr(choice, "stopwatch", lambda call: 0.0)
+    as_one._kinds.clear()
+    h = torch.zeros(2, 4, dtype=F64)
+    for lengths in ([[2, 1], [1, 1, 1]], [[2, 1], [1, 1, 1]], [[2, 1], [3, 1, 2]]):
+        x = LoDTensor.from_lengths(torch.randn(sum(lengths[1]), 3, dtype=F64), lengths)
+        found = [
+            recurrent(DECLINED[name], x, h, level=0, backend=backend)[1] for backend in ("auto", "naive")
+        ]
+        torch.testing.assert_close(*found)
 
 
 def test_after_a_change(monkeypatch):

@@ -2,4 +2,3 @@
 
 from .as_one import as_one as as_one
 from .as_one import loop_over_words as loop_over_words
-from .words import words_of as words_of

@@ -24,6 +24,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import outside_modes, sees_saved_tensors
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import by_leaf, flatten, unflatten
+from stepnet.data.values import rows as rows_of
 from stepnet.engine import Steps, Way, asked, choice, find_plan, run, run_again
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors.registry import AUTO
@@ -32,7 +33,7 @@ from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
 from .lifting import code_of_step
-from .words import over_words, tried, values_of
+from .words import over_words, tried
 
 _STEPS = Steps(as_step, boot_state, loop_of, as_they_are)
 _MOST_KINDS = 32  # of calls of one piece of source
@@ -64,6 +65,7 @@ class _Cut:
     first: LoDTensor
     last: LoDTensor
     ends: Tensor  # the last word of each sentence
+    tells: bool  # whether a run shows what is handed on from word to word, and from sentence to sentence
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -100,6 +102,8 @@ def as_one(
         except StepnetError:  # it does other things by now, or the plain loop tells what is wrong
             kinds.pop(key, None)
             return None
+    if not at.tells:
+        return None
     if sees_saved_tensors():  # `torch.utils.checkpoint` will ask that a second run saves what the first did
         return None
     out = plain()
@@ -201,7 +205,7 @@ class _Call:
 
         def once(way: Callable[[], Any]) -> None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not hooked):
-                choice.go_back([values_of(leaf) for leaf in flatten(way())[0]], read)
+                choice.go_back([rows_of(leaf) for leaf in flatten(way())[0]], read)
 
         ways = {"words": lambda: self.run(kind), "sentences": plain}
         seconds = dict.fromkeys(ways, float("inf"))
@@ -251,6 +255,7 @@ def _cut_of(x: Sequence[Any], level: int | None) -> _Cut | None:
             LoDTensor.of(from_numpy(begins), words),
             LoDTensor.of(from_numpy(ends), words),
             from_numpy(sentences[1:] - 1),
+            bool((np.diff(texts) > 1).any() and (np.diff(sentences) > 1).any()),
         )
     return cut
 
@@ -262,7 +267,7 @@ def _whose(step: Any) -> Any:
 
 def _key(body: StepBody, x: Sequence[Any], state: Sequence[Tensor]) -> tuple[Any, ...]:
     """What calls of one kind have in common."""
-    kinds = [(t.shape[1:], t.dtype, t.requires_grad) for t in (*map(values_of, x), *state)]
+    kinds = [(t.shape[1:], t.dtype, t.requires_grad) for t in (*map(rows_of, x), *state)]
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
     return body.x_spec, body.state_spec, *kinds, *modes, torch.get_default_dtype(), torch.get_num_threads()
 
@@ -277,7 +282,7 @@ def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
             return False
         if isinstance(one, LoDTensor) and one.structure != two.structure:
             return False
-        p, q = values_of(one), values_of(two)
+        p, q = rows_of(one), rows_of(two)
         if (p.shape, p.dtype, p.requires_grad) != (q.shape, q.dtype, q.requires_grad):
             return False
         most = 2e-2 if torch.is_autocast_enabled("cpu") else _TOLERANCE.get(p.dtype, 2e-2)

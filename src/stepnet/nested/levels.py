@@ -6,7 +6,7 @@ Seen by running it without data, on numbers of words and of sentences that nothi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class Levels(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._aside = False
-        self._ended = False  # whether there may be values that hold at the last word alone
+        self._late: dict[int, Tensor] = {}  # values that hold at the last word alone, by their ids
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
@@ -56,7 +56,7 @@ class Levels(TorchDispatchMode):
         try:
             yield
         finally:
-            self._aside, self._ended = False, True
+            self._aside = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -69,10 +69,21 @@ class Levels(TorchDispatchMode):
         made = {_level(t) for t in leaves(result, Tensor)}
         if met and (len(met) > 1 or made - met):
             raise Unsupported("the step joins words of a sentence, or words and sentences")
-        if self._ended and SENTENCES in met and not _is_tame(func, args):
+        if any(map(self.is_late, leaves((args, kwargs), Tensor))):
+            self.late(leaves(result, Tensor))
+            if _is_tame(func, args):
+                return result
             what = func.overloadpacket.__name__
             raise Unsupported(f"what the step computes of a sentence ({what}) may be no number in it")
         return result
+
+    def late(self, tensors: Iterable[Tensor]) -> None:
+        """Note values that hold at the last word alone."""
+        self._late |= {id(tensor): tensor for tensor in tensors}
+
+    def is_late(self, tensor: Tensor) -> bool:
+        """Whether a value holds at the last word alone."""
+        return id(tensor) in self._late
 
     def must_be(self, leaf: Any, *, words: bool) -> None:
         """Refuse a result that has not a row for each word, or for each sentence."""
@@ -88,7 +99,7 @@ def watched() -> Iterator[Levels]:
         Unsupported: see `Levels`; or it cannot run without data.
     """
     try:
-        with without_any_mode(), torch.no_grad(), OnMeta(), Levels() as seen:
+        with without_any_mode(), OnMeta(), Levels() as seen:
             yield seen
     except Unsupported:
         raise

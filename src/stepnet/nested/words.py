@@ -19,8 +19,10 @@ from stepnet.compiler.reads.undo import undone
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import without_any_mode
 from stepnet.data.tree import by_leaf, flatten, flatten_as, unflatten
+from stepnet.data.values import rows as rows_of
 from stepnet.errors import Unsupported
 from stepnet.front.step import StepBody, as_step, boot_state, kept_dtypes, step_name
+from stepnet.watchers import kept_by
 
 from . import levels
 
@@ -54,8 +56,16 @@ class Words:
         structure: Any = self
         return LoDTensor.of(rows, structure)
 
+    def answer(
+        self, step: Any, x: Any, state: Any, *, level: int, axis: int, backend: Any, **how: Any
+    ) -> Any:
+        """What a call of `recurrent` in the step gives for the words that there are by now."""
+        if level not in (-1, 0) or any(value not in (None, False) for value in how.values()):
+            raise Unsupported("a recurrence inside does not run plainly from the first word to the last")
+        return self.recurrence(step, x, state)
+
     def recurrence(self, step: Any, x: Any, state: Any) -> tuple[Any, Any]:
-        """What `recurrent(step, x, state)` gives for the words that there are by now."""
+        """The same of a call that runs from the first word to the last."""
         if len(self.new) == len(self._states):
             raise Unsupported("the step runs more recurrences than it did before")
         body, leaves, boot = _call(self, step, x, state, self.rows)
@@ -88,11 +98,15 @@ class _Tried(Words):
 
     def recurrence(self, step: Any, x: Any, state: Any) -> tuple[Any, Any]:
         body, leaves, boot = _call(self, step, x, state, levels.SENTENCES)
+        if any(map(self._seen.is_late, boot)):
+            raise Unsupported("a recurrence inside begins from what another one ends with")
         with self._seen.aside():
             y, new = body.call([levels.of_sentence(leaf) for leaf in leaves], boot)
             self.new.append(unflatten(body.state_spec, [levels.like(leaf) for leaf in boot]))
             out = by_leaf(lambda leaf: self.cut(levels.of_words(leaf)), y)
-            return out, unflatten(body.state_spec, [levels.of_sentence(leaf) for leaf in new])
+            last = [levels.of_sentence(leaf) for leaf in new]
+        self._seen.late(last)
+        return out, unflatten(body.state_spec, last)
 
 
 def _call(words: Words, step: Any, x: Any, state: Any, n: int) -> tuple[StepBody, list[Tensor], list[Tensor]]:
@@ -123,14 +137,14 @@ def over_words(step: Any, of_words: tuple[bool, ...]) -> Callable[[Any, Any], tu
         if tried(step, x, outer)[1] != of_words:
             raise Unsupported("the step gives words where it gave sentences, or the other way")
         words = Words(flatten(x)[0][0], first, last, inner)
-        with _OnRows():
+        with _OnRows(), kept_by(words.answer):
             y, new = step(by_leaf(words.cut, x), outer)
         if len(words.new) != len(inner):
             raise Unsupported("the step runs fewer recurrences than it did before")
         (before, spec), (after, _) = flatten(outer), flatten_as(flatten(outer)[1], new)
         after = kept_dtypes(before, after)
         kept = [torch.where(like(last, a), a, b) for a, b in zip(after, before, strict=True)]
-        return by_leaf(values_of, y), (unflatten(spec, kept), tuple(words.new))
+        return by_leaf(rows_of, y), (unflatten(spec, kept), tuple(words.new))
 
     of_a_word.__name__ = step_name(step)
     return of_a_word
@@ -157,7 +171,8 @@ def _run(step: Any, x: Any, outer: Any) -> tuple[list[Any], tuple[bool, ...]]:
     with levels.watched() as seen:
         words = _Tried(seen)
         sentences = by_leaf(lambda leaf: words.cut(levels.of_words(leaf)), x)
-        y, new = step(sentences, by_leaf(levels.of_sentence, outer))
+        with kept_by(words.answer):
+            y, new = step(sentences, by_leaf(levels.of_sentence, outer))
         if not words.new:
             raise Unsupported("no recurrence runs inside the step")
         of_words = tuple(isinstance(leaf, LoDTensor) for leaf in flatten(y)[0])
@@ -170,20 +185,6 @@ def _run(step: Any, x: Any, outer: Any) -> tuple[list[Any], tuple[bool, ...]]:
 
 def _kind(leaf: Tensor) -> tuple[Any, ...]:
     return tuple(leaf.shape[1:]), leaf.dtype, leaf.device.type
-
-
-def words_of(x: Any) -> Words | None:
-    """What stands for the offsets of the sentences in x, in a step that gets a word of each."""
-    if type(x) is Tensor:
-        return None
-    leaf = x if type(x) is LoDTensor else next(iter(flatten(x)[0]), None)
-    structure = leaf.structure if type(leaf) is LoDTensor else None
-    return structure if isinstance(structure, Words) else None
-
-
-def values_of(leaf: Any) -> Any:
-    """The rows of a LoDTensor; a tensor as it is."""
-    return leaf.values if isinstance(leaf, LoDTensor) else leaf
 
 
 def like(flags: Tensor, leaf: Tensor) -> Tensor:

@@ -90,9 +90,10 @@ class Keeper:
         return out[0] if type(out[0]) is LoDTensor else out
 
     def run(
-        self, step: Any, x: Any, state: Any, *, steps: Any, resets: Any, reverse: bool, level: int, **how: Any
-    ) -> Any:
-        """A call of `recurrent`: as it was made, but for the state that it starts from."""
+        self, step: Any, x: Any, state: Any, *, steps: Any, resets: Any, reverse: bool, level: int,
+        checkpoint: Any = None, detach_every: Any = None, **how: Any,
+    ) -> Any:  # fmt: skip
+        """A call of `recurrent`: as it was made, but for windows, and the state that it starts from."""
         with during(sequence.INSTEAD, None), during(sequence.WHOLE, None), watched(None):
             how |= {"steps": steps, "reverse": reverse, "level": level}
             if not self._goes_on(step, x, steps, level):
