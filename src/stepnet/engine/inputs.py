@@ -26,7 +26,7 @@ def inputs_of(x: Any) -> tuple[list[Any], Spec]:
     leaves, spec = flatten(x)
     first: Any = leaves[0] if leaves else None
     if type(first) is LoDTensor:
-        fit = all(map(_of_rows, leaves)) and all(_of_same_sequences(first, leaf) for leaf in leaves[1:])
+        fit = all(map(_of_rows, leaves)) and all(of_same_sequences(first, leaf) for leaf in leaves[1:])
     else:
         fit = type(first) is Tensor and all(map(_of_steps, leaves))
         fit = fit and all(leaf.shape[:2] == first.shape[:2] for leaf in leaves[1:])
@@ -41,7 +41,8 @@ def _of_steps(leaf: Any) -> bool:
     return type(leaf) is Tensor and not leaf.is_nested and leaf.dim() > 1
 
 
-def _of_same_sequences(one: LoDTensor, other: LoDTensor) -> bool:
+def of_same_sequences(one: LoDTensor, other: LoDTensor) -> bool:
+    """Whether the sequences of the last of as many levels have the same lengths."""
     if one.structure is other.structure:
         return True
     return one.lod_level == other.lod_level and one.structure.content() == other.structure.content()

@@ -73,7 +73,7 @@ def run_and_leave(
         return None
     step, others = found
     places = step.places()
-    before = [place.holder.get(place.name, MISSING) for place in places]
+    before = [place.held for place in places]
     ways = _Ways(loop, feeds)
     try:
         out = run(others, ways.others, backend=backend, warn=False)
@@ -140,7 +140,7 @@ def _held(place: Place) -> Any:
     """What code finds at a place: of an attribute that is not set yet, that of the class."""
     if place.table is None and type(place.owner) is not dict:
         return inspect.getattr_static(place.owner, place.name, MISSING)
-    return place.holder.get(place.name, MISSING)
+    return place.held
 
 
 def _found(loop: Loop, reads: Reads, sequences: Sequences) -> _Left | None:

@@ -15,6 +15,8 @@ from stepnet.executors.layout import Layout
 from stepnet.executors.setting import only_plain
 from stepnet.ir.loop import Loop, Sweep
 
+from .inputs import of_same_sequences
+
 
 class OverSequences(Unsupported):
     """The steps are no rows."""
@@ -67,9 +69,7 @@ def _as_table(
         for leaf in leaves:
             if not isinstance(leaf, LoDTensor) or leaf.lod_level != first.lod_level:
                 raise Unsupported("x mixes LoDTensors of different levels with other values")
-            if leaf.structure is not first.structure and not torch.equal(
-                leaf.structure.levels[-1], first.structure.levels[-1]
-            ):
+            if not of_same_sequences(first, leaf):
                 raise Unsupported("inputs of different lengths")
         layout = Layout.of(first.structure, reverse)
         return layout, [leaf.values for leaf in leaves], first.with_values, ()

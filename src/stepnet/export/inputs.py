@@ -227,6 +227,11 @@ def _has_features(x: Tensor) -> bool:
     return x.dim() > 1 and x.is_floating_point()
 
 
+def _before_features(x: Tensor) -> int:
+    """How many dimensions of an input stand before the one that holds features."""
+    return x.dim() - _has_features(x)
+
+
 def without_features(
     made: Program, chosen: Sequence[dict[int, bool]], examples: Sequence[Tensor]
 ) -> list[dict[int, bool]]:
@@ -257,7 +262,7 @@ def without_features(
         shape = sizes_of(node.meta["val"])
         texts = {d: str(shape[d]) for d in dims if not isinstance(shape[d], int)}
         known = {d for d, text in texts.items() if text in steps}
-        most = min(2, example.dim() - _has_features(example))
+        most = min(2, _before_features(example))
         front = {d for d, text in texts.items() if d < most and text not in features}
         kept.append({d: must for d, must in dims.items() if must or d not in texts or d in known | front})
     return kept
@@ -271,7 +276,7 @@ def alone_as_long(
     long = {size for lead in leads for size in lead}
     kept = []
     for i, dims in zip(inputs, chosen, strict=False):
-        most = i.value.dim() - _has_features(i.value)
+        most = _before_features(i.value)
         kept.append({d: must for d, must in dims.items() if must or (d < most and i.value.shape[d] in long)})
     return kept + [dict(dims) for dims in chosen[len(kept) :]]
 
@@ -281,7 +286,7 @@ def frozen_leads(inputs: Sequence[Input], shapes: Sequence[Sequence[Any]]) -> se
     return {
         (i.name, d)
         for i, shape in zip(inputs, shapes, strict=False)
-        for d, size in enumerate(shape[: i.value.dim() - _has_features(i.value)])
+        for d, size in enumerate(shape[: _before_features(i.value)])
         if isinstance(size, int)
     }
 

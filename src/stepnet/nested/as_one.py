@@ -83,24 +83,21 @@ def as_one(
         plain: runs it as it is.
         backend: by which executors.
     """
-    cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
-    state = [feeds[name] for name in body.state_names]
-    at = None if cut.stride < 0 else _cut_of(x, cut.level)
-    if at is None or body.own_states < len(state):
+    call = _call_of(loop, feeds, body, backend)
+    if call is None:
         return None
+    at = call.cut
     kinds = _kinds.setdefault(_whose(body.step), Bounded(_MOST_KINDS))
-    key = _key(body, x, state)
-    kind = kinds.get(key)
+    kind = kinds.get(call.key)
     if kind is not None and kind.declined is not None:
         return None
-    call = _Call(body, x, state, at, backend)
     if kind is not None and at.size in kind.faster:
         if not kind.faster[at.size] and backend == AUTO:
             return None
         try:
             return call.run(kind)
         except StepnetError:  # it does other things by now, or the plain loop tells what is wrong
-            kinds.pop(key, None)
+            kinds.pop(call.key, None)
             return None
     if not at.tells:
         return None
@@ -109,13 +106,13 @@ def as_one(
     out = plain()
     try:
         if kind is None:
-            kinds[key] = kind = _Kind(*call.tried())
+            kinds[call.key] = kind = _Kind(*call.tried())
         if not _same(out, call.run(kind)):
             raise Unsupported("over words the results differ")
         kind.faster[at.size] = backend != AUTO or call.is_faster(kind, plain)
     except Exception as error:  # nothing that goes wrong here ends a call that has its results
         let_through(error)
-        kinds[key] = _Kind([], (), declined=(str(error).splitlines() or [type(error).__name__])[0])
+        kinds[call.key] = _Kind([], (), declined=(str(error).splitlines() or [type(error).__name__])[0])
         return out if backend == AUTO else None
     return out
 
@@ -130,20 +127,25 @@ def loop_over_words(
     """
     if not isinstance(body, StepBody):
         raise Unsupported("it is no call of recurrent")
-    cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
-    state = [feeds[name] for name in body.state_names]
-    at = None if cut.stride < 0 else _cut_of(x, cut.level)
-    if at is None or body.own_states < len(state):
+    call = _call_of(loop, feeds, body, backend)
+    if call is None:
         raise Unsupported("sentences in reverse, without words, or of several levels run one by one")
-    call = _Call(body, x, state, at, backend)
-    kind = _kinds.get(_whose(body.step), {}).get(_key(body, x, state))
+    kind = _kinds.get(_whose(body.step), {}).get(call.key)
     if kind is None:
         kind = _Kind(*call.tried())
     if kind.declined is not None:
         raise Unsupported(kind.declined)
-    if not kind.faster.get(at.size, True):
+    if not kind.faster.get(call.cut.size, True):
         raise Unsupported("over words it took longer than over sentences, when both were timed")
     return call.as_loop(kind)
+
+
+def _call_of(loop: Loop, feeds: dict[str, Any], body: StepBody, backend: str) -> _Call | None:
+    """A call whose steps are sentences of words; None: they are none, or run in another order."""
+    cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
+    state = [feeds[name] for name in body.state_names]
+    at = None if cut.stride < 0 else _cut_of(x, cut.level)
+    return None if at is None or body.own_states < len(state) else _Call(body, x, state, at, backend)
 
 
 class _Call:
@@ -152,7 +154,8 @@ class _Call:
     def __init__(
         self, body: StepBody, x: Sequence[Any], state: Sequence[Tensor], cut: _Cut, backend: str
     ) -> None:
-        self._body, self._cut, self._structure = body, cut, x[0].structure
+        self.cut, self.key = cut, _key(body, x, state)
+        self._body, self._structure = body, x[0].structure
         self._x, self._state, self._backend = list(x), list(state), backend
 
     def tried(self) -> tuple[list[Any], tuple[bool, ...]]:
@@ -175,7 +178,7 @@ class _Call:
         return body.as_loop(x, state, reverse=False, level=-1, axis=0)
 
     def _given(self, kind: _Kind) -> tuple[Any, Any, Any]:
-        cut, n = self._cut, len(self._cut.words)
+        cut, n = self.cut, len(self.cut.words)
         leaves = [LoDTensor.of(leaf.values, cut.words) for leaf in self._x]
         x = unflatten(self._body.x_spec, leaves), cut.first, cut.last
         inner = by_leaf(
@@ -189,7 +192,7 @@ class _Call:
         y = [
             LoDTensor.of(leaf.values, self._structure)
             if of_words
-            else LoDTensor.of(leaf.values.index_select(0, self._cut.ends), self._cut.sentences)
+            else LoDTensor.of(leaf.values.index_select(0, self.cut.ends), self.cut.sentences)
             for leaf, of_words in zip(leaves, kind.of_words, strict=True)
         ]
         return {

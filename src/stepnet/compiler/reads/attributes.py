@@ -33,6 +33,11 @@ class Place(NamedTuple):
         """What it holds now."""
         return self.holder.get(self.name)
 
+    @property
+    def held(self) -> Any:
+        """What stands there, MISSING where nothing does."""
+        return self.holder.get(self.name, MISSING)
+
     def put(self, value: Any) -> None:
         """Let it hold something else, past `__setattr__`; MISSING: nothing."""
         if value is MISSING:
@@ -99,7 +104,7 @@ class WithAttributes:
     def apart(self, held: Sequence[Any] | None = None) -> Iterator[None]:
         """In here other values stand in its places, or nothing."""
         places = self.places()
-        before = [place.holder.get(place.name, MISSING) for place in places]
+        before = [place.held for place in places]
         try:
             for place, value in zip(places, [None] * len(places) if held is None else held, strict=True):
                 place.put(value)
@@ -132,7 +137,7 @@ class LeavesValues(WithAttributes):
         unread = [Unread(uses, count is not None) for count in self.counts]
         with self.apart(unread):
             result = self.step(x, state, *static)
-            left = [place.holder.get(place.name, MISSING) for place in places]
+            left = [place.held for place in places]
         for value, count in zip(left, self.counts, strict=True):
             if not (_is_plain(value) if count is None else type(value) is Unread and value.by == count):
                 uses.append("what it leaves is not what it left before")
