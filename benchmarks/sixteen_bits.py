@@ -9,33 +9,13 @@ from typing import Any
 import torch
 
 from . import peers
+from .goals import goal
 from .harness import Case, Contender, Topic
 from .peak import matmul_peak
 from .recurrences import EFFORTS, facts_of, findings, settings, table
-from .work import WORKS, Setting, Size, Work
+from .work import WORKS, Setting, Work
 
 TOLERANCE = 0.1  # of the largest value of a tensor: what 8 bits of a number leave after hundreds of steps
-_SIZES = ("100,32,64", "500,32,64", "1000,8,128", "100,32,256", "50,128,512", "200,1,128")
-# The fastest peer's time over ours that is to be reached by an LSTM.
-_GOALS = {
-    ("ragged", "train"): (3.0, 4.0, 4.0, 2.5, 2.5),
-    ("dense", "train"): (1.3, 1.6, 1.6, 1.3, 1.3, 2.5),
-    ("ragged", "forward"): (2.0, 2.5, 2.5, 2.0, 2.0),
-}
-
-
-def goal(work: str, size: Size, ragged: bool, training: bool) -> float | None:
-    """The goal of a row; None where none was set.
-
-    >>> goal("lstm", Size(100, 32, 256), ragged=True, training=True)
-    2.5
-    """
-    key = ("ragged" if ragged else "dense", "train" if training else "forward")
-    if work != "lstm" or str(size) not in _SIZES or key not in _GOALS:
-        return None
-    goals = _GOALS[key]
-    at = _SIZES.index(str(size))
-    return goals[at] if at < len(goals) else None
 
 
 def cases(work: Work, quick: bool) -> Iterator[Case]:
@@ -48,7 +28,7 @@ def cases(work: Work, quick: bool) -> Iterator[Case]:
 def case_of(setting: Setting, training: bool) -> Case:
     found, absent = peers.contenders(setting, training, ("torch_nn", "ours"))
     threads = torch.get_num_threads()
-    wanted = goal(setting.work.name, setting.size, setting.ragged, training)
+    wanted = goal(setting.work.name, setting.size, setting.ragged, training, "bfloat16")
     peak = matmul_peak(threads, dtype=torch.bfloat16) * 1e-9
     return Case(
         name=f"{setting.name} {'train' if training else 'forward'}, bfloat16",

@@ -190,20 +190,25 @@ def test_the_best_peer_decides_about_a_goal_and_five_lines_are_no_peer():
 
 
 @pytest.mark.parametrize(
-    ("work", "size", "ragged", "training", "expected"),
+    ("work", "size", "ragged", "training", "dtype", "expected"),
     [
-        ("lstm", Size(100, 32, 64), True, True, 3.0),
-        ("gru", Size(50, 128, 512), False, True, 1.05),
-        ("lstm", Size(200, 1, 128), False, False, 2.0),
-        ("gru", Size(1000, 8, 128), False, False, 1.15),
-        ("slstm", Size(100, 32, 256), True, True, 5.0),
-        ("slstm", Size(100, 32, 256), True, False, None),
-        ("lstm", Size(12, 5, 16), True, True, None),
+        ("lstm", Size(100, 32, 64), True, True, "float32", 3.0),
+        ("lstm", Size(500, 32, 64), False, True, "float32", 2.2),
+        ("lstm", Size(200, 1, 128), False, False, "float32", 1.5),
+        ("lstm", Size(200, 1, 128), False, True, "bfloat16", 2.5),
+        ("lstm", Size(100, 32, 64), False, False, "bfloat16", None),
+        ("gru", Size(50, 128, 512), False, True, "float32", 1.05),
+        ("gru", Size(200, 1, 128), False, False, "float32", 2.0),
+        ("gru", Size(1000, 8, 128), False, False, "float32", 1.15),
+        ("gru", Size(1000, 8, 128), False, False, "bfloat16", None),
+        ("slstm", Size(100, 32, 256), True, True, "float32", 5.0),
+        ("slstm", Size(100, 32, 256), True, False, "float32", None),
+        ("lstm", Size(12, 5, 16), True, True, "float32", None),
     ],
     ids=str,
 )
-def test_goals(work, size, ragged, training, expected):
-    assert goals.goal(work, size, ragged, training) == expected
+def test_goals(work, size, ragged, training, dtype, expected):
+    assert goals.goal(work, size, ragged, training, dtype) == expected
 
 
 @pytest.mark.parametrize("name", ["goals", "memory", "peak", "stats"])
