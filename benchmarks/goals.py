@@ -5,7 +5,7 @@ from __future__ import annotations
 from .work import Size
 
 # The sizes in the order of the tuples below; rows of one sequence, the last, have no ragged form.
-_SIZES = ("100,32,64", "500,32,64", "1000,8,128", "100,32,256", "50,128,512", "200,1,128")
+_SIZES: tuple[str, ...] = ("100,32,64", "500,32,64", "1000,8,128", "100,32,256", "50,128,512", "200,1,128")
 _LSTM = {
     ("ragged", "train", "float32"): (3.0, 4.5, 4.0, 2.6, 2.6),
     ("dense", "train", "float32"): (1.5, 2.2, 2.2, 1.6, 1.6, 2.0),
