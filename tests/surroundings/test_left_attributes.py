@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from beside_plain import CLOSE
@@ -83,6 +84,19 @@ def test_the_last_step_leaves_it(ragged, reverse):
     """Named by its executor, no step may run by the plain loop."""
     expected, found = (run(Leaves(), b, ragged=ragged, reverse=reverse) for b in ("naive", "eager"))
     torch.testing.assert_close(found, expected, **CLOSE)
+
+
+def test_a_pruned_layer_is_made_anew_at_each_step():
+    """By a hook, which sets the weight that the layer then reads."""
+
+    def after(backend: str) -> list[Any]:
+        step = Leaves()
+        prune.l1_unstructured(step.inp, "weight", 0.4)
+        found = run(step, backend)
+        step.inp.weight_mask.neg_().add_(1)  # pyright: ignore[reportCallIssue]
+        return [*found, *run(step, backend), step.inp.weight]
+
+    torch.testing.assert_close(after("eager"), after("naive"), **CLOSE)
 
 
 @pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
