@@ -28,9 +28,20 @@ QUIET += ["-W", "ignore:The .grad attribute:UserWarning"]  # of opcheck itself, 
 TESTS = (
     *(
         f"tests/{name}"
-        for name in ["cells", "data", "decode", "engine", "export", "file_model", "front", "iterator", "nn"]
+        for name in [
+            "cells",
+            "data",
+            "decode",
+            "engine",
+            "export",
+            "file_model",
+            "front",
+            "iterator",
+            "nested",
+            "nn",
+        ]
     ),
-    *(f"tests/{name}" for name in ["onnx", "openvino", "saving", "streams", "tape"]),
+    *(f"tests/{name}" for name in ["onnx", "openvino", "saving", "streams", "surroundings", "tape"]),
     *(
         f"tests/compiler/test_{name}.py"
         for name in ["autocast", "changes", "control", "keys", "odd_steps", "reads"]
