@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from .compiler.reads.reach import reach
+from .data.in_graph import not_followed
 
 _OF_TORCH = "torch.distributed.fsdp"
 
@@ -38,6 +39,7 @@ class Sharded(NamedTuple):
         return getattr(self.gather, "__self__", None)
 
 
+@not_followed
 def sharded(step: Any) -> Sequence[Sharded]:
     """The modules of a step that `fully_shard` was given, and of a function those that it may call; those
     around others first. Not those that call the loop: their weights are gathered."""

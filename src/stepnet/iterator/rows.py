@@ -261,22 +261,22 @@ class RowLoop:
         reverse = bool(slices) and slices[0].stride < 0
         time = 0 if slices and axes[slices[0].parameter] == 0 else 1
         found: dict[str, Tensor] = {}
-        counts: set[int] = set() if steps is None else {steps}
+        counts: list[int] = [] if steps is None else [steps]  # numbers that torch leaves open have no hash
         for port in slices:
             axis, part = axes[port.parameter], port.part_size or 1
             value, count = _steps_of(port, feeds[port.source], axis, steps, blocks)
             value = value.squeeze(1) if led else value
-            counts.add(count)
+            counts.append(count)
             if (port.stride < 0) != reverse:
                 value = value.flip(axis)
             if value.dim() < 3 and part != 1 and axis == 0 and not blocks:
                 raise Unsupported("an input has no axis beside that of time")
             found[port.parameter] = value.movedim((axis, _batch_axis(axis, part, blocks)), (time, 1 - time))
-        if len(counts) > 1:
+        if any(count != counts[0] for count in counts[1:]):
             raise Unsupported("inputs have different numbers of steps")
         if not counts:
             raise Unsupported("no input is cut into steps")
-        (count,) = counts
+        count = counts[0]
         if not count:
             raise Unsupported("it has no steps")
         sizes = [value.shape[1 - time] for value in found.values()]
