@@ -165,6 +165,8 @@ def follow(callback: Any) -> Any:
 
 
 not_followed(follow, calls=True)
+_called: Any = follow
+_called._torchdynamo_disable = True  # nor what calls it: torch 2.14 warned of what it cannot follow
 
 
 def is_followed() -> bool:
