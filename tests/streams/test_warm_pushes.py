@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import stepnet
-from stepnet import Recurrent, cells
-from stepnet.compiler.reads.unchanged import stream, tells
+from stepnet import Recurrent, cells, stream
+from stepnet.compiler.reads.unchanged import tells
 from stepnet.errors import StreamError
 from stepnet.streams import streams
 

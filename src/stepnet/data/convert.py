@@ -164,7 +164,8 @@ def _numbers(node: Any, at: str, depth: int, kind: torch.dtype | None) -> Any:
         return node
     if depth and node and all(_is_number(child) for child in node):
         try:
-            return torch.tensor(node, dtype=kind)
+            # torch 2.8 takes no booleans of numpy 2.3
+            return torch.tensor([bool(n) if type(n) is np.bool_ else n for n in node], dtype=kind)
         except (ValueError, RuntimeError, OverflowError) as error:
             raise LoDError(
                 f"LoDTensor.from_sequences: {at} does not fit {kind}",
