@@ -20,7 +20,7 @@ from stepnet.compiler.pipeline import Compiled, Signature, compile_loop
 from stepnet.compiler.reads.portable import digest
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.rewritten.inner_loops import inner_loops, is_guarded
-from stepnet.compiler.trace.answers import AsksCaptured
+from stepnet.compiler.trace.answers import CLAIMED, AsksCaptured
 from stepnet.compiler.trace.capture import (
     BY_VALUES,
     Example,
@@ -237,7 +237,14 @@ def _compile(
     chosen = (loop, reads, sequences, weights, backend, key)
     if key is not None and _from_file(entry, seen, given, key, chosen):
         return None
-    compiled = _recorded(given, seen, moved, line, loop, reads, sequences, most)
+    recorded = functools.partial(_recorded, seen=seen, moved=moved, line=line, loop=loop, reads=reads,
+                                 sequences=sequences, most=most)  # fmt: skip
+    if more := _untaken(seen, reads, weights):
+        followed = recorded((signature, [*weights, *more], *given[2:])).followed
+        more = [weight for weight in more if weight[0] in followed]
+        weights, key = [*weights, *more], None if more else key
+        given, chosen = (signature, weights, *given[2:]), (*chosen[:3], weights, backend, key)
+    compiled = recorded(given)
     if seen.strides_matter:
         check_strided(loop, compiled, sequences, weights, reads.reach.generators)
     if moved is not None and moved():
@@ -282,6 +289,15 @@ def _weights(tensors: Sequence[Tensor], reads: Reads, rows: Sequence[Tensor]) ->
         )
     grad = torch.is_grad_enabled()
     return [(places[id(t)], t, grad and t.requires_grad) for t in tensors]
+
+
+def _untaken(seen: _Seen, reads: Reads, weights: _Weights) -> _Weights:
+    """What a body may read besides on a way that no sample row took."""
+    if reads.open is not None or not any(answer is claim for answer in seen.answers for claim in CLAIMED):
+        return []
+    known, grad = {place for place, *_ in weights}, torch.is_grad_enabled()
+    others = enumerate(reads.tensors if reads.inputs is None else reads.read)
+    return [(i, t, grad and t.requires_grad) for i, t in others if i not in known and not t.is_meta]
 
 
 def _signature(loop: Loop, sequences: Sequences, weights: _Weights, draws: Sequence[Draw]) -> Signature:

@@ -124,7 +124,9 @@ class _Writer:
         """See that no other value comes to stand where this one does, unless what it holds is told, too."""
         if type(value) in (dict, list, tuple) or isinstance(value, Tensor):
             return  # tensors have no weak reference of ours: torch swaps none that has one
-        of_type = type(value) is types.MethodWrapperType and type(value.__self__) is types.WrapperDescriptorType
+        of_type = (
+            type(value) is types.MethodWrapperType and type(value.__self__) is types.WrapperDescriptorType
+        )
         if type(value) in _FIXED or of_type:  # the latter holds a class of C alone
             self.kept.append(value)
             return
