@@ -31,6 +31,7 @@ from stepnet.compiler.trace.capture import (
 from stepnet.compiler.trace.draws import Draw, drawn_in_order, kept
 from stepnet.compiler.trace.iteration import code_of, iteration, reached
 from stepnet.compiler.trace.record import tried as tried_on
+from stepnet.compiler.trace.unseen import may_be_constant, unseen_are_constants
 from stepnet.data.modes import default_device, draws_put_back, for_plans
 from stepnet.data.storage import memory_of
 from stepnet.data.tree import Spec
@@ -277,7 +278,11 @@ def _weights(tensors: Sequence[Tensor], reads: Reads, rows: Sequence[Tensor]) ->
     """The tensors that a body read on a few rows, found among those that it refers to."""
     places = {id(t): i for i, t in enumerate(reads.tensors)}
     lost = [tensor for tensor in tensors if id(tensor) not in places]
-    if lost and not {*map(memory_of, lost)}.isdisjoint(map(memory_of, (*reads.tensors, *rows))):
+    alike = bool(lost) and not {*map(memory_of, lost)}.isdisjoint(map(memory_of, (*reads.tensors, *rows)))
+    if not alike and reads.open is None:
+        lost = [tensor for tensor in lost if not may_be_constant(tensor)]
+        tensors = [tensor for tensor in tensors if id(tensor) in places or not may_be_constant(tensor)]
+    if alike:
         raise Unsupported(
             "the step makes one tensor of another by a call of which torch tells nobody",
             remedy="leave out Variable(t), nn.Parameter(t) and t.as_subclass(); t.detach() has no gradient",
@@ -349,7 +354,7 @@ def _recorded(
 
     signature, weights, bound, plain = given
     how = (loop, signature, weights, here, bound, plain, sequences.shared)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), unseen_are_constants(reads.open is None):
         warnings.simplefilter("ignore")
         try:
             answers = () if seen.asks_captured else seen.answers

@@ -11,6 +11,7 @@ import collections
 import contextvars
 import functools
 import gc
+import hashlib
 import logging
 import sys
 import threading
@@ -49,6 +50,7 @@ _LIMIT = 4000  # objects; a step that reaches more is not worth keying
 # Visits in each other, each a few calls of Python, which has a limit: what lies deeper is visited after them.
 _DEEPEST = 30
 _MOST_BYTES = 4096  # of an array whose numbers are part of the key
+_MOST_HASHED = 1 << 23  # of one of whose numbers a hash is, in some milliseconds
 _FEW = 64  # items that are visited one by one, whatever they are
 _TABLES = ("_parameters", "_buffers", "_modules")
 _TELL_STATES = words("initial_seed get_state graphsafe_get_state clone_state")  # of torch.Generator
@@ -146,8 +148,10 @@ class Walk(CodeWalk):
         if value.dtype.hasobject:
             self.opened("an array of objects")
             return
-        self.complete &= value.nbytes <= _MOST_BYTES
-        content = value.tobytes() if value.nbytes <= _MOST_BYTES else id(value)
+        self.complete &= value.nbytes <= _MOST_HASHED
+        content: Any = id(value)
+        if value.nbytes <= _MOST_HASHED:
+            content = value.tobytes() if value.nbytes <= _MOST_BYTES else _hashed(value)
         self.key.append((value.dtype.str, value.shape, content))
 
     def _bytes(self, value: Any) -> None:
@@ -489,6 +493,11 @@ def _at_once(items: Sequence[Any]) -> tuple[Any, Any] | None:
     if kinds <= PLAIN:
         return tuple(items), kinds.pop() if len(kinds) == 1 else tuple(map(type, items))
     return None
+
+
+def _hashed(value: np.ndarray[Any, Any]) -> bytes:
+    """What tells the numbers of an array from others."""
+    return hashlib.blake2b(np.ascontiguousarray(value).data, digest_size=32).digest()
 
 
 def _a(kind: type) -> str:

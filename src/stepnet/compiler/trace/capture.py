@@ -37,6 +37,7 @@ from .joint import joint_graph
 from .lengths import AsksLength, open_lengths
 from .masks import Masks
 from .own_state import OWN_STATE
+from .unseen import constant_of
 from .traces import Input
 from .whole_calls import keep_whole
 from .writes import HOOKS_ON, hooks_on_others
@@ -172,7 +173,11 @@ class _Swap(Replaced):
     def replaced(self, args: Any, kwargs: Any) -> Any:
         """The same, and notes which tensors it met."""
         self.followed |= {id(t) for t in leaves((args, kwargs), Tensor) if id(t) in self.swap}
-        return super().replaced(args, kwargs)
+        return map_leaves((args, kwargs or {}), Tensor, self._placed)
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        other = self.swap.get(id(tensor))
+        return constant_of(tensor) if other is None else other
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in RANGES:
