@@ -22,6 +22,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
@@ -217,6 +218,8 @@ class _Writer:
         kind = type(value)
         self.word(id(value) + _TYPE)
         known = issubclass(kind, Tensor | nn.Module)
+        if issubclass(kind, Tensor) and value.layout is not torch.strided:  # its numbers count
+            raise _Untold
         if not (known or has_attributes(kind)) or has_slots(kind) or not shows_attributes(kind):
             raise _Untold
         if not is_trusted_class(kind):

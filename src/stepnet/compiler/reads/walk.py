@@ -11,7 +11,6 @@ import collections
 import contextvars
 import functools
 import gc
-import hashlib
 import logging
 import sys
 import threading
@@ -31,6 +30,7 @@ from stepnet.data.recording import Interned, ToldByContent
 
 from .as_written import written_as
 from .code_facts import MAKES, words
+from .contents import SPARSE, content, entries
 from .kinds import (
     MISSING,
     UNREAD,
@@ -50,7 +50,6 @@ _LIMIT = 4000  # objects; a step that reaches more is not worth keying
 # Visits in each other, each a few calls of Python, which has a limit: what lies deeper is visited after them.
 _DEEPEST = 30
 _MOST_BYTES = 4096  # of an array whose numbers are part of the key
-_MOST_HASHED = 1 << 23  # of one of whose numbers a hash is, in some milliseconds
 _FEW = 64  # items that are visited one by one, whatever they are
 _TABLES = ("_parameters", "_buffers", "_modules")
 _TELL_STATES = words("initial_seed get_state graphsafe_get_state clone_state")  # of torch.Generator
@@ -118,6 +117,8 @@ class Walk(CodeWalk):
     def _tensor(self, value: Any) -> None:
         kind = type(value)
         self.key.append(Tensor)
+        if kind is Tensor and not value.requires_grad and value.layout in SPARSE and self._sparse(value):
+            return
         self.tensors.append(value)
         if self.everything:
             self.met_tensors.append(value)
@@ -140,6 +141,14 @@ class Walk(CodeWalk):
             if self.everything or not self.names.isdisjoint(more):  # Dynamo leaves marks on tensors
                 self._attributes(more)
 
+    def _sparse(self, value: Tensor) -> bool:
+        """A matrix of few numbers, which a trace bakes in, too; false where it is not known."""
+        parts = entries(value)
+        for part in parts or ():
+            self._array(part.numpy())
+        self.key += (value.layout, value.shape)
+        return parts is not None
+
     def _array(self, value: Any) -> None:  # numbers that a trace bakes in
         if type(value).__flags__ & HEAP:  # a class made in Python may hold more
             self.opened(_a(type(value)))
@@ -148,11 +157,9 @@ class Walk(CodeWalk):
         if value.dtype.hasobject:
             self.opened("an array of objects")
             return
-        self.complete &= value.nbytes <= _MOST_HASHED
-        content: Any = id(value)
-        if value.nbytes <= _MOST_HASHED:
-            content = value.tobytes() if value.nbytes <= _MOST_BYTES else _hashed(value)
-        self.key.append((value.dtype.str, value.shape, content))
+        numbers = content(value)
+        self.complete &= numbers is not None
+        self.key.append((value.dtype.str, value.shape, id(value) if numbers is None else numbers))
 
     def _bytes(self, value: Any) -> None:
         content = memoryview(value)
@@ -493,11 +500,6 @@ def _at_once(items: Sequence[Any]) -> tuple[Any, Any] | None:
     if kinds <= PLAIN:
         return tuple(items), kinds.pop() if len(kinds) == 1 else tuple(map(type, items))
     return None
-
-
-def _hashed(value: np.ndarray[Any, Any]) -> bytes:
-    """What tells the numbers of an array from others."""
-    return hashlib.blake2b(np.ascontiguousarray(value).data, digest_size=32).digest()
 
 
 def _a(kind: type) -> str:

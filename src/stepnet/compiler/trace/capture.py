@@ -29,6 +29,7 @@ from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 
+from . import sparse
 from .answers import ASKS, BY_VALUES, OF_ROWS, Answers, Choices, Guards
 from .applied import applied
 from .draws import noise_of
@@ -37,8 +38,8 @@ from .joint import joint_graph
 from .lengths import AsksLength, open_lengths
 from .masks import Masks
 from .own_state import OWN_STATE
-from .unseen import constant_of
 from .traces import Input
+from .unseen import constant_of
 from .whole_calls import keep_whole
 from .writes import HOOKS_ON, hooks_on_others
 
@@ -185,6 +186,8 @@ class _Swap(Replaced):
         if func in OWN_STATE:
             return func(*args, **(kwargs or {}))
         args, kwargs = self.replaced(args, kwargs)
+        if (made := sparse.call(func, args, kwargs)) is not NotImplemented:
+            return made
         line = self.here()
         if line is not None:
             self.notes.append(line)
