@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stepnet.compiler.reads.contents import SPARSE, entries
-from stepnet.data.modes import outside_modes
+from stepnet.data.modes import is_wrapped, outside_modes
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 from stepnet.user_line import user_line
@@ -22,7 +22,7 @@ _PRODUCTS = frozenset({
 
 def is_sparse(tensor: Tensor) -> bool:
     """True for the matrices that are known here."""
-    return tensor.layout in SPARSE
+    return not is_wrapped(tensor) and tensor.layout in SPARSE
 
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:
@@ -34,7 +34,7 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     given = list(leaves((args, kwargs), Tensor))
     if not any(map(is_sparse, given)):
         return NotImplemented
-    if all(type(t) is Tensor and not t.is_meta for t in given):
+    if not any(type(t) is not Tensor or is_wrapped(t) or t.is_meta for t in given):
         return outside_modes(func)(*args, **kwargs)
     if (
         func is F.linear

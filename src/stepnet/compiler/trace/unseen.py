@@ -11,7 +11,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from stepnet.data.modes import outside_modes
+from stepnet.data.modes import is_wrapped, outside_modes
 from stepnet.watchers import during
 
 from .sparse import is_sparse
@@ -26,7 +26,12 @@ def unseen_are_constants(closed: bool) -> contextlib.AbstractContextManager[None
 
 def may_be_constant(tensor: Tensor) -> bool:
     """True for plain numbers in memory that numpy may know, too, and for matrices of few of them."""
-    if type(tensor) is not Tensor or tensor.device.type != "cpu" or tensor.requires_grad:
+    if (
+        type(tensor) is not Tensor
+        or is_wrapped(tensor)
+        or tensor.device.type != "cpu"
+        or tensor.requires_grad
+    ):
         return False
     return is_sparse(tensor) or not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
 
