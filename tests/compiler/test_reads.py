@@ -473,3 +473,37 @@ def test_collections_of_garbage_change_nothing_for_a_step():
         gc.callbacks.remove(collected)
     assert gc.isenabled()
     assert COLLECTIONS
+
+
+SCALE = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """A state that its own code makes."""
+
+    h: torch.Tensor
+    n: int = 0
+
+    def __post_init__(self):
+        object.__setattr__(self, "n", self.n * SCALE)
+
+
+def test_what_dataclasses_make_by_replace_is_read(monkeypatch):
+    held = Scaled(torch.ones(2))
+
+    def replaces(x, state):
+        return x, dataclasses.replace(state, h=torch.tanh(x + state.h))
+
+    def holds(x, h):
+        return x * dataclasses.replace(held, n=1).n, h
+
+    for step, given in ((replaces, [Scaled]), (holds, [])):
+        found = reach(step, given)
+        assert (found.open, found.refused) == (None, None)
+        with monkeypatch.context() as patch:
+            patch.setitem(globals(), "SCALE", 3.0)
+            assert reach(step, given).key != found.key
+        with monkeypatch.context() as patch:
+            patch.setattr(Scaled, "__post_init__", lambda self: None)
+            assert reach(step, given).key != found.key
