@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import inspect
 import linecache
 import operator
 import os
@@ -507,3 +508,19 @@ def test_what_dataclasses_make_by_replace_is_read(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(Scaled, "__post_init__", lambda self: None)
             assert reach(step, given).key != found.key
+
+
+def test_what_binds_arguments_is_read_by_its_defaults():
+    def wrapped(default):
+        bind = inspect.signature(lambda x, h, by=default: (x * by, h)).bind
+
+        def step(x, h):
+            bound = bind(x, h)
+            bound.apply_defaults()
+            return x * bound.arguments["by"], h
+
+        return step
+
+    one, other = reach(wrapped(2.0)), reach(wrapped(3.0))
+    assert (one.open, one.refused) == (None, None)
+    assert one.key != other.key == reach(wrapped(3.0)).key

@@ -1,8 +1,10 @@
-"""What tells the numbers of arrays and of sparse matrices from others: a trace bakes them in."""
+"""What tells the numbers of lists, arrays and sparse matrices from others: a trace bakes them in."""
 
 from __future__ import annotations
 
+import array
 import hashlib
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,16 @@ def content(value: np.ndarray[Any, Any] | np.generic) -> bytes | None:
     if value.nbytes > _MOST_HASHED:
         return None
     return hashlib.blake2b(np.ascontiguousarray(value).data, digest_size=32).digest()
+
+
+def at_once(items: Sequence[Any], plain: Set[type]) -> tuple[Any, Any] | None:
+    """Plain values, or floats by their bits, as one part of a key; None for others."""
+    kinds = set(map(type, items))
+    if kinds == {float}:
+        return float, array.array("d", items).tobytes()
+    if kinds <= plain:
+        return tuple(items), kinds.pop() if len(kinds) == 1 else tuple(map(type, items))
+    return None
 
 
 @outside_modes

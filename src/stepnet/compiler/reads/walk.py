@@ -11,6 +11,7 @@ import collections
 import contextvars
 import functools
 import gc
+import inspect
 import logging
 import sys
 import threading
@@ -30,7 +31,7 @@ from stepnet.data.recording import Interned, ToldByContent
 
 from .as_written import written_as
 from .code_facts import MAKES, words
-from .contents import SPARSE, content, entries
+from .contents import SPARSE, at_once, content, entries
 from .kinds import (
     MISSING,
     UNREAD,
@@ -190,7 +191,7 @@ class Walk(CodeWalk):
             for item in items:
                 self.visit(item)
             return
-        told = _at_once(items)
+        told = at_once(items, PLAIN)
         if told is not None:
             self.key.append(told)
             return
@@ -220,10 +221,22 @@ class Walk(CodeWalk):
 
     def _proxy(self, value: Any) -> None:
         [behind] = gc.get_referents(value)
-        if type(behind) is dict:
+        if type(behind) in (dict, collections.OrderedDict):
             self._dict(type(value), behind)
         else:
             self.opened("a mapping proxy of a mapping of its own kind")
+
+    def _signature(self, value: inspect.Signature) -> None:
+        """What decorators bind arguments by, which never changes."""
+        parts = value.parameters if type(value) is inspect.Signature else {}
+        if not parts.keys() or any(type(each) is not inspect.Parameter for each in parts.values()):
+            self._object(value)
+            return
+        self.key += (type(value), Same(inspect.Signature._bind))  # pyright: ignore[reportAttributeAccessIssue]
+        for name, each in parts.items():
+            self.key += (name, int(each.kind))
+            self._items((each.default, each.annotation))
+        self.visit(value.return_annotation)
 
     def _of_thread(self, value: Any) -> None:
         """What `threading.local` holds for this thread."""
@@ -492,16 +505,6 @@ class Walk(CodeWalk):
         self._fields(value)
 
 
-def _at_once(items: Sequence[Any]) -> tuple[Any, Any] | None:
-    """Plain values, or floats by their bits, as one part of a key; None for others."""
-    kinds = set(map(type, items))
-    if kinds == {float}:
-        return float, array.array("d", items).tobytes()
-    if kinds <= PLAIN:
-        return tuple(items), kinds.pop() if len(kinds) == 1 else tuple(map(type, items))
-    return None
-
-
 def _a(kind: type) -> str:
     """An object of a class, whose own name may be whole, where C made it."""
     return f"a {kind.__module__}.{kind.__qualname__.removeprefix(f'{kind.__module__}.')}"
@@ -564,6 +567,7 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     ((np.ndarray, np.generic), Walk._array),
     ((torch.jit.ScriptFunction, torch.jit.ScriptModule), Walk._scripted),
     (logging.Logger, Walk._logger),
+    (inspect.Signature, Walk._signature),
     (ToldByContent, Walk._told_by_content),
     (nn.Module, Walk._module),
     (types.FunctionType, Walk._function),
