@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import inspect
 import linecache
 import operator
 import os
@@ -473,3 +474,53 @@ def test_collections_of_garbage_change_nothing_for_a_step():
         gc.callbacks.remove(collected)
     assert gc.isenabled()
     assert COLLECTIONS
+
+
+SCALE = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """A state that its own code makes."""
+
+    h: torch.Tensor
+    n: int = 0
+
+    def __post_init__(self):
+        object.__setattr__(self, "n", self.n * SCALE)
+
+
+def test_what_dataclasses_make_by_replace_is_read(monkeypatch):
+    held = Scaled(torch.ones(2))
+
+    def replaces(x, state):
+        return x, dataclasses.replace(state, h=torch.tanh(x + state.h))
+
+    def holds(x, h):
+        return x * dataclasses.replace(held, n=1).n, h
+
+    for step, given in ((replaces, [Scaled]), (holds, [])):
+        found = reach(step, given)
+        assert (found.open, found.refused) == (None, None)
+        with monkeypatch.context() as patch:
+            patch.setitem(globals(), "SCALE", 3.0)
+            assert reach(step, given).key != found.key
+        with monkeypatch.context() as patch:
+            patch.setattr(Scaled, "__post_init__", lambda self: None)
+            assert reach(step, given).key != found.key
+
+
+def test_what_binds_arguments_is_read_by_its_defaults():
+    def wrapped(default):
+        bind = inspect.signature(lambda x, h, by=default: (x * by, h)).bind
+
+        def step(x, h):
+            bound = bind(x, h)
+            bound.apply_defaults()
+            return x * bound.arguments["by"], h
+
+        return step
+
+    one, other = reach(wrapped(2.0)), reach(wrapped(3.0))
+    assert (one.open, one.refused) == (None, None)
+    assert one.key != other.key == reach(wrapped(3.0)).key

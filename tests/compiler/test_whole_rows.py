@@ -93,6 +93,7 @@ MATRICES = {
     "solve for a vector": lambda z, x: torch.linalg.solve(positive(z), x[:, :, 0]),
     "solve from the right": lambda z, x: torch.linalg.solve(positive(z), x.mT, left=False),
     "solve with a weight": lambda z, x: torch.linalg.solve(W + 3 * torch.eye(3, dtype=D), z),
+    "lstsq of a weight": lambda z, x: torch.linalg.lstsq(W + 3 * torch.eye(3, dtype=D), W).solution @ z,
     "inverse": lambda z, x: torch.linalg.inv(positive(z)) @ z,
     "determinants": lambda z, x: torch.linalg.det(z[:, :, 1:]) + torch.linalg.slogdet(z[:, :, :3])[1],
     "cholesky": lambda z, x: torch.cholesky_solve(x, torch.linalg.cholesky(positive(z))),

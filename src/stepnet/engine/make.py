@@ -20,7 +20,7 @@ from stepnet.compiler.pipeline import Compiled, Signature, compile_loop
 from stepnet.compiler.reads.portable import digest
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.rewritten.inner_loops import inner_loops, is_guarded
-from stepnet.compiler.trace.answers import AsksCaptured
+from stepnet.compiler.trace.answers import CLAIMED, AsksCaptured
 from stepnet.compiler.trace.capture import (
     BY_VALUES,
     Example,
@@ -31,6 +31,7 @@ from stepnet.compiler.trace.capture import (
 from stepnet.compiler.trace.draws import Draw, drawn_in_order, kept
 from stepnet.compiler.trace.iteration import code_of, iteration, reached
 from stepnet.compiler.trace.record import tried as tried_on
+from stepnet.compiler.trace.unseen import may_be_constant, unseen_are_constants
 from stepnet.data.modes import default_device, draws_put_back, for_plans
 from stepnet.data.storage import memory_of
 from stepnet.data.tree import Spec
@@ -237,7 +238,14 @@ def _compile(
     chosen = (loop, reads, sequences, weights, backend, key)
     if key is not None and _from_file(entry, seen, given, key, chosen):
         return None
-    compiled = _recorded(given, seen, moved, line, loop, reads, sequences, most)
+    recorded = functools.partial(_recorded, seen=seen, moved=moved, line=line, loop=loop, reads=reads,
+                                 sequences=sequences, most=most)  # fmt: skip
+    if more := _untaken(seen, reads, weights):
+        followed = recorded((signature, [*weights, *more], *given[2:])).followed
+        more = [weight for weight in more if weight[0] in followed]
+        weights, key = [*weights, *more], None if more else key
+        given, chosen = (signature, weights, *given[2:]), (*chosen[:3], weights, backend, key)
+    compiled = recorded(given)
     if seen.strides_matter:
         check_strided(loop, compiled, sequences, weights, reads.reach.generators)
     if moved is not None and moved():
@@ -270,7 +278,11 @@ def _weights(tensors: Sequence[Tensor], reads: Reads, rows: Sequence[Tensor]) ->
     """The tensors that a body read on a few rows, found among those that it refers to."""
     places = {id(t): i for i, t in enumerate(reads.tensors)}
     lost = [tensor for tensor in tensors if id(tensor) not in places]
-    if lost and not {*map(memory_of, lost)}.isdisjoint(map(memory_of, (*reads.tensors, *rows))):
+    alike = bool(lost) and not {*map(memory_of, lost)}.isdisjoint(map(memory_of, (*reads.tensors, *rows)))
+    if not alike and reads.open is None:
+        lost = [tensor for tensor in lost if not may_be_constant(tensor)]
+        tensors = [tensor for tensor in tensors if id(tensor) in places or not may_be_constant(tensor)]
+    if alike:
         raise Unsupported(
             "the step makes one tensor of another by a call of which torch tells nobody",
             remedy="leave out Variable(t), nn.Parameter(t) and t.as_subclass(); t.detach() has no gradient",
@@ -282,6 +294,15 @@ def _weights(tensors: Sequence[Tensor], reads: Reads, rows: Sequence[Tensor]) ->
         )
     grad = torch.is_grad_enabled()
     return [(places[id(t)], t, grad and t.requires_grad) for t in tensors]
+
+
+def _untaken(seen: _Seen, reads: Reads, weights: _Weights) -> _Weights:
+    """What a body may read besides on a way that no sample row took."""
+    if reads.open is not None or not any(answer is claim for answer in seen.answers for claim in CLAIMED):
+        return []
+    known, grad = {place for place, *_ in weights}, torch.is_grad_enabled()
+    others = enumerate(reads.tensors if reads.inputs is None else reads.read)
+    return [(i, t, grad and t.requires_grad) for i, t in others if i not in known and not t.is_meta]
 
 
 def _signature(loop: Loop, sequences: Sequences, weights: _Weights, draws: Sequence[Draw]) -> Signature:
@@ -333,7 +354,7 @@ def _recorded(
 
     signature, weights, bound, plain = given
     how = (loop, signature, weights, here, bound, plain, sequences.shared)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), unseen_are_constants(reads.open is None):
         warnings.simplefilter("ignore")
         try:
             answers = () if seen.asks_captured else seen.answers

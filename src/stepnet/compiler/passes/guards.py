@@ -24,6 +24,7 @@ _MOVED = frozenset({"reshape", "expand", "permute", "slice", "flip", "copy"})
 _EXACT = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
     "and": lambda a, b: a and b, "or": lambda a, b: a or b,
+    "ne": lambda a, b: a != b, "eq": lambda a, b: a == b,
 }  # fmt: skip
 # a op n -> a, and n op a -> a where both sides are alike
 _NEUTRAL = {"add": (0, True), "sub": (0, False), "mul": (1, True), "and": (True, True), "or": (False, True)}

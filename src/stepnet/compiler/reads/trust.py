@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import copyreg
 import ctypes
+import dataclasses
 import functools
 import io
 import linecache
@@ -49,7 +50,7 @@ _FOLDERS = words(
     _operator numbers dataclasses contextlib"""
 )
 # Installed packages whose functions give what follows from their arguments, whatever they keep beside it.
-COMPUTING = ("einops",)
+COMPUTING = ("einops", "attr", "attrs")
 # And those that hold arguments against what is said of their types: of what they read nothing is computed.
 _CHECKING = words("beartype jaxtyping typeguard")
 _LIBRARIES = _CHECKING.union(COMPUTING)
@@ -61,6 +62,13 @@ _BY_ITS_OBJECTS = frozenset(getattr(module, "__file__", None) for module in (cop
 OF_COPIES = words(
     """__copy__ __deepcopy__ __replace__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __getnewargs__
     __getnewargs_ex__ __new__ __init__"""
+)
+
+# Functions that read the fields of an object, and make another one by what its class says; "wrapper" is what
+# stands around each __repr__ that dataclasses write.
+_OF_FIELDS = words("replace _replace fields is_dataclass _is_dataclass_instance wrapper evolve assoc has")
+BY_ITS_CLASS = words(
+    """__init__ __new__ __post_init__ __replace__ __attrs_pre_init__ __attrs_post_init__ __attrs_init__"""
 )
 
 BY_VALUE = frozenset(
@@ -156,6 +164,14 @@ def goes_by_its_objects(file: str) -> bool:
     return file in _BY_ITS_OBJECTS
 
 
+def goes_by_its_class(function: types.FunctionType) -> bool:
+    """True for functions of dataclasses and attrs whose results follow from their arguments and from what the
+    classes of these say."""
+    code = function.__code__
+    known = code.co_filename == dataclasses.__file__ or _library_of(code.co_filename) == "attr"
+    return known and code.co_name in _OF_FIELDS
+
+
 def is_module_of_python(module: Any) -> bool:
     """True for the modules of the standard library."""
     if not isinstance(module, types.ModuleType):
@@ -206,6 +222,8 @@ def is_trusted_builtin(value: Any) -> bool:
         return isinstance(kind, type) and is_trusted_class(kind)
     if isinstance(owner, type):
         return is_trusted_class(owner)
+    if isinstance(owner, types.WrapperDescriptorType):  # object.__setattr__.__get__, as attrs has it
+        return is_trusted_builtin(owner)
     if type(owner).__module__ == "pybind11_builtins":  # how pybind11 keeps a function: no object of its own
         return value.__module__ in _OPERATORS
     return type(owner).__module__.partition(".")[0] == "torch" and not isinstance(owner, _STATEFUL)

@@ -22,6 +22,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
@@ -40,7 +41,7 @@ _TYPE, _ITEMS = 8, 24
 _MANAGED = 1 << 4  # of a class's flags: the dict of an object stands before it
 _FIXED = frozenset({*PLAIN, *BY_VALUE, slice})  # never change
 # Modules are looked into by name, methods and functions of C are what they are of.
-_NEVER_CHANGE = (types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+_NEVER_CHANGE = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, types.ModuleType)
 _MOST = 2500  # words
 
 
@@ -124,7 +125,10 @@ class _Writer:
         """See that no other value comes to stand where this one does, unless what it holds is told, too."""
         if type(value) in (dict, list, tuple) or isinstance(value, Tensor):
             return  # tensors have no weak reference of ours: torch swaps none that has one
-        if type(value) in _FIXED:
+        of_type = (
+            type(value) is types.MethodWrapperType and type(value.__self__) is types.WrapperDescriptorType
+        )
+        if type(value) in _FIXED or of_type:  # the latter holds a class of C alone
             self.kept.append(value)
             return
         try:
@@ -214,6 +218,8 @@ class _Writer:
         kind = type(value)
         self.word(id(value) + _TYPE)
         known = issubclass(kind, Tensor | nn.Module)
+        if issubclass(kind, Tensor) and value.layout is not torch.strided:  # its numbers count
+            raise _Untold
         if not (known or has_attributes(kind)) or has_slots(kind) or not shows_attributes(kind):
             raise _Untold
         if not is_trusted_class(kind):

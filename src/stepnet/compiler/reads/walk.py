@@ -11,6 +11,7 @@ import collections
 import contextvars
 import functools
 import gc
+import inspect
 import logging
 import sys
 import threading
@@ -30,6 +31,7 @@ from stepnet.data.recording import Interned, ToldByContent
 
 from .as_written import written_as
 from .code_facts import MAKES, words
+from .contents import SPARSE, at_once, content, entries
 from .kinds import (
     MISSING,
     UNREAD,
@@ -116,6 +118,8 @@ class Walk(CodeWalk):
     def _tensor(self, value: Any) -> None:
         kind = type(value)
         self.key.append(Tensor)
+        if kind is Tensor and not value.requires_grad and value.layout in SPARSE and self._sparse(value):
+            return
         self.tensors.append(value)
         if self.everything:
             self.met_tensors.append(value)
@@ -138,6 +142,14 @@ class Walk(CodeWalk):
             if self.everything or not self.names.isdisjoint(more):  # Dynamo leaves marks on tensors
                 self._attributes(more)
 
+    def _sparse(self, value: Tensor) -> bool:
+        """A matrix of few numbers, which a trace bakes in, too; false where it is not known."""
+        parts = entries(value)
+        for part in parts or ():
+            self._array(part.numpy())
+        self.key += (value.layout, value.shape)
+        return parts is not None
+
     def _array(self, value: Any) -> None:  # numbers that a trace bakes in
         if type(value).__flags__ & HEAP:  # a class made in Python may hold more
             self.opened(_a(type(value)))
@@ -146,9 +158,9 @@ class Walk(CodeWalk):
         if value.dtype.hasobject:
             self.opened("an array of objects")
             return
-        self.complete &= value.nbytes <= _MOST_BYTES
-        content = value.tobytes() if value.nbytes <= _MOST_BYTES else id(value)
-        self.key.append((value.dtype.str, value.shape, content))
+        numbers = content(value)
+        self.complete &= numbers is not None
+        self.key.append((value.dtype.str, value.shape, id(value) if numbers is None else numbers))
 
     def _bytes(self, value: Any) -> None:
         content = memoryview(value)
@@ -179,7 +191,7 @@ class Walk(CodeWalk):
             for item in items:
                 self.visit(item)
             return
-        told = _at_once(items)
+        told = at_once(items, PLAIN)
         if told is not None:
             self.key.append(told)
             return
@@ -209,10 +221,22 @@ class Walk(CodeWalk):
 
     def _proxy(self, value: Any) -> None:
         [behind] = gc.get_referents(value)
-        if type(behind) is dict:
+        if type(behind) in (dict, collections.OrderedDict):
             self._dict(type(value), behind)
         else:
             self.opened("a mapping proxy of a mapping of its own kind")
+
+    def _signature(self, value: inspect.Signature) -> None:
+        """What decorators bind arguments by, which never changes."""
+        parts = value.parameters if type(value) is inspect.Signature else {}
+        if not parts.keys() or any(type(each) is not inspect.Parameter for each in parts.values()):
+            self._object(value)
+            return
+        self.key += (type(value), Same(inspect.Signature._bind))  # pyright: ignore[reportAttributeAccessIssue]
+        for name, each in parts.items():
+            self.key += (name, int(each.kind))
+            self._items((each.default, each.annotation))
+        self.visit(value.return_annotation)
 
     def _of_thread(self, value: Any) -> None:
         """What `threading.local` holds for this thread."""
@@ -481,16 +505,6 @@ class Walk(CodeWalk):
         self._fields(value)
 
 
-def _at_once(items: Sequence[Any]) -> tuple[Any, Any] | None:
-    """Plain values, or floats by their bits, as one part of a key; None for others."""
-    kinds = set(map(type, items))
-    if kinds == {float}:
-        return float, array.array("d", items).tobytes()
-    if kinds <= PLAIN:
-        return tuple(items), kinds.pop() if len(kinds) == 1 else tuple(map(type, items))
-    return None
-
-
 def _a(kind: type) -> str:
     """An object of a class, whose own name may be whole, where C made it."""
     return f"a {kind.__module__}.{kind.__qualname__.removeprefix(f'{kind.__module__}.')}"
@@ -553,6 +567,7 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     ((np.ndarray, np.generic), Walk._array),
     ((torch.jit.ScriptFunction, torch.jit.ScriptModule), Walk._scripted),
     (logging.Logger, Walk._logger),
+    (inspect.Signature, Walk._signature),
     (ToldByContent, Walk._told_by_content),
     (nn.Module, Walk._module),
     (types.FunctionType, Walk._function),

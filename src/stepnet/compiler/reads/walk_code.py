@@ -26,11 +26,13 @@ from .kinds import MISSING, Names
 from .patched import CLASSES
 from .survey import Same, Survey, survey
 from .trust import (
+    BY_ITS_CLASS,
     CACHES,
     HEAP,
     OF_COPIES,
     acts,
     file_of,
+    goes_by_its_class,
     goes_by_its_objects,
     is_installed,
     is_module_of_python,
@@ -201,7 +203,9 @@ class CodeWalk(abc.ABC):
             self.visit(function.__defaults__)
         if function.__kwdefaults__:
             self.visit(function.__kwdefaults__)
-        if known.trusted:
+        if by_class := goes_by_its_class(function):
+            self.named(BY_ITS_CLASS)
+        if known.trusted or by_class:
             self._asks(function)
             self.in_python = before
             return  # the library's globals are its own

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -324,6 +324,22 @@ def _determinant(matrix: Tensor) -> Any:
     return NotImplemented if matrix.is_complex() or matrix.dim() < 2 else _Determinant.apply(matrix)
 
 
+class _Fitted(NamedTuple):
+    """What torch.linalg.lstsq gives, of which only the solution has a shape that is known."""
+
+    solution: Tensor
+    residuals: None = None
+    rank: None = None
+    singular_values: None = None
+
+
+def _lstsq(input: Tensor, b: Any, rcond: float | None = None, *, driver: str | None = None) -> Any:
+    """By the pseudoinverse, as torch writes its gradient."""
+    if driver not in (None, "gelsy") or not isinstance(b, Tensor) or b.dim() != input.dim():
+        return NotImplemented
+    return _Fitted(torch.linalg.pinv(input, rtol=rcond) @ b)
+
+
 def _gaussian_nll_loss(
     input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Any:
@@ -368,6 +384,7 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     torch.take_along_dim: _take_along_dim,
     Tensor.take_along_dim: _take_along_dim,
     torch.linalg.solve: _solve,
+    torch.linalg.lstsq: _lstsq,
     torch.det: _determinant,
     torch.linalg.det: _determinant,
     Tensor.det: _determinant,
@@ -384,8 +401,8 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
 # Those on autocast's lists. What they are written with here is on none, so the casts are made first.
 _LOW = {*CONVOLUTIONS, F.scaled_dot_product_attention}
 _FLOAT32 = {
-    torch.linalg.solve, torch.cdist, F.grid_sample, F.avg_pool3d, F.max_pool3d, F.adaptive_avg_pool3d,
-    F.adaptive_max_pool3d, *TRANSFORMS,
+    torch.linalg.solve, torch.linalg.lstsq, torch.cdist, F.grid_sample, F.avg_pool3d, F.max_pool3d,
+    F.adaptive_avg_pool3d, F.adaptive_max_pool3d, *TRANSFORMS,
 }  # fmt: skip
 
 

@@ -259,10 +259,11 @@ class Answers:
         said = torch.full((), answer, dtype=torch.bool, device=args[at].device)
         return *args[:at], said, *args[at + 1 :]
 
-    def answer(self, args: Any, kwargs: Any) -> Any:
-        """The next one; `OF_ROWS` if there is none for these arguments."""
+    def answer(self, args: Any, kwargs: Any, claim: tuple[Tensor, bool] | None = None) -> Any:
+        """The next one; `OF_ROWS` if there is none for these arguments. `claim`: of what is no truth value,
+        what `Claims.of` would say of one."""
         known = next(self._left, OF_ROWS)
-        claim, counted, loops = self.claims.of(args), self.claims.counted(args), inner()
+        claim, counted, loops = claim or self.claims.of(args), self.claims.counted(args), inner()
         if claim is not None:
             claim = unmerged(claim[0], self._rows[0]), claim[1]
         if counted is not None and loops is not None and counted.dim() and type(counted.shape[0]) is not int:

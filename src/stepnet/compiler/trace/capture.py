@@ -29,6 +29,7 @@ from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 
+from . import sparse
 from .answers import ASKS, BY_VALUES, OF_ROWS, Answers, Choices, Guards
 from .applied import applied
 from .draws import noise_of
@@ -38,6 +39,7 @@ from .lengths import AsksLength, open_lengths
 from .masks import Masks
 from .own_state import OWN_STATE
 from .traces import Input
+from .unseen import constant_of
 from .whole_calls import keep_whole
 from .writes import HOOKS_ON, hooks_on_others
 
@@ -172,7 +174,11 @@ class _Swap(Replaced):
     def replaced(self, args: Any, kwargs: Any) -> Any:
         """The same, and notes which tensors it met."""
         self.followed |= {id(t) for t in leaves((args, kwargs), Tensor) if id(t) in self.swap}
-        return super().replaced(args, kwargs)
+        return map_leaves((args, kwargs or {}), Tensor, self._placed)
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        other = self.swap.get(id(tensor))
+        return constant_of(tensor) if other is None else other
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in RANGES:
@@ -180,6 +186,8 @@ class _Swap(Replaced):
         if func in OWN_STATE:
             return func(*args, **(kwargs or {}))
         args, kwargs = self.replaced(args, kwargs)
+        if (made := sparse.call(func, args, kwargs)) is not NotImplemented:
+            return made
         line = self.here()
         if line is not None:
             self.notes.append(line)

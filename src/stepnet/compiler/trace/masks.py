@@ -11,7 +11,6 @@ A mask that is the same at every step is asked for the places that it picks (see
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,28 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepnet.compiler.reads.trust import is_trusted_code
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 from stepnet.user_line import user_line
 
 from .answers import BY_VALUES, OF_ROWS, Answers
+from .counts import SHAPE, SHAPED, SIZES, Count, counts, is_asked_by_the_step, masks_in
 
-_SHAPE: Any = Tensor.shape
-_SIZES = frozenset({
-    _SHAPE.__get__, Tensor.size, Tensor.numel, Tensor.nelement, torch.numel, Tensor.__len__
-})  # fmt: skip
-_BY_INDEX = frozenset({
-    Tensor.__getitem__, Tensor.__setitem__, torch.index_put, Tensor.index_put, Tensor.index_put_
-})  # fmt: skip
 _ALIKE = frozenset({
     "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "invert", "logical_and", "logical_or",
     "logical_xor", "logical_not", "bitwise_not", "bool", "isnan", "isinf", "isfinite", "detach", "getitem",
     "abs", "sum", "any", "all", "unsqueeze", "squeeze", "view", "reshape",
 })  # fmt: skip
-_SHAPED = frozenset({"squeeze", "flatten", "view", "reshape", "getitem", "long", "detach"})
 _NAMED = frozenset({"accumulate", "alpha", "as_tuple"})
-_ON_THE_WAY = ("call", "__torch_function__")
 _PLAIN = (int, float, complex, bool, str, type(None), torch.dtype)
 
 
@@ -54,6 +44,7 @@ class Masks:
         # what stands for numbers that a mask of rows and places picks; their mask; whether they are of rows
         self._pairs: dict[int, tuple[Tensor, Tensor, bool]] = {}
         self._whole: dict[int, Tensor] = {}  # values of rows that picked ones were put into
+        self._by_mark: dict[Any, Tensor] = {}  # the masks that values were picked by
         self._made: dict[int, tuple[Tensor, int, int]] = {}  # tensors, their version, a number for how made
         self._ways: dict[Any, int] = {}
 
@@ -75,18 +66,28 @@ class Masks:
         marks = self._marks((args, kwargs))
         if marks:
             numbers = any(id(t) in self._rows or id(t) in self._pairs for t in leaves((args, kwargs), Tensor))
-            if numbers and func not in _SIZES:
+            if numbers and func not in SIZES:
                 return self._moved(func, args, kwargs)
-            if func in _SIZES and (len(args) == 1 or args[1] == 0) and _is_asked_by_the_step():
-                raise Unsupported(
-                    "the step asks how many values a mask picks",
-                    line=user_line().short,
-                    remedy="-1 in their place, as in view(-1, ...); or torch.where(mask, a, b) on whole rows",
-                )
+            if func in SIZES and (len(args) == 1 or args[1] == 0) and is_asked_by_the_step():
+                return self._count(func, args[0])
             others = [t for t in leaves((args, kwargs), Tensor) if id(t) not in self._picked]
             if len(marks) > 1 or any(map(_has_rows, others)):
                 raise _refused("values that a mask picks meet values that it does not pick")
         return NotImplemented
+
+    def _count(self, func: Any, picked: Tensor) -> Any:
+        """How many values a mask picks, of which Python may ask whether there are any."""
+        mask = self._by_mark.get(self._picked[id(picked)][1])
+        _, mask = self._rows.get(id(picked), (None, mask))
+        _, mask, _ = self._pairs.get(id(picked), (None, mask, None))
+        if mask is None or func is Tensor.__len__:  # Python wants a number of it
+            raise counts()
+        self._answers.of_rows.add([mask])
+        some = self._answers.answer((mask,), {}, (mask, False))
+        if some is OF_ROWS:
+            raise counts()
+        count = Count(some)
+        return (count, *picked.shape[1:]) if func == SHAPE.__get__ else count
 
     def follow(self, args: Any, result: Any) -> None:
         """Note what was made of picked values."""
@@ -162,6 +163,7 @@ class Masks:
         picked = torch.where(_beside(mask, z), z, other)
         picked = picked.flatten(0, mask.dim() - 1) if mask.dim() > 1 else picked
         self._picked[id(picked)] = picked, self._mark(mask)
+        self._by_mark[self._mark(mask)] = mask
         return picked
 
     def _split(self, z: Tensor, index: Any) -> tuple[Tensor | None, tuple[Any, ...]]:
@@ -201,7 +203,7 @@ class Masks:
     def _moved(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         """Numbers of rows in another shape."""
         _, mask = self._rows.get(id(args[0]), (None, None))
-        if mask is None or getattr(func, "__name__", "").strip("_") not in _SHAPED:
+        if mask is None or getattr(func, "__name__", "").strip("_") not in SHAPED:
             raise _refused("the step computes with the numbers of the rows that a mask picks")
         result = func(*args, **kwargs)
         self._rows[id(result)] = result, mask
@@ -389,22 +391,6 @@ class _Last(torch.autograd.Function):
         whole = grad.unsqueeze(1).expand(-1, bits.shape[1], *grad.shape[1:])
         of_z = torch.where(_beside(bits.any(1), grad), 0.0, grad)
         return of_z, torch.where(_beside(bits, whole), whole, 0.0), None
-
-
-def _is_asked_by_the_step() -> bool:
-    """Whether a call comes from its code, and not from what stepnet or torch makes of a call."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_name in _ON_THE_WAY:
-        frame = frame.f_back
-    return not is_trusted_code(frame.f_code.co_filename)
-
-
-def masks_in(func: Any, args: Any) -> list[Tensor]:
-    """The masks by which a call of torch picks, or puts."""
-    if func not in _BY_INDEX or len(args) < 2:
-        return []
-    items = args[1] if isinstance(args[1], (tuple, list)) else (args[1],)
-    return [item for item in items if isinstance(item, Tensor) and item.dtype == torch.bool and item.dim()]
 
 
 def _is_mask(z: Tensor, mask: Any) -> bool:

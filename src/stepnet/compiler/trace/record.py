@@ -44,9 +44,9 @@ from .answers import (
     is_check,
 )
 from .applied import applied, unbatched
+from .counts import Numbers, masks_in
 from .draws import Draw, draw_of, generator_of
 from .library_ops import is_made_of_others
-from .masks import masks_in
 from .own_state import OWN_STATE
 from .writes import HOOKS_ON, SHOWS_MEMORY, hooks_on_others, written
 
@@ -136,6 +136,7 @@ class _Reader(TorchFunctionMode):
         self.alive: list[Tensor] = []  # ids in `numbers` stay taken
         self.of_rows, self.of_captured = Followers(given), Followers()
         self.claims = Claims(self.of_rows)
+        self.picked = Numbers()
         self.checks: list[Tensor] = []  # truth values that are checked by torch.distributions
         self.answers: list[Any] = []
         self.asks_captured = False
@@ -215,6 +216,10 @@ class _Reader(TorchFunctionMode):
         for followers in (self.of_rows, self.of_captured):
             followers.follow(func, args, kwargs, out)
         self.claims.follow(func, args, kwargs, out)
+        self.picked.follow(func, args, out)
+        mask = self.picked.counted(func, args)
+        if mask is not None and self.of_rows.has(mask):
+            self.answers.append(SOME if mask.any() else NONE)
         if is_check(func):
             self.checks.append(out)
         if func in ASKS:

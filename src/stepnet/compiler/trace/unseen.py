@@ -1,0 +1,48 @@
+"""Tensors that a step makes where torch tells no mode of it, as torch.from_numpy does.
+
+Where all that its Python reads is in its key, so is what they hold: they are constants of its plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+from stepnet.data.modes import is_wrapped, outside_modes
+from stepnet.watchers import during
+
+from .sparse import is_sparse
+
+_are_constants: ContextVar[bool] = ContextVar("stepnet_unseen_are_constants", default=False)
+
+
+def unseen_are_constants(closed: bool) -> contextlib.AbstractContextManager[None]:
+    """Whether what is met in here is a constant."""
+    return during(_are_constants, closed)
+
+
+def may_be_constant(tensor: Tensor) -> bool:
+    """True for plain numbers in memory that numpy may know, too, and for matrices of few of them."""
+    if (
+        type(tensor) is not Tensor
+        or is_wrapped(tensor)
+        or tensor.device.type != "cpu"
+        or tensor.requires_grad
+    ):
+        return False
+    return is_sparse(tensor) or not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+
+
+def constant_of(tensor: Tensor) -> Tensor:
+    """What a trace has in the place of such a tensor; itself where it is none, or one of the trace."""
+    if not _are_constants.get() or not may_be_constant(tensor) or is_sparse(tensor):
+        return tensor
+    return torch.ops.aten.lift_fresh.default(_copied(tensor))
+
+
+@outside_modes
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
