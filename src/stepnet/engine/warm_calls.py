@@ -42,6 +42,7 @@ from .choice import about_as_many
 from .inputs import inputs_of
 from .jvp_plan import Find, RunsAlong
 from .known_steps import Found, boots, forget_steps, note, unchanged_step
+from .lone_steps import note_faster
 from .make import Entry, apart
 from .one_step import is_faster, one_step
 from .plain import plain_loop
@@ -69,12 +70,14 @@ class Steps(NamedTuple):
     `wrap`: a step as a function of its parameters. `boot`: what it begins with for a number of sequences.
     `record`: of a function, its inputs, what is carried, how both are nested, and the way: the loop and what
     it is fed. `as_they_are`: of how x and the state are nested, whether a step is called on just these.
+    `body`: of a function and these, the body of its loop.
     """
 
     wrap: Callable[[Any], Callable[..., Any]]
     boot: Callable[[Callable[..., Any], int], Any]
     record: Callable[..., tuple[Loop, Mapping[str, Any]]]
     as_they_are: Callable[[tuple[Spec, Spec]], bool]
+    body: Callable[[Callable[..., Any], Spec, Spec], Any]
 
 
 class Asked(NamedTuple):
@@ -510,6 +513,8 @@ def _first_alike(
         found.likes.clear()
     like = _like(call, entry, given, len(call.x) + len(call.states) if ragged else 0, find)
     like = found.likes[looks] = like._replace(by_itself=by_itself)
+    if by_itself and len(call.x) == 1:
+        note_faster(call.step, call.x[0], call.states, call.form[1], call.way)
     out = call.itself(entry) if like.by_itself else None
     if out is not None or is_guarded(entry.y_spec):
         return out

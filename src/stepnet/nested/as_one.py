@@ -35,7 +35,7 @@ from stepnet.ir.loop import Loop
 from .lifting import code_of_step
 from .words import over_words, tried
 
-_STEPS = Steps(as_step, boot_state, loop_of, as_they_are)
+_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody)
 _MOST_KINDS = 32  # of calls of one piece of source
 _MOST_CUTS = 64  # batches of which it is remembered where sentences begin and end
 _ROUNDS = 3
