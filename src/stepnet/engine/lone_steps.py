@@ -1,8 +1,8 @@
-"""Calls of one step without gradients, where the step itself is faster: it is called as the plain loop calls it.
+"""Calls of one step without gradients, where the step itself is faster: called as the plain loop calls it.
 
-What such a call means does not depend on what the step reads, so nothing of that is looked at: only whether x
-and the state look as they did at a call that was checked. Which way is faster is taken from the timing of a
-plan (`one_step`), or, of steps that are looked into at each call (they draw noise, or read what no walk tells),
+That is what such a call means, whatever the step reads: so nothing of that is looked at, only whether x and
+the state look as they did at a call that was checked. Which way is faster is taken from the timing of a plan
+(`one_step`), or, of steps that are looked into at each call (they draw noise, or read what no walk tells),
 from the calls themselves: first some the long way, then some by the step.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.executors import naive
 from stepnet.executors.registry import AUTO
 from stepnet.executors.setting import nothing_around
+from stepnet.front.step import ERRORS
 from stepnet.ir.loop import Body
 from stepnet.watchers import is_noted
 
@@ -35,15 +36,24 @@ _TRIED = 3  # calls by the step itself that are timed then
 clock = time.perf_counter
 
 
+class _Results(NamedTuple):
+    """What such calls gave: how y is nested, and whether leaves of y and of the new state look as theirs."""
+
+    y: Spec
+    alike: Callable[..., bool]
+    contiguous: bool
+
+
 class _Like:
-    """Calls that look alike. `others`: seconds of the fastest that ran otherwise; `own`: of those by the step;
-    None: it is not known which is faster."""
+    """Calls that look alike. `others`: seconds of the fastest that ran otherwise; `own`: of those by the
+    step."""
 
     def __init__(self, way: Any, form: Spec, given: Sequence[Tensor]) -> None:
         self.way, self.form, self.alike = way, form, alike(given)
         self.others, self.own = float("inf"), float("inf")
         self.calls = self.tried = 0
-        self.is_faster: bool | None = None
+        self.is_faster: bool | None = None  # None: it is not known yet
+        self.results: _Results | None = None
 
     def note(self, seconds: float) -> None:
         """One ran otherwise."""
@@ -77,10 +87,10 @@ def run_lone(of: Any, step: Any, x: Any, state: Any, way: Any) -> tuple[Any, Any
     if like is None or not nothing_around():
         return None
     if like.is_faster:
-        return _run(of, step, x, states, form, way)
+        return _run(of, step, like, x, states, state)
     if like.is_faster is None and like.calls >= _LONG_WAY:
         began = clock()
-        out = _run(of, step, x, states, form, way)
+        out = _run(of, step, like, x, states, state)
         like.note_own(clock() - began)
         return out
     return None
@@ -93,22 +103,45 @@ def _found(likes: Bounded[int, _Like], way: Any, form: Spec, given: Sequence[Ten
     return None
 
 
-def _run(of: Any, step: Any, x: Tensor, states: list[Tensor], form: Spec, way: Any) -> tuple[Any, Any]:
-    axis = way[2]
-    body = of.body(of.wrap(step), LEAF, form)
-    y, new = body.call([x.select(axis, 0)], states)
-    leaves, spec = ([y], LEAF) if type(y) is Tensor else flatten(y)
+def _run(of: Any, step: Any, like: _Like, x: Tensor, states: list[Tensor], state: Any) -> tuple[Any, Any]:
+    axis, form = like.way[2], like.form
+    row, function = x.select(axis, 0), of.wrap(step)
+    try:
+        result = function(row, state)
+    except ERRORS as error:
+        told = of.body(function, LEAF, form).told(error, [row], states)
+        if told is error:
+            raise
+        raise told from error
+    results = like.results
+    if results is not None and type(result) is tuple and len(result) == 2:
+        y, new = result
+        leaves, spec = ([y], LEAF) if type(y) is Tensor else flatten(y)
+        last, last_spec = ([new], LEAF) if type(new) is Tensor else flatten(new)
+        if spec == results.y and last_spec == form and results.alike(*leaves, *last):
+            rows = [torch.stack([t], axis) for t in leaves]
+            # it may give what came in, or what it refers to
+            last = [t.clone() for t in last] if results.contiguous else [*map(_copy, last)]
+            return (
+                rows[0] if spec is LEAF else unflatten(spec, rows),
+                last[0] if form is LEAF else unflatten(form, last),
+            )
+    body = of.body(function, LEAF, form)
+    y, new = body.accept(result, states)
+    leaves, spec = flatten(y)
     n = x.shape[1 - axis]
-    for t in leaves:
-        if type(t) is not Tensor or not t.dim() or t.shape[0] != n:
-            y = _joined(body, x, states, way, (y, *new))
-            break
+    if all(type(t) is Tensor and t.dim() and t.shape[0] == n for t in leaves):
+        kept = [*map(id, flatten(result[1])[0])] == [*map(id, new)]  # none is cast, or in another order
+        if kept and all(type(t) is Tensor for t in new):
+            like.results = _Results(spec, alike([*leaves, *new]), all(t.is_contiguous() for t in new))
+        y = unflatten(spec, [torch.stack([t], axis) for t in leaves])
     else:
-        rows = [torch.stack([t], axis) for t in leaves]
-        y = rows[0] if spec is LEAF else unflatten(spec, rows)
-    # it may give what came in, or what it refers to
-    last = [t.clone(memory_format=torch.contiguous_format) for t in new]
-    return y, last[0] if form is LEAF else unflatten(form, last)
+        y = _joined(body, x, states, like.way, (y, *new))
+    return y, unflatten(form, [*map(_copy, new)])
+
+
+def _copy(t: Tensor) -> Tensor:
+    return t.clone(memory_format=torch.contiguous_format)
 
 
 def _joined(body: Any, x: Tensor, states: list[Tensor], way: Any, results: tuple[Any, ...]) -> Any:
@@ -137,7 +170,7 @@ def note_faster(step: Any, x: Any, states: Sequence[Tensor], form: Spec, way: An
 
 
 def note_call(step: Any, x: Any, way: Any) -> Callable[[Any], None] | None:
-    """What to call, with its state, when a call that begins now has run in another way than by the step alone."""
+    """What to call, with its state, when a call that begins now has run otherwise than by the step alone."""
     if torch.is_grad_enabled() or type(x) is not Tensor or way[3] != AUTO:
         return None
     began = clock()
