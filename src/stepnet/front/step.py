@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +34,8 @@ def step_name(step: Callable[..., Any]) -> str:
         return type(step).__name__
     if isinstance(step, functools.partial):
         return step_name(step.func)
+    if isinstance(step, MethodType) and not hasattr(step, "__name__"):  # an object bound to a step
+        return step_name(step.__self__)
     return getattr(step, "__name__", type(step).__name__)
 
 

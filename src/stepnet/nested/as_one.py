@@ -25,7 +25,7 @@ from stepnet.data.modes import outside_modes, sees_saved_tensors
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import by_leaf, flatten, unflatten
 from stepnet.data.values import rows as rows_of
-from stepnet.engine import Steps, Way, asked, choice, find_plan, run, run_again
+from stepnet.engine import Steps, Way, asked, choice, find_plan, run, run_again, run_warm
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors.registry import AUTO
 from stepnet.front.step import StepBody, as_step, as_they_are, boot_state, loop_of
@@ -220,7 +220,11 @@ class _Call:
 
 
 def _by_plan(step: Any, x: Any, state: Any, backend: str) -> tuple[Any, Any]:
-    state, call = asked(_STEPS, step, x, state, Way(False, -1, 0, backend))
+    way = Way(False, -1, 0, backend)
+    state, out = run_warm(_STEPS, step, x, state, way)
+    if out is not None:
+        return out
+    state, call = asked(_STEPS, step, x, state, way)
     out = None if call is None else run_again(call)
     if out is None:
         body, x_leaves, state_leaves = checked(step, x, state)
