@@ -62,7 +62,7 @@ from .graph import (
     traced_step,
 )
 from .ir.loop import Loop
-from .nested import as_one, lifting
+from .nested import as_one, as_one_again, lifting
 from .resets import Resets, as_resets, run_with_resets
 from .sharded import gathered, sharded
 from .typed import Booting, Rows, Settings, State, typed
@@ -226,7 +226,10 @@ def warm(
     backend. `pieces`: the sequences, where they are not those of x."""
     if lifting.may_run_once(x, state):
         return state, None
-    out = run_lone(_STEPS, step, x, state, way) if draws and pieces is None else None
+    out = None
+    if draws and pieces is None:
+        over_words = way[1] != -1 and type(x) is LoDTensor
+        out = as_one_again(step, x, state, way) if over_words else run_lone(_STEPS, step, x, state, way)
     if out is None:
         state, out = run_warm(_STEPS, step, x, state, way, pieces, draws)
     if out is None and pieces is None:
