@@ -69,7 +69,7 @@ from .typed import Booting, Rows, Settings, State, typed
 from .watchers import Instead, instead, is_kept, kept, replaced, watched, watching
 from .windows import check_windows, run_in_windows
 
-_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody)
+_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody, lambda step: step)
 
 
 def _like(step: Any, x: Any = None, state: Any = None, **how: Any) -> Any:

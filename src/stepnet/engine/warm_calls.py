@@ -71,7 +71,7 @@ class Steps(NamedTuple):
     `wrap`: a step as a function of its parameters. `boot`: what it begins with for a number of sequences.
     `record`: of a function, its inputs, what is carried, how both are nested, and the way: the loop and what
     it is fed. `as_they_are`: of how x and the state are nested, whether a step is called on just these.
-    `body`: of a function and these, the body of its loop.
+    `body`: of a function and these, the body of its loop. `found_by`: what a step is known by.
     """
 
     wrap: Callable[[Any], Callable[..., Any]]
@@ -79,6 +79,7 @@ class Steps(NamedTuple):
     record: Callable[..., tuple[Loop, Mapping[str, Any]]]
     as_they_are: Callable[[tuple[Spec, Spec]], bool]
     body: Callable[[Callable[..., Any], Spec, Spec], Any]
+    found_by: Callable[[Any], Any]
 
 
 class Asked(NamedTuple):
@@ -332,19 +333,20 @@ def asked(
             return state, None
         if not leaf.dim() or leaf.shape[0] != layout.sequences:
             return state, None
-    unchanged = unchanged_step(step)
+    known_by = of.found_by(step)
+    unchanged = unchanged_step(known_by)
     if unchanged is not None:
         key, tensors = unchanged[0].key, unchanged[1]
     else:
         if way.backend == AUTO and rests(step):
             return state, None
-        function = of.wrap(step)
+        function = of.wrap(known_by)
         given = own_classes((x_spec, spec))
         walked = reach(function, given)
         closed = walked.refused is None and walked.open is None
         if not closed or walked.generators or walked.uncached or not walked.complete:
             return state, None
-        note(step, function, given, walked)
+        note(known_by, function, given, walked)
         key, tensors = walked.key, walked.tensors
     like = (
         looks(tensors),
@@ -439,7 +441,7 @@ def warm(
         if n is None or not boots(step):
             return None, None
         state = of.boot(of.wrap(step), n)
-    unchanged = unchanged_step(step)
+    unchanged = unchanged_step(of.found_by(step))
     if unchanged is None:
         return state, None
     try:

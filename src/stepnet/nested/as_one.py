@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,9 +36,10 @@ from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
 from . import lifting
+from .made_anew import found_by
 from .words import over_words, tried
 
-_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody)
+_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody, lambda step: step)
 _MOST_KINDS = 32  # of calls of one piece of source
 _MOST_CUTS = 64  # batches of which it is remembered where sentences begin and end
 _ROUNDS = 3
@@ -251,11 +253,14 @@ class _Call:
 
 def _by_plan(step: Any, x: Any, state: Any, backend: str) -> tuple[Any, Any]:
     way = Way(False, -1, 0, backend)
-    state, out = run_warm(_STEPS, step, x, state, way)
-    if out is not None:
-        return out
-    state, call = asked(_STEPS, step, x, state, way)
-    out = None if call is None else run_again(call)
+    with found_by(step.__self__) as own:
+        like = MethodType(step.__func__, own)
+        of = _STEPS._replace(found_by=lambda _: like)
+        state, out = run_warm(of, step, x, state, way)
+        if out is not None:
+            return out
+        state, call = asked(of, step, x, state, way)
+        out = None if call is None else run_again(call)
     if out is None:
         body, x_leaves, state_leaves = checked(step, x, state)
         loop, feeds = body.as_loop(x_leaves, state_leaves, reverse=False, level=-1, axis=0)
