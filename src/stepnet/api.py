@@ -24,6 +24,7 @@ from .data.tree import by_leaf, flatten, unflatten
 from .data.values import rows as values_of
 from .data.values import unpacked
 from .engine import Asked, OverSequences, Steps, Way, asked, find_plan, is_as_ever, run, run_again, run_warm
+from .engine.lone_steps import note_call, run_lone
 from .engine.vmapped_calls import run_folded
 from .errors import Unsupported
 from .executors import naive
@@ -61,14 +62,14 @@ from .graph import (
     traced_step,
 )
 from .ir.loop import Loop
-from .nested import as_one, lifting
+from .nested import as_one, as_one_again, lifting
 from .resets import Resets, as_resets, run_with_resets
 from .sharded import gathered, sharded
 from .typed import Booting, Rows, Settings, State, typed
 from .watchers import Instead, instead, is_kept, kept, replaced, watched, watching
 from .windows import check_windows, run_in_windows
 
-_STEPS = Steps(as_step, boot_state, loop_of, as_they_are)
+_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody, lambda step: step)
 
 
 def _like(step: Any, x: Any = None, state: Any = None, **how: Any) -> Any:
@@ -225,7 +226,12 @@ def warm(
     backend. `pieces`: the sequences, where they are not those of x."""
     if lifting.may_run_once(x, state):
         return state, None
-    state, out = run_warm(_STEPS, step, x, state, way, pieces, draws)
+    out = None
+    if draws and pieces is None:
+        over_words = way[1] != -1 and type(x) is LoDTensor
+        out = as_one_again(step, x, state, way) if over_words else run_lone(_STEPS, step, x, state, way)
+    if out is None:
+        state, out = run_warm(_STEPS, step, x, state, way, pieces, draws)
     if out is None and pieces is None:
         out = run_folded(_STEPS, step, x, state, Way(*way))
     if out is not None:
@@ -348,17 +354,23 @@ def _recurrent(
     if is_kept():  # out of a compiled region
         how: Any = {"steps": None, "static": None, "reverse": reverse, "level": level, "axis": axis}
         return kept(step, x, state, resets=None, scopes=scopes, backend=backend, **how)
-    booted, call = state is None, None
+    booted, call, ran = state is None, None, None
     if not scopes:
         way = Way(reverse, level, axis, check_backend(backend))
+        ran = note_call(step, x, way)
         state, call, out = run_as_before(step, x, state, way)
         if out is not None:
+            if ran is not None:
+                ran(state)
             return out
     body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
     loop, feeds = body.as_loop(x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
     watch = watching()
     if watch is None:
-        return _run(loop, feeds, body, booted, scopes, backend, call)
+        out = _run(loop, feeds, body, booted, scopes, backend, call)
+        if ran is not None:
+            ran(unflatten(body.state_spec, state_leaves))
+        return out
     with watched(None):
         watch(loop, feeds, scopes=scopes, backend=backend)
         return _run(loop, feeds, body, booted, scopes, backend)

@@ -7,11 +7,13 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from outcomes import outcome, same, wanting
 from stepnet import LoDTensor, Recurrent, explain, recurrent, stream
-from stepnet.engine import choice, plans, warm_calls
+from stepnet.engine import choice, lone_steps, plans, warm_calls
+from stepnet.errors import SlowPathWarning, StepError
 
 BACKEND = "auto"
 N, F, H = 3, 2, 4
@@ -220,3 +222,92 @@ def test_a_step_that_may_be_called_without_static_is_called_with_it(ran):
         assert y.equal(x + 1)
         assert last.equal(h)
     assert not ran
+
+
+def halved(cell):
+    cell.linear = nn.Linear(F + H, H, dtype=torch.float64).requires_grad_(False)
+
+
+def gives(change):
+    """A change of what a cell gives for x and the state."""
+
+    def changed(cell):
+        forward = Cell.forward
+        cell.forward = lambda x, state: change(cell, x, *forward(cell, x, state))
+
+    return changed
+
+
+CHANGES = {
+    "nothing": lambda cell: None,
+    "numbers": lambda cell: cell.linear.weight.data.mul_(2),
+    "a module": halved,
+    "y": gives(lambda cell, x, y, new: ({"first": y[0]}, new)),
+    "y without rows": gives(lambda cell, x, y, new: (y[0].sum(), new)),
+    "a state of its own": gives(lambda cell, x, y, new: (y, (new[0], cell.linear.weight.data[:, :N].t()))),
+    "a list": gives(lambda cell, x, y, new: (y, [*new])),
+    "a larger state": gives(lambda cell, x, y, new: (y, (torch.cat(new, 1), new[1]))),
+    "a state of float32": gives(lambda cell, x, y, new: (y, (new[0].float(), new[1]))),
+    "no pair": gives(lambda cell, x, y, new: y[0]),
+    "no features": gives(lambda cell, x, y, new: (cell.linear(x), new)),
+    "a key": gives(lambda cell, x, y, new: {}["none"]),
+    "a gradient": gives(lambda cell, x, y, new: (_with_gradient(x), new)),
+}
+
+
+@torch.enable_grad()
+def _with_gradient(x):
+    return x.detach().requires_grad_() * 2
+
+
+def told(cell, x, state, axis, backend):
+    try:
+        y, last = recurrent(cell, x, state, axis=axis, backend=backend)
+    except (StepError, KeyError) as error:
+        return type(error), str(error)
+    return tree_map(lambda t: (t.tolist(), t.requires_grad, t.is_contiguous()), (y, last))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_a_step_gives_is_asked_each_time(ran, axis):
+    for change in CHANGES.values():
+        cell, (x, state) = Cell(), given(1, axis)
+        with torch.no_grad():
+            for _ in range(3):
+                recurrent(cell, x, state, axis=axis)
+            ran.clear()
+            change(cell)
+            for _ in range(2):
+                assert told(cell, x, state, axis, None) == told(cell, x, state, axis, "naive")
+            assert not ran  # nor was anything looked up
+            odd = (state[0], state[1][:1])
+            assert told(cell, x, odd, axis, None) == told(cell, x, odd, axis, "naive")
+
+
+def test_what_a_step_refers_to_is_not_given(ran):
+    cell, (x, state) = Cell(), given(1)
+    with torch.no_grad():
+        for _ in range(3):
+            recurrent(cell, x, state)
+        own = torch.zeros(N, H, dtype=torch.float64)
+        cell.forward = lambda x, state: ((own, own), (own, own))
+        for _ in range(2):
+            (first, second), (h, kept) = recurrent(cell, x, state)
+            for t in (first, second, h, kept):
+                t += 1
+            assert not own.any()
+            assert all(t.eq(1).all() for t in (first, second, h, kept))
+
+
+def test_steps_that_are_looked_into_at_each_call_are_timed(monkeypatch):
+    cell, x, h, numbers = nn.Module(), torch.ones(1, N, 1), torch.zeros(N, 1), iter(range(100))
+    cell.forward = lambda x, h: (x + next(numbers), h)  # whoever reads them uses them up
+    seconds = iter([1.0, 9.0] * 6 + [0.0, 3.0] * 3 + [9.9] * 100)
+    monkeypatch.setattr(lone_steps, "clock", lambda: next(seconds))
+    lone_steps.forget_lone()
+    with torch.no_grad(), pytest.warns(SlowPathWarning):
+        found = [int(recurrent(cell, x, h)[0][0, 0, 0]) - 1 for _ in range(12)]
+    assert found == [*range(12)]
+    ((_, likes),) = lone_steps._steps.values()
+    (like,) = likes.values()
+    assert (like.others, like.own, like.is_faster) == (8.0, 3.0, True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from stepnet.api import Recurrent, recurrent
 from stepnet.cells import GRU
 from stepnet.data.lod import LoDTensor
 from stepnet.data.sequence import sequence_pool
-from stepnet.engine import choice
+from stepnet.engine import choice, plans, warm_calls
 from stepnet.errors import Unsupported
 
 as_one = sys.modules["stepnet.nested.as_one"]
@@ -201,3 +203,72 @@ def test_c_by_name_runs_over_words_and_says_why_not():
     assert y.values.shape == (3, 4)
     with pytest.raises(Unsupported, match="whole sequences"):
         recurrent(DECLINED["their lengths"], x, h, level=0, backend="c")
+
+
+FACTOR = 1.0
+
+
+def made(cell: nn.Module, weight: Tensor) -> object:
+    def step(x: LoDTensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        _, said = recurrent(cell, x, torch.tanh(h @ weight))
+        return said * FACTOR, said
+
+    return step
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("train", [False, True])
+def test_a_step_that_is_made_anew_is_walked_where_it_reads_something_else(monkeypatch, train):
+    monkeypatch.setattr(choice, "stopwatch", lambda call: 0.0)
+    plans.forget()
+    walks: list[object] = []
+    reach = warm_calls.reach
+    monkeypatch.setattr(warm_calls, "reach", lambda *of: (walks.append(of), reach(*of))[1])
+    as_one._kinds.clear()
+    torch.manual_seed(0)
+    cells = [nn.GRUCell(3, 4, dtype=F64) for _ in range(2)]
+    weights = [torch.randn(4, 4, dtype=F64) for _ in range(3)]
+    values = torch.randn(16, 3, dtype=F64, requires_grad=train)
+    x, h = (
+        LoDTensor.from_lengths(values, TABLES["ragged"]),
+        torch.zeros(3, 4, dtype=F64),
+    )
+
+    def found(backend: str, cell: nn.Module, weight: Tensor) -> list[Tensor]:
+        y, last = recurrent(made(cell, weight), x, h, level=0, backend=backend)
+        out = [y.values, last]
+        if train:
+            (g,) = torch.autograd.grad(y.values.sin().sum() + last.sum(), values, create_graph=True)
+            out += [g, *torch.autograd.grad(g.square().sum(), [values, *cell.parameters()])]
+        return out
+
+    def other_bias() -> None:
+        cells[1].bias_hh = nn.Parameter(torch.randn(12, dtype=F64))
+
+    changes = [
+        lambda: None,
+        lambda: None,
+        lambda: cells.reverse(),
+        lambda: cells[0].weight_hh.data.mul_(2),
+        other_bias,
+        lambda: cells.reverse(),
+        lambda: weights.pop(0),
+        lambda: weights[0].mul_(-1),
+        lambda: monkeypatch.setitem(globals(), "FACTOR", 3.0),
+        lambda: cells[0].register_forward_hook(lambda module, given, out: out * 2),
+    ]
+    with torch.set_grad_enabled(train):
+        for change in changes:
+            change()
+            for _ in range(4):
+                before = len(walks)
+                for ours, plain in zip(
+                    *(found(b, cells[0], weights[0]) for b in ("auto", "naive")), strict=True
+                ):
+                    torch.testing.assert_close(ours, plain, rtol=1e-9, atol=1e-9)
+            if change is changes[1]:
+                assert len(walks) == before
+    gone = weakref.ref(weights[0])
+    del weights[0], ours, plain
+    gc.collect()
+    assert gone() is None

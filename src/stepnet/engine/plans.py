@@ -45,6 +45,7 @@ from .choice import Slower, about_as_many
 from .jvp_plan import Find, RunsAlong
 from .known_steps import forget_steps
 from .left import run_and_leave
+from .lone_steps import forget_lone
 from .make import Entry, for_as_many, make, refused_as, stands
 from .plain import plain_loop
 from .reads import (
@@ -482,6 +483,7 @@ def forget() -> None:
             kept.clear()
         varying_numbers.forget()
         warm_calls.forget()
+        forget_lone()
         forget_resting()
 
 

@@ -42,6 +42,7 @@ from .choice import about_as_many
 from .inputs import inputs_of
 from .jvp_plan import Find, RunsAlong
 from .known_steps import Found, boots, forget_steps, note, unchanged_step
+from .lone_steps import note_faster
 from .make import Entry, apart
 from .one_step import is_faster, one_step
 from .plain import plain_loop
@@ -51,6 +52,7 @@ from .rows import Sequences
 
 _known: OrderedDict[Any, Entry] = OrderedDict()
 _LIMIT = 512
+_FOUND = 1e-5  # seconds that it takes to find a plan, more than to find that a step runs by itself
 _LONG_WAY = 3e-4  # seconds that a plan takes more that may not hold: it is asked for by its loop
 
 
@@ -69,12 +71,15 @@ class Steps(NamedTuple):
     `wrap`: a step as a function of its parameters. `boot`: what it begins with for a number of sequences.
     `record`: of a function, its inputs, what is carried, how both are nested, and the way: the loop and what
     it is fed. `as_they_are`: of how x and the state are nested, whether a step is called on just these.
+    `body`: of a function and these, the body of its loop. `found_by`: what a step is known by.
     """
 
     wrap: Callable[[Any], Callable[..., Any]]
     boot: Callable[[Callable[..., Any], int], Any]
     record: Callable[..., tuple[Loop, Mapping[str, Any]]]
     as_they_are: Callable[[tuple[Spec, Spec]], bool]
+    body: Callable[[Callable[..., Any], Spec, Spec], Any]
+    found_by: Callable[[Any], Any]
 
 
 class Asked(NamedTuple):
@@ -200,6 +205,8 @@ class Asked(NamedTuple):
         weights = [self.tensors[place] for place in entry.weights]
         given = [x.values for x in self.x] if ragged else self.x
         besides = _LONG_WAY if is_guarded(entry.y_spec) else 0.0
+        if not (ragged or torch.is_grad_enabled()):
+            besides += _FOUND
         return is_faster((given, self.states), weights, by_plan, by_itself, besides)
 
     def run(self, entry: Entry, find: Find) -> tuple[Any, Any]:
@@ -326,19 +333,20 @@ def asked(
             return state, None
         if not leaf.dim() or leaf.shape[0] != layout.sequences:
             return state, None
-    unchanged = unchanged_step(step)
+    known_by = of.found_by(step)
+    unchanged = unchanged_step(known_by)
     if unchanged is not None:
         key, tensors = unchanged[0].key, unchanged[1]
     else:
         if way.backend == AUTO and rests(step):
             return state, None
-        function = of.wrap(step)
+        function = of.wrap(known_by)
         given = own_classes((x_spec, spec))
         walked = reach(function, given)
         closed = walked.refused is None and walked.open is None
         if not closed or walked.generators or walked.uncached or not walked.complete:
             return state, None
-        note(step, function, given, walked)
+        note(known_by, function, given, walked)
         key, tensors = walked.key, walked.tensors
     like = (
         looks(tensors),
@@ -433,7 +441,7 @@ def warm(
         if n is None or not boots(step):
             return None, None
         state = of.boot(of.wrap(step), n)
-    unchanged = unchanged_step(step)
+    unchanged = unchanged_step(of.found_by(step))
     if unchanged is None:
         return state, None
     try:
@@ -510,6 +518,8 @@ def _first_alike(
         found.likes.clear()
     like = _like(call, entry, given, len(call.x) + len(call.states) if ragged else 0, find)
     like = found.likes[looks] = like._replace(by_itself=by_itself)
+    if by_itself and len(call.x) == 1:
+        note_faster(call.step, call.x[0], call.states, call.form[1], call.way)
     out = call.itself(entry) if like.by_itself else None
     if out is not None or is_guarded(entry.y_spec):
         return out

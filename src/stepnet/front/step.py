@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +34,8 @@ def step_name(step: Callable[..., Any]) -> str:
         return type(step).__name__
     if isinstance(step, functools.partial):
         return step_name(step.func)
+    if isinstance(step, MethodType) and not hasattr(step, "__name__"):  # an object bound to a step
+        return step_name(step.__self__)
     return getattr(step, "__name__", type(step).__name__)
 
 
@@ -48,6 +51,9 @@ def describe_leaf(value: Any) -> str:
 def describe_leaves(names: Iterable[str], values: Iterable[Any]) -> str:
     """Leaves with their names: 'x float32[2, 3], h float32[2, 4]'."""
     return ", ".join(f"{name} {describe_leaf(value)}" for name, value in zip(names, values, strict=True))
+
+
+ERRORS = RuntimeError, TypeError, ValueError, IndexError  # of a step, that are told in the user's words
 
 
 class WithStatic(NamedTuple):
@@ -146,18 +152,29 @@ class StepBody:
                 result = self.step(x, state.state, state.static)
             else:
                 result = self.step(x, state)
-        except RuntimeError as error:
+        except ERRORS as error:
+            told = self.told(error, x_leaves, state_leaves)
+            if told is error:
+                raise
+            raise told from error
+        return self.accept(result, state_leaves)
+
+    def told(self, error: Exception, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> Exception:
+        """What to raise of an error of the step, called on these leaves."""
+        if isinstance(error, RuntimeError):
             if type(error) is not RuntimeError:
-                raise
-            raise failure(self, (*x_leaves, *state_leaves), error, self.t) from error
-        except (TypeError, ValueError, IndexError) as error:
+                return error
+        else:
             if isinstance(error, StepnetError):
-                raise
-            self._check_parameters(static=isinstance(state, WithStatic))
+                return error
+            self._check_parameters(static=self.state_spec.kind is WithStatic)
             self._check_nesting()
             if isinstance(error, ValueError) or is_by_raise(error):
-                raise
-            raise failure(self, (*x_leaves, *state_leaves), error, self.t) from error
+                return error
+        return failure(self, (*x_leaves, *state_leaves), error, self.t)
+
+    def accept(self, result: Any, state_leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """What the step gave, checked: y and the leaves of the new state."""
         if not (isinstance(result, tuple) and len(result) == 2):
             raise StepError(
                 f"step '{self.name}' must return a pair (y, new_state)",
@@ -166,7 +183,9 @@ class StepBody:
                 remedy="return (y, new_state); a step without a state returns (y, ()) and takes state=()",
             )
         y_leaves, y_spec = flatten(result[0])
-        new = WithStatic(result[1], state.static) if isinstance(state, WithStatic) else result[1]
+        new = result[1]
+        if self.state_spec.kind is WithStatic:
+            new = WithStatic(new, unflatten(self.state_spec, list(state_leaves)).static)
         new_leaves, new_spec = flatten_as(self.state_spec, new)
         self._check_y(y_leaves, y_spec)
         if new_spec != self.state_spec:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,19 +24,22 @@ from stepnet.data.bounded import Bounded
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import outside_modes, sees_saved_tensors
 from stepnet.data.offsets import LoD
+from stepnet.data.storage import distinct
 from stepnet.data.tree import by_leaf, flatten, unflatten
 from stepnet.data.values import rows as rows_of
-from stepnet.engine import Steps, Way, asked, choice, find_plan, run, run_again
+from stepnet.engine import Steps, Way, asked, choice, find_plan, run, run_again, run_warm
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors.registry import AUTO
+from stepnet.executors.setting import nothing_around, only_plain
 from stepnet.front.step import StepBody, as_step, as_they_are, boot_state, loop_of
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
-from .lifting import code_of_step
+from . import lifting
+from .made_anew import found_by
 from .words import over_words, tried
 
-_STEPS = Steps(as_step, boot_state, loop_of, as_they_are)
+_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody, lambda step: step)
 _MOST_KINDS = 32  # of calls of one piece of source
 _MOST_CUTS = 64  # batches of which it is remembered where sentences begin and end
 _ROUNDS = 3
@@ -117,6 +121,34 @@ def as_one(
     return out
 
 
+def as_one_again(step: Any, x: Any, state: Any, way: tuple[bool, int, int, str]) -> tuple[Any, Any] | None:
+    """y and the final state of a call like one that `as_one` runs over words; None where it is not known to
+    be one: then the long way says what comes of it. `way`: reverse, level, axis and the backend."""
+    reverse, level, _, backend = way
+    if reverse or state is None or lifting.inside_a_step():
+        return None
+    kinds = _kinds.get(_whose(step))
+    if kinds is None or not nothing_around():
+        return None
+    (leaves, spec), (states, state_spec) = flatten(x), flatten(state)
+    at = _cut_of(leaves, level)
+    tables = [*map(rows_of, leaves), *states]
+    if at is None or not all(isinstance(t, Tensor) for t in tables) or only_plain(tables) is not None:
+        return None
+    if any(not t.dim() or t.shape[0] != len(at.words) for t in states):
+        return None
+    call = _Call(StepBody(as_step(step), spec, state_spec), leaves, states, at, backend)
+    kind = kinds.get(call.key)
+    if kind is None or kind.declined is not None or not kind.faster.get(at.size, False):
+        return None
+    try:
+        out = call.run(kind)
+    except StepnetError:
+        return None
+    last = [out[name] for name in call.body.new_state_names]
+    return out["y"], unflatten(state_spec, distinct(last, states))
+
+
 def loop_over_words(
     loop: Loop, feeds: dict[str, Any], body: Any, *, backend: str
 ) -> tuple[Loop, dict[str, Any]]:
@@ -155,13 +187,13 @@ class _Call:
         self, body: StepBody, x: Sequence[Any], state: Sequence[Tensor], cut: _Cut, backend: str
     ) -> None:
         self.cut, self.key = cut, _key(body, x, state)
-        self._body, self._structure = body, x[0].structure
+        self.body, self._structure = body, x[0].structure
         self._x, self._state, self._backend = list(x), list(state), backend
 
     def tried(self) -> tuple[list[Any], tuple[bool, ...]]:
         """See `words.tried`."""
-        x = unflatten(self._body.x_spec, [leaf.values for leaf in self._x])
-        return tried(self._body.step, x, unflatten(self._body.state_spec, self._state))
+        x = unflatten(self.body.x_spec, [leaf.values for leaf in self._x])
+        return tried(self.body.step, x, unflatten(self.body.state_spec, self._state))
 
     def run(self, kind: _Kind) -> dict[str, Any]:
         """The outputs of the loop.
@@ -180,12 +212,12 @@ class _Call:
     def _given(self, kind: _Kind) -> tuple[Any, Any, Any]:
         cut, n = self.cut, len(self.cut.words)
         leaves = [LoDTensor.of(leaf.values, cut.words) for leaf in self._x]
-        x = unflatten(self._body.x_spec, leaves), cut.first, cut.last
+        x = unflatten(self.body.x_spec, leaves), cut.first, cut.last
         inner = by_leaf(
             lambda leaf: torch.zeros(n, *leaf.shape[1:], dtype=leaf.dtype, device="cpu"), tuple(kind.inner)
         )
-        step = over_words(self._body.step, kind.of_words)
-        return step, x, (unflatten(self._body.state_spec, self._state), inner)
+        step = over_words(self.body.step, kind.of_words)
+        return step, x, (unflatten(self.body.state_spec, self._state), inner)
 
     def _as_it_came(self, out: tuple[Any, Any], kind: _Kind) -> dict[str, Any]:
         (leaves, spec), final = flatten(out[0]), out[1][0]
@@ -197,7 +229,7 @@ class _Call:
         ]
         return {
             "y": unflatten(spec, y),
-            **dict(zip(self._body.new_state_names, flatten(final)[0], strict=True)),
+            **dict(zip(self.body.new_state_names, flatten(final)[0], strict=True)),
         }
 
     def is_faster(self, kind: _Kind, plain: Callable[[], dict[str, Any]]) -> bool:
@@ -220,8 +252,15 @@ class _Call:
 
 
 def _by_plan(step: Any, x: Any, state: Any, backend: str) -> tuple[Any, Any]:
-    state, call = asked(_STEPS, step, x, state, Way(False, -1, 0, backend))
-    out = None if call is None else run_again(call)
+    way = Way(False, -1, 0, backend)
+    with found_by(step.__self__) as own:
+        like = MethodType(step.__func__, own)
+        of = _STEPS._replace(found_by=lambda _: like)
+        state, out = run_warm(of, step, x, state, way)
+        if out is not None:
+            return out
+        state, call = asked(of, step, x, state, way)
+        out = None if call is None else run_again(call)
     if out is None:
         body, x_leaves, state_leaves = checked(step, x, state)
         loop, feeds = body.as_loop(x_leaves, state_leaves, reverse=False, level=-1, axis=0)
@@ -265,7 +304,7 @@ def _cut_of(x: Sequence[Any], level: int | None) -> _Cut | None:
 
 def _whose(step: Any) -> Any:
     """A module, which may be configured otherwise than others of its class; of all else the code."""
-    return step if isinstance(step, nn.Module) else code_of_step(step)
+    return step if isinstance(step, nn.Module) else lifting.code_of_step(step)
 
 
 def _key(body: StepBody, x: Sequence[Any], state: Sequence[Tensor]) -> tuple[Any, ...]:

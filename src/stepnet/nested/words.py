@@ -8,6 +8,7 @@ from the state of the word before. What it computes of the last states holds at 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import Any, NoReturn
 
 import torch
@@ -16,12 +17,13 @@ from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.reads.undo import undone
+from stepnet.data.bounded import Bounded
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import without_any_mode
 from stepnet.data.tree import by_leaf, flatten, flatten_as, unflatten
 from stepnet.data.values import rows as rows_of
 from stepnet.errors import Unsupported
-from stepnet.front.step import StepBody, as_step, boot_state, kept_dtypes, step_name
+from stepnet.front.step import StepBody, as_step, boot_state, kept_dtypes
 from stepnet.watchers import kept_by
 
 from . import levels
@@ -129,12 +131,24 @@ class _OnRows(TorchFunctionMode):
 
 def over_words(step: Any, of_words: tuple[bool, ...]) -> Callable[[Any, Any], tuple[Any, Any]]:
     """A step over sentences as one over words: `x` is (their words, first, last), the state the step's own
-    beside those of the recurrences inside. `of_words`: see `tried`."""
+    beside those of the recurrences inside. `of_words`: see `tried`. Of one step it is found again as what it
+    was at the call before, and nothing keeps the step alive."""
+    one = _made.get(of_words)
+    if one is None:
+        one = _made[of_words] = _OfAWord(of_words)
+    return MethodType(one, step)
 
-    def of_a_word(x: Any, state: Any) -> tuple[Any, Any]:
+
+class _OfAWord:
+    """Bound to a step over sentences it is that step over words."""
+
+    def __init__(self, of_words: tuple[bool, ...]) -> None:
+        self.of_words = of_words
+
+    def __call__(self, step: Any, x: Any, state: Any) -> tuple[Any, Any]:
         (x, first, last), (outer, inner) = x, state
         # Each time: it may be captured anew, since what it reads has changed.
-        if tried(step, x, outer)[1] != of_words:
+        if tried(step, x, outer)[1] != self.of_words:
             raise Unsupported("the step gives words where it gave sentences, or the other way")
         words = Words(flatten(x)[0][0], first, last, inner)
         with _OnRows(), kept_by(words.answer):
@@ -146,8 +160,8 @@ def over_words(step: Any, of_words: tuple[bool, ...]) -> Callable[[Any, Any], tu
         kept = [torch.where(like(last, a), a, b) for a, b in zip(after, before, strict=True)]
         return by_leaf(rows_of, y), (unflatten(spec, kept), tuple(words.new))
 
-    of_a_word.__name__ = step_name(step)
-    return of_a_word
+
+_made = Bounded[tuple[bool, ...], _OfAWord](64)
 
 
 def tried(step: Any, x: Any, outer: Any) -> tuple[list[Any], tuple[bool, ...]]:
