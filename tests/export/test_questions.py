@@ -84,3 +84,32 @@ def test_what_a_file_cannot_say_is_told(step, why, tmp_path, capfd):
         stepnet.openvino.save(Over(step), tmp_path / "m.xml", torch.randn(3, 2, 2))
     assert "torch.where" in str(told.value)
     assert "aten" not in "".join(capfd.readouterr())
+
+
+def surprised(x, state):
+    """As torch's own, distributions check their arguments unless they are told not to."""
+    h, n = state
+    of = torch.distributions.Normal(h, n.exp())
+    return of.log_prob(x), (torch.tanh(of.mean + x), n)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("ragged", [False, True])
+def test_what_distributions_ask_only_to_raise_is_left_out(ragged, tmp_path):
+    class Model(nn.Module):
+        def forward(self, x):
+            zeros = torch.zeros(len(x.lengths()) if ragged else x.shape[1], 2)
+            return stepnet.recurrent(surprised, x, (zeros, zeros + 0), backend="naive")[0]
+
+    def some(*lengths):
+        if ragged:
+            return stepnet.LoDTensor.from_lengths(torch.randn(sum(lengths), 2), [list(lengths)])
+        return torch.randn(lengths[0], len(lengths), 2)
+
+    stepnet.onnx.save(Model(), tmp_path / "m.onnx", some(2, 4))
+    loaded, x = stepnet.onnx.load(tmp_path / "m.onnx"), some(5, 1, 3)
+    want = Model()(x)
+    found = loaded(x.to_padded(batch_first=True)[0], x.lengths())[0] if ragged else loaded(x)[0]
+    torch.testing.assert_close(found, want.to_padded(batch_first=True)[0] if ragged else want)
+    with pytest.raises(ValueError, match="scale"):
+        torch.distributions.Normal(torch.zeros(1), -torch.ones(1))

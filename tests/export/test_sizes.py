@@ -36,6 +36,8 @@ def of_sizes(x):
         "rounded up": lambda: x[: -(-n // 2)],
         "below zero": lambda: x * ((3 - n) // 2) + abs(3 - n) - n % 3 * (-n % 4),
         "powers": lambda: x.sum() * torch.ones(n**2, m),
+        "numbers, to Python": lambda: x * (2 if isinstance(n, int) and isinstance(n / 2, float) else 1),
+        "length": lambda: x / len(x) + torch.arange(len(x))[:, None, None] * isinstance(len(x), int),
         "ratio": lambda: x * (n / m) + math.ceil(n / 4) - math.floor(n / 4) + round(n / 4),
         "root": lambda: x / n**0.5 * (1 / n) ** 2,
         "picked": lambda: x.sort(0).values[n // 2] + x.select(0, n - 1) + x.median(0).values,
@@ -144,3 +146,21 @@ def test_a_step_cut_at_sizes_from_outside(tmp_path):
     x = torch.randn(6, 5, 3)
     (found,) = runtime(tmp_path / file, [x.numpy()])
     torch.testing.assert_close(torch.as_tensor(np.asarray(found)), Halves()(x))
+
+
+@since
+def test_a_step_asks_for_its_length_beside_other_dimensions_as_long(tmp_path):
+    """No dimension of the example is known to be the batch by its size."""
+
+    class Heads(nn.Module):
+        def forward(self, x, h):
+            def step(x, h):
+                return h[torch.arange(len(x))] / len(x), torch.tanh(x + h)
+
+            return recurrent(step, x, h, backend="naive")  # which tells no refusal
+
+    form, runtime, file = FORMATS["onnx"]
+    form.save(Heads(), tmp_path / file, (torch.randn(3, 3, 3, 2), torch.randn(3, 3, 2)))
+    x, h = torch.randn(5, 4, 3, 2), torch.randn(4, 3, 2)
+    for found, want in zip(runtime(tmp_path / file, [x.numpy(), h.numpy()]), Heads()(x, h), strict=True):
+        torch.testing.assert_close(torch.as_tensor(np.asarray(found)), want)

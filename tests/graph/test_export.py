@@ -21,7 +21,6 @@ import stepnet
 from covering import few
 from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_pool, sequence_softmax
 from stepnet import nn as snn
-from stepnet.data.modes import transforms
 from stepnet.errors import LoDError, StepError
 from stepnet.graph import decompositions
 from stepnet.graph.portable import load
@@ -264,26 +263,6 @@ def test_a_step_makes_rows_turns_its_state_and_writes_in_place() -> None:
         own, others = ([t.clone() for t in args] for _ in range(2))  # which the step writes to
         torch.testing.assert_close(leaves_of(program.module()(*own)), leaves_of(Turned()(*others)))
     assert_same_without_stepnet(program, Turned(), batches)
-
-
-TRANSFORMED = {
-    "vmap": lambda h: torch.vmap(torch.sin)(h),
-    "grad": lambda h: torch.func.grad(lambda h: h.sin().sum())(h),
-    "jvp": lambda h: torch.func.jvp(torch.sin, (h,), (h,))[1],
-}
-
-
-@pytest.mark.parametrize("name", few(TRANSFORMED, ["grad"]))
-def test_transforms_inside_of_a_step_are_refused(name: str) -> None:
-    """And none is left open for what the process does next."""
-
-    class Model(nn.Module):
-        def forward(self, x: Tensor) -> Any:
-            return recurrent(lambda x, h: (h, TRANSFORMED[name](h) + x), x, x[0])
-
-    with pytest.raises(StepError, match=r"it calls transforms of torch\.func"):
-        export(Model(), (torch.randn(4, 2, 3),), dynamic_shapes=({0: ANY, 1: ANY},))
-    assert not transforms()
 
 
 @pytest.mark.exhaustive  # half a minute of C++

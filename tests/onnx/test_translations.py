@@ -82,3 +82,10 @@ def test_any_number_of_steps_and_sequences(kind, tmp_path, opened):
     assert written.types.count("Scan") == loops
     for sizes in others:
         same(module, written, *inputs(*sizes))
+
+
+@pytest.mark.exhaustive  # torch tries in several ways
+def test_without_translations_the_remedy_is_told(tmp_path):
+    with pytest.raises(torch.onnx.OnnxExporterError) as error:
+        torch.onnx.export(Tagger().eval(), steps(4, 2), tmp_path / "m.onnx", dynamo=True, verbose=False)
+    assert "custom_translation_table=stepnet.onnx.translations()" in str(error.value.__cause__)

@@ -144,10 +144,14 @@ class BodyTrace:
         for node, dims in zip(made.inputs, dynamic, strict=True):
             fixed = [size for d, size in enumerate(sizes_of(node.meta["val"])) if d in dims]
             if any(isinstance(size, int) and size > 1 for size in fixed):
+                size = max(size for size in fixed if isinstance(size, int))
                 raise FixedSize(
                     f"{self.where} cannot be written for any size of what it is given: "
-                    f"it became {max(size for size in fixed if isinstance(size, int))} in the trace",
-                    remedy="let sizes come from tensors (x.shape[0])",
+                    f"it became {size} in the trace",
+                    got=f"Python that decides by a size, or counts by it: it is {size} in the example",
+                    expected="calls of torch that are the same for all sizes",
+                    remedy="compute with the size (x.shape[0]) by + - * / // % and torch, "
+                    "not by math, range, int() or if",
                 )
         return made
 

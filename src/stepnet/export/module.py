@@ -38,6 +38,7 @@ from .attributes import Kept, as_it_was, run_plainly, uncompiled
 from .body_trace import FixedSize
 from .calls import Calls
 from .counts import check_counters, check_counts
+from .distributions import unasked
 from .emit import Emit
 from .fixed_sizes import Lead, fixed_leads, follows, leads_of
 from .graph import Graph, Target, Value
@@ -62,6 +63,7 @@ from .trace import BATCH, AnyNumber, Numbers, Program, program, sizes_of
 
 
 @as_written(torch.device("cpu"))  # a file is of no block of code
+@unasked()
 def module_graph(
     module: Any, example_inputs: Any, target: Target, *, dynamic: Dynamic | None = None, name: str = "model"
 ) -> Graph:

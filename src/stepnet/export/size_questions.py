@@ -9,6 +9,7 @@ it open.
 from __future__ import annotations
 
 import bisect
+import builtins
 import contextlib
 import dis
 import sys
@@ -103,6 +104,16 @@ def passing(args: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
     return during(_PASSED, tuple(arg.node.expr for arg in args if isinstance(arg, torch.SymInt)))
 
 
+def _isinstance(of: Any, kinds: Any, /) -> bool:
+    """What kind of number the user's code takes one for."""
+    plain = _EXAMPLES.get(type(of))
+    if plain is None or not is_users(sys._getframe(1).f_code.co_filename):
+        return _ISINSTANCE.original(of, kinds)
+    return _ISINSTANCE.original(plain, kinds) or _ISINSTANCE.original(of, kinds)
+
+
+_EXAMPLES = {torch.SymInt: 2, torch.SymFloat: 0.5, torch.SymBool: True}
+_ISINSTANCE = Swapped(builtins, "isinstance", _isinstance)
 _BOOL = Swapped(torch.SymBool, "__bool__", _asked)
 _INT, _FLOAT = Swapped(SymNode, "guard_int", _guard_int), Swapped(SymNode, "guard_float", _guard_float)
 
@@ -110,5 +121,5 @@ _INT, _FLOAT = Swapped(SymNode, "guard_int", _guard_int), Swapped(SymNode, "guar
 @contextlib.contextmanager
 def answered() -> Iterator[None]:
     """Fix the sizes that the user's Python decides or counts by in here."""
-    with _BOOL.inside(), _INT.inside(), _FLOAT.inside():
+    with _BOOL.inside(), _INT.inside(), _FLOAT.inside(), _ISINSTANCE.inside():
         yield

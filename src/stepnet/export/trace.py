@@ -25,9 +25,11 @@ from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.reads.swapped import Swapped
 from stepnet.compiler.trace.control import both_branches
+from stepnet.compiler.trace.lengths import open_lengths
 from stepnet.data.recording import Interned
 from stepnet.data.values import note_size, size_in
 from stepnet.errors import IRError, LoDError, Unsupported
+from stepnet.interrupts import let_through
 from stepnet.user_line import run_by
 
 from . import size_questions
@@ -272,25 +274,32 @@ class _Traced(nn.Module):
         return results
 
 
+def _export(
+    traced: _Traced, leaves: tuple[Tensor, ...], shapes: Any, lengths: AbstractContextManager[None]
+) -> ExportedProgram:
+    # Out of inference mode, whose tensors do not tell that they were changed.
+    with (
+        warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad(),
+        fx_traceback.preserve_node_meta(), _nothing_kept(), size_questions.answered(),
+        both_branches(), lengths, _CAUSAL.inside(), _IN_ORDER.inside(), _no_hooks_left(), _no_strides(),
+        _use_lazy_graph_module(True),
+    ):  # fmt: skip
+        warnings.simplefilter("ignore")
+        return export(traced, leaves, dynamic_shapes=(shapes,) if leaves else None, strict=False)
+
+
 def _exported(
     traced: _Traced, leaves: Sequence[Tensor], dynamic: Sequence[dict[int, bool]], where: str
 ) -> ExportedProgram:
     shapes = tuple({d: Dim.DYNAMIC if must else Dim.AUTO for d, must in dims.items()} for dims in dynamic)
     try:
-        # Out of inference mode, whose tensors do not tell that they were changed.
-        with (
-            warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad(),
-            fx_traceback.preserve_node_meta(), _nothing_kept(), size_questions.answered(),
-            both_branches(), _CAUSAL.inside(), _IN_ORDER.inside(), _no_hooks_left(), _no_strides(),
-            _use_lazy_graph_module(True),
-        ):  # fmt: skip
-            warnings.simplefilter("ignore")
-            return export(
-                traced,
-                tuple(leaves),
-                dynamic_shapes=(shapes,) if leaves else None,
-                strict=False,
-            )
+        try:
+            return _export(traced, tuple(leaves), shapes, open_lengths())
+        except (IRError, Unsupported):
+            raise
+        except Exception as error:  # the user's code may want a number
+            let_through(error)
+            return _export(traced, tuple(leaves), shapes, contextlib.nullcontext())
     except (IRError, Unsupported):
         raise
     except Exception as error:

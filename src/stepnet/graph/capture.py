@@ -33,12 +33,12 @@ from stepnet.data.offsets import LoD
 from stepnet.front.static import Padded
 from stepnet.front.step import TorchCell
 
-from . import calls
+from . import calls, inner_gradients
 from .flow import Way
 from .functions import put_together
 from .guards import forget_ours
 from .ops import LIBRARY
-from .portable import refusal, text_of
+from .portable import refused, text_of
 from .records import closed, flat, nested, opened
 from .recurrence import Leaf, Recurrence, autocast_now
 from .sizes import open_size, row_shape
@@ -106,7 +106,8 @@ def _follow_bodies() -> bool:
     """Let Dynamo hand a body two views of one tensor, such as a weight and its transpose. It refuses them for
     bodies that write, or give what they were given.
 
-    And let it follow products of three tensors, whose order torch's `einsum` asks of all sizes.
+    And let it follow products of three tensors, whose order torch's `einsum` asks of all sizes; and, where
+    the step is exported, `torch.autograd.grad`.
     """
     from torch._dynamo.variables import higher_order_ops
 
@@ -116,8 +117,11 @@ def _follow_bodies() -> bool:
         def call_function(self, *args: Any, **kwargs: Any) -> Any:
             from torch.backends import opt_einsum
 
-            in_order = opt_einsum.flags(enabled=False) if opt_einsum.enabled else contextlib.nullcontext()
-            with in_order:
+            with contextlib.ExitStack() as stack:
+                if opt_einsum.enabled:
+                    stack.enter_context(opt_einsum.flags(enabled=False))
+                if is_exporting() and hasattr(torch._dynamo.config, "trace_autograd_ops"):
+                    stack.enter_context(torch._dynamo.config.patch(trace_autograd_ops=True))
                 return super().call_function(*args, **kwargs)
 
     names: Any = higher_order_ops
@@ -364,8 +368,13 @@ class _Lowered:
         # sizes after tensors, as those whom the operator is given
         in_order = sorted(operands, key=lambda n: not isinstance(n.meta["example_value"], Tensor))
         known = {n: graph.placeholder(n.name) for n in in_order}
+        gradients = is_exporting() and inner_gradients.asks(nodes)
         for n in nodes[len(operands) :]:
-            if n.target is operator.getitem and n.args[0] is rows:
+            if gradients and inner_gradients.marks(n):
+                continue
+            if gradients and n.target is torch.autograd.grad:
+                known[n] = self._gradient(n, graph, known, way)
+            elif n.target is operator.getitem and n.args[0] is rows:
                 known[n] = given[n.args[1]]
             elif n is tables:
                 graph.output(tuple(known[n] for n in (*y, *new)))
@@ -401,18 +410,28 @@ class _Lowered:
         counts = len(x), len(states), len(static), n_fresh
         random = any(NOISE.search(str(n.target)) for n in graph.nodes)
         held = {str(n.target): getattr(subgraph, str(n.target)) for n in graph.nodes if n.op == "get_attr"}
-        transforms = _TRANSFORMS in code.src or any(inner._recurrence.transforms for inner in inside_of)
+        transforms = (
+            gradients or _TRANSFORMS in code.src or any(inner._recurrence.transforms for inner in inside_of)
+        )
         self._recurrence = Recurrence(way, _function(code, held), counts, leaves, random, transforms)
         self._digest = hashlib.sha256(repr((code.src, way)).encode()).hexdigest()[:16]
         self._what = f"compiled {self._digest}#{next(_ordinals)}"  # two calls stay two, however alike
+
+    @staticmethod
+    def _gradient(node: fx.Node, graph: fx.Graph, known: dict[fx.Node, fx.Node], way: Way) -> fx.Node:
+        """A call of `torch.autograd.grad`."""
+        try:
+            return inner_gradients.differentiated(
+                node, graph, known, lambda body: _function(body.python_code("self"), {})
+            )
+        except ValueError as error:
+            raise refused(way, f"it calls {error}") from error
 
     def __call__(self, operands: Sequence[Any]) -> Any:
         """Its results for the operands of the node, as one operator."""
         tensors, sizes = self._arguments(operands)
         what = self._what
         if is_exporting():
-            if self._recurrence.transforms:
-                raise refusal(self._recurrence, "it calls transforms of torch.func")
             what = text_of(self._recurrence, tensors, [operands[i] for i in self._reads])
         elif not calls.is_known(what):
             calls.add(what, self._recurrence)

@@ -30,6 +30,7 @@ from stepnet.executors.memory import are_written, counters
 from .calls import Call, find
 from .dispatch import from_the_top
 from .memory import laid_out, leave_alone, places, taken
+from .onnx_exporter import check_translated
 from .planned import KINDS, Known, Ran
 
 LIBRARY = torch.library.Library("stepnet", "FRAGMENT")
@@ -335,6 +336,7 @@ def _many_gradients(gradients: list[Tensor], *others: Any) -> list[Tensor]:
 
 
 def _empty(tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor]:
+    check_translated()
     return find(what).empty(tensors, sizes)
 
 

@@ -7,6 +7,7 @@ it names operators of torch's library, tensors' sizes and plain values, and noth
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import operator
@@ -25,6 +26,7 @@ from .calls import add_kind, unreadable
 from .flow import Way
 from .recurrence import Leaf, Recurrence, autocast_as
 from .sizes import row_shape
+from .transforms import with_no_grad_noted
 
 KIND = "recurrence"
 _ROWS = 7
@@ -195,7 +197,10 @@ def _traced(
             inputs += [torch.empty(shape, dtype=d, device=at) for shape, d, at in fixed]
         try:
             with fake, autocast_as(way.autocast):  # what the step makes from nothing, too
-                graph = make_fx(recurrence.step, pre_dispatch=True)(*inputs)
+                step = recurrence.step
+                if recurrence.transforms:
+                    step = with_no_grad_noted(step, functools.partial(refusal, recurrence))
+                graph = make_fx(step, pre_dispatch=not recurrence.transforms)(*inputs)
         except RuntimeError as error:  # what torch says of a size that is a number
             said = str(error).splitlines()[0]
             raise refusal(recurrence, f"it does not run on any number of rows: {said}") from error
@@ -238,9 +243,14 @@ def _call(recurrence: Recurrence, graph: fx.GraphModule, node: fx.Node, places: 
 
 
 def refusal(recurrence: Recurrence, why: str) -> StepError:
+    """The error of a recurrence that no text can hold."""
+    return refused(recurrence.way, why)
+
+
+def refused(way: Way, why: str) -> StepError:
     """The error of a step that no text can hold."""
     return StepError(
-        f"step '{recurrence.way.name}' cannot be part of an exported program: {why}",
+        f"step '{way.name}' cannot be part of an exported program: {why}",
         remedy="torch.compile takes it; stepnet.onnx.save and stepnet.openvino.save write it, if they can",
     )
 

@@ -1,0 +1,86 @@
+"""`torch.export` of steps that differentiate: by torch.func, by torch.autograd.grad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, export
+
+from covering import few
+from stepnet import recurrent
+from stepnet.data.modes import transforms
+from stepnet.errors import StepError
+from torch_since import torch_since
+
+ANY = Dim.AUTO
+since = torch_since("2.13", "its Dynamo follows torch.autograd.grad")
+
+
+def _energy(x: Tensor, h: Tensor) -> Tensor:
+    return (torch.tanh(h) * x).sum()
+
+
+def _asked(x: Tensor, h: Tensor, create_graph: bool) -> Tensor:
+    with torch.enable_grad():
+        z = h.detach().requires_grad_()
+        return torch.autograd.grad(_energy(x, z) + z.sin().sum(), z, create_graph=create_graph)[0]
+
+
+def _half(x: Tensor, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        known = torch.func.grad(_energy, argnums=1)(x, h)
+    return known + torch.func.grad(lambda h: _energy(h, h.sin()))(h)
+
+
+DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "grad": torch.func.grad(_energy, argnums=1),
+    "jvp": lambda x, h: torch.func.jvp(torch.sin, (h,), (x,))[1],
+    "jacrev": lambda x, h: (torch.vmap(torch.func.jacrev(torch.tanh))(h) @ x[..., None]).squeeze(-1),
+    "vmap": torch.vmap(torch.func.grad(_energy, argnums=1)),
+    "no_grad": _half,
+    "autograd.grad": lambda x, h: _asked(x, h, False),
+    "create_graph": lambda x, h: _asked(x, h, True),
+}
+
+
+@since  # torch's Dynamo follows the last two
+@pytest.mark.parametrize("name", few(DERIVATIVES, ["create_graph"]))
+def test_derivatives_inside_of_a_step(name: str) -> None:
+    """Their operators are part of the program, which has the gradient of the plain loop."""
+
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        found = DERIVATIVES[name](x, h)
+        return found, torch.tanh(h - 0.1 * found + x)
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor, h: Tensor) -> Any:
+            return recurrent(step, x, h)
+
+    example = torch.randn(4, 3, 2), torch.randn(3, 2)
+    program = export(Model(), example, dynamic_shapes=({0: ANY, 1: ANY}, {0: ANY})).module()
+    assert not transforms()
+    x, h = torch.randn(5, 2, 2, requires_grad=True), torch.randn(2, 2, requires_grad=True)
+    plainly = recurrent(step, x, h, backend="naive")
+    for found, want in zip(program(x, h), plainly, strict=True):
+        torch.testing.assert_close(found, want)
+    found, want = (torch.autograd.grad(out[1].sin().sum(), (x, h)) for out in (program(x, h), plainly))
+    torch.testing.assert_close(found, want)
+
+
+@pytest.mark.exhaustive
+def test_a_gradient_that_is_not_always_there_is_told() -> None:
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        z = h.detach().requires_grad_()
+        torch.autograd.grad(z.sum(), [z, x.detach().requires_grad_()], allow_unused=True)
+        return x, h
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return recurrent(step, x, x[0])
+
+    with pytest.raises(StepError, match=r"'step' cannot be part .*: it calls torch\.autograd\.grad with"):
+        export(Model(), (torch.randn(4, 2, 3),), dynamic_shapes=({0: ANY, 1: ANY},))
