@@ -92,6 +92,13 @@ class Lined:
                 self._build(values, out)
         return out
 
+    def settled(self) -> tuple[Callable[..., Any], Any] | None:
+        """What runs it from now on where nothing is around, and the executors that are to be tried for that,
+        if it depends on them; None: it is not known yet."""
+        if self._fast is not None:
+            return self._fast, self._executors
+        return (self, None) if self._rest is None else None
+
     def _build(self, values: Sequence[Tensor], out: Sequence[Tensor]) -> None:
         """Make its lines, and keep them if they give what the calls gave."""
         executors, rest = tried(check_backend(None)), self._rest

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +154,11 @@ class ONNXModel(FileModel):
             IRError: an input is missing, unknown, or of another type or shape than the file declares; or a
                 node cannot run on what it is given.
         """
-        checked = self.checked(args, kwargs)
-        with beside(checked):
-            results = self.graph.run(checked, _Constants(self))
+        checked, constants = self.checked(args, kwargs), _Constants(self)
+        results = self.graph.again(checked, constants)
+        if results is None:
+            with beside(checked):
+                results = self.graph.run(checked, constants)
         return Outputs(self._names, tuple(results))
 
     @property
@@ -182,15 +185,33 @@ class _Constants(Mapping[ir.Value, Tensor]):
         self._model, self._names, self._buffers = model, model._constants, model._buffers
 
     def __getitem__(self, value: ir.Value) -> Tensor:
-        name = self._names[value]
-        found = self._buffers.get(name)
-        return getattr(self._model, name) if found is None else found
+        return self.named(self._names[value])
 
-    def picked(self, values: Sequence[ir.Value]) -> list[Tensor]:
+    def picked(self, values: Sequence[ir.Value]) -> Sequence[Tensor]:
         """Several of them."""
         buffers, names = self._buffers, self._names
         found = [buffers.get(names[value]) for value in values]
         return [self[v] if t is None else t for t, v in zip(found, values, strict=True)]
+
+    def picker(self, values: Sequence[ir.Value]) -> Callable[[_Constants], Sequence[Tensor]]:
+        """What picks several from the constants of this model."""
+        names = [self._names[value] for value in values]
+        if len(names) < 2:
+            return lambda now: [now.named(name) for name in names]
+        pick = itemgetter(*names)
+
+        def pick_now(now: _Constants) -> Sequence[Tensor]:
+            try:
+                return pick(now._buffers)
+            except KeyError:
+                return [now.named(name) for name in names]
+
+        return pick_now
+
+    def named(self, name: str) -> Tensor:
+        """One of them by its name in the module."""
+        found = self._buffers.get(name)
+        return getattr(self._model, name) if found is None else found
 
     def __iter__(self) -> Iterator[ir.Value]:
         return iter(self._names)
