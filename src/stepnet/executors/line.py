@@ -25,7 +25,7 @@ class Op(NamedTuple):
     """One operation.
 
     Attributes:
-        name: `"product"`: rows and a matrix [K, N]; `"sum"`: to the axes of size 1; `"pick"`: along the axis
+        name: `"product"`: rows and a matrix [K, N]; `"sum"`, `"most"`: to the axes of size 1; `"pick"`: along the axis
             of which the number says, at places that fit; `"lstm"`, `"gru"` or `"rnn"`: all steps of a cell,
             from the last one where the number says so, `to` its states [steps, batch, hidden], given what of
             x comes [steps * batch, gates * hidden], the first state, a matrix [hidden, gates * hidden], room
