@@ -169,10 +169,15 @@ class Direct:
         boots = {name: named.pop(name) for name in plan.states}
         made = dict(zip((*plan.y, *ready.extra), self._saved[len(inputs) :], strict=True))
         lasts = {name: Place(n + len(self._kept) + k) for k, name in enumerate(plan.states)}
-        lone = ready.forward.lone(None, False)
-        if lone is not None and (lone.before or lone.after):
-            raise LookupError
-        self._run = _addressed(lone, layout, self.most, Places(named, self._strides, boots, made, lasts))
+        at = Places(named, self._strides, boots, made, lasts)
+        several = () if self.trains else ready.forward.scans()
+        if len(several) > 1:
+            self._run = self._one_after_the_other(several, at, n)
+        else:
+            lone = ready.forward.lone(None, False)
+            if lone is not None and (lone.before or lone.after):
+                raise LookupError
+            self._run = _addressed(lone, layout, self.most, at)
         self._made = [*self._y, *self._kept, *(_outline(t.shape, t.dtype) for t in states)]
         self._sizes = [*map(_size, self._made)]
         self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
@@ -183,6 +188,42 @@ class Direct:
         if self.trains:  # backward by names takes longer of what is kept here
             given = (True,) * (len(self._y) + len(states))
             self._backwards[(*given, *needs)] = self._backward(given, tuple(needs))
+
+    def _one_after_the_other(self, scans: Sequence[Any], at: Places, n: int) -> Run:
+        """Several scans as one; what one makes for another is kept beside what is asked for. `n`: how many
+        inputs and tables of y there are. Raises LookupError: a scan takes more than addresses."""
+        kinds = self.ready.plan.forward.body.values
+        makes: list[frozenset[str]] = [getattr(scan, "fresh", frozenset()) for scan in scans]
+        read = {name for scan in scans for name in getattr(scan, "reads", ())}
+        between = sorted(read.intersection(*[frozenset().union(*makes)]) - {*at.made})
+        if not frozenset().union(*makes).issuperset(at.made):
+            raise LookupError
+        if any(kinds[name].kind != "row" for name in between):
+            raise LookupError
+        first = len(self._kept)
+        self._kept += [
+            _outline((self.most, *kinds[name].shape), dtype_of(kinds[name].dtype)) for name in between
+        ]
+        if sum(t.numel() * t.dtype.itemsize for t in self._kept) >= MOST:
+            raise LookupError
+        lasts = {name: place._replace(which=(place.which or 0) + len(between)) for name, place in at.lasts.items()}
+        made = {**at.made, **{name: Place(n + k) for k, name in enumerate(between, first)}}
+        runs = [
+            _addressed(
+                Lone(scan, None, [], []), self.layout, self.most,
+                at._replace(
+                    values={**at.values, **made}, lasts=lasts,
+                    made={name: place for name, place in made.items() if name in own},
+                ),
+            )
+            for scan, own in zip(scans, makes, strict=True)
+        ]  # fmt: skip
+
+        def run(addresses: Sequence[int], layout: Layout) -> None:
+            for each in runs:
+                each(addresses, layout)
+
+        return run
 
     def forward(
         self, inputs: Sequence[Tensor], layout: Layout, into: Sequence[Tensor] = ()
