@@ -45,6 +45,7 @@ _MOST_RUNS = 16  # kinds of runs that are known at a time
 _native: Any = torch._C
 _ONE_STEP = Layout.dense(1, 1, True, False)  # what holds after it for all results and inputs holds after more
 
+_Size = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 Run = Callable[[Sequence[int], Layout], None]  # a scan of some sequences, on what lies at some addresses
 
 
@@ -206,7 +207,9 @@ class Direct:
         ]
         if sum(t.numel() * t.dtype.itemsize for t in self._kept) >= MOST:
             raise LookupError
-        lasts = {name: place._replace(which=(place.which or 0) + len(between)) for name, place in at.lasts.items()}
+        lasts = {
+            name: place._replace(which=(place.which or 0) + len(between)) for name, place in at.lasts.items()
+        }
         made = {**at.made, **{name: Place(n + k) for k, name in enumerate(between, first)}}
         runs = [
             _addressed(
@@ -257,6 +260,25 @@ class Direct:
         except LookupError:
             return None
         return made[:y] + made[kept:], made[:kept]
+
+    @property
+    def sizes(self) -> tuple[Sequence[_Size], Sequence[int]]:
+        """Of all that a run on the same sequences makes: sizes, strides and types. And the places of y and of
+        the last states among that."""
+        kept = len(self._y) + len(self._kept)
+        return self._sizes, [*range(len(self._y)), *range(kept, len(self._sizes))]
+
+    def run_at(self, addresses: Sequence[int], made: Sequence[Tensor]) -> bool:
+        """A run on the same sequences that is given where its inputs lie, each in one piece, and what to make
+        (`sizes`), in any shape; False: not of these."""
+        addresses = [*addresses, *map(data_ptr, made)]
+        if not all(addresses):
+            return False
+        try:
+            self._run(addresses, self.layout)
+        except LookupError:
+            return False
+        return True
 
     def each(self, runs: Sequence[Sequence[Tensor]], layout: Layout) -> list[Tensor] | None:
         """y and the last states of many runs, those of all in one table each; None: not of these."""
@@ -508,7 +530,7 @@ def _outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return like
 
 
-def _size(like: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+def _size(like: Tensor) -> _Size:
     """What `empty_on_cpu` takes."""
     return (*like.shape,), like.stride(), like.dtype
 
@@ -529,6 +551,12 @@ class Lately:
     def by_places(self) -> bool:
         """Whether some go so."""
         return any(isinstance(known, Direct) for known in self._known.values())
+
+    def last(self, layout: Layout, steps: tuple[int, ...], trains: bool) -> Direct | None:
+        """How the run before went by places, if this one is alike; see `direct`."""
+        last = self._last
+        alike = last[0] is layout and last[1] == (torch.get_num_threads(), steps, trains)
+        return last[2] if alike else None
 
     def direct(
         self, ready: Ready, layout: Layout, inputs: Sequence[Tensor], steps: tuple[int, ...], trains: bool,
