@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stepnet.data.alike import alike
 from stepnet.executors.registry import tried
@@ -98,6 +98,30 @@ def picker(around: Mapping[Any, Tensor], keys: Sequence[Any]) -> Pick:
     if len(keys) < 2:
         return lambda now: picked(now, keys)
     return itemgetter(*keys)
+
+
+class Named:
+    """Picks buffers and parameters of a module by their names, as they are now."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self._take = itemgetter(*names) if len(names) > 1 else None
+
+    def __call__(self, module: nn.Module) -> Sequence[Tensor]:
+        if self._take is not None:
+            try:
+                return self._take(module._buffers)
+            except KeyError:
+                pass
+        return [named(module, name) for name in self._names]
+
+
+def named(module: nn.Module, name: str) -> Tensor:
+    """A buffer, a parameter, or what stands for one."""
+    found = module._buffers.get(name)
+    if found is None:
+        found = module._parameters.get(name)
+    return getattr(module, name) if found is None else found
 
 
 def _at(places: Sequence[int]) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:

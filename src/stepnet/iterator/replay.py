@@ -13,8 +13,8 @@ from torch import Tensor
 from stepnet.data.as_imported import contiguous, data_ptr
 from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.engine import Entry
-from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.autograd import is_computed_again, run_direct
+from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call, not_asked_for
 from stepnet.executors.direct import Direct, Lately
 from stepnet.executors.layout import Layout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,12 @@ from stepnet.file_model import (
     Broken,
     FileModel,
     LoopReport,
+    Named,
     NotRead,
     Socket,
     Unreadable,
     beside,
+    named,
     opened,
     shorten,
 )
@@ -182,36 +183,19 @@ class _Constants(Mapping[ir.Value, Tensor]):
     """The constants of a model as they are now."""
 
     def __init__(self, model: ONNXModel) -> None:
-        self._model, self._names, self._buffers = model, model._constants, model._buffers
+        self._model, self._names = model, model._constants
 
     def __getitem__(self, value: ir.Value) -> Tensor:
-        return self.named(self._names[value])
+        return named(self._model, self._names[value])
 
     def picked(self, values: Sequence[ir.Value]) -> Sequence[Tensor]:
         """Several of them."""
-        buffers, names = self._buffers, self._names
-        found = [buffers.get(names[value]) for value in values]
-        return [self[v] if t is None else t for t, v in zip(found, values, strict=True)]
+        return [self[value] for value in values]
 
     def picker(self, values: Sequence[ir.Value]) -> Callable[[_Constants], Sequence[Tensor]]:
-        """What picks several from the constants of this model."""
-        names = [self._names[value] for value in values]
-        if len(names) < 2:
-            return lambda now: [now.named(name) for name in names]
-        pick = itemgetter(*names)
-
-        def pick_now(now: _Constants) -> Sequence[Tensor]:
-            try:
-                return pick(now._buffers)
-            except KeyError:
-                return [now.named(name) for name in names]
-
-        return pick_now
-
-    def named(self, name: str) -> Tensor:
-        """One of them by its name in the module."""
-        found = self._buffers.get(name)
-        return getattr(self._model, name) if found is None else found
+        """What picks several of them as they then are."""
+        pick = Named([self._names[value] for value in values])
+        return lambda now: pick(now._model)
 
     def __iter__(self) -> Iterator[ir.Value]:
         return iter(self._names)
