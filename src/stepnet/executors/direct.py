@@ -196,10 +196,10 @@ class Direct:
         kinds = self.ready.plan.forward.body.values
         makes: list[frozenset[str]] = [getattr(scan, "fresh", frozenset()) for scan in scans]
         read = {name for scan in scans for name in getattr(scan, "reads", ())}
-        between = sorted(read.intersection(*[frozenset().union(*makes)]) - {*at.made})
-        if not frozenset().union(*makes).issuperset(at.made):
-            raise LookupError
-        if any(kinds[name].kind != "row" for name in between):
+        found = {name for own in makes for name in own}
+        between = sorted((read & found) - {*at.made})
+        rows_alone = all(kinds[name].kind == "row" for name in between)
+        if not (rows_alone and found.issuperset(at.made) and len(found) == sum(map(len, makes))):
             raise LookupError
         first = len(self._kept)
         self._kept += [
@@ -207,9 +207,8 @@ class Direct:
         ]
         if sum(t.numel() * t.dtype.itemsize for t in self._kept) >= MOST:
             raise LookupError
-        lasts = {
-            name: place._replace(which=(place.which or 0) + len(between)) for name, place in at.lasts.items()
-        }
+        after = len(between)
+        lasts = {name: place._replace(which=(place.which or 0) + after) for name, place in at.lasts.items()}
         made = {**at.made, **{name: Place(n + k) for k, name in enumerate(between, first)}}
         runs = [
             _addressed(

@@ -82,14 +82,15 @@ class Lowering:
         return True
 
     def alone(self, slots: Collection[int], views: Sequence[int]) -> dict[int, int]:
-        """Of slots, the only one of the views of it, where that shows all its numbers: it may be made as that."""
-        found = dict[int, int]()
+        """Of slots, the only one of the views of it, where that shows all its numbers: it is made as that."""
         memories = [self._places[view].memory for view in views]
+        found = dict[int, int]()
         for view, slot in zip(views, memories, strict=True):
             place = self._places[view]
-            if slot in slots and memories.count(slot) == 1 and not place.begin and isinstance(slot, int):
-                if math.prod(place.shape) == self.counts.get(slot) and _in_one_piece(place):
-                    found[slot] = view
+            whole = not place.begin and math.prod(place.shape) == self.counts.get(slot)
+            alone = slot in slots and memories.count(slot) == 1
+            if isinstance(slot, int) and alone and whole and _in_one_piece(place):
+                found[slot] = view
         return found
 
     def line(self, given: Sequence[Memory], made: Sequence[int]) -> Line:

@@ -1,5 +1,5 @@
-"""A run of a plan like one before, by addresses: of what it is fed no view is made, and what it gives is made as
-it is to look."""
+"""A run of a plan like one before, by addresses: what it is fed is not looked at through views, and what it
+gives is made as it is to look."""
 
 from __future__ import annotations
 
