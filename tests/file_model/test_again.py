@@ -117,16 +117,6 @@ def on_other_threads(model):
 
 CHANGES = [in_place, past_torch, other_memory, loaded, put, laid_otherwise, there_and_back, failed,
            on_other_threads]  # fmt: skip
-    in_place,
-    past_torch,
-    other_memory,
-    loaded,
-    put,
-    laid_otherwise,
-    there_and_back,
-    failed,
-    on_other_threads,
-]
 
 
 @pytest.mark.parametrize("name", GRAPHS)
