@@ -45,6 +45,7 @@ _MOST_RUNS = 16  # kinds of runs that are known at a time
 _native: Any = torch._C
 _ONE_STEP = Layout.dense(1, 1, True, False)  # what holds after it for all results and inputs holds after more
 
+_Size = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 Run = Callable[[Sequence[int], Layout], None]  # a scan of some sequences, on what lies at some addresses
 
 
@@ -169,10 +170,15 @@ class Direct:
         boots = {name: named.pop(name) for name in plan.states}
         made = dict(zip((*plan.y, *ready.extra), self._saved[len(inputs) :], strict=True))
         lasts = {name: Place(n + len(self._kept) + k) for k, name in enumerate(plan.states)}
-        lone = ready.forward.lone(None, False)
-        if lone is not None and (lone.before or lone.after):
-            raise LookupError
-        self._run = _addressed(lone, layout, self.most, Places(named, self._strides, boots, made, lasts))
+        at = Places(named, self._strides, boots, made, lasts)
+        several = () if self.trains else ready.forward.scans()
+        if len(several) > 1:
+            self._run = self._one_after_the_other(several, at, n)
+        else:
+            lone = ready.forward.lone(None, False)
+            if lone is not None and (lone.before or lone.after):
+                raise LookupError
+            self._run = _addressed(lone, layout, self.most, at)
         self._made = [*self._y, *self._kept, *(_outline(t.shape, t.dtype) for t in states)]
         self._sizes = [*map(_size, self._made)]
         self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
@@ -183,6 +189,43 @@ class Direct:
         if self.trains:  # backward by names takes longer of what is kept here
             given = (True,) * (len(self._y) + len(states))
             self._backwards[(*given, *needs)] = self._backward(given, tuple(needs))
+
+    def _one_after_the_other(self, scans: Sequence[Any], at: Places, n: int) -> Run:
+        """Several scans as one; what one makes for another is kept beside what is asked for. `n`: how many
+        inputs and tables of y there are. Raises LookupError: a scan takes more than addresses."""
+        kinds = self.ready.plan.forward.body.values
+        makes: list[frozenset[str]] = [getattr(scan, "fresh", frozenset()) for scan in scans]
+        read = {name for scan in scans for name in getattr(scan, "reads", ())}
+        found = {name for own in makes for name in own}
+        between = sorted((read & found) - {*at.made})
+        rows_alone = all(kinds[name].kind == "row" for name in between)
+        if not (rows_alone and found.issuperset(at.made) and len(found) == sum(map(len, makes))):
+            raise LookupError
+        first = len(self._kept)
+        self._kept += [
+            _outline((self.most, *kinds[name].shape), dtype_of(kinds[name].dtype)) for name in between
+        ]
+        if sum(t.numel() * t.dtype.itemsize for t in self._kept) >= MOST:
+            raise LookupError
+        after = len(between)
+        lasts = {name: place._replace(which=(place.which or 0) + after) for name, place in at.lasts.items()}
+        made = {**at.made, **{name: Place(n + k) for k, name in enumerate(between, first)}}
+        runs = [
+            _addressed(
+                Lone(scan, None, [], []), self.layout, self.most,
+                at._replace(
+                    values={**at.values, **made}, lasts=lasts,
+                    made={name: place for name, place in made.items() if name in own},
+                ),
+            )
+            for scan, own in zip(scans, makes, strict=True)
+        ]  # fmt: skip
+
+        def run(addresses: Sequence[int], layout: Layout) -> None:
+            for each in runs:
+                each(addresses, layout)
+
+        return run
 
     def forward(
         self, inputs: Sequence[Tensor], layout: Layout, into: Sequence[Tensor] = ()
@@ -216,6 +259,25 @@ class Direct:
         except LookupError:
             return None
         return made[:y] + made[kept:], made[:kept]
+
+    @property
+    def sizes(self) -> tuple[Sequence[_Size], Sequence[int]]:
+        """Of all that a run on the same sequences makes: sizes, strides and types. And the places of y and of
+        the last states among that."""
+        kept = len(self._y) + len(self._kept)
+        return self._sizes, [*range(len(self._y)), *range(kept, len(self._sizes))]
+
+    def run_at(self, addresses: Sequence[int], made: Sequence[Tensor]) -> bool:
+        """A run on the same sequences that is given where its inputs lie, each in one piece, and what to make
+        (`sizes`), in any shape; False: not of these."""
+        addresses = [*addresses, *map(data_ptr, made)]
+        if not all(addresses):
+            return False
+        try:
+            self._run(addresses, self.layout)
+        except LookupError:
+            return False
+        return True
 
     def each(self, runs: Sequence[Sequence[Tensor]], layout: Layout) -> list[Tensor] | None:
         """y and the last states of many runs, those of all in one table each; None: not of these."""
@@ -467,7 +529,7 @@ def _outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return like
 
 
-def _size(like: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+def _size(like: Tensor) -> _Size:
     """What `empty_on_cpu` takes."""
     return (*like.shape,), like.stride(), like.dtype
 
@@ -488,6 +550,12 @@ class Lately:
     def by_places(self) -> bool:
         """Whether some go so."""
         return any(isinstance(known, Direct) for known in self._known.values())
+
+    def last(self, layout: Layout, steps: tuple[int, ...], trains: bool) -> Direct | None:
+        """How the run before went by places, if this one is alike; see `direct`."""
+        last = self._last
+        alike = last[0] is layout and last[1] == (torch.get_num_threads(), steps, trains)
+        return last[2] if alike else None
 
     def direct(
         self, ready: Ready, layout: Layout, inputs: Sequence[Tensor], steps: tuple[int, ...], trains: bool,

@@ -25,13 +25,14 @@ class Op(NamedTuple):
     """One operation.
 
     Attributes:
-        name: `"product"`: rows and a matrix [K, N]; `"sum"`: to the axes of size 1; `"pick"`: along the axis
-            of which the number says, at places that fit; `"lstm"`, `"gru"` or `"rnn"`: all steps of a cell,
-            from the last one where the number says so, `to` its states [steps, batch, hidden], given what of
-            x comes [steps * batch, gates * hidden], the first state, a matrix [hidden, gates * hidden], room
-            for the product of one step, which block of the gates is each of torch's, and of an lstm its other
-            state, which becomes the last, of a gru perhaps what is added to that product; `"expect"`: the
-            line ends where a value is another than the number; else a function of each number.
+        name: `"product"`: rows and a matrix [K, N]; `"sum"`, `"most"`: to the axes of size 1; `"pick"`:
+            along the axis of which the number says, at places that fit; `"lstm"`, `"gru"` or `"rnn"`: all
+            steps of a cell, from the last one where the number says so, `to` its states [steps, batch,
+            hidden], given what of x comes [steps * batch, gates * hidden], the first state, a matrix
+            [hidden, gates * hidden], room for the product of one step, which block of the gates is each of
+            torch's, and of an lstm its other state, which becomes the last, of a gru perhaps what is added
+            to that product; `"expect"`: the line ends where a value is another than the number; else a
+            function of each number.
         to: where its result goes; it may be part of a memory. None: nowhere.
         given: places, and numbers. Places of a function of each number may have less axes, and sizes of 1.
         number: see `name`.

@@ -176,6 +176,13 @@ class PreparedLoop:
             return None
         return Lone(turns[at[0]].scan, turns[at[0]].products, before, after)
 
+    def scans(self) -> Sequence[Scan]:
+        """Its scans in their order, if there is nothing else to do; else none."""
+        turns = self._turns_for(None, False)
+        if self._whole or self._rest or any(turn.scan is None and turn.nodes for turn in turns):
+            return ()
+        return [turn.scan for turn in turns if turn.scan is not None]
+
     def hide(self, names: Sequence[str]) -> None:
         """Say that no caller gets hold of some of the values asked for."""
         for _, scan, _ in self.regions:

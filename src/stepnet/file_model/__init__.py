@@ -1,5 +1,7 @@
 """What models from files share, whatever the format."""
 
+from .again import Named as Named
+from .again import named as named
 from .broken import Broken as Broken
 from .broken import CutOff as CutOff
 from .broken import Misfitting as Misfitting

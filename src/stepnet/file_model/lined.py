@@ -92,6 +92,13 @@ class Lined:
                 self._build(values, out)
         return out
 
+    def settled(self) -> tuple[Callable[..., Any], Any] | None:
+        """What runs it from now on where nothing is around, and the executors that are to be tried for that,
+        if it depends on them; None: it is not known yet."""
+        if self._fast is not None:
+            return self._fast, self._executors
+        return (self, None) if self._rest is None else None
+
     def _build(self, values: Sequence[Tensor], out: Sequence[Tensor]) -> None:
         """Make its lines, and keep them if they give what the calls gave."""
         executors, rest = tried(check_backend(None)), self._rest
@@ -187,12 +194,15 @@ def _as_one(
     views = [call for call in line if call.view and not wanted.isdisjoint(call.results)]
     roots = {slot for call in views for slot in slots_in(call.arguments)}
     own = {slot for call in line if not call.view for slot in call.results}
-    results = sorted(own & (wanted | roots))
+    alone = lowering.alone(roots - wanted, [call.results[0] for call in views])
+    views = [call for call in views if call.results[0] not in alone.values()]
+    made = sorted(own & (wanted | roots))
+    results = [alone.get(slot, slot) for slot in made]
     read = {p.memory for op in lowering.ops for p in op.given if isinstance(p, Place)}
     given = sorted(memory for memory in read - own if isinstance(memory, int))
     whole: list[Memory] = [*given]
     for executor in executors:
-        run = executor.line(lowering.line(whole, [*results]))
+        run = executor.line(lowering.line(whole, results))
         if run is not None:
             one = Call(run, (tuple(map(Slot, given)), {}), results, True, False)
             return [one, *views]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from .calls import Slot
 _DTYPES = torch.float32, torch.int64, torch.bool
 _MOST_NUMBERS = 2**15  # that one call makes: of more, torch's own are as fast
 _MOST_ROWS, _MOST_PRODUCT = 64, 2**20  # of rows and a matrix; multiplications
+_MOST_MATRICES = 64  # of one call, each a product in the text of a line
 Take = Callable[..., None]
 
 
@@ -79,15 +81,23 @@ class Lowering:
         self.ops.append(Op("expect", None, (place,), int(number)))
         return True
 
-    def line(self, given: Sequence[Memory], made: Sequence[Memory]) -> Line:
-        """The line, of memories that it is given and that it makes."""
-        places = {op.to.memory: op.to for op in self.ops if op.to is not None}
-        whole = []
-        for memory in made:
-            place = self._places.get(memory) if isinstance(memory, int) else None
-            assert place is not None
-            assert memory in places
-            whole.append(place)
+    def alone(self, slots: Collection[int], views: Sequence[int]) -> dict[int, int]:
+        """Of slots, the only one of the views of it, where that shows all its numbers: it is made as that."""
+        memories = [self._places[view].memory for view in views]
+        found = dict[int, int]()
+        for view, slot in zip(views, memories, strict=True):
+            place = self._places[view]
+            whole = not place.begin and math.prod(place.shape) == self.counts.get(slot)
+            alone = slot in slots and memories.count(slot) == 1
+            if isinstance(slot, int) and alone and whole and _in_one_piece(place):
+                found[slot] = view
+        return found
+
+    def line(self, given: Sequence[Memory], made: Sequence[int]) -> Line:
+        """The line, of memories that it is given, and slots that it makes: each all numbers of a memory."""
+        written = {op.to.memory for op in self.ops if op.to is not None}
+        whole = [self._places[slot] for slot in made]
+        assert written.issuperset(place.memory for place in whole)
         used = {p.memory for op in self.ops for p in op.given if isinstance(p, Place)}
         held = {memory: tensor for memory, tensor in self.held.items() if memory in used}
         return Line(tuple(self.ops), tuple(given), tuple(whole), held, self.counts)
@@ -96,11 +106,8 @@ class Lowering:
         place = self._places.get(slot)
         if place is None or place.memory != slot or math.prod(place.shape) > _MOST_NUMBERS:
             raise Unfit
-        step = 1
-        for stride, size in sorted(zip(place.strides, place.shape, strict=True)):
-            if size != 1 and stride != step and 0 not in place.shape:
-                raise Unfit
-            step *= size
+        if not _in_one_piece(place):
+            raise Unfit
         self.counts[place.memory] = math.prod(place.shape)
         return place
 
@@ -207,6 +214,16 @@ class Lowering:
 
 
 _WIDER = {("bool", "float32"), ("int64", "float32"), ("bool", "int64")}
+
+
+def _in_one_piece(place: Place) -> bool:
+    """Whether its numbers fill a memory, in whatever order of its axes."""
+    step = 1
+    for stride, size in sorted(zip(place.strides, place.shape, strict=True)):
+        if size != 1 and stride != step and 0 not in place.shape:
+            return False
+        step *= size
+    return True
 
 
 def _whole(place: Place) -> bool:
@@ -334,11 +351,23 @@ def _conv(
     lo.copy(to, turned)
 
 
-@_takes("matmul", "mm", "__matmul__")
+@_takes("matmul", "mm", "bmm", "__matmul__")
 def _matmul(lo: Lowering, to: Place, x: Place, w: Place) -> None:
-    if len(w.shape) != 2 or len(x.shape) < 2:
+    if len(w.shape) == 2 and len(x.shape) > 1:
+        lo.product(to, x, w)
+        return
+    rank = len(to.shape)
+    if not 3 <= rank == len(x.shape) == len(w.shape) or {p.shape[:-2] for p in (x, w, to)} != {to.shape[:-2]}:
         raise Unfit
-    lo.product(to, x, w)
+    if math.prod(to.shape[:-2]) > _MOST_MATRICES:
+        raise Unfit
+    for at in itertools.product(*map(range, to.shape[:-2])):
+        lo.product(*(_matrix(place, at) for place in (to, x, w)))
+
+
+def _matrix(place: Place, at: Sequence[int]) -> Place:
+    begin = place.begin + sum(map(operator.mul, at, place.strides))
+    return place._replace(shape=place.shape[-2:], strides=place.strides[-2:], begin=begin)
 
 
 @_takes("addmm")
@@ -423,6 +452,19 @@ def _reduced(mean: bool) -> Take:
 
 
 TABLE["sum"], TABLE["mean"] = _reduced(False), _reduced(True)
+
+
+@_takes("softmax")
+def _softmax(lo: Lowering, to: Place, x: Place, dim: int, *, dtype: Any = None) -> None:
+    if {x.kind, to.kind} != {"float32"} or dtype not in (None, torch.float32) or 0 in x.shape or not x.shape:
+        raise Unfit
+    axis = dim % len(x.shape)
+    among = lo.new(tuple(1 if k == axis else n for k, n in enumerate(x.shape)))
+    lo.ops.append(Op("most", among, (x,)))
+    lo.each("sub", to, x, among)
+    lo.each("exp", to, to)
+    lo.ops.append(Op("sum", among, (to,)))
+    lo.each("div", to, to, among)
 
 
 @_takes("layer_norm")

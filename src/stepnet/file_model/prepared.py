@@ -24,6 +24,7 @@ from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.watchers import instead
 
+from .again import Again, modes
 from .lined import Otherwise
 from .recording import Function, Recorder, Unprepared
 
@@ -83,6 +84,7 @@ class Prepared:
         # by the kind of a call, one for each way through branches; None: it runs node by node
         self._functions = Bounded[Any, list[Function] | None](_MOST_KINDS)
         self._last: _Last | None = None
+        self._again: Again | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
         return Prepared()
@@ -90,38 +92,53 @@ class Prepared:
     def __reduce__(self) -> Any:
         return Prepared, ()
 
-    def run(self, graph: Plain, arguments: Sequence[Any], around: Mapping[Any, Any]) -> Any:
-        """The outputs of a graph for its inputs and what it captures; `plainly_fed` with the inputs."""
-        modes = (
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.get_default_dtype(),
-            torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        )
-        last = self._last
-        if last is not None and last.modes == modes and last.alike(*arguments):
+    def again(self, graph: Plain, arguments: Sequence[Any], around: Mapping[Any, Any]) -> Any:
+        """The outputs in a call like the one before; None: it is not, or nothing is known of that."""
+        again = self._again
+        constants = None if again is None else again.fed(arguments, around)
+        if again is None or constants is None:
+            return None
+        try:
+            return again.run(arguments, constants)
+        except Otherwise:
+            return self.run(graph, arguments, around, again.function)
+        except (StepnetError, *ERRORS):
+            return self._node_by_node(graph, arguments, around, again.kind)
+
+    def run(
+        self, graph: Plain, arguments: Sequence[Any], around: Mapping[Any, Any], ended: Function | None = None
+    ) -> Any:
+        """The outputs of a graph for its inputs and what it captures; `plainly_fed` with the inputs.
+
+        Args:
+            graph: it.
+            arguments, around: those.
+            ended: a function that was tried, and takes another branch.
+        """
+        now, last = modes(), self._last
+        if last is not None and last.modes == now and last.alike(*arguments):
             kind = last.kind
         else:
             ids = [*map(id, arguments)]
             kind = (
                 tuple(map(ids.index, ids)),  # one tensor may be several inputs
-                *modes,
+                *now,
                 *((t.shape, t.stride(), t.dtype, t.requires_grad) for t in arguments),
             )
-            self._last = _Last(modes, alike(arguments), kind) if arguments else None
+            self._last = _Last(now, alike(arguments), kind) if arguments else None
         functions = self._functions.get(kind, ())
         for function in functions or ():
-            constants = function.constants_of(around)
+            constants = None if function is ended else function.constants_of(around)
             if constants is None:
                 continue
             try:
-                return function.run(*arguments, *constants)
+                out = function.run(*arguments, *constants)
             except Otherwise:
                 continue
             except (StepnetError, *ERRORS):  # which the nodes tell better, one by one
-                out = graph.plainly(arguments, around, None)
-                self._functions[kind] = None
-                return out
+                return self._node_by_node(graph, arguments, around, kind)
+            self._remember(kind, now, function, arguments, around)
+            return out
         if functions is None or not plainly_fed(around[value] for value in graph.captured):
             return graph.plainly(arguments, around, None)
         if kind not in self._functions:
@@ -136,3 +153,20 @@ class Prepared:
         except Unprepared:
             self._functions[kind] = None
         return recorder.handed(out)
+
+    def _node_by_node(
+        self, graph: Plain, arguments: Sequence[Any], around: Mapping[Any, Any], kind: Any
+    ) -> Any:
+        """The outputs of a call, and of all of its kind from now on, without a function."""
+        out = graph.plainly(arguments, around, None)
+        self._functions[kind], self._again = None, None
+        return out
+
+    def _remember(
+        self, kind: Any, now: tuple[Any, ...], function: Function, arguments: Sequence[Tensor],
+        around: Mapping[Any, Any],
+    ) -> None:  # fmt: skip
+        """Have calls like this one run its function at once."""
+        if function.again is None and arguments and function.run.settled() is not None:
+            function.again = Again(kind, now, function, arguments, around)
+        self._again = function.again

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from stepnet.data.alike import alike
+from stepnet.data.as_imported import data_ptr
 from stepnet.executors.line import Place
 from stepnet.iterator.replay import Noting
 from stepnet.watchers import during, noted_by
@@ -127,11 +128,11 @@ class _Folded:
     """Constants as they were: by their numbers if these are few, else by torch's count of changes, which
     leaves out what is written to their `data`."""
 
-    __slots__ = ("_few", "_keys", "_large", "_numbers", "_places", "_tensors", "_versions")
+    __slots__ = ("_few", "_large", "_numbers", "_places", "_tensors", "_versions", "keys")
 
     def __init__(self, constants: Mapping[Hashable, Tensor]) -> None:
-        self._keys, self._tensors = list(constants), list(constants.values())
-        self._places = [t.data_ptr() for t in self._tensors]
+        self.keys, self._tensors = list(constants), list(constants.values())
+        self._places = [*map(data_ptr, self._tensors)]
         few = [t.numel() <= _FEW and t.is_contiguous() for t in self._tensors]
         self._large = [t for t, small in zip(self._tensors, few, strict=True) if not small]
         self._versions = [t._version for t in self._large]
@@ -139,20 +140,17 @@ class _Folded:
         self._few = [t.reshape(-1).view(torch.uint8).numpy() for t in kept]
         self._numbers = [memory.tobytes() for memory in self._few]
 
-    def are_still(self, around: Mapping[Any, Tensor]) -> bool:
-        """Whether they are what they were."""
-        if not self._keys:
-            return True
-        now = picked(around, self._keys)
-        return (
+    def are_still(self, now: Sequence[Tensor]) -> bool:
+        """Whether they are what they were; `now`: the constants of its `keys`."""
+        return not self.keys or (
             all(map(operator.is_, now, self._tensors))
-            and [t.data_ptr() for t in now] == self._places
+            and [*map(data_ptr, now)] == self._places
             and [t._version for t in self._large] == self._versions
             and [memory.tobytes() for memory in self._few] == self._numbers
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Function:
     """A graph in a call of one kind.
 
@@ -162,17 +160,19 @@ class Function:
         alike: whether they look as they did.
         folded: constants whose numbers are part of the function.
         twins: pairs of constants that are one tensor.
+        again: the same for calls like one before.
     """
 
-    run: Callable[..., Any]
+    run: Lined
     constants: Sequence[Hashable]
     alike: Callable[..., bool]
     folded: _Folded
     twins: Sequence[tuple[Hashable, Hashable]]
+    again: Any = None
 
     def constants_of(self, around: Mapping[Any, Any]) -> list[Tensor] | None:
         """The constants that it reads; None: they are no longer such as it was made for."""
-        if not self.folded.are_still(around):
+        if not self.folded.are_still(picked(around, self.folded.keys)):
             return None
         if not all(around[one] is around[two] for one, two in self.twins):
             return None

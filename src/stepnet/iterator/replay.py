@@ -13,15 +13,19 @@ from torch import Tensor
 from stepnet.data.as_imported import contiguous, data_ptr
 from stepnet.data.modes import autocast_dtype, default_device
 from stepnet.engine import Entry
+from stepnet.executors.autograd import is_computed_again, run_direct
 from stepnet.executors.autograd import run as run_plan
-from stepnet.executors.autograd import run_direct
 from stepnet.executors.call import Call, not_asked_for
-from stepnet.executors.direct import Lately
+from stepnet.executors.direct import Direct, Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.ready import Ready
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import nothing_around
-from stepnet.watchers import note_run
+from stepnet.watchers import is_noted, note_run
+
+from .by_address import ByAddress
+
+_MOST = 8  # numbers of threads, and modes, that runs by address are kept for
 
 
 class View(NamedTuple):
@@ -89,6 +93,7 @@ class Replay(NamedTuple):
     direct: bool  # whether a run may go by places
     lately: Lately
     last: dict[int, tuple[Tensor, int, Tensor]]  # weights by their number: of what, where, and the view
+    by_address: dict[Direct, ByAddress | None]  # runs by places without views; None: not so
 
     def run(self, fed: Sequence[Tensor]) -> dict[str, Tensor] | None:
         """The outputs by name; None: the plan was forgotten.
@@ -102,6 +107,12 @@ class Replay(NamedTuple):
         ready = entry.ready
         if ready is not self.ready():
             return None
+        direct = self.lately.last(self.layout, self.steps, torch.is_grad_enabled()) if self.direct else None
+        if direct is not None and not is_noted() and not is_computed_again():
+            by_address = self.by_address.get(direct) or self._by_address(direct, fed)
+            found = None if by_address is None else by_address.run(fed)
+            if found is not None:
+                return found
         weights = self._weights(fed)
         given = *([view.of(fed) for view in views] for views in self.given[:2]), weights
         x, states = ([contiguous(t) for t in part] for part in given[:2])
@@ -114,6 +125,17 @@ class Replay(NamedTuple):
         note_run(entry, self.layout, given, out, self.steps)
         sources = (*out, *fed)
         return {name: view.of(sources) for name, view in self.results.items()}
+
+    def _by_address(self, direct: Direct, fed: Sequence[Tensor]) -> ByAddress | None:
+        if direct not in self.by_address and len(self.by_address) < _MOST:
+            try:
+                if direct.layout is not self.layout:
+                    raise LookupError
+                views = [view for part in self.given for view in part]
+                self.by_address[direct] = ByAddress(direct, fed, views, self.results)
+            except LookupError:
+                self.by_address[direct] = None
+        return self.by_address.get(direct)
 
     def _weights(self, fed: Sequence[Tensor]) -> list[Tensor]:
         """The views of weights, which are the same from call to call where those are, in their memory."""
@@ -172,7 +194,7 @@ class Noting:
             plain and autocast_dtype("cpu") is None and not any(t.is_neg() for part in given for t in part)
         )
         whose = weakref.ref(entry), weakref.ref(entry.ready)
-        return Replay(*whose, layout, steps, views, results, direct, Lately(), {})  # pyright: ignore[reportArgumentType]
+        return Replay(*whose, layout, steps, views, results, direct, Lately(), {}, {})  # pyright: ignore[reportArgumentType]
 
 
 def kind_of(fed: Sequence[Any], backend: str, steps: int | None) -> Any:

@@ -17,6 +17,7 @@ from stepnet.file_model import (
     ERRORS,
     UNSIGNED,
     Broken,
+    Named,
     Prepared,
     Recorder,
     attributes_text,
@@ -296,7 +297,10 @@ class Graph(nn.Module):
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         """Run all layers; the values of the Results in the order of the file."""
-        around = self.held()
+        around = _Held(self)
+        out = self._prepared.again(self, arguments, around)
+        if out is not None:
+            return out
         if plainly_fed(arguments):
             return self._prepared.run(self, arguments, around)
         return self.plainly(arguments, around, None)
@@ -365,3 +369,31 @@ def _check_arity(layer: Layer, row: Row) -> None:
                 got=count,
                 expected=str(low) if low == high else f"{low} to {high}",
             )
+
+
+class _Held(Mapping[Any, Tensor]):
+    """All that a graph captures, as it is now."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    @cached_property
+    def _values(self) -> dict[Any, Tensor]:
+        return self._graph.held()
+
+    def __getitem__(self, key: Any) -> Tensor:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def picker(self, keys: Sequence[Any]) -> Callable[[_Held], Sequence[Tensor]]:
+        """What picks several of them as they then are."""
+        names = dict(self._graph.constant_slots)
+        if all(key in names for key in keys):
+            pick = Named([names[key] for key in keys])
+            return lambda now: pick(now._graph)
+        return lambda now: [now[key] for key in keys]

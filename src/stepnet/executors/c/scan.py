@@ -145,6 +145,7 @@ class CScan:
         for at, name in desks.places("matrix"):
             of, (*batch, row, column), along, skipped = self._matrices[name]
             self._multiplied.append((at, of, batch[-1] if batch else None, row, column, along, skipped))
+        self.reads = {name for _, name in self._read} | {of for _, of, *_ in self._multiplied}
 
     def __call__(
         self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import data_ptr, empty, empty_like, empty_strided
+from stepnet.data.as_imported import data_ptr, empty, empty_on_cpu
 from stepnet.data.dtypes import dtype_of
 from stepnet.errors import BuildError, Unsupported
 from stepnet.executors.line import Ended, Line, Op, Place, Run
@@ -25,6 +25,10 @@ _PACK = """
 void pack(const int64_t *a) { sn_pack_f32((float *)a[0], (const float *)a[1], a[2], a[3], a[4], a[5]); }
 """
 _KINDS = {"float32": ("float", 4), "int64": ("int64_t", 8), "bool": ("uint8_t", 1)}
+_OVER = {  # numbers along axes: what is found before the first, and what each does to it
+    "sum": ("double found = 0;", "found += {0};"),
+    "most": ("float found = -INFINITY;", "{{ float x = {0}; found = x > found || x != x ? x : found; }}"),
+}
 _TEXTS = {  # others are functions
     **{name: f"{{0}} {sign} {{1}}" for name, sign in INFIX.items()},
     "copy": "{0}", "neg": "-{0}", "where": "{0} ? {1} : {2}", "leaky": "{0} > 0 ? {0} : {0} * {1}",
@@ -47,8 +51,6 @@ def line_in_c(line: Line) -> Run:
     except BuildError as problem:
         raise Unsupported("a line of calls cannot be built", remedy="see the compiler's message") from problem
     shapes = [(place.shape, place.strides, dtype_of(place.kind)) for place in line.made]
-    # to make one like another takes a third of the time
-    likes = [empty_strided(shape, strides, dtype=kind, device="cpu") for shape, strides, kind in shapes]
     held = [*line.held.values()]
     packed = [_packed(pack, line.held[matrix.memory], matrix) for matrix in writer.packed]
     count, first = len(line.given), 2 + len(line.held)
@@ -64,7 +66,7 @@ def line_in_c(line: Line) -> Run:
         return numbers, space
 
     def run(*given: Tensor) -> Sequence[Tensor]:
-        made = [*map(empty_like, likes)]
+        made = [empty_on_cpu(*each) for each in shapes]
         try:
             numbers, space = idle.pop()
         except IndexError:
@@ -140,8 +142,8 @@ class _Writer:
             self.lines.append(f"    {self._product(self._rows(op.to), self._rows(op.given[0]), *op.given)}")
         elif op.name in ("lstm", "gru", "rnn"):
             self._steps(op.name, op.to, *op.given, backwards=bool(op.number))
-        elif op.name == "sum":
-            self._sum(op.to, *op.given)
+        elif op.name in _OVER:
+            self._over(op.name, op.to, *op.given)
         elif op.name == "pick":
             self._pick(op.to, *op.given, axis=op.number)
         elif op.name == "pow" and isinstance(op.given[1], Place):
@@ -203,15 +205,17 @@ class _Writer:
         steps, batch, hidden = to.shape
         self.lines += steps_text(kind, names, order, (steps, batch, hidden), product, backwards=backwards)
 
-    def _sum(self, to: Place, x: Place) -> None:
+    def _over(self, name: str, to: Place, x: Place) -> None:
+        first, turn = _OVER[name]
         axes = [k for k, (n, m) in enumerate(zip(x.shape, to.shape, strict=True)) if n != m]
         kept = [k for k in range(len(x.shape)) if k not in axes and to.shape[k] > 1]
         lines = [f"    for (int64_t i{k} = 0; i{k} < {to.shape[k]}; ++i{k}) {{" for k in kept]
-        lines.append("    double sum = 0;")
+        lines.append(f"    {first}")
         lines += [f"    for (int64_t i{k} = 0; i{k} < {x.shape[k]}; ++i{k})" for k in axes]
         from_there = "".join(f" + i{k} * {x.strides[k]}" for k in (*kept, *axes))
         there = "".join(f" + i{k} * {to.strides[k]}" for k in kept)
-        lines += [f"        sum += {self._at(x, from_there)};", f"    {self._at(to, there)} = (float)sum;"]
+        turn = turn.format(self._at(x, from_there))
+        lines += [f"        {turn}", f"    {self._at(to, there)} = (float)found;"]
         self.lines += [*(["    {"] if not kept else []), *lines, "    " + "}" * max(len(kept), 1)]
 
     def _pick(self, to: Place, x: Place, index: Place, axis: int) -> None:

@@ -191,6 +191,10 @@ class Graph:
     def _content(self) -> str:
         return content_of((*self.captured, *self.inputs), self.steps, self.outputs) + str(self._opset)
 
+    def again(self, arguments: Sequence[Any], around: Mapping[ir.Value, Any]) -> tuple[Any, ...] | None:
+        """The outputs in a call like the one before; None: it is not."""
+        return self._prepared.again(self, arguments, around) if SEEN.get() is None else None
+
     def run(self, arguments: Sequence[Any], around: Mapping[ir.Value, Any]) -> tuple[Any, ...]:
         """The outputs, for the inputs and what it captures."""
         if SEEN.get() is None and plainly_fed(arguments):

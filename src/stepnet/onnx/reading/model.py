@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,12 @@ from stepnet.file_model import (
     Broken,
     FileModel,
     LoopReport,
+    Named,
     NotRead,
     Socket,
     Unreadable,
     beside,
+    named,
     opened,
     shorten,
 )
@@ -153,9 +155,11 @@ class ONNXModel(FileModel):
             IRError: an input is missing, unknown, or of another type or shape than the file declares; or a
                 node cannot run on what it is given.
         """
-        checked = self.checked(args, kwargs)
-        with beside(checked):
-            results = self.graph.run(checked, _Constants(self))
+        checked, constants = self.checked(args, kwargs), _Constants(self)
+        results = self.graph.again(checked, constants)
+        if results is None:
+            with beside(checked):
+                results = self.graph.run(checked, constants)
         return Outputs(self._names, tuple(results))
 
     @property
@@ -179,18 +183,19 @@ class _Constants(Mapping[ir.Value, Tensor]):
     """The constants of a model as they are now."""
 
     def __init__(self, model: ONNXModel) -> None:
-        self._model, self._names, self._buffers = model, model._constants, model._buffers
+        self._model, self._names = model, model._constants
 
     def __getitem__(self, value: ir.Value) -> Tensor:
-        name = self._names[value]
-        found = self._buffers.get(name)
-        return getattr(self._model, name) if found is None else found
+        return named(self._model, self._names[value])
 
-    def picked(self, values: Sequence[ir.Value]) -> list[Tensor]:
+    def picked(self, values: Sequence[ir.Value]) -> Sequence[Tensor]:
         """Several of them."""
-        buffers, names = self._buffers, self._names
-        found = [buffers.get(names[value]) for value in values]
-        return [self[v] if t is None else t for t, v in zip(found, values, strict=True)]
+        return [self[value] for value in values]
+
+    def picker(self, values: Sequence[ir.Value]) -> Callable[[_Constants], Sequence[Tensor]]:
+        """What picks several of them as they then are."""
+        pick = Named([self._names[value] for value in values])
+        return lambda now: pick(now._model)
 
     def __iter__(self) -> Iterator[ir.Value]:
         return iter(self._names)
