@@ -6,7 +6,7 @@ import re
 
 # What generated code uses besides names of values, which step aside.
 _RESERVED = (
-    "a active arguments b chunk chunk_row chunk_slot count float double for h i index int j left length "
+    "a active arguments b before chunk chunk_row chunk_slot count float double for h i index int j left length "
     "member members barrier given order row rows run space start steps stride t t0 t1 together "
     "wrong data pool now auto break case char const continue default do else enum extern goto if inline "
     "long register restrict return short signed sizeof static struct switch typedef union unsigned void "
