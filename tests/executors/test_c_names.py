@@ -12,7 +12,7 @@ from stepnet.executors.c.text import comment, identifier
 OPTIMISED = False
 NAMES = [
     "*/ evil(); /*", "a\n#error evil", "\\", "??/", "é", "²", "", " ", "for", "int", "a", "row", "active",
-    "memcpy", "h", "h_next", "h_at", "h-at", "h at", "sn_tanh_f64", "SN_WIDTH", "TAKE", "1", "_",
+    "before", "memcpy", "h", "h_next", "h_at", "h-at", "h at", "sn_tanh_f64", "SN_WIDTH", "TAKE", "1", "_",
     "__", "\0", "x" * 300,
 ]  # fmt: skip
 

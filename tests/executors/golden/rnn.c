@@ -24,16 +24,16 @@ static void run_share(SN_SHARE) {
     int64_t *row = SN_TAKE(int64_t, count * members) + member * count;
     float *state = SN_TAKE(float, count * 3), *state_next = SN_TAKE(float, count * 3);
     int64_t *chunk_row = SN_TAKE(int64_t, count * a->chunk * members) + member * count * a->chunk;
-    int64_t *chunk_slot = SN_TAKE(int64_t, count * a->chunk * members) + member * count * a->chunk;
     float *v9_rows = SN_TAKE(float, count * a->chunk * 3);
     float *v12_rows = SN_TAKE(float, count * 3);
     sn_boot(&of, member, members, state, a->state_boot, a->state_final, 3 * sizeof(float));
     for (int64_t t0 = 0; t0 < a->steps && active > 0; t0 += a->chunk) {
     const int64_t t1 = t0 + a->chunk < a->steps ? t0 + a->chunk : a->steps;
-    const int64_t rows = sn_chunk(&of, t0, t1, active, chunk_row, chunk_slot);
+    const int64_t rows = sn_chunk(&of, t0, t1, active, chunk_row, 0);
+    int64_t before = 0; /* of these, those of steps before t */
     SN_MEET;
     /* v9 = matmul(x, v8)  [2] x [2, 3], rows of these steps */
-    sn_columns_split((sn_rows_f32){v9_rows, 3, chunk_slot}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, &a->v8, a->few, rows, 2, 3, member, members, a->split);
+    sn_columns_split((sn_rows_f32){v9_rows, 3, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, &a->v8, a->few, rows, 2, 3, member, members, a->split);
     SN_MEET;
     for (int64_t t = t0; t < t1; ++t) {
         if ((active = sn_step(&of, t, active, row)) == 0) break;
@@ -45,7 +45,7 @@ static void run_share(SN_SHARE) {
         for (int64_t i = member; i < active; i += members) {
             const float *restrict w1_at = a->w1;
             const float *restrict w3_at = a->w3;
-            const float *restrict v9_at = v9_rows + ((t - t0) * count + i) * 3;
+            const float *restrict v9_at = v9_rows + (before + i) * 3;
             float *restrict v12_at = v12_rows + i * 3;
             float *restrict v15_at = a->v15 + row[i] * 3;
             float *restrict state_new = state_next + i * 3;
@@ -61,6 +61,7 @@ static void run_share(SN_SHARE) {
         }
         sn_end(&of, t, active, member, members, state_next, a->state_final, 3 * sizeof(float), 3 * sizeof(float));
         { float *now = state; state = state_next; state_next = now; }
+        before += active;
     }
     }
 }

@@ -135,7 +135,7 @@ class Places:
     def pointer(self, base: str, home: str | None) -> str:
         """The C name of a pointer to the current row of a stored value; declared where it is first used."""
         c, size, kind = self.c(base), self.p.value(base).size, self.ctype(base)
-        row, slot = ("chunk_row[r]", "chunk_slot[r]") if self.after else ("row[i]", "((t - t0) * count + i)")
+        row, slot = ("chunk_row[r]", "r") if self.after else ("row[i]", "(before + i)")
         if base in self.lines and home is None:
             return f"{c}_line"
         if home is None and self.homes.get(base):

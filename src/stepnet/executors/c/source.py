@@ -110,15 +110,16 @@ class _Writer:
         held = [self._rows(name) for name in p.held]
         early = [self._rows(node.output) for node in p.early]
         stages, after = self._stages()
+        with_slots = any("chunk_slot" in line for line in after)
         scratch = [self._rows(name) for name, homes in w.homes.items() if homes == ["scratch"]]
         sums = [{"c": w.c(name), "n": p.value(name).size, "type": w.real} for name in p.sums]
         for rows, node in zip(early, p.early, strict=True):
-            rows["product"] = self._matmul_of_chunk(node, "chunk_slot")
+            rows["product"] = self._matmul_of_chunk(node)
         for rows in (*early, *scratch):
             rows["rows"] = "count * a->chunk" if self.turns or rows in early else "count"
             rows["copies"] = " * members" if self.turns else ""
             rows["mine"] = f" + member * count * a->chunk * {rows['n']}" if self.turns else ""
-        late = [{"product": self._matmul_of_chunk(node, "chunk_row")} for node in p.late]
+        late = [{"product": self._matmul_of_chunk(node)} for node in p.late]
         alike = [self._rows(name) | {"lines": lines} for name, (lines, _) in w.alike.items()]
         own = {"sn_lines": -(-self.line_bytes // 64) * 64, "sn_spare": -(-self.spare_bytes // 64) * 64}
         fields = self._fields()
@@ -133,12 +134,13 @@ class _Writer:
                 "carries": carries,
                 "held": held,
                 "chunks": bool(early or late or self.turns),
-                "slots": bool(early or after),
+                "before": bool(early or (self.turns and scratch)),
+                "slots": with_slots,
                 "turns": self.turns,
                 "alone": self.alone,
                 "meet": "SN_MEET;" if early and not self.turns else "",
                 "early": early,
-                "chunk_slot": "chunk_slot" if early or after else "0",
+                "chunk_slot": "chunk_slot" if with_slots else "0",
                 "scratch": scratch,
                 "alike": alike,
                 "own": [{"c": name, "bytes": size} for name, size in own.items() if size],
@@ -170,7 +172,7 @@ class _Writer:
             ),
             packed=packed,
             chunk_bytes=sum(rows["bytes"] for rows in by_chunk),
-            index_bytes=8 * (bool(early or after) + bool(early or late or self.turns)),
+            index_bytes=8 * (with_slots + bool(early or late or self.turns)),
             late_bytes=self._late_bytes(),
             own_bytes=sum(own.values()),
         )
@@ -258,23 +260,27 @@ class _Writer:
             f"    {pack(to, f'{source} + h * a->{c}.stride_h')}"
         )
 
-    def _matmul_of_chunk(self, node: Node, target: str) -> str:
-        """A product of the rows of some steps, its rows where `target` says."""
+    def _matmul_of_chunk(self, node: Node) -> str:
+        """A product of the rows of some steps: ahead of these one after the other, else where rows stand."""
         p, w = self.p, self.w
         _, k, n = self._matrix(node.inputs[1])
         seen = p.access.get(node.inputs[0])
         operand, offset = (node.inputs[0], 0) if seen is None else (seen.base, seen.offset)
         shift = f" + {offset}" if offset else ""
-        to = f"{w.c(node.output)}_rows" if node.output in w.ahead else f"a->{w.c(node.output)}"
         wide, made = p.value(operand).size, w.apart(node.output)
         product = w.product(node.inputs[1])
         kind = f"sn_rows_{product.rows}"
         inputs = ", ".join(map(_shown, node.inputs))
 
+        def to(first: str) -> str:
+            if node.output not in w.ahead:
+                return f"a->{w.c(node.output)}, {made}, chunk_row{first}"
+            return f"{w.c(node.output)}_rows{first and f'{first} * {made}'}, {made}, 0"
+
         def call(made_by: Callable[..., str], first: str, count: str) -> str:
             return made_by(
                 node.inputs[1],
-                f"(sn_rows_{w.suffix}){{{to}, {made}, {target}{first}}}",
+                f"(sn_rows_{w.suffix}){{{to(first)}}}",
                 f"({kind}){{({product.element} *)a->{w.c(operand)}{shift}, {wide}, chunk_row{first}}}",
                 count,
             )

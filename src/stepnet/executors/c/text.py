@@ -6,8 +6,8 @@ import re
 
 # What generated code uses besides names of values, which step aside.
 _RESERVED = (
-    "a active arguments b chunk chunk_row chunk_slot count float double for h i index int j left length "
-    "member members barrier given order row rows run space start steps stride t t0 t1 together "
+    "a active arguments b before chunk chunk_row chunk_slot count float double for h i index int j left "
+    "length member members barrier given order row rows run space start steps stride t t0 t1 together "
     "wrong data pool now auto break case char const continue default do else enum extern goto if inline "
     "long register restrict return short signed sizeof static struct switch typedef union unsigned void "
     "volatile while memcpy memset sense f0 f1 r0 r1 s0 shares sequences space_bytes pack "

@@ -248,6 +248,7 @@ static void sn_panel_by_tiles(sn_rows_f32 C, sn_rows_f32 plus, sn_tiled A, int64
 }
 
 /* What a thread knows of both ways: of panels of one size one after the other, one is timed each way, one time in so many. */
+enum { SN_NARROW_BLOCKS = 2 }; /* of so few, tiles of a panel are all near */
 enum { SN_TIMED = SN_TILES == 1 ? 64 : 3, SN_SURE = 2 }; /* tests of the twin are to meet both */
 static __thread struct {
     uint64_t panels, took;
@@ -257,7 +258,7 @@ static __thread struct {
 
 void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, sn_tiled A, int64_t m, sn_paneled B, int64_t blocks,
                     int64_t n, int64_t parts) {
-    if (m <= 16) {
+    if (m <= 16 || (parts > 1 && blocks <= SN_NARROW_BLOCKS)) {
         sn_panel_by_tiles(C, plus, A, m, B, blocks, n, parts, 1);
         return;
     }
