@@ -214,7 +214,8 @@ def _check_size(file: IO[bytes], size: int) -> None:
     magic = np.lib.format.MAGIC_PREFIX
     if file.read(len(magic)) != magic:
         return  # numpy says what else it is
-    version = (*file.read(2),)
+    file.seek(0)
+    version = np.lib.format.read_magic(file)
     header = _HEADERS.get(version)
     if header is None:
         raise ValueError(f"it is written in version {'.'.join(map(str, version))} of numpy's format")
