@@ -124,3 +124,19 @@ def watched(watch: Callable[..., None] | None) -> contextlib.AbstractContextMana
 def watching() -> Callable[..., None] | None:
     """What watches the calls of `recurrent` here, if anything does."""
     return _watch.get()
+
+
+# How many steps a loop that only its condition ends may take here; None: any number.
+_tried: ContextVar[int | None] = ContextVar("stepnet_tried", default=None)
+_FEW = 10_000  # of a loop that is run to see what it does, not for its numbers
+
+
+def tried() -> contextlib.AbstractContextManager[None]:
+    """Run loops in here as they are tried on an example, to be saved or explained: one that does not end is
+    an error."""
+    return during(_tried, _FEW)
+
+
+def most_steps() -> int | None:
+    """After how many steps a loop that has not ended is an error here, if it says no number itself."""
+    return said(_tried)

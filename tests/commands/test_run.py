@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import re
+from io import BytesIO
 from pathlib import Path
+from zipfile import ZIP_BZIP2, ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 import numpy as np
 import pytest
@@ -87,6 +89,15 @@ def files(tmp_path):
     (tmp_path / "odd.npy").write_bytes(whole.replace(b"(3, 4, 2)", b"(3,4,1<<6"))
     huge = b"(3, 4, 2000000000000), }"
     (tmp_path / "huge.npy").write_bytes(whole.replace(b"(3, 4, 2), }".ljust(len(huge)), huge))
+    large = BytesIO()
+    header = {"descr": "<f4", "fortran_order": False, "shape": (3, 4, 10**9)}
+    np.lib.format.write_array_header_1_0(large, header)
+    (tmp_path / "large.npy").write_bytes(large.getvalue() + bytes(16))
+    for name, method in {"stored": ZIP_STORED, "deflated": ZIP_DEFLATED, "odd": ZIP_BZIP2}.items():
+        with ZipFile(tmp_path / f"{name}.npz", "w", method) as file:
+            file.writestr("X.npy", large.getvalue() + bytes(16))
+    with ZipFile(tmp_path / "unknown.npz", "w") as file:
+        file.writestr("Z.npy", large.getvalue())
     return tmp_path
 
 
@@ -104,6 +115,11 @@ def files(tmp_path):
             ("X=short.npy", "short.npy cannot be read"),
             ("X=odd.npy", "odd.npy cannot be read"),
             ("X=huge.npy", "huge.npy cannot be read"),
+            ("X=large.npy", "large.npy cannot be read: it promises 48000000000 bytes"),
+            ("stored.npz", "stored.npz: 'X' cannot be read: it promises 48000000000 bytes"),
+            ("deflated.npz", "deflated.npz: 'X' cannot be read: it promises 48000000000 bytes"),
+            ("odd.npz", "odd.npz: 'X' cannot be read: it is compressed in a way that numpy does not write"),
+            ("unknown.npz", "unknown.npz: the model has no input 'Z'"),
             ("X=pipe.npy", "pipe.npy cannot be read: it is a pipe or a device"),
             ("X=none.npy", "none.npy cannot be read: No such file or directory"),
             ("X=.", "cannot be read: Is a directory"),

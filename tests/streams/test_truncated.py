@@ -161,3 +161,21 @@ def test_the_last_state_is_the_callers():
         pieces_before.fill_(9)
     pieces.state.fill_(9)
     assert pieces.state.tolist() == [[3.0], [1.0]]
+
+
+@pytest.mark.parametrize("at_once", [None, 2])
+def test_what_a_piece_says_of_itself_is_the_callers(at_once):
+    """To write to: which pieces come next does not stand on it."""
+    x = LoDTensor.from_lengths(torch.arange(9.0)[:, None], [[4, 0, 2, 3]])
+
+    def pieces(write):
+        seen = []
+        for piece in truncated(x, torch.zeros(4, 1), rows=2, at_once=at_once):
+            seen.append([piece.sequences.tolist(), piece.starts.tolist(), piece.x.values.tolist()])
+            piece.state = piece.state + 1
+            if write:
+                piece.sequences += 1
+                piece.starts += 1
+        return seen
+
+    assert pieces(True) == pieces(False)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tokenize import TokenError
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +27,11 @@ UNREADABLE = (
     ValueError, OSError, EOFError, MemoryError, NotImplementedError, SyntaxError, TokenError,
     zipfile.BadZipFile,
 )  # fmt: skip
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+_DEFLATED = 1032  # bytes that one byte of what numpy compresses can stand for
 DYNAMIC = 8  # of dynamic dimensions that no shape is given for
 
 
@@ -68,21 +74,24 @@ def from_files(model: OpenVINOModel, given: Sequence[str]) -> dict[str, np.ndarr
     known = _names(model)
     found: dict[str, np.ndarray] = {}
     for text in given:
+
+        def check(key: str, text: str = text) -> None:
+            if key not in known:
+                raise CommandError(
+                    f"--input {text}: the model has no input '{key}'", expected=", ".join(known)
+                )
+
         name = max((name for name in known if text.startswith(f"{name}=")), key=len, default=None)
         if name is not None:
             arrays = {name: _read(Path(text[len(name) + 1 :]))}
         elif text.endswith(".npz"):
-            arrays = _read_all(Path(text))
+            arrays = _read_all(Path(text), check)
         else:
             raise CommandError(
                 f"--input {text}: names no input",
                 expected=f"NAME=FILE.npy or FILE.npz, NAME of {', '.join(known)}",
             )
         for key, array in arrays.items():
-            if key not in known:
-                raise CommandError(
-                    f"--input {text}: the model has no input '{key}'", expected=", ".join(known)
-                )
             inner = known[key]
             if inner in found:
                 raise CommandError(f"--input {text}: input '{inner}' is given twice")
@@ -159,14 +168,17 @@ def _read(path: Path) -> np.ndarray:
     return found
 
 
-def _read_all(path: Path) -> dict[str, np.ndarray]:
+def _read_all(path: Path, check: Callable[[str], None]) -> dict[str, np.ndarray]:
+    """Arrays by name; those with a name that `check` refuses are not read."""
     found = _load(path)
     if isinstance(found, np.ndarray):
         raise CommandError(f"{path}: holds one array", expected="arrays by name, as numpy.savez writes them")
     with found:
         arrays = {}
         for name in found.files:
+            check(name)
             try:
+                _check_entry(found, name)
                 arrays[name] = found[name]
             except UNREADABLE as error:
                 raise _unreadable(path, error, name) from error
@@ -179,9 +191,38 @@ def _load(path: Path) -> Any:
     if path.exists() and not (path.is_file() or path.is_dir()):  # one may be waited for without end
         raise CommandError(f"{path} cannot be read: it is a pipe or a device", expected="a file")
     try:
+        with path.open("rb") as file:
+            _check_size(file, path.stat().st_size)
         return np.load(path, allow_pickle=False)
     except UNREADABLE as error:
         raise _unreadable(path, error) from error
+
+
+def _check_entry(found: Any, name: str) -> None:
+    names = set(found.zip.namelist())
+    entry = found.zip.getinfo(name if name in names else f"{name}.npy")
+    most = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: _DEFLATED}.get(entry.compress_type)
+    if most is None:
+        raise ValueError("it is compressed in a way that numpy does not write")
+    with found.zip.open(entry) as file:
+        _check_size(file, entry.compress_size * most)
+
+
+def _check_size(file: IO[bytes], size: int) -> None:
+    """Refuse an array of more numbers than can be in a file of `size` bytes: numpy makes it before it reads
+    them."""
+    magic = np.lib.format.MAGIC_PREFIX
+    if file.read(len(magic)) != magic:
+        return  # numpy says what else it is
+    file.seek(0)
+    version = np.lib.format.read_magic(file)
+    header = _HEADERS.get(version)
+    if header is None:
+        raise ValueError(f"it is written in version {'.'.join(map(str, version))} of numpy's format")
+    shape, _, dtype = header(file)
+    needed = math.prod(shape) * dtype.itemsize
+    if needed > size and not dtype.hasobject:
+        raise ValueError(f"it promises {needed} bytes, {dtype} {list(shape)}, and is shorter")
 
 
 def _unreadable(path: Path, error: BaseException, name: str | None = None) -> CommandError:

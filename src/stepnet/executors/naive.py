@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
-from stepnet.errors import LoopError
+from stepnet.errors import LoopError, StepError
 from stepnet.ir.loop import Concat, Iteration, Loop
+from stepnet.watchers import most_steps
 
 from .rows import Rows
 from .segment import Count, Cut, LoDCut
@@ -76,6 +77,8 @@ class PlainRun:
         self._first = next(iter(self._cuts.values())) if self._cuts else Count(loop)
         self._numbers = [port for port in loop.inputs if isinstance(port, Iteration)]
         self.steps = self._most()
+        bounded = self.steps is not None or getattr(loop.body, "limit", None) is not None
+        self._tried = None if bounded else most_steps()
 
     def _most(self) -> int | None:
         """How many steps there are at most; None: only the condition ends the loop."""
@@ -115,6 +118,12 @@ class PlainRun:
                 going, rows = self._goes_on(values, rows)
             if not going:
                 break
+            if step == self._tried:
+                raise StepError(
+                    f"the while loop over '{loop.body.name}' has not ended after {step} steps on an example",
+                    got="a loop that is run once, to be saved or explained, and has no max_steps",
+                    remedy="an example for which it ends, or max_steps=, the most steps that it takes",
+                )
             active = first.active(step)
             for name in loop.carried:
                 values[name] = first.shrink(values[name], active, finished[name])

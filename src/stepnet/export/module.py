@@ -20,7 +20,7 @@ from stepnet.data.values import unpacked
 from stepnet.errors import IRError
 from stepnet.front.step import original_of
 from stepnet.interrupts import let_through
-from stepnet.watchers import during
+from stepnet.watchers import during, tried
 
 from . import (  # noqa: F401  (they fill tables)
     aten_grids,
@@ -98,7 +98,7 @@ def module_graph(
         inputs = repeated(inputs, batch, dynamic)
     calls = Calls(target)
     try:
-        with torch.no_grad(), calls.noted():
+        with torch.no_grad(), calls.noted(), tried():
             a, k = unflatten(spec, [i.value for i in inputs])
             with TorchRNNs(), run_plainly(module), as_it_was(module) as kept:
                 outputs = _outputs(_plain(module(*a, **k)), where)

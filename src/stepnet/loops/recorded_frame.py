@@ -107,6 +107,7 @@ class FrameBody:
         self.parameters = ("step", GOING, *self.variables)
         self.results = (GOING, *self.variables)
         self.steps = 0
+        self.limit = loop.max_steps
 
     def __call__(self, step: int, going: bool, *variables: Any) -> tuple[Any, ...]:
         self.steps = step

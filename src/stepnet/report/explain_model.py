@@ -17,7 +17,7 @@ from stepnet.data.modes import draws_put_back
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.naive import PLAIN
 from stepnet.front.step import step_name
-from stepnet.watchers import watched
+from stepnet.watchers import tried, watched
 
 from .explanation import Explanation, ModelExplanation
 from .records import Refused
@@ -69,7 +69,7 @@ def explain_model(model: Any, x: Any, state: Any, explain: Callable[..., Explana
         path = _innermost(paths)
         recurrences.append(replace(it, name=f"{path}: {it.name}") if path else it)
 
-    with draws_put_back(), watched(watch):
+    with draws_put_back(), watched(watch), tried():
         _call(model, x, state)
     if not recurrences:
         raise StepError(

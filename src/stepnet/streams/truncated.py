@@ -87,7 +87,8 @@ class Truncated:
 
     @not_followed
     def _piece(self, running: Tensor, fresh: Tensor, starts: Tensor, counts: Tensor) -> Iterator[Piece]:
-        piece = Piece(self._cut(running, starts, counts), self._start(running, fresh), running, starts)
+        x, state = self._cut(running, starts, counts), self._start(running, fresh)
+        piece = Piece(x, state, running.clone(), starts.clone())  # the caller's own, to write to
         before = piece.state
         yield piece
         if piece.state is before and (before is None or flatten(before)[0]):
