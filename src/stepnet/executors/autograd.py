@@ -343,8 +343,9 @@ def _forward(ctx: Any, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, .
         copied = {id(each.part): each for each in lone.copied}
         of = [copied.get(id(t)) for t in tensors]
         ctx.copied = {k: each.place for k, each in enumerate(of) if each is not None}
-        ctx.stands = {name: Standing(out[k]) for name, k in call.ready.known.items()}
-        lone.made.extend(ctx.stands.values())
+        if call.ready.knows(call.layout):
+            ctx.stands = {name: Standing(out[k]) for name, k in call.ready.known.items()}
+            lone.made.extend(ctx.stands.values())
         tables = [t if each is None else each.table for t, each in zip(tensors, of, strict=True)]
         _save(ctx, call.ready, tables, None)
     carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[2:])

@@ -20,6 +20,7 @@ from .base import Executor
 from .layout import Layout
 from .loop import PreparedLoop, Scan
 
+_FEW = 4  # rows at a step
 _MOST_KINDS = 64  # of calls, of which one plan remembers what they ask for
 
 
@@ -179,6 +180,12 @@ class Ready:
         with contextlib.suppress(Unsupported):
             return _prepared(self.executor, [self.plan.again])[0]
         return None
+
+    def knows(self, layout: Layout) -> bool:
+        """Whether a second run on these rows is faster by `again`: where steps have many, their products are
+        as fast in a scan (measured)."""
+        few = self.executor.in_torch or layout.rows <= _FEW * layout.turns
+        return few and self.plan.again is not None
 
     @cached_property
     def known(self) -> dict[str, int]:

@@ -43,7 +43,7 @@ def known_results(
     ends = tuple(dict.fromkeys((*wanted, *(c.result for c in rest))))
     nodes = tuple(replace(body, nodes=nodes).needed(ends))
     again = Graph("again", (*body.parameters, *names), nodes, ends, body.values)
-    made = replace(fission(again, (*rest, *known), wanted, fuse=fuse), carries=tuple(rest))
+    made = replace(fission(again, (*rest, *known), wanted, fuse=fuse, beside=True), carries=tuple(rest))
     return made if _products(made) < _products(loop) else None
 
 
