@@ -256,7 +256,7 @@ class _Results:
         return [joined.room(place) for joined in self.joined]
 
     def add(self, y: Any, place: Any, made: Sequence[Standing]) -> None:
-        """Take up the results of a window, which stand in these places; some of them are `made` by its runs."""
+        """Take up the results of a window, which stand in these places. `made`: by its runs."""
         leaves, self.spec = flatten(y)
         self.lean &= all(not isinstance(leaf, LoDTensor) or leaf.lod_level == 1 for leaf in leaves)
         if not self.lean:

@@ -224,8 +224,8 @@ def _stand_in(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 class Stood:
-    """What stands where all windows are joined, while a backward goes through them. Nothing of the graph, which
-    holds this: it would never be let go."""
+    """What stands where all windows are joined, while a backward goes through them. It holds nothing of the
+    graph, which holds it: neither would ever be let go."""
 
     def __init__(self, axis: int) -> None:
         self.axis = axis
@@ -299,7 +299,7 @@ class Joined:
         return rows.new_empty(0).set_(rows.untyped_storage(), rows.storage_offset(), rows.shape)  # pyright: ignore
 
     def add(self, part: Tensor, place: Place, made: Sequence[Standing] = ()) -> None:
-        """Take a window up, at the places along the axis; and note where rows that were made stand by then."""
+        """Take a window up, at the places along the axis. `made`: rows that may be these."""
         own = part.detach()
         for each in made:
             if each.is_of(own):

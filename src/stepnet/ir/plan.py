@@ -101,7 +101,8 @@ class Plan:
             no_grad are of.
         paired: the y leaves and new states (numbered) that are complex: here pairs of real numbers, as
             complex inputs are.
-        again: the forward loop where those leaves of y that are new states are known, for what backward reads.
+        again: the forward loop, run once more for what backward reads, where leaves of y that are new states
+            are known.
     """
 
     name: str

@@ -19,7 +19,7 @@ from .fission import fission
 def known_results(
     loop: LoopPlan, carries: Sequence[Carry], y: Sequence[str], kept: Sequence[str], *, fuse: bool
 ) -> LoopPlan | None:
-    """The loop that gives all that is kept but leaves of y that are carried, which are parameters of its body.
+    """The loop that gives all that is kept but leaves of y that are carried: parameters of its body.
 
     Args:
         loop: the forward loop.
@@ -33,17 +33,18 @@ def known_results(
     body = loop.body
     turning = {c.parameter for region in loop.regions for c in region.carries}
     alone = {node.output for node in body.nodes if len(node.outputs) == 1}
-    known = [c for c in carries if c.result in y and c.result in alone and c.parameter in turning - {c.result}]
-    names = tuple(dict.fromkeys(c.result for c in known))
-    if not any(body.values[name].kind == "row" for name in names):
+    given = {name for name in alone.intersection(y) if body.values[name].kind == "row"}
+    known = [c for c in carries if c.parameter in turning and c.result in given - {c.parameter}]
+    if not known:
         return None
+    names = tuple(dict.fromkeys(c.result for c in known))
     wanted = tuple(name for name in dict.fromkeys((*y, *kept)) if name not in names)
-    nodes = tuple(node for node in body.nodes if not (len(node.outputs) == 1 and node.output in names))
+    nodes = tuple(node for node in body.nodes if not set(names).intersection(node.outputs))
     rest = _read(replace(body, nodes=nodes), [c for c in carries if c not in known], wanted)
     ends = tuple(dict.fromkeys((*wanted, *(c.result for c in rest))))
     nodes = tuple(replace(body, nodes=nodes).needed(ends))
     again = Graph("again", (*body.parameters, *names), nodes, ends, body.values)
-    made = replace(fission(again, (*rest, *known), wanted, fuse=fuse, beside=True), carries=tuple(rest))
+    made = fission(again, (*rest, *known), wanted, fuse=fuse, beside=True)
     return made if _products(made) < _products(loop) else None
 
 
