@@ -247,6 +247,41 @@ def test_copies_of_rows_are_let_go(monkeypatch):
         y.values.sum().backward()
 
 
+@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("after", ["nothing", "y.mul_(3)", "y[4:6] = 0", "final", "twice"])
+def test_outputs_that_are_there_are_states(monkeypatch, after, backend):
+    """The second run takes rows of y for the states that they are, unless somebody wrote to them by then, or
+    no gradient comes in for them."""
+    found, rows = [], data_windows.Standing.rows
+
+    def noted(self):
+        found.append(rows(self))
+        return found[-1]
+
+    monkeypatch.setattr(data_windows.Standing, "rows", noted)
+    x, state = inputs([9])
+    state = tuple(state)
+
+    def grads(**more):
+        y, final = recurrent(CELL, x[:, None], state, backend=backend, **more)
+        loss = final[1].sum() if after == "final" else (y * 1).sin().sum()
+        if after == "twice":
+            loss.backward(retain_graph=True)
+            loss, y = final[1].sum(), y.detach().mul_(2)
+        elif "y" in after:
+            with torch.no_grad():
+                exec(after)
+        return gradients([loss], [x, *state, *CELL.parameters()])
+
+    torch.testing.assert_close(grads(checkpoint=2), grads(), **CLOSE)
+    known = [each is not None for each in found]
+    assert (
+        known
+        == {"nothing": [True] * 4, "twice": [True] * 4 + [False] * 4}.get(after, [False] * 4)[-len(known) :]
+    )
+    assert len(known) == (8 if after == "twice" else 4)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("ragged", [False, True])
 def test_the_last_window_is_run_once(ragged, reverse):
@@ -291,9 +326,9 @@ def test_results_of_windows_are_let_go(monkeypatch, ragged, reverse):
     monkeypatch.setattr(data_windows, "forget_older", lambda: turns.append(1))
     monkeypatch.setattr(data_windows, "_LARGE", 0)
 
-    def noted(self, part, place):
+    def noted(self, part, place, made):
         parts.append(weakref.ref(part))
-        add(self, part, place)
+        add(self, part, place, made)
 
     monkeypatch.setattr(file.Joined, "add", noted)
     x = torch.randn(20, F, dtype=DTYPE)
@@ -529,9 +564,9 @@ def test_a_window_is_made_in_the_table(monkeypatch):
     """From the second on, and all that it lets go in memory of the one before."""
     made, add = [], file.Joined.add
 
-    def noted(self, part, place):
+    def noted(self, part, place, rows):
         made.append(part.data_ptr() == self.lent != 0)
-        add(self, part, place)
+        add(self, part, place, rows)
 
     x = torch.randn(20, 1, F, dtype=DTYPE)
     recurrent(CELL, x, checkpoint=6, backend="c")  # the first call is checked on a few rows

@@ -22,7 +22,7 @@ from .data.lod import LoDTensor
 from .data.modes import traced, transformed
 from .data.offsets import LoD
 from .data.tree import by_leaf, flatten, rows_at, unflatten
-from .data.windows import Between, Copied, Joined, Windows, taken, windows
+from .data.windows import Between, Copied, Joined, Standing, Windows, taken, windows
 from .errors import StepError
 from .executors.autograd import computed_again
 from .front.step import WithStatic, as_step, boot_state, describe_leaf
@@ -89,20 +89,24 @@ def run_in_windows(
     spare: dict[str, Tensor] = {}
 
     def window(
-        own: list[Any], before: Any, places: Sequence[Tensor | None], copied: Sequence[Copied]
-    ) -> tuple[Any, Any]:
+        own: list[Any], before: Any, places: Sequence[Tensor | None], copied: Sequence[Copied],
+        made: list[Standing],
+    ) -> tuple[Any, Any]:  # fmt: skip
         return run(function, unflatten(spec, own), before, level=0, **how)
 
     def lone(
-        own: list[Any], before: Any, places: Sequence[Tensor | None], copied: Sequence[Copied]
-    ) -> tuple[Any, Any]:
-        with computed_again(places, spare, copied):
-            return window(own, before, places, copied)
+        own: list[Any], before: Any, places: Sequence[Tensor | None], copied: Sequence[Copied],
+        made: list[Standing],
+    ) -> tuple[Any, Any]:  # fmt: skip
+        with computed_again(places, spare, copied, made):
+            return window(own, before, places, copied, made)
 
     return cuts.run(size, lone if again else window, window, state, again)
 
 
-Window = Callable[[list[Any], Any, Sequence["Tensor | None"], Sequence[Copied]], "tuple[Any, Any]"]
+Window = Callable[
+    [list[Any], Any, Sequence["Tensor | None"], Sequence[Copied], list[Standing]], "tuple[Any, Any]"
+]
 
 
 def _size(checkpoint: int | bool | None, cuts: _Ragged | _Dense, state: Any) -> int:
@@ -188,8 +192,8 @@ class _Dense:
             if k > 1:
                 state = _put(between, state) if again else _detached(state)
             run = last if k == count else window
-            y, state = run([*own], state, ys.room(place), ())
-            ys.add(y, place)
+            y, state = run([*own], state, ys.room(place), (), made := [])
+            ys.add(y, place, made)
         return ys.whole(lambda leaves: torch.cat(leaves[::-1] if self.reverse else leaves, self.axis)), state
 
 
@@ -219,8 +223,8 @@ class _Ragged:
                 state = _put(between, state) if again else _detached(state)
             run = last if k == len(cut.sequences) else window
             copied = [each for _, each in part if each is not None]
-            y, state = run([own for own, _ in part], state, ys.room(place), copied)
-            ys.add(y, place)
+            y, state = run([own for own, _ in part], state, ys.room(place), copied, made := [])
+            ys.add(y, place, made)
             before = own
         ended.append((before, state))
         y = ys.whole(lambda leaves: self._whole(cut, leaves), self._of_rows)
@@ -251,8 +255,8 @@ class _Results:
         """Memory where the results of a window may be made."""
         return [joined.room(place) for joined in self.joined]
 
-    def add(self, y: Any, place: Any) -> None:
-        """Take up the results of a window, which stand in these places."""
+    def add(self, y: Any, place: Any, made: Sequence[Standing]) -> None:
+        """Take up the results of a window, which stand in these places. `made`: by its runs."""
         leaves, self.spec = flatten(y)
         self.lean &= all(not isinstance(leaf, LoDTensor) or leaf.lod_level == 1 for leaf in leaves)
         if not self.lean:
@@ -260,7 +264,7 @@ class _Results:
             return
         self.joined = self.joined or [Joined(self.size, self.axis) for _ in leaves]
         for joined, leaf in zip(self.joined, leaves, strict=True):
-            joined.add(leaf.values if isinstance(leaf, LoDTensor) else leaf, place)
+            joined.add(leaf.values if isinstance(leaf, LoDTensor) else leaf, place, made)
 
     def whole(
         self, join: Callable[[list[Any]], Any], of_rows: Callable[[Tensor], Any] = lambda rows: rows

@@ -21,6 +21,7 @@ from .passes.both_ways import BothWays, asks_of_all
 from .passes.columns import columns_apart
 from .passes.fission import fission
 from .passes.guards import are_guards, found_idle
+from .passes.known_results import known_results
 from .passes.narrow import narrow
 from .passes.paddings import join_paddings
 from .passes.per_sequence import per_sequence
@@ -251,12 +252,15 @@ def _plan(
         second = None if second is None else columns_apart(narrow(second), halves.backward_carries)
     forward = fission(first, halves.forward_carries, tuple(dict.fromkeys((*y, *direct))), fuse=fuse)
     backward: LoopPlan | None = None
+    again: LoopPlan | None = None
     if second is not None:
+        again = known_results(forward, halves.forward_carries, y, direct, fuse=fuse)
         backward = fission(second, halves.backward_carries, halves.wanted, fuse=fuse)
     return Plan(
         name=signature.name,
         forward=forward,
         backward=backward,
+        again=again,
         x=signature.x_names,
         states=signature.state_names,
         weights=(*weights, *joint.constants),

@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 from stepnet.data.heap import forget_older, give_back, new_table
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import batches, beside, outside_modes, transformed
+from stepnet.data.modes import batches, beside, outside_modes, sees_saved_tensors, transformed
 from stepnet.data.offsets import LoD, offsets_of, ranges
 
 Place: TypeAlias = "Tensor | tuple[int, int]"  # indices, or where they start and how many they are
@@ -128,6 +128,7 @@ def _part(lod: LoD, sequences: Tensor, starts: Tensor, counts: Tensor) -> tuple[
 
 
 _HOLES = 1 << 24  # bytes of results, after which what their windows freed is given back: it is taken anew
+_NOTHING = torch.empty(0, device="cpu")
 _LARGE = 1 << 26  # bytes of all results, from which memory of windows of other sizes is let go: time for room
 
 
@@ -222,6 +223,50 @@ def _stand_in(like: Tensor, shape: Sequence[int]) -> Tensor:
     return like.new_empty(()).expand(shape)
 
 
+class Stood:
+    """What stands where all windows are joined, while a backward goes through them. It holds nothing of the
+    graph, which holds it: neither would ever be let go."""
+
+    def __init__(self, axis: int) -> None:
+        self.axis = axis
+        self.table: Tensor | None = None
+        self.first: Standing | None = None  # which backward comes to last
+        self.counter, self.count = _NOTHING, 0
+
+    def count_writes(self, table: Tensor) -> None:
+        """Note from here on whether somebody writes to the table."""
+        self.counter = table.detach()
+        self.counter.data = _NOTHING  # it would keep the memory
+        self.count = table._version
+
+
+class Standing:
+    """Rows that a run made, and where they stand once the windows are joined, if they are a result of it."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.pointer = rows.data_ptr() if type(rows) is Tensor else 0
+        self.numel, self.dtype = rows.numel(), rows.dtype
+        self.stood: Stood | None = None
+        self.place: Place = (0, 0)
+
+    def is_of(self, part: Tensor) -> bool:
+        """Whether they are these rows, one after the other."""
+        alike = type(part) is Tensor and part.dtype is self.dtype and part.numel() == self.numel > 0
+        return alike and 0 != part.data_ptr() == self.pointer and part.is_contiguous()
+
+    def rows(self) -> Tensor | None:
+        """The rows, while a backward goes through what is joined; None if somebody wrote to it."""
+        stood = self.stood
+        table = None if stood is None else stood.table
+        if stood is None or table is None:
+            return None
+        if stood.first is self:
+            stood.table = None
+        if stood.counter._version != stood.count:
+            return None
+        return rows_in(table, stood.axis, self.place).contiguous()
+
+
 class Joined:
     """One result of all windows. Each is made in its place, or copied to it and let go: no row is there
     twice. Differentiable."""
@@ -234,6 +279,7 @@ class Joined:
         self.spare: Tensor | None = None  # for windows whose rows lie apart
         self.lent = 0  # where the next window may be made
         self.written = 0  # bytes since the last holes were given back
+        self.stood = Stood(axis)
 
     def room(self, place: Place) -> Tensor | None:
         """Memory for the next window, no view of others: its rows, or what is copied to them. It may be used
@@ -252,9 +298,12 @@ class Joined:
         self.lent = rows.data_ptr()
         return rows.new_empty(0).set_(rows.untyped_storage(), rows.storage_offset(), rows.shape)  # pyright: ignore
 
-    def add(self, part: Tensor, place: Place) -> None:
-        """Take a window up, at the places along the axis."""
+    def add(self, part: Tensor, place: Place, made: Sequence[Standing] = ()) -> None:
+        """Take a window up, at the places along the axis. `made`: rows that may be these."""
         own = part.detach()
+        for each in made:
+            if each.is_of(own):
+                each.stood, each.place, self.stood.first = self.stood, place, self.stood.first or each
         if self.table is None:
             shape = [*own.shape]
             shape[self.axis] = self.size
@@ -278,7 +327,7 @@ class Joined:
     def whole(self) -> Tensor:
         """All windows."""
         table, self.table = self.table, None
-        return _Whole.apply([table], self.before)  # pyright: ignore[reportReturnType]
+        return _Whole.apply([table], self.before, self.stood)  # pyright: ignore[reportReturnType]
 
 
 class Between:
@@ -338,10 +387,16 @@ class _Added(torch.autograd.Function):
 
 class _Whole(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, table: list[Tensor], windows: Tensor) -> Tensor:  # pyright: ignore
+    def forward(ctx: Any, table: list[Tensor], windows: Tensor, stood: Stood) -> Tensor:  # pyright: ignore
         ctx.set_materialize_grads(False)
+        ctx.stood = None if stood.first is None or sees_saved_tensors() else stood
+        if ctx.stood is not None:
+            stood.count_writes(table[0])
+            ctx.save_for_backward(table[0].data)
         return table.pop()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, Tensor | None]:  # pyright: ignore
-        return None, grad
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, Tensor | None, None]:  # pyright: ignore
+        if ctx.stood is not None:
+            (ctx.stood.table,) = ctx.saved_tensors
+        return None, grad, None

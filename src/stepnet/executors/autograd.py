@@ -15,7 +15,7 @@ from stepnet.data.dtypes import dtype_of
 from stepnet.data.heap import new_table
 from stepnet.data.in_graph import not_followed
 from stepnet.data.storage import distinct
-from stepnet.data.windows import Copied, rows_in
+from stepnet.data.windows import Copied, Standing, rows_in
 from stepnet.errors import StepError
 from stepnet.ir.plan import Plan
 from stepnet.watchers import during
@@ -124,17 +124,8 @@ def _as_steps(call: Call, out: Sequence[Tensor], kept: Sequence[Tensor] = ()) ->
 def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The results of a plan, and all values that it keeps, by name."""
     ready, plan = call.ready, call.ready.plan
-    n_x, n = len(plan.x), len(plan.x) + len(plan.states)
-    values = dict(zip(ready.rows_and_weights, (*tensors[:n_x], *tensors[n:]), strict=False))
-    if call.constants:
-        values |= call.constants
-    if call.noise is not None:
-        values |= dict(zip(ready.forward.noise, call.noise, strict=True))
-    given = tensors[n_x:n]
-    states = {
-        name: t if t.dtype is dtype else t.to(dtype)  # which takes a microsecond to find out
-        for (name, dtype), t in zip(ready.carried_as.items(), given, strict=False)
-    }
+    given = tensors[len(plan.x) : len(plan.x) + len(plan.states)]
+    values, states = inputs_of(call, tensors)
     values, finals = ready.forward.run(values, states, call.layout, as_it_is=call.as_it_is)
     out = [values[name] for name in plan.y]
     for name, t in zip(plan.states, given, strict=True):
@@ -143,20 +134,37 @@ def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[s
     return out if ready.owned else distinct(out, tensors), values
 
 
+def inputs_of(call: Call, tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What the forward loop reads, and the boot values of its states, by name."""
+    ready, plan = call.ready, call.ready.plan
+    n_x, n = len(plan.x), len(plan.x) + len(plan.states)
+    values = dict(zip(ready.rows_and_weights, (*tensors[:n_x], *tensors[n:]), strict=False))
+    if call.constants:
+        values |= call.constants
+    if call.noise is not None:
+        values |= dict(zip(ready.forward.noise, call.noise, strict=True))
+    states = {
+        name: t if t.dtype is dtype else t.to(dtype)  # which takes a microsecond to find out
+        for (name, dtype), t in zip(ready.carried_as.items(), tensors[n_x:n], strict=False)
+    }
+    return values, states
+
+
 class _Again(NamedTuple):
     """A run that backward computes again: memory that it may give y in, leaf by leaf, and for what it makes
-    and lets go, by name; and inputs that it may copy again, too."""
+    and lets go, by name; inputs that it may copy again, too; and where to note results that it would know."""
 
     places: list[Tensor | None]
     spare: dict[str, Tensor]
     copied: Sequence[Copied]
+    made: list[Standing]
 
 
 _again: ContextVar[_Again | None] = ContextVar("stepnet_computed_again", default=None)
 
 
 def computed_again(
-    places: Sequence[Tensor | None], spare: dict[str, Tensor], copied: Sequence[Copied]
+    places: Sequence[Tensor | None], spare: dict[str, Tensor], copied: Sequence[Copied], made: list[Standing]
 ) -> AbstractContextManager[None]:
     """In here, runs keep for backward what they are given and no more: it computes the rest once more.
 
@@ -164,8 +172,9 @@ def computed_again(
         places: memory that the first run may give y in, leaf by leaf.
         spare: memory for what runs make beside y, kept here from run to run.
         copied: of what tables the rows that runs are given are copies, if they are.
+        made: takes results that need not be computed again, if they are there.
     """
-    return during(_again, _Again([*places], spare, copied))
+    return during(_again, _Again([*places], spare, copied, made))
 
 
 def is_computed_again() -> bool:
@@ -252,6 +261,7 @@ class _PlanCall(torch.autograd.Function):
         direct, layout = by_places or (None, None)
         found = None if direct is None or layout is None else direct.forward(tensors, layout)
         ctx.by_places, ctx.call, ctx.later, ctx.copied = None if found is None else by_places, call, {}, {}
+        ctx.stands = {}
         ctx.set_materialize_grads(False)
         if direct is None or found is None:
             return _forward(ctx, call if direct is None else call(), tensors)
@@ -333,6 +343,9 @@ def _forward(ctx: Any, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, .
         copied = {id(each.part): each for each in lone.copied}
         of = [copied.get(id(t)) for t in tensors]
         ctx.copied = {k: each.place for k, each in enumerate(of) if each is not None}
+        if call.ready.knows(call.layout):
+            ctx.stands = {name: Standing(out[k]) for name, k in call.ready.known.items()}
+            lone.made.extend(ctx.stands.values())
         tables = [t if each is None else each.table for t, each in zip(tensors, of, strict=True)]
         _save(ctx, call.ready, tables, None)
     carry = carry_gradients(plan, call.layout, ctx.needs_input_grad[2:])
@@ -414,11 +427,23 @@ def _gradients(
     if not kept:
         if ctx.memory.written:
             _written()
-        out, values = forward(call._replace(noise=noise_of(call), as_it_is=False), tensors)
-        kept = [*out[: len(call.ready.plan.y)], *(values[name] for name in call.ready.extra)]
-        led = _led(call.ready.plan, values)
-        del out, values
+        kept, led = _made_again(ctx, call._replace(noise=noise_of(call), as_it_is=False), tensors)
     return gradients(call, tensors, kept, grads, needed, led)
+
+
+def _made_again(ctx: Any, call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[str]]:
+    """The rows of y and what a run keeps, computed from its inputs, and from those of y that are there."""
+    plan, extra = call.ready.plan, call.ready.extra
+    stands: dict[str, Standing] = ctx.stands
+    rows = {name: found for name, each in stands.items() if (found := each.rows()) is not None}
+    if rows and len(rows) == len(stands) and call.ready.again is not None:
+        values, states = inputs_of(call, tensors)
+        kinds = plan.forward.body.values
+        rows = {name: found.view(call.layout.rows, *kinds[name].shape) for name, found in rows.items()}
+        values, _ = call.ready.again.run(values | rows, states, call.layout)
+        return [rows[name] if name in rows else values[name] for name in (*plan.y, *extra)], []
+    out, values = forward(call, tensors)
+    return [*out[: len(plan.y)], *(values[name] for name in extra)], _led(plan, values)
 
 
 def _asked_for(ctx: Any, tensors: Sequence[Tensor], needed: Sequence[bool]) -> tuple[bool, ...]:

@@ -327,7 +327,8 @@ def sum_steps(rows: Tensor, layout: Layout) -> Tensor:
 
 def last(rows: Tensor, boot: Tensor, layout: Layout) -> Tensor:
     """The last row of each sequence; the boot value where a sequence has no steps."""
-    return take(torch.cat([rows, boot]), layout, "last")
+    whole = layout.turns and 0 not in layout.ends and rows.dtype is boot.dtype
+    return take(rows if whole else torch.cat([rows, boot]), layout, "last")
 
 
 def run_nodes(

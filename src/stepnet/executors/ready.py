@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -12,12 +13,14 @@ import torch
 
 from stepnet.data.bounded import Bounded
 from stepnet.data.dtypes import dtype_of
+from stepnet.errors import Unsupported
 from stepnet.ir.plan import LoopPlan, Plan, Region
 
 from .base import Executor
 from .layout import Layout
 from .loop import PreparedLoop, Scan
 
+_FEW = 4  # rows at a step
 _MOST_KINDS = 64  # of calls, of which one plan remembers what they ask for
 
 
@@ -171,6 +174,27 @@ class Ready:
         return [k for k in range(len(self.plan.y)) if k in read]
 
     @cached_property
+    def again(self) -> PreparedLoop | None:
+        """The forward loop where leaves of y are known, see `Plan`; None: there is none, or the executor
+        declines it."""
+        with contextlib.suppress(Unsupported):
+            return _prepared(self.executor, [self.plan.again])[0]
+        return None
+
+    def knows(self, layout: Layout) -> bool:
+        """Whether a second run on these rows is faster by `again`: where steps have many, their products are
+        as fast in a scan (measured)."""
+        few = self.executor.in_torch or layout.rows <= _FEW * layout.turns
+        return few and self.plan.again is not None
+
+    @cached_property
+    def known(self) -> dict[str, int]:
+        """The leaves of y that `again` takes, with their places."""
+        loop = self.again
+        given = () if loop is None else loop.plan.body.parameters
+        return {name: k for k, name in enumerate(self.plan.y) if name in given}
+
+    @cached_property
     def own_gradients(self) -> frozenset[str]:
         """The gradients that are tensors made for them."""
         made = frozenset() if self.backward is None else self.backward.fresh
@@ -247,7 +271,14 @@ def make_ready(executor: Executor, plan: Plan) -> Ready:
     Raises:
         Unsupported: the executor declines the plan.
     """
+    backward, forward = _prepared(executor, (plan.backward, plan.forward))
+    assert forward is not None
+    ready = Ready(plan, forward, backward, executor)
+    forward.hide(ready.extra)
+    return ready
 
+
+def _prepared(executor: Executor, parts: Sequence[LoopPlan | None]) -> list[PreparedLoop | None]:
     scans: list[Scan] = []
 
     def scan(loop: LoopPlan, region: Region) -> Scan:
@@ -261,9 +292,6 @@ def make_ready(executor: Executor, plan: Plan) -> Ready:
         return PreparedLoop(executor.prepare(part), scan, executor.on_all_rows, executor.joined)
 
     with ThreadPoolExecutor(max_workers=1) as apart:  # where none of the caller's modes is
-        backward, forward = apart.map(loop, (plan.backward, plan.forward))
-    assert forward is not None
+        loops = [*apart.map(loop, parts)]
     executor.build(scans)
-    ready = Ready(plan, forward, backward, executor)
-    forward.hide(ready.extra)
-    return ready
+    return loops

@@ -101,6 +101,8 @@ class Plan:
             no_grad are of.
         paired: the y leaves and new states (numbered) that are complex: here pairs of real numbers, as
             complex inputs are.
+        again: the forward loop, run once more for what backward reads, where leaves of y that are new states
+            are known.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Plan:
     flow: tuple[tuple[int, ...], ...] = ()
     requires: tuple[tuple[int, ...], ...] = ()
     paired: tuple[int, ...] = ()
+    again: LoopPlan | None = None
 
     def parted(self, inputs: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T], Sequence[_T]]:
         """What there is for x, for states and for weights, of what there is for all of them."""

@@ -43,7 +43,7 @@ def verify(thing: Graph | LoopPlan | Plan, stage: GraphStage) -> None:
     elif isinstance(thing, LoopPlan):
         broken = [*_graph(thing.body), *_loop(thing, stage)]
     else:
-        loops = [thing.forward] if thing.backward is None else [thing.forward, thing.backward]
+        loops = [loop for loop in (thing.forward, thing.backward, thing.again) if loop is not None]
         broken = [rule for loop in loops for rule in (*_graph(loop.body), *_loop(loop, stage))]
         broken += _plan(thing)
     if broken:

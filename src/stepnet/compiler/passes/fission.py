@@ -17,7 +17,9 @@ from stepnet.ir.ops import OPS, ROUNDED, VIEWS, Stage, is_cheap
 from stepnet.ir.plan import Carry, LoopPlan, Region
 
 
-def fission(body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fuse: bool) -> LoopPlan:
+def fission(
+    body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fuse: bool, beside: bool = False
+) -> LoopPlan:
     """Cut a body.
 
     Args:
@@ -26,12 +28,13 @@ def fission(body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fus
         wanted: the row and sum values asked for after the loop.
         fuse: move cheap ops that border on a scan into it. Right for generated code, where a pass over
             memory costs more than the arithmetic; wrong for torch ops, where every op of a step costs.
+        beside: those, too, that no scan reads, where one reads what they do.
     """
     turning, depth = depths(body, carries)
     cut = _placed(body, turning, depth)
     _place_carries(cut, body, carries, wanted, turning, depth)
     if fuse:
-        _fuse(cut, body)
+        _fuse(cut, body, beside)
     body = _spread(body, cut.maps)
     return LoopPlan(body, tuple(carries), _regions(cut, body), tuple(wanted))
 
@@ -99,7 +102,7 @@ def _place_carries(
             cut.maps[depth[carry.parameter]].append(shift)
 
 
-def _fuse(cut: _Cut, body: Graph) -> None:
+def _fuse(cut: _Cut, body: Graph, beside: bool) -> None:
     """Move cheap ops into the scans that they border on, and join scans that belong together."""
     maps, scans, carries = cut.maps, cut.scans, cut.carries
     pulled = _pulled(body)
@@ -110,7 +113,7 @@ def _fuse(cut: _Cut, body: Graph) -> None:
             growing = {id(node) for node, read in sizes if body.values[node.outputs[0]].size > read}
             _sink(body, maps[d], scans[d + 1], carries[d + 1], pulled, growing)
         _absorb(body, maps[d], scans[d], carries[d], pulled)
-        _sink(body, maps[d - 1], scans[d], carries[d], pulled)
+        _sink(body, maps[d - 1], scans[d], carries[d], pulled, beside=beside and d == 1)
     for d in range(deepest, 1, -1):
         if _join(body, maps, scans, carries, d):
             _sink(body, maps[d - 2], scans[d - 1], carries[d - 1], pulled)
@@ -321,10 +324,10 @@ def _absorb(body: Graph, after: list[Node], scan: list[Node], carries: list[Carr
 
 def _sink(
     body: Graph, before: list[Node], scan: list[Node], carries: list[Carry], pulled: Set[str],
-    only: Set[int] | None = None,
+    only: Set[int] | None = None, beside: bool = False,
 ) -> None:  # fmt: skip
     """Cheap ops of the map before a scan move into it, if it reads them and nothing before it does; of these
-    `only` some, if that is said."""
+    `only` some, if that is said; `beside`, those that nothing reads, too."""
     inside = {id(node) for node in scan}
     users = body.users()
     turned = {c.result for c in carries}
@@ -334,7 +337,7 @@ def _sink(
     stay: set[int] = set()
     for node in reversed(before):
         reading = {id(user) for name in node.outputs for user in users[name]}
-        read = not inside.isdisjoint(reading) or turned.intersection(node.outputs)
+        read = not inside.isdisjoint(reading) or turned.intersection(node.outputs) or (beside and not reading)
         if (
             read
             and (only is None or id(node) in only)

@@ -47,7 +47,7 @@ def _products(body: Graph, region: Region) -> list[Node]:
     if region.kind != "map":
         return []
     found = []
-    rounded = {name for node in region.nodes if node.op == "cast" for name in node.outputs}
+    rounded = {name for node in region.nodes if node.op in ("cast", "shift") for name in node.outputs}
     for node in region.nodes:
         if node.op != "matmul":
             continue
