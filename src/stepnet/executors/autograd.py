@@ -20,7 +20,7 @@ from stepnet.errors import StepError
 from stepnet.ir.plan import Plan
 from stepnet.watchers import during
 
-from .call import Call
+from .call import Call, KeptRows
 from .direct import Direct
 from .flow import carry_gradients
 from .gradients import gradients
@@ -387,7 +387,8 @@ def _backward(
             return asked_again(call, found, tensors, grads, needed)
 
         if torch.is_grad_enabled():
-            return differentiable(call, first, tensors, grads, needed, ctx)
+            rows = KeptRows(kept, ctx.results)
+            return differentiable(call, first, tensors, grads, needed, ctx, rows)
         return first()
 
     many = None if plain else one_by_one(once, grads)

@@ -247,7 +247,22 @@ def make_ready(executor: Executor, plan: Plan) -> Ready:
     Raises:
         Unsupported: the executor declines the plan.
     """
+    forward, backward = _prepared(executor, plan.forward, plan.backward)
+    assert forward is not None
+    ready = Ready(plan, forward, backward, executor)
+    forward.hide(ready.extra)
+    return ready
 
+
+def make_loop(executor: Executor, loop: LoopPlan) -> PreparedLoop:
+    """Make one loop ready to run. Raises Unsupported: the executor declines it."""
+    (made,) = _prepared(executor, loop)
+    assert made is not None
+    return made
+
+
+def _prepared(executor: Executor, *loops: LoopPlan | None) -> list[PreparedLoop | None]:
+    """Loops made ready to run, and built together. Raises Unsupported: the executor declines one."""
     scans: list[Scan] = []
 
     def scan(loop: LoopPlan, region: Region) -> Scan:
@@ -255,15 +270,12 @@ def make_ready(executor: Executor, plan: Plan) -> Ready:
         scans.append(made := executor.scan(loop, region))
         return made
 
-    def loop(part: LoopPlan | None) -> PreparedLoop | None:
+    def prepared(part: LoopPlan | None) -> PreparedLoop | None:
         if part is None:
             return None
         return PreparedLoop(executor.prepare(part), scan, executor.on_all_rows, executor.joined)
 
     with ThreadPoolExecutor(max_workers=1) as apart:  # where none of the caller's modes is
-        backward, forward = apart.map(loop, (plan.backward, plan.forward))
-    assert forward is not None
+        made = [*apart.map(prepared, loops[::-1])][::-1]
     executor.build(scans)
-    ready = Ready(plan, forward, backward, executor)
-    forward.hide(ready.extra)
-    return ready
+    return made
