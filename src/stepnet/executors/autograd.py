@@ -14,6 +14,7 @@ from torch import Tensor
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.heap import new_table
 from stepnet.data.in_graph import not_followed
+from stepnet.data.modes import sees_saved_tensors
 from stepnet.data.storage import distinct
 from stepnet.data.windows import Copied, rows_in
 from stepnet.errors import StepError
@@ -387,7 +388,8 @@ def _backward(
             return asked_again(call, found, tensors, grads, needed)
 
         if torch.is_grad_enabled():
-            rows = KeptRows(kept, ctx.results)
+            # hooks would be given it once more
+            rows = KeptRows() if sees_saved_tensors() else KeptRows(kept, ctx.results)
             return differentiable(call, first, tensors, grads, needed, ctx, rows)
         return first()
 
