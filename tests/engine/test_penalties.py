@@ -15,6 +15,7 @@ import stepnet
 from covering import few
 from outcomes import same
 from stepnet import LoDTensor, recurrent
+from stepnet.engine.shared_rows import SharedRows
 from stepnet.executors.loop import PreparedLoop
 from threads import at_once
 
@@ -170,6 +171,32 @@ def test_one_backward_loop_gives_both_parts() -> None:
             runs.clear()
             torch.autograd.grad(g.square().sum(), list(rnn.parameters()))
     assert len(runs) == 2  # the derivative along the gradient, and its gradient
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["", "y was written to"])
+def test_what_the_run_kept_is_not_computed_again(written: bool) -> None:
+    model, runs = Critic(False), list[Any]()
+    run = SharedRows.run
+
+    def noted(self: SharedRows, *args: Any) -> Any:
+        runs.append(run(self, *args))
+        return runs[-1]
+
+    def found(backend: Any) -> list[Any]:
+        _, x, h = made()
+        y, last = recurrent(model.step, LoDTensor.from_lengths(x, [LENGTHS]), h, backend=backend)
+        (g,) = torch.autograd.grad(y.values.sum() + last.sin().sum(), [x], create_graph=True)
+        if written:
+            y.values.mul_(2.0)
+        own = [x, h, model.w, model.u]
+        one = torch.autograd.grad(g.square().sum(), own, retain_graph=True)
+        return [*one, *torch.autograd.grad(g.pow(3).sum() + last.sum(), own)]
+
+    expected = found("naive")
+    with patch.object(SharedRows, "run", noted):
+        for _ in range(2):
+            same(found("eager"), expected, atol=1e-9)
+    assert [made is None for made in runs] == [True, written, written, written]
 
 
 def test_second_gradients_from_threads() -> None:

@@ -17,7 +17,7 @@ from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import draws_put_back
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.autograd import run as run_plan
-from stepnet.executors.call import Call, Moving
+from stepnet.executors.call import Call, KeptRows, Moving
 from stepnet.executors.forward_mode import pushed
 from stepnet.executors.higher_order import (
     Moves,
@@ -42,6 +42,7 @@ from .reads import Reads, looks, looks_of_rows, read, settings
 from .repeats import Repeats, Unrecorded
 from .rounding import close, looseness
 from .rows import Sequences
+from .shared_rows import SharedRows, SharedRun
 
 T = TypeVar("T")
 _MOST_KINDS = 64  # of derivatives, that one plan remembers
@@ -57,6 +58,7 @@ class Moved(NamedTuple):
     states: list[Tensor]
     weights: list[Tensor]
     repeats: Repeats
+    shared: SharedRows
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
@@ -70,7 +72,7 @@ class Moved(NamedTuple):
 
 
 def _pull(
-    run: Unrecorded, places: Sequence[int | None], came: Sequence[tuple[Tensor, Tensor]],
+    run: Unrecorded | SharedRun, places: Sequence[int | None], came: Sequence[tuple[Tensor, Tensor]],
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradients that are wanted of the inputs at some places, of what came in for its results."""
@@ -177,6 +179,7 @@ class RunsAlong:
     def __call__(
         self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
         noise: Sequence[Tensor] | None = None, whole: bool = False, once: bool = False,
+        kept: KeptRows | None = None,
     ) -> Moving:  # fmt: skip
         """The derivative of each result: y leaves, then last states; None for what has none. And the results;
         and what gives gradients of both.
@@ -187,13 +190,17 @@ class RunsAlong:
             noise: of the call, in the order in which the step draws it.
             whole: whether the results are asked for.
             once: whether nobody differentiates the gradients.
+            kept: what the run of the loop kept; then last states may be but names for their gradients.
 
         Raises:
             StepError: the step reads something else than at the call.
             Unsupported: there is no plan for it, or the plan is not right.
         """
         moved = self.of(tensors, directions, noise=noise, whole=whole)
-        alone = moved.repeats.unrecorded(moved.call, moved.inputs) if once else None
+        alone = None
+        if once:
+            alone = None if kept is None else moved.shared.run(moved.call, moved.inputs, kept)
+            alone = moved.repeats.unrecorded(moved.call, moved.inputs) if alone is None else alone
         out = moved.run() if alone is None else alone.out
         n = len(moved.call.ready.plan.y)
         n_y, n_s = len(self.ready.plan.y), len(self.ready.plan.states)
@@ -258,7 +265,9 @@ class RunsAlong:
             if changed is not None:
                 raise changed
             entry = self._found(twin, own, now, directions, noise, forward_mode)
-            known = entry, twin.sources(entry.weights), Repeats()
+            assert entry.ready is not None
+            sources = twin.sources(entry.weights)
+            known = entry, sources, Repeats(), SharedRows(self.ready, entry.ready, sources)
             if self.check and None not in known[1] and not entry.unsure:
                 if len(self.ready.along) >= _MOST_KINDS:
                     self.ready.along.clear()
@@ -276,7 +285,7 @@ class RunsAlong:
         )
         plain = functools.partial(twin.plain, places)
         call = Call(ready, beside.layout, compiled.constants, plain, further, noise=noise)
-        return Moved(call, beside.x_rows, beside.states, used, known[2])
+        return Moved(call, beside.x_rows, beside.states, used, *known[2:])
 
     def _found(
         self, twin: _Twin, own: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None],

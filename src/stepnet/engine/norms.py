@@ -29,7 +29,9 @@ def _layer_norm(
     eps: float = 1e-5, *_: Any,
 ) -> Tensor:  # fmt: skip
     dims = tuple(range(-len(normalized_shape), 0))
-    centred = x - x.mean(dims, keepdim=True)
+    # as the step's own is computed; the mean is the same from wherever it is taken, so nothing flows there
+    first = x.detach()[(..., *[slice(0, 1)] * len(dims))]
+    centred = x - (first + (x - first).mean(dims, keepdim=True))
     return _scaled(centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt(), weight, bias)
 
 

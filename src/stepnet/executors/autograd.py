@@ -14,13 +14,14 @@ from torch import Tensor
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.heap import new_table
 from stepnet.data.in_graph import not_followed
+from stepnet.data.modes import sees_saved_tensors
 from stepnet.data.storage import distinct
 from stepnet.data.windows import Copied, Standing, rows_in
 from stepnet.errors import StepError
 from stepnet.ir.plan import Plan
 from stepnet.watchers import during
 
-from .call import Call
+from .call import Call, KeptRows
 from .direct import Direct
 from .flow import carry_gradients
 from .gradients import gradients
@@ -400,7 +401,9 @@ def _backward(
             return asked_again(call, found, tensors, grads, needed)
 
         if torch.is_grad_enabled():
-            return differentiable(call, first, tensors, grads, needed, ctx)
+            # hooks would be given it once more
+            rows = KeptRows() if sees_saved_tensors() else KeptRows(kept, ctx.results)
+            return differentiable(call, first, tensors, grads, needed, ctx, rows)
         return first()
 
     many = None if plain else one_by_one(once, grads)

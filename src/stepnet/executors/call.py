@@ -9,11 +9,20 @@ import torch
 from torch import Tensor
 
 from .layout import Layout
+from .memory import Counters
 from .ready import Ready
 
 # Of what comes in for some tensors, the gradients of x, states and weights, where they are wanted.
 Pull = Callable[[Sequence[tuple[Tensor, Tensor]], Sequence[bool]], "list[Tensor | None]"]
 Moving = tuple["list[Tensor | None]", "list[Tensor]", "Pull | None"]
+
+
+class KeptRows(NamedTuple):
+    """What a run kept for its backward: the rows of y, then the plan's `extra`; none, if it is made again. And
+    what counts how often they are written to."""
+
+    rows: Sequence[Tensor] = ()
+    written: Counters | tuple[()] = ()
 
 
 class Along(Protocol):
@@ -43,11 +52,13 @@ class Along(Protocol):
     def __call__(
         self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None],
         noise: Sequence[Tensor] | None = None, whole: bool = False, once: bool = False,
+        kept: KeptRows | None = None,
     ) -> Moving:  # fmt: skip
         """Of x, states and weights, a direction for each that moves, and the noise of the call: the
         derivative of each result, y leaves, then last states; None for what has none. And, if `whole`, the
         results. If nobody differentiates these more than `once`, perhaps also what does that, unseen by
-        autograd. Raises Unsupported where no plan runs it."""
+        autograd; then what was `kept` need not be computed anew, and tensors may be but names for results.
+        Raises Unsupported where no plan runs it."""
         ...
 
 

@@ -18,7 +18,7 @@ from stepnet.data.modes import batches, has_tangent, outside_batches, outside_in
 from stepnet.errors import StepError, Unsupported
 from stepnet.ir.plan import Plan
 
-from .call import Call, Pull
+from .call import Call, KeptRows, Pull
 from .flow import moved
 from .memory import Memory
 from .noise import noise_of
@@ -53,11 +53,12 @@ class Moves:
     def of(
         cls, call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None],
         directions: Sequence[Tensor | None], whole: bool, create_graph: bool = False,
+        kept: KeptRows | None = None,
     ) -> Moves:  # fmt: skip
         """Run it. Raises Unsupported: there is no plan for it."""
         assert call.along is not None
         noise = noise_of(call) if call.ready.plan.random else None
-        along, results, pull = call.along()(own, directions, noise, whole, not create_graph)
+        along, results, pull = call.along()(own, directions, noise, whole, not create_graph, kept)
         has = moved(call.ready.plan, call.layout, [v is not None for v in directions])
         along = [m if moves else None for m, moves in zip(along, has, strict=True)]
         return cls(own, results, along, grads, pull)
@@ -92,7 +93,7 @@ def at_places(found: Iterable[Any], wanted: Sequence[bool]) -> list[Any]:
 
 def differentiable(
     call: Call, compute: Callable[[], list[Tensor | None]], tensors: Sequence[Tensor],
-    grads: Sequence[Tensor | None], needed: Sequence[bool], node: Node,
+    grads: Sequence[Tensor | None], needed: Sequence[bool], node: Node, kept: KeptRows,
 ) -> Sequence[Tensor | None]:  # fmt: skip
     """What `compute` gives, with a history: the loop's derivative along what comes in, or the plain loop.
 
@@ -101,6 +102,7 @@ def differentiable(
         tensors, grads: its inputs; what came in for each result.
         needed: which inputs get a gradient.
         node: of the call.
+        kept: by its run.
 
     Raises:
         StepError: the step draws noise and has no such plan, or reads something else by now.
@@ -118,7 +120,7 @@ def differentiable(
         for t, has in zip(tensors, has_history, strict=True)
     ]
     along.expect(tensors, asked, follows)
-    how = node if follows else None, call, compute, tuple(needed), has_history
+    how = node if follows else None, call, compute, kept, tuple(needed), has_history
     return _Gradient.apply(*how, *tensors, *grads)  # pyright: ignore[reportReturnType]
 
 
@@ -132,12 +134,12 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     @not_followed
     def forward(  # pyright: ignore
-        ctx: Any, node: Node | None, call: Call, compute: Callable[[], list[Tensor | None]],
+        ctx: Any, node: Node | None, call: Call, compute: Callable[[], list[Tensor | None]], kept: KeptRows,
         needed: tuple[bool, ...], history: Sequence[bool], *given: Tensor | None,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        ctx.node, ctx.call, ctx.needed = node, call, needed
+        ctx.node, ctx.call, ctx.needed, ctx.written = node, call, needed, kept.written
         ctx.set_materialize_grads(False)
-        Memory.of(given[: len(needed)], 0).save(ctx, given)
+        Memory.of(given[: len(needed)], 0).save(ctx, given, kept.rows)
         found = compute()
         ctx.mark_non_differentiable(
             *(g for g, has in zip(found, history, strict=True) if g is not None and not has)
@@ -147,9 +149,10 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     @not_followed
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        n, skip = len(ctx.needed), (None,) * 5
-        given, _, _ = ctx.memory.found(saved(ctx, ctx.call.ready), differentiated=True)
-        tensors, grads, wanted = given[:n], given[n:], ctx.needs_input_grad[5:]
+        n, skip, wanted = len(ctx.needed), (None,) * 6, ctx.needs_input_grad[6:]
+        found, _, _ = ctx.memory.found(saved(ctx, ctx.call.ready), differentiated=True)
+        given, kept = found[: len(wanted)], KeptRows(found[len(wanted) :], ctx.written)
+        tensors, grads = given[:n], given[n:]
         if all(v is None for v in directions):
             return (*skip, *(None,) * len(given))
         how, create_graph = (grads, ctx.needed), torch.is_grad_enabled()
@@ -160,8 +163,8 @@ class _Gradient(torch.autograd.Function):
             try:
                 with torch.enable_grad():
                     if node is None:
-                        return by_along(ctx.call, own, *how, directions, wanted, create_graph)
-                    moves = Moves.of(ctx.call, own, grads, directions, whole=True)
+                        return by_along(ctx.call, own, *how, directions, wanted, create_graph, kept)
+                    moves = Moves.of(ctx.call, own, grads, directions, whole=True, kept=kept)
             except Unsupported:
                 return second_by_plain_loop(ctx.call, tensors, *how, directions, wanted)
             node.later.setdefault(run, []).append(moves)
@@ -262,6 +265,7 @@ def _stacked(found: Sequence[_Gradients]) -> list[Tensor | None]:
 def by_along(
     call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
     directions: Sequence[Tensor | None], wanted: Sequence[bool], create_graph: bool,
+    kept: KeptRows | None = None,
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradients of the gradient, of each tensor and each of `grads`, by the loop's derivative.
 
@@ -273,11 +277,12 @@ def by_along(
         directions: what comes in for each gradient.
         wanted: of own and grads, which want one.
         create_graph: whether they are to be differentiated again.
+        kept: by the run of the call.
 
     Raises:
         Unsupported: there is no plan for it.
     """
-    moves = Moves.of(call, own, grads, directions, whole=False, create_graph=create_graph)
+    moves = Moves.of(call, own, grads, directions, whole=False, create_graph=create_graph, kept=kept)
     return [
         *moves.gradients(wanted, create_graph=create_graph),
         *_where(moves.along, wanted[len(own) :], create_graph),

@@ -38,7 +38,7 @@ def counters(results: Sequence[Tensor], read: Collection[int]) -> Counters:
     return found
 
 
-def are_written(counted: Counters) -> bool:
+def are_written(counted: Counters | tuple[()]) -> bool:
     """Whether something was written to any of the results."""
     return any([counter._version != count for counter, count in counted])  # noqa: C419  (a list is faster)
 

@@ -178,7 +178,7 @@ class Ready:
         """The forward loop where leaves of y are known, see `Plan`; None: there is none, or the executor
         declines it."""
         with contextlib.suppress(Unsupported):
-            return _prepared(self.executor, [self.plan.again])[0]
+            return None if self.plan.again is None else make_loop(self.executor, self.plan.again)
         return None
 
     def knows(self, layout: Layout) -> bool:
@@ -271,14 +271,22 @@ def make_ready(executor: Executor, plan: Plan) -> Ready:
     Raises:
         Unsupported: the executor declines the plan.
     """
-    backward, forward = _prepared(executor, (plan.backward, plan.forward))
+    forward, backward = _prepared(executor, plan.forward, plan.backward)
     assert forward is not None
     ready = Ready(plan, forward, backward, executor)
     forward.hide(ready.extra)
     return ready
 
 
-def _prepared(executor: Executor, parts: Sequence[LoopPlan | None]) -> list[PreparedLoop | None]:
+def make_loop(executor: Executor, loop: LoopPlan) -> PreparedLoop:
+    """Make one loop ready to run. Raises Unsupported: the executor declines it."""
+    (made,) = _prepared(executor, loop)
+    assert made is not None
+    return made
+
+
+def _prepared(executor: Executor, *loops: LoopPlan | None) -> list[PreparedLoop | None]:
+    """Loops made ready to run, and built together. Raises Unsupported: the executor declines one."""
     scans: list[Scan] = []
 
     def scan(loop: LoopPlan, region: Region) -> Scan:
@@ -286,12 +294,12 @@ def _prepared(executor: Executor, parts: Sequence[LoopPlan | None]) -> list[Prep
         scans.append(made := executor.scan(loop, region))
         return made
 
-    def loop(part: LoopPlan | None) -> PreparedLoop | None:
+    def prepared(part: LoopPlan | None) -> PreparedLoop | None:
         if part is None:
             return None
         return PreparedLoop(executor.prepare(part), scan, executor.on_all_rows, executor.joined)
 
     with ThreadPoolExecutor(max_workers=1) as apart:  # where none of the caller's modes is
-        loops = [*apart.map(loop, parts)]
+        made = [*apart.map(prepared, loops[::-1])][::-1]
     executor.build(scans)
-    return loops
+    return made
