@@ -1,4 +1,4 @@
-"""A derivative's loop, run on what the run of its step kept for backward, so that nothing is computed twice."""
+"""A derivative's loop on what the run of its step kept for backward, so that nothing is computed twice."""
 
 from __future__ import annotations
 
