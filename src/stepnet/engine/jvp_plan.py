@@ -285,7 +285,7 @@ class RunsAlong:
         )
         plain = functools.partial(twin.plain, places)
         call = Call(ready, beside.layout, compiled.constants, plain, further, noise=noise)
-        return Moved(call, beside.x_rows, beside.states, used, *known[2:])
+        return Moved(call, beside.x_rows, beside.states, used, known[2], known[3])
 
     def _found(
         self, twin: _Twin, own: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None],

@@ -1,4 +1,4 @@
-"""A derivative's loop, run on what the run of its step has kept for backward: what both compute, one has done."""
+"""A derivative's loop on what the run of its step kept for backward, so that nothing is computed twice."""
 
 from __future__ import annotations
 
@@ -48,11 +48,10 @@ class SharedRows:
 
     def __init__(self, step: Ready, derivative: Ready, weights: Sequence[int | None]) -> None:
         self._step, self._derivative, self._weights = step, derivative, weights
-        self._ran = False
 
     @cached_property
     def _made(self) -> tuple[KnownRows, PreparedLoop] | None:
-        """Made at the second run: it is one more loop to build."""
+        """Made where it is asked for: it is one more loop to build."""
         step, plan = self._step.plan, self._derivative.plan
         if plan.random or plan.paired or plan.backward is None:
             return None
@@ -83,10 +82,7 @@ class SharedRows:
             return None  # of few rows, what is by places is faster
         if are_written(kept.written) or is_computed_again() or not nothing_around():
             return None
-        if autocast_dtype("cpu") is not None or sees_saved_tensors():
-            return None
-        again, self._ran = self._ran, True
-        if not again or self._made is None:
+        if autocast_dtype("cpu") is not None or sees_saved_tensors() or self._made is None:
             return None
         known, loop = self._made
         x, states, weights = plan.parted(inputs)

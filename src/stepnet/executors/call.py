@@ -18,8 +18,8 @@ Moving = tuple["list[Tensor | None]", "list[Tensor]", "Pull | None"]
 
 
 class KeptRows(NamedTuple):
-    """What a run kept for its backward: the rows of y, then the plan's `extra`; none, if it is made again. And
-    what counts how often they are written to."""
+    """What a run kept for its backward: the rows of y, then the plan's `extra`; none, if it is made again.
+    And what counts how often they are written to."""
 
     rows: Sequence[Tensor] = ()
     written: Counters | tuple[()] = ()

@@ -1,6 +1,6 @@
 """Rows that another run has kept are read where a loop would compute them again.
 
-A step and its derivative compute the step anew, of which the run of the step has kept what its gradient needs.
+The derivative of a step computes the step, too, of which the run of the step kept what its gradient needs.
 Two values are the same where the same op made them of the same, down to inputs that are the same tensors. A
 carried value is the same at each step if it is so at first, and each step makes the same of what is the same.
 """
