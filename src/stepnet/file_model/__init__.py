@@ -1,5 +1,6 @@
 """What models from files share, whatever the format."""
 
+from .blocks import put_back as put_back
 from .broken import Broken as Broken
 from .broken import CutOff as CutOff
 from .broken import Misfitting as Misfitting
