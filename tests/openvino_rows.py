@@ -10,6 +10,7 @@ I = RNG.integers(-7, 8, (2, 3, 4)).astype(np.int32)
 SHIFTS = RNG.integers(0, 4, (3, 1)).astype(np.int32)
 IMAGE = RNG.standard_normal((2, 8, 4, 6)).astype(np.float32)
 SQUARE = (RNG.standard_normal((2, 3, 3)) + 3 * np.eye(3)).astype(np.float32)
+BLOCKS = RNG.standard_normal((2, 12, 6)).astype(np.float32)
 ODD = np.array([[np.inf, -np.inf, np.nan, 1.0]], np.float32)
 NEAR = np.sort(RNG.standard_normal((2, 3, 5)).astype(np.float32), -1)
 PLACES = RNG.integers(0, 3, (2, 7, 1)).astype(np.int64)
@@ -50,6 +51,15 @@ def in_blocks(x, first):
         return parts.transpose(0, 3, 4, 1, 5, 2).reshape(batch, channels // 4, high * 2, wide * 2)
     parts = x.reshape(batch, channels // 4, 2, 2, high, wide)
     return parts.transpose(0, 1, 4, 2, 5, 3).reshape(batch, channels // 4, high * 2, wide * 2)
+
+
+def overlapped(blocks, stride):
+    """Images of two by three blocks of two by two."""
+    image = np.zeros((len(blocks), 3, 2 + stride, 2 + 2 * stride), np.float32)
+    for k, part in enumerate(np.moveaxis(blocks.reshape(len(blocks), 3, 2, 2, 6), -1, 0)):
+        y, x = stride * (k // 3), stride * (k % 3)
+        image[:, :, y : y + 2, x : x + 2] += part
+    return image
 
 
 def updated():
@@ -173,6 +183,10 @@ CASES = [  # type, inputs, result, version, and attributes
     ("GridSample", [IMAGE, places(IMAGE, True)], IMAGE[..., ::-1], "opset9",
      {"align_corners": "true", "mode": "nearest", "padding_mode": "reflection"}),
     ("GridSample", [IMAGE, places(IMAGE, False) + np.float32(2)], 0 * IMAGE, "opset9", {"mode": "bicubic"}),
+    ("Col2Im", [BLOCKS, c([3, 4]), c([2, 2])], overlapped(BLOCKS, 1), "opset15", {}),
+    ("Col2Im", [BLOCKS[0], c([4, 6]), c([2, 2])], overlapped(BLOCKS, 2)[0], "opset15", {"strides": "2,2"}),
+    ("Col2Im", [BLOCKS, c([2, 2]), c([2, 2])], overlapped(BLOCKS, 1)[:, :, 1:, 1:3], "opset15",
+     {"strides": "1,1", "dilations": "1,1", "pads_begin": "1,1", "pads_end": "0,1"}),
     ("BitwiseAnd", [I, SHIFTS], I & SHIFTS, "opset13", {}),
     ("BitwiseOr", [I, SHIFTS], I | SHIFTS, "opset13", {}),
     ("BitwiseXor", [I, SHIFTS], I ^ SHIFTS, "opset13", {}),

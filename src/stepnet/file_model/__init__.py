@@ -2,6 +2,7 @@
 
 from .again import Named as Named
 from .again import named as named
+from .blocks import put_back as put_back
 from .broken import Broken as Broken
 from .broken import CutOff as CutOff
 from .broken import Misfitting as Misfitting

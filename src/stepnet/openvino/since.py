@@ -90,6 +90,7 @@ _FROM: dict[int, tuple[str, ...]] = {
     15: (
         "BitwiseLeftShift",
         "BitwiseRightShift",
+        "Col2Im",
         "EmbeddingBagOffsets",
         "EmbeddingBagPacked",
         "STFT",

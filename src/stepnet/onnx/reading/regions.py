@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import not_in_recordings, same_types
+from stepnet.file_model import not_in_recordings, put_back, same_types
 
 from .info import Info, Misfit, Run, check_size, dtype_of, op
 
@@ -35,24 +35,7 @@ def _col2im(node: Info) -> Run:
         rank = len(image)
         strides, dilations = node.get("strides", [1] * rank), node.get("dilations", [1] * rank)
         pads = node.get("pads", [0] * 2 * rank)
-        if not (rank == len(block) == len(strides) == len(dilations)) or len(pads) != 2 * rank:
-            raise Misfit("image, block, strides, dilations and pads have different lengths")
-        if min((*strides, *dilations, *block), default=0) < 1 or min(pads, default=0) < 0:
-            raise Misfit("block, strides and dilations must be at least 1, and pads not negative")
-        padded = [size + pads[i] + pads[i + rank] for i, size in enumerate(image)]
-        reach = [(b - 1) * d + 1 for b, d in zip(block, dilations, strict=True)]
-        counts = [(p - r) // s + 1 for p, r, s in zip(padded, reach, strides, strict=True)]
-        size = math.prod(block)
-        if x.dim() != 3 or x.shape[1] % size or x.shape[2] != math.prod(counts):
-            want = f"[batch, channels * {size}, {math.prod(counts)}]"
-            raise Misfit("holds other blocks than the image has", list(x.shape), want)
-        batch, channels = x.shape[0], x.shape[1] // size
-        out = x.new_zeros(check_size([batch, channels, *padded]))
-        parts = x.reshape(batch, channels, size, *counts).unbind(2)
-        for part, at in zip(parts, itertools.product(*map(range, block)), strict=True):
-            ways = zip(at, dilations, strides, counts, strict=True)
-            out[(..., *(slice(k * d, k * d + s * (n - 1) + 1, s) for k, d, s, n in ways))] += part
-        return out[(..., *(slice(pads[i], pads[i] + size) for i, size in enumerate(image)))]
+        return put_back(x, image, block, strides, dilations, pads[:rank], pads[rank:])
 
     return col2im
 

@@ -1,4 +1,4 @@
-"""Interpolate: axes of other sizes. GridSample: values between the places of an image."""
+"""Interpolate: axes of other sizes. GridSample: values between places of images. Col2Im: blocks put back."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import ROUNDED, WHERE, Resizing, times
+from stepnet.file_model import ROUNDED, WHERE, Resizing, put_back, times
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
@@ -95,6 +95,26 @@ def _grid_sample(layer: Layer, attributes: Attributes) -> Function:
     return grid_sample
 
 
+def _col2im(layer: Layer, attributes: Attributes) -> Function:
+    strides, dilations, begin, end = (
+        attributes.ints(name, [default] * 2)
+        for name, default in (("strides", 1), ("dilations", 1), ("pads_begin", 0), ("pads_end", 0))
+    )
+
+    def col2im(x: Tensor, image: Any, block: Any) -> Tensor:
+        if x.dim() not in (2, 3) or len(listed(image)) != 2:
+            raise Misfit(
+                "needs blocks [batch, channels * size, count] or without a batch, and height and width",
+                got=f"{shape_text(x)} and {image}",
+                dims=str((x.shape, image)),
+            )
+        rows = x if x.dim() == 3 else x.unsqueeze(0)
+        out = put_back(rows, listed(image), listed(block), strides, dilations, begin, end)
+        return out if x.dim() == 3 else out.squeeze(0)
+
+    return col2im
+
+
 def _padded(x: Tensor, begin: list[int], end: list[int]) -> Tensor:
     """x with zeros around; no number stands for no padding."""
     sizes = [(*part, *[0] * (x.dim() - len(part))) for part in (begin, end)]
@@ -108,4 +128,5 @@ def _padded(x: Tensor, begin: list[int], end: list[int]) -> Tensor:
 ROWS = (
     Row("Interpolate", _interpolate, (2, 4), values=(1, 2, 3)),
     Row("GridSample", _grid_sample, (2, 2)),
+    Row("Col2Im", _col2im, (3, 3), values=(1, 2)),
 )

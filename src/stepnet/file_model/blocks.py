@@ -1,0 +1,52 @@
+"""Blocks of images put back where they were cut out, summed where they overlap."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from .misfit import Misfit, check_size
+
+
+def put_back(
+    x: Tensor, image: Sequence[int], block: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
+    begin: Sequence[int], end: Sequence[int],
+) -> Tensor:  # fmt: skip
+    """Images `[batch, channels, *image]` of blocks `[batch, channels * elements of a block, blocks]`.
+
+    Args:
+        x: the blocks.
+        image, block: sizes, a number for each axis, as all that follows.
+        strides: from a block to the next one.
+        dilations: from an element of a block to the next one.
+        begin, end: how many places stand around the image.
+
+    Raises:
+        Misfit: there are other blocks than the image has.
+    """
+    rank = len(image)
+    if any(len(part) != rank for part in (block, strides, dilations, begin, end)):
+        raise Misfit("image, block, strides, dilations and pads have different lengths")
+    if min((*strides, *dilations, *block), default=0) < 1 or min((*begin, *end), default=0) < 0:
+        raise Misfit("block, strides and dilations must be at least 1, and pads not negative")
+    padded = [a + size + b for a, size, b in zip(begin, image, end, strict=True)]
+    reach = [(b - 1) * d + 1 for b, d in zip(block, dilations, strict=True)]
+    counts = [(p - r) // s + 1 for p, r, s in zip(padded, reach, strides, strict=True)]
+    size = math.prod(block)
+    if x.dim() != 3 or x.shape[1] % size or x.shape[2] != math.prod(counts) or min(counts, default=0) < 0:
+        raise Misfit(
+            "holds other blocks than the image has",
+            got=list(x.shape),
+            expected=f"[batch, channels * {size}, {math.prod(max(n, 0) for n in counts)}]",
+            dims=str(x.shape),
+        )
+    batch, channels = x.shape[0], x.shape[1] // size
+    out = x.new_zeros(check_size([batch, channels, *padded]))
+    parts = x.reshape(batch, channels, size, *counts).unbind(2) if all(counts) else ()
+    for part, at in zip(parts, itertools.product(*map(range, block)), strict=False):
+        ways = zip(at, dilations, strides, counts, strict=True)
+        out[(..., *(slice(k * d, k * d + s * (n - 1) + 1, s) for k, d, s, n in ways))] += part
+    return out[(..., *(slice(a, a + size) for a, size in zip(begin, image, strict=True)))]
