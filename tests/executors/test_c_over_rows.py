@@ -57,13 +57,21 @@ def test_two_tables_are_as_one(run, number):
     a, b = torch.randn(300, 128), torch.randn(300, 70)
     a[7, 3] = number
     parts = a[:, :48].clone(), a[:, 48:].clone()
-    wanted = c_over_rows._run(run, (a,), b, 300, 3)
-    assert torch.equal(c_over_rows._run(run, parts, b, 300, 3).nan_to_num(9), wanted.nan_to_num(9))
+    (wanted,) = c_over_rows._run(run, (a,), b, 300, 3)
+    (found,) = c_over_rows._run(run, parts, b, 300, 3)
+    assert torch.equal(found.nan_to_num(9), wanted.nan_to_num(9))
+    turned = c_over_rows._run(run, parts, b, 300, 3, turned=True)
+    assert torch.equal(torch.cat(turned, 1).nan_to_num(9), wanted.t().nan_to_num(9))
+    assert all(t.is_contiguous() for t in turned)
 
 
 def test_weights_that_share_rows_get_one_product(run, monkeypatch):
     features, made = [], c_over_rows._run
-    noted = lambda run, a, *others: features.append([t.shape[1] for t in a]) or made(run, a, *others)  # noqa: E731
+
+    def noted(run, a, *others, **more):
+        features.append([t.shape[1] for t in a])
+        return made(run, a, *others, **more)
+
     monkeypatch.setattr(c_over_rows, "_run", noted)
     monkeypatch.setattr(c_over_rows, "_library", lambda: run)
     monkeypatch.setattr(c_over_rows, "float_parts", lambda: 3)

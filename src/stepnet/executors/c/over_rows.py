@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import contiguous, data_ptr, empty, stride
+from stepnet.data.as_imported import data_ptr, empty, stride
 from stepnet.executors.base import Run
 from stepnet.executors.loop import Bound
 from stepnet.ir.graph import Graph, Node
@@ -32,6 +32,7 @@ class _Over(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("a_stride", "b_stride", "rows", "k", "n", "parts")),
         ("a2", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("a2_stride", "k1")),
+        *((name, ctypes.c_void_p) for name in ("turned", "turned2")),
     )
 
 
@@ -57,20 +58,24 @@ def product_over_rows(graph: Graph, node: Node, by_torch: Run) -> Run:
 def _by_tiles(run: Callable[..., None], a: Tensor, b: Tensor, rows: int, parts: int) -> Tensor:
     k, n = a.shape[1], b.shape[1]
     if k > n:  # rows of a change places with its columns, which takes longer than pairs of rows of b
-        return contiguous(_by_tiles(run, b, a, rows, parts).t())
-    return _run(run, (a,), b, rows, parts)
+        return _run(run, (b,), a, rows, parts, turned=True)[0]
+    return _run(run, (a,), b, rows, parts)[0]
 
 
-def _run(run: Callable[..., None], a: Sequence[Tensor], b: Tensor, rows: int, parts: int) -> Tensor:
-    """a' b, of the features of one or two tables side by side."""
+def _run(
+    run: Callable[..., None], a: Sequence[Tensor], b: Tensor, rows: int, parts: int, turned: bool = False
+) -> list[Tensor]:
+    """a' b, of the features of one or two tables side by side; `turned`, b' a of each table."""
     k, n = sum(table.shape[1] for table in a), b.shape[1]
     threads = max(1, min(torch.get_num_threads(), rows // _SHARE))
     sums, more = empty((k, n), dtype=torch.float32), empty((threads - 1, k, n), dtype=torch.float32)
     addresses = map(data_ptr, (sums, more, a[0], b))
-    others = data_ptr(a[-1]), stride(a[-1])[0], a[0].shape[1]
+    found = [empty((n, table.shape[1]), dtype=torch.float32) for table in a] if turned else [sums]
+    places = (data_ptr(found[0]), data_ptr(found[-1])) if turned else (None, None)
+    others = data_ptr(a[-1]), stride(a[-1])[0], a[0].shape[1], *places
     over = _Over(*addresses, stride(a[0])[0], stride(b)[0], rows, k, n, parts, *others)
     run(c_threads.pool(threads), ctypes.byref(over))
-    return sums
+    return found
 
 
 def joined(graph: Graph, nodes: Sequence[Bound]) -> list[Bound]:
@@ -103,7 +108,7 @@ def _go_together(graph: Graph, first: Bound, second: Bound) -> bool:
 
 
 def _both(first: Bound, second: Bound) -> Bound:
-    def products(rows_of: Tensor, x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    def products(rows_of: Tensor, x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, ...]:
         parts = float_parts()
         in_a_row = stride(rows_of)[1] == stride(x)[1] == stride(y)[1] == 1
         run = _library() if parts > 1 and rows >= _SHARE and in_a_row else None
@@ -111,9 +116,7 @@ def _both(first: Bound, second: Bound) -> Bound:
             assert first.run is not None
             assert second.run is not None
             return first.run(rows_of, x, rows=rows), second.run(rows_of, y, rows=rows)
-        sums = _run(run, (x, y), rows_of, rows, parts)
-        k = x.shape[1]
-        return contiguous(sums[:k].t()), contiguous(sums[k:].t())
+        return tuple(_run(run, (x, y), rows_of, rows, parts, turned=True))
 
     return Bound(products, "matmul_tn", (*first.inputs, second.inputs[1]), (*first.outputs, *second.outputs))
 

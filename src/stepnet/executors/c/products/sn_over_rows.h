@@ -13,6 +13,7 @@ typedef struct {
     int64_t a_stride, b_stride, rows, k, n, parts;
     const float *a2; /* features of A from k1 on, k and k1 multiples of 16; k1 = k where one table has all */
     int64_t a2_stride, k1;
+    float *turned, *turned2; /* C', of the features of either table; none is asked for: turned = 0 */
 } sn_over;
 
 /* 16 features of A from m on, of rows r on. */
@@ -140,9 +141,25 @@ static void sn_over_add(void *data, int64_t share, int64_t shares) {
         for (int64_t i = first; i < last; ++i) o->sums[i] += o->more[t * size + i];
 }
 
+/* Columns of C as rows, a few at a time: a cache line of each is read once, and one is written. */
+static void sn_over_turn(void *data, int64_t share, int64_t shares) {
+    const sn_over *o = (const sn_over *)data;
+    const int64_t k = o->k, n = o->n, blocks = (n + 15) / 16;
+    const int64_t first = blocks * share / shares * 16, last = share + 1 == shares ? n : blocks * (share + 1) / shares * 16;
+    for (int64_t j0 = first; j0 < last; j0 += 16)
+        for (int64_t i0 = 0; i0 < k; i0 += 16) {
+            const int64_t j1 = j0 + 16 < last ? j0 + 16 : last, i1 = i0 + 16 < k ? i0 + 16 : k;
+            const int64_t width = i0 < o->k1 ? o->k1 : k - o->k1;
+            float *to = i0 < o->k1 ? o->turned : o->turned2 - o->k1;
+            for (int64_t j = j0; j < j1; ++j)
+                for (int64_t i = i0; i < i1; ++i) to[j * width + i] = o->sums[i * n + j];
+        }
+}
+
 /* As many shares as the pool has threads, each of at least 64 rows. */
 static __attribute__((unused)) void sn_over_rows(const sn_pool *pool, sn_over *o) {
     sn_parallel(pool, pool->threads, sn_over_share, o);
     if (pool->threads > 1) sn_parallel(pool, pool->threads, sn_over_add, o);
+    if (o->turned) sn_parallel(pool, pool->threads, sn_over_turn, o);
 }
 #endif
