@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,8 +12,7 @@ from torch import Tensor
 from stepnet.data.as_imported import data_ptr, empty_on_cpu
 from stepnet.executors.direct import Direct
 
-if TYPE_CHECKING:
-    from .replay import View
+from .views import View
 
 Size = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
