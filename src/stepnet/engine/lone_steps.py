@@ -23,7 +23,6 @@ from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.executors import naive
 from stepnet.executors.registry import AUTO
 from stepnet.executors.setting import nothing_around
-from stepnet.front.step import ERRORS
 from stepnet.ir.loop import Body
 from stepnet.watchers import is_noted
 
@@ -108,7 +107,7 @@ def _run(of: Any, step: Any, like: _Like, x: Tensor, states: list[Tensor], state
     row, function = x.select(axis, 0), of.wrap(step)
     try:
         result = function(row, state)
-    except ERRORS as error:
+    except Exception as error:
         told = of.body(function, LEAF, form).told(error, [row], states)
         if told is error:
             raise

@@ -35,7 +35,8 @@ def step_name(step: Callable[..., Any]) -> str:
     if isinstance(step, functools.partial):
         return step_name(step.func)
     if isinstance(step, MethodType) and not hasattr(step, "__name__"):  # an object bound to a step
-        return step_name(step.__self__)
+        own: Any = step.__self__
+        return step_name(own)
     return getattr(step, "__name__", type(step).__name__)
 
 
@@ -51,9 +52,6 @@ def describe_leaf(value: Any) -> str:
 def describe_leaves(names: Iterable[str], values: Iterable[Any]) -> str:
     """Leaves with their names: 'x float32[2, 3], h float32[2, 4]'."""
     return ", ".join(f"{name} {describe_leaf(value)}" for name, value in zip(names, values, strict=True))
-
-
-ERRORS = RuntimeError, TypeError, ValueError, IndexError  # of a step, that are told in the user's words
 
 
 class WithStatic(NamedTuple):
@@ -152,7 +150,7 @@ class StepBody:
                 result = self.step(x, state.state, state.static)
             else:
                 result = self.step(x, state)
-        except ERRORS as error:
+        except Exception as error:
             told = self.told(error, x_leaves, state_leaves)
             if told is error:
                 raise
@@ -160,12 +158,12 @@ class StepBody:
         return self.accept(result, state_leaves)
 
     def told(self, error: Exception, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> Exception:
-        """What to raise of an error of the step, called on these leaves."""
+        """What to raise of an error of the step, called on these leaves: it, or an error in the user's words."""
         if isinstance(error, RuntimeError):
             if type(error) is not RuntimeError:
                 return error
         else:
-            if isinstance(error, StepnetError):
+            if isinstance(error, StepnetError) or not isinstance(error, TypeError | ValueError | IndexError):
                 return error
             self._check_parameters(static=self.state_spec.kind is WithStatic)
             self._check_nesting()

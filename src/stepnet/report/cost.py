@@ -165,7 +165,7 @@ CHEAP = _names(
 )
 READS = _names(
     "cumsum reducel1 reducel2 reducelogicaland reducelogicalor reducemax reducemean reducemin reduceprod"
-    " reducesum adaptiveavgpool adaptivemaxpool ctcgreedydecoder ctcgreedydecoderseqlen"
+    " reducesum adaptiveavgpool adaptivemaxpool col2im ctcgreedydecoder ctcgreedydecoderseqlen"
 )
 # Operations for each element of the result, where one pass does not do.
 SEVERAL = {
