@@ -158,7 +158,7 @@ class StepBody:
         return self.accept(result, state_leaves)
 
     def told(self, error: Exception, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> Exception:
-        """What to raise of an error of the step, called on these leaves: it, or an error in the user's words."""
+        """What to raise of an error of the step, called on these leaves: it, or one in the user's words."""
         if isinstance(error, RuntimeError):
             if type(error) is not RuntimeError:
                 return error
