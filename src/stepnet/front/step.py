@@ -34,7 +34,7 @@ def step_name(step: Callable[..., Any]) -> str:
         return type(step).__name__
     if isinstance(step, functools.partial):
         return step_name(step.func)
-    if isinstance(step, MethodType) and not hasattr(step, "__name__"):  # an object bound to a step
+    if isinstance(step, MethodType) and getattr(step, "__name__", None) is None:  # an object bound to a step
         own: Any = step.__self__
         return step_name(own)
     return getattr(step, "__name__", type(step).__name__)
