@@ -37,7 +37,8 @@ def step_name(step: Callable[..., Any]) -> str:
     if isinstance(step, MethodType) and getattr(step, "__name__", None) is None:  # an object bound to a step
         own: Any = step.__self__
         return step_name(own)
-    return getattr(step, "__name__", type(step).__name__)
+    name: Any = getattr(step, "__name__", type(step).__name__)
+    return name
 
 
 def describe_leaf(value: Any) -> str:
