@@ -18,7 +18,7 @@ from .calls import Slot
 
 _DTYPES = torch.float32, torch.int64, torch.bool
 _MOST_NUMBERS = 2**15  # that one call makes: of more, torch's own are as fast
-_MOST_ROWS, _MOST_PRODUCT = 64, 2**20  # of rows and a matrix; multiplications
+_MOST_ROWS, _MOST_PRODUCT = 64, 2**25  # of rows and a matrix; multiplications: torch packs the matrix anew
 _MOST_MATRICES = 64  # of one call, each a product in the text of a line
 Take = Callable[..., None]
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -41,7 +42,7 @@ _OF_NUMBERS = {"nonzero", "masked_select", "argwhere", "unique", "unique_consecu
                "repeat_interleave"}  # fmt: skip
 
 
-_FEW = 64  # numbers of a constant that are compared
+_FEW = 64  # numbers of a constant that are compared: all, or some from all over it
 
 
 class Opaque(Exception):
@@ -125,20 +126,18 @@ def picked(around: Mapping[Any, Tensor], keys: Sequence[Hashable]) -> list[Tenso
 
 
 class _Folded:
-    """Constants as they were: by their numbers if these are few, else by torch's count of changes, which
-    leaves out what is written to their `data`."""
+    """Constants as they were: by their numbers if these are few, else by torch's count of changes. It leaves
+    out what is written to their `data`, so some of the numbers are looked at, too."""
 
-    __slots__ = ("_few", "_large", "_numbers", "_places", "_tensors", "_versions", "keys")
+    __slots__ = ("_large", "_numbers", "_places", "_shown", "_tensors", "_versions", "keys")
 
     def __init__(self, constants: Mapping[Hashable, Tensor]) -> None:
         self.keys, self._tensors = list(constants), list(constants.values())
         self._places = [*map(data_ptr, self._tensors)]
-        few = [t.numel() <= _FEW and t.is_contiguous() for t in self._tensors]
-        self._large = [t for t, small in zip(self._tensors, few, strict=True) if not small]
+        self._large = [t for t in self._tensors if t.numel() > _FEW or not t.is_contiguous()]
         self._versions = [t._version for t in self._large]
-        kept = (t for t, small in zip(self._tensors, few, strict=True) if small)
-        self._few = [t.reshape(-1).view(torch.uint8).numpy() for t in kept]
-        self._numbers = [memory.tobytes() for memory in self._few]
+        self._shown = [_shown(t) for t in self._tensors if t.is_contiguous() and t.is_cpu]
+        self._numbers = [memory.tobytes() for memory in self._shown]
 
     def are_still(self, now: Sequence[Tensor]) -> bool:
         """Whether they are what they were; `now`: the constants of its `keys`."""
@@ -146,8 +145,14 @@ class _Folded:
             all(map(operator.is_, now, self._tensors))
             and [*map(data_ptr, now)] == self._places
             and [t._version for t in self._large] == self._versions
-            and [memory.tobytes() for memory in self._few] == self._numbers
+            and [memory.tobytes() for memory in self._shown] == self._numbers
         )
+
+
+def _shown(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The bytes of some numbers of a tensor, of all if they are few: a view."""
+    numbers = tensor.detach().reshape(-1).view(torch.uint8).numpy().reshape(tensor.numel(), tensor.itemsize)
+    return numbers[:: max(1, tensor.numel() // _FEW)]
 
 
 @dataclass
