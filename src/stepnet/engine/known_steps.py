@@ -91,6 +91,18 @@ def owner_of(step: Any) -> Any:
     return step
 
 
+def kept_while_alive(kept: dict[Any, Any], step: Any) -> weakref.ref[Any] | None:
+    """A reference that takes what is kept by the place of a step away with the step, and makes room for it;
+    None: nothing tells when the step is gone."""
+    place = place_of(step)
+    if len(kept) >= _LIMIT:
+        kept.clear()
+    try:
+        return weakref.ref(owner_of(step), lambda _: kept.pop(place, None))
+    except TypeError:
+        return None
+
+
 def unchanged_step(step: Any) -> tuple[Found, list[Tensor]] | None:
     """What walks found of a step, and the tensors that it reads, if another walk would find the same."""
     known = _steps.get(place_of(step))
@@ -112,11 +124,8 @@ def note(step: Any, function: Callable[..., Any], given: Sequence[type], found: 
     place = place_of(step)
     known = _steps.get(place)
     if known is None:
-        if len(_steps) >= _LIMIT:
-            _steps.clear()
-        try:
-            alive = weakref.ref(owner_of(step), lambda _: _steps.pop(place, None))
-        except TypeError:
+        alive = kept_while_alive(_steps, step)
+        if alive is None:
             return
         known = _steps[place] = _Step(alive)
     known.note(step, function, given, found)

@@ -26,9 +26,8 @@ from stepnet.executors.setting import nothing_around
 from stepnet.ir.loop import Body
 from stepnet.watchers import is_noted
 
-from .known_steps import owner_of, place_of
+from .known_steps import kept_while_alive, place_of
 
-_LIMIT = 512
 _MOST = 4  # looks of the calls of one step
 _LONG_WAY = 6  # calls after which a step is still looked into each time
 _TRIED = 3  # calls by the step itself that are timed then
@@ -201,11 +200,8 @@ def _noted(step: Any, x: Any, states: Sequence[Any], form: Spec, way: Any) -> _L
     place = place_of(step)
     known = _steps.get(place)
     if known is None:
-        if len(_steps) >= _LIMIT:
-            _steps.clear()
-        try:
-            alive = weakref.ref(owner_of(step), lambda _: _steps.pop(place, None))
-        except TypeError:
+        alive = kept_while_alive(_steps, step)
+        if alive is None:
             return None
         known = _steps[place] = alive, Bounded(_MOST)
     given = x, *states
