@@ -155,6 +155,25 @@ def test_steps_that_draw_noise_go_by_plans(ran):
     assert not ran
 
 
+def test_a_seed_gives_one_noise_whichever_way_calls_go(monkeypatch):
+    class Noisy(nn.Dropout):
+        def forward(self, x, h):
+            h = h + super().forward(x) * len([*vars(self)])  # which no walk tells
+            return h, h
+
+    cell, x, h = Noisy().eval(), torch.ones(1, N, 50), torch.zeros(N, 50)
+    monkeypatch.setattr(lone_steps, "clock", lambda: 0.0)
+    lone_steps.forget_lone()
+    found = []
+    with torch.no_grad():
+        for k in range(24):
+            torch.manual_seed(1)
+            found.append(recurrent(cell.train(k > 11), x, h)[0])
+    ways = {like.is_faster for _, likes in lone_steps._steps.values() for like in likes.values()}
+    assert ways == {True, False}  # that in evaluation, and that in training
+    assert all(torch.equal(y, found[12 * (k > 11)]) for k, y in enumerate(found))
+
+
 def test_a_call_after_an_error(ran):
     def filters(x, p):
         factor = torch.linalg.cholesky(p)

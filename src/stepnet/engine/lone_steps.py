@@ -2,8 +2,9 @@
 
 That is what such a call means, whatever the step reads: so nothing of that is looked at, only whether x and
 the state look as they did at a call that was checked. Which way is faster is taken from the timing of a plan
-(`one_step`), or, of steps that are looked into at each call (they draw noise, or read what no walk tells),
-from the calls themselves: first some the long way, then some by the step.
+(`one_step`), or, of steps that are looked into at each call (they read what no walk tells), from the calls
+themselves: first some the long way, then some by the step. Not steps that draw noise: plans draw other
+numbers, and which way a call goes is to show in none.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stepnet.data.alike import alike
 from stepnet.data.bounded import Bounded
@@ -26,7 +27,7 @@ from stepnet.executors.setting import nothing_around
 from stepnet.ir.loop import Body
 from stepnet.watchers import is_noted
 
-from .known_steps import kept_while_alive, place_of
+from .known_steps import kept_while_alive, owner_of, place_of
 
 _MOST = 4  # looks of the calls of one step
 _LONG_WAY = 6  # calls after which a step is still looked into each time
@@ -51,6 +52,7 @@ class _Like:
         self.others, self.own = float("inf"), float("inf")
         self.calls = self.tried = 0
         self.is_faster: bool | None = None  # None: it is not known yet
+        self.is_pure = False  # whether it may be called once more: it has a plan
         self.results: _Results | None = None
 
     def note(self, seconds: float) -> None:
@@ -81,17 +83,33 @@ def run_lone(of: Any, step: Any, x: Any, state: Any, way: Any) -> tuple[Any, Any
     if known is None or type(x) is not Tensor or torch.is_grad_enabled() or is_noted():
         return None
     states, form = ([state], LEAF) if type(state) is Tensor else flatten(state)
-    like = _found(known[1], way, form, (x, *states))
-    if like is None or not nothing_around():
+    like = _found(known[1], _kind(step, way), form, (x, *states))
+    if like is None or not nothing_around() or like.is_faster is False:
         return None
-    if like.is_faster:
-        return _run(of, step, like, x, states, state)
-    if like.is_faster is None and like.calls >= _LONG_WAY:
-        began = clock()
-        out = _run(of, step, like, x, states, state)
+    tried = like.is_faster is None
+    if tried and like.calls < _LONG_WAY:
+        return None
+    noise, began = torch.default_generator.get_state(), clock()
+    out = _run(of, step, like, x, states, state)
+    if tried:
         like.note_own(clock() - began)
-        return out
-    return None
+    if _drawn(noise):
+        like.is_faster = False
+        if like.is_pure:
+            torch.default_generator.set_state(noise)
+            return None
+    return out
+
+
+def _drawn(noise: Tensor) -> bool:
+    """Whether numbers were drawn since the state of the generator was this."""
+    return noise.numpy().tobytes() != torch.default_generator.get_state().numpy().tobytes()
+
+
+def _kind(step: Any, way: Any) -> tuple[Any, ...]:
+    """What else is alike in calls that look alike: in training a step may draw noise."""
+    owner = owner_of(step)
+    return *way, isinstance(owner, nn.Module) and owner.training
 
 
 def _found(likes: Bounded[int, _Like], way: Any, form: Spec, given: Sequence[Tensor]) -> _Like | None:
@@ -144,7 +162,7 @@ def _copy(t: Tensor) -> Tensor:
 
 def _joined(body: Any, x: Tensor, states: list[Tensor], way: Any, results: tuple[Any, ...]) -> Any:
     """y of a step that gives no row for each sequence, as the plain loop joins it."""
-    reverse, _, axis, _ = way
+    reverse, _, axis, *_ = way
     loop, feeds = body.as_loop([x], states, reverse=reverse, level=-1, axis=axis)
     return naive.run(loop.around(_Done(body, results)), feeds)["y"]
 
@@ -163,15 +181,15 @@ class _Done(Body):
 def note_faster(step: Any, x: Any, states: Sequence[Tensor], form: Spec, way: Any) -> None:
     """From now on calls like this one, which was checked, run by the step: it was timed faster."""
     like = _noted(step, x, states, form, way)
-    if like is not None:
-        like.is_faster = True
+    if like is not None and like.is_faster is not False:
+        like.is_faster = like.is_pure = True
 
 
 def note_call(step: Any, x: Any, way: Any) -> Callable[[Any], None] | None:
     """What to call, with its state, when a call that begins now has run otherwise than by the step alone."""
     if torch.is_grad_enabled() or type(x) is not Tensor or way[3] != AUTO:
         return None
-    began = clock()
+    noise, began = torch.default_generator.get_state(), clock()
 
     def done(state: Any) -> None:
         seconds = clock() - began
@@ -179,6 +197,8 @@ def note_call(step: Any, x: Any, way: Any) -> Callable[[Any], None] | None:
         like = _noted(step, x, states, form, way)
         if like is not None:
             like.note(seconds)
+            if _drawn(noise):
+                like.is_faster = False
 
     return done
 
@@ -204,10 +224,10 @@ def _noted(step: Any, x: Any, states: Sequence[Any], form: Spec, way: Any) -> _L
         if alive is None:
             return None
         known = _steps[place] = alive, Bounded(_MOST)
-    given = x, *states
-    like = _found(known[1], way, form, given)
+    given, kind = (x, *states), _kind(step, way)
+    like = _found(known[1], kind, form, given)
     if like is None:
-        like = _Like(tuple(way), form, given)
+        like = _Like(kind, form, given)
         known[1][id(like)] = like
     return like
 
