@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from file_formats import FORMATS
+from file_formats import FORMATS, Applied
 from stepnet import recurrent, while_loop
 from stepnet.errors import IRError
 
@@ -32,15 +31,6 @@ def bound_anew(x):
     return (*out, x, z)
 
 
-class Runs(nn.Module):
-    def __init__(self, run):
-        super().__init__()
-        self.run = run
-
-    def forward(self, x):
-        return self.run(x)
-
-
 def an_item(x):
     numbers = [2.0]
     y, _ = recurrent(lambda row, h: ((row * numbers[0]).cumsum(0), h), x, x[0] * 0, backend="naive")
@@ -51,7 +41,7 @@ def an_item(x):
 def test_what_is_another_by_then_is_refused(tmp_path):
     form, _, file = FORMATS["onnx"]
     with pytest.raises(IRError, match="changed after it ran"):
-        form.save(Runs(an_item), tmp_path / file, torch.randn(3, 2, 3))
+        form.save(Applied(an_item), tmp_path / file, torch.randn(3, 2, 3))
 
 
 def one_tensor_that_is_two_in_a_trace(x):
@@ -67,7 +57,7 @@ def one_tensor_that_is_two_in_a_trace(x):
 @pytest.mark.parametrize("run", [bound_anew, one_tensor_that_is_two_in_a_trace])
 def test_what_a_body_refers_to(run, tmp_path):
     form, runtime, file = FORMATS["onnx"]
-    form.save(Runs(run), tmp_path / file, torch.randn(3, 2, 3))
+    form.save(Applied(run), tmp_path / file, torch.randn(3, 2, 3))
     x = torch.randn(5, 4, 3)
     for found, want in zip(runtime(tmp_path / file, [x.numpy()]), run(x), strict=True):
         torch.testing.assert_close(torch.as_tensor(np.asarray(found)), want, rtol=1e-4, atol=1e-4)

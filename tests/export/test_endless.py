@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 import stepnet
+from file_formats import Applied
 from stepnet import TensorArray, create_whileloop, recurrent, watchers, while_loop
 from stepnet.errors import StepnetError
 
@@ -47,15 +47,6 @@ WAYS = {
 }
 
 
-class Called(nn.Module):
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
-
-
 @pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
     monkeypatch.setattr(watchers, "_FEW", 12)
@@ -64,7 +55,7 @@ def few_steps(monkeypatch):
 @pytest.mark.parametrize("case", ENDLESS)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_does_not_end_is_an_error(case, way, tmp_path):
-    module, x = Called(ENDLESS[case]), torch.ones(2, 3, 3)
+    module, x = Applied(ENDLESS[case]), torch.ones(2, 3, 3)
     x = x if case == "in a step" else x[0]
     with pytest.raises(StepnetError, match="has not ended after 12 steps on an example"):
         WAYS[way](module, x, tmp_path)
@@ -79,7 +70,7 @@ def test_what_says_how_long_it_is_may_be_longer(way, tmp_path):
         )
 
     path = tmp_path / f"m.{'onnx' if way == 'onnx' else 'xml'}"
-    WAYS[way](Called(counted), torch.ones(2), tmp_path)
+    WAYS[way](Applied(counted), torch.ones(2), tmp_path)
     found = list(getattr(stepnet, way).load(path)(torch.ones(2)))
     torch.testing.assert_close(found, list(counted(torch.ones(2))))
     assert watchers.most_steps() is None

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import stepnet
+from file_formats import Applied
 from stepnet import LoDTensor, cells
 from stepnet.errors import IRError, MissingExtraError
 
@@ -86,18 +87,9 @@ def test_an_older_file_stays_if_the_new_one_cannot_be_written(check, tmp_path):
     check(nn.Linear(3, 2), steps)
     before = (tmp_path / "m.onnx").read_bytes()
     with pytest.raises(IRError, match="linalg_qr"):
-        check(_Calls(lambda x: torch.linalg.qr(x).R), steps)
+        check(Applied(lambda x: torch.linalg.qr(x).R), steps)
     assert (tmp_path / "m.onnx").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
-
-
-class _Calls(nn.Module):
-    def __init__(self, run):
-        super().__init__()
-        self.run = run
-
-    def forward(self, x):
-        return self.run(x)
 
 
 def test_errors_are_in_the_words_of_onnx(tmp_path):

@@ -252,11 +252,7 @@ class Direct:
         else:
             return None
         addresses = [*map(data_ptr, inputs), *map(data_ptr, made)]
-        if not all(addresses):
-            return None
-        try:
-            self._run(addresses, layout)
-        except LookupError:
+        if not _ran(self._run, addresses, layout):
             return None
         return made[:y] + made[kept:], made[:kept]
 
@@ -270,14 +266,7 @@ class Direct:
     def run_at(self, addresses: Sequence[int], made: Sequence[Tensor]) -> bool:
         """A run on the same sequences that is given where its inputs lie, each in one piece, and what to make
         (`sizes`), in any shape; False: not of these."""
-        addresses = [*addresses, *map(data_ptr, made)]
-        if not all(addresses):
-            return False
-        try:
-            self._run(addresses, self.layout)
-        except LookupError:
-            return False
-        return True
+        return _ran(self._run, [*addresses, *map(data_ptr, made)], self.layout)
 
     def each(self, runs: Sequence[Sequence[Tensor]], layout: Layout) -> list[Tensor] | None:
         """y and the last states of many runs, those of all in one table each; None: not of these."""
@@ -332,11 +321,7 @@ class Direct:
             run_nodes(way.before, values, layout.rows)
             made += [as_table(values[name]) for name in way.given]
         addresses = [*kept, *map(data_ptr, tables), *map(data_ptr, made)]
-        if not all(addresses):
-            return None
-        try:
-            way.run(addresses, layout.backward)
-        except LookupError:
+        if not _ran(way.run, addresses, layout.backward):
             return None
         out = [None if k is None else made[k] for k in way.out]
         for k in way.copies:
@@ -520,6 +505,17 @@ def _addressed(lone: Lone | None, layout: Layout, most: int, at: Places) -> Run:
     if lone is None or scan is None:
         raise LookupError
     return scan(layout, most, at, lone.products)
+
+
+def _ran(run: Run, addresses: Sequence[int], layout: Layout) -> bool:
+    """Run a scan. False: it is not of these sequences, or something has no memory."""
+    if not all(addresses):
+        return False
+    try:
+        run(addresses, layout)
+    except LookupError:
+        return False
+    return True
 
 
 def _outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

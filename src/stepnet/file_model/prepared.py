@@ -14,17 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from stepnet.data.alike import alike
 from stepnet.data.bounded import Bounded
 from stepnet.errors import StepnetError
-from stepnet.iterator.tensor_iterator import INSTEAD
-from stepnet.repeat import INSTEAD as WHILE_LOOPS
-from stepnet.watchers import instead
 
-from .again import Again, modes
+from .again import Again, modes, nothing_watches
 from .lined import Otherwise
 from .recording import Function, Recorder, Unprepared
 
@@ -59,14 +55,7 @@ def plainly_fed(values: Iterable[Any]) -> bool:
     for value in values:
         if type(value) not in _PLAIN or not value.is_cpu:
             return False
-    return (
-        not torch.compiler.is_compiling()
-        and not torch._C._len_torch_function_stack()
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
-        and torch._C._get_tracing_state() is None
-        and INSTEAD.get() is WHILE_LOOPS.get() is instead() is None
-    )
+    return nothing_watches()
 
 
 class _Last(NamedTuple):
