@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 
-def history(nodes: Iterable[Any]) -> Iterator[Any]:
-    """All nodes from which autograd leads back from some, these first; None stands for no node.
+def history(nodes: Iterable[Any], until: Collection[Any] = ()) -> Iterator[Any]:
+    """All nodes from which autograd leads back from some, these first; None stands for no node. What is
+    before one of `until` is left out.
 
     >>> import torch
     >>> x = torch.ones(1, requires_grad=True)
@@ -19,7 +20,7 @@ def history(nodes: Iterable[Any]) -> Iterator[Any]:
     while todo:
         node = todo.pop()
         yield node
-        for other, _ in node.next_functions:
+        for other, _ in () if node in until else node.next_functions:
             if other is not None and other not in seen:
                 seen.add(other)
                 todo.append(other)

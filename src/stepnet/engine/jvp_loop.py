@@ -12,7 +12,7 @@ Source: B. Pearlmutter, "Fast exact multiplication by the Hessian", Neural Compu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler.trace.capture import Replaced
+from stepnet.data.history import history
 from stepnet.data.tree import flatten, unflatten
 from stepnet.ir.loop import BackEdge, Code, Concat, Last, Loop, Merged, Slice
 
@@ -100,14 +101,24 @@ class Along:
                 for both in zip(parts, joined, strict=True)
             ]
         back = {id(own[name]): given[name] for name in own}
+        made = (
+            set() if transformed or not recorded else {id(t) for t in (*own.values(), *weights) if t.is_leaf}
+        )
+        asked = [t for t in (*flatten(values)[0], *self.weights, *directions) if isinstance(t, Tensor)]
+        begins = {t.grad_fn for t in asked if t.requires_grad}
+
+        def given_on(tensor: Tensor) -> Tensor:
+            """Without a gradient if nothing asks for one but the leaves that are made here."""
+            return tensor.detach() if made and _leads_to_these_alone(tensor, made, begins) else tensor
 
         def given_back(value: Any) -> Any:
             found, form = flatten(value)
             found = [back.get(id(t), t) for t in found]
-            return unflatten(form, [t if recorded else t.detach() for t in found])
+            return unflatten(form, [given_on(t) if recorded else t.detach() for t in found])
 
         new, beside = ([given_back(named[n]) for n in of] for of in (self.carried.values(), self.beside))
-        return (*new, *joined, *found, *beside)
+        joined = [[given_on(t) for t in part] for part in joined]
+        return (*new, *joined, *map(given_on, found), *beside)
 
     def _results(self, at: dict[str, Any], weights: Sequence[Tensor]) -> dict[str, Any]:
         """What the body gives, by name."""
@@ -146,6 +157,16 @@ class Along:
 def _alias(tensor: Tensor) -> Tensor:
     """A tensor to be differentiated by: what is done with it here, and not what others do."""
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
+
+
+def _leads_to_these_alone(tensor: Tensor, leaves: Collection[int], begins: Collection[Any]) -> bool:
+    """Whether a tensor requires a gradient for some leaves, told by their numbers, and for nothing else; where
+    the history of what a body is given begins is known."""
+    if not tensor.requires_grad or tensor.grad_fn is None:
+        return id(tensor) in leaves
+    nodes = history([tensor.grad_fn], begins)
+    others = (n for n in nodes if n in begins or (hasattr(n, "variable") and id(n.variable) not in leaves))
+    return next(others, None) is None
 
 
 def differs(value: Any) -> bool:
