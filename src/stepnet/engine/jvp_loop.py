@@ -87,18 +87,18 @@ class Along:
                 own = {name: _alias(given[name]) for name in self.moved}
             weights = [w.view_as(w) if transformed else _alias(w) for w in self.weights]
             named = self._results(given | own, weights)
-            leaves = [flatten(named[name])[0] for name in self.joined]
+            parts = [flatten(named[name])[0] for name in self.joined]
             if transformed:
                 found = iter(self._transformed(given, weights, directions))
             else:
                 points = (*own.values(), *weights)
                 found = iter(_derivative(self._moving(named), points, directions, recorded))
-        joined = [[next(found) for t in part if differs(t)] for part in leaves]
+        joined = [[next(found) for t in part if differs(t)] for part in parts]
         if self.noisy:  # each derivative reads its result, so that nothing of the noise is left out
-            parts = [[t for t in part if differs(t)] for part in leaves]
+            moving = [[t for t in part if differs(t)] for part in parts]
             joined = [
                 [torch.where(t.isnan(), d, d) for t, d in zip(*both, strict=True)]
-                for both in zip(parts, joined, strict=True)
+                for both in zip(moving, joined, strict=True)
             ]
         back = {id(own[name]): given[name] for name in own}
         made = (
@@ -160,8 +160,8 @@ def _alias(tensor: Tensor) -> Tensor:
 
 
 def _leads_to_these_alone(tensor: Tensor, leaves: Collection[int], begins: Collection[Any]) -> bool:
-    """Whether a tensor requires a gradient for some leaves, told by their numbers, and for nothing else; where
-    the history of what a body is given begins is known."""
+    """Whether a tensor requires a gradient for some leaves, told by their numbers, and for nothing else;
+    where the history of what a body is given begins is known."""
     if not tensor.requires_grad or tensor.grad_fn is None:
         return id(tensor) in leaves
     nodes = history([tensor.grad_fn], begins)
