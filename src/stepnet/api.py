@@ -16,7 +16,7 @@ from .compiler.reads.reach import reach
 from .compiler.rewritten.inner_loops import inner
 from .data.arguments import truth, whole
 from .data.convert import pack_like
-from .data.in_graph import fixed, is_drafted, is_exporting, not_followed
+from .data.in_graph import fixed, is_drafted, is_exporting, not_followed, out_of_graph
 from .data.lod import LoDTensor
 from .data.recording import recorded_in_frames
 from .data.storage import distinct
@@ -53,7 +53,6 @@ from .graph import (
     CAN_CAPTURE,
     TAKES,
     answer_with,
-    apart,
     can_be_node,
     captured,
     first_leaf,
@@ -268,9 +267,11 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
     check_windows(how.checkpoint, how.detach_every, how.scopes)
     steps, level, resets = how.steps, how.level, how.resets
     if how.scopes:
-        return apart(outside, "stepnet: scopes= is no part of a graph")
+        return out_of_graph(outside, "stepnet: scopes= is no part of a graph")
     if torch._C._are_functorch_transforms_active():
-        return apart(outside, "stepnet: a recurrence inside a transform of torch.func is no part of a graph")
+        return out_of_graph(
+            outside, "stepnet: a recurrence inside a torch.func transform is no part of a graph"
+        )
     function = TorchCell(step) if isinstance(step, nn.RNNCellBase) else step
     rows = x
     if steps is not None:
@@ -279,7 +280,7 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
     static = side_by_side(how.static)
     plain = resets is None and steps is None and how.checkpoint is None and how.detach_every is None
     if not can_be_node(rows, static, level, plain):
-        return apart(outside, f"stepnet: a recurrence in a graph takes {TAKES}")
+        return out_of_graph(outside, f"stepnet: a recurrence in a graph takes {TAKES}")
     n = sequences_of(first_leaf(rows), level, how.axis)
     marks = fresh = None
     kind = ""

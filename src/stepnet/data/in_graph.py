@@ -101,6 +101,18 @@ def leave_to_python(why: str) -> None:
         dynamo.graph_break()  # torch 2.6 takes no reason
 
 
+def out_of_graph(call: Callable[[], Any], why: str) -> Any:
+    """Make a call out of the region that Dynamo follows."""
+    import torch._dynamo as dynamo
+
+    if CAN_CAPTURE:
+        dynamo.graph_break(msg=why)
+    else:
+        dynamo.graph_break()  # torch 2.6 takes no reason
+    run: Any = torch.compiler.disable(call)
+    return run()
+
+
 def tell_products_apart() -> None:
     """Let Dynamo hand on `x @ w` of a LoDTensor as it does other operators, as `Tensor.__rmatmul__(w, x)`: it
     knows no such twin of this one, and takes both for `w @ x`. It follows once more what it had followed."""
@@ -273,4 +285,10 @@ def call(
     plain = tuple([str(o) if isinstance(o, float) and not math.isfinite(o) else fixed(o) for o in options])
     what = f"sequence {function} {counts!r} {plain!r}"
     offsets = [level for lod in lods for level in lod.levels]
-    return torch.ops.stepnet.run([*values, *offsets], [*sizes], what)
+
+    def run() -> list[Tensor]:
+        return torch.ops.stepnet.run([*values, *offsets], [*sizes], what)
+
+    if torch.compiler.is_dynamo_compiling() and torch._C._are_functorch_transforms_active():
+        return out_of_graph(run, "stepnet: sequences inside a transform of torch.func are no part of a graph")
+    return run()

@@ -5,7 +5,6 @@ from stepnet.data.in_graph import CAN_CAPTURE as CAN_CAPTURE
 from . import open_rows as open_rows
 from . import sequences as sequences
 from .capture import TAKES as TAKES
-from .capture import apart as apart
 from .capture import can_be_node as can_be_node
 from .capture import captured as captured
 from .capture import first_leaf as first_leaf

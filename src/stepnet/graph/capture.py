@@ -27,7 +27,7 @@ from torch.utils import _pytree
 
 from stepnet.data import in_graph
 from stepnet.data.convert import pack_like
-from stepnet.data.in_graph import CAN_CAPTURE, is_exporting, teach_forms
+from stepnet.data.in_graph import CAN_CAPTURE, is_exporting, out_of_graph, teach_forms
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.front.static import Padded
@@ -151,7 +151,7 @@ def captured(
     x_leaves, x_spec = flat(x)
     state_leaves, state_spec = flat(opened(state))
     if not all(isinstance(leaf, Tensor) for leaf in state_leaves):
-        return apart(outside, "stepnet: a state in a graph is tensors, nested")
+        return out_of_graph(outside, "stepnet: a state in a graph is tensors, nested")
     static_leaves, static_spec = flat(() if static is None else static)
     fresh_leaves, _ = flat(() if fresh is None else fresh)
     first = x_leaves[0]
@@ -271,13 +271,6 @@ def packed_tables(like: PackedSequence, y: Any) -> Any:
 TAKES = (
     "tensors, or LoDTensors, and static tensors; where steps are sequences, LoDTensors of the same offsets"
 )
-
-
-def apart(outside: Callable[[], Any], why: str) -> Any:
-    """Make a call out of the region that Dynamo follows."""
-    torch._dynamo.graph_break(msg=why)
-    run: Any = torch.compiler.disable(outside)
-    return run()
 
 
 def traced_step(call: Callable[[], Any]) -> Any:
