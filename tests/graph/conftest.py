@@ -1,4 +1,4 @@
-"""Dynamo starts anew in each of these tests."""
+"""Dynamo starts anew in each of these files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def pytest_collection_modifyitems(items):
 def _fresh_dynamo():
     from torch._dynamo import guards  # torch.compile alone needs it
 
-    with pytest.MonkeyPatch.context() as patched:
+    # All tests of a file compile the same functions, each for its own models.
+    with pytest.MonkeyPatch.context() as patched, torch._dynamo.config.patch(cache_size_limit=64):
         # After each compilation it empties the CPU's caches to time its guards, which no test reads.
         patched.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)
         torch._dynamo.reset()

@@ -285,10 +285,4 @@ def call(
     plain = tuple([str(o) if isinstance(o, float) and not math.isfinite(o) else fixed(o) for o in options])
     what = f"sequence {function} {counts!r} {plain!r}"
     offsets = [level for lod in lods for level in lod.levels]
-
-    def run() -> list[Tensor]:
-        return torch.ops.stepnet.run([*values, *offsets], [*sizes], what)
-
-    if torch.compiler.is_dynamo_compiling() and torch._C._are_functorch_transforms_active():
-        return out_of_graph(run, "stepnet: sequences inside a transform of torch.func are no part of a graph")
-    return run()
+    return torch.ops.stepnet.run([*values, *offsets], [*sizes], what)

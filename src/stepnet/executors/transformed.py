@@ -246,7 +246,9 @@ class _PlanCall(torch.autograd.Function):
             moved = _along_by_plain_loop(run.call, tensors, tangents, run.still)
         else:
             moved = of.results(run_transformed(of.run, *of.run.call.ready.plan.parted(inputs)))
-            moves = flow.moved(run.call.ready.plan, run.call.layout, [v is not None for v in tangents])
+            moves: Sequence[bool] = [m is not None for m in moved]
+            if torch.is_grad_enabled():  # else the step was recorded without what autograd leads to
+                moves = flow.moved(run.call.ready.plan, run.call.layout, [v is not None for v in tangents])
             run.still[:] = [k for k, moving in enumerate(moves) if not moving]
         moved = [m if carries else None for m, carries in zip(moved, ctx.carry, strict=True)]
         return (*moved, *(None,) * ctx.kept)

@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from stepnet.data.in_graph import not_followed
+from stepnet.data.modes import unwrapped
 from stepnet.data.storage import apart
 from stepnet.errors import StepError, WrittenError
 from stepnet.executors.higher_order import one_by_one
@@ -273,11 +275,25 @@ def _as_it_is(tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor
 def _transformed(tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
     """A call under transforms of torch.func."""
     if torch._C._len_torch_dispatch_stack():
+        plain = [unwrapped(t) for t in tensors]
+        if not any(map(_is_transformed, tensors)):
+            with temporarily_clear_interpreter_stack():
+                return torch.ops.stepnet.run.default(plain, sizes or [], what)
         raise StepError(
             "transforms of torch.func around a recurrence cannot be traced into a graph",
             remedy="compile the function without the transform, or what is around both",
         )
     return _as_it_is(tensors, sizes or [], what)
+
+
+def _is_transformed(tensor: Tensor) -> bool:
+    """Whether transforms do anything to a tensor: batches to all, derivatives to those that have one."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    if not functorch.is_functorch_wrapped_tensor(tensor):
+        return False
+    differs = tensor.is_floating_point() or tensor.is_complex()
+    below = functorch.get_unwrapped(tensor)
+    return differs or not functorch.is_gradtrackingtensor(tensor) or _is_transformed(below)
 
 
 def _once() -> StepError:
