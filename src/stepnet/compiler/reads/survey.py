@@ -26,6 +26,7 @@ _DESCRIPTORS = (
     types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType,
 )  # fmt: skip
+KEPT_BY_COPY = "__slotnames__"  # on a class, at the first copy of one of its objects
 _CONSTANTS = frozenset({int, bool, str, type(None)}) | BY_VALUE
 
 
@@ -72,8 +73,8 @@ class Survey:
                 if klass is nn.Module:
                     self._class(klass, sorted(_CALLS))
                 elif klass.__flags__ & HEAP and is_trusted_class(klass):
-                    self._sizes.append((klass.__dict__, len(klass.__dict__)))
-                    self._class(klass, list(klass.__dict__))
+                    self._sizes.append((klass.__dict__, _size(klass.__dict__)))
+                    self._class(klass, [name for name in klass.__dict__ if name != KEPT_BY_COPY])
         else:
             for klass in owner.__mro__[:-1]:
                 self._class(klass, sorted(names))
@@ -120,11 +121,15 @@ class Survey:
     def holds(self) -> bool:
         """True while every attribute is the object that it was."""
         for space, size in self._sizes:
-            if len(space) != size:
+            if _size(space) != size:
                 return False
         return all(
             all(map(operator.is_, map(space.get, names), values)) for space, names, values in self._groups
         )
+
+
+def _size(space: Any) -> int:
+    return len(space) - (KEPT_BY_COPY in space)
 
 
 def _untraced(name: str, value: Any) -> Any:

@@ -26,8 +26,8 @@ from torch import Tensor
 from stepnet.data.bounded import Bounded
 
 from .kinds import MISSING, Names, slot_values
+from .survey import KEPT_BY_COPY
 
-_KEPT_BY_COPY = "__slotnames__"  # on a class, at the first copy of one of its objects
 _CLASS_ATTRIBUTES = (types.FunctionType, property, staticmethod, classmethod)
 
 
@@ -336,7 +336,7 @@ def _write_cell(value: Any, held: list[Any]) -> None:
 
 def _read_class(value: type) -> list[Any]:
     space = value.__dict__.items()
-    items = [(k, v) for k, v in space if not isinstance(v, _CLASS_ATTRIBUTES) and k != _KEPT_BY_COPY]
+    items = [(k, v) for k, v in space if not isinstance(v, _CLASS_ATTRIBUTES) and k != KEPT_BY_COPY]
     return [k for k, _ in items] + [v for _, v in items]
 
 
