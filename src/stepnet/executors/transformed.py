@@ -239,17 +239,7 @@ class _PlanCall(torch.autograd.Function):
     @not_followed
     def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         run: Run = ctx.run
-        tensors = as_saved(ctx, run.call.ready)[: ctx.count]
-        try:
-            of, inputs = _derivative(run, tensors, tangents, forward_mode=True)
-        except Unsupported:
-            moved = _along_by_plain_loop(run.call, tensors, tangents, run.still)
-        else:
-            moved = of.results(run_transformed(of.run, *of.run.call.ready.plan.parted(inputs)))
-            moves: Sequence[bool] = [m is not None for m in moved]
-            if torch.is_grad_enabled():  # else the step was recorded without what autograd leads to
-                moves = flow.moved(run.call.ready.plan, run.call.layout, [v is not None for v in tangents])
-            run.still[:] = [k for k, moving in enumerate(moves) if not moving]
+        moved = _along(run, as_saved(ctx, run.call.ready)[: ctx.count], tangents)
         moved = [m if carries else None for m, carries in zip(moved, ctx.carry, strict=True)]
         return (*moved, *(None,) * ctx.kept)
 
@@ -499,6 +489,29 @@ def _second(
         parts: Any = applied(_Gradient, asked, *inputs, *out[:n_y], *out[n:], *own)
     found = asked.by_input(of.inputs, parts)
     return [found.get(i) for i in range(len(tensors))], moved
+
+
+def _along(
+    run: Run, tensors: Sequence[Tensor], directions: Sequence[Tensor | None]
+) -> Sequence[Tensor | None]:
+    """The derivative of each result along directions; notes which get none."""
+    call, moving = run.call, [v is not None for v in directions]
+    ready, recorded = call.ready, torch.is_grad_enabled() or bool(transforms())
+    like = ready.history_key(call.layout, moving, (), ())
+    # without gradients the step was recorded without what autograd leads to
+    moves = flow.moved(ready.plan, call.layout, moving) if recorded else ready.histories.get(like)
+    try:
+        of, inputs = _derivative(run, tensors, directions, forward_mode=True)
+    except Unsupported:
+        moves = None
+    else:
+        if moves is not None:
+            run.still[:] = [k for k, each in enumerate(moves) if not each]
+            return of.results(run_transformed(of.run, *of.run.call.ready.plan.parted(inputs)))
+    moved = _along_by_plain_loop(call, tensors, directions, run.still)
+    if not recorded:
+        ready.histories[like] = tuple(k not in run.still for k in range(len(moved)))
+    return moved
 
 
 def _along_by_plain_loop(
