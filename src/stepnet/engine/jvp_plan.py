@@ -268,7 +268,8 @@ class RunsAlong:
             assert entry.ready is not None
             sources = twin.sources(entry.weights)
             known = entry, sources, Repeats(), SharedRows(self.ready, entry.ready, sources)
-            if self.check and None not in known[1] and not entry.unsure:
+            numbers = self.reads.inputs is not None  # of which the looks of what is read do not tell
+            if self.check and None not in known[1] and not (entry.unsure or numbers):
                 if len(self.ready.along) >= _MOST_KINDS:
                     self.ready.along.clear()
                 self.ready.along[signature] = known
