@@ -101,11 +101,11 @@ class Along:
                 for both in zip(moving, joined, strict=True)
             ]
         back = {id(own[name]): given[name] for name in own}
-        made = (
-            set() if transformed or not recorded else {id(t) for t in (*own.values(), *weights) if t.is_leaf}
-        )
         asked = [t for t in (*flatten(values)[0], *self.weights, *directions) if isinstance(t, Tensor)]
-        begins = {t.grad_fn for t in asked if t.requires_grad}
+        with torch._C.DisableTorchFunction():  # it is not the step that asks
+            leaves = () if transformed or not recorded else (*own.values(), *weights)
+            made = {id(t) for t in leaves if t.is_leaf}
+            begins = {t.grad_fn for t in asked if t.requires_grad}
 
         def given_on(tensor: Tensor) -> Tensor:
             """Without a gradient if nothing asks for one but the leaves that are made here."""
@@ -162,9 +162,11 @@ def _alias(tensor: Tensor) -> Tensor:
 def _leads_to_these_alone(tensor: Tensor, leaves: Collection[int], begins: Collection[Any]) -> bool:
     """Whether a tensor requires a gradient for some leaves, told by their numbers, and for nothing else;
     where the history of what a body is given begins is known."""
-    if not tensor.requires_grad or tensor.grad_fn is None:
+    with torch._C.DisableTorchFunction():
+        asks, node = tensor.requires_grad, tensor.grad_fn
+    if not asks or node is None:
         return id(tensor) in leaves
-    nodes = history([tensor.grad_fn], begins)
+    nodes = history([node], begins)
     others = (n for n in nodes if n in begins or (hasattr(n, "variable") and id(n.variable) not in leaves))
     return next(others, None) is None
 
