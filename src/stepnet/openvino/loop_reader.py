@@ -74,6 +74,7 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
             remedy="convert the model again with a current OpenVINO",
         )
     check_names(element.attrib, where, _OF_ROWS)
+    check_children(element, where, ())
     purpose = element.get("purpose") or None
     if purpose is not None and (purpose not in PURPOSES or layer.type != "Loop"):
         known = (
