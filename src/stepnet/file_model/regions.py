@@ -49,6 +49,8 @@ class Aligning:
         whole = check_size([len(boxes), x.shape[1], *self.sizes])
         if x.is_meta:
             return x.new_empty(whole)
+        if not boxes.isfinite().all():
+            raise Misfit("a box is not finite", "NaN or infinity", "numbers", dims="finite")
         images = which.tolist()
         if not all(0 <= k < len(x) for k in images):
             wanted = f"0 to {len(x) - 1}" if len(x) else "none: there are no images"

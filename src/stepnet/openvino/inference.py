@@ -524,7 +524,7 @@ def _is_misfed(parameter: Layer, value: Any) -> bool:
 
 
 def _misfed(graph: Graph, arguments: Sequence[Any]) -> str:
-    """The Parameters of a body that declare other shapes than come in, which the fault of a layer may be of."""
+    """The Parameters of a body that declare other shapes than come in: the fault of a layer may be theirs."""
     layers = [graph.net.layers[number] for number in graph.net.parameters]
     return "; ".join(
         f"the Parameter '{shorten(layer.name)}' is fed {shape_text(tuple(value.shape))}"
