@@ -25,6 +25,18 @@ def places(image, corners):
     return np.stack([found] * len(image)).astype(np.float32)
 
 
+BOXES = np.array([[[0, 0, 2, 2], [0, 2, 1, 0], [5, 5, 6, 6], [6, 6, 5, 5]]], np.float32)  # two pairs
+SCORES = np.array([[[0.5, 0.75, 0.25, 0.125], [0, 0.125, 0.5, 0.25]]], np.float32)
+CENTRED = np.array([[[1, 1, 2, 2], [0.5, 1, 1, 2], [5.5, 5.5, 1, 1], [5.5, 5.5, 1, 1]]], np.float32)
+WHOLE = np.array([[0, 0, 6, 4]] * 2, np.float32)  # beginning at -0.5: a sample an element
+SWAPPED = np.array([1, 0], np.int32)
+
+
+def aligned(mode="avg", scale=1, **more):
+    sizes = {"pooled_h": "4", "pooled_w": "6", "sampling_ratio": "1"}
+    return sizes | {"mode": mode, "spatial_scale": str(scale)} | more
+
+
 def c(value, dtype=np.int64):
     return ("const", np.asarray(value, dtype=dtype))
 
@@ -129,6 +141,24 @@ def joined(center, scale=1.0, length=None):
 
 AFTER = np.triu(np.full((3, 3), -np.inf, np.float32), 1)
 CASES = [  # type, inputs, result, version, and attributes
+    ("ROIAlign", [IMAGE, WHOLE - np.float32(0.5), SWAPPED], IMAGE[::-1], "opset3", aligned()),
+    ("ROIAlign", [IMAGE, 2 * WHOLE, SWAPPED], IMAGE[::-1], "opset9",
+     aligned(scale=0.5, aligned_mode="half_pixel_for_nn")),
+    ("ROIAlign", [IMAGE, 2 * WHOLE - np.float32(0.5), SWAPPED.astype(np.int64)], IMAGE[::-1].clip(0),
+     "opset9", aligned("max", 0.5, aligned_mode="half_pixel")),
+    ("ROIAlign", [IMAGE, WHOLE[:, [2, 3, 0, 1]], SWAPPED], 0 * IMAGE, "opset9",
+     aligned("max", aligned_mode="half_pixel") | {"sampling_ratio": "0"}),
+    ("NonMaxSuppression", [BOXES, SCORES, c(3), c(0.25, np.float32)],
+     [[0, 0, 1], [0, 1, 2], [0, 0, 2], [0, 1, 1]], "opset1", {}),
+    ("NonMaxSuppression", [CENTRED, SCORES, c([3]), c(0.25, np.float32), c([0.25], np.float32)],
+     [[0, 0, 1], [0, 1, 2]], "opset3", {"box_encoding": "center", "output_type": "i32"}),
+    ("NonMaxSuppression", [BOXES, SCORES, c(1), c(0.5, np.float32)], [[0, 0, 1], [0, 1, 2]], "opset4",
+     {"sort_result_descending": "false"}),
+    ("NonMaxSuppression", [BOXES, SCORES],
+     (np.zeros((0, 3), int), np.zeros((0, 3), np.float32), [0]), "opset5", {}),
+    ("NonMaxSuppression", [BOXES, SCORES[:, :1], c(3), c(0.5, np.float32), c(0.25, np.float32),
+     c(0.5, np.float32)], ([[0, 0, 1], [0, 0, 0]],
+     np.array([[0, 0, 0.75], [0, 0, 0.5 * np.exp(-0.25)]], np.float32), [2]), "opset9", {}),
     ("Einsum", [A, A], A @ A.transpose(0, 2, 1), "opset7", {"equation": "bij, bkj -> bik"}),
     ("Unique", [REPEATS], ([0, 1, 3], [4, 1, 0], [2, 1, 2, 2, 0, 1], [1, 2, 3]), "opset10", {}),
     ("Unique", [REPEATS], ([3, 1, 0], [0, 1, 4], [0, 1, 0, 0, 2, 1], [3, 2, 1]), "opset10",

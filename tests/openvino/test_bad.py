@@ -146,6 +146,10 @@ CHANGED = {
         LOOP + ": <backedges> in <layer> is not known\n.*\n.*\n.*write it as <back_edges>"),
     "an edge misspelt": ("<back_edges><edge", "<back_edges><Edge/><edge",
         LOOP + ": <Edge> in <back_edges> is not known\n.*\n.*\n.*write it as <edge>"),
+    "a row with something in it": ('internal_layer_id="1"/>', 'internal_layer_id="1"><dim/></input>',
+        LOOP + ": port_map input external_port_id=1 internal_layer_id=1: <dim> in <input> is not"),
+    "a loop of another type": ('type="TensorIterator"', 'type="While"',
+        "While layer 2 'TensorIterator_2': its type is not read, .*\n.*While\n.*TensorIterator, Loop"),
     "a row of neither side": ("<port_map>", "<port_map><inout/>",
         LOOP + ": <inout> in <port_map> is not known\n.*\n.*expected: <input>, <output>"),
     "edges misspelt": ("</net>", "<edge/></net>", "model.xml: <edge> in <net> is not known"),
@@ -204,10 +208,18 @@ def truth(net, x):
     return trips(net, x, True)
 
 
+def along_another_axis(net, x):
+    body = net.body()
+    part = body.add("Squeeze", [body.parameter("xi", "2,1,3"), body.const([1])], name="last")
+    ports = sliced("input", 0, 0, axis=0) + sliced("output", 1, body.result(part))
+    return net.loop(body, [x], ports)
+
+
 LAST = {  # a layer that is given [2, 5, 3] and constants
     r"output port 1 declares 2,9,\?, but the layer gives 2,5,3\n.*\n.*2,5,3": lambda net, x: net.add(
         "Abs", [x], dims=[(2, 9, -1)], name="last"
     ),
+    r"cannot squeeze axis 1 of .*\n.*'xi' is fed 1,5,3 and declares 2,1,3\n": along_another_axis,
     r"sequence lengths must lie in 0\.\.5\n.*\[6, 2\]\n.*0 to 5, the steps of X": lengths,
     r"back edge from 'hn' to 'h': the second step does not run\n.*\[2, 4\]; .*MatMul": another_state,
     r"the trip count is of another element type\n.*bool\n.*whole numbers": truth,
@@ -238,6 +250,20 @@ def test_what_constants_say_is_known_when_it_is_read(says, tmp_path):
     net = Net()
     net.result(LAST[says](net, net.parameter("x", "2,5,3")))
     with pytest.raises(IRError, match=rf"layer \d+ 'last': {says}"):
+        load(net.write(tmp_path))
+
+
+@pytest.mark.parametrize(("axis", "dtype", "says"), [
+    ({"axis": 0}, "int64", "current_iteration is one value and not sliced\n.*axis=0"),
+    ({}, "float32", "the number of the iteration is a whole number\n.*the Parameter 'i' of f32"),
+    ({}, "bool", "the number of the iteration is a whole number\n.*the Parameter 'i' of boolean"),
+])  # fmt: skip
+def test_numbers_of_iterations(axis, dtype, says, tmp_path):
+    net, body = Net(), Net()
+    number = sliced("input", -1, 0, purpose="current_iteration", **axis)
+    ports = number + sliced("output", 2, body.result(body.parameter("i", "", dtype)))
+    net.result(net.loop(body, [net.const(2), net.const(True)], ports, kind="Loop", version="opset5"))
+    with pytest.raises(IRError, match=r"Loop layer 2 .*" + says):
         load(net.write(tmp_path))
 
 

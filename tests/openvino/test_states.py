@@ -81,6 +81,43 @@ def test_of_open_size_with_no_beginning_is_an_input(tmp_path):
     assert after.tolist() == [[1, 1]]
 
 
+OTHERS = {  # what a file says elsewhere, and what is told of it
+    'variable_id="h"': ('variable_id=""', "its variable_id is empty"),
+    'Assign" version="opset6"><data variable_id="h" variable_type="f32"': (
+        'Assign" version="opset6"><data variable_id="h" variable_type="f16"',
+        r"Assign layer \d+ .*says another variable_type of the .*\n.*f16\n.*f32, as layer 3 says",
+    ),
+    'variable_shape="?,2"': (
+        'variable_shape="?,3"',
+        r"Assign layer \d+ .*says another variable_shape of the variable 'h' .*\n.*\?,2\n.*\?,3, as layer 3",
+    ),
+    'variable_id="h" variable_type="f32" variable_shape="?,2"': (
+        'variable_id="h" variable_type="f32" variable_shape="?,2,1"', "as layer 3 says",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("old", OTHERS)
+def test_variables_that_two_layers_see_differently(old, tmp_path):
+    path = summing().write(tmp_path)
+    text, (new, says) = path.read_text(), OTHERS[old]
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(IRError, match=says):
+        load(path)
+
+
+@pytest.mark.parametrize(("begin", "says"), [
+    (np.ones((1, 3), np.float32), r"float32\[1, 3\]\n.*float32\[\?,2\]"),
+    (np.ones((1, 2), np.int64), r"int64\[1, 2\]\n.*float32\[\?,2\]"),
+])  # fmt: skip
+def test_what_a_variable_cannot_begin_with(begin, says, tmp_path):
+    net = Net()
+    net.result(net.add("Add", [net.parameter("x", "?,2"), variable(net, net.const(begin))]), "y")
+    with pytest.raises(IRError, match=r"ReadValue layer 2 .*begins with does not fit it\n.*" + says):
+        load(net.write(tmp_path))
+
+
 def test_saved_as_it_was(tmp_path):
     model = load(summing().write(tmp_path))
     save(model, tmp_path / "again.xml")

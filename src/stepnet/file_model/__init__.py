@@ -62,6 +62,8 @@ from .recording import is_recorded_with as is_recorded_with
 from .recording import not_in_recordings as not_in_recordings
 from .recording import stays as stays
 from .recording import unlike as unlike
+from .regions import Aligning as Aligning
+from .regions import suppressed as suppressed
 from .resized import ROUNDED as ROUNDED
 from .resized import WHERE as WHERE
 from .resized import Resizing as Resizing

@@ -60,6 +60,14 @@ class _Fault(Exception):
         """The fault of a layer; `key` is `what` if nothing else is given."""
         return cls(Broken(f"{layer.where}: {what}", **said), what if key is None else key)
 
+    def told_with(self, more: str) -> _Fault:
+        """The same fault, with more in what was got."""
+        error = self.error
+        if error.got is not None:
+            got = f"{error.got}; {more}"
+            self.error = IRError(error.where, got=got, expected=error.expected, remedy=error.remedy)
+        return self
+
 
 def check_shapes(
     graph: Graph, shapes: Sequence[tuple[int, ...] | None], dtypes: Sequence[torch.dtype]
@@ -179,7 +187,7 @@ class Walk:
         """Go through a graph; its results."""
         for number, value in zip(graph.net.parameters, arguments, strict=True):
             self._check_fed(graph.net.layers[number], value)
-        slots = graph.start(arguments)
+        slots, misfed = graph.start(arguments), _misfed(graph, arguments)
         for node in graph.nodes:
             self.visited += 1
             given = [slots[slot] for slot in node.inputs]
@@ -188,7 +196,8 @@ class Walk:
                 try:
                     results = self.node(node, given)
                 except _Fault as fault:
-                    self.faults.setdefault(node.layer.where, fault)
+                    told = fault.told_with(misfed) if misfed else fault
+                    self.faults.setdefault(node.layer.where, told)
             self.seen[id(node.layer)] = results
             self._check_given(node.layer, results)
             for slot, result in zip(node.outputs, results, strict=False):
@@ -212,7 +221,7 @@ class Walk:
     def _check_fed_shape(self, parameter: Layer, value: Any) -> None:
         """The same of its shape, which the layers that read it do not ask for: they are blamed before it."""
         shape = declared_shape(parameter)
-        if isinstance(value, Tensor) and shape and not fits(shape, value.shape):
+        if shape and _is_misfed(parameter, value):
             said = {"got": shape_text(tuple(value.shape)), "expected": shape_text(shape)}
             fault = _Fault.at(parameter, "what it is fed has another shape", str(value.shape), **said)
             self.faults.setdefault(parameter.where, fault)
@@ -506,6 +515,23 @@ class Walk:
 # when the file is read; a call of torch takes many times as long as a look.
 _KNOWN: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {}
 _MOST_KNOWN = 4_000
+
+
+def _is_misfed(parameter: Layer, value: Any) -> bool:
+    """Whether a Parameter declares another shape than comes in."""
+    shape = declared_shape(parameter)
+    return isinstance(value, Tensor) and bool(shape) and not fits(shape, value.shape)
+
+
+def _misfed(graph: Graph, arguments: Sequence[Any]) -> str:
+    """The Parameters of a body that declare other shapes than come in: the fault of a layer may be theirs."""
+    layers = [graph.net.layers[number] for number in graph.net.parameters]
+    return "; ".join(
+        f"the Parameter '{shorten(layer.name)}' is fed {shape_text(tuple(value.shape))}"
+        f" and declares {shape_text(declared_shape(layer))}"
+        for layer, value in zip(layers, arguments, strict=True)
+        if _is_misfed(layer, value)
+    )
 
 
 def _same_calls(node: Node, arguments: Sequence[Any]) -> str | None:

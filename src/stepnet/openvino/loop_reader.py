@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+import torch
+
 from stepnet.file_model import Broken, shorten
 
 from .attributes import Attributes
@@ -74,6 +76,7 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
             remedy="convert the model again with a current OpenVINO",
         )
     check_names(element.attrib, where, _OF_ROWS)
+    check_children(element, where, ())
     purpose = element.get("purpose") or None
     if purpose is not None and (purpose not in PURPOSES or layer.type != "Loop"):
         known = (
@@ -91,6 +94,10 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
         external, internal, axis, attributes.int("start", 0), attributes.int("end", -1), stride, part, purpose
     )
     if axis is not None:
+        if purpose is not None and external < 0:
+            raise Broken(
+                f"{where}: {purpose} is one value and not sliced", got=f"axis={axis}", expected="no axis"
+            )
         if layer.type == "If":
             raise Broken(f"{where}: a branch of If is not sliced", got=f"axis={axis}", expected="no axis")
         if stride == 0:
@@ -115,12 +122,27 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
     return row
 
 
+def _check_number(net: Net, row: PortRow, where: str) -> None:
+    kind = net.layers[row.internal].outputs[0].type
+    if (
+        row.purpose is not None
+        and kind is not None
+        and (kind.dtype.is_floating_point or kind.dtype is torch.bool)
+    ):
+        raise Broken(
+            f"{where}: the number of the iteration is a whole number",
+            got=f"the Parameter '{shorten(net.layers[row.internal].name)}' of {kind.name}",
+            expected="i64 or i32",
+        )
+
+
 def _check_inputs(layer: Layer, net: Net, rows: PortMap) -> None:
     ports = dict.fromkeys(p.id for p in layer.inputs)
     fed: dict[int, int] = {}
     for row in rows.inputs:
         where = f"{layer.where}: port_map input internal_layer_id={row.internal}"
         _check_ends(layer, net, row, ports, "input", where)
+        _check_number(net, row, where)
         if row.internal in fed:
             raise Broken(
                 f"{where}: the Parameter is fed twice",

@@ -132,6 +132,12 @@ def _layer_of(element: Any, scope: str) -> Layer:
     where = f"{scope}: {shorten(kind)} layer {layer_id} '{shorten(name)}'"
     attributes.where = where
     version = attributes.text("version").strip()
+    if kind not in _IN_LAYERS and element.find("body") is not None:
+        raise NotRead(
+            f"{where}: its type is not read, and it has a body",
+            got=shorten(kind),
+            expected=", ".join(_IN_LAYERS),
+        )
     check_children(element, where, ("data", "input", "output", *_IN_LAYERS.get(kind, ())))
     check_names(element.attrib, where, _OF_LAYERS, asked=_OF_LAYERS)
     data = only(element, "data", where)

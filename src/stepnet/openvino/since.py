@@ -20,6 +20,7 @@ _FROM: dict[int, tuple[str, ...]] = {
         "EmbeddingSegmentsSum",
         "GRUCell",
         "NonZero",
+        "ROIAlign",
         "ReadValue",
         "ScatterElementsUpdate",
         "ScatterUpdate",

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.file_model import Broken, NotRead, shorten
 
 from .attributes import Attributes
 from .layers.row import Misfit, Row, plain
-from .reader import declared_shape, declared_type, shape_text
+from .reader import declared_shape, declared_type, fits, shape_text
 from .records import Layer, Net, Port
 
 AFTER = "_out"
@@ -48,6 +49,7 @@ def open_states(net: Net) -> None:
     free = max(net.layers, default=0) + 1
     for name, read in reads.items():
         write = writes.get(name, read)  # one that nothing writes stays what it is
+        _check_alike(name, read, write)
         net.layers[free] = _parameter(free, name, read)
         net.layers[free + 1] = _result(free + 1, name + AFTER, write, net.scope)
         read.inputs += (Port(-1, read.outputs[0].type, None),)
@@ -82,6 +84,8 @@ def read_value(layer: Layer, attributes: Attributes) -> Callable[..., Any]:
 
     def read(*values: Tensor | None) -> Tensor:
         state = values[-1]
+        if len(values) > 1 and values[0] is not None and values[0].is_meta:  # as the file is read
+            _check_begin(values[0], layer)
         if state is not None:
             return state
         if len(values) > 1 and values[0] is not None:
@@ -94,6 +98,38 @@ def read_value(layer: Layer, attributes: Attributes) -> Callable[..., Any]:
         return torch.zeros(sizes, dtype=declared_type(layer, "variable_type").dtype)
 
     return read
+
+
+def _check_begin(value: Tensor, read: Layer) -> None:
+    """Refuse what a variable cannot begin with; of opset3 nothing is said of it."""
+    if "variable_type" not in read.attributes:
+        return
+    kind, sizes = declared_type(read, "variable_type"), declared_shape(read, "variable_shape")
+    other = value.dtype != kind.dtype
+    if other or (sizes is not None and not fits(sizes, value.shape)):
+        raise Misfit(
+            "what its variable begins with does not fit it",
+            got=typed_shape(value),
+            expected=f"{dtype_name(kind.dtype)}[{shape_text(sizes)}]",
+            dims=str(value.dtype) if other else str(tuple(value.shape)),
+        )
+
+
+def _check_alike(name: str, read: Layer, write: Layer) -> None:
+    """Refuse an Assign that says of a variable what its ReadValue does not."""
+    for key, declared in (("variable_type", declared_type), ("variable_shape", declared_shape)):
+        if key not in read.attributes or key not in write.attributes:
+            continue
+        one, other = declared(read, key), declared(write, key)
+        if one == other or (isinstance(one, tuple) and isinstance(other, tuple) and fits(one, other)):
+            continue
+        if key == "variable_shape" and None in (one, other):
+            continue
+        raise Broken(
+            f"{write.where}: says another {key} of the variable '{shorten(name)}' than its ReadValue",
+            got=shorten(write.attributes[key]),
+            expected=f"{shorten(read.attributes[key])}, as layer {read.id} says",
+        )
 
 
 def _kind(layer: Layer) -> str | None:
@@ -117,6 +153,8 @@ def _by_variable(net: Net, kind: str) -> dict[str, Layer]:
         if _kind(layer) != kind:
             continue
         name = layer.said.text("variable_id")
+        if not name:
+            raise Broken(f"{layer.where}: its variable_id is empty", got='variable_id=""', expected="a name")
         if name in found:
             raise Broken(
                 f"{layer.where}: the variable '{shorten(name)}' has two layers of this type",

@@ -16,6 +16,7 @@ from .layers import (
     matrix,
     moving,
     reduce,
+    regions,
     resizing,
     sequences,
     shape,
@@ -26,8 +27,8 @@ from .records import Layer, Net
 ROWS: dict[str, Row] = {
     row.type.lower(): row
     for module in (
-        elementwise, activations, shape, indexing, moving, bags, fourier, decoding, resizing, reduce, matrix,
-        cells, sequences, states,
+        elementwise, activations, shape, indexing, moving, bags, fourier, decoding, resizing, regions, reduce,
+        matrix, cells, sequences, states,
     )
     for row in module.ROWS
 }  # fmt: skip

@@ -166,6 +166,7 @@ CHEAP = _names(
 READS = _names(
     "cumsum reducel1 reducel2 reducelogicaland reducelogicalor reducemax reducemean reducemin reduceprod"
     " reducesum adaptiveavgpool adaptivemaxpool col2im ctcgreedydecoder ctcgreedydecoderseqlen"
+    " nonmaxsuppression"
 )
 # Operations for each element of the result, where one pass does not do.
 SEVERAL = {
@@ -182,6 +183,7 @@ SEVERAL = {
     **dict.fromkeys(("dft", "idft", "rdft", "irdft", "stft", "istft"), 25),
     "interpolate": 6,  # of two dimensions: between two numbers of each, a product and a sum
     "gridsample": 12,  # the same, at places of its own: weights, too
+    "roialign": 12,  # the same, of one sample
 }
 GATES = {"lstmcell": 4, "grucell": 3, "rnncell": 1}
 SEQUENCES = {"lstmsequence": "lstmcell", "grusequence": "grucell", "rnnsequence": "rnncell"}
