@@ -39,10 +39,11 @@ class Request:
 
 
 class Asked:
-    """The calls of a trace."""
+    """The calls of a trace, and which line fixed an open size to each number."""
 
     def __init__(self) -> None:
         self.calls: list[Request] = []
+        self.fixed: dict[int, Line] = {}
         self.begin()
 
     def begin(self) -> None:

@@ -263,7 +263,7 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
         inputs.append(graph.parameter(i.name, node.meta["val"].dtype, _shape(node, numbers, levels)))
     emit, outer = Emit(graph), {}
     aten = AtenNet(emit, trace.where)
-    aten.numbers = numbers
+    aten.numbers, aten.fixed = numbers, made.fixed
     if trace.dynamic is trace.declared is None:
         read = [part for part in trace.module.modules() if hasattr(part, "open_sizes")]
         declared = {size for model in read for socket in model.inputs for size in socket.shape or ()}
