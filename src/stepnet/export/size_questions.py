@@ -112,11 +112,13 @@ def _settle_for_user(number: SymNode) -> None:
     while frame is not None and frame.f_code.co_filename in _OF_SIZES:
         frame = frame.f_back
     passed = any(number.expr == expression for expression in _PASSED.get())
-    if frame is not None and is_users(frame.f_code.co_filename):
+    if not passed and (frame is None or not is_users(frame.f_code.co_filename)):
+        return
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is not None:
         _note(number, frame)
-        settle(number)
-    elif passed:
-        settle(number)
+    settle(number)
 
 
 def passing(args: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
