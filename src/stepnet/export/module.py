@@ -130,7 +130,8 @@ class _Trace:
         self.kept = kept  # by the run before, in attributes of the module
         self.module, self.where, self.spec, self.inputs, self.calls = module, where, spec, inputs, calls
         self.dynamic = dynamic
-        self.memories, self.opened = True, False  # whether the rows of what steps read stay open; are there any
+        # whether the rows of what steps read for each sequence stay open, and whether there are any
+        self.memories, self.opened = True, False
         self.declared: Dynamic | None = getattr(module, "open_sizes", None) if dynamic is None else None
         self.tensors = [i for i in inputs if isinstance(i.value, (Tensor, LoDTensor))]
         self.others: list[list[Callable[[], list[Input]]]] = []  # the same for more sequences, and for fewer
