@@ -100,6 +100,7 @@ BATCH = AnyNumber("sequences")
 Numbers = Mapping[int, AnyNumber]  # by the numbers that they were
 
 
+_GRADIENTS = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 _MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.scalar_tensor)
 _OF_PYTHON = "_stepnet_number_of_python"
 
@@ -137,6 +138,8 @@ class _Lines(TorchFunctionMode):
         func = _KEEPING_SIZES.get(func, func)
         place = run_by(__file__)
         line = place and place[0]
+        if func in _GRADIENTS:
+            self.asked.gradient = line
         if kwargs and kwargs.get("generator") is not None:
             raise IRError(
                 f"{self.where} cannot be written: '{func.__name__}'"
@@ -313,6 +316,17 @@ def _exported(
                 raise IRError(f"{where} cannot be written: {cause}") from error
             cause = cause.__cause__ or cause.__context__
         text = str(error).strip().splitlines()
+        if traced.asked.gradient is not None or "functorch tensor" in str(error):
+            line = traced.asked.gradient
+            raise IRError(
+                f"{where} cannot be written: it takes gradients as it runs"
+                + (f" ({line.short})" if line else "")
+                + ", which torch could not trace",
+                got="torch.func or torch.autograd" if line is None else "torch.autograd.grad or backward",
+                expected="calls of torch that are no gradients, or gradients by x and the state of a step "
+                "that is compiled",
+                remedy="write the gradient out by its formula",
+            ) from error
         raise IRError(
             f"{where} cannot be written: it could not be traced with sizes left open",
             got=f"{type(error).__name__}: {text[0] if text else ''}",
