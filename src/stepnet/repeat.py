@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -256,8 +257,12 @@ class WhileBody:
 
     def going(self, leaves: list[Any], step: int, rows: int | None = None) -> Any:
         """The condition at a step, checked; for each of `rows`."""
-        with torch.no_grad():
+        with torch.no_grad() if torch.is_grad_enabled() else contextlib.nullcontext():
             going = self.cond(*unflatten(self.spec, leaves))
+        with torch._C.DisableTorchFunction():  # what watches the step need not see the checks
+            return self._checked(going, step, rows)
+
+    def _checked(self, going: Any, step: int, rows: int | None) -> Any:
         if step == 0:
             self.by_row = isinstance(going, Tensor) and going.dim() == 1 and going.shape[0] != 1
             rows = going.shape[0] if self.by_row else None
@@ -303,11 +308,12 @@ class WhileBody:
                 remedy="return all loop variables, nested as they came, (x,) for one",
             )
         new = kept_dtypes(leaves, new)
-        changed = [
-            f"{name} was {describe_leaf(a)}, became {describe_leaf(b)}"
-            for name, a, b in zip(self.names, leaves, new, strict=True)
-            if not _same(a, b)
-        ]
+        with torch._C.DisableTorchFunction():  # as above
+            changed = [
+                f"{name} was {describe_leaf(a)}, became {describe_leaf(b)}"
+                for name, a, b in zip(self.names, leaves, new, strict=True)
+                if not _same(a, b)
+            ]
         if changed:
             raise StepError(
                 f"while_loop: body '{self.name}' changed a loop variable at step {step}",

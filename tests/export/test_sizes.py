@@ -40,6 +40,11 @@ def of_sizes(x):
         "length": lambda: x / len(x) + torch.arange(len(x))[:, None, None] * isinstance(len(x), int),
         "ratio": lambda: x * (n / m) + math.ceil(n / 4) - math.floor(n / 4) + round(n / 4),
         "root": lambda: x / n**0.5 * (1 / n) ** 2,
+        "of math": lambda: (
+            x / math.sqrt(n) + math.isqrt(n) - math.log(m + 1) * math.log(n, 3) + math.log2(n)
+            + math.log10(m + 1) * math.log1p(m) + math.exp(-n)
+            - math.pow(n, 0.3) * math.fabs(-m) + math.prod(x.shape)
+        ),
         "picked": lambda: x.sort(0).values[n // 2] + x.select(0, n - 1) + x.median(0).values,
         "padded": lambda: F.pad(x, (0, 0, 0, 0, 0, -n % 4)) * 2,
         "spaced": lambda: x * torch.linspace(-1, 2, n)[:, None, None] - x.data.mean(0),

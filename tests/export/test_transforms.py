@@ -56,6 +56,12 @@ def test_written_and_read_back(name, tmp_path):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5, msg=lambda m, w=what: f"{w}: {m}")
 
 
+def slope(x):
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(x.tanh().square().sum(), x, create_graph=True)[0]
+
+
 @pytest.mark.parametrize(
     ("run", "says", "remedy"),
     [
@@ -70,6 +76,7 @@ def test_written_and_read_back(name, tmp_path):
             "view_as_real",
         ),
         (fft.rfft, "a result is complex", "view_as_real"),
+        (slope, r"takes gradients as it runs \(test_transforms.py:\d+\)", "by its formula"),
     ],
 )
 def test_what_has_no_form(run, says, remedy, tmp_path):

@@ -263,6 +263,10 @@ READ = {
         given([node("Relu", "x")], inputs=[value("x", 2, kind=TensorProto.STRING)]),
         "'x': torch has no such element type",
     ),
+    "a tensor for a sequence": (
+        given([node("ConcatFromSequence", "x", axis=0)], inputs=[X]),
+        r"'n' \(ConcatFromSequence\): 'x' is no sequence",
+    ),
     "in a body": (
         given([node("Scan", "xz", num_scan_inputs=2, body=SUMS)], inputs=[X, value("z", 2, 4)]),
         r"'n' \(Scan\), body: node 0 'n' \(Add\): ",

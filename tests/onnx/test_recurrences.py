@@ -116,6 +116,30 @@ def test_a_softmax_is_one_op_by_what_it_computes(check):
     assert [[*body].count(op) for op in ("Softmax", "ReduceMax")] == [2, 1]
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_memory_of_any_length(masked, check):
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = cells.GRU(7, 4)
+
+        def forward(self, x, memory, n, h):
+            inside = torch.arange(memory.shape[1])[None] < n[:, None]
+
+            def step(x, h):
+                score = (memory * h[:, None]).sum(-1)
+                score = (score.masked_fill(~inside, -torch.inf) if masked else score).softmax(-1)
+                return self.cell(torch.cat([x, (score[..., None] * memory).sum(1)], -1), h)
+
+            return stepnet.recurrent(step, x, h)
+
+    check(
+        Decoder(),
+        lambda t, b: (torch.randn(t, b, 3), torch.randn(b, t + 2, 4), torch.arange(b) + 1, torch.randn(b, 4)),
+    )
+
+
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(

@@ -39,10 +39,12 @@ class Request:
 
 
 class Asked:
-    """The calls of a trace."""
+    """The calls of a trace, which line fixed an open size to each number, and which took gradients."""
 
     def __init__(self) -> None:
         self.calls: list[Request] = []
+        self.fixed: dict[int, Line] = {}
+        self.gradient: Line | None = None
         self.begin()
 
     def begin(self) -> None:

@@ -12,6 +12,7 @@ from torch.fx import map_arg
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from stepnet.errors import IRError
+from stepnet.user_line import Line
 
 from .emit import Emit
 from .graph import Value
@@ -100,6 +101,7 @@ class AtenNet:
         self.sources: dict[str, tuple[Value, int]] = {}  # where the size that a symbol stands for is found
         self.numbers: Numbers = {}  # that stand for any number of sequences
         self.not_open: set[int] = set()  # sizes of inputs that became fixed without anyone asking for it
+        self.fixed: Mapping[int, Line] = {}  # by which lines of the user's code, where it was one of these
         self.node: FxNode | None = None
         self._sizes: dict[object, Value] = {}
 

@@ -24,6 +24,10 @@ from .referred_sizes import Referred, examples
 from .trace import Program, of_python, program, sizes_of
 
 _MORE = 8
+BY_SIZES = (
+    "compute with the size (x.shape[0]) by + - * / // %, math.sqrt and such, and torch, "
+    "not by range, int() or if"
+)
 Body = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 
 
@@ -145,13 +149,15 @@ class BodyTrace:
             fixed = [size for d, size in enumerate(sizes_of(node.meta["val"])) if d in dims]
             if any(isinstance(size, int) and size > 1 for size in fixed):
                 size = max(size for size in fixed if isinstance(size, int))
+                line = made.fixed.get(size)
                 raise FixedSize(
                     f"{self.where} cannot be written for any size of what it is given: "
                     f"it became {size} in the trace",
-                    got=f"Python that decides by a size, or counts by it: it is {size} in the example",
+                    got="Python that decides by a size, or counts by it"
+                    + (f" ({line.short})" if line else "")
+                    + f": it is {size} in the example",
                     expected="calls of torch that are the same for all sizes",
-                    remedy="compute with the size (x.shape[0]) by + - * / // % and torch, "
-                    "not by math, range, int() or if",
+                    remedy=BY_SIZES,
                 )
         return made
 

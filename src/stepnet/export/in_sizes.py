@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce
 from typing import Any
@@ -49,6 +50,9 @@ def in_sizes(emit: Emit, expr: Any, value_of: Callable[[Any], Value]) -> Value |
         return emit.cast(emit.call("round", value_of(args[0])), torch.int64)
     if kind == "ToFloat":
         return emit.cast(value_of(args[0]), torch.float64)
+    if kind == "OpaqueUnaryFn_log2":
+        log = emit.call("log", emit.cast(value_of(args[0]), torch.float64))
+        return emit.call("mul", log, emit.number(1 / math.log(2), torch.float64))
     if kind in _REAL:
         return emit.call(_REAL[kind], *(emit.cast(value_of(a), torch.float64) for a in args))
     return None

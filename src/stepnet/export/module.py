@@ -108,10 +108,13 @@ def module_graph(
             trace.others = [[partial(repeated, given, n, dynamic) for n in counts] for counts in (more, FEW)]
         try:
             return _graph(Graph(name, target), trace, outputs, batch)
-        except FixedSize:
-            if trace.declared is None:
+        except IRError as error:
+            if trace.opened:  # a step may need the size of what it reads
+                trace.memories = False
+            elif isinstance(error, FixedSize) and trace.declared is not None:
+                trace.declared = None  # its file leaves more open than its weights do
+            else:
                 raise
-            trace.declared = None  # its file leaves more open than its weights do
             return _graph(Graph(name, target), trace, outputs, batch)
     finally:
         calls.forget()
@@ -127,6 +130,8 @@ class _Trace:
         self.kept = kept  # by the run before, in attributes of the module
         self.module, self.where, self.spec, self.inputs, self.calls = module, where, spec, inputs, calls
         self.dynamic = dynamic
+        # whether the rows of what steps read for each sequence stay open, and whether there are any
+        self.memories, self.opened = True, False
         self.declared: Dynamic | None = getattr(module, "open_sizes", None) if dynamic is None else None
         self.tensors = [i for i in inputs if isinstance(i.value, (Tensor, LoDTensor))]
         self.others: list[list[Callable[[], list[Input]]]] = []  # the same for more sequences, and for fewer
@@ -152,7 +157,11 @@ class _Trace:
                 if not closed(narrow):
                     made, chosen = narrow, fewer
         if self.dynamic is None:
-            fewer = without_features(made, chosen, self.examples)
+            fewer, fewest = (
+                without_features(made, chosen, self.examples, memories=memories) for memories in (True, False)
+            )
+            self.opened = self.memories and fewer != fewest
+            fewer = fewer if self.memories else fewest
             if fewer != chosen:
                 made = self._traced(fewer)
         return made
@@ -263,7 +272,7 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
         inputs.append(graph.parameter(i.name, node.meta["val"].dtype, _shape(node, numbers, levels)))
     emit, outer = Emit(graph), {}
     aten = AtenNet(emit, trace.where)
-    aten.numbers = numbers
+    aten.numbers, aten.fixed = numbers, made.fixed
     if trace.dynamic is trace.declared is None:
         read = [part for part in trace.module.modules() if hasattr(part, "open_sizes")]
         declared = {size for model in read for socket in model.inputs for size in socket.shape or ()}

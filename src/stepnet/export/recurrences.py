@@ -37,7 +37,7 @@ from stepnet.watchers import Instead, during, replaced
 
 from .as_called import AsCalled, loop_as_called
 from .aten import AtenNet, rule
-from .body_trace import no_lengths
+from .body_trace import BY_SIZES, no_lengths
 from .calls import (
     KINDS,
     AsLoop,
@@ -356,6 +356,14 @@ def _check_open(b: AtenNet, call: RecurrenceCall, x: Sequence[FxNode], where: st
             continue
         size = b.shape(x[0])[axis]
         if isinstance(size, int) and size in b.not_open:
+            line = b.fixed.get(size)
+            if line is not None:
+                raise IRError(
+                    f"{where} cannot be written for any number of {what}: it became {size} in the trace",
+                    got=f"Python that decides by a size, or counts by it ({line.short})",
+                    expected="calls of torch that are the same for all sizes",
+                    remedy=f"{BY_SIZES}; dynamic=... says which dimensions of the inputs stay open",
+                )
             raise IRError(
                 f"{where} cannot be written for any number of {what}: it became {size} in the trace",
                 got=f"an example of {size} {what}",

@@ -24,9 +24,10 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from stepnet.compiler.reads.swapped import Swapped
-from stepnet.user_line import is_users
+from stepnet.user_line import Line, is_users
 from stepnet.watchers import during
 
+from .math_of_sizes import open_math
 from .open_sizes import settle, settled
 
 _NEAR = 4  # instructions from a comparison to the jump by its truth value
@@ -34,6 +35,8 @@ _MOST = 500  # instructions that make the text of an error
 _OF_SIZES = (torch.__file__, sym_node.__file__)
 # What follows from sizes and is an argument of the call at hand.
 _PASSED: ContextVar[tuple[Any, ...]] = ContextVar("numbers of sizes that torch is given", default=())
+# The numbers that sizes were fixed to, and the lines of the user's code that did so.
+_FIXED: ContextVar[dict[int, Line] | None] = ContextVar("sizes that Python fixed", default=None)
 _ALWAYS = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE", "JUMP_BACKWARD_NO_INTERRUPT")
 
 
@@ -49,7 +52,21 @@ def _asked(self: Any) -> bool:
     known = statically_known_true(self) or statically_known_true(torch.sym_not(self))
     answer = self.node.bool_()
     # of a size torch takes for granted that it is not one
-    return answer if known and expression.subs(dict.fromkeys(symbols, 1)) == answer else settled(self)
+    if known and expression.subs(dict.fromkeys(symbols, 1)) == answer:
+        return answer
+    _note(self.node, frame)
+    return settled(self)
+
+
+def _note(number: Any, frame: FrameType) -> None:
+    """Note which line of the user's code fixes the sizes that a number follows from."""
+    found, environment = _FIXED.get(), number.shape_env
+    if found is None:
+        return
+    for symbol in number.expr.free_symbols:
+        if not environment.is_unbacked_symint(symbol):
+            line = Line(frame.f_code.co_filename, frame.f_lineno)
+            found.setdefault(int(environment.evaluate_expr(symbol)), line)
 
 
 def _only_raises(frame: FrameType) -> bool:
@@ -95,8 +112,13 @@ def _settle_for_user(number: SymNode) -> None:
     while frame is not None and frame.f_code.co_filename in _OF_SIZES:
         frame = frame.f_back
     passed = any(number.expr == expression for expression in _PASSED.get())
-    if passed or (frame is not None and is_users(frame.f_code.co_filename)):
-        settle(number)
+    if not passed and (frame is None or not is_users(frame.f_code.co_filename)):
+        return
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is not None:
+        _note(number, frame)
+    settle(number)
 
 
 def passing(args: Iterable[Any]) -> contextlib.AbstractContextManager[None]:
@@ -119,7 +141,10 @@ _INT, _FLOAT = Swapped(SymNode, "guard_int", _guard_int), Swapped(SymNode, "guar
 
 
 @contextlib.contextmanager
-def answered() -> Iterator[None]:
-    """Fix the sizes that the user's Python decides or counts by in here."""
-    with _BOOL.inside(), _INT.inside(), _FLOAT.inside(), _ISINSTANCE.inside():
+def answered(fixed: dict[int, Line]) -> Iterator[None]:
+    """Fix the sizes that the user's Python decides or counts by in here; `fixed` gets the line of each."""
+    with (
+        _BOOL.inside(), _INT.inside(), _FLOAT.inside(), _ISINSTANCE.inside(), open_math(),
+        during(_FIXED, fixed),
+    ):  # fmt: skip
         yield

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import sympy
@@ -30,7 +30,7 @@ from stepnet.data.recording import Interned
 from stepnet.data.values import note_size, size_in
 from stepnet.errors import IRError, LoDError, Unsupported
 from stepnet.interrupts import let_through
-from stepnet.user_line import run_by
+from stepnet.user_line import Line, run_by
 
 from . import size_questions
 from .asked import Asked, Request
@@ -40,14 +40,15 @@ from .taken_apart import Known, taken_apart
 
 @dataclass(frozen=True)
 class Program:
-    """A traced function: its inputs and outputs as nodes, the values of those that are constants, and what
-    its Python asked torch for."""
+    """A traced function: its inputs and outputs as nodes, the values of those that are constants, what its
+    Python asked torch for, and which line of it fixed a size to each number."""
 
     inputs: tuple[FxNode, ...]
     constants: dict[FxNode, Tensor]
     nodes: tuple[FxNode, ...]
     outputs: tuple[FxNode, ...]
     asked: Sequence[Request] = ()
+    fixed: Mapping[int, Line] = field(default_factory=dict)
 
 
 def program(
@@ -77,7 +78,8 @@ def program(
             expected="what stays as it is",
         )
     plain = tuple(n for n in parts.nodes if n.op == "call_function")
-    return Program(tuple(parts.inputs), parts.constants, plain, tuple(parts.outputs), traced.asked.calls)
+    ends, asked = (tuple(parts.inputs), tuple(parts.outputs)), traced.asked
+    return Program(ends[0], parts.constants, plain, ends[1], asked.calls, asked.fixed)
 
 
 class AnyNumber(Interned):
@@ -98,6 +100,7 @@ BATCH = AnyNumber("sequences")
 Numbers = Mapping[int, AnyNumber]  # by the numbers that they were
 
 
+_GRADIENTS = (torch.autograd.grad, torch.autograd.backward, Tensor.backward)
 _MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.scalar_tensor)
 _OF_PYTHON = "_stepnet_number_of_python"
 
@@ -135,6 +138,8 @@ class _Lines(TorchFunctionMode):
         func = _KEEPING_SIZES.get(func, func)
         place = run_by(__file__)
         line = place and place[0]
+        if func in _GRADIENTS:
+            self.asked.gradient = line
         if kwargs and kwargs.get("generator") is not None:
             raise IRError(
                 f"{self.where} cannot be written: '{func.__name__}'"
@@ -280,7 +285,7 @@ def _export(
     # Out of inference mode, whose tensors do not tell that they were changed.
     with (
         warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad(),
-        fx_traceback.preserve_node_meta(), _nothing_kept(), size_questions.answered(),
+        fx_traceback.preserve_node_meta(), _nothing_kept(), size_questions.answered(traced.asked.fixed),
         both_branches(), lengths, _CAUSAL.inside(), _IN_ORDER.inside(), _no_hooks_left(), _no_strides(),
         _use_lazy_graph_module(True),
     ):  # fmt: skip
@@ -311,6 +316,17 @@ def _exported(
                 raise IRError(f"{where} cannot be written: {cause}") from error
             cause = cause.__cause__ or cause.__context__
         text = str(error).strip().splitlines()
+        if traced.asked.gradient is not None or "functorch tensor" in str(error):
+            line = traced.asked.gradient
+            raise IRError(
+                f"{where} cannot be written: it takes gradients as it runs"
+                + (f" ({line.short})" if line else "")
+                + ", which torch could not trace",
+                got="torch.func or torch.autograd" if line is None else "torch.autograd.grad or backward",
+                expected="calls of torch that are no gradients, or gradients by x and the state of a step "
+                "that is compiled",
+                remedy="write the gradient out by its formula",
+            ) from error
         raise IRError(
             f"{where} cannot be written: it could not be traced with sizes left open",
             got=f"{type(error).__name__}: {text[0] if text else ''}",

@@ -304,7 +304,8 @@ def _memory(tensor: Tensor) -> int | None:
     """What tensors over the same memory have in common; None where that is not told."""
     if is_wrapped(tensor) or not torch._C._has_storage(tensor):
         return None
-    return memory_of(tensor)
+    with torch._C.DisableTorchFunction():  # no mode around is told
+        return memory_of(tensor)
 
 
 def _has_symbol(values: Any) -> bool:

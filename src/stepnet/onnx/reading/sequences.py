@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import Tensor
 
@@ -25,6 +26,13 @@ def _list(value: Any) -> list[Any]:
 def _is_table(value: Any) -> bool:
     """Whether a sequence is a tensor of its elements."""
     return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _check_sequence(node: Info) -> None:
+    """Refuse what the file declares to be a tensor."""
+    value = node.node.inputs[0]
+    if value is not None and isinstance(value.type, ir.TensorType):
+        raise Misfit(f"'{value.name}' is no sequence", str(value.type), "a sequence of tensors")
 
 
 def _place(node: Info, index: int) -> Callable[..., int]:
@@ -60,6 +68,7 @@ def _construct(node: Info) -> Run:
 @op("SequenceAt", inputs=(2, 2))
 def _at(node: Info) -> Run:
     place = _place(node, 1)
+    _check_sequence(node)
 
     def at(*inputs: Any) -> Tensor:
         xs, position = inputs[:2]
@@ -77,6 +86,7 @@ def _at(node: Info) -> Run:
 
 @op("SequenceLength")
 def _length(node: Info) -> Run:
+    _check_sequence(node)
     return lambda xs: Sizes(xs.shape[0] if _is_table(xs) else len(_list(xs)))
 
 
@@ -139,6 +149,7 @@ def _check_count(size: Any) -> None:
 @op("ConcatFromSequence")
 def _concat(node: Info) -> Run:
     axis, new = node.get("axis", 0), node.get("new_axis", 0)
+    _check_sequence(node)
 
     def concat(xs: Any) -> Tensor:
         if not _is_table(xs):
