@@ -49,10 +49,19 @@ def reduced(how, include_self):
     return made
 
 
+def lines(z, x, beside):
+    """Rows of z as its largest elements say, and those beside where told."""
+    at = x.argmax(2, keepdim=True).expand(-1, -1, 12)
+    return z.repeat(1, 1, 3).gather(1, (at + beside) % 3)
+
+
 # Of z and x, [rows, 3, 4] each.
 PICKS = {
     "gather": lambda z, x: z.gather(2, x.argsort(2)) + z.gather(1, x.argsort(1)),
     "fewer than there are": lambda z, x: z.gather(1, x[:, :2, :3].argsort(1)).sum(2),
+    "lines of one place, and of others": lambda z, x: (
+        lines(z, x, 0) + lines(z, x, x.repeat(1, 1, 3).argsort(2) == 5)
+    ),
     "take_along_dim": lambda z, x: torch.take_along_dim(z, x.argmax(2, keepdim=True), 2),
     "scatter": lambda z, x: x.scatter(2, (x > 0).long(), z) + z.scatter(1, x.argmax(1, keepdim=True), 0.5),
     "scatter_add": lambda z, x: x.scatter_add(1, (x > 0).long(), z).scatter_reduce(
@@ -187,16 +196,19 @@ def test_equal_numbers_come_out_as_torch_has_them(values, seed):
 
 def test_an_index_that_names_nothing():
     def step(x, state):
-        h, at = state
-        picked = h.gather(1, at[:, None])
-        return picked, (torch.tanh(h + x + picked), at + (h[:, 0] > 9))
+        h, at, line = state
+        wide = h[:, :, None].expand(-1, -1, 8) * 1
+        picked = h.gather(1, at[:, None]) + wide.gather(1, line[:, None, None].expand(-1, 1, 8))[:, :, 0]
+        return picked, (torch.tanh(h + x + picked), at + (h[:, 0] > 9), line + (h[:, 0] > 9))
 
-    x, h = torch.randn(3, 2, 4), torch.zeros(2, 4)
-    recurrent(step, x, (h, torch.tensor([0, 3])), backend="c")
+    x, h, right = torch.randn(3, 2, 4), torch.zeros(2, 4), torch.tensor([0, 3])
+    recurrent(step, x, (h, right, right), backend="c")
     for at in (-1, 4, 2**62):
-        with pytest.raises(StepIndexError, match=r"outside one of 4 places \(test_whole_rows.py:"):
-            recurrent(step, x, (h, torch.tensor([0, at])), backend="c")
-    recurrent(step, x, (h, torch.tensor([0, 3])), backend="c")  # nothing is left of the error
+        wrong = torch.tensor([0, at])
+        for state in ((h, wrong, right), (h, right, wrong)):
+            with pytest.raises(StepIndexError, match=r"outside one of 4 places \(test_whole_rows.py:"):
+                recurrent(step, x, state, backend="c")
+    recurrent(step, x, (h, right, right), backend="c")  # nothing is left of the error
 
 
 def test_a_matrix_without_an_inverse():

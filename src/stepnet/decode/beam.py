@@ -215,12 +215,14 @@ def _read_out(
     rows = beam_size * np.arange(len(best))[:, None]
     at = (beam + rows)[there]
     word, parent = word.reshape(len(word), -1), (parent + rows).reshape(len(word), -1)
-    table = np.empty((len(at), len(word)), np.int64)  # behind the end of each, anything
+    table = np.empty((len(word), len(at)), np.int64)  # behind the end of each, anything
+    least = int(lengths.min(initial=len(word)))
     for t in reversed(range(len(word))):
-        table[:, t] = word[t].take(at)
-        at = np.where(t < lengths, parent[t].take(at), at)
+        table[t] = word[t].take(at)
+        before = parent[t].take(at)
+        at = before if t < least else np.where(t < lengths, before, at)
     within = np.arange(len(word)) < lengths[:, None]
     inner, outer = (from_numpy(np.concatenate(([0], n.cumsum()))) for n in (lengths, counts))
     nested = LoD.trusted((outer, inner), int(lengths.sum()))
-    found, scores = (from_numpy(part).to(score.device) for part in (table[within], best[there]))
+    found, scores = (from_numpy(part).to(score.device) for part in (table.T[within], best[there]))
     return LoDTensor.of(found, nested), LoDTensor.of(scores, LoD.trusted((outer,), len(lengths)))
