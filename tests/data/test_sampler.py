@@ -239,6 +239,8 @@ ERRORS = {
     "seed": (lambda: RowBudgetSampler([1], 1, seed=-1), "'seed' must be a whole number from 0"),
     "rank": (lambda: RowBudgetSampler([1], 1, rank=2, world_size=2), "'rank' must be below.*\n.*2\n.*0 to 1"),
     "world_size": (lambda: RowBudgetSampler([1], 1, world_size=0), "'world_size' must be a positive whole"),
+    "beyond int64": (lambda: RowBudgetSampler(np.array([2**63], np.uint64), 1), "a 1-D list.*\n.*uint64"),
+    "a batch": (lambda: RowBudgetSampler(LoDTensor(torch.ones(2), [[0, 2]]), 1), "remedy:   given.lengths()"),
     "epoch": (lambda: RowBudgetSampler([1], 1).set_epoch(None), "'epoch' must be a whole number"),
     "state": (
         lambda: RowBudgetSampler([1], 2).load_state_dict(RowBudgetSampler([1, 2], 2).state_dict()),
