@@ -183,6 +183,13 @@ def test_a_pass_of_another_epoch_or_place_counts_no_more():
     assert sampler.state_dict()["batches"] == 2
 
 
+def test_frameworks_find_whose_epoch_to_set():
+    """They ask a batch sampler for the sampler that it draws from."""
+    sampler = RowBudgetSampler([1] * 9, rows=3)
+    sampler.sampler.set_epoch(2)
+    assert sampler.epoch == 2
+
+
 def test_of_another_epoch_from_its_beginning():
     sampler = RowBudgetSampler([1] * 10, 2)
     next(iter(sampler))
