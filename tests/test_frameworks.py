@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import stepnet
 from forks import Fork
 from stepnet import LoDTensor
-from stepnet.data import collate
+from stepnet.data import RowBudgetSampler, collate
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks' own
 WHY = "the extra frameworks brings it"
@@ -121,6 +121,28 @@ def test_fabric(precision: Any) -> None:
         fabric.backward(loss_of(model, x, label))
         descent.step()
     check(bare, *PRECISIONS[precision])
+
+
+@pytest.mark.parametrize("kind", ["trainer", "fabric"])
+def test_lightning_sets_the_epoch_of_a_batch_sampler(kind: str) -> None:
+    lightning = pytest.importorskip("lightning", reason=WHY)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    sampler, same = (RowBudgetSampler(LENGTHS, rows=12, seed=1) for _ in range(2))
+    batches: Any = DataLoader(samples(), batch_sampler=sampler, collate_fn=collate)  # pyright: ignore[reportArgumentType]
+    seen: list[list[int]] = []
+    if kind == "trainer":
+        module = lightning_module(lightning)
+        module.on_train_batch_start = lambda batch, index: seen.append(batch[0].lengths().tolist())
+        lightning.Trainer(max_epochs=3, accelerator="cpu", **SILENT).fit(module, batches)
+    else:
+        loader = lightning.Fabric(accelerator="cpu", devices=1).setup_dataloaders(batches)
+        seen = [x.lengths().tolist() for _ in range(3) for x, _ in loader]
+    expected = []
+    most = len(same) if kind == "trainer" else sum(LENGTHS)  # it asks for the number of batches once
+    for epoch in range(3):
+        same.set_epoch(epoch)
+        expected += [[LENGTHS[i] for i in batch] for batch in same][:most]
+    assert seen == expected
 
 
 def test_accelerate() -> None:

@@ -214,6 +214,14 @@ def test_nested_there_and_back(x: LoDTensor) -> None:
     assert back.values.data_ptr() == nested.values().data_ptr() == x.values.data_ptr()  # type: ignore[attr-defined]
 
 
+def test_nested_tensors_of_one_structure_have_offsets_that_are_theirs() -> None:
+    x = ragged(LENGTHS, 2)
+    assert_same(LoDTensor.from_nested(x.to_nested() + torch.relu(x).to_nested()), x + torch.relu(x))
+    for _ in range(2):
+        x.to_nested().offsets().zero_()  # type: ignore[attr-defined]
+        assert x.lengths().tolist() == [len(part) for part in x.to_nested().unbind()] == list(LENGTHS)
+
+
 def test_nested_of_torch() -> None:
     sequences = [torch.randn(n, 2) for n in LENGTHS]
     x = LoDTensor.from_nested(torch.nested.nested_tensor(sequences, layout=torch.jagged))

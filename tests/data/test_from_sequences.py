@@ -43,6 +43,11 @@ TAKEN = {
     "numbers of two kinds": ([[1, 2], [0.5]], [[2, 1]], torch.tensor([1.0, 2.0, 0.5])),
     "truth": ([[True], [False]], [[1, 1]], torch.tensor([True, False])),
     "numpy's numbers": ([[np.float32(1)], [np.float32(2)]], [[1, 1]], torch.tensor([1.0, 2.0])),
+    "nested tensors": (
+        [torch.nested.nested_tensor([torch.ones(2), torch.ones(0)], layout=torch.jagged)] * 2,
+        [[2, 2], [2, 0, 2, 0]],
+        torch.ones(4),
+    ),
     "two levels of numbers": ([[[1, 2], [3]], [[4]]], [[2, 1], [2, 1, 1]], torch.tensor([1, 2, 3, 4])),
 }
 
@@ -63,6 +68,10 @@ REFUSED = {
     "a PackedSequence": (
         pack_sequence([torch.ones(2), torch.ones(1)]),
         ["a list", "LoDTensor.from_packed(...)"],
+    ),
+    "PackedSequences": (  # each would be taken for a list of its own tensors
+        [pack_sequence([torch.tensor([2, 3]), torch.tensor([1])], enforce_sorted=False)],
+        ["[0] is a PackedSequence", "got:      3 rows", "LoDTensor.from_packed(p)"],
     ),
     "a nested tensor": (
         torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged),

@@ -183,6 +183,13 @@ def test_a_pass_of_another_epoch_or_place_counts_no_more():
     assert sampler.state_dict()["batches"] == 2
 
 
+def test_frameworks_find_whose_epoch_to_set():
+    """They ask a batch sampler for the sampler that it draws from."""
+    sampler = RowBudgetSampler([1] * 9, rows=3)
+    sampler.sampler.set_epoch(2)
+    assert sampler.epoch == 2
+
+
 def test_of_another_epoch_from_its_beginning():
     sampler = RowBudgetSampler([1] * 10, 2)
     next(iter(sampler))
@@ -239,6 +246,8 @@ ERRORS = {
     "seed": (lambda: RowBudgetSampler([1], 1, seed=-1), "'seed' must be a whole number from 0"),
     "rank": (lambda: RowBudgetSampler([1], 1, rank=2, world_size=2), "'rank' must be below.*\n.*2\n.*0 to 1"),
     "world_size": (lambda: RowBudgetSampler([1], 1, world_size=0), "'world_size' must be a positive whole"),
+    "beyond int64": (lambda: RowBudgetSampler(np.array([2**63], np.uint64), 1), "a 1-D list.*\n.*uint64"),
+    "a batch": (lambda: RowBudgetSampler(LoDTensor(torch.ones(2), [[0, 2]]), 1), "remedy:   given.lengths()"),
     "epoch": (lambda: RowBudgetSampler([1], 1).set_epoch(None), "'epoch' must be a whole number"),
     "state": (
         lambda: RowBudgetSampler([1], 2).load_state_dict(RowBudgetSampler([1, 2], 2).state_dict()),

@@ -12,6 +12,7 @@ import torch
 
 from beside_plain import CLOSE, Cell, by_hand, cell, check, ours, results, rows
 from forks import in_a_fork
+from stepnet.engine import plans
 
 
 def right(step: torch.nn.Module) -> bool:
@@ -86,6 +87,33 @@ def test_fork_after_use() -> None:
     assert right(step)
     assert in_a_fork(lambda: right(step) and right(cell()))
     assert right(step)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_fork_while_another_thread_makes_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, go_on, make = threading.Event(), threading.Event(), plans.make
+
+    def slowly(*asked):
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            go_on.wait(60)
+        return make(*asked)
+
+    class New(Cell):
+        pass
+
+    def child() -> bool:
+        step = New().double()
+        torch.testing.assert_close(results(step, ours), results(step, by_hand), rtol=1e-9, atol=1e-9)
+        return True
+
+    monkeypatch.setattr(plans, "make", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        recorded = pool.submit(ours, New().double(), *ROWS)
+        assert inside.wait(60)
+        assert in_a_fork(child)
+        go_on.set()
+        recorded.result()
 
 
 @pytest.mark.exhaustive  # a new process, that imports torch, for what pickles

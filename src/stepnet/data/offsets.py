@@ -376,7 +376,10 @@ def integers(given: Any, what: str) -> Tensor:
         integral = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
         if tensor.ndim == 1 and (integral or empty_list):
             # Always a copy: what the caller passed may change later, this must not.
-            return from_numpy(tensor.cpu().numpy().astype(np.int64))
+            numbers = tensor.cpu().numpy()
+            if numbers.dtype == np.uint64 and numbers.max(initial=0) > np.iinfo(np.int64).max:
+                raise OverflowError("a number beyond int64")
+            return from_numpy(numbers.astype(np.int64))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         cause = error
     if said(LENGTHS) is not None and isinstance(given, Tensor) and real(given) is None:
@@ -388,7 +391,9 @@ def integers(given: Any, what: str) -> Tensor:
     raise LoDError(
         f"{what} must be a 1-D list or tensor of integers",
         got=brief(given),
-        remedy="given.long().flatten() of a tensor, [int(n) for n in given] of a list",
+        remedy="given.lengths()"
+        if hasattr(given, "structure")
+        else "given.long().flatten() of a tensor, [int(n) for n in given] of a list",
     ) from cause
 
 

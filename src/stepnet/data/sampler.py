@@ -88,6 +88,11 @@ class RowBudgetSampler:
         if (wanted := _whole("epoch", epoch, 0)) != self.epoch:
             self._begin(wanted, 0)
 
+    @property
+    def sampler(self) -> RowBudgetSampler:
+        """Itself: Lightning and Fabric set the epoch of what a batch sampler has by this name."""
+        return self
+
     def _begin(self, epoch: int, batch: int) -> None:
         self.epoch, self._next, self._start = epoch, batch, batch
         self._pass += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 import warnings
 import weakref
@@ -78,6 +79,19 @@ _MOST_REST = 64  # calls that a plan is left out for after its checks did not ho
 _OFTEN = 3  # runs in a row of which a check did not hold, of which the user is told
 _MOST_TRIES = 8  # to make a plan while other threads change what the step reads
 _lock = threading.RLock()
+
+
+def _after_fork() -> None:
+    # A lock held by another thread at the fork would stay held in the child for ever.
+    global _lock
+    if _lock.acquire(blocking=False):  # nobody's, or that of this thread
+        _lock.release()
+    else:
+        _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def run(
