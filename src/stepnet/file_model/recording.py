@@ -43,6 +43,8 @@ _OF_NUMBERS = {"nonzero", "masked_select", "argwhere", "unique", "unique_consecu
 
 
 _LARGE = 1 << 15  # bytes of a matrix that takes longer to pack than to look at
+_PRODUCTS = {"linear", "matmul", "__matmul__", "mm"}
+_MANY, _MOST = 5, 64  # rows, for which a line of small calls packs a matrix that stays
 _FEW = 64  # numbers of a constant that are compared: all, or some from all over it
 
 
@@ -316,7 +318,7 @@ class Recorder(TorchFunctionMode):
         return results
 
     def _staying(self, arguments: Sequence[Any]) -> dict[int, tuple[int, Any]]:
-        """Large matrices among what a loop is given that may be held against what they are in later calls:
+        """Large matrices among what a call is given that may be held against what they are in later calls:
         their slots, and what they hold."""
         found: dict[int, tuple[int, Any]] = {}
         for place, value in enumerate(arguments if self._keeps else ()):
@@ -325,6 +327,14 @@ class Recorder(TorchFunctionMode):
             if slot is not None and large and value.is_contiguous() and value.is_cpu:
                 found[place] = slot, (value._version, _shown(value).tobytes())
         return found
+
+    def _with_matrix(self, args: Sequence[Any], result: Tensor) -> Any:
+        """The arguments of a product, noted; a matrix that many rows go by, and that may be held against what
+        it is in later calls, as it is."""
+        rows = result.numel() // max(result.shape[-1], 1) if result.dim() else 0
+        stays = self._staying(args) if _MANY <= rows <= _MOST else {}
+        self._folded.update(slot for slot, _ in stays.values())
+        return tuple(arg if place in stays else self._noted(arg) for place, arg in enumerate(args))
 
     def gave(self, inputs: Sequence[Any]) -> bool:
         """Whether these are what the node that it calls is given."""
@@ -369,6 +379,8 @@ class Recorder(TorchFunctionMode):
         slots = [*slots_in(noted)]
         result = func(*args, **kwargs)
         if not self._folds(slots):
+            if func.__name__ in _PRODUCTS and isinstance(result, Tensor):
+                noted = self._with_matrix(args, result), noted[1]
             self._note(func, noted, slots, result)
         return iter(result) if iterated else result
 
