@@ -306,6 +306,8 @@ class Recorder(TorchFunctionMode):
         results = [value.view_as(value) if id(value) in given else value for value in results]
         found = [*map(self._slot, results)]
         plain = not any(v.requires_grad or v.storage_offset() for v in results)
+        if steps is not None and plain:
+            noted = self._with_matrices(arguments, results[0])
         if steps is not None and plain and self._laid.issuperset(slots):
             function = Stepping(function, steps, results)
             for slot in found:
@@ -328,13 +330,13 @@ class Recorder(TorchFunctionMode):
                 found[place] = slot, (value._version, _shown(value).tobytes())
         return found
 
-    def _with_matrix(self, args: Sequence[Any], result: Tensor) -> Any:
-        """The arguments of a product, noted; a matrix that many rows go by, and that may be held against what
-        it is in later calls, as it is."""
+    def _with_matrices(self, args: Sequence[Any], result: Tensor) -> list[Any]:
+        """The arguments of products, noted; matrices that many rows go by, and that may be held against what
+        they are in later calls, as they are."""
         rows = result.numel() // max(result.shape[-1], 1) if result.dim() else 0
         stays = self._staying(args) if _MANY <= rows <= _MOST else {}
         self._folded.update(slot for slot, _ in stays.values())
-        return tuple(arg if place in stays else self._noted(arg) for place, arg in enumerate(args))
+        return [arg if place in stays else self._noted(arg) for place, arg in enumerate(args)]
 
     def gave(self, inputs: Sequence[Any]) -> bool:
         """Whether these are what the node that it calls is given."""
@@ -380,7 +382,7 @@ class Recorder(TorchFunctionMode):
         result = func(*args, **kwargs)
         if not self._folds(slots):
             if func.__name__ in _PRODUCTS and isinstance(result, Tensor):
-                noted = self._with_matrix(args, result), noted[1]
+                noted = tuple(self._with_matrices(args, result)), noted[1]
             self._note(func, noted, slots, result)
         return iter(result) if iterated else result
 
