@@ -239,3 +239,33 @@ def test_matrices_that_are_kept(tmp_path, monkeypatch):
     del model, found
     gc.collect()
     assert not any(one() for one in kept)
+
+
+class Cell(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = stepnet.nn.LSTM(48, 48)
+
+    def forward(self, x, h, c):
+        y, (h, c) = self.rnn(x, (h, c))
+        return y, h, c
+
+
+def negated_past_torch(model):
+    for value in floats(model).values():
+        value.data.copy_(-value)
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_a_cell_whose_matrix_is_kept(batch, tmp_path):
+    def values():
+        return torch.randn(6, batch, 48), *torch.randn(2, 1, batch, 48)
+
+    torch.manual_seed(3)
+    stepnet.onnx.save(Cell().eval(), tmp_path / "m.onnx", values())
+    model = stepnet.onnx.load(tmp_path / "m.onnx")
+    for change in (lambda _: None, in_place, negated_past_torch, loaded, other_memory):
+        with torch.no_grad():
+            change(model)
+        for _ in range(12):
+            check(model, *values())
