@@ -258,13 +258,15 @@ def negated_past_torch(model):
 
 @pytest.mark.parametrize("batch", [1, 7])
 def test_a_cell_whose_matrix_is_kept(batch, tmp_path):
-    def values():
+    def values(batch=batch):
         return torch.randn(6, batch, 48), *torch.randn(2, 1, batch, 48)
 
     torch.manual_seed(3)
-    stepnet.onnx.save(Cell().eval(), tmp_path / "m.onnx", values())
+    stepnet.onnx.save(Cell().eval(), tmp_path / "m.onnx", values(2))
     model = stepnet.onnx.load(tmp_path / "m.onnx")
-    for change in (lambda _: None, in_place, negated_past_torch, loaded, other_memory):
+    for value in floats(model).values():
+        value.mul_(0.2)  # larger ones let rounding grow from step to step
+    for change in (lambda _: None, in_place, negated_past_torch, other_memory):
         with torch.no_grad():
             change(model)
         for _ in range(12):
