@@ -4,6 +4,8 @@ changed since then, and whatever is around."""
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import stepnet
+from stepnet.engine.plans import forget
 from stepnet.errors import IRError
+from stepnet.executors.c import addressed
 from threads import at_once
 from ways_of_calling import as_nodes
 
@@ -35,12 +39,16 @@ GRAPHS = {
           p = MatMul(i, w)  q = MatMul(s, w)  r = Add(p, q)  n = Tanh(r)
           u = MatMul(n, w)  o = Erf(u) }> (h, z) }""",
 }
-ROWS = {"line": 2, "scan": 1}
+WIDE = 96  # of a matrix that a loop keeps packed
+GRAPHS["wide"] = (
+    GRAPHS["scan"].replace("4]", f"{WIDE}]").replace("float[3,", "float[T,").replace("Erf(u)", "Neg(n)")
+)
+ROWS = {"line": 2, "scan": 1, "wide": 1}
 
 
-def model_of(name, tmp_path):
-    made = onnx.parser.parse_model(HEAD + GRAPHS[name])
-    w = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
+def model_of(name, tmp_path, seed=1):
+    made, size = onnx.parser.parse_model(HEAD + GRAPHS[name]), WIDE if name == "wide" else 4
+    w = torch.randn(size, size, generator=torch.Generator().manual_seed(seed)) * 2 / size**0.5
     made.graph.initializer.append(onnx.numpy_helper.from_array(w.numpy(), "w"))
     made.graph.initializer.append(onnx.numpy_helper.from_array(torch.tensor([1]).numpy(), "one"))
     onnx.save(made, tmp_path / "g.onnx")
@@ -51,8 +59,9 @@ def model_of(name, tmp_path):
     return model
 
 
-def inputs(name):
-    return torch.randn(ROWS[name] if name == "line" else 3, 4), torch.randn(ROWS[name], 4)
+def inputs(name, steps=3):
+    size = WIDE if name == "wide" else 4
+    return torch.randn(ROWS[name] if name == "line" else steps, size), torch.randn(ROWS[name], size)
 
 
 def check(model, *values, grad=False):
@@ -201,3 +210,64 @@ def test_inputs_of_other_kinds(name, tmp_path):
         dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
         assert torch.autograd.forward_ad.unpack_dual(model(dual, h)[0]).tangent is not None
     at_once(lambda k: [check(model, *inputs(name)) for _ in range(20)], 3)
+
+
+def test_matrices_that_are_kept(tmp_path, monkeypatch):
+    """Each model by its own numbers, at any length, on several threads; alike lengths share what is packed,
+    and it goes with the model."""
+    kept = []
+
+    def keep(self, *given):
+        addressed.Addressed.__dict__["kept"](self, *given)
+        kept.append(weakref.ref(self._kept))
+
+    monkeypatch.setattr(addressed.Addressed, "kept", addressed.Addressed.keep, raising=False)
+    monkeypatch.setattr(addressed.Addressed, "keep", keep)
+    models = [model_of("wide", tmp_path, seed) for seed in (1, 2)]
+    for steps in (1, 5, 40):
+        for _ in range(8):
+            for model in models:
+                check(model, *inputs("wide", steps))
+    found = [one() for one in kept]
+    assert None not in found
+    assert 2 <= len(set(found)) < len(found)
+    at_once(lambda k: [check(models[k % 2], *inputs("wide", 5)) for _ in range(20)], 4)
+    forget()
+    for model in models:
+        check(model, *inputs("wide", 5))
+    models.clear()
+    del model, found
+    gc.collect()
+    assert not any(one() for one in kept)
+
+
+class Cell(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = stepnet.nn.LSTM(48, 48)
+
+    def forward(self, x, h, c):
+        y, (h, c) = self.rnn(x, (h, c))
+        return y, h, c
+
+
+def negated_past_torch(model):
+    for value in floats(model).values():
+        value.data.copy_(-value)
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_a_cell_whose_matrix_is_kept(batch, tmp_path):
+    def values(batch=batch):
+        return torch.randn(6, batch, 48), *torch.randn(2, 1, batch, 48)
+
+    torch.manual_seed(3)
+    stepnet.onnx.save(Cell().eval(), tmp_path / "m.onnx", values(2))
+    model = stepnet.onnx.load(tmp_path / "m.onnx")
+    for value in floats(model).values():
+        value.mul_(0.2)  # larger ones let rounding grow from step to step
+    for change in (lambda _: None, in_place, negated_past_torch, other_memory):
+        with torch.no_grad():
+            change(model)
+        for _ in range(12):
+            check(model, *values())

@@ -30,6 +30,7 @@ ERRORS = (RuntimeError, ValueError, IndexError, TypeError, OverflowError, Arithm
 _PLAIN = (Tensor, nn.Parameter)
 _MOST_KINDS = 64  # of calls, that one graph remembers
 _MOST_TRIED = 4  # of more functions than these, none is waited for longer
+_MOST_CHANGES = 4  # of constants, after which loops keep nothing that they make of them
 _MOST_WAYS = 4  # through the branches of a graph, that one kind of call remembers
 
 
@@ -74,6 +75,7 @@ class Prepared:
         self._functions = Bounded[Any, list[Function] | None](_MOST_KINDS)
         self._last: _Last | None = None
         self._again: Again | None = None
+        self._changes = 0  # of constants that were part of a function
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
         return Prepared()
@@ -133,10 +135,12 @@ class Prepared:
         if kind not in self._functions:
             self._functions[kind] = []
             return graph.plainly(arguments, around, None)
-        recorder = Recorder(arguments, {key: around[key] for key in graph.captured}, graph.constants)
+        captured = {key: around[key] for key in graph.captured}
+        fit = [function for function in functions if function.constants_of(around) is not None]
+        self._changes += len(fit) < len(functions)
+        recorder = Recorder(arguments, captured, graph.constants, self._changes < _MOST_CHANGES)
         out = graph.plainly(arguments, around, recorder)
         try:
-            fit = [function for function in functions if function.constants_of(around) is not None]
             after = 8 ** min(sum(map(len, filter(None, self._functions.values()))), _MOST_TRIED)
             self._functions[kind] = [recorder.function(out, after), *fit][:_MOST_WAYS]
         except Unprepared:

@@ -42,6 +42,9 @@ _OF_NUMBERS = {"nonzero", "masked_select", "argwhere", "unique", "unique_consecu
                "repeat_interleave"}  # fmt: skip
 
 
+_LARGE = 1 << 15  # bytes of a matrix that takes longer to pack than to look at
+_PRODUCTS = {"linear", "matmul", "__matmul__", "mm"}
+_MANY, _MOST = 5, 64  # rows, for which a line of small calls packs a matrix that stays
 _FEW = 64  # numbers of a constant that are compared: all, or some from all over it
 
 
@@ -193,11 +196,13 @@ class Recorder(TorchFunctionMode):
         around: what the graph captures.
         constants: of that, what stays: what is computed from it alone is part of the function, unless it is
             a parameter, or counts no changes.
+        keeps: whether loops may keep what they make of constants.
     """
 
     def __init__(
-        self, arguments: Sequence[Tensor], around: Mapping[Any, Tensor], constants: Collection[Any]
-    ) -> None:
+        self, arguments: Sequence[Tensor], around: Mapping[Any, Tensor], constants: Collection[Any],
+        keeps: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__()
         self._calls: list[Call] = []
         self._numbers = itertools.count()
@@ -212,6 +217,7 @@ class Recorder(TorchFunctionMode):
         self._begins: dict[int, int] = {}  # of slots, where they begin in memory that nothing given lies in
         self._met: set[int] = set()  # slots whose numbers, sizes or types were asked for
         self._fails = self._deciding = False
+        self._keeps = keeps
         self._count = len(arguments)
         self._last_given: Sequence[Any] = ()
         for value in arguments:
@@ -289,13 +295,19 @@ class Recorder(TorchFunctionMode):
             return results
         if noting is not None and settled is not None:
             always = [v for v in arguments if isinstance(v, Tensor) and self._known(v) is None]
-            ran = replayed(function, noting, arguments, results, settled, always)
+            stays = self._staying(arguments)
+            told = {place: told for place, (_, told) in stays.items()}
+            ran = replayed(function, noting, arguments, results, settled, always, told)
+            if ran is not function:
+                self._folded.update(slot for slot, _ in stays.values())
             sized, function = sized or ran is not function, ran  # a plan gives as much as sizes say
         # a loop without a step gives what it was given, which is not the same in all calls
         given = {id(value) for value in arguments}
         results = [value.view_as(value) if id(value) in given else value for value in results]
         found = [*map(self._slot, results)]
         plain = not any(v.requires_grad or v.storage_offset() for v in results)
+        if steps is not None and plain:
+            noted = self._with_matrices(arguments, results[0])
         if steps is not None and plain and self._laid.issuperset(slots):
             function = Stepping(function, steps, results)
             for slot in found:
@@ -306,6 +318,25 @@ class Recorder(TorchFunctionMode):
         if sized and self._sized.issuperset(slots):
             self._sized.update(found)
         return results
+
+    def _staying(self, arguments: Sequence[Any]) -> dict[int, tuple[int, Any]]:
+        """Large matrices among what a call is given that may be held against what they are in later calls:
+        their slots, and what they hold."""
+        found: dict[int, tuple[int, Any]] = {}
+        for place, value in enumerate(arguments if self._keeps else ()):
+            slot = self._known(value) if isinstance(value, Tensor) else None
+            large = slot in self._foldable and value.dim() > 1 and value.nbytes >= _LARGE
+            if slot is not None and large and value.is_contiguous() and value.is_cpu:
+                found[place] = slot, (value._version, _shown(value).tobytes())
+        return found
+
+    def _with_matrices(self, args: Sequence[Any], result: Tensor) -> list[Any]:
+        """The arguments of products, noted; matrices that many rows go by, and that may be held against what
+        they are in later calls, as they are."""
+        rows = result.numel() // max(result.shape[-1], 1) if result.dim() else 0
+        stays = self._staying(args) if _MANY <= rows <= _MOST else {}
+        self._folded.update(slot for slot, _ in stays.values())
+        return [arg if place in stays else self._noted(arg) for place, arg in enumerate(args)]
 
     def gave(self, inputs: Sequence[Any]) -> bool:
         """Whether these are what the node that it calls is given."""
@@ -350,6 +381,8 @@ class Recorder(TorchFunctionMode):
         slots = [*slots_in(noted)]
         result = func(*args, **kwargs)
         if not self._folds(slots):
+            if func.__name__ in _PRODUCTS and isinstance(result, Tensor):
+                noted = tuple(self._with_matrices(args, result)), noted[1]
             self._note(func, noted, slots, result)
         return iter(result) if iterated else result
 

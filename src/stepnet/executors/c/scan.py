@@ -61,7 +61,7 @@ CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the
 CHUNK_BY_TILES = 1 << 20  # at most, for tiles, which outrun a cache that is far: twice those of matrices
 LED = 1 << 16  # bytes of a table from which room before its rows is made faster than a copy one step later
 # bytes of matrices, and the rows with fewer of which packing takes longer than it saves (measured)
-WORTH_PACKING = ((1 << 21, 20), (1 << 17, 6), (0, 3))
+WORTH_PACKING = ((1 << 22, 15), (1 << 21, 28), (1 << 20, 20), (1 << 19, 14), (1 << 17, 6), (0, 3))
 WORTH_SPLITTING = 512  # rows, for fewer of which splitting a matrix takes longer than it saves (measured)
 SMALL = 1 << 14  # bytes of a table of which one is kept to make others like it
 _MOST_KINDS = 64  # of calls, whose pace one scan remembers
@@ -389,7 +389,7 @@ class CScan:
         few = layout.rows < self._worth_packing and sharing in (None, "members")
         head = (
             n, shares, steps, layout.stride, slots, chunk,
-            members if sharing is not None else 0, split, int(few),
+            members if sharing is not None else 0, split, int(few), 0,
             data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)

@@ -20,7 +20,7 @@ from .call_arguments import padded
 from .cells import steps_text
 from .numbers import INFIX, OF_LIBM, literal
 
-_PACKED = 5  # rows; of fewer a matrix is read as it lies
+_PACKED = 5  # rows, of all times; of fewer a matrix is read as it lies
 _PACK = """
 void pack(const int64_t *a) { sn_pack_f32((float *)a[0], (const float *)a[1], a[2], a[3], a[4], a[5]); }
 """
@@ -187,9 +187,9 @@ class _Writer:
     def _rows(self, place: Place) -> str:
         return f"(sn_rows_f32){{{self._start(place)}, {place.strides[0]}, 0}}"
 
-    def _product(self, to: str, rows: str, of: Place, matrix: Place) -> str:
+    def _product(self, to: str, rows: str, of: Place, matrix: Place, times: int = 1) -> str:
         (count, depth), columns = of.shape, matrix.shape[1]
-        if count >= _PACKED and matrix.memory in self.line.held:
+        if count * times >= _PACKED and matrix.memory in self.line.held:
             packed = self.packed.setdefault(matrix, f"packed{len(self.packed)}")
             none = "(sn_rows_f32){0, 0, 0}"
             return f"sn_matmul_f32({to}, {none}, {rows}, {packed}, {count}, {depth}, {columns});"
@@ -200,7 +200,7 @@ class _Writer:
         self, kind: str, to: Place, of_x: Place, first: Place, matrix: Place, room: Place,
         order: Sequence[int], *more: Place, backwards: bool,
     ) -> None:  # fmt: skip
-        product = self._product(self._rows(room), "before", first, matrix)
+        product = self._product(self._rows(room), "before", first, matrix, to.shape[0])
         names = [self._start(place) for place in (to, of_x, first, room, *more)]
         steps, batch, hidden = to.shape
         self.lines += steps_text(kind, names, order, (steps, batch, hidden), product, backwards=backwards)

@@ -204,6 +204,12 @@ void SN_(sn_pack)(SN_REAL *restrict packed, const SN_REAL *restrict source, int6
         const SN_REAL *from = source + first * L * stride_n;
         SN_REAL *panel = packed + first * L * K;
         if (units < W) memset(panel, 0, (size_t)(K * W) * sizeof(SN_REAL));
+        if (stride_n == 1 && units == SN_WIDTH * L) { /* a call for each of so few bytes takes longer than they do */
+            for (int64_t k = 0; k < K; ++k)
+                SN_UNROLL for (int v = 0; v < SN_WIDTH; ++v)
+                    *(SN_(sn_vec_u) *)(panel + k * W + v * L) = *(const SN_(sn_vec_u) *)(from + k * stride_k + v * L);
+            continue;
+        }
         if (stride_n == 1) {
             for (int64_t k = 0; k < K; ++k) memcpy(panel + k * W, from + k * stride_k, (size_t)units * sizeof(SN_REAL));
             continue;
