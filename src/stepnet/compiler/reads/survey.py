@@ -5,9 +5,11 @@ from __future__ import annotations
 import abc
 import functools
 import operator
+import sys
 import types
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import _symbolic_trace
 
@@ -19,6 +21,7 @@ from .trust import (
     is_trusted_builtin,
     is_trusted_class,
     is_trusted_code,
+    tells_settings_by_name,
     words,
 )
 
@@ -26,6 +29,7 @@ _DESCRIPTORS = (
     types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType,
     types.WrapperDescriptorType, types.ClassMethodDescriptorType,
 )  # fmt: skip
+_KERNELS = sys.modules.get("torch._VF")
 _CONSTANTS = frozenset({int, bool, str, type(None)}) | BY_VALUE
 
 
@@ -86,12 +90,17 @@ class Survey:
     def _module(self, module: types.ModuleType, names: frozenset[str], seen: set[int]) -> None:
         seen.add(id(module))
         space = vars(module)
+        if module is _KERNELS:  # which finds functions of C
+            self._groups.append((space, ["vf"], [space["vf"]]))
+            names = frozenset(name for name in names if tells_settings_by_name(name))
+            self.open = self.open or (f"{module.__name__}.{min(names)}" if names else None)
+            return
         found: list[str] = []
         inner: list[types.ModuleType] = []
         known = names & space.keys() if type(module) is types.ModuleType else names
         for name in sorted(known):
             value = space.get(name)
-            if ambient(module, name):
+            if ambient(module, name) and not _only_asks_for_script(value, names):
                 self.open = self.open or f"{module.__name__}.{name}, which is not the step's own"
             elif isinstance(value, types.ModuleType) and value.__name__.startswith(f"{module.__name__}."):
                 found.append(name)
@@ -125,6 +134,11 @@ class Survey:
         return all(
             all(map(operator.is_, map(space.get, names), values)) for space, names, values in self._groups
         )
+
+
+def _only_asks_for_script(value: Any, names: frozenset[str]) -> bool:
+    """Whether code with these names asks torch.jit only whether it is compiled by it, which it is not."""
+    return value is torch.jit and names & vars(value).keys() <= {"is_scripting"}
 
 
 def _untraced(name: str, value: Any) -> Any:
