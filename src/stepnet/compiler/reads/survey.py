@@ -52,6 +52,17 @@ class Walked(Same):
     """A class of which the key tells what it holds, too."""
 
 
+class Seen(int):
+    """Part of a key: the object that was met at this number."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Seen and int(other) == int(self)
+
+    __hash__ = int.__hash__
+
+
 class Survey:
     """Those attributes of a trusted module or class that code names; with no names, those of all trusted
     classes beneath a class.

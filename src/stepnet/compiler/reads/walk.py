@@ -45,7 +45,7 @@ from .kinds import (
     slot_values,
 )
 from .patched import KERNEL, Patch
-from .survey import Same, Walked
+from .survey import Same, Seen, Walked
 from .trust import (
     BY_VALUE,
     HEAP,
@@ -90,7 +90,7 @@ class Walk(CodeWalk):
         place = id(value)
         known = self.seen.get(place)
         if known is not None:
-            self.key.append(_Seen(known))
+            self.key.append(Seen(known))
             if self.everything and isinstance(value, Tensor):
                 self.met_tensors.append(value)
             return
@@ -104,7 +104,7 @@ class Walk(CodeWalk):
         else:
             self.holders.append(value)
         if self.depth >= _DEEPEST:
-            self.key.append(_Seen(self.seen[place]))
+            self.key.append(Seen(self.seen[place]))
             self.later.append((value, self.in_python, self.trail))
             return
         self.depth += 1
@@ -518,17 +518,6 @@ def _a(kind: type) -> str:
 
 def _is_of_torch(kind: type[Tensor]) -> bool:
     return is_trusted_class(kind) and kind.__mro__[1] is Tensor
-
-
-class _Seen(int):
-    """Part of a key: the object that was met at this number."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Seen and int(other) == int(self)
-
-    __hash__ = int.__hash__
 
 
 PLAIN = frozenset({int, bool, str, type(None)})
