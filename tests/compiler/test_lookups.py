@@ -173,6 +173,7 @@ def test_what_a_weak_reference_led_to_is_gone():
     assert reach(step).key != key
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="one instruction loads two variables there")
 def test_what_is_told_whole():
     """A step that is walked whole is not recorded at each call."""
     for name in TOLD.split():
