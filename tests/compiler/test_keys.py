@@ -23,11 +23,10 @@ import pytest
 import torch
 from torch import nn, set_default_dtype
 
+from key_changes import changes_are_seen
 from stepnet.compiler.reads import reach as walks
 from stepnet.compiler.reads.reach import reach
-from stepnet.compiler.reads.unchanged import words
 from stepnet.compiler.reads.undo import Snapshot
-from stepnet.executors.c.memory import unchanged
 
 PLANS_ON_DISK = False  # keys alone tell steps apart
 
@@ -318,17 +317,7 @@ def _as_before():
 
 @pytest.mark.parametrize("name", WAYS)
 def test_a_change_is_seen(name):
-    step, change = WAYS[name]()
-    before, again = reach(step), reach(step)
-    if before.open is None and before.refused is None:
-        assert before.key == again.key
-        told = words(again)
-        ask = None if told is None else unchanged(told.checks, told.tensors)
-        assert ask is None or ask() == again.tensors
-        change()
-        assert ask is None or ask() is None
-        after = reach(step)
-        assert after.open is not None or after.refused is not None or after.key != before.key
+    changes_are_seen(*WAYS[name]())
 
 
 def test_what_was_walked_before_tells_nothing():

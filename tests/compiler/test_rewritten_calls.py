@@ -23,6 +23,10 @@ W = {
     }.items()
 }  # fmt: skip
 MEAN, VAR = torch.linspace(-1, 1, 6, dtype=D), torch.linspace(0.5, 2, 6, dtype=D)
+_both_ways, _layers = (
+    torch.nn.LSTM(3, 2, batch_first=True, bidirectional=True, dtype=D),
+    torch.nn.LSTM(3, 2, num_layers=2, bias=False, dtype=D),
+)
 INDEX = torch.tensor([[0, 4, 2, 2], [1, 0, 3, 4], [4, 4, 0, 1]])
 
 # what is done to x, and the shape of a row of x
@@ -63,6 +67,8 @@ FUNCTIONS = {
     "copies of features": (lambda x: x.repeat(1, 2, 2) * x.tile((1, 2)).repeat_interleave(2, 1), (1, 3)),
     "derivatives": (lambda x: torch.vmap(torch.func.jacrev(_bent))(x)[..., 0] * _forward(x), (4,)),
     "an outer product": (lambda x: torch.einsum("bi,bj->bij", x, x.sin()).sum(1), (4,)),
+    "nn.LSTM, both ways": (lambda x: _both_ways(x.mT)[0][:, -1], (3, 2)),
+    "nn.LSTM, layers": (lambda x: torch.cat(_layers(x.permute(2, 0, 1))[1], -1)[0], (3, 1)),
     "a matrix and a vector": (lambda x: torch.einsum("bij,bj->bi", x, x[:, 0]), (3, 3)),
 }  # fmt: skip
 LOOKUPS = {
@@ -161,3 +167,17 @@ def test_an_index_that_is_none_is_an_error(look, backend):
     recurrent(step, INDEX, torch.zeros(B, 1, dtype=D), backend="eager")  # it compiles
     with pytest.raises(Exception, match=r"(?i)index|class|range"):
         recurrent(step, INDEX + 1, torch.zeros(B, 1, dtype=D), backend=backend)
+
+
+def test_nn_lstm_without_gradients():
+    """torch has a kernel of its own for it there, of float32."""
+    inner = torch.nn.LSTM(3, 4)
+
+    def step(x, h):
+        y, (h, c) = inner(x[None], tuple(t.transpose(0, 1).contiguous() for t in h))
+        return y[0], (h.transpose(0, 1), c.transpose(0, 1))
+
+    x, h = torch.randn(T, B, 3), tuple(torch.randn(2, B, 1, 4).unbind(0))
+    with torch.no_grad():
+        ours, plain = (recurrent(step, x, h, backend=name) for name in ("eager", "naive"))
+    torch.testing.assert_close(ours, plain)

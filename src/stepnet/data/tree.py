@@ -123,6 +123,8 @@ def flatten(tree: Any, depth: int = 0) -> tuple[list[Any], Spec]:
     >>> unflatten(spec, leaves)
     {'a': 1, 'b': (2, 3)}
     """
+    if type(tree) is Tensor:
+        return [tree], LEAF
     if type(tree) is tuple and len(tree) < len(_TUPLES):  # as most states are
         for child in tree:
             if type(child) is not Tensor:

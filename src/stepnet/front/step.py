@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
-from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
+from stepnet.data.tree import LEAF, Spec, flatten, flatten_as, names, unflatten
 from stepnet.errors import StepError, StepIndexError, StepnetError
 from stepnet.interrupts import is_by_raise, let_through
 from stepnet.ir.loop import Body, Loop
@@ -181,6 +181,10 @@ class StepBody:
                 expected=f"(y, new_state) with new_state shaped like the state, {_own(self.state_spec)}",
                 remedy="return (y, new_state); a step without a state returns (y, ()) and takes state=()",
             )
+        if self.y_spec is LEAF and type(result[0]) is Tensor:
+            plain = self._as_it_was(result[1], state_leaves)
+            if plain is not None:
+                return result[0], plain
         y_leaves, y_spec = flatten(result[0])
         new = result[1]
         if self.state_spec.kind is WithStatic:
@@ -196,6 +200,18 @@ class StepBody:
                 remedy="return the new state nested as the state that came in",
             )
         return result[0], next_state(self.name, self.state_names, state_leaves, new_leaves, self.t)
+
+    def _as_it_was(self, new: Any, old: Sequence[Any]) -> list[Any] | None:
+        """The leaves of a state of tensors that is as it came in; None if it is not."""
+        leaves, spec = flatten(new)
+        if spec is not self.state_spec or len(leaves) != len(old):
+            return None
+        for before, after in zip(old, leaves, strict=True):
+            if type(after) is not Tensor or type(before) is not Tensor:
+                return None
+            if before.dtype is not after.dtype or before.shape != after.shape:
+                return None
+        return leaves
 
     def _check_parameters(self, *, static: bool) -> None:
         """Refuse a step that does not take what a loop hands it."""

@@ -9,7 +9,8 @@ import types
 from collections.abc import Container
 from typing import Any
 
-from .trust import is_trusted_code, words
+from .lookups import lookups, only_for_checks
+from .trust import AMBIENT_NAMES, is_trusted_code, words
 
 _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _ATTRIBUTES = frozenset(
@@ -62,6 +63,12 @@ AROUND = words(
 )  # that tell of modes and hooks which steps are traced without; the last of Python's collector of garbage
 
 
+# What no name that is made as code runs may stand for.
+_ELSEWHERE = frozenset(
+    {*REFLECTION, *TENSOR_STATE, *SETTINGS, *AROUND, *AMBIENT_NAMES, *MAKES, *TEXTS, "backward"}
+)
+
+
 class Facts:
     """One code object; equal code has the same facts, so they stand for it in a key.
 
@@ -69,9 +76,15 @@ class Facts:
     that no name mentions, too), and of modules imported inside, with a dot before it for each package to go
     up; `stores`, of globals that it binds, and `sets`, of attributes. `around`: those that
     ask for what is around a call. `reads_class`: it reads `__class__` itself, not only by super().
+    `prefixes`: what names of attributes begin with that are made as it runs. `told`: builtins of which each
+    use is known, though what they give is not their arguments' alone; `checks`: those of them that only
+    typeguard is given.
     """
 
-    __slots__ = ("around", "code", "globals", "imports", "names", "reads_class", "sets", "stores", "trusted")
+    __slots__ = (
+        "around", "checks", "code", "globals", "imports", "names", "prefixes", "reads_class", "sets",
+        "stores", "told", "trusted",
+    )  # fmt: skip
 
     def __init__(self, code: types.CodeType) -> None:
         self.code = code
@@ -82,20 +95,37 @@ class Facts:
         self.reads_class = False
         stores: dict[str, None] = {}
         self.sets: set[str] = set()
-        self._scan(code, found, names, imports, stores)
+        self.prefixes: frozenset[str] = frozenset()
+        self.told: set[str] = set()
+        self.checks: set[str] = set()
+        untold: set[str] = set()
+        self._scan(code, found, names, imports, stores, untold)
+        self.told -= untold
+        self.checks -= untold
         self.stores = tuple(stores)
         self.globals, self.names, self.imports = tuple(found), frozenset(names), tuple(imports)
         self.around = AROUND.intersection((*found, *names))
 
-    def _scan(self, code: types.CodeType, found: Any, names: Any, imports: Any, stores: Any) -> None:
+    def _scan(
+        self, code: types.CodeType, found: Any, names: Any, imports: Any, stores: Any, untold: set[str]
+    ) -> None:
         before: Any = ""
         steps = list(dis.get_instructions(code))
+        looked, checks = lookups(code, steps, _ELSEWHERE), only_for_checks(steps)
+        names.update(dict.fromkeys(looked.names))
+        self.prefixes |= looked.prefixes
         for place, step in enumerate(steps):
             kind, value = step.opname, step.argval
             names.update(dict.fromkeys(_unnamed(steps, place)))
             if kind in _GLOBALS:
                 if value[:1] != "@":  # by which pytest tells what failed, behind each assert
                     found[value] = None
+                if place in looked.at:
+                    self.told.add(value)
+                elif place in checks:
+                    self.checks.add(value)
+                else:
+                    untold.add(value)
             elif kind in _ATTRIBUTES:
                 names[value] = None
                 if kind in ("STORE_ATTR", "DELETE_ATTR"):
@@ -112,7 +142,7 @@ class Facts:
             before = value
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
-                self._scan(constant, found, names, imports, stores)
+                self._scan(constant, found, names, imports, stores, untold)
 
 
 def _unnamed(steps: list[dis.Instruction], place: int) -> frozenset[str]:

@@ -90,6 +90,8 @@ def _feed(put: Callable[[bytes], None], classes: dict[type, int], value: Any) ->
     elif isinstance(value, Walked):
         kind = value.value  # of two of one name, which it is
         put(f"class {[*map(_class_name, kind.__mro__)]} {classes.setdefault(kind, len(classes))};".encode())
+    elif isinstance(value, Same) and isinstance(value.value, Enum):
+        put(f"member {_name(type(value.value))}.{value.value._name_};".encode())
     elif isinstance(value, Same):
         put(f"object {_foreign_name(value.value)};".encode())
     else:

@@ -73,7 +73,8 @@ class Reach:
 # Steps whose Python asks for the numbers of captured tensors: their keys, as hashes, by their root. Python's
 # numbers in them may be others by now.
 _ASKING: dict[Any, set[int]] = {}
-_NAMES: dict[Any, Set[str]] = {}  # the names that code mentions, by the code or class of the step
+# The names that code mentions, and what those begin with that it makes, by the code or class of the step.
+_NAMES: dict[Any, tuple[Set[str], tuple[str, ...]]] = {}
 
 
 def reach(step: Callable[..., Any], given: Sequence[type] = (), *, everything: bool = False) -> Reach:
@@ -98,21 +99,21 @@ def reach(step: Callable[..., Any], given: Sequence[type] = (), *, everything: b
 def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everything: bool) -> Reach:
     if len(_NAMES) > 10_000:
         _NAMES.clear()
-    names, others = _NAMES.get(root, IMPLICIT), patched()
+    (names, prefixes), others = _NAMES.get(root, (IMPLICIT, ())), patched()
     anew = names is IMPLICIT
     while True:
-        walk = Walk(set(names))
+        walk = Walk(set(names), prefixes=prefixes)
         walk.visit(step)
         for kind in given:
             walk.visit(kind)
         walk.replaced(others)
-        if len(walk.names) > len(names):  # an attribute of a new name may have been passed by: once more
-            names = walk.names
+        if len(walk.names) > len(names) or len(walk.prefixes) > len(prefixes):
+            names, prefixes = walk.names, walk.prefixes  # an attribute of a new name may have been passed by
         elif anew or not walk.complete or names - IMPLICIT <= walk.told:
             break
         else:  # code that was reached before, and is not now, named more: what it led to is not the step's
-            names, anew = IMPLICIT, True
-    _NAMES[root] = names
+            names, prefixes, anew = IMPLICIT, (), True
+    _NAMES[root] = names, prefixes
     if not DISTRIBUTIONS.isdisjoint(names):  # whether they check their arguments is set for all of them
         walk.key += ("_validate_args", Distribution._validate_args)
     beneath = Walk(set(names))
@@ -124,7 +125,7 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
     if root in _ASKING and hash(but_for_numbers(walk.key)) in _ASKING[root]:
         walk.opened("its Python asks for the numbers of tensors")
     if everything:
-        whole = Walk(set(names), everything=True)
+        whole = Walk(set(names), everything=True, prefixes=prefixes)
         for part in (step, *given):
             whole.visit(part)
         whole.open, whole.refused = walk.open, walk.refused

@@ -5,9 +5,11 @@ from __future__ import annotations
 import abc
 import functools
 import operator
+import sys
 import types
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import _symbolic_trace
 
@@ -19,6 +21,7 @@ from .trust import (
     is_trusted_builtin,
     is_trusted_class,
     is_trusted_code,
+    tells_settings_by_name,
     words,
 )
 
@@ -27,6 +30,7 @@ _DESCRIPTORS = (
     types.WrapperDescriptorType, types.ClassMethodDescriptorType,
 )  # fmt: skip
 KEPT_BY_COPY = "__slotnames__"  # on a class, at the first copy of one of its objects
+_KERNELS = sys.modules.get("torch._VF")
 _CONSTANTS = frozenset({int, bool, str, type(None)}) | BY_VALUE
 
 
@@ -47,6 +51,17 @@ class Same:
 
 class Walked(Same):
     """A class of which the key tells what it holds, too."""
+
+
+class Seen(int):
+    """Part of a key: the object that was met at this number."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Seen and int(other) == int(self)
+
+    __hash__ = int.__hash__
 
 
 class Survey:
@@ -87,12 +102,17 @@ class Survey:
     def _module(self, module: types.ModuleType, names: frozenset[str], seen: set[int]) -> None:
         seen.add(id(module))
         space = vars(module)
+        if module is _KERNELS:  # which finds functions of C
+            self._groups.append((space, ["vf"], [space["vf"]]))
+            names = frozenset(name for name in names if tells_settings_by_name(name))
+            self.open = self.open or (f"{module.__name__}.{min(names)}" if names else None)
+            return
         found: list[str] = []
         inner: list[types.ModuleType] = []
         known = names & space.keys() if type(module) is types.ModuleType else names
         for name in sorted(known):
             value = space.get(name)
-            if ambient(module, name):
+            if ambient(module, name) and not _only_asks_for_script(value, names):
                 self.open = self.open or f"{module.__name__}.{name}, which is not the step's own"
             elif isinstance(value, types.ModuleType) and value.__name__.startswith(f"{module.__name__}."):
                 found.append(name)
@@ -130,6 +150,11 @@ class Survey:
 
 def _size(space: Any) -> int:
     return len(space) - (KEPT_BY_COPY in space)
+
+
+def _only_asks_for_script(value: Any, names: frozenset[str]) -> bool:
+    """Whether code with these names asks torch.jit only whether it is compiled by it, which it is not."""
+    return value is torch.jit and names & vars(value).keys() <= {"is_scripting"}
 
 
 def _untraced(name: str, value: Any) -> Any:

@@ -6,6 +6,7 @@ import copy
 import copyreg
 import ctypes
 import dataclasses
+import enum
 import functools
 import io
 import linecache
@@ -71,6 +72,12 @@ BY_ITS_CLASS = words(
     """__init__ __new__ __post_init__ __replace__ __attrs_pre_init__ __attrs_post_init__ __attrs_init__"""
 )
 
+# What the functions of enums read of their classes, and call of them.
+OF_ENUMS = words(
+    """name value _name_ _value_ _missing_ _member_map_ _member_names_ _value2member_map_ _unhashable_values_
+    _unhashable_values_map_ _hashable_values_ _member_type_ _value_repr_ _use_args_ _new_member_"""
+)
+
 BY_VALUE = frozenset(
     {
         float, complex, bytes, type(Ellipsis), type(NotImplemented), range,
@@ -89,6 +96,7 @@ _AMBIENT = words(
     config seed initial_seed default_generator Generator hub multiprocessing _dynamo _inductor ops library
     compile load from_file autograd_profiler"""
 )
+AMBIENT_NAMES = _AMBIENT.union(_AMBIENT_WORDS)
 
 HEAP = 1 << 9  # of a class's flags: it is made in Python, and may be changed
 _STATEFUL: tuple[type, ...] = (
@@ -128,6 +136,11 @@ def only_checks(file: str) -> bool:
     return _library_of(file) in _CHECKING
 
 
+def is_checking(name: str) -> bool:
+    """True for the name of a module that such code is of."""
+    return name in _CHECKING and _is_library(name)
+
+
 def is_checking_class(kind: type) -> bool:
     """True for classes of what such code keeps."""
     name = kind.__module__ if isinstance(kind.__module__, str) else ""
@@ -165,9 +178,11 @@ def goes_by_its_objects(file: str) -> bool:
 
 
 def goes_by_its_class(function: types.FunctionType) -> bool:
-    """True for functions of dataclasses and attrs whose results follow from their arguments and from what the
-    classes of these say."""
+    """True for functions of dataclasses, attrs and enums whose results follow from their arguments and from
+    what the classes of these say."""
     code = function.__code__
+    if code.co_filename == enum.__file__:
+        return not function.__qualname__.startswith("Flag.")  # which make members
     known = code.co_filename == dataclasses.__file__ or _library_of(code.co_filename) == "attr"
     return known and code.co_name in _OF_FIELDS
 
@@ -263,11 +278,11 @@ _IMPURE = words(
 def ambient(module: types.ModuleType, name: str) -> bool:
     """True for what a module of torch tells of settings, or of a state of its own."""
     root, *parts = module.__name__.split(".")
-    if root != "torch":
+    if root != "torch" or name == "is_scripting":  # false of whatever Python runs
         return False
     if type(module) is not types.ModuleType or not _AMBIENT.isdisjoint(parts):  # a setting may be a property
         return True
-    return _tells(name) and name not in _NOT_AMBIENT
+    return tells_settings_by_name(name) and name not in _NOT_AMBIENT
 
 
 def tells_settings(value: Any) -> bool:
@@ -275,21 +290,23 @@ def tells_settings(value: Any) -> bool:
     name, module = value.__name__, getattr(value, "__module__", None)
     module = module if type(module) is str else ""  # anybody may set it
     if type(value) is types.FunctionType:
-        return _function_tells(name, value.__qualname__, module)
+        return _functiontells_settings_by_name(name, value.__qualname__, module)
     if name in _NOT_AMBIENT or value.__qualname__ != name:
         return False
-    return getattr(value, "__self__", None) is torch._C or (module.startswith("torch._C") and _tells(name))
+    of_kernels = module.startswith("torch._C") and tells_settings_by_name(name)
+    return getattr(value, "__self__", None) is torch._C or of_kernels
 
 
 @functools.lru_cache(maxsize=4096)
-def _function_tells(name: str, qualname: str, module: str) -> bool:
-    if name in _NOT_AMBIENT or qualname != name:
+def _functiontells_settings_by_name(name: str, qualname: str, module: str) -> bool:
+    if name in _NOT_AMBIENT or qualname != name or name == "is_scripting":
         return False
     root, _, rest = module.partition(".")
-    return root == "torch" and (rest.partition(".")[0] in _AMBIENT or _tells(name))
+    return root == "torch" and (rest.partition(".")[0] in _AMBIENT or tells_settings_by_name(name))
 
 
-def _tells(name: str) -> bool:
+def tells_settings_by_name(name: str) -> bool:
+    """True for names of functions of torch that tell of settings."""
     return name in _AMBIENT or name.startswith(_AMBIENT_WORDS)
 
 

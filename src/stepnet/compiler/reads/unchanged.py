@@ -128,7 +128,7 @@ class _Writer:
         of_type = (
             type(value) is types.MethodWrapperType and type(value.__self__) is types.WrapperDescriptorType
         )
-        if type(value) in _FIXED or of_type:  # the latter holds a class of C alone
+        if type(value) in _FIXED or of_type or _is_weak(value):  # the second holds a class of C alone
             self.kept.append(value)
             return
         try:
@@ -175,6 +175,8 @@ class _Writer:
             return
         elif issubclass(kind, type):
             self._class(value)
+        elif _is_weak(value):
+            self.word(id(value) + _REFERENCE)
         else:
             self._object(value)
 
@@ -242,6 +244,11 @@ class _Offsets(NamedTuple):
     function: tuple[int, ...]  # its code, defaults, keyword defaults, attributes
     mro: int
     managed: int
+
+
+def _is_weak(value: Any) -> bool:
+    """Whether a value is a weak reference that may be kept: it calls nothing as what it leads to goes."""
+    return type(value) is weakref.ref and value.__callback__ is None
 
 
 def _word(address: int) -> int:

@@ -9,6 +9,7 @@ import abc
 import array
 import collections
 import contextvars
+import enum
 import functools
 import gc
 import inspect
@@ -16,6 +17,7 @@ import logging
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +45,16 @@ from .kinds import (
     slot_values,
 )
 from .patched import KERNEL, Patch
-from .survey import Same, Walked
-from .trust import BY_VALUE, HEAP, is_checking_class, is_module_of_python, is_stateful, is_trusted_class
+from .survey import Same, Seen, Walked
+from .trust import (
+    BY_VALUE,
+    HEAP,
+    OF_ENUMS,
+    is_checking_class,
+    is_module_of_python,
+    is_stateful,
+    is_trusted_class,
+)
 from .walk_code import END, CodeWalk
 
 _LIMIT = 4000  # objects; a step that reaches more is not worth keying
@@ -80,7 +90,7 @@ class Walk(CodeWalk):
         place = id(value)
         known = self.seen.get(place)
         if known is not None:
-            self.key.append(_Seen(known))
+            self.key.append(Seen(known))
             if self.everything and isinstance(value, Tensor):
                 self.met_tensors.append(value)
             return
@@ -94,7 +104,7 @@ class Walk(CodeWalk):
         else:
             self.holders.append(value)
         if self.depth >= _DEEPEST:
-            self.key.append(_Seen(self.seen[place]))
+            self.key.append(Seen(self.seen[place]))
             self.later.append((value, self.in_python, self.trail))
             return
         self.depth += 1
@@ -295,6 +305,7 @@ class Walk(CodeWalk):
                 self.visit(held)
 
     def _attributes(self, own: dict[str, Any], all_of_them: bool = False) -> None:
+        self.found_by_prefix(own)
         names = own.keys() if all_of_them or self.everything else self.names
         for name, item in list(own.items()):
             if name in names:
@@ -363,6 +374,7 @@ class Walk(CodeWalk):
                     self.visit(made)
                     if made is None:
                         self.uncached.append((module, name))
+        self.found_by_prefix(own)
         names = own.keys() if whole else self.names
         for name, item in list(own.items()):
             if name not in _MODULE_NOISE and name in names:
@@ -386,6 +398,7 @@ class Walk(CodeWalk):
             module = sys.modules.get(klass.__module__) if type(klass.__module__) is str else None
             before, self.in_python = self.in_python, is_module_of_python(module)
             self.hold(klass)
+            self.found_by_prefix(klass.__dict__)
             for name, item in list(klass.__dict__.items()):
                 named = name in self.names
                 if (name in UNREAD or (name in MAKES and not makes)) and not named:
@@ -405,6 +418,8 @@ class Walk(CodeWalk):
         meta = type(kind)
         if not is_trusted_class(meta):
             self._class(meta)
+        elif meta is enum.EnumMeta:
+            self.named(OF_ENUMS)
 
     def replaced(self, others: Sequence[Patch]) -> None:
         """What stands where torch had something else."""
@@ -425,6 +440,9 @@ class Walk(CodeWalk):
             self.visit(item.fget)
         elif isinstance(item, functools.cached_property):
             self.visit(item.func)
+        elif isinstance(item, types.DynamicClassAttribute) and is_trusted_class(type(item)):  # of enums
+            self.hold(vars(item))
+            self.visit(item.fget)
         elif isinstance(item, _PLACE):
             self.key.append(item.__reduce__()[1][0])
         elif not isinstance(item, _DESCRIPTORS):
@@ -438,7 +456,7 @@ class Walk(CodeWalk):
             self.key.append(registered(kind))
         if not is_trusted_class(kind):
             self._class(kind, makes=True)
-        elif is_stateful(kind):
+        elif is_stateful(kind) and kind not in _ITERATORS:  # what these make is the step's own
             self.opened(f"{kind.__qualname__}, whose objects hold a state of their own")
 
     # ---- others
@@ -468,18 +486,6 @@ class Walk(CodeWalk):
             f"{self.way_to(value, 'read')} a {kind.__name__}, which no run leaves as it was: it would be "
             "used up on sample rows"
         )
-
-    def _logger(self, value: logging.Logger) -> None:
-        """Whether it would log: what it logs to is another matter (see `remarks`)."""
-        if type(value).__module__ != logging.__name__:
-            self._object(value)
-            return
-        found: logging.Logger | None = value
-        while found is not None:
-            self.hold(vars(found))
-            found = None if found.level else found.parent
-        self.hold(vars(value.manager))
-        self.key.append((logging.Logger, value.disabled, value.getEffectiveLevel(), value.manager.disable))
 
     def _scripted(self, value: Any) -> None:
         if (written := written_as(value)) is not None:
@@ -514,22 +520,12 @@ def _is_of_torch(kind: type[Tensor]) -> bool:
     return is_trusted_class(kind) and kind.__mro__[1] is Tensor
 
 
-class _Seen(int):
-    """Part of a key: the object that was met at this number."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is _Seen and int(other) == int(self)
-
-    __hash__ = int.__hash__
-
-
 PLAIN = frozenset({int, bool, str, type(None)})
 _TABLE_READERS = words(
     """parameters named_parameters buffers named_buffers children named_children modules named_modules
     state_dict _parameters _buffers _modules get_submodule get_parameter get_buffer apply extra_repr"""
 )
+_ITERATORS = frozenset({enumerate, filter, map, reversed, zip})
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 _PLACE: Any = type(vars(collections.namedtuple("_", "a"))["a"])  # what reads a field of a NamedTuple
 _FACTORY: Any = collections.defaultdict.__dict__["default_factory"]
@@ -556,7 +552,7 @@ def _how(kind: type) -> Callable[[Walk, Any], None]:
 
 def has_attributes(kind: type) -> bool:
     """Whether objects of a class are visited as such: what they hold are attributes."""
-    return _how(kind) is Walk._object
+    return _how(kind) in (Walk._object, Walk._member)
 
 
 _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
@@ -581,6 +577,8 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     ((set, frozenset), Walk._set),
     ((array.array, bytearray), Walk._bytes),
     (types.MappingProxyType, Walk._proxy),
+    (weakref.ref, Walk._weak),
+    (enum.Enum, Walk._member),
     (contextvars.ContextVar, Walk._context),
     (threading.local, Walk._of_thread),
     ((torch.autocast, torch.no_grad, torch.enable_grad, torch.set_grad_enabled), Walk._mode),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 import builtins
+import enum
 import functools
 import importlib.util
 import logging
 import os
 import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
@@ -34,6 +36,7 @@ from .trust import (
     file_of,
     goes_by_its_class,
     goes_by_its_objects,
+    is_checking,
     is_installed,
     is_module_of_python,
     is_of_python,
@@ -48,6 +51,7 @@ END = "; end"  # of attributes, whose number is not in the key; no name of one
 OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
 DISTRIBUTIONS = frozenset({"distributions", *distributions.__all__})  # names by which code comes by them
 _CODE = (types.FunctionType, types.MethodType, functools.partial, torch.nn.Module)
+_OF_TORCH = sorted({*dir(Tensor), *dir(torch.nn.Module), *dir(torch.Generator), *DISTRIBUTIONS})
 _LOOKED_UP = frozenset({"globals", "eval", "exec"})  # which may find any global
 _BUILTINS = dict(vars(builtins))
 
@@ -58,6 +62,7 @@ class CodeWalk(abc.ABC):
 
     names: set[str]  # that attributes are looked up by; grows
     told: set[str] = field(default_factory=set, init=False)  # those of them that this walk met
+    prefixes: tuple[str, ...] = ()  # of names that code makes as it runs; grows
     everything: bool = False  # visit every attribute of what is met, named or not
     key: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
@@ -96,6 +101,12 @@ class CodeWalk(abc.ABC):
     def _attributes(self, own: dict[str, Any], all_of_them: bool = False) -> None: ...
 
     @abc.abstractmethod
+    def _object(self, value: Any) -> None: ...
+
+    @abc.abstractmethod
+    def _unknown(self, value: Any) -> None: ...
+
+    @abc.abstractmethod
     def _own_parts(self, value: Any) -> None: ...
 
     @abc.abstractmethod
@@ -108,6 +119,14 @@ class CodeWalk(abc.ABC):
         """Look attributes up by these names, too, from now on."""
         self.names.update(names)
         self.told.update(names)
+
+    def found_by_prefix(self, space: Iterable[Any]) -> list[str]:
+        """Names in a space that code may make as it runs, which it looks up from now on."""
+        if not self.prefixes:
+            return []
+        found = [name for name in list(space) if isinstance(name, str) and name.startswith(self.prefixes)]
+        self.named(found)
+        return found
 
     def opened(self, why: str) -> None:
         """Note what no walk sees the content of."""
@@ -218,25 +237,29 @@ class CodeWalk(abc.ABC):
         if function.__dict__:
             self._attributes(function.__dict__)
         self.named(known.names)
+        names = known.names
+        if known.prefixes:
+            self.prefixes = tuple({*self.prefixes, *known.prefixes})
+            names = names.union(self.found_by_prefix(_OF_TORCH))
         for name in OF_FUNCTIONS:
             if name in self.names:
                 self.key.append(name)
                 self.visit(getattr(function, name))
         self._judge(function, known)
         if not self.everything:
-            self._surveyed(survey(Tensor, known.names))
+            self._surveyed(survey(Tensor, names))
         for name in known.imports:
             self._import(name, function)
         space = function.__globals__
         for name in known.globals:
             held = space.get(name, MISSING)
             if held is MISSING:
-                self._missing(name, function)
+                self._missing(name, function, known)
             else:
                 self.key.append(name)
                 self.trail = trail, function, name, held
                 if isinstance(held, types.ModuleType):
-                    self._space(held, known.names)
+                    self._space(held, names)
                 else:
                     self.visit(held)
         self.trail = trail
@@ -269,9 +292,35 @@ class CodeWalk(abc.ABC):
         if not hasattr(logging.Logger, function.__name__):
             self.opened(f"it calls logging.{function.__name__}")
 
-    def _missing(self, name: str, function: types.FunctionType) -> None:
+    def _logger(self, value: logging.Logger) -> None:
+        """Whether it would log: what it logs to is another matter (see `remarks`)."""
+        if type(value).__module__ != logging.__name__:
+            self._object(value)
+            return
+        found: logging.Logger | None = value
+        while found is not None:
+            self.hold(vars(found))
+            found = None if found.level else found.parent
+        self.hold(vars(value.manager))
+        self.key.append((logging.Logger, value.disabled, value.getEffectiveLevel(), value.manager.disable))
+
+    def _member(self, value: enum.Enum) -> None:
+        """What a member of an enum is besides its attributes, a number or a text, never changes."""
+        self.key.append(Same(value))
+        self._object(value)
+
+    def _weak(self, value: Any) -> None:
+        """What a weak reference leads to, or that it is gone."""
+        if type(value) is not weakref.ref:
+            self._unknown(value)
+            return
+        self.key.append(weakref.ref)
+        self.visit(value())
+
+    def _missing(self, name: str, function: types.FunctionType, known: Facts) -> None:
         """A name that is no global: a builtin, or nothing."""
-        if name in PURE and vars(builtins).get(name) is _BUILTINS.get(name):
+        pure = name in PURE or name in known.told or (name in known.checks and is_checking("typeguard"))
+        if pure and vars(builtins).get(name) is _BUILTINS.get(name):
             return
         if name == "open":  # which imports call, too: it is not stopped when a step does
             self.refused = self.refused or "it calls open(), once for each step"
@@ -313,6 +362,8 @@ class CodeWalk(abc.ABC):
     def _space(self, module: types.ModuleType, names: Iterable[str]) -> None:
         """The attributes of a Python module that code names."""
         kind, space = type(module), vars(module)
+        if self.prefixes:
+            names = {*names, *self.found_by_prefix(space)}
         trusted = is_trusted_module(module)
         if not trusted and (sets := self.sets.intersection(names)):  # a module of Python's, too
             self.holders.append(Names(space, tuple(sorted(sets))))

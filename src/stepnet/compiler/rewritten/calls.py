@@ -25,7 +25,7 @@ from .fourier import TRANSFORMS
 from .inner_loops import inner
 from .pooling import POOLING
 from .sampling import SAMPLING
-from .torch_cells import TORCH_CELLS
+from .torch_cells import TORCH_CELLS, TORCH_LAYERS
 
 _MOST_COPIES = 128  # that are joined
 
@@ -396,6 +396,7 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     **SAMPLING,
     **TRANSFORMS,
     **TORCH_CELLS,
+    **TORCH_LAYERS,
 }
 
 # Those on autocast's lists. What they are written with here is on none, so the casts are made first.

@@ -1,0 +1,201 @@
+"""Attributes that code finds by texts, members of enums, weak references: part of a key, told whole where a
+walk sees all of them.
+
+Only keys are held against each other here, which takes no compiler.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import sys
+import types
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from key_changes import changes_are_seen
+from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.reads.unchanged import words
+from stepnet.executors.c.memory import unchanged
+
+PLANS_ON_DISK = False  # keys alone tell steps apart
+
+GAIN = 2.0
+
+
+class Held:
+    gain = 2.0
+
+
+def set_gain(value):
+    globals()["GAIN"] = value
+
+
+def _with_mode(scaled, base=enum.Enum):
+    """A step with a member of an enum, and that."""
+    kind = base("Kind", {"A": 1, "B": 2})
+
+    class Step(nn.Module):
+        def forward(self, x, h):
+            return scaled(self, x), h
+
+    step = Step()
+    step.kind, step.scaled = kind.A, scaled
+    return step, kind
+
+
+class Ways:
+    """Each gives a step and a change after which it gives something else."""
+
+    def member_of_an_enum():
+        step, kind = _with_mode(lambda self, x: x * self.kind.value)
+        return step, lambda: setattr(step, "kind", kind.B)
+
+    def attribute_of_a_member():
+        step, kind = _with_mode(lambda self, x: x * self.kind.gain)
+        kind.A.gain = 2.0
+        return step, lambda: setattr(kind.A, "gain", 3.0)
+
+    def value_of_a_member():
+        step, kind = _with_mode(lambda self, x: x * self.kind.value)
+        return step, lambda: setattr(kind.A, "_value_", 3)
+
+    def members_by_value():
+        step, kind = _with_mode(lambda self, x: x * type(self.kind)(9).value)
+        return step, lambda: setattr(kind, "_missing_", classmethod(lambda cls, value: cls.B))
+
+    def property_of_an_enum():
+        step, kind = _with_mode(lambda self, x: x * self.kind.gain)
+        kind.gain = property(lambda self: 2.0)
+        return step, lambda: setattr(kind, "gain", property(lambda self: 3.0))
+
+    def number_that_is_a_member():
+        step, _ = _with_mode(lambda self, x: x * self.kind, enum.IntEnum)
+        return step, lambda: setattr(step, "kind", enum.IntEnum("Kind", {"A": 7, "B": 2}).A)
+
+    def attribute_that_may_be_there():
+        step, _ = _with_mode(lambda self, x: x * getattr(self, "gain", 1.0))
+        return step, lambda: setattr(step, "gain", 3.0)
+
+    def attribute_that_is_asked_for():
+        step, _ = _with_mode(lambda self, x: x * 2 if hasattr(self, "gain") else x)
+        return step, lambda: setattr(type(step), "gain", 3.0)
+
+    def attribute_by_a_name_that_is_made():
+        step, _ = _with_mode(lambda self, x: x * getattr(self, f"gain{len(x.shape)}"))
+        step.gain2 = 2.0
+        return step, lambda: setattr(step, "gain2", 3.0)
+
+    def attribute_by_a_name_that_was_made():
+        def scaled(self, x):
+            for n in range(2):
+                name = f"gain{n}"
+                x = getattr(self, name)(x)
+            return x
+
+        step, _ = _with_mode(scaled)
+        step.gain0, type(step).gain1 = nn.Linear(2, 2), staticmethod(lambda x: x)
+        return step, lambda: setattr(type(step), "gain1", staticmethod(lambda x: x * 2))
+
+    def global_by_a_name_that_is_made():
+        return lambda x, h: x * getattr(sys.modules[__name__], f"GAI{x}"), lambda: set_gain(3.0)
+
+    def table_by_a_name_that_is_made():
+        step, _ = _with_mode(lambda self, x: x * dict(getattr(self, f"named_{x}")())["gain"])
+        step.gain = nn.Parameter(torch.ones(2))
+        return step, lambda: setattr(step, "more", nn.Parameter(torch.ones(2)))
+
+    def weak_reference():
+        one, other = Held(), Held()
+        step, _ = _with_mode(lambda self, x: x * (1.0 if self.weak() is one else 2.0))
+        step.weak, step.held = weakref.ref(one), [one, other]
+        return step, lambda: setattr(step, "weak", weakref.ref(other))
+
+    def through_a_weak_reference():
+        held = Held()
+        step, _ = _with_mode(lambda self, x: x * self.weak().gain)
+        step.weak, step.held = weakref.ref(held), held
+        return step, lambda: setattr(held, "gain", 3.0)
+
+    def weight_of_a_layer():
+        step, _ = _with_mode(lambda self, x: self.layer(x)[0])
+        step.layer = nn.GRU(2, 2)
+        return step, lambda: setattr(step.layer, "weight_hh_l0", nn.Parameter(torch.ones(6, 2)))
+
+    def way_that_tuples_are_made():
+        class Pair(collections.namedtuple("Pair", "a b")):
+            pass
+
+        def step(x, h):
+            return x, h._replace(a=x)
+
+        pair = Pair(1, 2)
+        return lambda x, h: step(x, pair), lambda: setattr(Pair, "_make", classmethod(lambda cls, i: pair))
+
+    def whether_torch_compiles():
+        step, _ = _with_mode(lambda self, x: x * 2 if torch.jit.is_scripting() else x)
+        return step, lambda: _PATCHES.setattr(torch.jit, "is_scripting", lambda: True)
+
+
+_PATCHES = pytest.MonkeyPatch()
+TOLD = """member_of_an_enum attribute_of_a_member members_by_value property_of_an_enum number_that_is_a_member
+    attribute_that_may_be_there attribute_that_is_asked_for attribute_by_a_name_that_is_made
+    attribute_by_a_name_that_was_made weak_reference weight_of_a_layer way_that_tuples_are_made
+    whether_torch_compiles"""
+WAYS = {k: v for k, v in vars(Ways).items() if isinstance(v, types.FunctionType)}
+
+
+@pytest.fixture(autouse=True)
+def _as_before():
+    yield
+    set_gain(2.0)
+    _PATCHES.undo()
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_change_is_seen(name):
+    changes_are_seen(*WAYS[name]())
+
+
+def test_what_a_weak_reference_led_to_is_gone():
+    held = [Held()]
+    step, _ = _with_mode(lambda self, x: x if self.weak() is None else x * 2)
+    step.weak = weakref.ref(held[0])
+    reach(step)
+    key, told = reach(step).key, words(reach(step))
+    ask = None if told is None else unchanged(told.checks, told.tensors)
+    assert ask is None or ask() == []
+    held.clear()
+    assert ask is None or ask() is None
+    assert reach(step).key != key
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="one instruction loads two variables there")
+def test_what_is_told_whole():
+    """A step that is walked whole is not recorded at each call."""
+    for name in TOLD.split():
+        found = reach(WAYS[name]()[0])
+        assert (name, found.open, found.refused) == (name, None, None)
+
+
+def test_names_that_may_be_any_are_not_told():
+    def twice(x, h, name="gain"):
+        name = f"gain{h}" if h is None else name
+        return getattr(x, name), h
+
+    def ways():
+        yield lambda x, h: (getattr(x, f"{h}_gain"), h)
+        yield lambda x, h: (getattr(x, f"gra{h}"), h)
+        yield lambda x, h: (getattr(torch, f"c{h}"), h)
+        yield lambda x, h: (getattr(x, "gain" if h is None else h), h)
+        yield lambda x, h: (list(map(getattr, x, h)), getattr(x, "gain"))  # noqa: B009
+        yield lambda x, h: (getattr(x, "grad"), h)  # noqa: B009
+        yield lambda x, h: (globals()["GAIN"] * x, h)
+        yield twice
+
+    for step in ways():
+        found = reach(step)
+        assert found.open is not None or found.refused is not None
