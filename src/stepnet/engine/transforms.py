@@ -107,7 +107,8 @@ class _OfMembers:
         def twins(tables: Sequence[Tensor], at: int) -> list[Tensor]:
             return [_twin(t.unsqueeze(at).expand(*t.shape[:at], self.k, *t.shape[at:])) for t in tables]
 
-        with outside_transforms(), torch.set_grad_enabled(along.ready.backward is not None):
+        around = along.ready.around.again()
+        with outside_transforms(), around, torch.set_grad_enabled(along.ready.backward is not None):
             along.fill()
             wide = twins(self.of.weights, 0)
             loop = loop_of_members(along.loop, self.of.weights, wide)
@@ -144,6 +145,8 @@ def find_transformed(
     around = transforms()
     if any(name not in ("Grad", "Vmap", "Jvp") for name in around):
         raise Unsupported(f"a torch.func transform ({', '.join(around).lower()}) is active")
+    if torch.is_inference_mode_enabled() and {*around} - {"Vmap"}:
+        raise Unsupported("a node of autograd keeps nothing in inference mode")
     sequences = as_rows(loop, feeds, transforms=True)
     found = reached(loop)
     if found.refused is not None or found.open is not None or not found.complete:
