@@ -246,8 +246,10 @@ class _PlanCall(torch.autograd.Function):
             moved = _along_by_plain_loop(run.call, tensors, tangents, run.still)
         else:
             moved = of.results(run_transformed(of.run, *of.run.call.ready.plan.parted(inputs)))
-            moves = flow.moved(run.call.ready.plan, run.call.layout, [v is not None for v in tangents])
-            run.still[:] = [k for k, moving in enumerate(moves) if not moving]
+            run.still.clear()
+            if run.call.ready.backward is not None:  # a plan made under no_grad does not know what moves
+                moves = flow.moved(run.call.ready.plan, run.call.layout, [v is not None for v in tangents])
+                run.still[:] = [k for k, moving in enumerate(moves) if not moving]
         moved = [m if carries else None for m, carries in zip(moved, ctx.carry, strict=True)]
         return (*moved, *(None,) * ctx.kept)
 
