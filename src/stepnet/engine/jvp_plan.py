@@ -88,7 +88,7 @@ def _pull(
 
 
 def _as_called(method: Callable[Concatenate[RunsAlong, P], T]) -> Callable[Concatenate[RunsAlong, P], T]:
-    """Let the step be looked at, recorded and run with what was set around its call: backward is elsewhere."""
+    """Let the step be looked at, recorded and run as its call was set: backward is elsewhere."""
 
     @functools.wraps(method)
     def run(self: RunsAlong, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -375,8 +375,8 @@ class RunsAlong:
     def _agrees_forward(
         self, weights: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None], loose: float
     ) -> bool:
-        """Whether derivatives along directions like these are those of the plain loop in forward mode. Some it
-        does not take from gradients: those of custom Functions, which have their own, among them."""
+        """Whether derivatives along directions like these are those of the plain loop in forward mode, which
+        goes its own way through some things: custom Functions have a derivative for it."""
         few = self._on_few_rows(sample_layout(), weights, now, seed=23)
         moved = [None if v is None else few.noise(t) for t, v in zip(few.inputs, directions, strict=True)]
         at = [i for i, v in enumerate(moved) if v is not None]

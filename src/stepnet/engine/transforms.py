@@ -145,8 +145,6 @@ def find_transformed(
     around = transforms()
     if any(name not in ("Grad", "Vmap", "Jvp") for name in around):
         raise Unsupported(f"a torch.func transform ({', '.join(around).lower()}) is active")
-    if torch.is_inference_mode_enabled() and {*around} - {"Vmap"}:
-        raise Unsupported("a node of autograd keeps nothing in inference mode")
     sequences = as_rows(loop, feeds, transforms=True)
     found = reached(loop)
     if found.refused is not None or found.open is not None or not found.complete:
