@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -108,7 +109,7 @@ class Custom(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return tangent * 1.0001
+        return tangent * 1.3
 
 
 def under_no_grad(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,7 +127,7 @@ def by_a_custom_function(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
 def with_a_hook(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     h = torch.tanh(x + h)
     if h.requires_grad:
-        h.register_hook(lambda grad: grad * 1.0001)
+        h.register_hook(lambda grad: grad * 1.3)
     return h, h
 
 
@@ -175,10 +176,15 @@ def test_forward_mode_where_no_gradients_are(way: Callable[..., Any], block: Cal
 @pytest.mark.parametrize("dtype", few([torch.float32, torch.float64], [torch.float64]))
 @pytest.mark.parametrize("step", few([under_no_grad, by_a_custom_function, with_a_hook], [under_no_grad]))
 def test_what_forward_mode_does_not_take_from_gradients(step: Callable[..., Any], dtype: torch.dtype) -> None:
-    """However little it is: a check of numbers would not see it under autocast."""
+    """Under autocast, too, where a check of numbers allows for much."""
     x, h0 = torch.randn(2, 2, F, dtype=dtype), torch.randn(2, F, dtype=dtype)
-    close = {"rtol": 1e-6, "atol": 1e-6}
+    close = {"rtol": 1e-5, "atol": 1e-5}
+
+    def twice(backend: str, x: Tensor) -> Tensor:
+        y, h = recurrent(step, x, h0, backend=backend)
+        return recurrent(step, y, h, backend=backend)[0]
+
     for block in (torch.autocast("cpu", torch.bfloat16), contextlib.nullcontext()):
         with block:
-            found = [moved(lambda h, b=b: recurrent(step, x, h, backend=b)[0], h0) for b in ("auto", "naive")]
+            found = [moved(partial(twice, backend), x) for backend in ("eager", "naive")]
         torch.testing.assert_close(*found, **close)
