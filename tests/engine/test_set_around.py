@@ -66,7 +66,8 @@ def directly(run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
 
 
 def pulled(run: Callable[[Tensor], Tensor], x: Tensor) -> list[Tensor]:
-    y, pull = vjp(run, x)
+    pulled: Any = vjp(run, x)
+    y, pull = pulled
     return [y, *pull(torch.ones_like(y))]
 
 
@@ -79,16 +80,17 @@ def test_a_derivative_outside_of_what_was_set_around_the_call(around: str, way: 
     x0, h0 = torch.randn(2, 2, F).to(dtype), torch.randn(2, F)
     h0 = h0.double() if dtype == torch.float64 else h0
 
-    def found(backend: str) -> list[Tensor]:
+    def found(backend: Any) -> list[Tensor]:
         x = x0.clone().requires_grad_()
         with block():
             out = way(lambda x: recurrent(step, x, h0, backend=backend)[0], x)
-        total = sum(t.double().square().sum() for t in out)
+        total: Any = sum(t.double().square().sum() for t in out)
         inputs = [x, *step.parameters()]
         first = torch.autograd.grad(total, inputs, create_graph=True)
-        return [*first, *torch.autograd.grad(sum(g.double().square().sum() for g in first), inputs)]
+        again: Any = sum(g.double().square().sum() for g in first)
+        return [*first, *torch.autograd.grad(again, inputs)]
 
-    close = {"rtol": 0.1, "atol": 0.1} if dtype == torch.bfloat16 else {}
+    close: dict[str, Any] = {"rtol": 0.1, "atol": 0.1} if dtype == torch.bfloat16 else {}
     torch.testing.assert_close(found("eager"), found("naive"), **close)
 
 
@@ -178,9 +180,9 @@ def test_forward_mode_where_no_gradients_are(way: Callable[..., Any], block: Cal
 def test_what_forward_mode_does_not_take_from_gradients(step: Callable[..., Any], dtype: torch.dtype) -> None:
     """Under autocast, too, where a check of numbers allows for much."""
     x, h0 = torch.randn(2, 2, F, dtype=dtype), torch.randn(2, F, dtype=dtype)
-    close = {"rtol": 1e-5, "atol": 1e-5}
+    close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 
-    def twice(backend: str, x: Tensor) -> Tensor:
+    def twice(backend: Any, x: Tensor) -> Tensor:
         y, h = recurrent(step, x, h0, backend=backend)
         return recurrent(step, y, h, backend=backend)[0]
 
