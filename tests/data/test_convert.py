@@ -230,6 +230,15 @@ def test_nested_of_torch() -> None:
     assert_same(y, torch.relu(x) * 2)
 
 
+def test_offsets_of_a_nested_tensor_are_not_those_of_what_it_was_made_of() -> None:
+    x = ragged(LENGTHS, 2)
+    lengths, nested = x.lengths(), x.to_nested()
+    assert (nested + torch.relu(x).to_nested()).is_nested  # torch takes other offsets for other sequences
+    nested.offsets().zero_()  # type: ignore[attr-defined]
+    assert torch.equal(x.lengths(), lengths)
+    assert torch.equal(LoDTensor.from_nested(x.to_nested()).lengths(), lengths)
+
+
 def test_nested_with_holes() -> None:
     table = torch.arange(30).reshape(3, 5, 2)
     starts, counts = torch.tensor([0, 1, 2]), torch.tensor([2, 0, 3])

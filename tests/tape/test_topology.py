@@ -308,3 +308,18 @@ def test_one_module_applied_twice_is_one_set_of_parameters():
     assert len(list(net.parameters())) == 2
     x = torch.randn(2, 3)
     torch.testing.assert_close(net(x=x)[0], linear(linear(x)))
+
+
+def test_results_are_no_names_for_what_was_fed():
+    with Tape() as tape:
+        x, words = data("x", Dense(2)), data("words", Sequence(Dense(2)))
+        net = tape.topology([x, dropout(x, 0.5), words, apply(torch.t, x)]).eval()
+    fed, said = torch.randn(2, 2), LoDTensor.from_lengths(torch.randn(3, 2), [[1, 2]])
+    kept = fed.clone(), said.values.clone()
+    out = net(x=fed, words=said)[0]
+    torch.testing.assert_close(
+        [out[0], out[1], out[2].values, out[3].T], [kept[0], kept[0], kept[1], kept[0]]
+    )
+    for result in out:
+        (result.values if isinstance(result, LoDTensor) else result).zero_()
+    torch.testing.assert_close((fed, said.values), kept)

@@ -255,7 +255,7 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor(torch.zeros(3, 4), [[0, 1, 3]]).to_nested().is_nested
         True
         """
-        return convert.rows_to_nested(self._values, self.structure.levels[-1])
+        return convert.rows_to_nested(self._values, self.structure.handed_out())
 
     # Structure
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -105,10 +105,10 @@ def _without_dispatch_modes() -> contextlib.AbstractContextManager[object]:
 
 
 def in_function_modes() -> bool:
-    """Whether a TorchFunctionMode is active that is neither torch's default device nor one of ours."""
+    """Whether a TorchFunctionMode is active that is none of torch's default device, its traces, and ours."""
     if not torch._C._len_torch_function_stack():
         return False
-    known = ("torch.utils._device", "stepnet.")
+    known = ("torch.utils._device", "torch.fx.experimental.proxy_tensor", "stepnet.")
     return not all(type(m).__module__.startswith(known) for m in _get_current_function_mode_stack())
 
 
@@ -163,7 +163,7 @@ def outside_innermost() -> Iterator[None]:
 
 def has_tangent(tensor: Tensor) -> bool:
     """Whether forward mode carries a direction along with a tensor, by a level of autograd's own."""
-    if forward_ad._current_level < 0:
+    if forward_ad._current_level < 0 or tensor.is_inference() or torch.is_inference_mode_enabled():
         return False
     with forward_ad._set_fwd_grad_enabled(True):  # it is off inside of a Function
         return forward_ad.unpack_dual(tensor).tangent is not None
@@ -366,6 +366,42 @@ def autocast_dtype(kind: str) -> torch.dtype | None:
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
+
+
+class Around(NamedTuple):
+    """What is set around a call that a step computes by: what autocast makes of ops on the CPU, and what
+    torch makes tensors of and where."""
+
+    autocast: torch.dtype | None
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def now(cls) -> Around:
+        """What is set here."""
+        return cls(autocast_dtype("cpu"), torch.get_default_dtype(), default_device())
+
+    def again(self) -> contextlib.AbstractContextManager[None]:
+        """Set it for what is run later on, as a derivative is.
+
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     around = Around.now()
+        >>> with around.again():
+        ...     autocast_dtype("cpu")
+        torch.bfloat16
+        """
+        return contextlib.nullcontext() if self == Around.now() else self._set()
+
+    @contextlib.contextmanager
+    def _set(self) -> Iterator[None]:
+        dtype = torch.get_default_dtype()
+        autocast = torch.autocast("cpu", self.autocast, enabled=self.autocast is not None)
+        with autocast, self.device if self.device != default_device() else contextlib.nullcontext():
+            torch.set_default_dtype(self.dtype)
+            try:
+                yield
+            finally:
+                torch.set_default_dtype(dtype)
 
 
 def draws_put_back() -> contextlib.AbstractContextManager[None]:

@@ -47,12 +47,13 @@ class LoD:
     (9, 2)
     """
 
-    __slots__ = ("_content", "_owner", "levels", "rows")
+    __slots__ = ("_content", "_handed_out", "_owner", "levels", "rows")
 
     levels: tuple[Tensor, ...]
     rows: int
     _owner: Any
     _content: bytes | None
+    _handed_out: Tensor | None
 
     @outside_modes
     def __init__(self, levels: Sequence[Any]) -> None:
@@ -67,6 +68,7 @@ class LoD:
         object.__setattr__(self, "rows", _end(levels[-1]) if rows is None else rows)
         object.__setattr__(self, "_owner", None)
         object.__setattr__(self, "_content", None)
+        object.__setattr__(self, "_handed_out", None)
 
     @staticmethod
     def trusted(levels: tuple[Tensor, ...], rows: int | None = None) -> LoD:
@@ -152,6 +154,20 @@ class LoD:
     def copies(self) -> tuple[Tensor, ...]:
         """The levels, to be given to somebody who may write to them."""
         return tuple(level.clone() if in_program(level) else _copy(told(level)) for level in self.levels)
+
+    def handed_out(self) -> Tensor:
+        """The offsets of the last level, for somebody who may write to them: the same ones while nobody has,
+        for torch takes sequences of other offsets, equal or not, for other ones."""
+        last = self.levels[-1]
+        return last if torch.compiler.is_dynamo_compiling() or in_program(last) else self._as_handed_out()
+
+    @outside_modes
+    def _as_handed_out(self) -> Tensor:
+        found = self._handed_out
+        if found is None or not torch.equal(found, self.levels[-1]):
+            found = self.levels[-1].clone()
+            object.__setattr__(self, "_handed_out", found)
+        return found
 
     @outside_modes
     def missing(self, indices: Tensor) -> int | None:

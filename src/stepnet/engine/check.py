@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.rewritten.inner_loops import ENDED, TooFewSteps, is_guarded
-from stepnet.compiler.trace.capture import Replaced, without_modes
+from stepnet.compiler.trace.capture import Replaced
 from stepnet.compiler.trace.draws import kept
 from stepnet.data.modes import draws_put_back
 from stepnet.errors import StepError, Unsupported
@@ -21,29 +21,9 @@ from stepnet.executors.layout import Layout
 from stepnet.executors.ready import Ready
 from stepnet.ir.loop import Loop
 
-from .plain import Results, plain_loop, run_plain
+from .plain import Results, plain_loop
 from .rounding import coarseness, looseness, nearer, nudged, same, unexplained
 from .rows import Noise, Sequences, few
-
-
-def same_in_modes(loop: Loop, sequences: Sequences, generators: Sequence[torch.Generator]) -> bool:
-    """Whether the TorchFunctionModes around only watch a step, which gives on a row what it gives without."""
-    generator = torch.Generator().manual_seed(24)
-    few_rows = sequences._replace(layout=sample_layout([0, 1]))
-
-    def run() -> list[Tensor]:
-        with draws_put_back(), kept(generators), torch.no_grad():
-            return _joined(run_plain(loop, few_rows, x, states))
-
-    with without_modes():
-        x = [sampled(t, 1, 0.1, generator) for t in sequences.x_rows]
-        states = [sampled(t, 1, 0.1, generator) for t in sequences.states]
-        expected = run()
-    found = run()
-    with without_modes():
-        pairs = zip(found, expected, strict=True)
-        return all(type(a) is type(b) and torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
-
 
 _SAMPLE = (0, 2, 2, 5, 6)  # where four sequences of six rows begin and end, one of them empty
 

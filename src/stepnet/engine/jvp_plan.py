@@ -7,18 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from stepnet.compiler.trace.applied import applied
 from stepnet.data.as_imported import contiguous
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import draws_put_back
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call, KeptRows, Moving
-from stepnet.executors.forward_mode import pushed
+from stepnet.executors.forward_mode import GoesOn, pushed
 from stepnet.executors.higher_order import (
     Moves,
     by_along,
@@ -45,6 +46,7 @@ from .rows import Sequences
 from .shared_rows import SharedRows, SharedRun
 
 T = TypeVar("T")
+P = ParamSpec("P")
 _MOST_KINDS = 64  # of derivatives, that one plan remembers
 Find = Callable[..., Entry]  # of a loop, of what it reads, and of its rows
 
@@ -85,6 +87,17 @@ def _pull(
     return [found[k] if want and k is not None else None for k, want in zip(places, wanted, strict=True)]
 
 
+def _as_called(method: Callable[Concatenate[RunsAlong, P], T]) -> Callable[Concatenate[RunsAlong, P], T]:
+    """Let the step be looked at, recorded and run as its call was set: backward is elsewhere."""
+
+    @functools.wraps(method)
+    def run(self: RunsAlong, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.ready.around.again():
+            return method(self, *args, **kwargs)
+
+    return run
+
+
 @dataclass(frozen=True, eq=False)
 class RunsAlong:
     """Runs the derivative of a loop on rows that lie as those of a call.
@@ -112,6 +125,7 @@ class RunsAlong:
     fill: Callable[[], None] = lambda: None
     seen: list[Reads] = field(default_factory=list)
 
+    @_as_called
     def same_step(self, tensors: Sequence[Tensor]) -> Reads:
         """What the step reads now.
 
@@ -139,6 +153,7 @@ class RunsAlong:
         except Exception as error:  # told where somebody differentiates them
             let_through(error)
 
+    @_as_called
     def has_history(
         self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]
     ) -> tuple[bool, ...]:
@@ -236,6 +251,7 @@ class RunsAlong:
                 raise
             return self.seen[0], error
 
+    @_as_called
     def of(
         self, tensors: Sequence[Tensor], directions: Sequence[Tensor | None], *, forward_mode: bool = False,
         noise: Sequence[Tensor] | None = None, whole: bool = False,
@@ -360,7 +376,8 @@ class RunsAlong:
     def _agrees_forward(
         self, weights: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None], loose: float
     ) -> bool:
-        """Whether derivatives along directions like these are those of the plain loop in forward mode."""
+        """Whether derivatives along directions like these are those of the plain loop in forward mode, which
+        goes its own way through some things: custom Functions have a derivative for it."""
         few = self._on_few_rows(sample_layout(), weights, now, seed=23)
         moved = [None if v is None else few.noise(t) for t, v in zip(few.inputs, directions, strict=True)]
         at = [i for i, v in enumerate(moved) if v is not None]
@@ -371,9 +388,14 @@ class RunsAlong:
                 given[i] = tensor
             return tuple(few.results(given))
 
+        own = list[Any]()
         try:
-            by_plain = pushed(results, [few.inputs[i] for i in at], [v for v in moved if v is not None])
-        except Exception:  # whatever it is, the plain loop tells it
+            with GoesOn() as goes_on, applied(lambda *given: given, lambda *call: own.append(call)):
+                by_plain = pushed(results, [few.inputs[i] for i in at], [v for v in moved if v is not None])
+        except Exception as error:  # the plain loop tells it
+            let_through(error)
+            return False
+        if goes_on.found or own:
             return False
         found, *_ = replace(self, sequences=few.sequences, reads=now, check=False)(few.inputs, moved)
         return all(a is None or close(a, b, 10 * loose) for a, b in zip(found, by_plain, strict=True))

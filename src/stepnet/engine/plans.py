@@ -24,7 +24,6 @@ from stepnet.data.as_imported import contiguous
 from stepnet.data.modes import (
     batches,
     has_tangent,
-    in_function_modes,
     linearizes,
 )
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
@@ -41,7 +40,7 @@ from stepnet.user_line import user_level
 
 from . import varying_numbers, warm_calls
 from .attributes import run_with_attributes
-from .check import holds, same_in_modes
+from .check import holds
 from .choice import Slower, about_as_many
 from .jvp_plan import Find, RunsAlong
 from .known_steps import forget_steps
@@ -382,9 +381,6 @@ def find_plan(
         reads.inputs.of.lifts = False
         reads = now()
         entry = lookup(loop, reads, sequences, backend)
-    watched = entry.compiled is not None and in_function_modes()
-    if watched and not same_in_modes(loop, sequences, reads.reach.generators):
-        raise Unsupported("a TorchFunctionMode changes what the step computes")
     return entry, reads, sequences
 
 

@@ -28,7 +28,7 @@ from stepnet.compiler.trace.draws import kept
 from stepnet.compiler.trace.iteration import iteration, reached
 from stepnet.compiler.trace.record import Record, record
 from stepnet.data.bounded import Bounded
-from stepnet.data.modes import autocast_dtype, casts_let_go, default_device, draws_put_back
+from stepnet.data.modes import Around, casts_let_go, draws_put_back
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
@@ -217,7 +217,7 @@ def looks_of_rows(tables: Sequence[Tensor]) -> tuple[Any, ...]:
 
 def settings() -> tuple[Any, ...]:
     """What plans depend on of what is set around a call."""
-    return torch.is_grad_enabled(), autocast_dtype("cpu"), torch.get_default_dtype(), default_device()
+    return torch.is_grad_enabled(), *Around.now()
 
 
 def read_anew(reads: Reads, loop: Loop, rows: Sequences) -> Reach | None:

@@ -107,7 +107,8 @@ class _OfMembers:
         def twins(tables: Sequence[Tensor], at: int) -> list[Tensor]:
             return [_twin(t.unsqueeze(at).expand(*t.shape[:at], self.k, *t.shape[at:])) for t in tables]
 
-        with outside_transforms(), torch.set_grad_enabled(along.ready.backward is not None):
+        around = along.ready.around.again()
+        with outside_transforms(), around, torch.set_grad_enabled(along.ready.backward is not None):
             along.fill()
             wide = twins(self.of.weights, 0)
             loop = loop_of_members(along.loop, self.of.weights, wide)

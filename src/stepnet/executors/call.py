@@ -85,5 +85,6 @@ class Call(NamedTuple):
 
     def by_loop(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """y and the last states, by the plain loop on x, states and weights."""
-        y, finals = self.plain(*self.ready.plan.parted(inputs))
+        with self.ready.around.again():
+            y, finals = self.plain(*self.ready.plan.parted(inputs))
         return [*y, *finals]

@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+
+from stepnet.data.modes import has_tangent
+from stepnet.data.tree import leaves
 
 
 def pushed(
@@ -37,3 +41,20 @@ def pushed(
     if still is not None:
         still[:] = [k for k, part in enumerate(parts) if part.tangent is None]
     return tuple(torch.zeros_like(p) if v is None else v for p, v in parts)
+
+
+class GoesOn(TorchFunctionMode):
+    """Notes what forward mode goes through and gradients do not, or otherwise: what is computed under
+    `no_grad`, hooks on gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is Tensor.register_hook:
+            self.found = True
+        elif not (self.found or torch.is_grad_enabled()):
+            self.found = any(map(has_tangent, leaves(result, Tensor)))
+        return result

@@ -56,7 +56,7 @@ def applied(function: Any, *inputs: Any) -> tuple[Tensor, ...]:
     if forward_ad._current_level < 0 and not torch.is_grad_enabled():
         return function.forward(*inputs)
     node: Any = super(torch.autograd.Function, function)
-    return node.apply(*inputs)
+    return node.apply(*(t.clone() if isinstance(t, Tensor) and t.is_inference() else t for t in inputs))
 
 
 def _of_a_batch(function: Any, inputs: Sequence[Any], functorch: Any) -> tuple[Tensor, ...]:

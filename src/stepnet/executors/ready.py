@@ -13,6 +13,7 @@ import torch
 
 from stepnet.data.bounded import Bounded
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.modes import Around
 from stepnet.errors import Unsupported
 from stepnet.ir.plan import LoopPlan, Plan, Region
 
@@ -78,6 +79,7 @@ class Ready:
     forward: PreparedLoop
     backward: PreparedLoop | None
     executor: Executor
+    around: Around = field(default_factory=Around.now, compare=False)  # its calls, which it was made at
     histories: dict[Any, tuple[bool, ...]] = field(default_factory=dict, compare=False)  # see `call.Along`
     along: dict[Any, Any] = field(default_factory=dict, compare=False)  # what runs its derivatives
     expected: set[Any] = field(default_factory=set, compare=False)  # derivatives whose plans were made early

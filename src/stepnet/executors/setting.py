@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from stepnet.data.modes import autocast_dtype, linearizes, traced
+from stepnet.data.modes import autocast_dtype, in_function_modes, linearizes, traced
 from stepnet.errors import StepError
 
 from .base import Backend
@@ -84,6 +84,8 @@ def only_plain(tensors: Sequence[Tensor], *, transforms: bool = False) -> str | 
         return "torch traces what runs, or runs it on fake tensors"
     if torch._C._len_torch_dispatch_stack() and not looked_into:
         return "a TorchDispatchMode is active, which is to see every operation"
+    if in_function_modes():
+        return "a TorchFunctionMode is active, which may change what any call gives"
     for tensor in tensors:
         if tensor.is_meta:
             return "the tensors are on meta, without numbers"

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.lod import LoDTensor
+from stepnet.data.storage import apart
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError, TapeKeyError
 from stepnet.ir.last_uses import last_uses
@@ -282,6 +284,8 @@ class Topology(nn.Module):
         outputs = map_leaves(
             self._outputs, Ref, lambda r: metrics[named[r.index]] if r.index in named else values[r.index]
         )
+        if not torch.compiler.is_compiling():  # a graph gives results of its own
+            outputs = _own(outputs, feeds)
         return outputs, metrics
 
     @property
@@ -330,6 +334,21 @@ class Topology(nn.Module):
         """Empty all evaluators, as at the start of an epoch."""
         for evaluator in self._evaluators.values():
             evaluator.reset()
+
+
+def _own(outputs: Any, feeds: Mapping[str, Any]) -> Any:
+    """Outputs that share no memory with what was fed, nor with each other."""
+
+    def rows(value: Any) -> Tensor:
+        return value.values if isinstance(value, LoDTensor) else value
+
+    kinds = (Tensor, LoDTensor)
+    own = iter(apart([*map(rows, leaves(outputs, kinds))], [*map(rows, leaves(feeds, kinds))]))
+
+    def of(value: Any) -> Any:
+        return value.with_values(next(own)) if isinstance(value, LoDTensor) else next(own)
+
+    return map_leaves(outputs, kinds, of)
 
 
 def _saving() -> Any:

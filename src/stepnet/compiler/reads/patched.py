@@ -41,7 +41,7 @@ _OF_TORCH = {
         "_active_ddp_module"
     ),  # during its forward
     "torch.nn.parallel._functions": words("_streams"),
-    "torch.nn.utils.parametrize": words("_cache"),  # a walk takes what it is of
+    "torch.nn.utils.parametrize": words("_cache _cache_enabled"),  # a walk takes what they are of
 }
 _SWAPPED = {Tensor, torch.autograd.Function}  # the one has a place of its own, in the other we swap `apply`
 _TRACES = _symbolic_trace.__file__
