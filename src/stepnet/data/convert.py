@@ -15,12 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from stepnet.data import in_graph
 from stepnet.data.arguments import brief, check_unmasked, truth
 from stepnet.data.modes import beside, outside_modes
-from stepnet.data.offsets import check_lengths, in_program, integers, known, offsets_of, owners, ranges
+from stepnet.data.offsets import check_lengths, integers, known, offsets_of, owners, ranges
 from stepnet.data.permute import invert, permute_rows
 from stepnet.errors import LoDError
 
@@ -353,22 +352,8 @@ def _packed_places(packed: PackedSequence) -> tuple[Tensor, Tensor]:
 
 
 def rows_to_nested(values: Tensor, offsets: Tensor) -> Tensor:
-    """[rows, ...] to a jagged NestedTensor over the same memory; the offsets are its own."""
-    own = offsets if in_graph.is_followed() or in_program(offsets) else _handed_out(offsets)
-    return torch.nested.nested_tensor_from_jagged(values, offsets=beside(own, values))
-
-
-# To torch two nested tensors are of one structure if they share their offsets.
-_HANDED_OUT = WeakTensorKeyDictionary()
-
-
-@outside_modes
-def _handed_out(offsets: Tensor) -> Tensor:
-    """A copy of offsets, the same at each call, unless somebody wrote to it."""
-    known = _HANDED_OUT.get(offsets)
-    if known is None or not torch.equal(known, offsets):
-        known = _HANDED_OUT[offsets] = offsets.clone()
-    return known
+    """[rows, ...] to a jagged NestedTensor over the same memory."""
+    return torch.nested.nested_tensor_from_jagged(values, offsets=beside(offsets, values))
 
 
 def jagged(nested: Any) -> Any:
