@@ -18,6 +18,7 @@ from .data.arguments import truth, whole
 from .data.convert import pack_like
 from .data.in_graph import fixed, is_drafted, is_exporting, not_followed
 from .data.lod import LoDTensor
+from .data.modes import transforms_active
 from .data.recording import recorded_in_frames
 from .data.storage import distinct
 from .data.tree import by_leaf, flatten, unflatten
@@ -66,7 +67,7 @@ from .nested import as_one, as_one_again, lifting
 from .resets import Resets, as_resets, run_with_resets
 from .sharded import gathered, sharded
 from .typed import Booting, Rows, Settings, State, typed
-from .watchers import Instead, instead, is_kept, kept, replaced, watched, watching
+from .watchers import Instead, instead, is_kept, kept, nobody_else, replaced, watched, watching
 from .windows import check_windows, run_in_windows
 
 _STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody, lambda step: step)
@@ -192,8 +193,8 @@ def recurrent(
         x is not None
         and steps is static is resets is checkpoint is detach_every is None
         and not (scopes or torch.compiler.is_compiling() or (CAN_CAPTURE and is_exporting()))
-        and instead() is watching() is inner() is None
-        and not is_kept()
+        and nobody_else()
+        and inner() is None
     ):
         state, out = warm(step, x, state, (reverse, level, axis, check_backend(backend)))
         if out is not None:
@@ -269,7 +270,7 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
     steps, level, resets = how.steps, how.level, how.resets
     if how.scopes:
         return apart(outside, "stepnet: scopes= is no part of a graph")
-    if torch._C._are_functorch_transforms_active():
+    if transforms_active():
         return apart(outside, "stepnet: a recurrence inside a transform of torch.func is no part of a graph")
     function = TorchCell(step) if isinstance(step, nn.RNNCellBase) else step
     rows = x

@@ -126,6 +126,11 @@ def watching() -> Callable[..., None] | None:
     return _watch.get()
 
 
+def nobody_else() -> bool:
+    """Whether nobody else answers, keeps or watches the calls of `recurrent` here."""
+    return _instead.get() is _watch.get() is _keeper.get() is None
+
+
 # How many steps a loop that only its condition ends may take here; None: any number.
 _tried: ContextVar[int | None] = ContextVar("stepnet_tried", default=None)
 _FEW = 10_000  # of a loop that is run to see what it does, not for its numbers

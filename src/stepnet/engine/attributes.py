@@ -20,13 +20,12 @@ from stepnet.compiler.reads.kinds import shows_attributes
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.trace.iteration import code_of, reached
 from stepnet.data.bounded import Bounded
-from stepnet.data.modes import draws_put_back
+from stepnet.data.modes import draws_put_back, nothing_around
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import is_computed_again
 from stepnet.executors.naive import PlainRun, State
 from stepnet.executors.registry import AUTO
-from stepnet.executors.setting import nothing_around
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 

@@ -25,12 +25,11 @@ from stepnet.compiler.trace.iteration import code_of, iteration, reached
 from stepnet.data.as_imported import from_numpy
 from stepnet.data.bounded import Bounded
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import draws_put_back, sees_saved_tensors
+from stepnet.data.modes import draws_put_back, nothing_around, sees_saved_tensors
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.autograd import is_computed_again
-from stepnet.executors.setting import nothing_around
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 

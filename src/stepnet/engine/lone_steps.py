@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from stepnet.data.alike import alike
 from stepnet.data.bounded import Bounded
-from stepnet.data.modes import autocast_dtype
+from stepnet.data.modes import autocast_dtype, nothing_around
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.executors import naive
 from stepnet.executors.registry import AUTO
-from stepnet.executors.setting import nothing_around
 from stepnet.ir.loop import Body
 from stepnet.watchers import is_noted
 

@@ -20,12 +20,7 @@ from stepnet.compiler.trace.answers import AsksCaptured
 from stepnet.compiler.trace.capture import FailsOnAnyRows
 from stepnet.compiler.trace.iteration import code_of, own_classes
 from stepnet.data.as_imported import contiguous
-from stepnet.data.modes import (
-    batches,
-    has_tangent,
-    in_function_modes,
-    linearizes,
-)
+from stepnet.data.modes import batches, has_tangent, in_function_modes, linearizes, transforms_active
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.errors import NoCompiler, NotBuilt, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors import naive
@@ -33,7 +28,6 @@ from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import AUTO, tried
-from stepnet.executors.setting import transforms_active
 from stepnet.executors.transformed import Run, run_transformed
 from stepnet.ir.loop import Loop
 from stepnet.user_line import user_level

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from stepnet.data.alike import alike
-from stepnet.data.modes import autocast_dtype, sees_saved_tensors
+from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors
 from stepnet.executors.autograd import is_computed_again, run_direct
 from stepnet.executors.call import Call
 from stepnet.executors.direct import Direct, Lately
 from stepnet.executors.gradients import gradients
-from stepnet.executors.setting import nothing_around
 
 
 class Unrecorded(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stepnet.compiler.passes.known_rows import KnownRows, read_known_rows
 from stepnet.data.dtypes import dtype_of
-from stepnet.data.modes import autocast_dtype, sees_saved_tensors
+from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import is_computed_again
 from stepnet.executors.call import Call, KeptRows
@@ -19,7 +19,6 @@ from stepnet.executors.gradients import gradients
 from stepnet.executors.loop import PreparedLoop, shift
 from stepnet.executors.memory import are_written
 from stepnet.executors.ready import Ready, make_loop
-from stepnet.executors.setting import nothing_around
 from stepnet.executors.tables import EARLIER
 
 

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from stepnet.compiler.trace.iteration import code_of, reached
-from stepnet.data.modes import is_wrapped
+from stepnet.data.modes import is_wrapped, nothing_around
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import Unsupported
 from stepnet.executors.call import Call, not_asked_for
-from stepnet.executors.setting import nothing_around
 from stepnet.executors.transformed import each_by_places
 
 from .known_steps import unchanged_step

@@ -24,7 +24,7 @@ from stepnet.compiler.trace.iteration import own_classes
 from stepnet.data.alike import alike
 from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import autocast_dtype, sees_saved_tensors
+from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import is_copied, run_direct, run_real
@@ -34,7 +34,7 @@ from stepnet.executors.call import Call, not_asked_for
 from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import AUTO, tried
-from stepnet.executors.setting import nothing_around, only_plain
+from stepnet.executors.setting import only_plain
 from stepnet.ir.loop import Loop
 from stepnet.watchers import is_noted, note_run
 

@@ -25,6 +25,7 @@ from stepnet.data.modes import (
     autocast_dtype,
     has_tangent,
     needs_gradient,
+    nothing_around,
     transforms,
 )
 from stepnet.errors import StepError, Unsupported
@@ -40,7 +41,6 @@ from .nodes import applied, one_level_down
 from .ready import Ready
 from .saved import save
 from .saved import saved as as_saved
-from .setting import nothing_around
 
 NEAR = 1 << 24  # bytes of weights, a copy for each call: with more, copies cost more than calls (measured)
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.data.alike import alike
+from stepnet.data.modes import nothing_around
 from stepnet.executors.registry import tried
-from stepnet.executors.setting import get_backend, nothing_around
+from stepnet.executors.setting import get_backend
 from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.repeat import INSTEAD as WHILE_LOOPS
 from stepnet.watchers import instead

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.modes import nothing_around
 from stepnet.engine.rounding import close
 from stepnet.errors import Unsupported
 from stepnet.executors.line import Ended as Otherwise
 from stepnet.executors.line import Memory, Place
 from stepnet.executors.registry import tried
-from stepnet.executors.setting import check_backend, nothing_around
+from stepnet.executors.setting import check_backend
 
 from .calls import Call, Slot, function_of, slots_in
 from .few_steps import FewSteps

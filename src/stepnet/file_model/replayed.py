@@ -8,9 +8,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from stepnet.data.alike import alike
+from stepnet.data.modes import nothing_around
 from stepnet.errors import Unsupported
 from stepnet.executors.registry import tried
-from stepnet.executors.setting import check_backend, nothing_around
+from stepnet.executors.setting import check_backend
 from stepnet.iterator.replay import Noting
 from stepnet.watchers import watching
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.as_imported import contiguous, data_ptr
-from stepnet.data.modes import autocast_dtype, default_device
+from stepnet.data.modes import autocast_dtype, default_device, nothing_around
 from stepnet.engine import Entry
 from stepnet.executors.autograd import is_computed_again, run_direct
 from stepnet.executors.autograd import run as run_plan
@@ -20,7 +20,6 @@ from stepnet.executors.direct import Direct, Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.ready import Ready
 from stepnet.executors.registry import tried
-from stepnet.executors.setting import nothing_around
 from stepnet.watchers import is_noted, note_run
 
 from .by_address import ByAddress

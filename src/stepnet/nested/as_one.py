@@ -22,7 +22,7 @@ from stepnet.checks import checked
 from stepnet.data.as_imported import from_numpy
 from stepnet.data.bounded import Bounded
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import outside_modes, sees_saved_tensors
+from stepnet.data.modes import nothing_around, outside_modes, sees_saved_tensors
 from stepnet.data.offsets import LoD
 from stepnet.data.storage import distinct
 from stepnet.data.tree import by_leaf, flatten, unflatten
@@ -30,7 +30,7 @@ from stepnet.data.values import rows as rows_of
 from stepnet.engine import Steps, Way, asked, choice, find_plan, run, run_again, run_warm
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors.registry import AUTO
-from stepnet.executors.setting import nothing_around, only_plain
+from stepnet.executors.setting import only_plain
 from stepnet.front.step import StepBody, as_step, as_they_are, boot_state, loop_of
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop

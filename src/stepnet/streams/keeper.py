@@ -22,7 +22,7 @@ from stepnet.executors.setting import check_backend
 from stepnet.front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 from stepnet.ir.loop import Loop
 from stepnet.resets import as_resets
-from stepnet.watchers import during, instead, is_kept, kept_by, watched, watching
+from stepnet.watchers import during, kept_by, nobody_else, watched
 
 from .states import Left, Slots, States
 
@@ -56,7 +56,7 @@ class Keeper:
 
     def answer(self, module: Callable[[Any], Any], x: Any) -> Any:
         """What a module gives, where this answers for what it does. x may lie in memory of the caller's."""
-        if self.all_begun and type(x) is LoDTensor and len(self.levels) == 1 and nobody_else():
+        if self.all_begun and type(x) is LoDTensor and len(self.levels) == 1 and is_alone():
             steps, backend = steps_of(module, x)
             for step in steps:
                 x = self._alone(step, x, backend)
@@ -228,9 +228,9 @@ def steps_of(module: Any, x: LoDTensor) -> tuple[Sequence[Any], Backend | None]:
     return () if other else (module.step if step is None else step,), own["backend"]
 
 
-def nobody_else() -> bool:
-    """Whether nothing else answers, keeps or watches calls here."""
-    return not is_kept() and instead() is watching() is sequence.INSTEAD.get() is RECORDER.get() is None
+def is_alone() -> bool:
+    """Whether nobody else answers, keeps, watches or records calls here."""
+    return nobody_else() and sequence.INSTEAD.get() is RECORDER.get() is None
 
 
 def _refuse_loop(loop: Loop | str, *_: Any, **__: Any) -> None:
