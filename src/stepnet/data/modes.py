@@ -333,9 +333,7 @@ def is_as_written(device: torch.device) -> bool:
 @contextlib.contextmanager
 def as_written(device: torch.device) -> Iterator[None]:
     """Run torch ops as they stand: no autocast, no default device but this one, no torch function changed."""
-    with contextlib.ExitStack() as stack:
-        for _ in range(torch._C._len_torch_function_stack()):
-            stack.callback(_push_mode, _pop_mode())
+    with without_function_modes(), contextlib.ExitStack() as stack:
         for kind in {"cpu", device.type}:
             if autocast_dtype(kind) is not None:
                 stack.enter_context(torch.autocast(kind, enabled=False))
@@ -352,11 +350,24 @@ def without_any_mode() -> Iterator[None]:
     ...     torch.ones(2).device
     device(type='cpu')
     """
-    with contextlib.ExitStack() as stack:
-        for _ in range(torch._C._len_torch_function_stack()):
-            stack.callback(_push_mode, _pop_mode())
-        stack.enter_context(_without_dispatch_modes())
+    with without_function_modes(), _without_dispatch_modes():
         yield
+
+
+@contextlib.contextmanager
+def without_function_modes(*but: type) -> Iterator[None]:
+    """Run as if no TorchFunctionMode was around `but` those of some classes."""
+    aside = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    kept = [mode for mode in reversed(aside) if isinstance(mode, but)]
+    for mode in kept:
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in kept:
+            _pop_mode()
+        for mode in reversed(aside):
+            _push_mode(mode)
 
 
 @contextlib.contextmanager
@@ -388,6 +399,12 @@ def autocast_dtype(kind: str) -> torch.dtype | None:
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
+
+
+def settings() -> tuple[Any, ...]:
+    """What numbers and their gradients depend on of what is set around a call: whether there are gradients,
+    what autocast makes, and the dtype of what is made from numbers of Python's."""
+    return torch.is_grad_enabled(), autocast_dtype("cpu"), torch.get_default_dtype()
 
 
 def draws_put_back() -> contextlib.AbstractContextManager[None]:

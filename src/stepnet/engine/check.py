@@ -10,9 +10,11 @@ from torch import Tensor
 
 from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.rewritten.inner_loops import ENDED, TooFewSteps, is_guarded
-from stepnet.compiler.trace.capture import Replaced, without_modes
+from stepnet.compiler.trace.capture import Replaced
 from stepnet.compiler.trace.draws import kept
+from stepnet.compiler.trace.set_aside import without_modes
 from stepnet.data.modes import draws_put_back
+from stepnet.data.storage import versions
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.autograd import run
 from stepnet.executors.call import Call
@@ -105,11 +107,6 @@ def holds(said: Tensor, layout: Layout) -> bool:
     """Whether a plan holds, by what it says of each row (see `inner_loops`)."""
     rows = said.detach().cpu().flatten()  # [T, B] where y is that, whose rows stand in that order
     return layout.agree(rows) if rows.dtype == torch.int64 else bool(rows.all())
-
-
-def versions(tensors: Sequence[Tensor]) -> list[int]:
-    """A count for each tensor that every change in place raises; inference tensors have none."""
-    return [0 if t.is_inference() else t._version for t in tensors]
 
 
 class _Sample:

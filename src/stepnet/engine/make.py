@@ -21,16 +21,11 @@ from stepnet.compiler.reads.portable import digest
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.rewritten.inner_loops import inner_loops, is_guarded
 from stepnet.compiler.trace.answers import CLAIMED, AsksCaptured
-from stepnet.compiler.trace.capture import (
-    BY_VALUES,
-    Example,
-    without_compiled_autograd,
-    without_hooks,
-    without_modes,
-)
+from stepnet.compiler.trace.capture import BY_VALUES, Example
 from stepnet.compiler.trace.draws import Draw, drawn_in_order, kept
 from stepnet.compiler.trace.iteration import code_of, iteration, reached
 from stepnet.compiler.trace.record import tried as tried_on
+from stepnet.compiler.trace.set_aside import without_compiled_autograd, without_hooks, without_modes
 from stepnet.compiler.trace.unseen import may_be_constant, unseen_are_constants
 from stepnet.data.modes import default_device, draws_put_back, for_plans
 from stepnet.data.storage import memory_of

@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.passes.probe import ROWS
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread
-from stepnet.compiler.trace.capture import without_hooks
 from stepnet.compiler.trace.iteration import iteration, reached
+from stepnet.compiler.trace.set_aside import without_hooks
 from stepnet.data.modes import draws_put_back
 from stepnet.ir.loop import Loop
 

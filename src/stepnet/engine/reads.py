@@ -23,12 +23,13 @@ from stepnet.compiler.reads.reach import Reach
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.reads.walk_code import END
 from stepnet.compiler.rewritten.inner_loops import MOST, inner_loops, too_long
-from stepnet.compiler.trace.capture import without_hooks, without_modes
 from stepnet.compiler.trace.draws import kept
 from stepnet.compiler.trace.iteration import iteration, reached
 from stepnet.compiler.trace.record import Record, record
+from stepnet.compiler.trace.set_aside import without_hooks, without_modes
+from stepnet.data import modes
 from stepnet.data.bounded import Bounded
-from stepnet.data.modes import autocast_dtype, casts_let_go, default_device, draws_put_back
+from stepnet.data.modes import casts_let_go, default_device, draws_put_back
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
@@ -217,7 +218,7 @@ def looks_of_rows(tables: Sequence[Tensor]) -> tuple[Any, ...]:
 
 def settings() -> tuple[Any, ...]:
     """What plans depend on of what is set around a call."""
-    return torch.is_grad_enabled(), autocast_dtype("cpu"), torch.get_default_dtype(), default_device()
+    return *modes.settings(), default_device()
 
 
 def read_anew(reads: Reads, loop: Loop, rows: Sequences) -> Reach | None:

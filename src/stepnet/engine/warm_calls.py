@@ -24,7 +24,7 @@ from stepnet.compiler.trace.iteration import own_classes
 from stepnet.data.alike import alike
 from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors
+from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors, settings
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import is_copied, run_direct, run_real
@@ -354,9 +354,7 @@ def asked(
         tuple([(t.shape[1:], t.dtype, t.requires_grad) for t in states]),
         tuple([(t.shape[1:], t.dtype, t.requires_grad) for t in rows]),
         type(inputs[0]) if pieces is None else LoDTensor,
-        torch.is_grad_enabled(),
-        autocast_dtype("cpu"),
-        torch.get_default_dtype(),
+        *settings(),
         tried(way.backend),
     )
     return state, Asked(of, step, inputs, states, (x_spec, spec), way, key, tensors, rows, layout, like)

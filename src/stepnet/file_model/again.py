@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.data.alike import alike
-from stepnet.data.modes import nothing_around
+from stepnet.data.modes import nothing_around, settings
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import get_backend
 from stepnet.iterator.tensor_iterator import INSTEAD
@@ -24,12 +24,7 @@ Pick = Callable[[Any], Sequence[Tensor]]
 
 def modes() -> tuple[Any, ...]:
     """What the functions of a graph depend on besides their inputs."""
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.get_default_dtype(),
-        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-    )
+    return *settings(), torch.is_inference_mode_enabled()
 
 
 def nothing_watches() -> bool:

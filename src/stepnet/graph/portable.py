@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, fx
 
 from stepnet.data.convert import DEEPEST
-from stepnet.data.modes import as_written, outside_modes
+from stepnet.data.modes import outside_modes
 from stepnet.errors import StepError
 
 from .calls import add_kind, unreadable
 from .flow import Way
 from .recurrence import Leaf, Recurrence, autocast_as
-from .sizes import row_shape
+from .sizes import for_open_sizes, row_shape
 from .transforms import with_no_grad_noted
 
 KIND = "recurrence"
@@ -149,16 +149,12 @@ def _traced(
 ) -> tuple[fx.GraphModule, Iterable[tuple[Any, Any]]]:
     """The operators that the step calls, on any number of rows, as autograd is to see them; and sizes that
     the program leaves open, each with what stands for it here."""
-    from torch._guards import tracing
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import (
         DimDynamic,
-        ShapeEnv,
         StatelessSymbolicContext,
         has_static_value,
     )
-    from torch.utils._python_dispatch import _disable_current_modes
 
     way, (n_x, n_state, n_static, _) = recurrence.way, recurrence.counts
     shapes = [(row_shape(t, way.axis, way.levels), t.dtype, t.device) for t in tensors[:n_x]]
@@ -166,10 +162,7 @@ def _traced(
     fixed = [(tuple(t.shape), t.dtype, t.device) for t in reads if isinstance(t, Tensor)]
     if len(fixed) < len(reads):
         raise refusal(recurrence, "it reads a size that the program leaves open")
-    env = ShapeEnv()
-    fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)  # constants of the step
-    fake.cache_enabled = False  # as in `compiler.trace.by_torch`
-    with _disable_current_modes(), as_written(torch.device("cpu")), tracing(None):
+    with for_open_sizes() as (_, fake):
         context = StatelessSymbolicContext([DimDynamic.DYNAMIC, DimDynamic.STATIC])
         hints = itertools.count(_ROWS, 2)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.as_imported import contiguous, data_ptr
-from stepnet.data.modes import autocast_dtype, default_device, nothing_around
+from stepnet.data.modes import autocast_dtype, default_device, nothing_around, settings
 from stepnet.engine import Entry
 from stepnet.executors.autograd import is_computed_again, run_direct
 from stepnet.executors.autograd import run as run_plan
@@ -157,10 +157,8 @@ def kind_of(fed: Sequence[Any], backend: str, steps: int | None) -> Any:
         steps,
         tuple(map(ids.index, ids)),  # one tensor may be fed twice
         tried(backend),
-        torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        autocast_dtype("cpu"),
-        torch.get_default_dtype(),
+        *settings(),
         default_device(),
         *[(v.shape, v.stride(), v.dtype, v.device, v.requires_grad) for v in fed],
     )

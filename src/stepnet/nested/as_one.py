@@ -22,7 +22,7 @@ from stepnet.checks import checked
 from stepnet.data.as_imported import from_numpy
 from stepnet.data.bounded import Bounded
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import nothing_around, outside_modes, sees_saved_tensors
+from stepnet.data.modes import nothing_around, outside_modes, sees_saved_tensors, settings
 from stepnet.data.offsets import LoD
 from stepnet.data.storage import distinct
 from stepnet.data.tree import by_leaf, flatten, unflatten
@@ -310,8 +310,8 @@ def _whose(step: Any) -> Any:
 def _key(body: StepBody, x: Sequence[Any], state: Sequence[Tensor]) -> tuple[Any, ...]:
     """What calls of one kind have in common."""
     kinds = [(t.shape[1:], t.dtype, t.requires_grad) for t in (*map(rows_of, x), *state)]
-    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
-    return body.x_spec, body.state_spec, *kinds, *modes, torch.get_default_dtype(), torch.get_num_threads()
+    around = *settings(), torch.is_inference_mode_enabled(), torch.get_num_threads()
+    return body.x_spec, body.state_spec, *kinds, *around
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
