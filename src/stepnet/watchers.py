@@ -1,4 +1,4 @@
-"""Who answers, keeps or watches the calls of `recurrent` in a block of code."""
+"""Who answers, keeps or watches the calls of `recurrent`, and of what is like it, in a block of code."""
 
 from __future__ import annotations
 
@@ -66,6 +66,20 @@ def replaced(instead: Instead | None) -> contextlib.AbstractContextManager[None]
 def instead() -> Instead | None:
     """What answers the calls of `recurrent` here, if anything does."""
     return _instead.get()
+
+
+# What answers for other calls, each of which what traces a module sees as one thing:
+# a function of sequences: its name, who has them, a tensor, a number;
+SEQUENCES: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_sequences", default=None)
+# a while loop: its condition, its body, its variables, `max_steps`;
+WHILE_LOOPS: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_while_loops", default=None)
+# a loop over slices: its record, what it is fed, what runs it. Gives its outputs by name.
+ITERATORS: ContextVar[Callable[..., dict[str, Any]] | None] = ContextVar("stepnet_iterators", default=None)
+
+
+def nobody_answers() -> bool:
+    """Whether nobody answers here for recurrences, nor for other loops."""
+    return _instead.get() is WHILE_LOOPS.get() is ITERATORS.get() is None
 
 
 _noter: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_noter", default=None)

@@ -16,9 +16,8 @@ from stepnet.compiler.trace.capture import Replaced
 from stepnet.compiler.trace.iteration import code_of
 from stepnet.errors import IRError
 from stepnet.ir import loop as ir
-from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.user_line import user_line
-from stepnet.watchers import during
+from stepnet.watchers import ITERATORS, during
 
 from .as_called import AsCalled, loop_as_called
 from .aten import AtenNet, rule
@@ -156,7 +155,7 @@ class LoopTracer(Tracer):
         return dict(zip((port.output for port in loop.outputs), out, strict=True))
 
 
-KINDS.append(Kind(partial(during, INSTEAD), LoopRecorder, lambda calls, _: LoopTracer(calls)))
+KINDS.append(Kind(partial(during, ITERATORS), LoopRecorder, lambda calls, _: LoopTracer(calls)))
 
 
 @rule("stepnet.iterator")

@@ -11,8 +11,7 @@ from stepnet.compiler.trace.record import tensors_used
 from stepnet.data.tree import leaves
 from stepnet.executors import naive
 from stepnet.ir.loop import Loop
-from stepnet.iterator.tensor_iterator import INSTEAD
-from stepnet.watchers import during, replaced
+from stepnet.watchers import ITERATORS, during, replaced
 
 from .calls import AsLoop
 
@@ -24,7 +23,7 @@ def tensors_read(run: Callable[[], Any], inputs: Sequence[Tensor]) -> list[Tenso
     def run_and_take() -> list[Tensor]:
         return [leaf.clone() for leaf in leaves(run(), Tensor)]
 
-    with replaced(_Plainly()), during(INSTEAD, _iterator):
+    with replaced(_Plainly()), during(ITERATORS, _iterator):
         return tensors_used(run_and_take, inputs)
 
 

@@ -22,7 +22,6 @@ from stepnet.compiler.trace.control import both_branches
 from stepnet.compiler.trace.iteration import code_of, iteration
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
-from stepnet.data.sequence import INSTEAD as SEQUENCES
 from stepnet.data.tree import flatten
 from stepnet.engine import find_plan, run
 from stepnet.errors import IRError, Unsupported
@@ -33,7 +32,7 @@ from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.template import literals
 from stepnet.ir.loop import Loop
 from stepnet.user_line import user_line
-from stepnet.watchers import Instead, during, replaced
+from stepnet.watchers import SEQUENCES, Instead, during, replaced
 
 from .as_called import AsCalled, loop_as_called
 from .aten import AtenNet, rule

@@ -13,9 +13,7 @@ from stepnet.data.alike import alike
 from stepnet.data.modes import nothing_around, settings
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import get_backend
-from stepnet.iterator.tensor_iterator import INSTEAD
-from stepnet.repeat import INSTEAD as WHILE_LOOPS
-from stepnet.watchers import instead
+from stepnet.watchers import nobody_answers
 
 from .recording import Function, picked
 
@@ -29,11 +27,7 @@ def modes() -> tuple[Any, ...]:
 
 def nothing_watches() -> bool:
     """Whether nothing traces or watches what is called here."""
-    return (
-        not torch.compiler.is_compiling()
-        and INSTEAD.get() is WHILE_LOOPS.get() is instead() is None
-        and nothing_around()
-    )
+    return not torch.compiler.is_compiling() and nobody_answers() and nothing_around()
 
 
 class Again:

@@ -65,7 +65,7 @@ class FewSteps(NamedTuple):
             states = []
             for state in first:
                 states.append(lo.new((batch, hidden)))
-                lo.copy_or(states[-1], None if state is None else _part(_turned(state, turned), d), 0.0)
+                lo.copy_or_zeros(states[-1], None if state is None else _part(_turned(state, turned), d))
             ys, room = lo.new((steps, batch, hidden)), lo.new((batch, size))
             given = (made, states[0], matrix, room, tuple(self.order), *states[1:], *more)
             lo.ops.append(Op(self.kind, ys, given, int(backwards)))

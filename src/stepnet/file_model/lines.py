@@ -158,10 +158,10 @@ class Lowering:
             raise Unfit
         self.ops.append(Op("copy", to, (x,)))
 
-    def copy_or(self, to: Place, x: Place | None, number: float) -> None:
-        """Numbers as they are; where there are none, one for all."""
+    def copy_or_zeros(self, to: Place, x: Place | None) -> None:
+        """Numbers as they are, zeros where there are none."""
         if x is None:
-            self.ops.append(Op("copy", to, (number,)))
+            self.ops.append(Op("copy", to, (0.0,)))
         else:
             self.copy(to, x)
 

@@ -25,8 +25,7 @@ from stepnet.file_model.endless import Endless
 from stepnet.file_model.joined_steps import ScanStep
 from stepnet.file_model.own_end import OwnEndLoop, written_loop
 from stepnet.file_model.scan_loop import ScanLoop
-from stepnet.iterator.tensor_iterator import INSTEAD
-from stepnet.repeat import INSTEAD as WHILE_LOOPS
+from stepnet.watchers import ITERATORS, WHILE_LOOPS
 
 from .branches import branches_alone, reading
 from .counted import CountedLoop
@@ -294,7 +293,7 @@ class ScanRunner:
         body = self.scan.body
         feeds = dict(zip(body.parameters, values, strict=True))
         run = partial(self.scan.run, feeds, plainly=is_watched())
-        instead = INSTEAD.get()
+        instead = ITERATORS.get()
         out = run() if instead is None else instead(self.scan.loop, feeds, run)
         return tuple(out[name] for name in body.results)
 
