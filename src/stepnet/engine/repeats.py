@@ -12,7 +12,7 @@ from stepnet.data.alike import alike
 from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors
 from stepnet.executors.autograd import is_computed_again, run_direct
 from stepnet.executors.call import Call
-from stepnet.executors.direct import Direct, Lately
+from stepnet.executors.direct import Direct, Lately, goes_by_places
 from stepnet.executors.gradients import gradients
 
 
@@ -61,7 +61,7 @@ class Repeats:
         if is_computed_again():
             return None
         if self._looks is None or not self._looks[0](*inputs):
-            plain = not any(t.is_complex() or t.is_neg() or t._is_zerotensor() for t in inputs)
+            plain = goes_by_places(call.ready, call.constants, inputs)
             self._looks = (alike(inputs, any_rows=len(call.ready.plan.x)), Lately()) if plain else None
             return None
         return self._looks[1].direct(call.ready, call.layout, inputs, (), True)

@@ -31,7 +31,7 @@ from stepnet.executors.autograd import is_copied, run_direct, run_real
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.base import Executor
 from stepnet.executors.call import Call, not_asked_for
-from stepnet.executors.direct import Lately
+from stepnet.executors.direct import Lately, goes_by_places
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import only_plain
@@ -554,7 +554,7 @@ def _like(
         tables=None if ragged or by_address else [tuple(t.shape) for t in call.rows],
         call=alone,
         complex=is_complex,
-        direct=alone.as_it_is and not is_complex and not alone.constants,
+        direct=goes_by_places(ready, alone.constants, given),
         lately=Lately(),
     )
 

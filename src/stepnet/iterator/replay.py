@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from stepnet.data.as_imported import contiguous, data_ptr
-from stepnet.data.modes import autocast_dtype, default_device, nothing_around, settings
+from stepnet.data.modes import default_device, nothing_around, settings
 from stepnet.engine import Entry
 from stepnet.executors.autograd import is_computed_again, run_direct
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call, not_asked_for
-from stepnet.executors.direct import Direct, Lately
+from stepnet.executors.direct import Direct, Lately, goes_by_places
 from stepnet.executors.layout import Layout
 from stepnet.executors.ready import Ready
 from stepnet.executors.registry import tried
@@ -137,10 +137,7 @@ class Noting:
         results = {name: view_of(value, sources) for name, value in outputs.items()}
         if any(view is None for found in (*views, [*results.values()]) for view in found):
             return None
-        plain = not entry.compiled.constants and not entry.ready.plan.paired
-        direct = (
-            plain and autocast_dtype("cpu") is None and not any(t.is_neg() for part in given for t in part)
-        )
+        direct = goes_by_places(entry.ready, entry.compiled.constants, [t for part in given for t in part])
         whose = weakref.ref(entry), weakref.ref(entry.ready)
         return Replay(*whose, layout, steps, views, results, direct, Lately(), {}, {})  # pyright: ignore[reportArgumentType]
 

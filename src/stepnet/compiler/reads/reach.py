@@ -139,7 +139,7 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
     )  # fmt: skip
 
 
-def note_asking(step: Callable[..., Any], given: Sequence[type] = ()) -> None:
+def note_asking(step: Callable[..., Any], given: Sequence[type]) -> None:
     """From now on hold a step, and those that read what it reads, against what it does: no walk tells what
     its Python asks of tensors."""
     if len(_ASKING) > 10_000:
