@@ -14,7 +14,7 @@ import pytest
 from stepnet import engine, repeat
 from stepnet.compiler import pipeline
 from stepnet.compiler.trace import iteration
-from stepnet.engine import check, make, plain, plans
+from stepnet.engine import make, plain, plans, self_check
 from stepnet.executors import naive
 from stepnet.front import raise_loop, recorded_step, step
 from stepnet.ir import sweep
@@ -29,7 +29,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "stepnet"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 TAKES = [
-    engine.run, engine.find_plan, engine.read, plans.lookup, make.make, plain.plain_loop, check.self_check,
+    engine.run, engine.find_plan, engine.read, plans.lookup, make.make, plain.plain_loop, self_check.self_check,
     pipeline.compile_loop, iteration.iteration, naive.run, naive.PlainRun,
 ]  # fmt: skip
 GIVES = [

@@ -25,7 +25,7 @@ from .data.tree import by_leaf, flatten, unflatten
 from .data.values import rows as values_of
 from .data.values import unpacked
 from .engine import Asked, OverSequences, Steps, Way, asked, find_plan, is_as_ever, run, run_again, run_warm
-from .engine.lone_steps import note_call, run_lone
+from .engine.single_step_calls import note_call, run_lone
 from .engine.vmapped_calls import run_folded
 from .errors import Unsupported
 from .executors import naive

@@ -18,7 +18,7 @@ from stepnet import LoDTensor, cells, recurrent
 from stepnet.compiler.reads.unchanged import tells
 from stepnet.data import alike
 from stepnet.engine import plans, warm_calls
-from stepnet.engine.known_steps import unchanged_step
+from stepnet.engine.walked_steps import unchanged_step
 from stepnet.errors import StepError
 from threads import at_once
 

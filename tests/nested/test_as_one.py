@@ -15,7 +15,7 @@ from stepnet.api import Recurrent, recurrent
 from stepnet.cells import GRU
 from stepnet.data.lod import LoDTensor
 from stepnet.data.sequence import sequence_pool
-from stepnet.engine import choice, plans, warm_calls
+from stepnet.engine import executor_choice, plans, warm_calls
 from stepnet.errors import Unsupported
 
 as_one = sys.modules["stepnet.nested.as_one"]
@@ -95,7 +95,7 @@ def known(step: object) -> list[object]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("table", TABLES)
 def test_as_by_the_loop_over_sentences(kind, table, monkeypatch):
-    monkeypatch.setattr(choice, "stopwatch", lambda call: 0.0)  # both take as long
+    monkeypatch.setattr(executor_choice, "stopwatch", lambda call: 0.0)  # both take as long
     as_one._kinds.clear()
     step = Reader(kind)
     if table == "one word each":  # of which nothing is learned
@@ -138,7 +138,7 @@ DECLINED = {
 
 @pytest.mark.parametrize("name", DECLINED)
 def test_what_is_not_so_of_words_is_left(name, monkeypatch):
-    monkeypatch.setattr(choice, "stopwatch", lambda call: 0.0)
+    monkeypatch.setattr(executor_choice, "stopwatch", lambda call: 0.0)
     lengths = [[2], [2, 1]] if name == "words and sentences" else [[2, 2], [3, 1, 2, 3]]  # fits for one text
     x = LoDTensor.from_lengths(torch.randn(sum(lengths[1]), 3, dtype=F64), lengths)
     h, found = torch.zeros(len(x), 4, dtype=F64), []
@@ -153,7 +153,7 @@ def test_what_is_not_so_of_words_is_left(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["words backwards", "one begins where another ends"])
 def test_it_is_not_taken_for_words_by_sentences_of_one_word(name, monkeypatch):
-    monkeypatch.setattr(choice, "stopwatch", lambda call: 0.0)
+    monkeypatch.setattr(executor_choice, "stopwatch", lambda call: 0.0)
     as_one._kinds.clear()
     h = torch.zeros(2, 4, dtype=F64)
     for lengths in ([[2, 1], [1, 1, 1]], [[2, 1], [1, 1, 1]], [[2, 1], [3, 1, 2]]):
@@ -165,7 +165,7 @@ def test_it_is_not_taken_for_words_by_sentences_of_one_word(name, monkeypatch):
 
 
 def test_after_a_change(monkeypatch):
-    monkeypatch.setattr(choice, "stopwatch", lambda call: 0.0)
+    monkeypatch.setattr(executor_choice, "stopwatch", lambda call: 0.0)
     as_one._kinds.clear()
     step = Reader("goes on")
     for kind in ("goes on", "from its own state", "two, one over the other", "goes on"):
@@ -180,7 +180,7 @@ def test_after_a_change(monkeypatch):
 
 def test_inside_a_checkpoint_of_torchs(monkeypatch):
     """Which saves what the first run saved, and ends the second by an exception of its own."""
-    monkeypatch.setattr(choice, "stopwatch", lambda call: 0.0)
+    monkeypatch.setattr(executor_choice, "stopwatch", lambda call: 0.0)
     step, lengths = Reader("goes on"), TABLES["ragged"]
     values = torch.randn(sum(lengths[1]), 3, dtype=F64, requires_grad=True)
     h = torch.zeros(3, 4, dtype=F64, requires_grad=True)
@@ -219,7 +219,7 @@ def made(cell: nn.Module, weight: Tensor) -> object:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("train", [False, True])
 def test_a_step_that_is_made_anew_is_walked_where_it_reads_something_else(monkeypatch, train):
-    monkeypatch.setattr(choice, "stopwatch", lambda call: 0.0)
+    monkeypatch.setattr(executor_choice, "stopwatch", lambda call: 0.0)
     plans.forget()
     walks: list[object] = []
     reach = warm_calls.reach

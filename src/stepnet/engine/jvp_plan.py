@@ -33,16 +33,16 @@ from stepnet.executors.ready import Ready
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
-from .check import sample_layout, sampled
-from .choice import about_as_many
+from .executor_choice import about_as_many
 from .jvp_loop import differs, loop_along
+from .jvp_on_saved_rows import SharedRows, SharedRun
 from .make import Entry, apart
 from .plain import plain_loop, read_again
 from .reads import Reads, looks, looks_of_rows, read, settings
-from .repeats import Repeats, Unrecorded
+from .repeated_runs import Repeats, Unrecorded
 from .rounding import close, looseness
 from .rows import Sequences
-from .shared_rows import SharedRows, SharedRun
+from .self_check import sample_layout, sampled
 
 T = TypeVar("T")
 _MOST_KINDS = 64  # of derivatives, that one plan remembers

@@ -41,12 +41,12 @@ from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 from stepnet.user_line import line_in
 
-from .check import self_check, versions
-from .choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
+from .executor_choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
 from .other_threads import Meanwhile
 from .reads import FailsOnSamples, Reads, ReadsChanged, read, read_anew, settings, steps_of_inner_loops
 from .rows import Noise, Sequences, samples
-from .strided import check_strided
+from .self_check import self_check, versions
+from .stride_dependence import check_strided
 
 
 @dataclass

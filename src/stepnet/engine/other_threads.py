@@ -18,9 +18,9 @@ from stepnet.compiler.trace.set_aside import without_hooks
 from stepnet.data.modes import draws_put_back
 from stepnet.ir.loop import Loop
 
-from .check import versions
 from .reads import Reads, looks, read_anew
 from .rows import Sequences, samples
+from .self_check import versions
 
 
 class Meanwhile:

@@ -33,13 +33,10 @@ from stepnet.ir.loop import Loop
 from stepnet.user_line import user_level
 
 from . import varying_numbers, warm_calls
-from .attributes import run_with_attributes
-from .check import holds, same_in_modes
-from .choice import Slower, about_as_many
+from .attribute_outputs import run_and_leave
+from .attribute_states import run_with_attributes
+from .executor_choice import Slower, about_as_many
 from .jvp_plan import Find, RunsAlong
-from .known_steps import forget_steps
-from .left import run_and_leave
-from .lone_steps import forget_lone
 from .make import Entry, for_as_many, make, refused_as, stands
 from .plain import plain_loop
 from .reads import (
@@ -56,10 +53,13 @@ from .reads import (
     steps_of_inner_loops,
     why_changing,
 )
-from .resting import Rests, clock, forget_resting, note_refused, rests
+from .refused_steps import Rests, clock, forget_resting, note_refused, rests
 from .rows import Noise, Sequences, as_rows
+from .self_check import holds, same_in_modes
+from .single_step_calls import forget_lone
 from .transforms import Further, find_transformed
 from .varying_numbers import note_plan
+from .walked_steps import forget_steps
 
 _entries: OrderedDict[Any, Entry] = OrderedDict()
 _told: set[Any] = set()  # steps and reasons that were warned of

@@ -38,17 +38,17 @@ from stepnet.executors.setting import only_plain
 from stepnet.ir.loop import Loop
 from stepnet.watchers import is_noted, note_run
 
-from .choice import about_as_many
+from .executor_choice import about_as_many
 from .inputs import inputs_of
 from .jvp_plan import Find, RunsAlong
-from .known_steps import Found, boots, forget_steps, note, unchanged_step
-from .lone_steps import note_faster
 from .make import Entry, apart
-from .one_step import is_faster, one_step
 from .plain import plain_loop
 from .reads import Reads, looks
-from .resting import rests
+from .refused_steps import rests
 from .rows import Sequences
+from .single_step_calls import note_faster
+from .single_step_timing import is_faster, one_step
+from .walked_steps import Found, boots, forget_steps, note, unchanged_step
 
 _known: OrderedDict[Any, Entry] = OrderedDict()
 _LIMIT = 512

@@ -27,7 +27,7 @@ from stepnet.data.offsets import LoD
 from stepnet.data.storage import distinct
 from stepnet.data.tree import by_leaf, flatten, unflatten
 from stepnet.data.values import rows as rows_of
-from stepnet.engine import Steps, Way, asked, choice, find_plan, run, run_again, run_warm
+from stepnet.engine import Steps, Way, asked, executor_choice, find_plan, run, run_again, run_warm
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors.registry import AUTO
 from stepnet.executors.setting import only_plain
@@ -236,17 +236,17 @@ class _Call:
         """Whether it takes less time than the loop over sentences, forward and backward."""
         entry, reads, _ = find_plan(*self.as_loop(kind), backend=self._backend)
         read = [*(leaf.values for leaf in self._x), *self._state, *(reads.tensors[k] for k in entry.weights)]
-        hooked = not all(map(choice.is_bare, read))
+        hooked = not all(map(executor_choice.is_bare, read))
 
         def once(way: Callable[[], Any]) -> None:
             with torch.set_grad_enabled(torch.is_grad_enabled() and not hooked):
-                choice.go_back([rows_of(leaf) for leaf in flatten(way())[0]], read)
+                executor_choice.go_back([rows_of(leaf) for leaf in flatten(way())[0]], read)
 
         ways = {"words": lambda: self.run(kind), "sentences": plain}
         seconds = dict.fromkeys(ways, float("inf"))
         for _ in range(_ROUNDS):
             for name, way in ways.items():
-                taken = choice.stopwatch(lambda way=way: once(way))
+                taken = executor_choice.stopwatch(lambda way=way: once(way))
                 seconds[name] = min(seconds[name], taken)
         return seconds["words"] <= seconds["sentences"]
 

@@ -12,7 +12,7 @@ from torch import nn
 from covering import few
 from stepnet import explain, recurrent
 from stepnet.cells import RNN
-from stepnet.engine import choice, plans
+from stepnet.engine import executor_choice, plans
 from stepnet.errors import SlowPathWarning, StepError, TorchOpsWarning
 from stepnet.executors.c import scan
 from stepnet.executors.naive import PLAIN
@@ -59,15 +59,15 @@ class Clock:
 def clock(monkeypatch):
     def set_to(**seconds):
         made = Clock(**seconds)
-        go = choice.Race.go
+        go = executor_choice.Race.go
 
         def told(race, rounds, of=()):
             for name in of or race.ways:
                 made.at = name
                 go(race, rounds, [name])
 
-        monkeypatch.setattr(choice.Race, "go", told)
-        monkeypatch.setattr(choice, "stopwatch", made)
+        monkeypatch.setattr(executor_choice.Race, "go", told)
+        monkeypatch.setattr(executor_choice, "stopwatch", made)
         return made
 
     plans.forget()
@@ -124,7 +124,9 @@ def test_the_fastest_of_those_that_accept_a_step_runs_it(clock, disk, seconds, w
 def test_generated_code_is_not_left_for_a_slow_moment(clock, disk, monkeypatch):
     """Of what takes long one round is timed; then what seems faster once more beside it."""
     watch, slow = clock(naive=5.0, eager=4.0), iter([9.0, 9.0])
-    monkeypatch.setattr(choice, "stopwatch", lambda call: next(slow, 1.0) if watch.at == "c" else watch(call))
+    monkeypatch.setattr(
+        executor_choice, "stopwatch", lambda call: next(slow, 1.0) if watch.at == "c" else watch(call)
+    )
     assert executor(Vanilla(), *rows()) == "c"
     assert next(slow, None) is None
 
@@ -166,7 +168,7 @@ def test_what_is_timed_is_about_as_long_as_the_call(clock, disk, monkeypatch):
     assert "timed on 40 steps of 128 sequences" in "".join(told_of(RNN(H, H), *rows(130, steps=3)).notes)
     plans.forget()
     disk.clear()
-    monkeypatch.setattr(choice, "_MOST_KEPT", 1 << 20)  # a plain loop of all that may not fit
+    monkeypatch.setattr(executor_choice, "_MOST_KEPT", 1 << 20)  # a plain loop of all that may not fit
     assert "timed on 16 steps of 64 sequences" in "".join(told_of(RNN(H, H), *rows(200, steps=40)).notes)
 
 
@@ -275,7 +277,7 @@ def test_a_step_that_cannot_be_timed_runs_by_the_first_executor(clock, disk, mon
     def fail(call):
         raise RuntimeError("no clock")
 
-    monkeypatch.setattr(choice, "stopwatch", fail)
+    monkeypatch.setattr(executor_choice, "stopwatch", fail)
     told = told_of(Vanilla(), *rows())
     assert told.executor == "c"
     assert "not timed: no clock" in told.notes
@@ -296,7 +298,7 @@ class Derived(Vanilla):
 
 def test_histories_and_hooks_of_weights_are_left_alone_by_timing(clock, disk, monkeypatch):
     watch = clock(c=2.0, naive=3.0, eager=2.5)
-    monkeypatch.setattr(choice, "stopwatch", lambda call: (call(), watch(call))[1])
+    monkeypatch.setattr(executor_choice, "stopwatch", lambda call: (call(), watch(call))[1])
     step, (x, h) = Derived(), rows()
     told = []
     step.w.weight.register_hook(told.append)

@@ -26,7 +26,7 @@ from stepnet.executors.registry import AUTO
 from stepnet.ir.loop import Body
 from stepnet.watchers import is_noted
 
-from .known_steps import kept_while_alive, owner_of, place_of
+from .walked_steps import kept_while_alive, owner_of, place_of
 
 _MOST = 4  # looks of the calls of one step
 _LONG_WAY = 6  # calls after which a step is still looked into each time

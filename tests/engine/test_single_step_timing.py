@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from outcomes import outcome, same, wanting
 from stepnet import LoDTensor, Recurrent, explain, recurrent, stream
-from stepnet.engine import choice, lone_steps, plans, warm_calls
+from stepnet.engine import executor_choice, plans, single_step_calls, warm_calls
 from stepnet.errors import SlowPathWarning, StepError
 
 BACKEND = "auto"
@@ -32,7 +32,7 @@ def ran(monkeypatch):
     turns = itertools.cycle((2.0, 1.0))
     one_step = warm_calls.one_step
     monkeypatch.setattr(warm_calls, "one_step", counted)
-    monkeypatch.setattr(choice, "stopwatch", lambda call: (call(), next(turns))[1])
+    monkeypatch.setattr(executor_choice, "stopwatch", lambda call: (call(), next(turns))[1])
     plans.forget()
     yield runs
     plans.forget()
@@ -162,14 +162,14 @@ def test_a_seed_gives_one_noise_whichever_way_calls_go(monkeypatch):
             return h, h
 
     cell, x, h = Noisy().eval(), torch.ones(1, N, 50), torch.zeros(N, 50)
-    monkeypatch.setattr(lone_steps, "clock", lambda: 0.0)
-    lone_steps.forget_lone()
+    monkeypatch.setattr(single_step_calls, "clock", lambda: 0.0)
+    single_step_calls.forget_lone()
     found = []
     with torch.no_grad():
         for k in range(24):
             torch.manual_seed(1)
             found.append(recurrent(cell.train(k > 11), x, h)[0])
-    ways = {like.is_faster for _, likes in lone_steps._steps.values() for like in likes.values()}
+    ways = {like.is_faster for _, likes in single_step_calls._steps.values() for like in likes.values()}
     assert ways == {True, False}  # that in evaluation, and that in training
     assert all(torch.equal(y, found[12 * (k > 11)]) for k, y in enumerate(found))
 
@@ -322,11 +322,11 @@ def test_steps_that_are_looked_into_at_each_call_are_timed(monkeypatch):
     cell, x, h, numbers = nn.Module(), torch.ones(1, N, 1), torch.zeros(N, 1), iter(range(100))
     cell.forward = lambda x, h: (x + next(numbers), h)  # whoever reads them uses them up
     seconds = iter([1.0, 9.0] * 6 + [0.0, 3.0] * 3 + [9.9] * 100)
-    monkeypatch.setattr(lone_steps, "clock", lambda: next(seconds))
-    lone_steps.forget_lone()
+    monkeypatch.setattr(single_step_calls, "clock", lambda: next(seconds))
+    single_step_calls.forget_lone()
     with torch.no_grad(), pytest.warns(SlowPathWarning):
         found = [int(recurrent(cell, x, h)[0][0, 0, 0]) - 1 for _ in range(12)]
     assert found == [*range(12)]
-    ((_, likes),) = lone_steps._steps.values()
+    ((_, likes),) = single_step_calls._steps.values()
     (like,) = likes.values()
     assert (like.others, like.own, like.is_faster) == (8.0, 3.0, True)

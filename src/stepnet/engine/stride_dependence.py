@@ -24,9 +24,9 @@ from stepnet.errors import Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
-from .check import sampled
 from .rounding import looseness, same
 from .rows import Sequences
+from .self_check import sampled
 
 
 class _Given(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stepnet import errors, recurrent
-from stepnet.engine import plans, reads, resting, warm_calls
+from stepnet.engine import plans, reads, refused_steps, warm_calls
 
 PLANS_ON_DISK = False
 
@@ -31,10 +31,10 @@ def test_a_refused_step_is_looked_at_from_time_to_time(monkeypatch):
         return h, h
 
     reached, others = reads.reached, sys.modules
-    resting.forget_resting()
+    refused_steps.forget_resting()
     monkeypatch.setattr(reads, "reached", slow)
     monkeypatch.setattr(plans, "clock", clock)
-    monkeypatch.setattr(resting, "clock", clock)
+    monkeypatch.setattr(refused_steps, "clock", clock)
     x, h = torch.randn(3, 2, 4), torch.zeros(2, 4)
     expected = recurrent(step, x, h, backend="naive")[0]
     with pytest.warns(errors.SlowPathWarning, match=r"sys\.modules"):
@@ -52,4 +52,4 @@ def test_a_refused_step_is_looked_at_from_time_to_time(monkeypatch):
     others = {"math": None}
     torch.testing.assert_close(recurrent(step, x, h)[0], expected)
     assert len(walks) > 2
-    assert not resting.rests(step)
+    assert not refused_steps.rests(step)

@@ -12,7 +12,7 @@ from typing import Any
 
 from stepnet.errors import Unsupported
 
-from .known_steps import owner_of, place_of
+from .walked_steps import owner_of, place_of
 
 _LONG = 0.003  # seconds
 _TIMES = 20  # as long as it took

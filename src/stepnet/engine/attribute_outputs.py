@@ -33,11 +33,11 @@ from stepnet.executors.autograd import is_computed_again
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
-from .attributes import is_there, same, where_is
-from .check import versions
+from .attribute_states import is_there, same, where_is
 from .make import apart
 from .reads import Reads, but_for_counts, looks_of_rows
 from .rows import Sequences, samples
+from .self_check import versions
 
 _LEAST = 12  # steps that are worth it
 _Cut = Callable[[LoDTensor], LoDTensor]

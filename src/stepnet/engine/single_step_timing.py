@@ -16,7 +16,7 @@ from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.executors.naive import PLAIN
 from stepnet.interrupts import let_through
 
-from . import choice
+from . import executor_choice
 
 _ROUNDS = 8  # the first runs of a plan find out where its values are
 _TOLD = RuntimeError, TypeError, ValueError, IndexError  # of which the long way says where they were
@@ -73,7 +73,7 @@ def is_faster(
         by_plan, by_itself: the ways, of x and the states.
         besides: seconds that a call takes more by its plan.
     """
-    if not all(map(choice.is_bare, weights)):
+    if not all(map(executor_choice.is_bare, weights)):
         return None  # histories and hooks are the caller's
     x, states = ([t.detach().clone().requires_grad_(t.requires_grad) for t in group] for group in inputs)
     read = (*x, *states, *weights)
@@ -87,12 +87,14 @@ def is_faster(
         if out is None:
             raise ValueError("the step fails")
         looks.append([(t.shape, t.dtype) for t in out])
-        choice.go_back(out, read)
+        executor_choice.go_back(out, read)
 
     try:
         for number in range(_ROUNDS):
             for name, way in ways.items():
-                taken = choice.stopwatch(lambda way=way: once(way)) + (besides if way is by_plan else 0.0)
+                taken = executor_choice.stopwatch(lambda way=way: once(way)) + (
+                    besides if way is by_plan else 0.0
+                )
                 seconds[name] = min(taken, seconds.get(name, taken))
             if number and seconds["the plan"] <= seconds[PLAIN.label]:
                 return None
@@ -100,6 +102,6 @@ def is_faster(
         let_through(error)
         return None
     changed = [t._version for t in read] != versions or any(look != looks[0] for look in looks)
-    if changed or seconds[PLAIN.label] * choice.MARGIN > seconds["the plan"]:
+    if changed or seconds[PLAIN.label] * executor_choice.MARGIN > seconds["the plan"]:
         return None
     return ", ".join(f"{name} {1e6 * taken:.3g} us" for name, taken in seconds.items())
