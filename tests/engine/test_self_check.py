@@ -11,7 +11,7 @@ from torch import nn
 from covering import few
 from stepnet.api import recurrent
 from stepnet.cells import LayerNormLSTM
-from stepnet.compiler.trace import by_torch
+from stepnet.compiler.trace import torch_tracers
 from stepnet.errors import SlowPathWarning, Unsupported
 from stepnet.executors.torch_ops import ops
 
@@ -130,7 +130,7 @@ def test_what_torchs_compiler_fails_at_the_plain_loop_runs(monkeypatch):
     def step(x, h):
         return h, torch.tanh(x * len(os.environ) + h)
 
-    monkeypatch.setattr(by_torch, "warm", warm)
+    monkeypatch.setattr(torch_tracers, "warm", warm)
     with pytest.warns(SlowPathWarning, match="to compile it fails"):
         ours = _run(step, [], "auto", torch.float64)
     for a, b in zip(ours, _run(step, [], "naive", torch.float64), strict=True):

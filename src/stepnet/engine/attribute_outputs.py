@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepnet.compiler.passes.probe import ROWS
+from stepnet.compiler.passes.rowwise_probe import ROWS
 from stepnet.compiler.reads.attributes import CarriesMore, LeavesValues, Place, WithAttributes
 from stepnet.compiler.reads.kinds import MISSING
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.compiler.passes.known_rows import KnownRows, read_known_rows
+from stepnet.compiler.passes.reuse_saved_rows import KnownRows, read_known_rows
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors
 from stepnet.errors import Unsupported

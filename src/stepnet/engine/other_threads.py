@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from stepnet.compiler.passes.probe import ROWS
+from stepnet.compiler.passes.rowwise_probe import ROWS
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread
 from stepnet.compiler.trace.iteration import iteration, reached
 from stepnet.compiler.trace.set_aside import without_hooks

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from stepnet.compiler.reads.reach import note_asking
 from stepnet.compiler.rewritten.inner_loops import ENDED, ENDED_AT_LIMIT, TooFewSteps, inner, is_guarded
-from stepnet.compiler.trace.answers import AsksCaptured
 from stepnet.compiler.trace.capture import FailsOnAnyRows
+from stepnet.compiler.trace.data_dependent import AsksCaptured
 from stepnet.compiler.trace.iteration import code_of, own_classes
 from stepnet.data.as_imported import contiguous
 from stepnet.data.modes import batches, has_tangent, in_function_modes, linearizes, transforms_active

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.compiler.passes.probe import ROWS
+from stepnet.compiler.passes.rowwise_probe import ROWS
 from stepnet.compiler.reads.code_facts import Facts, line_that_sets, words
 from stepnet.compiler.reads.numbers import Number, but_for_numbers
 from stepnet.compiler.reads.reach import Reach

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.compiler.passes.probe import ROWS
+from stepnet.compiler.passes.rowwise_probe import ROWS
 from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.trace.capture import Replaced
 from stepnet.compiler.trace.draws import kept

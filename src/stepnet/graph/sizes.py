@@ -33,7 +33,7 @@ def for_open_sizes() -> Iterator[tuple[Any, Any]]:
 
     env = ShapeEnv()
     fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)  # constants of the step
-    fake.cache_enabled = False  # as in `compiler.trace.by_torch`
+    fake.cache_enabled = False  # as in `compiler.trace.torch_tracers`
     with without_any_mode(), as_written(torch.device("cpu")), tracing(None):
         yield env, fake
 

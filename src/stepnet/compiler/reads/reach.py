@@ -27,8 +27,8 @@ from stepnet.interrupts import let_through
 
 from .attributes import WithAttributes
 from .code_facts import Facts, facts
+from .monkeypatches import patched
 from .numbers import but_for_numbers
-from .patched import patched
 from .trust import is_machinery
 from .walk import IMPLICIT, Walk
 from .walk_code import DISTRIBUTIONS

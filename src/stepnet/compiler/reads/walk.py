@@ -42,7 +42,7 @@ from .kinds import (
     shows_attributes,
     slot_values,
 )
-from .patched import KERNEL, Patch
+from .monkeypatches import KERNEL, Patch
 from .survey import Same, Walked
 from .trust import BY_VALUE, HEAP, is_checking_class, is_module_of_python, is_stateful, is_trusted_class
 from .walk_code import END, CodeWalk

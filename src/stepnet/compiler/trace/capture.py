@@ -28,16 +28,16 @@ from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 
 from . import sparse
-from .answers import ASKS, BY_VALUES, OF_ROWS, Answers, Choices, Guards
-from .applied import applied
+from .data_dependent import ASKS, BY_VALUES, OF_ROWS, Answers, Choices, Guards
 from .draws import noise_of
 from .forward_mode import by_gradients
 from .joint import joint_graph
 from .lengths import AsksLength, open_lengths
 from .masks import Masks
-from .own_state import OWN_STATE
+from .tensor_metadata import OWN_STATE
 from .traces import Input
-from .unseen import constant_of
+from .unseen_calls import applied
+from .untraced_constants import constant_of
 from .whole_calls import keep_whole
 from .writes import HOOKS_ON, hooks_on_others
 

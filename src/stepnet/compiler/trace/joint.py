@@ -68,7 +68,7 @@ def joint_graph(
                 raise RuntimeError("it mutates what it is given") from error
             writes = isinstance(error, Writes)
     if made is None:
-        from .by_torch import by_torch  # a second of imports
+        from .torch_tracers import by_torch  # a second of imports
 
         return by_torch(function, run, inputs, with_gradients, decompositions, writes=writes)
     return made

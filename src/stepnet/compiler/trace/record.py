@@ -30,7 +30,7 @@ from stepnet.data.storage import memory_of
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 
-from .answers import (
+from .data_dependent import (
     AS_CLAIMED,
     ASKS,
     CHECKED,
@@ -43,11 +43,11 @@ from .answers import (
     Followers,
     is_check,
 )
-from .applied import applied, unbatched
-from .counts import Numbers, masks_in
 from .draws import Draw, draw_of, generator_of
 from .library_ops import is_made_of_others
-from .own_state import OWN_STATE
+from .mask_counts import Numbers, masks_in
+from .tensor_metadata import OWN_STATE
+from .unseen_calls import applied, unbatched
 from .writes import HOOKS_ON, SHOWS_MEMORY, hooks_on_others, written
 
 _MOST_BYTES = 4096

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler.rewritten.inner_loops import InnerLoops
-from stepnet.compiler.trace.answers import CLAIMED, OF_ROWS, Choices
+from stepnet.compiler.trace.data_dependent import CLAIMED, OF_ROWS, Choices
 from stepnet.compiler.trace.lengths import AsksLength
 from stepnet.data.tree import Spec
 from stepnet.errors import Unsupported

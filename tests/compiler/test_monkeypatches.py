@@ -18,7 +18,7 @@ from torch.nn.modules import linear as linear_layer
 
 from covering import few
 from stepnet import cells, recurrent
-from stepnet.compiler.reads.patched import patched
+from stepnet.compiler.reads.monkeypatches import patched
 from stepnet.compiler.reads.reach import reach
 from stepnet.data import sequence
 from stepnet.data.offsets import LoD

@@ -16,7 +16,7 @@ from stepnet.compiler.reads.swapped import Swapped
 from stepnet.watchers import during
 
 from .control import plain_control
-from .remarks import no_remarks
+from .logs_and_prints import no_remarks
 
 See = Callable[[Any, Any], tuple[Any, Any]]
 Made = Callable[[Any, Any], None]

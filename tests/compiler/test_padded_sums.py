@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from stepnet.compiler.passes.paddings import join_paddings
+from stepnet.compiler.passes.padded_sums import join_paddings
 from stepnet.executors.loop import bound, run_nodes
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.verify import verify

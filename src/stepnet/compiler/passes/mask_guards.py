@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stepnet.compiler.rules.normal import Joint
-from stepnet.compiler.trace.answers import CLAIMED, PICKS, Guards
+from stepnet.compiler.trace.data_dependent import CLAIMED, PICKS, Guards
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import RANDOM
