@@ -23,7 +23,7 @@ from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
 from stepnet.errors import StepError
 from stepnet.executors import naive
 from stepnet.executors.naive import PlainRun, State
-from stepnet.executors.recomputed import checkpointed
+from stepnet.executors.recompute_check import checkpointed
 from stepnet.executors.rows import RowArray
 from stepnet.front.step import describe_leaf, kept_dtypes, step_name
 from stepnet.ir.loop import BackEdge, Concat, Iteration, Last, Loop, Merged

@@ -13,8 +13,8 @@ from torch import Tensor
 from stepnet.compiler.reads.dict_changes import counts_by
 from stepnet.compiler.reads.reach import Reach, reach
 from stepnet.compiler.reads.unchanged import words
+from stepnet.executors.c.dict_watcher import watcher
 from stepnet.executors.c.memory import unchanged
-from stepnet.executors.c.watched import watcher
 
 counts_by(watcher)
 _LIMIT = 512

@@ -30,7 +30,7 @@ from stepnet.data.modes import autocast_dtype
 from stepnet.data.storage import distinct
 
 from .c.few_rows import earlier
-from .flow import carry_gradients, reached
+from .gradient_flow import carry_gradients, reached
 from .gradients import asked_of
 from .higher_order import is_plain
 from .layout import Layout

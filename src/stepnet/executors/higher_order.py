@@ -19,10 +19,10 @@ from stepnet.errors import StepError, Unsupported
 from stepnet.ir.plan import Plan
 
 from .call import Call, KeptRows, Pull
-from .flow import moved
+from .gradient_flow import moved
 from .memory import Memory
 from .noise import noise_of
-from .saved import saved
+from .saved_tensors import saved
 
 NEAR = 1000  # nodes between a loop and a loss; further away nobody looks for it
 

@@ -18,7 +18,7 @@ from stepnet.data.as_imported import is_set_to
 from stepnet.data.storage import memory_of
 from stepnet.errors import WrittenError
 
-from .saved import save
+from .saved_tensors import save
 
 _NOTHING = torch.empty(0, device="cpu")
 

@@ -30,7 +30,7 @@ from stepnet.data.modes import (
 )
 from stepnet.errors import StepError, Unsupported
 
-from . import batched, flow
+from . import batched, gradient_flow
 from .autograd import forward, is_computed_again
 from .call import Call
 from .direct import Lately
@@ -39,8 +39,8 @@ from .gradients import gradients, has_gradient
 from .higher_order import again, asked_again, at_places, is_plain, second_by_plain_loop, total
 from .nodes import applied, one_level_down
 from .ready import Ready
-from .saved import save
-from .saved import saved as as_saved
+from .saved_tensors import save
+from .saved_tensors import saved as as_saved
 
 NEAR = 1 << 24  # bytes of weights, a copy for each call: with more, copies cost more than calls (measured)
 
@@ -170,7 +170,7 @@ def run_transformed(
             out[k] = forward_ad.unpack_dual(out[k]).primal
     if inside and forward_ad._current_level >= 0:  # .detach() drops tangents, which go where no gradient does
         return out
-    carry = flow.carry_gradients(plan, run.call.layout, [needs_gradient(t) for t in tensors])
+    carry = gradient_flow.carry_gradients(plan, run.call.layout, [needs_gradient(t) for t in tensors])
     if inside:  # which leave what needs a gradient around them needing one
         return [t if carries else t.detach() for t, carries in zip(out, carry, strict=True)]
     return [t if carries else _without_gradient(t) for t, carries in zip(out, carry, strict=True)]
@@ -213,7 +213,7 @@ class _PlanCall(torch.autograd.Function):
         if _in_forward_mode(tensors):  # which goes where no gradient flows
             carry = tuple(t.is_floating_point() for t in results)
         else:
-            carry = flow.carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
+            carry = gradient_flow.carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
         ctx.carry = carry
         still = (t for t, carries in zip(results, carry, strict=True) if not carries)
         ctx.mark_non_differentiable(*still, *output[len(results) :])
@@ -246,7 +246,9 @@ class _PlanCall(torch.autograd.Function):
             moved = _along_by_plain_loop(run.call, tensors, tangents, run.still)
         else:
             moved = of.results(run_transformed(of.run, *of.run.call.ready.plan.parted(inputs)))
-            moves = flow.moved(run.call.ready.plan, run.call.layout, [v is not None for v in tangents])
+            moves = gradient_flow.moved(
+                run.call.ready.plan, run.call.layout, [v is not None for v in tangents]
+            )
             run.still[:] = [k for k, moving in enumerate(moves) if not moving]
         moved = [m if carries else None for m, carries in zip(moved, ctx.carry, strict=True)]
         return (*moved, *(None,) * ctx.kept)
