@@ -38,7 +38,14 @@ GIVES = [
     sequences.CellStep.loop,
 ]  # fmt: skip
 # Calls of `recurrent`, which is given a step.
-STEPS = {"front/step.py", "checks.py", "api.py", "nested/lifting.py", "nested/as_one.py", "nested/words.py"}
+STEPS = {
+    "front/step.py",
+    "checks.py",
+    "api.py",
+    "nested/lifting.py",
+    "nested/loop_flattening.py",
+    "nested/word_steps.py",
+}
 
 
 @pytest.mark.parametrize("function", TAKES, ids=lambda f: f.__qualname__)

@@ -18,7 +18,7 @@ from stepnet.data.sequence import sequence_pool
 from stepnet.engine import executor_choice, plans, warm_calls
 from stepnet.errors import Unsupported
 
-as_one = sys.modules["stepnet.nested.as_one"]
+as_one = sys.modules["stepnet.nested.loop_flattening"]
 F64 = torch.float64
 TABLES = {
     "ragged": [[2, 3, 1], [3, 1, 4, 2, 1, 5]],

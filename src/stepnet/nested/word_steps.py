@@ -26,7 +26,7 @@ from stepnet.errors import Unsupported
 from stepnet.front.step import StepBody, as_step, boot_state, kept_dtypes
 from stepnet.watchers import kept_by
 
-from . import levels
+from . import separable_steps
 
 
 class Words:
@@ -86,27 +86,27 @@ class Words:
 class _Tried(Words):
     """The same of a step that runs for the shapes alone, with more words than sentences."""
 
-    def __init__(self, seen: levels.Levels) -> None:
+    def __init__(self, seen: separable_steps.Levels) -> None:
         none = torch.empty(0)
-        super().__init__(torch.empty(levels.SENTENCES, device="meta"), none, none, ())
+        super().__init__(torch.empty(separable_steps.SENTENCES, device="meta"), none, none, ())
         self._seen = seen
 
     @property
     def rows(self) -> int:
-        return levels.WORDS
+        return separable_steps.WORDS
 
     def __len__(self) -> int:
-        return levels.SENTENCES
+        return separable_steps.SENTENCES
 
     def recurrence(self, step: Any, x: Any, state: Any) -> tuple[Any, Any]:
-        body, leaves, boot = _call(self, step, x, state, levels.SENTENCES)
+        body, leaves, boot = _call(self, step, x, state, separable_steps.SENTENCES)
         if any(map(self._seen.is_late, boot)):
             raise Unsupported("a recurrence inside begins from what another one ends with")
         with self._seen.aside():
-            y, new = body.call([levels.of_sentence(leaf) for leaf in leaves], boot)
-            self.new.append(unflatten(body.state_spec, [levels.like(leaf) for leaf in boot]))
-            out = by_leaf(lambda leaf: self.cut(levels.of_words(leaf)), y)
-            last = [levels.of_sentence(leaf) for leaf in new]
+            y, new = body.call([separable_steps.of_sentence(leaf) for leaf in leaves], boot)
+            self.new.append(unflatten(body.state_spec, [separable_steps.like(leaf) for leaf in boot]))
+            out = by_leaf(lambda leaf: self.cut(separable_steps.of_words(leaf)), y)
+            last = [separable_steps.of_sentence(leaf) for leaf in new]
         self._seen.late(last)
         return out, unflatten(body.state_spec, last)
 
@@ -174,7 +174,7 @@ def tried(step: Any, x: Any, outer: Any) -> tuple[list[Any], tuple[bool, ...]]:
     if found.refused is not None or found.open is not None:
         raise Unsupported("what the step reads is not known")
     with without_any_mode():
-        x, outer = by_leaf(levels.like, x), by_leaf(levels.like, outer)
+        x, outer = by_leaf(separable_steps.like, x), by_leaf(separable_steps.like, outer)
     both, changed = undone(found.holders, found.key, lambda _: _run(step, x, outer))
     if changed is not None:
         raise Unsupported("the step changes objects of yours, for each sentence")
@@ -182,11 +182,11 @@ def tried(step: Any, x: Any, outer: Any) -> tuple[list[Any], tuple[bool, ...]]:
 
 
 def _run(step: Any, x: Any, outer: Any) -> tuple[list[Any], tuple[bool, ...]]:
-    with levels.watched() as seen:
+    with separable_steps.watched() as seen:
         words = _Tried(seen)
-        sentences = by_leaf(lambda leaf: words.cut(levels.of_words(leaf)), x)
+        sentences = by_leaf(lambda leaf: words.cut(separable_steps.of_words(leaf)), x)
         with kept_by(words.answer):
-            y, new = step(sentences, by_leaf(levels.of_sentence, outer))
+            y, new = step(sentences, by_leaf(separable_steps.of_sentence, outer))
         if not words.new:
             raise Unsupported("no recurrence runs inside the step")
         of_words = tuple(isinstance(leaf, LoDTensor) for leaf in flatten(y)[0])

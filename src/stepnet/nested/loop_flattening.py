@@ -36,8 +36,8 @@ from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
 from . import lifting
-from .made_anew import found_by
-from .words import over_words, tried
+from .recreated_steps import found_by
+from .word_steps import over_words, tried
 
 _STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody, lambda step: step)
 _MOST_KINDS = 32  # of calls of one piece of source
