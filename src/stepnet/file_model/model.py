@@ -20,7 +20,7 @@ from stepnet.data.outputs import Outputs
 from stepnet.data.recording import Interned, ToldByContent
 from stepnet.errors import Unsupported
 
-from .broken import Misgiven
+from .file_errors import Misgiven
 
 STATES = "stepnet.states"  # under which metadata lists the pairs of inputs and outputs that are states
 

@@ -1,4 +1,4 @@
-"""A Loop that its body ends, by the blocks of steps of `file_model.own_end`."""
+"""A Loop that its body ends, by the blocks of steps of `file_model.body_ended_loops`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from stepnet.executors.naive import number_of
 from stepnet.export.open_sizes import open_count, plain
 from stepnet.file_model import LoopReport
+from stepnet.file_model.body_ended_loops import OwnEndLoop, written_loop
 from stepnet.file_model.branching import Reading
 from stepnet.file_model.endless import Endless
-from stepnet.file_model.own_end import OwnEndLoop, written_loop
 from stepnet.ir.loop import Concat, Iteration, Loop, Slice
 
 from .graph import Graph

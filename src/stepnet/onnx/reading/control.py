@@ -21,9 +21,9 @@ from stepnet.file_model import (
     not_in_recordings,
     unlike,
 )
+from stepnet.file_model.body_ended_loops import OwnEndLoop, written_loop
 from stepnet.file_model.endless import Endless
 from stepnet.file_model.joined_steps import ScanStep
-from stepnet.file_model.own_end import OwnEndLoop, written_loop
 from stepnet.file_model.scan_loop import ScanLoop
 from stepnet.watchers import ITERATORS, WHILE_LOOPS
 

@@ -20,9 +20,9 @@ from stepnet.data.alike import alike
 from stepnet.data.bounded import Bounded
 from stepnet.errors import StepnetError
 
-from .again import Again, modes, nothing_watches
-from .lined import Otherwise
+from .fused_calls import Otherwise
 from .recording import Function, Recorder, Unprepared
+from .repeated_calls import Again, modes, nothing_watches
 
 # What torch raises for inputs that an operator does not take.
 ERRORS = (RuntimeError, ValueError, IndexError, TypeError, OverflowError, ArithmeticError, AssertionError,

@@ -28,8 +28,8 @@ from stepnet.watchers import during
 
 from .endless import Endless
 from .model import LoopReport
-from .prepared import ERRORS, plainly_fed
 from .scan_loop import ScanLoop, StepGraph
+from .specialized_graph import ERRORS, plainly_fed
 
 BOTH: ContextVar[bool] = ContextVar("whether both branches run", default=False)
 _LEAST, _MOST = 16, 4096  # steps of a loop that is worth a plan; and of a block

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from stepnet.executors.line import Op, Place
 
-from .lines import Lowering, Unfit
+from .call_lowering import Lowering, Unfit
 
 _MOST_WORK = 2**23  # multiplications of one direction
 _MOST_BATCH, _MOST_STEPS = 4, 64  # rows that a matrix is read once for, and how often

@@ -18,9 +18,9 @@ from stepnet.executors.line import Memory, Place
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import check_backend
 
+from .call_lowering import Lowering
 from .calls import Call, Slot, function_of, slots_in
-from .few_steps import FewSteps
-from .lines import Lowering
+from .short_cells import FewSteps
 
 _LEAST = 6  # calls besides views, of fewer it is not worth to build anything
 _CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell)  # each of many parts
