@@ -12,8 +12,8 @@ from stepnet.errors import IRError, LoopError, StepError, Unsupported
 
 from .capture import NOISE
 from .flow import Way
-from .portable import text_of
 from .recurrence import Leaf, Recurrence, autocast_as, autocast_now
+from .recurrence_text import text_of
 from .sizes import for_open_sizes, row_shape
 
 # What stepnet's and torch's operators raise of what they cannot do without numbers.
