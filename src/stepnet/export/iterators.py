@@ -19,7 +19,6 @@ from stepnet.ir import loop as ir
 from stepnet.user_line import user_line
 from stepnet.watchers import ITERATORS, during
 
-from .as_called import AsCalled, loop_as_called
 from .aten import AtenNet, rule
 from .body_trace import BodyTrace, no_lengths
 from .calls import (
@@ -36,10 +35,11 @@ from .calls import (
     traced_op,
     unanswered,
 )
+from .captured_state import AsCalled, loop_as_called
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
-from .reads import tensors_read
-from .referred_sizes import Referred, as_tensors, with_sizes
+from .size_inputs import Referred, as_tensors, with_sizes
+from .tensors_read import tensors_read
 
 
 @dataclass

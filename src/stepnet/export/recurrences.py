@@ -34,7 +34,6 @@ from stepnet.ir.loop import Loop
 from stepnet.user_line import user_line
 from stepnet.watchers import SEQUENCES, Instead, during, replaced
 
-from .as_called import AsCalled, loop_as_called
 from .aten import AtenNet, rule
 from .body_trace import no_lengths
 from .calls import (
@@ -52,14 +51,15 @@ from .calls import (
     traced_op,
     unanswered,
 )
+from .captured_state import AsCalled, loop_as_called
 from .graph import Target, Value
 from .questions import questions_of
 from .ragged_step import write_ragged_step
-from .reads import tensors_read
 from .recurrence_call import RecurrenceCall
-from .referred_sizes import as_tensors, numbers_read
 from .rows import unwritable
 from .scans import PlanWriter, StepAxis
+from .size_inputs import as_tensors, numbers_read
+from .tensors_read import tensors_read
 from .whole_step import write_step
 
 # The lengths of sequences that are padded at their end, batch first: the recurrences here go by them.

@@ -24,7 +24,6 @@ from stepnet.repeat import while_joined, while_loop
 from stepnet.user_line import user_line
 from stepnet.watchers import WHILE_LOOPS, during
 
-from .as_called import AsCalled, as_called
 from .aten import AtenNet, rule
 from .body_trace import BodyTrace, no_lengths
 from .calls import (
@@ -41,10 +40,11 @@ from .calls import (
     traced_op,
     unanswered,
 )
+from .captured_state import AsCalled, as_called
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Target, Value
-from .reads import tensors_read
-from .referred_sizes import Referred, as_tensors, with_sizes
+from .size_inputs import Referred, as_tensors, with_sizes
+from .tensors_read import tensors_read
 from .trace import AnyNumber
 
 _ENDLESS = -1

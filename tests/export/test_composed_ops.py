@@ -11,7 +11,7 @@ import stepnet
 from covering import few
 from file_formats import FORMATS
 from stepnet.errors import IRError
-from stepnet.export.made_of import MADE_OF
+from stepnet.export.composed_ops import MADE_OF
 
 NAN, INF = float("nan"), float("inf")
 SOME = [
