@@ -22,7 +22,7 @@ from stepnet.executors.ready import Ready
 from stepnet.executors.registry import tried
 from stepnet.watchers import is_noted, note_run
 
-from .by_address import ByAddress
+from .replay_by_address import ByAddress
 from .views import View, view_of
 
 _MOST = 8  # numbers of threads, and modes, that runs by address are kept for

@@ -24,7 +24,7 @@ from stepnet.ir import loop as ir
 from stepnet.watchers import ITERATORS
 
 from .body import CallBody
-from .fit import fit, infer_shape
+from .port_checks import fit, infer_shape
 from .port_map import check_ports, does_not_fit, record
 from .ports import BackEdge, InputPort, OutputPort, Port
 from .rows import RowLoop, show_declined

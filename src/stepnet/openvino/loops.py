@@ -40,7 +40,7 @@ from stepnet.ir.loop import (
     OutputPort,
     Slice,
 )  # fmt: skip
-from stepnet.iterator.in_program import for_program, in_program
+from stepnet.iterator.exported_loops import for_program, in_program
 from stepnet.iterator.rows import RowLoop, show_declined
 from stepnet.watchers import ITERATORS, watching
 

@@ -19,7 +19,7 @@ from stepnet.graph.whole_body import as_operator
 from stepnet.ir.loop import Concat, Iteration, Loop
 from stepnet.watchers import instead, watching
 
-from .leads import Leads
+from .leading_axes import Leads
 from .row_body import RowBody, RowLayout, new_name, y_name
 from .rows import RowCall, RowLoop
 
