@@ -28,10 +28,10 @@ from stepnet.front.symbolic import OPEN
 from stepnet.watchers import Instead, during, instead, replaced, watched, watching
 
 from .as_while import run_as_while
-from .inside import record_inside
+from .nested_frames import record_inside
 from .on_tape import record, tape_of, with_tensors
-from .one_row import alone, one_row
 from .recorded_frame import run_recorded
+from .unbatched_scans import alone, one_row
 
 
 @not_followed
