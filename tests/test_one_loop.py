@@ -16,7 +16,7 @@ from stepnet.compiler import pipeline
 from stepnet.compiler.trace import iteration
 from stepnet.engine import make, plain, plans, self_check
 from stepnet.executors import naive
-from stepnet.front import raise_loop, recorded_step, step
+from stepnet.front import recorded_step, step, while_to_scan
 from stepnet.ir import sweep
 from stepnet.ir.loop import Body, Loop
 from stepnet.iterator import port_map, row_body, tensor_iterator
@@ -34,7 +34,7 @@ TAKES = [
 ]  # fmt: skip
 GIVES = [
     sweep.over_rows, port_map.record, row_body.RowBody.sweep, loops.counted_loop, loops.whole_loop,
-    recurrent_op._ScopedBody.loop, tensor_iterator.TensorIterator.loop.fget, raise_loop.Raised.loop.fget,
+    recurrent_op._ScopedBody.loop, tensor_iterator.TensorIterator.loop.fget, while_to_scan.Raised.loop.fget,
     sequences.CellStep.loop,
 ]  # fmt: skip
 # Calls of `recurrent`, which is given a step.

@@ -36,7 +36,6 @@ from .executors.naive import PLAIN
 from .executors.ready import Ready
 from .executors.registry import AUTO
 from .executors.setting import check_backend, only_plain
-from .front.clock import clock
 from .front.meta import OnMeta
 from .front.scope import LocalVariables, Scope
 from .front.static import with_static
@@ -50,6 +49,7 @@ from .front.step import (
     loop_of,
     step_name,
 )
+from .front.step_counter import clock
 from .graph import (
     CAN_CAPTURE,
     TAKES,

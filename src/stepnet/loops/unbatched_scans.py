@@ -14,10 +14,10 @@ from stepnet.compiler.trace.capture import Replaced
 from stepnet.data.modes import draws_put_back
 from stepnet.data.tree import flatten
 from stepnet.executors.setting import only_plain
-from stepnet.front.raise_loop import Raised
 from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.scan_form import rule
 from stepnet.front.template import resolve
+from stepnet.front.while_to_scan import Raised
 from stepnet.interrupts import let_through
 
 
