@@ -19,7 +19,7 @@ from torch import Tensor
 from stepnet.api import recurrent, run_as_before, warm
 from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.rewritten.inner_loops import inner
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.tree import Spec, by_leaf, flatten, rows_at
 from stepnet.engine import Way, tell
 from stepnet.errors import NotBuilt, StepError, TorchOpsWarning

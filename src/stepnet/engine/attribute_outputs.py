@@ -22,11 +22,11 @@ from stepnet.compiler.reads.attributes import CarriesMore, LeavesValues, Place, 
 from stepnet.compiler.reads.kinds import MISSING
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.trace.iteration import code_of, iteration, reached
-from stepnet.data.as_imported import from_numpy
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import draws_put_back, nothing_around, sees_saved_tensors
 from stepnet.data.tree import flatten, unflatten
+from stepnet.data.unpatched_torch import from_numpy
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.autograd import is_computed_again

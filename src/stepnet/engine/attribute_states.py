@@ -19,7 +19,7 @@ from stepnet.compiler.reads.attributes import CarriesMore, Place, WithAttributes
 from stepnet.compiler.reads.kinds import shows_attributes
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.trace.iteration import code_of, reached
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.modes import draws_put_back, nothing_around
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import Unsupported

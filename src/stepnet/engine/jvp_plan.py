@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import contiguous
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import draws_put_back
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call, KeptRows, Moving

@@ -19,9 +19,9 @@ from stepnet.compiler.rewritten.inner_loops import ENDED, ENDED_AT_LIMIT, TooFew
 from stepnet.compiler.trace.capture import FailsOnAnyRows
 from stepnet.compiler.trace.data_dependent import AsksCaptured
 from stepnet.compiler.trace.iteration import code_of, own_classes
-from stepnet.data.as_imported import contiguous
 from stepnet.data.modes import batches, has_tangent, in_function_modes, linearizes, transforms_active
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import NoCompiler, NotBuilt, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.autograd import run as run_plan

@@ -28,7 +28,7 @@ from stepnet.compiler.trace.iteration import iteration, reached
 from stepnet.compiler.trace.record import Record, record
 from stepnet.compiler.trace.set_aside import without_hooks, without_modes
 from stepnet.data import modes
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.modes import casts_let_go, default_device, draws_put_back
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through

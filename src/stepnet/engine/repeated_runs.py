@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.alike import alike
 from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors
+from stepnet.data.tensor_guards import alike
 from stepnet.executors.autograd import is_computed_again, run_direct
 from stepnet.executors.call import Call
 from stepnet.executors.direct import Direct, Lately, goes_by_places

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stepnet.data.alike import alike
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.modes import autocast_dtype, nothing_around
+from stepnet.data.tensor_guards import alike
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.executors import naive
 from stepnet.executors.registry import AUTO

@@ -21,11 +21,11 @@ from torch.autograd import forward_ad
 from stepnet.compiler.reads.reach import Reach, reach
 from stepnet.compiler.rewritten.inner_loops import is_guarded
 from stepnet.compiler.trace.iteration import own_classes
-from stepnet.data.alike import alike
-from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors, settings
+from stepnet.data.tensor_guards import alike
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import is_copied, run_direct, run_real
 from stepnet.executors.autograd import run as run_plan

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge as gradient_edge
 
-from stepnet.data.history import history
+from stepnet.data.autograd_history import history
 from stepnet.data.in_graph import not_followed
 from stepnet.data.modes import batches, has_tangent, outside_batches, outside_innermost, transforms
 from stepnet.errors import StepError, Unsupported

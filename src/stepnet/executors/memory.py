@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import is_set_to
 from stepnet.data.storage import memory_of
+from stepnet.data.unpatched_torch import is_set_to
 from stepnet.errors import WrittenError
 
 from .saved_tensors import save

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from stepnet.data.as_imported import contiguous
 from stepnet.data.in_graph import not_followed
 from stepnet.data.modes import (
     as_one_node,
@@ -28,6 +27,7 @@ from stepnet.data.modes import (
     nothing_around,
     transforms,
 )
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import StepError, Unsupported
 
 from . import batched, gradient_flow

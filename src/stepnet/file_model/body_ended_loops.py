@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors.setting import check_backend

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.errors import StepnetError
 from stepnet.executors.setting import check_backend
 

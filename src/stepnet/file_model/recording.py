@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from stepnet.data.alike import alike
-from stepnet.data.as_imported import data_ptr
+from stepnet.data.tensor_guards import alike
+from stepnet.data.unpatched_torch import data_ptr
 from stepnet.executors.line import Place
 from stepnet.iterator.replay import Noting
 from stepnet.watchers import during, noted_by

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stepnet.data.alike import alike
 from stepnet.data.modes import nothing_around, settings
+from stepnet.data.tensor_guards import alike
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import get_backend
 from stepnet.watchers import nobody_answers

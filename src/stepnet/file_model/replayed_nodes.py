@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from stepnet.data.alike import alike
 from stepnet.data.modes import nothing_around
+from stepnet.data.tensor_guards import alike
 from stepnet.errors import Unsupported
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import check_backend

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from stepnet.data.alike import alike
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
+from stepnet.data.tensor_guards import alike
 from stepnet.errors import StepnetError
 
 from .fused_calls import Otherwise

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from stepnet.data.as_imported import contiguous
 from stepnet.data.modes import nothing_around
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.executors.autograd import forward
 from stepnet.executors.call import Call, not_asked_for
 from stepnet.executors.direct import Direct, Lately

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import contiguous, data_ptr
 from stepnet.data.modes import default_device, nothing_around, settings
+from stepnet.data.unpatched_torch import contiguous, data_ptr
 from stepnet.engine import Entry
 from stepnet.executors.autograd import is_computed_again, run_direct
 from stepnet.executors.autograd import run as run_plan

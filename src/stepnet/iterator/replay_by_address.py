@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import data_ptr, empty_on_cpu
+from stepnet.data.unpatched_torch import data_ptr, empty_on_cpu
 from stepnet.executors.direct import Direct
 
 from .views import View

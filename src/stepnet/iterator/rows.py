@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.engine import run
 from stepnet.errors import IRError, LoopError, StepError, Unsupported
 from stepnet.executors.naive import number_of

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.checks import checked
-from stepnet.data.as_imported import from_numpy
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import nothing_around, outside_modes, sees_saved_tensors, settings
 from stepnet.data.offsets import LoD
 from stepnet.data.storage import distinct
 from stepnet.data.tree import by_leaf, flatten, unflatten
+from stepnet.data.unpatched_torch import from_numpy
 from stepnet.data.values import rows as rows_of
 from stepnet.engine import Steps, Way, asked, executor_choice, find_plan, run, run_again, run_warm
 from stepnet.errors import StepnetError, Unsupported

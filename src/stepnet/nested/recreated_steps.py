@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import CellType, FunctionType
 from typing import Any
 
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 
 _MOST = 64
 

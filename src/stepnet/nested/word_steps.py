@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.reads.undo import undone
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import without_any_mode
 from stepnet.data.tree import by_leaf, flatten, flatten_as, unflatten

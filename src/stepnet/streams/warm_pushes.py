@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from stepnet.api import warm
-from stepnet.data.as_imported import is_contiguous
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import transforms_active
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import flatten, unflatten
+from stepnet.data.unpatched_torch import is_contiguous
 from stepnet.executors.setting import check_backend
 
 from .keeper import Keeper, is_alone, steps_of

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import _engine_run_backward  # pyright: ignore[reportPrivateUsage]
 from torch.fx import traceback as fx_traceback
 
-from stepnet.data.history import history
+from stepnet.data.autograd_history import history
 from stepnet.errors import Unsupported
 
 from .recorder import Writes, WritesIntoGiven, recorded

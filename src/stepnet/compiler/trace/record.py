@@ -24,7 +24,7 @@ from stepnet.compiler.reads.ranges import RANGES
 from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.reads.survey import Same
 from stepnet.compiler.reads.trust import BY_VALUE, is_trusted_class, is_trusted_code
-from stepnet.data.history import history
+from stepnet.data.autograd_history import history
 from stepnet.data.modes import autocast_dtype, is_wrapped, unwrapped
 from stepnet.data.storage import memory_of
 from stepnet.data.tree import leaves

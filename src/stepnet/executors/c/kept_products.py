@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from stepnet.data.as_imported import contiguous, data_ptr, is_contiguous, stride
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.storage import versions
+from stepnet.data.unpatched_torch import contiguous, data_ptr, is_contiguous, stride
 from stepnet.executors.base import Run
 
 from .products import asked_precision
