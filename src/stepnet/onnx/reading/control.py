@@ -28,7 +28,7 @@ from stepnet.file_model.scan_loop import ScanLoop
 from stepnet.watchers import ITERATORS, WHILE_LOOPS
 
 from .branches import branches_alone, reading
-from .counted import CountedLoop
+from .counted_loops import CountedLoop
 from .graph import SEEN, Graph, Step
 from .info import Info, Misfit, Run, body_of, dtype_of, one_value, op
 from .tables import origin
