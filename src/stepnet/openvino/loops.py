@@ -44,10 +44,10 @@ from stepnet.iterator.exported_loops import for_program, in_program
 from stepnet.iterator.rows import RowLoop, show_declined
 from stepnet.watchers import ITERATORS, watching
 
+from .body_ended_loops import OwnEndRunner, WholeStep
 from .graph import Graph, Node
 from .hoisting import Hoisted
 from .layers.row import Misfit
-from .own_end import OwnEndRunner, WholeStep
 from .reader import declared_shape
 from .records import Layer, Net, PortRow
 from .rowwise import Adapter
