@@ -29,8 +29,8 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "stepnet"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 TAKES = [
-    engine.run, engine.find_plan, engine.read, plans.lookup, make.make, plain.plain_loop, self_check.self_check,
-    pipeline.compile_loop, iteration.iteration, naive.run, naive.PlainRun,
+    engine.run, engine.find_plan, engine.read, plans.lookup, make.make, plain.plain_loop,
+    self_check.self_check, pipeline.compile_loop, iteration.iteration, naive.run, naive.PlainRun,
 ]  # fmt: skip
 GIVES = [
     sweep.over_rows, port_map.record, row_body.RowBody.sweep, loops.counted_loop, loops.whole_loop,

@@ -236,7 +236,7 @@ def test_a_step_that_falls_to_torch_ops_is_told_once_with_its_line(clock, disk):
         recurrent(step, *given)
     (warned,) = told
     assert "aten" in str(warned.message)
-    assert "test_choice.py:" in str(warned.message)
+    assert "test_executor_choice.py:" in str(warned.message)
     assert warned.filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")

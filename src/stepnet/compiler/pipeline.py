@@ -114,7 +114,7 @@ def compile_loop(
         weights: (place among the reached tensors, the tensor, whether its gradient is wanted).
         here: tells the user's line being run.
         bind: makes a node callable, to probe torch calls that no rule knows.
-        sample: `probe.ROWS` rows of each x leaf and state.
+        sample: `rowwise_probe.ROWS` rows of each x leaf and state.
         shared: the values of its invariants, which are among the weights.
         answers: what the body's Python asks of tensors, in that order.
         most: the steps to unroll of a while loop in the body with a condition for each row.

@@ -1,10 +1,10 @@
 """Calls of one step without gradients, where the step itself is faster: called as the plain loop calls it.
 
 That is what such a call means, whatever the step reads: so nothing of that is looked at, only whether x and
-the state look as they did at a call that was checked. Which way is faster is taken from the timing of a plan
-(`one_step`), or, of steps that are looked into at each call (they read what no walk tells), from the calls
-themselves: first some the long way, then some by the step. Not steps that draw noise: plans draw other
-numbers, and which way a call goes is to show in none.
+the state look as they did at a call that was checked. Which way is faster is taken from the timing of a
+plan (`single_step_timing`), or, of steps that are looked into at each call (they read what no walk tells),
+from the calls themselves: first some the long way, then some by the step. Not steps that draw noise: plans
+draw other numbers, and which way a call goes is to show in none.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Lowering:
         self._of_held: dict[int, Place] = {}
 
     def take_steps(self, steps: Any, arguments: Sequence[Any], to: Sequence[Any]) -> bool:
-        """Add a cell over a few steps (`few_steps.FewSteps`); whether a line may hold it."""
+        """Add a cell over a few steps (`short_cells.FewSteps`); whether a line may hold it."""
         before = len(self.ops)
         try:
             steps.lower(self, [self._made(slot) for slot in to], [self._given(value) for value in arguments])

@@ -31,7 +31,7 @@ def replayed(
     always: Sequence[Tensor],
 ) -> Node:  # fmt: skip
     """A node that no number of its inputs steers as the run of the plan that it came to; itself where it is
-    more than that. For calls of one kind (see `prepared`).
+    more than that. For calls of one kind (see `specialized_graph`).
 
     Args:
         node: the node.

@@ -1,6 +1,6 @@
 """The joint graph of a function and of its gradients.
 
-Most functions are recorded by `recorder`, others by torch's tracers (`by_torch`).
+Most functions are recorded by `recorder`, others by torch's tracers (`torch_tracers`).
 """
 
 from __future__ import annotations
