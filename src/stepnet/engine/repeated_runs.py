@@ -11,8 +11,8 @@ from torch import Tensor
 from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors
 from stepnet.data.tensor_guards import alike
 from stepnet.executors.autograd import is_computed_again, run_direct
-from stepnet.executors.call import Call
-from stepnet.executors.direct import Direct, Lately, goes_by_places
+from stepnet.executors.call import Call, goes_by_places
+from stepnet.executors.direct import Direct, Lately
 from stepnet.executors.gradients import gradients
 
 

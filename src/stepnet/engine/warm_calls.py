@@ -30,8 +30,8 @@ from stepnet.errors import Unsupported
 from stepnet.executors.autograd import is_copied, run_direct, run_real
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.base import Executor
-from stepnet.executors.call import Call, not_asked_for
-from stepnet.executors.direct import Lately, goes_by_places
+from stepnet.executors.call import Call, goes_by_places, not_asked_for
+from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import only_plain

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.dtypes import dtype_of
-from stepnet.data.modes import autocast_dtype
 from stepnet.data.storage import distinct
 from stepnet.data.unpatched_torch import (
     contiguous,
@@ -498,14 +497,6 @@ class _WayBack:
         as_they_are = all(self._shape(name) == self.likes[k].shape for k, name in self.late)
         loose = len(names) < len(self.late) or not (names <= self.ready.own_gradients and as_they_are)
         return _Backward(run, zeros, [*self.shifted.values()], *parts, loose, any_lengths)
-
-
-def goes_by_places(ready: Ready, constants: Mapping[str, Any], inputs: Iterable[Tensor]) -> bool:
-    """Whether runs on tensors that look like these may go by places: a plan reads no constants then, and
-    finds in memory what the tensors say that they are."""
-    if constants or ready.plan.paired or autocast_dtype("cpu") is not None:
-        return False
-    return not any(t.is_complex() or t.is_neg() or t._is_zerotensor() for t in inputs)
 
 
 def _addressed(lone: Lone | None, layout: Layout, most: int, at: Places) -> Run:

@@ -15,8 +15,8 @@ from stepnet.data.unpatched_torch import contiguous, data_ptr
 from stepnet.engine import Entry
 from stepnet.executors.autograd import is_computed_again, run_direct
 from stepnet.executors.autograd import run as run_plan
-from stepnet.executors.call import Call, not_asked_for
-from stepnet.executors.direct import Direct, Lately, goes_by_places
+from stepnet.executors.call import Call, goes_by_places, not_asked_for
+from stepnet.executors.direct import Direct, Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.ready import Ready
 from stepnet.executors.registry import tried
