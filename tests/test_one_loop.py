@@ -14,9 +14,9 @@ import pytest
 from stepnet import engine, repeat
 from stepnet.compiler import pipeline
 from stepnet.compiler.trace import iteration
-from stepnet.engine import check, make, plain, plans
+from stepnet.engine import make, plain, plans, self_check
 from stepnet.executors import naive
-from stepnet.front import raise_loop, recorded_step, step
+from stepnet.front import recorded_step, step, while_to_scan
 from stepnet.ir import sweep
 from stepnet.ir.loop import Body, Loop
 from stepnet.iterator import port_map, row_body, tensor_iterator
@@ -29,16 +29,23 @@ PACKAGE = Path(__file__).resolve().parent.parent / "src" / "stepnet"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 TAKES = [
-    engine.run, engine.find_plan, engine.read, plans.lookup, make.make, plain.plain_loop, check.self_check,
-    pipeline.compile_loop, iteration.iteration, naive.run, naive.PlainRun,
+    engine.run, engine.find_plan, engine.read, plans.lookup, make.make, plain.plain_loop,
+    self_check.self_check, pipeline.compile_loop, iteration.iteration, naive.run, naive.PlainRun,
 ]  # fmt: skip
 GIVES = [
     sweep.over_rows, port_map.record, row_body.RowBody.sweep, loops.counted_loop, loops.whole_loop,
-    recurrent_op._ScopedBody.loop, tensor_iterator.TensorIterator.loop.fget, raise_loop.Raised.loop.fget,
+    recurrent_op._ScopedBody.loop, tensor_iterator.TensorIterator.loop.fget, while_to_scan.Raised.loop.fget,
     sequences.CellStep.loop,
 ]  # fmt: skip
 # Calls of `recurrent`, which is given a step.
-STEPS = {"front/step.py", "checks.py", "api.py", "nested/lifting.py", "nested/as_one.py", "nested/words.py"}
+STEPS = {
+    "front/step.py",
+    "checks.py",
+    "api.py",
+    "nested/lifting.py",
+    "nested/loop_flattening.py",
+    "nested/word_steps.py",
+}
 
 
 @pytest.mark.parametrize("function", TAKES, ids=lambda f: f.__qualname__)

@@ -18,13 +18,14 @@ from .data.arguments import truth, whole
 from .data.convert import pack_like
 from .data.in_graph import fixed, is_drafted, is_exporting, not_followed, out_of_graph
 from .data.lod import LoDTensor
+from .data.modes import transforms_active
 from .data.recording import recorded_in_frames
 from .data.storage import distinct
 from .data.tree import by_leaf, flatten, unflatten
 from .data.values import rows as values_of
 from .data.values import unpacked
 from .engine import Asked, OverSequences, Steps, Way, asked, find_plan, is_as_ever, run, run_again, run_warm
-from .engine.lone_steps import note_call, run_lone
+from .engine.single_step_calls import note_call, run_lone
 from .engine.vmapped_calls import run_folded
 from .errors import Unsupported
 from .executors import naive
@@ -35,7 +36,6 @@ from .executors.naive import PLAIN
 from .executors.ready import Ready
 from .executors.registry import AUTO
 from .executors.setting import check_backend, only_plain
-from .front.clock import clock
 from .front.meta import OnMeta
 from .front.scope import LocalVariables, Scope
 from .front.static import with_static
@@ -49,6 +49,7 @@ from .front.step import (
     loop_of,
     step_name,
 )
+from .front.step_counter import clock
 from .graph import (
     CAN_CAPTURE,
     TAKES,
@@ -65,7 +66,7 @@ from .nested import as_one, as_one_again, lifting
 from .resets import Resets, as_resets, run_with_resets
 from .sharded import gathered, sharded
 from .typed import Booting, Rows, Settings, State, typed
-from .watchers import Instead, instead, is_kept, kept, replaced, watched, watching
+from .watchers import Instead, instead, is_kept, kept, nobody_else, replaced, watched, watching
 from .windows import check_windows, run_in_windows
 
 _STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody, lambda step: step)
@@ -191,8 +192,8 @@ def recurrent(
         x is not None
         and steps is static is resets is checkpoint is detach_every is None
         and not (scopes or torch.compiler.is_compiling() or (CAN_CAPTURE and is_exporting()))
-        and instead() is watching() is inner() is None
-        and not is_kept()
+        and nobody_else()
+        and inner() is None
     ):
         state, out = warm(step, x, state, (reverse, level, axis, check_backend(backend)))
         if out is not None:
@@ -268,7 +269,7 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
     steps, level, resets = how.steps, how.level, how.resets
     if how.scopes:
         return out_of_graph(outside, "stepnet: scopes= is no part of a graph")
-    if torch._C._are_functorch_transforms_active():
+    if transforms_active():
         return out_of_graph(
             outside, "stepnet: a recurrence inside a torch.func transform is no part of a graph"
         )

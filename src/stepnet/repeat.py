@@ -6,7 +6,6 @@ import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
 from dataclasses import replace
 from itertools import count, repeat
 from typing import Any, TypeVar, overload
@@ -25,18 +24,16 @@ from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
 from stepnet.errors import StepError
 from stepnet.executors import naive
 from stepnet.executors.naive import PlainRun, State
-from stepnet.executors.recomputed import checkpointed
+from stepnet.executors.recompute_check import checkpointed
 from stepnet.executors.rows import RowArray
 from stepnet.front.step import describe_leaf, kept_dtypes, step_name
 from stepnet.ir.loop import BackEdge, Concat, Iteration, Last, Loop, Merged
+from stepnet.watchers import WHILE_LOOPS
 
 from .data.arguments import function, whole
 
 Variables = TypeVarTuple("Variables")
 Variable = TypeVar("Variable")
-
-# What traces a module sees a while loop as one thing: its condition, its body, its variables, `max_steps`.
-INSTEAD: ContextVar[Callable[..., Any] | None] = ContextVar("what answers for while loops", default=None)
 
 
 def _like(cond: Any, body: Any, loop_vars: Any, **_: Any) -> Any:
@@ -130,7 +127,7 @@ def while_loop(
     function("while_loop: 'body'", body, "body(*loop_vars)")
     if max_steps is not None:
         max_steps = whole("while_loop: 'max_steps'", max_steps, 0)
-    instead = INSTEAD.get()
+    instead = WHILE_LOOPS.get()
     if instead is not None:
         return instead(cond, body, loop_vars, max_steps)
     leaves, spec = flatten(tuple(loop_vars))
@@ -183,7 +180,7 @@ def while_joined(
 
     `changes` are the dimensions of each loop variable that change; None: those that do as it runs.
     """
-    instead = INSTEAD.get()
+    instead = WHILE_LOOPS.get()
     if instead is not None:
         return instead(cond, body, loop_vars, None, joined, changes)
     code = JoinedBody(cond, body, len(loop_vars), joined)

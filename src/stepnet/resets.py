@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from .data.as_imported import from_numpy
 from .data.lod import LoDTensor
 from .data.modes import beside, outside_modes, traced
 from .data.offsets import LoD, short
 from .data.pieces import Pieces, cut, marks_of, places, truths
 from .data.tree import LEAF, Spec, by_leaf, flatten, rows_at, unflatten
+from .data.unpatched_torch import from_numpy
 from .data.values import unpacked
 from .errors import LoDError, StepError
 from .executors.c.pieces import cut_dense, cut_ragged

@@ -1,4 +1,4 @@
-"""Who answers, keeps or watches the calls of `recurrent` in a block of code."""
+"""Who answers, keeps or watches the calls of `recurrent`, and of what is like it, in a block of code."""
 
 from __future__ import annotations
 
@@ -68,6 +68,20 @@ def instead() -> Instead | None:
     return _instead.get()
 
 
+# What answers for other calls, each of which what traces a module sees as one thing:
+# a function of sequences: its name, who has them, a tensor, a number;
+SEQUENCES: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_sequences", default=None)
+# a while loop: its condition, its body, its variables, `max_steps`;
+WHILE_LOOPS: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_while_loops", default=None)
+# a loop over slices: its record, what it is fed, what runs it. Gives its outputs by name.
+ITERATORS: ContextVar[Callable[..., dict[str, Any]] | None] = ContextVar("stepnet_iterators", default=None)
+
+
+def nobody_answers() -> bool:
+    """Whether nobody answers here for recurrences, nor for other loops."""
+    return _instead.get() is WHILE_LOOPS.get() is ITERATORS.get() is None
+
+
 _noter: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_noter", default=None)
 
 
@@ -124,6 +138,11 @@ def watched(watch: Callable[..., None] | None) -> contextlib.AbstractContextMana
 def watching() -> Callable[..., None] | None:
     """What watches the calls of `recurrent` here, if anything does."""
     return _watch.get()
+
+
+def nobody_else() -> bool:
+    """Whether nobody else answers, keeps or watches the calls of `recurrent` here."""
+    return _instead.get() is _watch.get() is _keeper.get() is None
 
 
 # How many steps a loop that only its condition ends may take here; None: any number.

@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 from stepnet.api import Recurrent, recurrent
-from stepnet.compiler.trace.applied import applied
+from stepnet.compiler.trace.unseen_calls import applied
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import SlowPathWarning, StepError, Unsupported
 from threads import at_once

@@ -10,7 +10,7 @@ from torch import nn
 from covering import few
 from plans import entry_of
 from stepnet.api import recurrent
-from stepnet.compiler.trace.by_torch import _harmless
+from stepnet.compiler.trace.torch_tracers import _harmless
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
 

@@ -6,10 +6,10 @@ import pytest
 
 from covering import few
 from fuzz.changes import check
-from stepnet.engine import known_steps
+from stepnet.engine import walked_steps
 
 
 @pytest.mark.parametrize("seed", few(range(10), range(1)))
 def test_run_change_run(seed, monkeypatch):
-    monkeypatch.setattr(known_steps, "_SURE", seed % 2)  # some by words of memory from the second call on
+    monkeypatch.setattr(walked_steps, "_SURE", seed % 2)  # some by words of memory from the second call on
     assert check(seed) is None

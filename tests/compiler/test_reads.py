@@ -29,7 +29,7 @@ import ways_to_read
 from covering import every, few
 from outcomes import outcome, wanting
 from stepnet import cells, recurrent
-from stepnet.compiler.passes.probe import ROWS
+from stepnet.compiler.passes.rowwise_probe import ROWS
 from stepnet.compiler.reads.kinds import Names
 from stepnet.compiler.reads.reach import reach
 from stepnet.data.lod import LoDTensor

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from covering import every, few
 from stepnet import explain, recurrent
 from stepnet.compiler import pipeline
-from stepnet.compiler.trace import by_torch as torchs
 from stepnet.compiler.trace import joint
+from stepnet.compiler.trace import torch_tracers as torchs
 from stepnet.compiler.trace.recorder import recorded
 from stepnet.compiler.trace.row_count import Unusual
 from stepnet.compiler.trace.symbolic_rows import blank

@@ -28,7 +28,7 @@ from torch.nn.utils import prune
 from covering import every, few
 from plans import entry_of
 from stepnet import explain, recurrent
-from stepnet.compiler.reads.patched import places
+from stepnet.compiler.reads.monkeypatches import places
 from stepnet.compiler.reads.undo import Snapshot
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import reads

@@ -7,7 +7,7 @@ import torch
 
 from covering import few
 from outcomes import as_the_plain_loop
-from stepnet.compiler.trace import by_torch as torchs
+from stepnet.compiler.trace import torch_tracers as torchs
 
 PLANS_ON_DISK = False  # what records them is looked at
 

@@ -15,7 +15,7 @@ import stepnet
 from covering import few
 from outcomes import same
 from stepnet import LoDTensor, recurrent
-from stepnet.engine.shared_rows import SharedRows
+from stepnet.engine.jvp_on_saved_rows import SharedRows
 from stepnet.executors.loop import PreparedLoop
 from threads import at_once
 

@@ -121,7 +121,7 @@ BY_TORCH = ("slope", "made")  # recorded by its tracer, for which all beside tak
 def test_a_float_that_changes_takes_few_plans(names, made, monkeypatch):
     """One use that takes a plan for each value would make as many plans of all of them."""
     if names != BY_TORCH:
-        monkeypatch.setattr("stepnet.compiler.trace.by_torch.by_torch", None)
+        monkeypatch.setattr("stepnet.compiler.trace.torch_tracers.by_torch", None)
     uses = [use for name, use in USES.items() if name in names]
     run(step_of(lambda h: sum(use(h) for use in uses) / len(uses)), RAMP, temperature, "auto")
     assert len(made) <= FEW

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from covering import every, few
 from stepnet import LoDTensor, cells, recurrent
 from stepnet.compiler.reads.unchanged import tells
-from stepnet.data import alike
+from stepnet.data import tensor_guards
 from stepnet.engine import plans, warm_calls
-from stepnet.engine.known_steps import unchanged_step
+from stepnet.engine.walked_steps import unchanged_step
 from stepnet.errors import StepError
 from threads import at_once
 
@@ -115,8 +115,8 @@ def test_a_call_after_something_changed(change, backend):
 def compared(request, monkeypatch):
     """Either way to tell whether tensors look alike."""
     if request.param == "one by one":
-        monkeypatch.setattr(alike, "TensorGuards", None)
-    elif alike.TensorGuards is None:
+        monkeypatch.setattr(tensor_guards, "TensorGuards", None)
+    elif tensor_guards.TensorGuards is None:
         pytest.skip("this torch has none")
 
 
@@ -204,7 +204,7 @@ def inferred(t):
 @pytest.mark.parametrize("any_rows", [False, True])
 def test_what_does_not_look_alike(any_rows, compared):
     one, two = torch.randn(2, F, dtype=D), torch.randn(F, 2, dtype=D)
-    same = alike.alike([one, two], any_rows=any_rows)
+    same = tensor_guards.alike([one, two], any_rows=any_rows)
     assert same(one.clone(), two.clone())
     for name, change in UNLIKE.items():
         assert not same(one, change(two)), name
@@ -220,7 +220,7 @@ def test_what_does_not_look_alike(any_rows, compared):
 
 def test_one_tensor_in_two_places(compared):
     one, two = torch.randn(2, F, dtype=D), torch.randn(2, F, dtype=D)
-    same = alike.alike([one, two, one])
+    same = tensor_guards.alike([one, two, one])
     assert same(one, two, one)
     assert same(two, one, two)
     assert not same(one, two, one.clone())

@@ -20,7 +20,7 @@ from covering import every, few
 from forks import in_a_fork
 from stepnet import recurrent
 from stepnet.cells import GRU
-from stepnet.compiler.reads import portable
+from stepnet.compiler.reads import step_digest
 from stepnet.compiler.reads.reach import reach
 from stepnet.engine import make, plans
 from stepnet.executors import cache_folder, plan_files
@@ -116,7 +116,7 @@ def test_other_code_other_numbers_and_other_shapes_have_plans_of_their_own(cache
 def test_another_version_of_the_package_compiles_anew(compiled, monkeypatch):
     run()
     forget()
-    monkeypatch.setattr(portable, "_versions", lambda: "another")
+    monkeypatch.setattr(step_digest, "_versions", lambda: "another")
     run()
     assert compiled == ["step", "step"]
 

@@ -12,7 +12,7 @@ from torch import nn
 import stepnet
 from stepnet import LoDTensor, cells
 from stepnet.errors import IRError
-from stepnet.export import Target, module_graph, taken_apart
+from stepnet.export import Target, decompositions, module_graph
 from stepnet.export.graph import OPS, Cell, LoopOp
 from stepnet.export.trace import program
 from stepnet.openvino.writing.from_graph import LAYERS
@@ -54,7 +54,7 @@ def test_no_file_knows_a_format():
 def test_casts_and_operators_of_python_are_not_taken_apart(monkeypatch):
     """What a cast asks of the example, and numbers asked for alone, is in no graph; what is not known is."""
     apart = []
-    monkeypatch.setattr(taken_apart, "_Again", lambda *_: apart.append(1) or 1 / 0)
+    monkeypatch.setattr(decompositions, "_Again", lambda *_: apart.append(1) or 1 / 0)
 
     class Asks(nn.Module):
         def forward(self, x):

@@ -23,7 +23,7 @@ from stepnet import LoDTensor, Recurrent, cells, recurrent, sequence_pool, seque
 from stepnet import nn as snn
 from stepnet.errors import LoDError, StepError
 from stepnet.graph import decompositions
-from stepnet.graph.portable import load
+from stepnet.graph.recurrence_text import load
 
 from .models import gradients, leaves_of
 

@@ -14,7 +14,7 @@ onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnx_ir")
 import stepnet.onnx  # noqa: E402
 from saved_modules import plain_loops  # noqa: E402
-from stepnet.file_model.own_end import rounded  # noqa: E402
+from stepnet.file_model.body_ended_loops import rounded  # noqa: E402
 
 LOOP = """<ir_version: 9, opset_import: ["": 18]>
 g (double[B,3] x, double[3,3] w, int64 limit, double[N,3] rows) => (double[B,3] h, int64 k, double[T,B,3] ys)

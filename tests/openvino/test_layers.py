@@ -16,7 +16,7 @@ import openvino_rows
 from ir_files import Net
 from stepnet.errors import IRError
 from stepnet.openvino import load, supported_types
-from stepnet.openvino.since import SINCE
+from stepnet.openvino.opset_versions import SINCE
 from tables import holds
 
 RNG = np.random.default_rng(3)

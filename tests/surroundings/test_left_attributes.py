@@ -20,7 +20,7 @@ D = 3
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
     """As in a process without other threads, which tests are run by."""
-    monkeypatch.setattr("stepnet.engine.left.is_only_thread", lambda: True)
+    monkeypatch.setattr("stepnet.engine.attribute_outputs.is_only_thread", lambda: True)
 
 
 class Leaves(nn.Module):

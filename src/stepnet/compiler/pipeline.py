@@ -17,24 +17,24 @@ from stepnet.ir.loop import Loop
 from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Plan
 
-from .passes.both_ways import BothWays, asks_of_all
-from .passes.columns import columns_apart
+from .passes.column_products import columns_apart
 from .passes.fission import fission
-from .passes.guards import are_guards, found_idle
-from .passes.known_results import known_results
-from .passes.narrow import narrow
-from .passes.paddings import join_paddings
+from .passes.if_conversion import BothWays, asks_of_all
+from .passes.mask_guards import are_guards, found_idle
+from .passes.matrix_vector_products import narrow
+from .passes.padded_sums import join_paddings
 from .passes.per_sequence import per_sequence
 from .passes.precision import holds_rounded, widened
-from .passes.probe import ROWS, check_opaque
 from .passes.reassociate import reassociate
+from .passes.rerun_for_backward import known_results
+from .passes.rowwise_probe import ROWS, check_opaque
 from .passes.split import Halves, split
 from .passes.table_products import multiply_tables
 from .reads.numbers import Lifted
 from .rewritten.inner_loops import MOST, inner_loops
 from .rules.normal import Joint, normalise
-from .trace.answers import Guards, unmerged
 from .trace.capture import Example, trace
+from .trace.data_dependent import Guards, unmerged
 from .trace.draws import Draw, Drawn, drawn
 from .trace.iteration import iteration
 
@@ -114,7 +114,7 @@ def compile_loop(
         weights: (place among the reached tensors, the tensor, whether its gradient is wanted).
         here: tells the user's line being run.
         bind: makes a node callable, to probe torch calls that no rule knows.
-        sample: `probe.ROWS` rows of each x leaf and state.
+        sample: `rowwise_probe.ROWS` rows of each x leaf and state.
         shared: the values of its invariants, which are among the weights.
         answers: what the body's Python asks of tensors, in that order.
         most: the steps to unroll of a while loop in the body with a condition for each row.

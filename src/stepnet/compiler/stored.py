@@ -26,7 +26,7 @@ from stepnet.ir.ops import OPS, RANDOM, SCATTERS
 from stepnet.ir.verify import verify
 
 from .known_calls import known_call
-from .passes.probe import ROWS, check_opaque
+from .passes.rowwise_probe import ROWS, check_opaque
 from .pipeline import Compiled, Signature, finish, parameter_names, samples
 from .rules.normal import Joint
 

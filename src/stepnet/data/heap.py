@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-from .as_imported import data_ptr, empty, set_
+from .unpatched_torch import data_ptr, empty, set_
 
 LARGE = 1 << 23  # bytes of a table that is asked for in large pages
 KEPT = 1 << 18  # bytes of a table from which its memory is used again

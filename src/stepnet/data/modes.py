@@ -67,7 +67,7 @@ def _any_mode() -> bool:
         torch._C._len_torch_function_stack() > 0
         or torch._C._len_torch_dispatch_stack() > 0
         or torch.is_inference_mode_enabled()
-        or torch._C._are_functorch_transforms_active()
+        or transforms_active()
         or torch._C._get_tracing_state() is not None
     )
 
@@ -79,7 +79,7 @@ def _without_modes() -> Iterator[None]:
             set_tracing_state: Any = torch._C._set_tracing_state  # pyright: ignore[reportAttributeAccessIssue]
             stack.callback(set_tracing_state, torch._C._get_tracing_state())
             set_tracing_state(None)
-        if torch._C._are_functorch_transforms_active():
+        if transforms_active():
             from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
             stack.enter_context(temporarily_clear_interpreter_stack())
@@ -114,7 +114,7 @@ def in_function_modes() -> bool:
 
 def transforms() -> list[str]:
     """The transforms of torch.func around, the outermost first: Grad, Vmap, Jvp, Functionalize."""
-    if not torch._C._are_functorch_transforms_active():
+    if not transforms_active():
         return []
     from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
@@ -235,6 +235,28 @@ def traced() -> bool:
     )
 
 
+def transforms_active() -> bool:
+    """True inside torch.func's vmap, grad or jvp, which a compiled loop cannot take part in."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def nothing_around() -> bool:
+    """Whether no mode, transform or trace is around a call.
+
+    >>> with torch.device("cpu"):
+    ...     nothing_around()
+    False
+    """
+    return not (
+        torch._C._len_torch_function_stack()
+        or forward_ad._current_level >= 0
+        or torch.is_anomaly_enabled()
+        or torch._C._len_torch_dispatch_stack()
+        or transforms_active()
+        or traced()
+    )
+
+
 def surely_differ(a: Any, b: Any) -> bool:
     """Whether two sizes differ. Of those that a program leaves open nobody knows before it runs.
 
@@ -257,7 +279,7 @@ def transformed() -> bool:
     >>> torch.func.grad(lambda x: x * transformed())(torch.tensor(2.0))
     tensor(1.)
     """
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    return forward_ad._current_level >= 0 or transforms_active()
 
 
 def linearizes() -> bool:
@@ -311,9 +333,7 @@ def is_as_written(device: torch.device) -> bool:
 @contextlib.contextmanager
 def as_written(device: torch.device) -> Iterator[None]:
     """Run torch ops as they stand: no autocast, no default device but this one, no torch function changed."""
-    with contextlib.ExitStack() as stack:
-        for _ in range(torch._C._len_torch_function_stack()):
-            stack.callback(_push_mode, _pop_mode())
+    with without_function_modes(), contextlib.ExitStack() as stack:
         for kind in {"cpu", device.type}:
             if autocast_dtype(kind) is not None:
                 stack.enter_context(torch.autocast(kind, enabled=False))
@@ -330,11 +350,24 @@ def without_any_mode() -> Iterator[None]:
     ...     torch.ones(2).device
     device(type='cpu')
     """
-    with contextlib.ExitStack() as stack:
-        for _ in range(torch._C._len_torch_function_stack()):
-            stack.callback(_push_mode, _pop_mode())
-        stack.enter_context(_without_dispatch_modes())
+    with without_function_modes(), _without_dispatch_modes():
         yield
+
+
+@contextlib.contextmanager
+def without_function_modes(*but: type) -> Iterator[None]:
+    """Run as if no TorchFunctionMode was around `but` those of some classes."""
+    aside = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    kept = [mode for mode in reversed(aside) if isinstance(mode, but)]
+    for mode in kept:
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in kept:
+            _pop_mode()
+        for mode in reversed(aside):
+            _push_mode(mode)
 
 
 @contextlib.contextmanager
@@ -402,6 +435,12 @@ class Around(NamedTuple):
                 yield
             finally:
                 torch.set_default_dtype(dtype)
+
+
+def settings() -> tuple[Any, ...]:
+    """What numbers and their gradients depend on of what is set around a call: whether there are gradients,
+    what autocast makes, and the dtype of what is made from numbers of Python's."""
+    return torch.is_grad_enabled(), autocast_dtype("cpu"), torch.get_default_dtype()
 
 
 def draws_put_back() -> contextlib.AbstractContextManager[None]:

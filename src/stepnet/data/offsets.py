@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stepnet.data.arguments import brief, check_unmasked
-from stepnet.data.as_imported import from_numpy
 from stepnet.data.modes import outside_modes, real
+from stepnet.data.unpatched_torch import from_numpy
 from stepnet.errors import FrozenError, LoDError
 from stepnet.watchers import said
 

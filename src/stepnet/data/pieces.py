@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stepnet.data.arguments import brief
-from stepnet.data.as_imported import from_numpy
 from stepnet.data.convert import shared
 from stepnet.data.modes import outside_modes, real
 from stepnet.data.offsets import LoD, Numbers, in_program, offsets_of
+from stepnet.data.unpatched_torch import from_numpy
 from stepnet.errors import LoDError
 
 

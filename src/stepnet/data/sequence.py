@@ -23,12 +23,9 @@ from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import LoD, check_lengths, integers, offsets_of, owners, ranges
 from stepnet.data.recording import recorded_in_frames
 from stepnet.errors import LoDError
-from stepnet.watchers import said
+from stepnet.watchers import SEQUENCES, said
 
 Pooling = Literal["sum", "mean", "sqrt", "max", "first", "last"]
-
-# What traces a module sees each of these as one thing: its name, who has the sequences, a tensor, a number.
-INSTEAD: ContextVar[Callable[..., Any] | None] = ContextVar("what answers for sequences", default=None)
 
 # What sees parts of sequences at a time is told of what takes them for whole ones: its name, the sequences.
 WHOLE: ContextVar[Callable[[str, LoDTensor], None] | None] = ContextVar("what sees parts", default=None)
@@ -61,7 +58,7 @@ def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0) -> Any: 
         (pooled,) = in_graph.call("pool", [x.values], [x.structure], pooling, pad_value)
         levels = x.structure.levels[:-1]
         return LoDTensor.of(pooled, LoD.trusted(levels, pooled.shape[0])) if levels else pooled
-    instead = said(INSTEAD)
+    instead = said(SEQUENCES)
     if instead is not None:
         pooled = instead(pooling, x, x.values, pad_value)
     elif pooling in ("first", "last"):
@@ -90,7 +87,7 @@ def sequence_softmax(x: LoDTensor) -> LoDTensor:
         raise LoDError("sequence_softmax takes floating point values", got=x.dtype, remedy="x.float()")
     if in_graph.is_exported():
         return LoDTensor.of(in_graph.call("softmax", [x.values], [x.structure])[0], x.structure)
-    instead = said(INSTEAD)
+    instead = said(SEQUENCES)
     if instead is not None:
         return x.with_values(instead("softmax", x, x.values, 0.0))
     rows = _wide(x.values)
@@ -124,7 +121,7 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
     last = ref_level in (-1, y.lod_level - 1)
     if in_graph.is_exported() or (in_graph.is_followed() and not (last and isinstance(x, Tensor))):
         return _expanded_in_graph(x, y, ref_level)
-    instead = said(INSTEAD)
+    instead = said(SEQUENCES)
     if instead is not None and isinstance(x, Tensor) and last:
         return y.with_values(instead("expand", y, x, 0.0))
     lengths = y.lengths(ref_level)
@@ -216,7 +213,7 @@ def sequence_reverse(x: LoDTensor) -> LoDTensor:
     _check_ragged(x, "sequence_reverse")
     if in_graph.is_exported():
         return LoDTensor.of(in_graph.call("reverse", [x.values], [x.structure])[0], x.structure)
-    instead = said(INSTEAD)
+    instead = said(SEQUENCES)
     if instead is not None:
         return x.with_values(instead("reverse", x, x.values, 0.0))
     return LoDTensor.of(x.values.index_select(0, beside(_mirrored(x.structure), x.values)), x.structure)

@@ -1,4 +1,4 @@
-"""Which tensors share memory."""
+"""Which tensors share memory, and whether anybody wrote to them."""
 
 from __future__ import annotations
 
@@ -42,3 +42,8 @@ def apart(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
         seen.add(memory_of(tensor))
         own.append(tensor)
     return own
+
+
+def versions(tensors: Sequence[Tensor]) -> list[int]:
+    """A count for each tensor that every change in place raises; inference tensors have none."""
+    return [0 if t.is_inference() else t._version for t in tensors]

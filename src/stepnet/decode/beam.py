@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from stepnet.data.arguments import number, whole
-from stepnet.data.as_imported import from_numpy
 from stepnet.data.in_graph import by_python
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import outside_modes, unwrapped
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import Spec
+from stepnet.data.unpatched_torch import from_numpy
 from stepnet.errors import StepError
 
 from .blocks import Before, before, check_score, half_done, in_blocks, made, note

@@ -19,7 +19,7 @@ from torch import Tensor
 from stepnet.api import recurrent, run_as_before, warm
 from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.rewritten.inner_loops import inner
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.tree import Spec, by_leaf, flatten, rows_at
 from stepnet.engine import Way, tell
 from stepnet.errors import NotBuilt, StepError, TorchOpsWarning
@@ -28,7 +28,7 @@ from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import check_backend
 from stepnet.front.step import step_name
 from stepnet.interrupts import let_through
-from stepnet.watchers import instead, is_kept, watching
+from stepnet.watchers import nobody_else
 
 from .words import WordStep, normaliser, scores_of
 
@@ -194,7 +194,7 @@ def _block(step: Step, steps: int, at: Any, best: Backend) -> tuple[Any, Any] | 
     rows that are done, too."""
     nothing, call, out = at.score.new_zeros((steps, len(at.alive), 1)), None, None
     try:
-        if instead() is watching() is inner() is None and not is_kept():
+        if nobody_else() and inner() is None:
             way = Way(False, -1, 0, best)
             _, out = warm(step, nothing, at, way, draws=False)
             if out is None:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from stepnet.data.arguments import whole
 from stepnet.data.array import TensorArray
-from stepnet.data.as_imported import from_numpy
 from stepnet.data.in_graph import by_python
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import outside_transforms, transforms, unwrapped
 from stepnet.data.offsets import LoD
+from stepnet.data.unpatched_torch import from_numpy
 from stepnet.repeat import while_loop
 
 from .blocks import Before, GreedyStep, Running, before, half_done, in_blocks, likeliest, made, note

@@ -1,7 +1,7 @@
 """From a loop to a run: what its body reads, the plan for that, and the executor."""
 
-from .attributes import carrying as carrying
-from .left import leaving as leaving
+from .attribute_outputs import leaving as leaving
+from .attribute_states import carrying as carrying
 from .plans import Entry as Entry
 from .plans import find_plan as find_plan
 from .plans import is_as_ever as is_as_ever

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler.trace.capture import Replaced
-from stepnet.data.history import history
+from stepnet.data.autograd_history import history
+from stepnet.data.modes import transforms_active
 from stepnet.data.tree import flatten, unflatten
 from stepnet.ir.loop import BackEdge, Code, Concat, Last, Loop, Merged, Slice
 
@@ -81,7 +82,7 @@ class Along:
         recorded = torch.is_grad_enabled()
         # through operations, so that whoever watches or replaces tensors sees them
         directions = (*values[n:], *(d.view_as(d) for d in self.directions))
-        own, transformed = {}, torch._C._are_functorch_transforms_active()
+        own, transformed = {}, transforms_active()
         with torch.enable_grad():
             if not transformed:
                 own = {name: _alias(given[name]) for name in self.moved}

@@ -12,10 +12,10 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from stepnet.compiler.trace.applied import applied
-from stepnet.data.as_imported import contiguous
+from stepnet.compiler.trace.unseen_calls import applied
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import draws_put_back
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call, KeptRows, Moving
@@ -34,16 +34,16 @@ from stepnet.executors.ready import Ready
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
-from .check import sample_layout, sampled
-from .choice import about_as_many
+from .executor_choice import about_as_many
 from .jvp_loop import differs, loop_along
+from .jvp_on_saved_rows import SharedRows, SharedRun
 from .make import Entry, apart
 from .plain import plain_loop, read_again
 from .reads import Reads, looks, looks_of_rows, read, settings
-from .repeats import Repeats, Unrecorded
+from .repeated_runs import Repeats, Unrecorded
 from .rounding import close, looseness
 from .rows import Sequences
-from .shared_rows import SharedRows, SharedRun
+from .self_check import sample_layout, sampled
 
 T = TypeVar("T")
 P = ParamSpec("P")

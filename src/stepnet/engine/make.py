@@ -15,23 +15,18 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler import stored
-from stepnet.compiler.passes.probe import ROWS
+from stepnet.compiler.passes.rowwise_probe import ROWS
 from stepnet.compiler.pipeline import Compiled, Signature, compile_loop
-from stepnet.compiler.reads.portable import digest
+from stepnet.compiler.reads.step_digest import digest
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.rewritten.inner_loops import inner_loops, is_guarded
-from stepnet.compiler.trace.answers import CLAIMED, AsksCaptured
-from stepnet.compiler.trace.capture import (
-    BY_VALUES,
-    Example,
-    without_compiled_autograd,
-    without_hooks,
-    without_modes,
-)
+from stepnet.compiler.trace.capture import BY_VALUES, Example
+from stepnet.compiler.trace.data_dependent import CLAIMED, AsksCaptured
 from stepnet.compiler.trace.draws import Draw, drawn_in_order, kept
 from stepnet.compiler.trace.iteration import code_of, iteration, reached
 from stepnet.compiler.trace.record import tried as tried_on
-from stepnet.compiler.trace.unseen import may_be_constant, unseen_are_constants
+from stepnet.compiler.trace.set_aside import without_compiled_autograd, without_hooks, without_modes
+from stepnet.compiler.trace.untraced_constants import may_be_constant, unseen_are_constants
 from stepnet.data.modes import default_device, draws_put_back, for_plans
 from stepnet.data.storage import memory_of
 from stepnet.data.tree import Spec
@@ -46,12 +41,12 @@ from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 from stepnet.user_line import line_in
 
-from .check import self_check, versions
-from .choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
+from .executor_choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
 from .other_threads import Meanwhile
 from .reads import FailsOnSamples, Reads, ReadsChanged, read, read_anew, settings, steps_of_inner_loops
 from .rows import Noise, Sequences, samples
-from .strided import check_strided
+from .self_check import self_check, versions
+from .stride_dependence import check_strided
 
 
 @dataclass
@@ -103,7 +98,7 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
     holders = found.holders
     if any(holder is os.environ for holder in holders):
         try:
-            from stepnet.compiler.trace.by_torch import warm  # a second of imports
+            from stepnet.compiler.trace.torch_tracers import warm  # a second of imports
 
             warm()
         except Exception as error:  # torch's compiler looks into all modules, and fails at odd ones

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from stepnet.compiler.passes.probe import ROWS
+from stepnet.compiler.passes.rowwise_probe import ROWS
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread
-from stepnet.compiler.trace.capture import without_hooks
 from stepnet.compiler.trace.iteration import iteration, reached
+from stepnet.compiler.trace.set_aside import without_hooks
 from stepnet.data.modes import draws_put_back
 from stepnet.ir.loop import Loop
 
-from .check import versions
 from .reads import Reads, looks, read_anew
 from .rows import Sequences, samples
+from .self_check import versions
 
 
 class Meanwhile:

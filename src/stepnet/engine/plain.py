@@ -63,7 +63,7 @@ def read_again(
     reads: Reads,
     x: Sequence[Tensor],
     states: Sequence[Tensor],
-    reader: Callable[..., Reads] = read,
+    reader: Callable[..., Reads],
 ) -> Reads:
     """What a loop reads now, which is what it read before, perhaps in other tensors.
 

@@ -17,35 +17,27 @@ from torch import Tensor, nn
 
 from stepnet.compiler.reads.reach import note_asking
 from stepnet.compiler.rewritten.inner_loops import ENDED, ENDED_AT_LIMIT, TooFewSteps, inner, is_guarded
-from stepnet.compiler.trace.answers import AsksCaptured
 from stepnet.compiler.trace.capture import FailsOnAnyRows
+from stepnet.compiler.trace.data_dependent import AsksCaptured
 from stepnet.compiler.trace.iteration import code_of, own_classes
-from stepnet.data.as_imported import contiguous
-from stepnet.data.modes import (
-    batches,
-    has_tangent,
-    linearizes,
-)
+from stepnet.data.modes import batches, has_tangent, linearizes, transforms_active
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import NoCompiler, NotBuilt, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import AUTO, tried
-from stepnet.executors.setting import transforms_active
 from stepnet.executors.transformed import Run, run_transformed
 from stepnet.ir.loop import Loop
 from stepnet.user_line import user_level
 
 from . import varying_numbers, warm_calls
-from .attributes import run_with_attributes
-from .check import holds
-from .choice import Slower, about_as_many
+from .attribute_outputs import run_and_leave
+from .attribute_states import run_with_attributes
+from .executor_choice import Slower, about_as_many
 from .jvp_plan import Find, RunsAlong
-from .known_steps import forget_steps
-from .left import run_and_leave
-from .lone_steps import forget_lone
 from .make import Entry, for_as_many, make, refused_as, stands
 from .plain import plain_loop
 from .reads import (
@@ -62,10 +54,13 @@ from .reads import (
     steps_of_inner_loops,
     why_changing,
 )
-from .resting import Rests, clock, forget_resting, note_refused, rests
+from .refused_steps import Rests, clock, forget_resting, note_refused, rests
 from .rows import Noise, Sequences, as_rows
+from .self_check import holds
+from .single_step_calls import forget_lone
 from .transforms import Further, find_transformed
 from .varying_numbers import note_plan
+from .walked_steps import forget_steps
 
 _entries: OrderedDict[Any, Entry] = OrderedDict()
 _told: set[Any] = set()  # steps and reasons that were warned of

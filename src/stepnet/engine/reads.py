@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.compiler.passes.probe import ROWS
+from stepnet.compiler.passes.rowwise_probe import ROWS
 from stepnet.compiler.reads.code_facts import Facts, line_that_sets, words
 from stepnet.compiler.reads.numbers import Number, but_for_numbers
 from stepnet.compiler.reads.reach import Reach
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.reads.walk_code import END
 from stepnet.compiler.rewritten.inner_loops import MOST, inner_loops, too_long
-from stepnet.compiler.trace.capture import without_hooks, without_modes
 from stepnet.compiler.trace.draws import kept
 from stepnet.compiler.trace.iteration import iteration, reached
 from stepnet.compiler.trace.record import Record, record
-from stepnet.data.bounded import Bounded
+from stepnet.compiler.trace.set_aside import without_hooks, without_modes
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.modes import Around, casts_let_go, draws_put_back
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from stepnet.compiler.trace.capture import Replaced
 from stepnet.compiler.trace.iteration import code_of, reached
-from stepnet.data.as_imported import contiguous
 from stepnet.data.modes import has_tangent, is_wrapped, outside_transforms, transforms
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import Unsupported
 from stepnet.executors.call import Call
 from stepnet.executors.ready import Ready

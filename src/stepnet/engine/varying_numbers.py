@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stepnet.compiler.reads.numbers import Lifted, Number, as_tensor, but_for_numbers
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 
 _LIMIT = 512
 _FEW = 8  # plans of one piece of source that a new one is held against

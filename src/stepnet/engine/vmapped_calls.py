@@ -15,18 +15,17 @@ from torch import Tensor, nn
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from stepnet.compiler.trace.iteration import code_of, reached
-from stepnet.data.modes import is_wrapped
+from stepnet.data.modes import is_wrapped, nothing_around
 from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import Unsupported
 from stepnet.executors.call import Call, not_asked_for
-from stepnet.executors.setting import nothing_around
 from stepnet.executors.transformed import each_by_places
 
-from .known_steps import unchanged_step
 from .make import Entry
 from .plans import find_plan, finding, is_as_ever, run_warm
 from .reads import closed, looks
 from .transforms import Swapped
+from .walked_steps import unchanged_step
 from .warm_calls import Asked, Steps, Way, asked, joined
 
 Batched = tuple[Tensor, "int | None"]  # a tensor, and where its batch is

@@ -21,34 +21,34 @@ from torch.autograd import forward_ad
 from stepnet.compiler.reads.reach import Reach, reach
 from stepnet.compiler.rewritten.inner_loops import is_guarded
 from stepnet.compiler.trace.iteration import own_classes
-from stepnet.data.alike import alike
-from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import autocast_dtype, sees_saved_tensors
+from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors, settings
+from stepnet.data.tensor_guards import alike
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import is_copied, run_direct, run_real
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.base import Executor
-from stepnet.executors.call import Call, not_asked_for
+from stepnet.executors.call import Call, goes_by_places, not_asked_for
 from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import AUTO, tried
-from stepnet.executors.setting import nothing_around, only_plain
+from stepnet.executors.setting import only_plain
 from stepnet.ir.loop import Loop
 from stepnet.watchers import is_noted, note_run
 
-from .choice import about_as_many
+from .executor_choice import about_as_many
 from .inputs import inputs_of
 from .jvp_plan import Find, RunsAlong
-from .known_steps import Found, boots, forget_steps, note, unchanged_step
-from .lone_steps import note_faster
 from .make import Entry, apart
-from .one_step import is_faster, one_step
 from .plain import plain_loop
 from .reads import Reads, looks
-from .resting import rests
+from .refused_steps import rests
 from .rows import Sequences
+from .single_step_calls import note_faster
+from .single_step_timing import is_faster, one_step
+from .walked_steps import Found, boots, forget_steps, note, unchanged_step
 
 _known: OrderedDict[Any, Entry] = OrderedDict()
 _LIMIT = 512
@@ -354,9 +354,7 @@ def asked(
         tuple([(t.shape[1:], t.dtype, t.requires_grad) for t in states]),
         tuple([(t.shape[1:], t.dtype, t.requires_grad) for t in rows]),
         type(inputs[0]) if pieces is None else LoDTensor,
-        torch.is_grad_enabled(),
-        autocast_dtype("cpu"),
-        torch.get_default_dtype(),
+        *settings(),
         tried(way.backend),
     )
     return state, Asked(of, step, inputs, states, (x_spec, spec), way, key, tensors, rows, layout, like)
@@ -556,7 +554,7 @@ def _like(
         tables=None if ragged or by_address else [tuple(t.shape) for t in call.rows],
         call=alone,
         complex=is_complex,
-        direct=alone.as_it_is and not is_complex and not alone.constants,
+        direct=goes_by_places(ready, alone.constants, given),
         lately=Lately(),
     )
 

@@ -23,17 +23,17 @@ from stepnet.watchers import during
 
 from .call import Call, KeptRows
 from .direct import Direct
-from .flow import carry_gradients
+from .gradient_flow import carry_gradients
 from .gradients import gradients
 from .higher_order import Moves, again, asked_again, differentiable, is_plain, is_run, one_by_one, total
 from .hooks import guard_inputs, guarded_results
 from .layout import Layout
 from .memory import Memory, are_written, counters
-from .moved_leaves import by_saved_leaves
 from .noise import generator_of, noise_of
 from .ready import Ready
-from .recomputed import checkpointed
-from .saved import saved as as_saved
+from .recompute_check import checkpointed
+from .replaced_memory import by_saved_leaves
+from .saved_tensors import saved as as_saved
 from .tables import EARLIER, into
 
 WORTH_ASKING = 1 << 24  # multiplications that take longer than to ask whether anybody wants what they make

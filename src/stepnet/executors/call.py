@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from stepnet.data.modes import autocast_dtype
 
 from .layout import Layout
 from .memory import Counters
@@ -88,3 +90,11 @@ class Call(NamedTuple):
         with self.ready.around.again():
             y, finals = self.plain(*self.ready.plan.parted(inputs))
         return [*y, *finals]
+
+
+def goes_by_places(ready: Ready, constants: Mapping[str, Any], inputs: Iterable[Tensor]) -> bool:
+    """Whether runs on tensors that look like these may go by places: a plan reads no constants then, and
+    finds in memory what the tensors say that they are."""
+    if constants or ready.plan.paired or autocast_dtype("cpu") is not None:
+        return False
+    return not any(t.is_complex() or t.is_neg() or t._is_zerotensor() for t in inputs)

@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import (
+from stepnet.data.bounded_cache import Bounded
+from stepnet.data.dtypes import dtype_of
+from stepnet.data.storage import distinct
+from stepnet.data.unpatched_torch import (
     contiguous,
     data_ptr,
     empty,
@@ -24,12 +27,9 @@ from stepnet.data.as_imported import (
     stride,
     zeros_like,
 )
-from stepnet.data.bounded import Bounded
-from stepnet.data.dtypes import dtype_of
-from stepnet.data.storage import distinct
 
 from .c.few_rows import earlier
-from .flow import carry_gradients, reached
+from .gradient_flow import carry_gradients, reached
 from .gradients import asked_of
 from .higher_order import is_plain
 from .layout import Layout

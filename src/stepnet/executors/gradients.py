@@ -11,7 +11,7 @@ from stepnet.data.storage import distinct
 from stepnet.ir.plan import Plan
 
 from .call import Call
-from .flow import reached
+from .gradient_flow import reached
 from .layout import Layout
 from .loop import last, shift
 from .ready import Asked, Ready

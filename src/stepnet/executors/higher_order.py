@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge as gradient_edge
 
-from stepnet.data.history import history
+from stepnet.data.autograd_history import history
 from stepnet.data.in_graph import not_followed
 from stepnet.data.modes import batches, has_tangent, outside_batches, outside_innermost, transforms
 from stepnet.errors import StepError, Unsupported
 from stepnet.ir.plan import Plan
 
 from .call import Call, KeptRows, Pull
-from .flow import moved
+from .gradient_flow import moved
 from .memory import Memory
 from .noise import noise_of
-from .saved import saved
+from .saved_tensors import saved
 
 NEAR = 1000  # nodes between a loop and a loss; further away nobody looks for it
 

@@ -16,9 +16,9 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from stepnet.data.as_imported import from_numpy
 from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import LoD
+from stepnet.data.unpatched_torch import from_numpy
 from stepnet.errors import LoDError
 
 from . import on_gpu

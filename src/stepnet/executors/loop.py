@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import data_ptr
 from stepnet.data.heap import new_table
 from stepnet.data.modes import as_written, is_as_written
+from stepnet.data.unpatched_torch import data_ptr
 from stepnet.errors import StepError
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.last_uses import last_uses

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import is_set_to
 from stepnet.data.storage import memory_of
+from stepnet.data.unpatched_torch import is_set_to
 from stepnet.errors import WrittenError
 
-from .saved import save
+from .saved_tensors import save
 
 _NOTHING = torch.empty(0, device="cpu")
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import Around
 from stepnet.errors import Unsupported

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
-from stepnet.data.modes import autocast_dtype, in_function_modes, linearizes, traced
+from stepnet.data.modes import autocast_dtype, in_function_modes, linearizes, traced, transforms_active
 from stepnet.errors import StepError
 
 from .base import Backend
@@ -51,23 +50,6 @@ def check_backend(backend: Backend | None) -> Backend:
         expected = f"one of {', '.join(backend_names())}"
         raise StepError("no such backend", got=repr(backend), expected=expected)
     return backend
-
-
-def transforms_active() -> bool:
-    """True inside torch.func's vmap, grad or jvp, which a compiled loop cannot take part in."""
-    return torch._C._are_functorch_transforms_active()
-
-
-def nothing_around() -> bool:
-    """Whether no mode, transform or trace is around a call."""
-    return not (
-        torch._C._len_torch_function_stack()
-        or forward_ad._current_level >= 0
-        or torch.is_anomaly_enabled()
-        or torch._C._len_torch_dispatch_stack()
-        or transforms_active()
-        or traced()
-    )
 
 
 def only_plain(tensors: Sequence[Tensor], *, transforms: bool = False) -> str | None:

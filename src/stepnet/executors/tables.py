@@ -8,8 +8,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import is_contiguous
 from stepnet.data.heap import new_table
+from stepnet.data.unpatched_torch import is_contiguous
 
 EARLIER = "earlier rows of "  # and a state: what a scan calls the rows one step before, if they lie in memory
 # Where a run is to write rows of values, by name, if not to tables of its own.

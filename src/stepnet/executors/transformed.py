@@ -18,18 +18,19 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from stepnet.data.as_imported import contiguous
 from stepnet.data.in_graph import not_followed
 from stepnet.data.modes import (
     as_one_node,
     autocast_dtype,
     has_tangent,
     needs_gradient,
+    nothing_around,
     transforms,
 )
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import StepError, Unsupported
 
-from . import batched, flow
+from . import batched, gradient_flow
 from .autograd import forward, is_computed_again
 from .call import Call
 from .direct import Lately
@@ -38,9 +39,8 @@ from .gradients import gradients, has_gradient
 from .higher_order import again, asked_again, at_places, is_plain, second_by_plain_loop, total
 from .nodes import applied, one_level_down
 from .ready import Ready
-from .saved import save
-from .saved import saved as as_saved
-from .setting import nothing_around
+from .saved_tensors import save
+from .saved_tensors import saved as as_saved
 
 NEAR = 1 << 24  # bytes of weights, a copy for each call: with more, copies cost more than calls (measured)
 
@@ -170,7 +170,7 @@ def run_transformed(
             out[k] = forward_ad.unpack_dual(out[k]).primal
     if inside and forward_ad._current_level >= 0:  # .detach() drops tangents, which go where no gradient does
         return out
-    carry = flow.carry_gradients(plan, run.call.layout, [needs_gradient(t) for t in tensors])
+    carry = gradient_flow.carry_gradients(plan, run.call.layout, [needs_gradient(t) for t in tensors])
     if inside:  # which leave what needs a gradient around them needing one
         return [t if carries else t.detach() for t, carries in zip(out, carry, strict=True)]
     return [t if carries else _without_gradient(t) for t, carries in zip(out, carry, strict=True)]
@@ -213,7 +213,7 @@ class _PlanCall(torch.autograd.Function):
         if _in_forward_mode(tensors):  # which goes where no gradient flows
             carry = tuple(t.is_floating_point() for t in results)
         else:
-            carry = flow.carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
+            carry = gradient_flow.carry_gradients(plan, call.layout, ctx.needs_input_grad[1:])
         ctx.carry = carry
         still = (t for t, carries in zip(results, carry, strict=True) if not carries)
         ctx.mark_non_differentiable(*still, *output[len(results) :])
@@ -499,7 +499,7 @@ def _along(
     ready, recorded = call.ready, torch.is_grad_enabled() or bool(transforms())
     like = ready.history_key(call.layout, moving, (), ())
     # without gradients the step was recorded without what autograd leads to
-    moves = flow.moved(ready.plan, call.layout, moving) if recorded else ready.histories.get(like)
+    moves = gradient_flow.moved(ready.plan, call.layout, moving) if recorded else ready.histories.get(like)
     try:
         of, inputs = _derivative(run, tensors, directions, forward_mode=True)
     except Unsupported:

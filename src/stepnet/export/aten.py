@@ -16,7 +16,7 @@ from stepnet.user_line import Line
 
 from .emit import Emit
 from .graph import Value
-from .in_sizes import in_sizes
+from .size_expressions import in_sizes
 from .trace import AnyNumber, Numbers, Program, line_of, sizes_of
 
 _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat)

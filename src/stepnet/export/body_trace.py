@@ -20,7 +20,7 @@ from stepnet.errors import IRError
 
 from .aten import AtenNet, is_known
 from .graph import Graph, LoopInput, Value
-from .referred_sizes import Referred, examples
+from .size_inputs import Referred, examples
 from .trace import Program, of_python, program, sizes_of
 
 _MORE = 8

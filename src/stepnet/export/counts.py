@@ -14,7 +14,7 @@ from torch.fx import Node as FxNode
 
 from stepnet.errors import IRError
 
-from .asked import Request
+from .call_log import Request
 from .calls import call_of
 from .trace import Program, line_of
 

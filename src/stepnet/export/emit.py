@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .composed_ops import MADE_OF
 from .graph import Value
-from .made_of import MADE_OF
 from .nodes import I64, Nodes
 
 END = 2**63 - 1  # of an axis, whatever its size

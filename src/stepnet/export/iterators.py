@@ -16,11 +16,9 @@ from stepnet.compiler.trace.capture import Replaced
 from stepnet.compiler.trace.iteration import code_of
 from stepnet.errors import IRError
 from stepnet.ir import loop as ir
-from stepnet.iterator.tensor_iterator import INSTEAD
 from stepnet.user_line import user_line
-from stepnet.watchers import during
+from stepnet.watchers import ITERATORS, during
 
-from .as_called import AsCalled, loop_as_called
 from .aten import AtenNet, rule
 from .body_trace import BodyTrace, no_lengths
 from .calls import (
@@ -37,10 +35,11 @@ from .calls import (
     traced_op,
     unanswered,
 )
+from .captured_state import AsCalled, loop_as_called
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
-from .reads import tensors_read
-from .referred_sizes import Referred, as_tensors, with_sizes
+from .size_inputs import Referred, as_tensors, with_sizes
+from .tensors_read import tensors_read
 
 
 @dataclass
@@ -156,7 +155,7 @@ class LoopTracer(Tracer):
         return dict(zip((port.output for port in loop.outputs), out, strict=True))
 
 
-KINDS.append(Kind(partial(during, INSTEAD), LoopRecorder, lambda calls, _: LoopTracer(calls)))
+KINDS.append(Kind(partial(during, ITERATORS), LoopRecorder, lambda calls, _: LoopTracer(calls)))
 
 
 @rule("stepnet.iterator")

@@ -27,7 +27,7 @@ from . import (  # noqa: F401  (they fill tables)
     aten_math,
     aten_pick,
     aten_shape,
-    certain,
+    guarded_values,
     iterators,
     recurrences,
     sequences,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from stepnet.compiler.trace.answers import Followers
+from stepnet.compiler.trace.data_dependent import Followers
 from stepnet.data.tree import Spec
 from stepnet.errors import IRError, Unsupported
 from stepnet.interrupts import let_through

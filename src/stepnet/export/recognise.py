@@ -255,7 +255,6 @@ def recognise(plan: LoopPlan, constants: Mapping[str, Tensor]) -> KnownCell | No
     return None
 
 
-Gates = list[tuple[Affine, ...]]  # one or two affine functions each; two: of x, and of h alone
 Found = tuple[str, list[Affine], dict[str, Any]]
 
 

@@ -17,9 +17,9 @@ from stepnet.data.tree import LEAF, Spec, unflatten
 from stepnet.errors import IRError, Unsupported
 from stepnet.ir.loop import Loop, Sweep
 
-from .as_called import AsCalled
 from .calls import Calls, Places, noted_calls
-from .referred_sizes import Referred, with_sizes
+from .captured_state import AsCalled
+from .size_inputs import Referred, with_sizes
 
 
 @dataclass

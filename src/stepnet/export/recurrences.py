@@ -22,7 +22,6 @@ from stepnet.compiler.trace.control import both_branches
 from stepnet.compiler.trace.iteration import code_of, iteration
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
-from stepnet.data.sequence import INSTEAD as SEQUENCES
 from stepnet.data.tree import flatten
 from stepnet.engine import find_plan, run
 from stepnet.errors import IRError, Unsupported
@@ -33,9 +32,8 @@ from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.template import literals
 from stepnet.ir.loop import Loop
 from stepnet.user_line import user_line
-from stepnet.watchers import Instead, during, replaced
+from stepnet.watchers import SEQUENCES, Instead, during, replaced
 
-from .as_called import AsCalled, loop_as_called
 from .aten import AtenNet, rule
 from .body_trace import BY_SIZES, no_lengths
 from .calls import (
@@ -53,14 +51,15 @@ from .calls import (
     traced_op,
     unanswered,
 )
+from .captured_state import AsCalled, loop_as_called
 from .graph import Target, Value
 from .questions import questions_of
 from .ragged_step import write_ragged_step
-from .reads import tensors_read
 from .recurrence_call import RecurrenceCall
-from .referred_sizes import as_tensors, numbers_read
 from .rows import unwritable
 from .scans import PlanWriter, StepAxis
+from .size_inputs import as_tensors, numbers_read
+from .tensors_read import tensors_read
 from .whole_step import write_step
 
 # The lengths of sequences that are padded at their end, batch first: the recurrences here go by them.

@@ -33,9 +33,9 @@ from stepnet.interrupts import let_through
 from stepnet.user_line import Line, run_by
 
 from . import size_questions
-from .asked import Asked, Request
+from .call_log import Asked, Request
+from .decompositions import Known, taken_apart
 from .open_sizes import settle
-from .taken_apart import Known, taken_apart
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,10 @@ from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import IRError, StepnetError
 from stepnet.front.step import describe_leaf, step_name
 from stepnet.loops.as_frame import run_as_frame
-from stepnet.repeat import INSTEAD, while_joined, while_loop
+from stepnet.repeat import while_joined, while_loop
 from stepnet.user_line import user_line
-from stepnet.watchers import during
+from stepnet.watchers import WHILE_LOOPS, during
 
-from .as_called import AsCalled, as_called
 from .aten import AtenNet, rule
 from .body_trace import BodyTrace, no_lengths
 from .calls import (
@@ -41,10 +40,11 @@ from .calls import (
     traced_op,
     unanswered,
 )
+from .captured_state import AsCalled, as_called
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Target, Value
-from .reads import tensors_read
-from .referred_sizes import Referred, as_tensors, with_sizes
+from .size_inputs import Referred, as_tensors, with_sizes
+from .tensors_read import tensors_read
 from .trace import AnyNumber
 
 _ENDLESS = -1
@@ -249,7 +249,7 @@ def _are_filled(leaves: Sequence[Any]) -> bool:
     return any(isinstance(leaf, TensorArray) for leaf in leaves)
 
 
-KINDS.append(Kind(partial(during, INSTEAD), WhileRecorder, lambda calls, _: WhileTracer(calls)))
+KINDS.append(Kind(partial(during, WHILE_LOOPS), WhileRecorder, lambda calls, _: WhileTracer(calls)))
 
 
 class Picked(TorchFunctionMode):

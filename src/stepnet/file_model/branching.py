@@ -15,8 +15,8 @@ from stepnet.errors import StepnetError
 from stepnet.repeat import while_joined
 from stepnet.watchers import instead
 
+from .body_ended_loops import BOTH, both_run, chosen
 from .misfit import Misfit
-from .own_end import BOTH, both_run, chosen
 from .recording import decided
 
 Results = Callable[[bool], Sequence[Any]]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stepnet.errors import IRError
 
-from .broken import Misfitting
+from .file_errors import Misfitting
 from .model import shorten
 
 _FEW = 1024  # steps that nobody looks at: to compare states takes a tenth of a small step

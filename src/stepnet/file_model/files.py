@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from stepnet.errors import IRError
 
-from .broken import Unreadable
+from .file_errors import Unreadable
 
 
 @contextmanager

@@ -23,12 +23,12 @@ from stepnet.ir.last_uses import last_uses
 from stepnet.ir.loop import BackEdge, Concat, Invariant, Last, Loop, Merged, Slice
 from stepnet.iterator.rows import RowLoop
 
-from .lined import Otherwise
+from .fused_calls import Otherwise
 from .misfit import Misfit
 from .model import FileBody, LoopReport
-from .prepared import ERRORS
 from .recording import not_in_recordings
 from .scan_loop import compiled, way
+from .specialized_graph import ERRORS
 from .step_rules import Seen, Shape, Step, Value
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.errors import StepnetError
 from stepnet.executors.setting import check_backend
 
 from .joined_steps import Declined, found
-from .prepared import ERRORS, plainly_fed
 from .recording import Recorder
+from .specialized_graph import ERRORS, plainly_fed
 from .step_rules import Step, Value
 
 _MOST_KINDS = 64  # of calls, that one graph remembers

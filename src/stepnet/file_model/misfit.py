@@ -12,7 +12,7 @@ from torch import Tensor
 from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.errors import IRError, StepnetError
 
-from .broken import Misfitting
+from .file_errors import Misfitting
 from .model import shorten
 
 

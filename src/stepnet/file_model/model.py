@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stepnet.data.alike import alike
 from stepnet.data.convert import from_array
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.outputs import Outputs
 from stepnet.data.recording import Interned, ToldByContent
+from stepnet.data.tensor_guards import alike
 from stepnet.errors import Unsupported
 
-from .broken import Misgiven
+from .file_errors import Misgiven
 
 STATES = "stepnet.states"  # under which metadata lists the pairs of inputs and outputs that are states
 

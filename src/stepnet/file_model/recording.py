@@ -20,17 +20,17 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from stepnet.data.alike import alike
-from stepnet.data.as_imported import data_ptr
+from stepnet.data.tensor_guards import alike
+from stepnet.data.unpatched_torch import data_ptr
 from stepnet.executors.line import Place
 from stepnet.iterator.replay import Noting
 from stepnet.watchers import during, noted_by
 
+from .call_lowering import place_of
 from .calls import Call, Slot, slots_in
-from .few_steps import FewSteps
-from .lined import Lined, Stepping, decides, expect
-from .lines import place_of
-from .replayed import Ran, replayed
+from .fused_calls import Lined, Stepping, decides, expect
+from .replayed_nodes import Ran, replayed
+from .short_cells import FewSteps
 
 _RECORDER: ContextVar[Recorder | None] = ContextVar("what records the node that runs", default=None)
 # What is read of a tensor besides its numbers: by the sizes alone, or by neither.

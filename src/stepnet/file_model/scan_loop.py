@@ -17,7 +17,7 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.setting import check_backend
 from stepnet.ir.loop import BackEdge, Concat, Invariant, Iteration, Last, Loop, Merged, Slice
-from stepnet.iterator.in_program import for_program, in_program
+from stepnet.iterator.exported_loops import for_program, in_program
 from stepnet.iterator.rows import RowLoop, show_declined
 
 from .misfit import Misfit

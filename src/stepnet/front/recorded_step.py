@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.recording import Interned
 
 from .recorded import Call

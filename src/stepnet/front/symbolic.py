@@ -175,7 +175,7 @@ class SymbolicSize(SymbolicNumber, torch.SymInt):
         raise outside(self)
 
 
-def symbolic(program: Recording, ref: Ref, example: Any, unknown: type[Symbolic] = Symbolic) -> Any:
+def symbolic(program: Recording, ref: Ref, example: Any, unknown: type[Symbolic]) -> Any:
     """The symbolic value, number or array at a place of a program; `unknown` is one without example."""
     if example is None:
         return unknown(program, ref, None)

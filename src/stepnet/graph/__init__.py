@@ -2,7 +2,7 @@
 
 from stepnet.data.in_graph import CAN_CAPTURE as CAN_CAPTURE
 
-from . import open_rows as open_rows
+from . import ops_on_open_rows as ops_on_open_rows
 from . import sequences as sequences
 from .capture import TAKES as TAKES
 from .capture import can_be_node as can_be_node

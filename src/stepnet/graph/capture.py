@@ -33,14 +33,14 @@ from stepnet.data.offsets import LoD
 from stepnet.front.static import Padded
 from stepnet.front.step import TorchCell
 
-from . import calls, inner_gradients
+from . import autograd_grad, calls
 from .flow import Way
 from .functions import put_together
 from .guards import forget_ours
 from .ops import LIBRARY
-from .portable import refused, text_of
 from .records import closed, flat, nested, opened
 from .recurrence import Leaf, Recurrence, autocast_now
+from .recurrence_text import refused, text_of
 from .sizes import open_size, row_shape
 
 if CAN_CAPTURE:
@@ -361,9 +361,9 @@ class _Lowered:
         # sizes after tensors, as those whom the operator is given
         in_order = sorted(operands, key=lambda n: not isinstance(n.meta["example_value"], Tensor))
         known = {n: graph.placeholder(n.name) for n in in_order}
-        gradients = is_exporting() and inner_gradients.asks(nodes)
+        gradients = is_exporting() and autograd_grad.asks(nodes)
         for n in nodes[len(operands) :]:
-            if gradients and inner_gradients.marks(n):
+            if gradients and autograd_grad.marks(n):
                 continue
             if gradients and n.target is torch.autograd.grad:
                 known[n] = self._gradient(n, graph, known, way)
@@ -414,7 +414,7 @@ class _Lowered:
     def _gradient(node: fx.Node, graph: fx.Graph, known: dict[fx.Node, fx.Node], way: Way) -> fx.Node:
         """A call of `torch.autograd.grad`."""
         try:
-            return inner_gradients.differentiated(
+            return autograd_grad.differentiated(
                 node, graph, known, lambda body: _function(body.python_code("self"), {})
             )
         except ValueError as error:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import SymInt, Tensor
 
-from stepnet.data.history import history
+from stepnet.data.autograd_history import history
 from stepnet.data.modes import outside_modes
 from stepnet.errors import StepError
 from stepnet.executors.base import Backend

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import contiguous
 from stepnet.data.storage import apart, memory_of
+from stepnet.data.unpatched_torch import contiguous
 
 
 class Place(NamedTuple):

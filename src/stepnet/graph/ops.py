@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from stepnet.data.in_graph import not_followed
-from stepnet.data.modes import unwrapped
+from stepnet.data.modes import transforms_active, unwrapped
 from stepnet.data.storage import apart
 from stepnet.errors import StepError, WrittenError
 from stepnet.executors.higher_order import one_by_one
@@ -246,7 +246,7 @@ def _at_once(tensors: Sequence[Tensor]) -> bool:
     """Whether nothing between autograd and the operator itself has to do with a call on these tensors."""
     return (
         not torch._C._len_torch_dispatch_stack()
-        and not torch._C._are_functorch_transforms_active()
+        and not transforms_active()
         and KINDS.issuperset(map(type, tensors))
     )
 

@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
-from stepnet.data.as_imported import contiguous
+from stepnet.data.modes import nothing_around
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.executors.autograd import forward
 from stepnet.executors.call import Call, not_asked_for
 from stepnet.executors.direct import Direct, Lately
 from stepnet.executors.gradients import gradients
 from stepnet.executors.layout import Layout
 from stepnet.executors.ready import Ready
-from stepnet.watchers import instead, is_kept, watching
+from stepnet.watchers import nobody_else
 
 from .dispatch import from_the_top
 from .memory import Place, laid_out, leave_alone, places, taken
@@ -197,16 +197,7 @@ def all_on_cpu(tensors: Sequence[Tensor]) -> bool:
 
 def is_watched() -> bool:
     """Whether a call may not be run by a plan alone, for somebody looks on."""
-    return (
-        torch._C._len_torch_function_stack() > 0
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-        or torch.is_anomaly_enabled()
-        or instead() is not None
-        or watching() is not None
-        or is_kept()
-    )
+    return not (nothing_around() and nobody_else())
 
 
 def _rows(tensor: Tensor, lead: int) -> Tensor:

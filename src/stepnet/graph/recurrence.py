@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.alike import alike
-from stepnet.data.as_imported import contiguous
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.offsets import LoD
+from stepnet.data.tensor_guards import alike
 from stepnet.data.tree import flatten
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.executors.base import Executor
 from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.modes import as_written
 from stepnet.errors import IRError, LoopError, StepError, Unsupported
 
 from .capture import NOISE
 from .flow import Way
-from .portable import text_of
 from .recurrence import Leaf, Recurrence, autocast_as, autocast_now
-from .sizes import row_shape
+from .recurrence_text import text_of
+from .sizes import for_open_sizes, row_shape
 
 # What stepnet's and torch's operators raise of what they cannot do without numbers.
 _REFUSALS = (StepError, IRError, LoopError, RuntimeError, ValueError, TypeError, LookupError, ArithmeticError,
@@ -65,20 +64,13 @@ def _on_any_rows(
     reads: Sequence[Tensor],
 ) -> torch.fx.GraphModule:  # fmt: skip
     """What a step calls on rows whose number torch's tracer cannot be asked for."""
-    from torch._guards import tracing
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-    from torch.utils._python_dispatch import _disable_current_modes
 
     shapes = [(row_shape(t, way.axis, 0), t) for t in x] + [(tuple(t.shape[1:]), t) for t in states]
     fixed = [(tuple(t.shape), t) for t in reads]
     if any(type(size) is not int for shape, _ in (*shapes, *fixed) for size in shape):
         raise Unsupported("the program leaves a size open besides those of steps and rows")
-    env = ShapeEnv()
-    fake = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)  # constants of the step
-    fake.cache_enabled = False  # as in `compiler.trace.by_torch`
-    with _disable_current_modes(), as_written(torch.device("cpu")), tracing(None):
+    with for_open_sizes() as (env, fake):
         with env.ignore_fresh_unbacked_symbols():
             n = env.create_unbacked_symint()
         torch._check(n >= 1)

@@ -11,20 +11,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import contiguous, data_ptr
-from stepnet.data.modes import autocast_dtype, default_device
+from stepnet.data.modes import default_device, nothing_around, settings
+from stepnet.data.unpatched_torch import contiguous, data_ptr
 from stepnet.engine import Entry
 from stepnet.executors.autograd import is_computed_again, run_direct
 from stepnet.executors.autograd import run as run_plan
-from stepnet.executors.call import Call, not_asked_for
+from stepnet.executors.call import Call, goes_by_places, not_asked_for
 from stepnet.executors.direct import Direct, Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.ready import Ready
 from stepnet.executors.registry import tried
-from stepnet.executors.setting import nothing_around
 from stepnet.watchers import is_noted, note_run
 
-from .by_address import ByAddress
+from .replay_by_address import ByAddress
 from .views import View, view_of
 
 _MOST = 8  # numbers of threads, and modes, that runs by address are kept for
@@ -143,10 +142,7 @@ class Noting:
         results = {name: view_of(value, sources) for name, value in outputs.items()}
         if any(view is None for found in (*views, [*results.values()]) for view in found):
             return None
-        plain = not entry.compiled.constants and not entry.ready.plan.paired
-        direct = (
-            plain and autocast_dtype("cpu") is None and not any(t.is_neg() for part in given for t in part)
-        )
+        direct = goes_by_places(entry.ready, entry.compiled.constants, [t for part in given for t in part])
         whose = weakref.ref(entry), weakref.ref(entry.ready)
         return Replay(*whose, layout, steps, views, results, direct, Lately(), {}, {}, stays)  # pyright: ignore[reportArgumentType]
 
@@ -163,10 +159,8 @@ def kind_of(fed: Sequence[Any], backend: str, steps: int | None) -> Any:
         steps,
         tuple(map(ids.index, ids)),  # one tensor may be fed twice
         tried(backend),
-        torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        autocast_dtype("cpu"),
-        torch.get_default_dtype(),
+        *settings(),
         default_device(),
         *[(v.shape, v.stride(), v.dtype, v.device, v.requires_grad) for v in fed],
     )

@@ -13,7 +13,7 @@ from stepnet.front.step import describe_leaves, next_state
 from stepnet.ir.loop import Concat, Iteration, Loop
 from stepnet.ir.sweep import over_rows
 
-from .leads import Leads
+from .leading_axes import Leads
 
 COUNTER = "iteration"
 Run = Callable[..., Sequence[Tensor]]

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 from stepnet.engine import run
 from stepnet.errors import IRError, LoopError, StepError, Unsupported
 from stepnet.executors.naive import number_of
@@ -30,7 +30,7 @@ from stepnet.executors.segment import iterations
 from stepnet.ir.loop import Concat, Iteration, Loop, Slice
 from stepnet.watchers import note_run, watched, watching
 
-from .leads import Leads, possible
+from .leading_axes import Leads, possible
 from .replay import Noting, Replay, kind_of
 from .row_body import COUNTER, RowBody, RowLayout, Run, new_name, state_name, x_name, y_name
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -22,16 +21,14 @@ from stepnet.executors.registry import AUTO
 from stepnet.executors.setting import check_backend
 from stepnet.front.step import describe_leaf, describe_leaves, step_name
 from stepnet.ir import loop as ir
+from stepnet.watchers import ITERATORS
 
 from .body import CallBody
-from .fit import fit, infer_shape
+from .port_checks import fit, infer_shape
 from .port_map import check_ports, does_not_fit, record
 from .ports import BackEdge, InputPort, OutputPort, Port
 from .rows import RowLoop, show_declined
 
-# What traces a module sees each loop over slices in it as one thing: called with its record, what it is fed,
-# and what runs it; gives its outputs by name.
-INSTEAD: ContextVar[Callable[..., dict[str, Any]] | None] = ContextVar("what answers for loops", default=None)
 _MADE: WeakKeyDictionary[TensorIterator, tuple[tuple[Any, ...], RowLoop]] = WeakKeyDictionary()
 
 
@@ -154,7 +151,7 @@ class TensorIterator(nn.Module):
         if recorded and next(inside((args, kwargs)), None) is not None:
             made: Any = self._part_of_frame(args, kwargs)  # one value where nothing is known of it
             return Outputs(self.outputs, tuple(made[i] for i in range(len(self.outputs))))
-        instead = INSTEAD.get()
+        instead = ITERATORS.get()
         if instead is not None:
             feeds = self.feeds(*args, **kwargs)
             return self._named(instead(self.loop, feeds, lambda: self._by_name(feeds)))

@@ -98,7 +98,7 @@ def check_same_levels(kind: str, x: TapeItem, other: TapeItem) -> None:
         )
 
 
-def check_labels(kind: str, x: Any, label: Any, ignore: int | None = None) -> None:
+def check_labels(kind: str, x: Any, label: Any, ignore: int | None) -> None:
     """Refuse what are not scores and a label for each row, of a class that has a score or is ignored."""
     check_rows(kind, x)
     check_ids(kind, label, "'label'")

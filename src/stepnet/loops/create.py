@@ -21,17 +21,17 @@ from stepnet.executors.registry import tried
 from stepnet.executors.setting import get_backend
 from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.frame import WhileLoop
-from stepnet.front.raise_loop import Raised, raise_loop
 from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.scan_form import rule
 from stepnet.front.symbolic import OPEN
+from stepnet.front.while_to_scan import Raised, raise_loop
 from stepnet.watchers import Instead, during, instead, replaced, watched, watching
 
 from .as_while import run_as_while
-from .inside import record_inside
+from .nested_frames import record_inside
 from .on_tape import record, tape_of, with_tensors
-from .one_row import alone, one_row
 from .recorded_frame import run_recorded
+from .unbatched_scans import alone, one_row
 
 
 @not_followed

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from stepnet.compiler.trace.iteration import code_of
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import transformed
+from stepnet.data.modes import settings, transformed
 from stepnet.data.offsets import LoD
+from stepnet.data.storage import versions
 from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.data.values import rows
 from stepnet.engine import find_plan, read, run
@@ -155,14 +156,14 @@ class _OuterRun:
         self._cut = {"axis": 0, "level": level} | ({"start": -1, "end": 0, "stride": -1} if reverse else {})
         self._given_up = _GIVEN_UP.setdefault(code, set())
         self._kept: dict[int, _Lifted] = {}
-        self._versions = [_version(leaf) for leaf in x]
+        self._versions = _versions(x)
         self._step_versions: list[int] | None = None
 
     def begin(self, t: int, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> None:
         self._t, self._here, self.calls = t, list(x_leaves), 0
         self._state = {leaf.untyped_storage().data_ptr() for leaf in state_leaves if isinstance(leaf, Tensor)}
         if self._step_versions is None:  # the steps of a leaf are views of one table, with one such number
-            self._step_versions = [_version(leaf) for leaf in x_leaves]
+            self._step_versions = _versions(x_leaves)
 
     def lifted(self, inner: Inner) -> tuple[Any, list[Tensor]] | None:
         number, self.calls = self.calls, self.calls + 1
@@ -204,9 +205,8 @@ class _OuterRun:
             if place is None or not isinstance(leaf, LoDTensor):
                 return None
             assert self._step_versions is not None
-            if _version(leaf) != self._step_versions[place]:
-                return None
-            if _version(self._x[place]) != self._versions[place]:
+            now = _versions([leaf, self._x[place]])
+            if now != [self._step_versions[place], self._versions[place]]:
                 return None
             places.append(place)
         return places
@@ -282,10 +282,8 @@ def _call(inner: Inner, places: list[int]) -> tuple[Any, ...]:
         inner.backend,
         code_of(inner.loop).form,
         [(s.shape[1:], s.dtype, s.device, s.requires_grad) for s in inner.state],
-        torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
-        torch.get_default_dtype(),
+        *settings(),
     )
 
 
@@ -295,7 +293,7 @@ def _is_in_a_mode() -> bool:
 
 
 def _about(tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
-    return [(_version(t), t.requires_grad) for t in tensors]
+    return [*zip(versions(tensors), [t.requires_grad for t in tensors], strict=True)]
 
 
 def code_of_step(step: Any) -> Any:
@@ -306,9 +304,8 @@ def code_of_step(step: Any) -> Any:
     return getattr(function, "__code__", type(step))
 
 
-def _version(leaf: Any) -> int:
-    values = rows(leaf)
-    return -1 if values.is_inference() else values._version
+def _versions(leaves: Sequence[Any]) -> list[int]:
+    return versions([*map(rows, leaves)])
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

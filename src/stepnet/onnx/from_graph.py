@@ -12,8 +12,8 @@ from onnx_ir.tensor_adapters import from_torch_dtype
 from torch import Tensor
 
 from stepnet.compiler.rules.torch_names import RARE
+from stepnet.export.composed_ops import MADE_OF
 from stepnet.export.graph import Cell, LoopOp, Node, Target, Value
-from stepnet.export.made_of import MADE_OF
 
 from .graph_writer import GraphWriter
 from .loop_form import cell_nodes, loop_nodes

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from stepnet.file_model import Broken, shorten
 
 from .element_types import ElementType, by_name
-from .spelling import check_names
+from .known_names import check_names
 
 _INT = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 _FLOAT = re.compile(

@@ -10,9 +10,9 @@ import torch
 from stepnet.file_model import Broken, shorten
 
 from .attributes import Attributes
+from .known_names import check_children, check_names
 from .order import OF_EDGES
 from .records import Layer, Net, PortMap, PortRow
-from .spelling import check_children, check_names
 from .xml_tree import only
 
 _OF_ROWS = (

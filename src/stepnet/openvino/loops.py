@@ -40,15 +40,14 @@ from stepnet.ir.loop import (
     OutputPort,
     Slice,
 )  # fmt: skip
-from stepnet.iterator.in_program import for_program, in_program
+from stepnet.iterator.exported_loops import for_program, in_program
 from stepnet.iterator.rows import RowLoop, show_declined
-from stepnet.iterator.tensor_iterator import INSTEAD
-from stepnet.watchers import watching
+from stepnet.watchers import ITERATORS, watching
 
+from .body_ended_loops import OwnEndRunner, WholeStep
 from .graph import Graph, Node
 from .hoisting import Hoisted
 from .layers.row import Misfit
-from .own_end import OwnEndRunner, WholeStep
 from .reader import declared_shape
 from .records import Layer, Net, PortRow
 from .rowwise import Adapter
@@ -257,7 +256,7 @@ class TensorIteratorRunner:
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         not_in_recordings(settled=(self.reports,))
         feeds = dict(zip(self.ports, values, strict=True))
-        if INSTEAD.get() is not None:  # what writes the model takes a TensorIterator
+        if ITERATORS.get() is not None:  # what writes the model takes a TensorIterator
             return as_iterator(self.loop, feeds, self.outputs)
         counted = self._counted()
         out = self.rows.run(feeds, counted, self.reports)
@@ -398,7 +397,7 @@ class LoopRunner:
         not_in_recordings()
         count, *rest = values
         values = (plain(count), *map(plain, rest))
-        if INSTEAD.get() is not None:
+        if ITERATORS.get() is not None:
             return self._written(values, count)
         trips, go = _one(values[0], "trip count"), bool(_one(values[1], "condition"))
         feeds = {f"port {port}": values[i] for port, i in self.index.items()}

@@ -8,8 +8,8 @@ from typing import Any
 from stepnet.file_model import Broken, shorten
 
 from .attributes import Attributes
+from .known_names import check_names
 from .records import Layer
-from .spelling import check_names
 
 OF_EDGES = ("from-layer", "from-port", "to-layer", "to-port")
 

@@ -16,11 +16,11 @@ from stepnet.file_model import Broken, NotRead, Unreadable, shorten
 from .attributes import Attributes
 from .element_types import ElementType, by_name, by_precision
 from .fed_types import take_types
+from .known_names import check_children, check_names
 from .loop_reader import read_loop_parts
+from .opset_versions import SINCE
 from .order import connect
 from .records import Layer, Net, Port, Shape
-from .since import SINCE
-from .spelling import check_children, check_names
 from .xml_tree import only, parse
 
 DEEPEST = 16  # bodies in bodies

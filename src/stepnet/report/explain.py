@@ -24,8 +24,8 @@ from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
 from stepnet.executors.registry import AUTO, is_backend, tried
 from stepnet.executors.setting import check_backend
-from stepnet.front.clock import clock
 from stepnet.front.step import step_name
+from stepnet.front.step_counter import clock
 from stepnet.ir.loop import Loop, Sweep
 from stepnet.nested import loop_over_words
 from stepnet.resets import as_pieces

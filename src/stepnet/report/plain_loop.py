@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.reads.undo import Snapshot
 from stepnet.compiler.trace.iteration import code_of
+from stepnet.compiler.trace.logs_and_prints import no_remarks
 from stepnet.compiler.trace.record import unseen_memory_of
-from stepnet.compiler.trace.remarks import no_remarks
 from stepnet.compiler.trace.writes import HOOKS_ON, SHOWS_MEMORY, written
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor

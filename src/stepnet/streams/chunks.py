@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import is_contiguous
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD, offsets_of
 from stepnet.data.pieces import one_after_the_other
 from stepnet.data.tree import LEAF, Spec, flatten, names, unflatten
+from stepnet.data.unpatched_torch import is_contiguous
 from stepnet.errors import StreamError
 from stepnet.front.step import describe_leaves, step_name
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from stepnet.compiler.reads.kinds import shows_attributes
 from stepnet.compiler.reads.reach import Reach, reach
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread
-from stepnet.compiler.trace.remarks import no_remarks
+from stepnet.compiler.trace.logs_and_prints import no_remarks
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, draws_put_back, in_function_modes
 from stepnet.data.tree import Spec, flatten, names, unflatten

@@ -22,7 +22,7 @@ from stepnet.executors.setting import check_backend
 from stepnet.front.step import WithStatic, as_step, boot_state, describe_leaf, step_name
 from stepnet.ir.loop import Loop
 from stepnet.resets import as_resets
-from stepnet.watchers import during, instead, is_kept, kept_by, watched, watching
+from stepnet.watchers import SEQUENCES, during, kept_by, nobody_else, watched
 
 from .states import Left, Slots, States
 
@@ -56,7 +56,7 @@ class Keeper:
 
     def answer(self, module: Callable[[Any], Any], x: Any) -> Any:
         """What a module gives, where this answers for what it does. x may lie in memory of the caller's."""
-        if self.all_begun and type(x) is LoDTensor and len(self.levels) == 1 and nobody_else():
+        if self.all_begun and type(x) is LoDTensor and len(self.levels) == 1 and is_alone():
             steps, backend = steps_of(module, x)
             for step in steps:
                 x = self._alone(step, x, backend)
@@ -64,7 +64,7 @@ class Keeper:
                 return x
         x = self._own(x)
         with (
-            during(sequence.INSTEAD, _of_whole_sequences), during(sequence.WHOLE, _refuse_whole),
+            during(SEQUENCES, _of_whole_sequences), during(sequence.WHOLE, _refuse_whole),
             kept_by(self.run), watched(_refuse_loop),
         ):  # fmt: skip
             return module(x)
@@ -94,7 +94,7 @@ class Keeper:
         checkpoint: Any = None, detach_every: Any = None, **how: Any,
     ) -> Any:  # fmt: skip
         """A call of `recurrent`: as it was made, but for windows, and the state that it starts from."""
-        with during(sequence.INSTEAD, None), during(sequence.WHOLE, None), watched(None):
+        with during(SEQUENCES, None), during(sequence.WHOLE, None), watched(None):
             how |= {"steps": steps, "reverse": reverse, "level": level}
             if not self._goes_on(step, x, steps, level):
                 return recurrent(step, x, state, resets=resets, **how)
@@ -228,9 +228,9 @@ def steps_of(module: Any, x: LoDTensor) -> tuple[Sequence[Any], Backend | None]:
     return () if other else (module.step if step is None else step,), own["backend"]
 
 
-def nobody_else() -> bool:
-    """Whether nothing else answers, keeps or watches calls here."""
-    return not is_kept() and instead() is watching() is sequence.INSTEAD.get() is RECORDER.get() is None
+def is_alone() -> bool:
+    """Whether nobody else answers, keeps, watches or records calls here."""
+    return nobody_else() and SEQUENCES.get() is RECORDER.get() is None
 
 
 def _refuse_loop(loop: Loop | str, *_: Any, **__: Any) -> None:
@@ -247,7 +247,7 @@ def _of_whole_sequences(name: Any, of: LoDTensor, x: Tensor, fill: float) -> Any
     Raises:
         StreamError: they are over streams, which have not ended.
     """
-    with during(sequence.INSTEAD, None):
+    with during(SEQUENCES, None):
         if name == "expand":
             return sequence.sequence_expand(x, of).values
         if of.lod_level > 1:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from stepnet.api import Recurrent
 from stepnet.data.arguments import brief, function, whole
 from stepnet.data.in_graph import by_python
-from stepnet.data.modes import traced
+from stepnet.data.modes import traced, transforms_active
 from stepnet.errors import StreamError, UnknownStream
 from stepnet.front.step import step_name
 
@@ -224,7 +224,7 @@ class Stream:
                 found = self._pushed_warm(chunks)
                 if found is not None:
                     return found
-            if traced() or torch._C._are_functorch_transforms_active():
+            if traced() or transforms_active():
                 raise StreamError(
                     "a push keeps states that have numbers: it is not traced, nor transformed by torch.func",
                     remedy="trace or transform the module on whole sequences",

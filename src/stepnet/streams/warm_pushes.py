@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from stepnet.api import warm
-from stepnet.data.as_imported import is_contiguous
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import transforms_active
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import flatten, unflatten
+from stepnet.data.unpatched_torch import is_contiguous
 from stepnet.executors.setting import check_backend
 
-from .keeper import Keeper, nobody_else, steps_of
+from .keeper import Keeper, is_alone, steps_of
 from .states import Left, States
 
 
@@ -48,8 +49,8 @@ class WarmPush:
             or not is_contiguous(rows)
             or torch.is_inference_mode_enabled()
             or torch._C._get_tracing_state() is not None
-            or torch._C._are_functorch_transforms_active()
-            or not nobody_else()
+            or transforms_active()
+            or not is_alone()
         ):
             return None
         x = LoDTensor.of(rows, self._structure)

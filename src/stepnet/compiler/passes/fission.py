@@ -288,7 +288,7 @@ _NEAR = 1 << 20  # bytes of weights that stay in the cache of a core
 _FUSIBLE = ("float32", "float64", "bfloat16", "float16", "bool")
 
 
-def _fusible(body: Graph, node: Node, pulled: Set[str] = frozenset()) -> bool:
+def _fusible(body: Graph, node: Node, pulled: Set[str]) -> bool:
     cheap = is_cheap(node.op) or node.op == "sum_rows" or node.outputs[0] in pulled
     floats = all(body.values[n].dtype in _FUSIBLE for n in (*node.inputs, *node.outputs))
     return cheap and floats

@@ -1,5 +1,5 @@
 """The word of memory that counts the changes of a dict: CPython's own up to 3.12 (PEP 509), from then on that
-of a watcher of dicts, which is C (`executors/c/watched.py`)."""
+of a watcher of dicts, which is C (`executors/c/dict_watcher.py`)."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ from stepnet.interrupts import let_through
 
 from .attributes import WithAttributes
 from .code_facts import Facts, facts
+from .monkeypatches import patched
 from .numbers import but_for_numbers
-from .patched import patched
 from .trust import is_machinery
 from .walk import IMPLICIT, Walk
 from .walk_code import DISTRIBUTIONS
@@ -140,7 +140,7 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
     )  # fmt: skip
 
 
-def note_asking(step: Callable[..., Any], given: Sequence[type] = ()) -> None:
+def note_asking(step: Callable[..., Any], given: Sequence[type]) -> None:
     """From now on hold a step, and those that read what it reads, against what it does: no walk tells what
     its Python asks of tensors."""
     if len(_ASKING) > 10_000:

@@ -29,7 +29,7 @@ from torch.nn.modules import module as _torch_module
 from .code_facts import facts
 from .dict_changes import changes_at, counts_changes
 from .kinds import MISSING, Names, has_slots, shows_attributes
-from .patched import places
+from .monkeypatches import places
 from .reach import Reach
 from .survey import Survey
 from .trust import BY_VALUE, is_checking_class, is_trusted_class

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from torch import Tensor
 
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
 
 from .kinds import MISSING, Names, slot_values
 from .survey import KEPT_BY_COPY

@@ -44,7 +44,7 @@ from .kinds import (
     shows_attributes,
     slot_values,
 )
-from .patched import KERNEL, Patch
+from .monkeypatches import KERNEL, Patch
 from .survey import Same, Seen, Walked
 from .trust import (
     BY_VALUE,

@@ -25,7 +25,7 @@ from torch.distributions import Distribution
 from .as_written import written_as
 from .code_facts import AROUND, EFFECTS, PURE, REFLECTION, SETTINGS, TENSOR_STATE, Facts, facts
 from .kinds import MISSING, Names
-from .patched import CLASSES
+from .monkeypatches import CLASSES
 from .survey import Same, Survey, survey
 from .trust import (
     BY_ITS_CLASS,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 from torch.fx import Graph as FxGraph
 from torch.fx import traceback as fx_traceback
 from torch.overrides import TorchFunctionMode
@@ -30,16 +28,16 @@ from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
 
 from . import sparse
-from .answers import ASKS, BY_VALUES, OF_ROWS, Answers, Choices, Guards
-from .applied import applied
+from .data_dependent import ASKS, BY_VALUES, OF_ROWS, Answers, Choices, Guards
 from .draws import noise_of
 from .forward_mode import by_gradients
 from .joint import joint_graph
 from .lengths import AsksLength, open_lengths
 from .masks import Masks
-from .own_state import OWN_STATE
+from .tensor_metadata import OWN_STATE
 from .traces import Input
-from .unseen import constant_of
+from .unseen_calls import applied
+from .untraced_constants import constant_of
 from .whole_calls import keep_whole
 from .writes import HOOKS_ON, hooks_on_others
 
@@ -472,68 +470,6 @@ def _check_nothing_becomes_zeros(
         more = {k for k in ways[n_y + i - states.start][1] if k in states} - without
         without |= more
         todo += more
-
-
-@contextlib.contextmanager
-def without_modes() -> Iterator[None]:
-    """Set aside the TorchFunctionModes around: what they watch or change is the caller's, not the capture's.
-    The default device stays, because it is part of what a step means. What `parametrize.cached()` has kept
-    stays, too, and it keeps nothing more: what a trace makes is none of the caller's."""
-    from torch.nn.utils import parametrize
-    from torch.overrides import _pop_mode, _push_mode
-    from torch.utils._device import DeviceContext
-
-    aside: list[Any] = []
-    while torch._C._len_torch_function_stack() > 0:
-        aside.append(_pop_mode())
-    kept = [mode for mode in reversed(aside) if isinstance(mode, DeviceContext)]
-    for mode in kept:
-        _push_mode(mode)
-    cache = parametrize._cache
-    held = set(cache)
-    try:
-        yield
-        if cache.keys() - held:
-            raise Unsupported("it reads a tensor that parametrize.cached() is to keep, which no walk finds")
-    finally:
-        for key in cache.keys() - held:
-            cache.pop(key, None)
-        for _ in kept:
-            _pop_mode()
-        for mode in reversed(aside):
-            _push_mode(mode)
-
-
-@contextlib.contextmanager
-def without_hooks() -> Iterator[None]:
-    """Set aside the hooks on saved tensors around: they are for the caller's tensors."""
-    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
-    if not hasattr(autograd, "_top_saved_tensors_default_hooks"):  # torch 2.6 does not tell which there are
-        if autograd._saved_tensors_hooks_is_enabled():
-            with saved_tensors_hooks(_itself, _itself):  # the last ones hide all before
-                yield
-        else:
-            yield
-        return
-    aside: list[Any] = []
-    while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
-        aside.append(pair)
-        autograd._pop_saved_tensors_default_hooks()
-    try:
-        yield
-    finally:
-        for pair in reversed(aside):
-            autograd._push_saved_tensors_default_hooks(*pair)
-
-
-def without_compiled_autograd() -> contextlib.AbstractContextManager[None]:
-    """Set aside compiled autograd around, which would compile the backward that is being recorded."""
-    compiled = sys.modules.get("torch._dynamo.compiled_autograd")  # not imported: not around
-    return contextlib.nullcontext() if compiled is None else compiled._disable()
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 @contextlib.contextmanager

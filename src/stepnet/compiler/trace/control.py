@@ -19,7 +19,7 @@ from torch._higher_order_ops.while_loop import while_loop_dense
 from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.reads.swapped import Swapped
-from stepnet.data.history import history
+from stepnet.data.autograd_history import history
 from stepnet.data.modes import is_wrapped
 from stepnet.data.tree import by_leaf, leaves, map_leaves
 from stepnet.watchers import during

@@ -1,6 +1,6 @@
 """The joint graph of a function and of its gradients.
 
-Most functions are recorded by `recorder`, others by torch's tracers (`by_torch`).
+Most functions are recorded by `recorder`, others by torch's tracers (`torch_tracers`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.graph import _engine_run_backward  # pyright: ignore[reportPrivateUsage]
 from torch.fx import traceback as fx_traceback
 
-from stepnet.data.history import history
+from stepnet.data.autograd_history import history
 from stepnet.errors import Unsupported
 
 from .recorder import Writes, WritesIntoGiven, recorded
@@ -68,7 +68,7 @@ def joint_graph(
                 raise RuntimeError("it mutates what it is given") from error
             writes = isinstance(error, Writes)
     if made is None:
-        from .by_torch import by_torch  # a second of imports
+        from .torch_tracers import by_torch  # a second of imports
 
         return by_torch(function, run, inputs, with_gradients, decompositions, writes=writes)
     return made

@@ -22,8 +22,8 @@ from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 from stepnet.user_line import user_line
 
-from .answers import BY_VALUES, OF_ROWS, Answers
-from .counts import SHAPE, SHAPED, SIZES, Count, counts, is_asked_by_the_step, masks_in
+from .data_dependent import BY_VALUES, OF_ROWS, Answers
+from .mask_counts import SHAPE, SHAPED, SIZES, Count, counts, is_asked_by_the_step, masks_in
 
 _ALIKE = frozenset({
     "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "invert", "logical_and", "logical_or",

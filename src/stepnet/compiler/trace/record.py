@@ -24,13 +24,13 @@ from stepnet.compiler.reads.ranges import RANGES
 from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.reads.survey import Same
 from stepnet.compiler.reads.trust import BY_VALUE, is_trusted_class, is_trusted_code
-from stepnet.data.history import history
+from stepnet.data.autograd_history import history
 from stepnet.data.modes import autocast_dtype, is_wrapped, unwrapped
 from stepnet.data.storage import memory_of
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
 
-from .answers import (
+from .data_dependent import (
     AS_CLAIMED,
     ASKS,
     CHECKED,
@@ -43,11 +43,11 @@ from .answers import (
     Followers,
     is_check,
 )
-from .applied import applied, unbatched
-from .counts import Numbers, masks_in
 from .draws import Draw, draw_of, generator_of
 from .library_ops import is_made_of_others
-from .own_state import OWN_STATE
+from .mask_counts import Numbers, masks_in
+from .tensor_metadata import OWN_STATE
+from .unseen_calls import applied, unbatched
 from .writes import HOOKS_ON, SHOWS_MEMORY, hooks_on_others, written
 
 _MOST_BYTES = 4096

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import data_ptr, empty
+from stepnet.data.unpatched_torch import data_ptr, empty
 from stepnet.executors.direct import Place
 from stepnet.executors.layout import Layout
 

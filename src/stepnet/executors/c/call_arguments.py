@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import data_ptr, empty
+from stepnet.data.unpatched_torch import data_ptr, empty
 from stepnet.executors.layout import Layout
 
 from .source import FIXED, Field

@@ -17,10 +17,10 @@ from stepnet.executors.schedule.views import Access, broadcast, collapse, contig
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, Stage
 
-from .extremes import is_below_the_largest
 from .library_calls import call_text
 from .numbers import CALLS, ENDS, INFIX, KINDS, START, WHOLE, WHOLE_NUMBERS, literal
 from .places import HALVES, Places
+from .value_ranges import is_below_the_largest
 from .zero_tails import Pass, ends_early
 
 _JOINED = {"sum": "+", "amax": "max", "amin": "min", **dict.fromkeys(PLACES, "min")}  # by OpenMP's names

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from stepnet.data.as_imported import contiguous, data_ptr, is_contiguous, stride
-from stepnet.data.bounded import Bounded
+from stepnet.data.bounded_cache import Bounded
+from stepnet.data.storage import versions
+from stepnet.data.unpatched_torch import contiguous, data_ptr, is_contiguous, stride
 from stepnet.executors.base import Run
 
 from .products import asked_precision
@@ -44,10 +45,10 @@ class KeptProduct:
         if kept is not None and kept.how == how and all(map(_is_same, given, kept.bits)):
             return kept.product
         product = self._by_torch(table, weights, rows=rows)
-        versions = [0 if t.is_inference() else t._version for t in given]
-        if versions == self._versions.get(where):
+        now = versions(given)
+        if now == self._versions.get(where):
             self._kept[where] = _Kept(how, tuple([_in_a_row(t).clone() for t in given]), product)
-        self._versions[where] = versions
+        self._versions[where] = now
         return product
 
 

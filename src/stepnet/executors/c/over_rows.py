@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import data_ptr, empty, stride
+from stepnet.data.unpatched_torch import data_ptr, empty, stride
 from stepnet.executors.base import Run
 from stepnet.executors.loop import Bound
 from stepnet.ir.graph import Graph, Node

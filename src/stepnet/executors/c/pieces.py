@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import contiguous, data_ptr, empty, split, stride
 from stepnet.data.modes import outside_modes
 from stepnet.data.pieces import Pieces
+from stepnet.data.unpatched_torch import contiguous, data_ptr, empty, split, stride
 from stepnet.executors.layout import Layout
 
 from .build import build, until_built

@@ -13,7 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import (
+from stepnet.data.bounded_cache import Bounded
+from stepnet.data.dtypes import dtype_of
+from stepnet.data.heap import KEPT, new_table
+from stepnet.data.unpatched_torch import (
     contiguous,
     data_ptr,
     empty,
@@ -23,9 +26,6 @@ from stepnet.data.as_imported import (
     zeros,
     zeros_like,
 )
-from stepnet.data.bounded import Bounded
-from stepnet.data.dtypes import dtype_of
-from stepnet.data.heap import KEPT, new_table
 from stepnet.errors import BuildError, NoCompiler, NotBuilt, StepIndexError, describe
 from stepnet.executors import cache_folder
 from stepnet.executors.direct import MOST, Places

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import data_ptr, empty, empty_on_cpu
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.unpatched_torch import data_ptr, empty, empty_on_cpu
 from stepnet.errors import BuildError, Unsupported
 from stepnet.executors.line import Ended, Line, Op, Place, Run
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import contiguous
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import GraphError
 from stepnet.ir.graph import Graph, Node, Value
 from stepnet.ir.ops import OPS, ROUNDED, Stage

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.as_imported import contiguous
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import GraphError
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.ops import SCATTERS

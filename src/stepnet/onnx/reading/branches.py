@@ -11,8 +11,8 @@ from torch import Tensor
 from stepnet.errors import StepnetError
 from stepnet.export.calls import unanswered
 from stepnet.export.open_sizes import Sizes, plain, settled
+from stepnet.file_model.body_ended_loops import BOTH
 from stepnet.file_model.branching import Branching, Reading
-from stepnet.file_model.own_end import BOTH
 from stepnet.watchers import instead
 
 from .graph import Graph

@@ -13,7 +13,7 @@ from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoDError
 from stepnet.file_model import FewSteps, is_recorded_with, not_in_recordings, same_types, stays
-from stepnet.file_model.prepared import plainly_fed
+from stepnet.file_model.specialized_graph import plainly_fed
 from stepnet.watchers import instead
 
 from .elementwise import UNARY, activation

@@ -21,15 +21,14 @@ from stepnet.file_model import (
     not_in_recordings,
     unlike,
 )
+from stepnet.file_model.body_ended_loops import OwnEndLoop, written_loop
 from stepnet.file_model.endless import Endless
 from stepnet.file_model.joined_steps import ScanStep
-from stepnet.file_model.own_end import OwnEndLoop, written_loop
 from stepnet.file_model.scan_loop import ScanLoop
-from stepnet.iterator.tensor_iterator import INSTEAD
-from stepnet.repeat import INSTEAD as WHILE_LOOPS
+from stepnet.watchers import ITERATORS, WHILE_LOOPS
 
 from .branches import branches_alone, reading
-from .counted import CountedLoop
+from .counted_loops import CountedLoop
 from .graph import SEEN, Graph, Step
 from .info import Info, Misfit, Run, body_of, dtype_of, one_value, op
 from .tables import origin
@@ -294,7 +293,7 @@ class ScanRunner:
         body = self.scan.body
         feeds = dict(zip(body.parameters, values, strict=True))
         run = partial(self.scan.run, feeds, plainly=is_watched())
-        instead = INSTEAD.get()
+        instead = ITERATORS.get()
         out = run() if instead is None else instead(self.scan.loop, feeds, run)
         return tuple(out[name] for name in body.results)
 

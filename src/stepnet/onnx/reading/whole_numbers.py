@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
-from stepnet.data.modes import traced
-from stepnet.executors.setting import transforms_active
+from stepnet.data.modes import traced, transforms_active
 from stepnet.file_model import stays
 
 from .info import Info, Misfit, Run, op

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from stepnet.compiler.rules.torch_names import RARE
+from stepnet.export.composed_ops import MADE_OF
 from stepnet.export.graph import Cell, Graph, LoopOp, Node, Target
-from stepnet.export.made_of import MADE_OF
 
 from .builder import NetBuilder, Out
 from .loop_form import cell_layers, loop_layers

@@ -1,0 +1,50 @@
+"""Steps that a walk refuses, and whose walk takes long: they run by the plain loop for a while, unasked.
+
+What a step reads may be all of a package, whose walk takes as long as many steps of the plain loop, at every
+call, only to be refused. Whether it would be taken by now is looked at after so long that it costs little.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any
+
+from stepnet.errors import Unsupported
+
+from .walked_steps import owner_of, place_of
+
+_LONG = 0.003  # seconds
+_TIMES = 20  # as long as it took
+_LIMIT = 512
+clock = time.monotonic
+_until: dict[Any, tuple[Any, float]] = {}
+
+
+class Rests(Unsupported):
+    """A step was refused not long ago."""
+
+
+def rests(step: Any) -> bool:
+    """Whether a step is to run by the plain loop without a look at it."""
+    known = _until.get(place_of(step)) if _until else None
+    return known is not None and known[0]() is not None and clock() < known[1]
+
+
+def note_refused(step: Any, seconds: float) -> None:
+    """A walk that took so long refused a step."""
+    if seconds < _LONG:
+        return
+    if len(_until) >= _LIMIT:
+        _until.clear()
+    place = place_of(step)
+    try:
+        alive = weakref.ref(owner_of(step), lambda _: _until.pop(place, None))
+    except TypeError:
+        return
+    _until[place] = alive, clock() + _TIMES * seconds
+
+
+def forget_resting() -> None:
+    """Look at every step at its next call."""
+    _until.clear()

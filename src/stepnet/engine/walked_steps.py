@@ -1,0 +1,136 @@
+"""Steps that were walked, and whether they still read what they read: told by words of memory
+(`compiler.reads.unchanged`), once two walks found the same."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from stepnet.compiler.reads.dict_changes import counts_by
+from stepnet.compiler.reads.reach import Reach, reach
+from stepnet.compiler.reads.unchanged import words
+from stepnet.executors.c.dict_watcher import watcher
+from stepnet.executors.c.memory import unchanged
+
+counts_by(watcher)
+_LIMIT = 512
+_SURE = 1  # walks that found what the one before did, until it is written down
+_RARELY = 256  # walks, at most, before it is written down anew what is to stay as it is
+
+
+class Found(NamedTuple):
+    """What was found of a step. `ask` gives the tensors that it reads, None if a walk may find something
+    else; `likes`: its runs, by what they look like."""
+
+    ask: Callable[[], list[Tensor] | None]
+    key: tuple[Any, ...]
+    likes: dict[Any, Any]
+    kept: Any
+
+
+class _Step:
+    """A step that was walked. Once two walks found the same, it is written down by what words one tells that
+    nothing has changed; where something did, that is done again after twice as many walks."""
+
+    __slots__ = ("_alike", "_pause", "alive", "boots", "found", "key")
+
+    def __init__(self, alive: weakref.ref[Any]) -> None:
+        self.alive = alive
+        self.found: Found | None = None
+        self.key: tuple[Any, ...] = ()
+        self.boots = False
+        self._alike, self._pause = 0, _SURE
+
+    def note(
+        self, step: Callable[..., Any], function: Callable[..., Any], given: Sequence[type], found: Reach
+    ) -> None:
+        """Another walk found this."""
+        self._alike = self._alike + 1 if found.key == self.key else 0
+        self.key, self.boots = found.key, hasattr(function, "initial_state")
+        if self._alike < self._pause:
+            return
+        self._alike, self._pause = 0, min(2 * self._pause, _RARELY)
+        # a cell of torch is wrapped anew at each call
+        own = found if step is function else reach(step, given)
+        if not _same_tensors(own, found):
+            return
+        told = words(own, found.key, self.alive)
+        ask = None if told is None else unchanged(told.checks, told.tensors)
+        if ask is None:
+            return
+        if _same(reach(function, given), found) and ask() is not None:  # another thread may have changed it
+            self.found = Found(ask, found.key, {}, told)
+
+
+def _same_tensors(one: Reach, other: Reach) -> bool:
+    return [*map(id, one.tensors)] == [*map(id, other.tensors)]
+
+
+def _same(one: Reach, other: Reach) -> bool:
+    return one.key == other.key and _same_tensors(one, other)
+
+
+_steps: dict[Any, _Step] = {}
+
+
+def place_of(step: Any) -> Any:
+    """What a step is found by while it is alive; a bound method is made anew wherever it is named."""
+    if type(step) is types.MethodType:
+        return id(step.__func__), place_of(step.__self__)
+    return id(step)
+
+
+def owner_of(step: Any) -> Any:
+    """What a step is alive with."""
+    while type(step) is types.MethodType:
+        step = step.__self__
+    return step
+
+
+def kept_while_alive(kept: dict[Any, Any], step: Any) -> weakref.ref[Any] | None:
+    """A reference that takes what is kept by the place of a step away with the step, and makes room for it;
+    None: nothing tells when the step is gone."""
+    place = place_of(step)
+    if len(kept) >= _LIMIT:
+        kept.clear()
+    try:
+        return weakref.ref(owner_of(step), lambda _: kept.pop(place, None))
+    except TypeError:
+        return None
+
+
+def unchanged_step(step: Any) -> tuple[Found, list[Tensor]] | None:
+    """What walks found of a step, and the tensors that it reads, if another walk would find the same."""
+    known = _steps.get(place_of(step))
+    found = None if known is None else known.found
+    if found is None:
+        return None
+    tensors = found.ask()
+    return None if tensors is None else (found, tensors)
+
+
+def boots(step: Any) -> bool:
+    """Whether a step that was written down is one that tells what it begins with."""
+    known = _steps.get(place_of(step))
+    return known is not None and known.found is not None and known.boots
+
+
+def note(step: Any, function: Callable[..., Any], given: Sequence[type], found: Reach) -> None:
+    """A walk found this of a step; `function` is the form of it that runs, `given` as for `reach`."""
+    place = place_of(step)
+    known = _steps.get(place)
+    if known is None:
+        alive = kept_while_alive(_steps, step)
+        if alive is None:
+            return
+        known = _steps[place] = _Step(alive)
+    known.note(step, function, given, found)
+
+
+def forget_steps() -> None:
+    """Walk every step anew at its next call."""
+    _steps.clear()

@@ -1,0 +1,282 @@
+"""Functions of torch and stepnet that somebody replaces are what a step calls from then on, under their own
+layers, too."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+import types
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import linear as linear_layer
+
+from covering import few
+from stepnet import cells, recurrent
+from stepnet.compiler.reads.monkeypatches import patched
+from stepnet.compiler.reads.reach import reach
+from stepnet.data import sequence
+from stepnet.data.offsets import LoD
+from stepnet.errors import Unsupported
+from stepnet.executors.layout import Layout, _ragged
+
+BACKEND = "eager"  # another plan is made, whoever runs it
+D = torch.float64
+SCALE = [0.5]
+
+
+class Layers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.act = nn.Linear(3, 3, dtype=D), nn.Tanh()
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.act(self.into(x) + h)
+        return h, h
+
+
+class Functions(nn.Module):
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = F.softmax(torch.einsum("bi,bi->bi", x, h), -1)
+        return h, h
+
+
+class Deep(nn.Module):
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        near = torch.distributions.Normal(h, 1.0).log_prob(x)
+        h = torch.tanh(near / near.norm(dim=-1, keepdim=True))
+        return h, h
+
+
+norm, near = torch.linalg.vector_norm, torch.distributions.Normal.log_prob
+linear, tanh, add, cell = F.linear, torch.tanh, Tensor.__add__, torch.gru_cell
+rnn = sys.modules["stepnet.cells.rnn"]
+einsum = vars(torch.functional)["_VF"].einsum
+
+
+def scaled(made: Tensor) -> Tensor:
+    return made * SCALE[0] if made.is_floating_point() else made
+
+
+PATCHES = {
+    "a function of layers": (Layers, F, "linear", lambda *a: linear(*a) * SCALE[0]),
+    "a function of torch": (Layers, torch, "tanh", lambda x: tanh(x) * SCALE[0]),
+    "an operator": (Layers, Tensor, "__add__", lambda a, b: scaled(add(a, b))),
+    "what a layer calls it by": (
+        Layers,
+        linear_layer,
+        "F",
+        types.SimpleNamespace(linear=lambda *a: linear(*a) * SCALE[0]),
+    ),
+    "what a function calls it by": (
+        Functions,
+        torch.functional,
+        "_VF",
+        types.SimpleNamespace(einsum=lambda *a: einsum(*a) * SCALE[0]),
+    ),
+    "what a function of tensors ends in": (
+        Deep,
+        torch.linalg,
+        "vector_norm",
+        lambda *a, **how: norm(*a, **how) * SCALE[0],
+    ),
+    "a method of a class in a module": (
+        Deep,
+        torch.distributions.Normal,
+        "log_prob",
+        lambda *a: near(*a) + SCALE[0],
+    ),
+    "a global of such a method": (
+        Deep,
+        torch.distributions.normal,
+        "math",
+        types.SimpleNamespace(log=lambda _: SCALE[0], sqrt=math.sqrt, pi=math.pi),
+    ),
+    "a method that a class inherits": (
+        Layers,
+        nn.Linear,
+        "__call__",
+        lambda self, x: linear(x, self.weight) * SCALE[0],
+    ),
+    "a function of a cell of ours": (
+        lambda: cells.RNN(3, 3, dtype=D),
+        rnn,
+        "seen",
+        lambda h, _: h * SCALE[0],
+    ),
+    "a cell": (lambda: nn.GRUCell(3, 3, dtype=D), torch._VF, "gru_cell", lambda *a: cell(*a) * SCALE[0]),
+}
+
+
+@pytest.mark.parametrize("kind", few(PATCHES, [*PATCHES][::5]))
+@pytest.mark.filterwarnings("ignore:step")
+@torch.no_grad()
+def test_another_function(kind):
+    make, owner, name, other = PATCHES[kind]
+    step = make()
+    x = torch.randn(3, 2, 3, dtype=D)
+    h = torch.randn(2, 3, dtype=D)
+    key = reach(step).key
+
+    def same() -> Tensor:
+        found = [recurrent(step, x, h)[0] for _ in range(4)][-1]
+        torch.testing.assert_close(found, recurrent(step, x, h, backend="naive")[0])
+        return found
+
+    first = same()
+    with mock.patch.object(owner, name, other):
+        second = same()
+        SCALE[0] = 0.25
+        third = same()
+        SCALE[0] = 0.5
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+    assert torch.equal(same(), first)
+    assert reach(step).key == key
+    assert patched() == ()
+
+
+class Seeded(Layers):
+    """Its noise is made with it: no step sets a seed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = torch.Generator().manual_seed(7)
+
+
+def test_a_function_beneath_those_of_sequences():
+    key = reach(Layers()).key
+    with mock.patch.object(sequence, "_sums", math.prod):
+        assert [name for name, *_ in patched()] == ["stepnet.data.sequence._sums"]
+        assert reach(Layers()).key != key
+    assert reach(Layers()).key == key
+
+
+def test_a_cache_that_torch_begins_anew_is_nothing_replaced():
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    for _ in range(2):
+        with nn.utils.parametrize.cached():
+            assert patched() == ()  # whether it is on a walk takes of parametrized modules
+            layer(torch.ones(1, 2))
+        assert patched() == ()
+
+
+@pytest.mark.parametrize("name", ["compile", "load", "save"])
+def test_what_computes_nothing_may_be_replaced(name):
+    """Lightning's `torch.compile` notes how it was called, by copies of that."""
+    original = getattr(torch, name)
+
+    def noted(*args: Any, **how: Any) -> Any:
+        return original(*copy.deepcopy(args), **how)
+
+    with mock.patch.object(torch, name, noted):
+        assert patched() == ()
+        assert reach(Layers()).refused is None
+
+
+def test_how_torch_traces_is_nothing_replaced():
+    class Traced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if nn.Module.__call__ is not call:
+                found.append(patched())
+            return self.layer(x)
+
+    found: list[Any] = []
+    call = nn.Module.__call__
+    torch.fx.symbolic_trace(Traced())
+    torch.export.export(Traced(), (torch.ones(1, 2),))
+    assert found
+    assert set(found) == {()}
+
+
+@pytest.mark.parametrize("held", [{"a": 1}, types.SimpleNamespace(), torch.nn.Parameter(torch.ones(2))])
+def test_how_a_step_was_made_is_no_matter_of_what_was_replaced(held):
+    """Torch's code that finds `collections` makes objects: of torch's classes, not of the step's."""
+    with mock.patch.object(nn.utils.parametrize, "collections", held):
+        assert len(patched()) == 1
+        assert reach(Seeded()).refused is None
+
+
+@pytest.mark.parametrize("backend", ["auto", "c"])
+@pytest.mark.filterwarnings("ignore:Warning only once", "ignore:step")
+def test_a_kernel_of_an_operator(backend: Any):
+    """No Python shows it, and generated C would not compute by it."""
+    layers, x, h = Layers(), torch.randn(3, 2, 3, dtype=D), torch.randn(2, 3, dtype=D)
+
+    def run(backend: Any) -> Tensor:
+        return [recurrent(layers, x, h, backend=backend)[0] for _ in range(4)][-1]
+
+    first, library = run(backend), torch.library.Library("aten", "IMPL")
+    library.impl("tanh", lambda x: x / 2, "CPU")
+    try:
+        plain = run("naive")
+        assert not torch.allclose(first, plain)
+        if backend == "auto":
+            torch.testing.assert_close(run(backend), plain)
+        else:
+            with pytest.raises(Unsupported, match="aten/tanh/CPU"):
+                run(backend)
+    finally:
+        library._destroy()
+    assert patched() == ()
+    assert torch.equal(run(backend), first)
+
+
+OPERATORS = [
+    "__sub__",
+    "__add__",
+    "__mul__",
+    "__getitem__",
+    "cumsum",
+    "clamp",
+    "diff",
+    "argsort",
+    "flatten",
+    "sum",
+]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_where_rows_stand_is_not_computed_by_replaced_operators(name):
+    """Generated code writes there, and it is kept for all runs over such lengths, as offsets are."""
+
+    def places() -> list[Any]:
+        layout = Layout.of(lod, True)
+        own = [
+            layout.starts,
+            layout.backward.starts,
+            layout.order,
+            layout.rank,
+            layout.packed,
+            layout.unpacked,
+        ]
+        own += [layout.sequence_of, *layout.begins, layout.last, layout.dealt(2), layout.times(2).starts]
+        nested = LoD.from_lengths([[2, 0, 1], [2, 0, 5]])
+        own += [nested.owner(), nested.row_lengths(), *nested.levels, *nested.span(0, 2)[0], lod.lengths()]
+        own += [nested.take(torch.tensor([2, 0]))[1], *nested.take(torch.tensor([2, 0]))[0].levels]
+        return [*(t.tolist() for t in own), layout.steps, layout.active, layout.is_packed, layout.ends]
+
+    original = getattr(Tensor, name)
+    lod = LoD([[0, 2, 2, 7, 8, 11]])
+    _ragged.cache_clear()
+    expected = places()
+    _ragged.cache_clear()
+    with mock.patch.object(Tensor, name, lambda *args, **kwargs: original(*args, **kwargs).add(1)):
+        found = places()
+    assert found == expected == places()
+
+
+def test_offsets_are_made_by_what_was_imported():
+    with mock.patch.object(torch, "from_numpy", lambda array: torch.zeros(len(array), dtype=torch.int64)):
+        nested = LoD.from_lengths([[2, 1], [2, 0, 5]])
+        made = [*nested.levels, nested.lengths(), nested.row_lengths(), nested.owner()]
+    assert [t.tolist() for t in made] == [[0, 2, 3], [0, 2, 2, 7], [2, 0, 5], [2, 5], [0, 0, 2, 2, 2, 2, 2]]

@@ -1,0 +1,55 @@
+"""A step whose walk takes long and is refused is not walked at each call."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import pytest
+import torch
+
+from stepnet import errors, recurrent
+from stepnet.engine import plans, reads, refused_steps, warm_calls
+
+PLANS_ON_DISK = False
+
+
+def test_a_refused_step_is_looked_at_from_time_to_time(monkeypatch):
+    now, walks = [0.0], []
+
+    def clock():
+        now[0] += 1e-6
+        return now[0]
+
+    def slow(loop, *, everything=False):
+        walks.append(loop)
+        now[0] += 0.1
+        return reached(loop, everything=everything)
+
+    def step(x, h):
+        h = torch.tanh(x + h) * len(["" for name in others if name == "math"])
+        return h, h
+
+    reached, others = reads.reached, sys.modules
+    refused_steps.forget_resting()
+    monkeypatch.setattr(reads, "reached", slow)
+    monkeypatch.setattr(plans, "clock", clock)
+    monkeypatch.setattr(refused_steps, "clock", clock)
+    x, h = torch.randn(3, 2, 4), torch.zeros(2, 4)
+    expected = recurrent(step, x, h, backend="naive")[0]
+    with pytest.warns(errors.SlowPathWarning, match=r"sys\.modules"):
+        torch.testing.assert_close(recurrent(step, x, h)[0], expected)
+    with warnings.catch_warnings(), monkeypatch.context() as patch:
+        warnings.simplefilter("error")
+        patch.setattr(warm_calls, "reach", None)  # nor there
+        for _ in range(5):
+            torch.testing.assert_close(recurrent(step, x, h)[0], expected)
+    assert len(walks) == 1
+    with pytest.raises(errors.Unsupported, match=r"sys\.modules"):
+        recurrent(step, x, h, backend="c")
+    assert len(walks) == 2
+    now[0] += 10
+    others = {"math": None}
+    torch.testing.assert_close(recurrent(step, x, h)[0], expected)
+    assert len(walks) > 2
+    assert not refused_steps.rests(step)
