@@ -190,3 +190,25 @@ def test_what_forward_mode_does_not_take_from_gradients(step: Callable[..., Any]
         with block:
             found = [moved(partial(twice, backend), x) for backend in ("eager", "naive")]
         torch.testing.assert_close(*found, **close)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_result_that_no_tangent_reaches_has_none_under_no_grad(which: int) -> None:
+    layer = nn.Linear(F, F, dtype=torch.float64)
+
+    def step(x: Tensor, h: Tensor) -> Any:
+        h = torch.tanh(layer(x) + h)
+        return (h, x.sin(), h.detach()), h
+
+    def found(backend: str) -> list[Tensor | None]:
+        torch.manual_seed(0)
+        given = [torch.randn(3, 2, F, dtype=torch.float64), torch.randn(2, F, dtype=torch.float64)]
+        recurrent(step, *given, backend=backend)  # a plan
+        with torch.no_grad(), forward_ad.dual_level():
+            given[which] = forward_ad.make_dual(given[which], given[which].cos())
+            y, final = recurrent(step, *given, backend=backend)
+            return [forward_ad.unpack_dual(t).tangent for t in (*y, final)]
+
+    along, expected = found("eager"), found("naive")
+    assert [t is None for t in along] == [t is None for t in expected]
+    torch.testing.assert_close(along, expected, rtol=1e-9, atol=1e-12)

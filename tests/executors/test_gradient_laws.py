@@ -534,30 +534,6 @@ def test_no_gradient_flows_where_a_tangent_does(backend):
         assert all(forward_ad.unpack_dual(t).tangent is None for t in (y[1], final))
 
 
-@pytest.mark.parametrize("backend", few(BACKENDS, ["c"]))
-def test_tangents_where_autograd_is_off(backend):
-    """`no_grad` is about gradients: forward mode goes on, as it does through torch's operators."""
-
-    def step(x, h):
-        h = torch.tanh(x @ Steps.w + h)
-        return (h, x.sin()), h
-
-    x, h = torch.randn(3, 2, D, dtype=DTYPE), torch.randn(2, D, dtype=DTYPE)
-
-    def found(backend, which):
-        given = [x, h]
-        recurrent(step, *given, backend=backend)  # a plan
-        with torch.no_grad(), forward_ad.dual_level():
-            given[which] = forward_ad.make_dual(given[which], given[which].cos())
-            y, final = recurrent(step, *given, backend=backend)
-            return [forward_ad.unpack_dual(t).tangent for t in (*y, final)]
-
-    for which in (0, 1):
-        along, expected = found(backend, which), found("naive", which)
-        assert [t is None for t in along] == [t is None for t in expected]
-        torch.testing.assert_close(along, expected, rtol=1e-9, atol=1e-12)
-
-
 def test_a_step_that_changed_before_its_second_backward():
     """A graph that is to be differentiated again is made by the plain loop: it cannot run what is gone."""
     gain = [2.0]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
+from forks import Fork
 from stepnet import Recurrent, Stream, stream
 from stepnet.errors import StreamError
 
@@ -81,3 +85,25 @@ def test_states_are_not_loaded():
         pushed(live, "a")
     module.then = lambda: None
     assert pushed(live, "a", "b") == [2, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_while_another_thread_pushes() -> None:
+    """The child has a stream that nobody pushes to."""
+    module, inside, go_on = Summing(), threading.Event(), threading.Event()
+    live = opened(module)
+    pushed(live, "a", "b")
+
+    def wait() -> None:
+        inside.set()
+        go_on.wait(60)
+
+    with ThreadPoolExecutor(1) as pool:
+        module.then = wait
+        other = pool.submit(pushed, live, "a")
+        assert inside.wait(60)
+        module.then = lambda: None
+        found = Fork(lambda: pushed(live, "b")).result()
+        go_on.set()
+        assert other.result() == [2.0]
+    assert found == pushed(live, "b") == [2.0]

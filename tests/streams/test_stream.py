@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import pickle
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -18,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import stepnet
 from covering import examples, few
-from forks import Fork
 from stepnet import LoDTensor, Recurrent, Resets, cells, recurrent, stream
 from stepnet.errors import StreamError, UnknownStream
 from stepnet.streams import streams as stream_file
@@ -508,35 +504,6 @@ def test_threads():
         return torch.cat([live.push({k: row[None]})[k] for row in x[k]])
 
     torch.testing.assert_close(at_once(run), list(expected), **CLOSE)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_fork_while_another_thread_pushes():
-    inside, go_on = threading.Event(), threading.Event()
-
-    class Waits(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rnn = Recurrent(cells.RNN(F, H))
-
-        def forward(self, x):
-            if len(x.values) == 2:
-                inside.set()
-                go_on.wait(60)
-            return self.rnn(x)
-
-    net, x = double(Waits()), torch.randn(3, F, dtype=DTYPE)
-    live = stream(net)
-    for id in "ab":
-        live.open(id)
-        live.push({id: x})
-    with ThreadPoolExecutor(1) as pool:
-        pushed = pool.submit(live.push, {"a": x[:2]})
-        assert inside.wait(60)
-        found = Fork(lambda: live.push({"b": x})["b"].tolist()).result()
-        go_on.set()
-        pushed.result()
-    assert found == live.push({"b": x})["b"].tolist()
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])

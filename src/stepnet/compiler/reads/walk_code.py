@@ -310,12 +310,14 @@ class CodeWalk(abc.ABC):
         self._object(value)
 
     def _weak(self, value: Any) -> None:
-        """What a weak reference leads to, or that it is gone."""
-        if type(value) is not weakref.ref:
+        """What a weak reference leads to, or that it is gone. What objects of ours hold so is theirs."""
+        found = value()
+        ours = not isinstance(found, Tensor | None) and is_trusted_class(type(found))
+        if type(value) is not weakref.ref or ours:
             self._unknown(value)
             return
         self.key.append(weakref.ref)
-        self.visit(value())
+        self.visit(found)
 
     def _missing(self, name: str, function: types.FunctionType, known: Facts) -> None:
         """A name that is no global: a builtin, or nothing."""
