@@ -140,7 +140,7 @@ class Steps:
         return h, h
 
     def branch_on_a_value(x, h):
-        if h.sum() > 0:  #
+        if h.sum() > 0:
             h = h - 1
         return h + x, torch.tanh(h + x)
 
@@ -219,7 +219,7 @@ WORDS = {
     "by_numpy_of_the_rows": "computes with the number of rows",
     "branch_on_the_number_of_rows": "depends on how many rows it is given",
     "loop_over_rows": "rows",
-    "branch_on_a_value": "depends on the values of a tensor",
+    "branch_on_a_value": "asks whether something holds of all rows, which is not so at every step",
     "item": "depends on the values of a tensor",
     "to_list": "values",
     "numpy": "numpy",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
@@ -403,3 +404,32 @@ def test_steps_of_a_recurrence_in_a_frame_decide_by_numbers(inside):
     x = torch.randn(3, 4, 5, 2, dtype=torch.float64, requires_grad=True)
     arrays = [TensorArray(unstack_from=x)]
     same(lambda read, *_: stepnet.map_fn(inside, read[0], backend="naive").sum(0), arrays, 3, [x])
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_a_function_inside_reads_is_read_at_each_call(grad):
+    kept = types.SimpleNamespace(gain=1.0)
+
+    def low(x, h):
+        h = torch.tanh(x @ kept.weight * kept.gain + h)
+        return h, h
+
+    def run(x, h):
+        parts, out = TensorArray(unstack_from=x), TensorArray()
+        loop = stepnet.create_whileloop([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s == parts.size())
+            out.write(s, stepnet.recurrent(low, parts.read(s), out.read(s - 1, h), axis=1)[1])
+            loop.update(s, s + 1)
+        return out.stack()
+
+    with torch.set_grad_enabled(grad):
+        for gain in (1.0, 1.0, 3.0):
+            x, h = torch.randn(3, 2, 2, 4), torch.randn(2, 4)
+            kept.weight, kept.gain = torch.randn(4, 4), gain
+            expected, state = [], h
+            for part in x:
+                for row in part.unbind(1):
+                    state = torch.tanh(row @ kept.weight * gain + state)
+                expected.append(state)
+            torch.testing.assert_close(run(x, h), torch.stack(expected))

@@ -68,4 +68,8 @@ def test_a_cell_trains_as_in_the_plain_loop(name):
         return
     ours, plain = (outcome(*made(name), backend) for backend in ("c", "naive"))
     same(ours[0], plain[0])
-    same(ours[1], plain[1], rtol=1e-7, atol=1e-9)
+    theirs = plain[1]
+    if name == "DreamerFirst":  # a weight of a way that no step went has zeros, as docs/operators.md says
+        both = zip(ours[1], theirs, strict=True)
+        theirs = [a if b is None and a is not None and not a.any() else b for a, b in both]
+    same(ours[1], theirs, rtol=1e-7, atol=1e-9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from types import CellType, FunctionType
 from typing import Any, TypeVar
@@ -72,9 +72,11 @@ class Interned:
     """A record that never changes and holds no tensor; equal ones are one object, so it stands for itself.
 
     `portable` is what equal ones of all processes have in common, and others have not; None: it is not known.
+    `held` is what it holds that does change, as functions and modules.
     """
 
     portable: str | None = None
+    held: Sequence[Any] = ()
 
 
 class ToldByContent:

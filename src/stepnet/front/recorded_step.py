@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from types import EllipsisType, NoneType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.recording import Interned
+from stepnet.data.tree import flatten
 
 from .recorded import Call
 from .step import check_joined, failure, next_state
@@ -27,6 +31,10 @@ _BROADCAST = {
     "fmax", "fmin", "lerp", "clamp", "clip", "atan2", "arctan2", "hypot", "copysign", "addcmul", "addcdiv",
     "logaddexp", "logaddexp2", "xlogy", "heaviside", "nextafter", "ldexp",
 }  # fmt: skip
+_FIXED = (
+    int, float, complex, str, bytes, slice, NoneType, EllipsisType, torch.dtype, torch.device, torch.layout,
+    torch.memory_format,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +55,32 @@ class StepForm(Interned):
         return tuple(tuple(f"{name}[{i}]" for i in range(len(part))) for name, part in counts)
 
     @cached_property
+    def held(self) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The functions, modules and other objects that its calls are given."""
+        nothing: Any = defaultdict(lambda: None)
+        given = [resolve((call.args, call.kwargs), nothing) for call in self.calls]
+        found = [*flatten(given)[0], *(part for call in self.calls for part in _own(call.function))]
+        return tuple({id(part): part for part in found if not isinstance(part, _FIXED)}.values())
+
+    @cached_property
     def lifted(self) -> StepForm:
         """The step for rows of a batch: a matrix times a vector is written from the other side, and what has
         fewer dimensions than what it is computed with has more of them behind the rows."""
         made = (range(call.out, call.out + call.count) for call in self.calls)
         varying = {*self.x, *self.state, *(place for places in made for place in places)}
         return interned(replace(self, calls=tuple(_lifted(call, varying) for call in self.calls)))
+
+
+def _own(function: Any) -> Iterator[Any]:
+    """What a call of torch or of stepnet is not known by: `apply` of a class, what a partial holds."""
+    if isinstance(function, partial):
+        for part in (function.func, *function.args):
+            yield from _own(part)
+    elif callable(function):
+        owner = getattr(function, "__self__", None)
+        root = (getattr(function, "__module__", None) or "torch").partition(".")[0]
+        if isinstance(owner, type) or root not in ("torch", "stepnet", "_operator", "builtins"):
+            yield function
 
 
 class RecordedStep:

@@ -179,6 +179,11 @@ class Walk(CodeWalk):
 
     # ---- containers
 
+    def _interned(self, value: Any) -> None:
+        self.key.append(value)
+        for item in value.held:
+            self.visit(item)
+
     def _sequence(self, value: Any) -> None:
         kind = type(value)
         walk = next(each.__iter__ for each in (list, tuple, collections.deque) if issubclass(kind, each))
@@ -556,7 +561,7 @@ def has_attributes(kind: type) -> bool:
 
 
 _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
-    (Interned, lambda walk, value: walk.key.append(value)),
+    (Interned, Walk._interned),
     (Tensor, Walk._tensor),
     # of a trace, which is behind them
     ((SymInt, SymFloat, SymBool), lambda walk, value: walk.key.append(Same(value))),

@@ -26,7 +26,7 @@ class Lies(NamedTuple):
 def matrices(loop: LoopPlan, p: Program) -> dict[str, Lies]:
     """Where each matrix is read from: a weight with its dimensions in another order, or some of its columns,
     are read where they lie."""
-    made = {node.output: node for node in before(loop)}
+    made = {name: node for node in before(loop) for name in node.outputs}
     found: dict[str, Lies] = {}
     for name in p.matrices:
         lies = found[name] = Lies(name, tuple(range(len(p.value(name).shape))))
