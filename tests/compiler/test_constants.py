@@ -10,6 +10,8 @@ import torch
 
 from outcomes import as_the_plain_loop
 from stepnet import LoDTensor, explain, recurrent
+from stepnet.compiler.trace.untraced_constants import constant_of, unseen_are_constants
+from stepnet.errors import Unsupported
 
 D = torch.float64
 ARRAY = np.random.default_rng(0).normal(size=(40, 40))  # more than a key holds
@@ -75,3 +77,14 @@ def test_what_is_no_product_is_left_to_the_plain_loop():
 
     with pytest.warns(UserWarning, match="of a sparse matrix"):
         recurrent(step, *given())
+
+
+def test_what_was_there_before_is_no_constant() -> None:
+    """A tensor that the walk over what a step reads did not find, and that the step does not make."""
+    there, made = torch.ones(2), torch.ones(2)
+    with unseen_are_constants(True, [there]):
+        with pytest.raises(Unsupported, match="could not be found again"):
+            constant_of(there)
+        assert torch.equal(constant_of(made), made)
+        assert constant_of(made) is not made
+    assert constant_of(there) is there

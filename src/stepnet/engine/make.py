@@ -26,6 +26,7 @@ from stepnet.compiler.trace.draws import Draw, drawn_in_order, kept
 from stepnet.compiler.trace.iteration import code_of, iteration, reached
 from stepnet.compiler.trace.record import tried as tried_on
 from stepnet.compiler.trace.set_aside import without_compiled_autograd, without_hooks, without_modes
+from stepnet.compiler.trace.untraced_constants import lost as lost_tensor
 from stepnet.compiler.trace.untraced_constants import may_be_constant, unseen_are_constants
 from stepnet.data.modes import default_device, draws_put_back, for_plans
 from stepnet.data.storage import memory_of
@@ -283,10 +284,7 @@ def _weights(tensors: Sequence[Tensor], reads: Reads, rows: Sequence[Tensor]) ->
             remedy="leave out Variable(t), nn.Parameter(t) and t.as_subclass(); t.detach() has no gradient",
         )
     if lost:
-        raise Unsupported(
-            "the step reads a tensor that could not be found again from the step",
-            remedy="keep it in a closure, an attribute or a module that the step refers to",
-        )
+        raise lost_tensor()
     grad = torch.is_grad_enabled()
     return [(places[id(t)], t, grad and t.requires_grad) for t in tensors]
 
@@ -349,7 +347,7 @@ def _recorded(
 
     signature, weights, bound, plain = given
     how = (loop, signature, weights, here, bound, plain, sequences.shared)
-    with warnings.catch_warnings(), unseen_are_constants(reads.open is None):
+    with warnings.catch_warnings(), unseen_are_constants(reads.open is None, seen.tensors):
         warnings.simplefilter("ignore")
         try:
             answers = () if seen.asks_captured else seen.answers

@@ -6,22 +6,33 @@ Where all that its Python reads is in its key, so is what they hold: they are co
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
 from stepnet.data.modes import is_wrapped, outside_modes
+from stepnet.errors import Unsupported
 from stepnet.watchers import during
 
 from .sparse import is_sparse
 
-_are_constants: ContextVar[bool] = ContextVar("stepnet_unseen_are_constants", default=False)
+_before: ContextVar[Sequence[Tensor] | None] = ContextVar("stepnet_unseen_are_constants", default=None)
 
 
-def unseen_are_constants(closed: bool) -> contextlib.AbstractContextManager[None]:
-    """Whether what is met in here is a constant."""
-    return during(_are_constants, closed)
+def unseen_are_constants(closed: bool, before: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Whether what is met in here is a constant. `before`: what the step met in a run before, kept: what is
+    there again it does not make."""
+    return during(_before, before if closed else None)
+
+
+def lost() -> Unsupported:
+    """Why a step cannot be compiled that reads a tensor which its key does not tell."""
+    return Unsupported(
+        "the step reads a tensor that could not be found again from the step",
+        remedy="keep it in a closure, an attribute or a module that the step refers to",
+    )
 
 
 def may_be_constant(tensor: Tensor) -> bool:
@@ -37,9 +48,16 @@ def may_be_constant(tensor: Tensor) -> bool:
 
 
 def constant_of(tensor: Tensor) -> Tensor:
-    """What a trace has in the place of such a tensor; itself where it is none, or one of the trace."""
-    if not _are_constants.get() or not may_be_constant(tensor) or is_sparse(tensor):
+    """What a trace has in the place of such a tensor; itself where it is none, or one of the trace.
+
+    Raises:
+        Unsupported: the step does not make it.
+    """
+    before = _before.get()
+    if before is None or not may_be_constant(tensor) or is_sparse(tensor):
         return tensor
+    if any(tensor is each for each in before):
+        raise lost()
     return torch.ops.aten.lift_fresh.default(_copied(tensor))
 
 
