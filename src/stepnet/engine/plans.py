@@ -45,6 +45,7 @@ from .reads import (
     FailsOnSamples,
     Reads,
     ReadsChanged,
+    forget_changing,
     looks,
     looks_of_rows,
     more_inner_steps,
@@ -490,6 +491,7 @@ def forget() -> None:
         warm_calls.forget()
         forget_lone()
         forget_resting()
+        forget_changing()
 
 
 def _keep(key: Any, entry: Entry) -> None:

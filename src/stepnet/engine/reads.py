@@ -67,11 +67,16 @@ def note_changing(found: Reach, names: frozenset[str]) -> Unsupported:
         names: by which it changed what its objects hold.
     """
     if len(_changing) + len(_once_more) > 10_000:
-        _changing.clear()
-        _once_more.clear()
+        forget_changing()
     like, refusal = but_for_counts(found), _changes(found, names)
     _changing[like] = _once_more.pop(like, 0), refusal
     return refusal
+
+
+def forget_changing() -> None:
+    """Take no step to change objects until it does."""
+    _changing.clear()
+    _once_more.clear()
 
 
 def why_changing(found: Reach) -> Unsupported | None:
