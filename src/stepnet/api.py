@@ -16,7 +16,7 @@ from .compiler.reads.reach import reach
 from .compiler.rewritten.inner_loops import inner
 from .data.arguments import truth, whole
 from .data.convert import pack_like
-from .data.in_graph import fixed, is_drafted, is_exporting, not_followed, out_of_graph
+from .data.in_graph import fixed, is_drafted, is_exporting, not_followed
 from .data.lod import LoDTensor
 from .data.modes import transforms_active
 from .data.recording import recorded_in_frames
@@ -57,6 +57,7 @@ from .graph import (
     can_be_node,
     captured,
     first_leaf,
+    out_of_graph,
     packed_tables,
     side_by_side,
     traced_step,

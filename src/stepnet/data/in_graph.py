@@ -101,18 +101,6 @@ def leave_to_python(why: str) -> None:
         dynamo.graph_break()  # torch 2.6 takes no reason
 
 
-def out_of_graph(call: Callable[[], Any], why: str) -> Any:
-    """Make a call out of the region that Dynamo follows."""
-    import torch._dynamo as dynamo
-
-    if CAN_CAPTURE:
-        dynamo.graph_break(msg=why)
-    else:
-        dynamo.graph_break()  # torch 2.6 takes no reason
-    run: Any = torch.compiler.disable(call)
-    return run()
-
-
 def tell_products_apart() -> None:
     """Let Dynamo hand on `x @ w` of a LoDTensor as it does other operators, as `Tensor.__rmatmul__(w, x)`: it
     knows no such twin of this one, and takes both for `w @ x`. It follows once more what it had followed."""

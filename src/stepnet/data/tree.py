@@ -163,7 +163,7 @@ def flatten_as(spec: Spec, tree: Any) -> tuple[list[Any], Spec]:
     [3, 4]
     """
     leaves, own = flatten(tree)
-    if own == spec:
+    if own is spec or own == spec:
         return leaves, own
     places = _places(own, spec, 0)
     return (leaves, own) if places is None else ([leaves[k] for k in places], spec)

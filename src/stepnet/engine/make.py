@@ -26,8 +26,7 @@ from stepnet.compiler.trace.draws import Draw, drawn_in_order, kept
 from stepnet.compiler.trace.iteration import code_of, iteration, reached
 from stepnet.compiler.trace.record import tried as tried_on
 from stepnet.compiler.trace.set_aside import without_compiled_autograd, without_hooks, without_modes
-from stepnet.compiler.trace.untraced_constants import lost as lost_tensor
-from stepnet.compiler.trace.untraced_constants import may_be_constant, unseen_are_constants
+from stepnet.compiler.trace.untraced_constants import lost_tensor, may_be_constant, unseen_are_constants
 from stepnet.data.modes import default_device, draws_put_back, for_plans
 from stepnet.data.storage import memory_of
 from stepnet.data.tree import Spec

@@ -18,7 +18,7 @@ from .calls import Slot
 
 _DTYPES = torch.float32, torch.int64, torch.bool
 _MOST_NUMBERS = 2**15  # that one call makes: of more, torch's own are as fast
-_MOST_ROWS, _MOST_PRODUCT = 64, 2**25  # of rows and a matrix; multiplications: torch packs the matrix anew
+MOST_ROWS, _MOST_PRODUCT = 64, 2**25  # of rows and a matrix; multiplications: torch packs the matrix anew
 _MOST_MATRICES = 64  # of one call, each a product in the text of a line
 Take = Callable[..., None]
 
@@ -182,7 +182,7 @@ class Lowering:
         rows, (depth, columns) = math.prod(x.shape[:-1]), matrix.shape
         if {to.kind, x.kind, matrix.kind} != {"float32"} or 0 in x.shape or 0 in matrix.shape:
             raise Unfit
-        if rows > _MOST_ROWS or rows * depth * columns > _MOST_PRODUCT or x.shape[-1] != depth:
+        if rows > MOST_ROWS or rows * depth * columns > _MOST_PRODUCT or x.shape[-1] != depth:
             raise Unfit
         if to.shape != (*x.shape[:-1], columns):
             raise Unfit

@@ -22,11 +22,11 @@ from torch.overrides import TorchFunctionMode
 
 from stepnet.data.tensor_guards import alike
 from stepnet.data.unpatched_torch import data_ptr
-from stepnet.executors.line import Place
+from stepnet.executors.line import MANY_ROWS, Place
 from stepnet.iterator.replay import Noting
 from stepnet.watchers import during, noted_by
 
-from .call_lowering import place_of
+from .call_lowering import MOST_ROWS, place_of
 from .calls import Call, Slot, slots_in
 from .fused_calls import Lined, Stepping, decides, expect
 from .replayed_nodes import Ran, replayed
@@ -44,7 +44,6 @@ _OF_NUMBERS = {"nonzero", "masked_select", "argwhere", "unique", "unique_consecu
 
 _LARGE = 1 << 15  # bytes of a matrix that takes longer to pack than to look at
 _PRODUCTS = {"linear", "matmul", "__matmul__", "mm"}
-_MANY, _MOST = 5, 64  # rows, for which a line of small calls packs a matrix that stays
 _FEW = 64  # numbers of a constant that are compared: all, or some from all over it
 
 
@@ -334,7 +333,7 @@ class Recorder(TorchFunctionMode):
         """The arguments of products, noted; matrices that many rows go by, and that may be held against what
         they are in later calls, as they are."""
         rows = result.numel() // max(result.shape[-1], 1) if result.dim() else 0
-        stays = self._staying(args) if _MANY <= rows <= _MOST else {}
+        stays = self._staying(args) if MANY_ROWS <= rows <= MOST_ROWS else {}
         self._folded.update(slot for slot, _ in stays.values())
         return [arg if place in stays else self._noted(arg) for place, arg in enumerate(args)]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
-from stepnet.data.tree import LEAF, Spec, flatten, flatten_as, names, unflatten
+from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
 from stepnet.errors import StepError, StepIndexError, StepnetError
 from stepnet.interrupts import is_by_raise, let_through
 from stepnet.ir.loop import Body, Loop
@@ -181,17 +181,13 @@ class StepBody:
                 expected=f"(y, new_state) with new_state shaped like the state, {_own(self.state_spec)}",
                 remedy="return (y, new_state); a step without a state returns (y, ()) and takes state=()",
             )
-        if self.y_spec is LEAF and type(result[0]) is Tensor:
-            plain = self._as_it_was(result[1], state_leaves)
-            if plain is not None:
-                return result[0], plain
         y_leaves, y_spec = flatten(result[0])
         new = result[1]
         if self.state_spec.kind is WithStatic:
             new = WithStatic(new, unflatten(self.state_spec, list(state_leaves)).static)
         new_leaves, new_spec = flatten_as(self.state_spec, new)
         self._check_y(y_leaves, y_spec)
-        if new_spec != self.state_spec:
+        if new_spec is not self.state_spec and new_spec != self.state_spec:
             self._check_nesting()
             raise StepError(
                 f"step '{self.name}' changed the structure of the state at step {self.t}",
@@ -200,18 +196,6 @@ class StepBody:
                 remedy="return the new state nested as the state that came in",
             )
         return result[0], next_state(self.name, self.state_names, state_leaves, new_leaves, self.t)
-
-    def _as_it_was(self, new: Any, old: Sequence[Any]) -> list[Any] | None:
-        """The leaves of a state of tensors that is as it came in; None if it is not."""
-        leaves, spec = flatten(new)
-        if spec is not self.state_spec or len(leaves) != len(old):
-            return None
-        for before, after in zip(old, leaves, strict=True):
-            if type(after) is not Tensor or type(before) is not Tensor:
-                return None
-            if before.dtype is not after.dtype or before.shape != after.shape:
-                return None
-        return leaves
 
     def _check_parameters(self, *, static: bool) -> None:
         """Refuse a step that does not take what a loop hands it."""
@@ -248,7 +232,7 @@ class StepBody:
         if self.y_spec is None:
             self.y_spec = y_spec
             self.y_names = names(y_spec, "y")
-        elif y_spec != self.y_spec:
+        elif y_spec is not self.y_spec and y_spec != self.y_spec:
             raise StepError(
                 f"step '{self.name}' returned y with another structure at step {self.t}",
                 got=y_spec,
@@ -309,6 +293,8 @@ def next_state(body: str, names: Sequence[str], old: Sequence[Any], new: list[An
     Raises:
         StepError: a shape or a dtype is another.
     """
+    if len(new) == len(old) and all(map(_looks_as, new, old)):  # as they mostly do
+        return new
     new = kept_dtypes(old, new)
     changed, grown = [], False
     for name, before, after in zip(names, old, new, strict=True):
@@ -329,6 +315,10 @@ def next_state(body: str, names: Sequence[str], old: Sequence[Any], new: list[An
             "torch.cat([h[:, 1:], x[:, None]], 1)",
         )
     return new
+
+
+def _looks_as(new: Any, old: Any) -> bool:
+    return type(new) is type(old) is Tensor and new.dtype is old.dtype and new.shape == old.shape
 
 
 def kept_dtypes(old: Sequence[Any], new: list[Any]) -> list[Any]:

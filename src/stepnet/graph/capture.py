@@ -27,7 +27,7 @@ from torch.utils import _pytree
 
 from stepnet.data import in_graph
 from stepnet.data.convert import pack_like
-from stepnet.data.in_graph import CAN_CAPTURE, is_exporting, out_of_graph, teach_forms
+from stepnet.data.in_graph import CAN_CAPTURE, is_exporting, teach_forms
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.front.static import Padded
@@ -271,6 +271,13 @@ def packed_tables(like: PackedSequence, y: Any) -> Any:
 TAKES = (
     "tensors, or LoDTensors, and static tensors; where steps are sequences, LoDTensors of the same offsets"
 )
+
+
+def out_of_graph(call: Callable[[], Any], why: str) -> Any:
+    """Make a call out of the region that Dynamo follows."""
+    torch._dynamo.graph_break(msg=why)
+    run: Any = torch.compiler.disable(call)
+    return run()
 
 
 def traced_step(call: Callable[[], Any]) -> Any:

@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from stepnet.data.in_graph import not_followed
-from stepnet.data.modes import transforms_active, unwrapped
+from stepnet.data.modes import is_wrapped, transforms_active, unwrapped
 from stepnet.data.storage import apart
 from stepnet.errors import StepError, WrittenError
 from stepnet.executors.higher_order import one_by_one
@@ -275,10 +275,9 @@ def _as_it_is(tensors: list[Tensor], sizes: list[int], what: str) -> list[Tensor
 def _transformed(tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
     """A call under transforms of torch.func."""
     if torch._C._len_torch_dispatch_stack():
-        plain = [unwrapped(t) for t in tensors]
         if not any(map(_is_transformed, tensors)):
             with temporarily_clear_interpreter_stack():
-                return torch.ops.stepnet.run.default(plain, sizes or [], what)
+                return torch.ops.stepnet.run.default([*map(unwrapped, tensors)], sizes or [], what)
         raise StepError(
             "transforms of torch.func around a recurrence cannot be traced into a graph",
             remedy="compile the function without the transform, or what is around both",
@@ -288,9 +287,9 @@ def _transformed(tensors: list[Tensor], sizes: list[int] | None, what: str) -> l
 
 def _is_transformed(tensor: Tensor) -> bool:
     """Whether transforms do anything to a tensor: batches to all, derivatives to those that have one."""
-    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    if not functorch.is_functorch_wrapped_tensor(tensor):
+    if not is_wrapped(tensor):
         return False
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     differs = tensor.is_floating_point() or tensor.is_complex()
     below = functorch.get_unwrapped(tensor)
     return differs or not functorch.is_gradtrackingtensor(tensor) or _is_transformed(below)

@@ -1,9 +1,9 @@
 """A recurrence over sentences, whose step runs recurrences over their words, as one over all words.
 
-Where a step over words computes the same (`words`, `levels`), it is one loop of generated code where there
-were a loop in Python and a call for each of its steps. What it computes of a sentence it computes at each
-word, so the two ways are timed on the caller's own rows. The first run is by the loop over sentences; what
-comes over words is held against its results.
+Where a step over words computes the same (`word_steps`, `separable_steps`), it is one loop of generated code
+where there were a loop in Python and a call for each of its steps. What it computes of a sentence it computes
+at each word, so the two ways are timed on the caller's own rows. The first run is by the loop over sentences;
+what comes over words is held against its results.
 """
 
 from __future__ import annotations

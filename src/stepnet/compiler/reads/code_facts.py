@@ -47,7 +47,7 @@ PURE = words(
     for name, value in vars(builtins).items()
     if isinstance(value, type) and issubclass(value, BaseException)
 }
-# Whose effect no compiled loop repeats: those that are stopped when they are called (see `remarks`).
+# Whose effect no compiled loop repeats: those that are stopped when they are called (see `logs_and_prints`).
 EFFECTS = words("print input breakpoint exit quit")
 SETTINGS = words(
     """manual_seed manual_seed_all set_rng_state set_default_dtype set_default_device set_default_tensor_type

@@ -293,7 +293,7 @@ class CodeWalk(abc.ABC):
             self.opened(f"it calls logging.{function.__name__}")
 
     def _logger(self, value: logging.Logger) -> None:
-        """Whether it would log: what it logs to is another matter (see `remarks`)."""
+        """Whether it would log: what it logs to is another matter (see `logs_and_prints`)."""
         if type(value).__module__ != logging.__name__:
             self._object(value)
             return

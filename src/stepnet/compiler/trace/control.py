@@ -1,8 +1,8 @@
 """`torch.cond` and torch's `while_loop` in a step that is tried or traced: as Python's `if` and `while`.
 
 torch compiles each such call by itself, which it cannot do for what is traced. The predicate is then asked
-for its truth value like any other (see `answers`). As torch has it, a gradient of zeros flows to what the
-branch that is not taken would have read.
+for its truth value like any other (see `data_dependent`). As torch has it, a gradient of zeros flows to what
+the branch that is not taken would have read.
 """
 
 from __future__ import annotations

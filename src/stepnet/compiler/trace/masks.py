@@ -5,7 +5,7 @@
 nowhere else: no result, no other mask, no row that was not picked. That no row is mixed with another is
 proved of all of them, so what is not picked reaches nothing, and no gradient reaches it.
 
-A mask that is the same at every step is asked for the places that it picks (see `answers`).
+A mask that is the same at every step is asked for the places that it picks (see `data_dependent`).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ _PLAIN = frozenset({int, bool, str, type(None)})
 
 class Record(NamedTuple):
     """`key` holds the calls, but for `numbers` of Python's among their arguments; `tensors` are those that
-    the step read and did not make; `answers`, what its Python asked of tensors (see `answers`)."""
+    the step read and did not make; `answers`, what its Python asked of tensors (see `data_dependent`)."""
 
     key: tuple[Any, ...]
     tensors: list[Tensor]

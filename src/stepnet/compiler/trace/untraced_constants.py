@@ -27,7 +27,7 @@ def unseen_are_constants(closed: bool, before: Sequence[Tensor]) -> contextlib.A
     return during(_before, before if closed else None)
 
 
-def lost() -> Unsupported:
+def lost_tensor() -> Unsupported:
     """Why a step cannot be compiled that reads a tensor which its key does not tell."""
     return Unsupported(
         "the step reads a tensor that could not be found again from the step",
@@ -57,7 +57,7 @@ def constant_of(tensor: Tensor) -> Tensor:
     if before is None or not may_be_constant(tensor) or is_sparse(tensor):
         return tensor
     if any(tensor is each for each in before):
-        raise lost()
+        raise lost_tensor()
     return torch.ops.aten.lift_fresh.default(_copied(tensor))
 
 

@@ -13,14 +13,13 @@ from torch import Tensor
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.unpatched_torch import data_ptr, empty, empty_on_cpu
 from stepnet.errors import BuildError, Unsupported
-from stepnet.executors.line import Ended, Line, Op, Place, Run
+from stepnet.executors.line import MANY_ROWS, Ended, Line, Op, Place, Run
 
 from .build import build, preamble
 from .call_arguments import padded
 from .cells import steps_text
 from .numbers import INFIX, OF_LIBM, literal
 
-_PACKED = 5  # rows, of all times; of fewer a matrix is read as it lies
 _PACK = """
 void pack(const int64_t *a) { sn_pack_f32((float *)a[0], (const float *)a[1], a[2], a[3], a[4], a[5]); }
 """
@@ -189,7 +188,7 @@ class _Writer:
 
     def _product(self, to: str, rows: str, of: Place, matrix: Place, times: int = 1) -> str:
         (count, depth), columns = of.shape, matrix.shape[1]
-        if count * times >= _PACKED and matrix.memory in self.line.held:
+        if count * times >= MANY_ROWS and matrix.memory in self.line.held:
             packed = self.packed.setdefault(matrix, f"packed{len(self.packed)}")
             none = "(sn_rows_f32){0, 0, 0}"
             return f"sn_matmul_f32({to}, {none}, {rows}, {packed}, {count}, {depth}, {columns});"
