@@ -98,6 +98,8 @@ def measure(case: Case, effort: Effort) -> dict[str, list[float]]:
 def main() -> None:
     """Run a work once, then in other sizes; print how long the first call took and what compiled after it."""
     from stepnet.engine import make
+    from stepnet.executors.c import over_rows
+    from stepnet.executors.c.products import float_parts
 
     from .peers import ours
 
@@ -120,6 +122,8 @@ def main() -> None:
         return compile_loop(*arguments)
 
     make.compile_loop = counted
+    if float_parts() > 1:
+        over_rows.library()  # of the machine, not of a step, built when many rows first ask for it
     built = set(folder.glob("*.so"))
     for size in OTHERS:
         for ragged in (False, True):

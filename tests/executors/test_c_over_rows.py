@@ -73,7 +73,7 @@ def test_weights_that_share_rows_get_one_product(run, monkeypatch):
         return made(run, a, *others, **more)
 
     monkeypatch.setattr(c_over_rows, "_run", noted)
-    monkeypatch.setattr(c_over_rows, "_library", lambda: run)
+    monkeypatch.setattr(c_over_rows, "library", lambda: run)
     monkeypatch.setattr(c_over_rows, "float_parts", lambda: 3)
     monkeypatch.setattr(c_over_rows, "_SHARE", 64)
     torch.manual_seed(0)

@@ -47,7 +47,7 @@ def product_over_rows(graph: Graph, node: Node, by_torch: Run) -> Run:
 
     def product(a: Tensor, b: Tensor, rows: int) -> Tensor:
         parts = float_parts()
-        run = _library() if parts > 1 and rows >= _SHARE and stride(a)[1] == stride(b)[1] == 1 else None
+        run = library() if parts > 1 and rows >= _SHARE and stride(a)[1] == stride(b)[1] == 1 else None
         if run is None:
             return by_torch(a, b, rows=rows)
         return _by_tiles(run, a, b, rows, parts)
@@ -111,7 +111,7 @@ def _both(first: Bound, second: Bound) -> Bound:
     def products(rows_of: Tensor, x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, ...]:
         parts = float_parts()
         in_a_row = stride(rows_of)[1] == stride(x)[1] == stride(y)[1] == 1
-        run = _library() if parts > 1 and rows >= _SHARE and in_a_row else None
+        run = library() if parts > 1 and rows >= _SHARE and in_a_row else None
         if run is None:
             assert first.run is not None
             assert second.run is not None
@@ -122,7 +122,7 @@ def _both(first: Bound, second: Bound) -> Bound:
 
 
 @c_build.until_built
-def _library() -> Callable[..., None]:
+def library() -> Callable[..., None]:
     """The function in C, linked with the products: to compile those again would take seconds."""
     needs = BY_DTYPE["float32"].needs
     linked = "#define SN_TURNS\n" + c_build.preamble(*needs, linked=True)
