@@ -53,7 +53,8 @@ def applied(function: Any, *inputs: Any) -> tuple[Tensor, ...]:
     if around is not None:
         call: Any = custom_function_call
         return call(function, *inputs)
-    if forward_ad._current_level < 0 and not torch.is_grad_enabled():
+    untold = forward_ad._current_level < 0 and not torch.is_grad_enabled()
+    if untold or torch.is_inference_mode_enabled():
         return function.forward(*inputs)
     node: Any = super(torch.autograd.Function, function)
     return node.apply(*(t.clone() if isinstance(t, Tensor) and t.is_inference() else t for t in inputs))
