@@ -36,12 +36,17 @@ def _half(x: Tensor, h: Tensor) -> Tensor:
     return known + torch.func.grad(lambda h: _energy(h, h.sin()))(h)
 
 
+def _partly(x: Tensor, h: Tensor) -> Tensor:
+    return torch.func.grad(lambda z: (z.sin() * x.detach() + z.data.cos() * x).sum())(h.detach()) + h
+
+
 DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "grad": torch.func.grad(_energy, argnums=1),
     "jvp": lambda x, h: torch.func.jvp(torch.sin, (h,), (x,))[1],
     "jacrev": lambda x, h: (torch.vmap(torch.func.jacrev(torch.tanh))(h) @ x[..., None]).squeeze(-1),
     "vmap": torch.vmap(torch.func.grad(_energy, argnums=1)),
     "no_grad": _half,
+    "detach": _partly,
     "autograd.grad": lambda x, h: _asked(x, h, False),
     "create_graph": lambda x, h: _asked(x, h, True),
 }
@@ -69,6 +74,20 @@ def test_derivatives_inside_of_a_step(name: str) -> None:
         torch.testing.assert_close(found, want)
     found, want = (torch.autograd.grad(out[1].sin().sum(), (x, h)) for out in (program(x, h), plainly))
     torch.testing.assert_close(found, want)
+
+
+@pytest.mark.exhaustive
+def test_what_is_detached_in_place_is_told() -> None:
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        half = (h * 0.5).detach_()
+        return x, torch.func.grad(_energy, argnums=1)(x, h) + half * h
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return recurrent(step, x, x[0])
+
+    with pytest.raises(StepError, match="'step' cannot be part .*: it detaches in place"):
+        export(Model(), (torch.randn(4, 2, 3),), dynamic_shapes=({0: ANY, 1: ANY},))
 
 
 @pytest.mark.exhaustive
