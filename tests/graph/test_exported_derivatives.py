@@ -86,7 +86,7 @@ def test_what_is_detached_in_place_is_told() -> None:
         def forward(self, x: Tensor) -> Any:
             return recurrent(step, x, x[0])
 
-    with pytest.raises(StepError, match="'step' cannot be part .*: it detaches in place"):
+    with pytest.raises(StepError, match=r"'step' cannot be part .*: it detaches in place"):
         export(Model(), (torch.randn(4, 2, 3),), dynamic_shapes=({0: ANY, 1: ANY},))
 
 

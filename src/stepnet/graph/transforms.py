@@ -1,7 +1,7 @@
 """Steps that call transforms of torch.func, for a trace of what lies below these and below autograd.
 
-torch notes there which operators are called, and not where gradients were off; from 2.14 on a detached tensor is
-an alias there like any other, and one that is detached in place never was seen.
+torch notes there which operators are called, and not where gradients were off; from 2.14 on a detached tensor
+is an alias there like any other, and one that is detached in place never was seen.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def with_no_grad_noted(
     return noted
 
 
-_DETACHES = (Tensor.detach, torch.detach, Tensor.data.__get__)
+_DETACHES = (Tensor.detach, torch.detach, Tensor.data.__get__)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _detached(tensor: Tensor) -> Tensor:
