@@ -101,8 +101,8 @@ def run(
         feeds: the value of each input port's `source`, as for the plain loop.
         backend: which executors may run it.
         asked: what the next run like this one is found by.
-        note: called with the plan, where rows stand, what the plan was given and what it gave, of a run that
-            another on tensors like these would be like.
+        note: called with the plan, where rows stand, what the plan was given and what it gave, and what the
+            body reads, of a run that another on tensors like these would be like.
 
     Returns:
         The value of each output port, as the plain loop gives it.
@@ -159,7 +159,7 @@ def run(
     else:
         out = run_plan(call, x_rows, states, weights)
         if note is not None and as_ever:
-            note(entry, sequences.layout, (sequences.x_rows, sequences.states, weights), out)
+            note(entry, sequences.layout, (sequences.x_rows, sequences.states, weights), out, reads=reads)
     n_y = len(entry.ready.plan.y)
     outputs = _by_name(loop, entry.y_spec, out, n_y, None if steps else sequences)
     if not guarded:
