@@ -212,3 +212,18 @@ def test_no_file_is_too_long():
     lines = {relative(path): path.read_text(encoding="utf-8").count("\n") for path in files}
     assert len(lines) > 20
     assert {name: count for name, count in lines.items() if count > 600} == {}
+
+
+def test_the_functions_that_a_call_goes_through_stand_where_the_page_says():
+    page = LAYOUT.read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| ([^|]+) \| ([^|]+) \|", page.partition("## One call, file by file")[2], re.MULTILINE
+    )
+    rows = rows[1 : rows.index(next(row for row in rows if row[0].startswith("In `")))]
+    assert rows[0][0].startswith("`recurrent`")
+    for names, files in rows:
+        text = "".join(
+            (PACKAGE / file).read_text(encoding="utf-8") for file in re.findall(r"`([^`]+)`", files)
+        )
+        for name in re.findall(r"`(?:\w+\.)*(\w+)`", names):
+            assert re.search(rf"^\s*(def|class) {name}\b", text, re.MULTILINE), (name, files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, overload
 
 import torch
@@ -63,7 +64,7 @@ from .graph import (
     traced_step,
 )
 from .ir.loop import Loop
-from .nested import as_one, as_one_again, lifting
+from .nested import as_one_again, lifting, over_sentences
 from .resets import Resets, as_resets, run_with_resets
 from .sharded import gathered, sharded
 from .typed import Booting, Rows, Settings, State, typed
@@ -415,42 +416,17 @@ def _run(
             ran, refusal = error.ran, error
     if torch._C._get_tracing_state() is not None and instead() is None:
         raise no_graph_of("torch.jit.trace")
-    cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
-    state = [feeds[name] for name in body.state_names]
-    ragged = [leaf for leaf in x if isinstance(leaf, LoDTensor)]
-    above, reverse = isinstance(refusal, OverSequences), cut.stride < 0
-    if above:  # else torch is to see every operation
-        above = only_plain([*(values_of(leaf) for leaf in x), *state]) is None
-
-    def plain(feeds: dict[str, Any]) -> Any:
-        if not above:
-            return naive.run(loop, feeds)
-        assert cut.level is not None
-        outer = lifting.OuterBody(body, x, level=cut.level, reverse=reverse)  # of one run
-        return naive.run(loop.around(outer), feeds)
-
-    def by_steps() -> dict[str, Any]:
-        return plainly(body.name, plain, feeds, lambda: reach(body.step).generators)
-
+    x, state = ([feeds[name] for name in names] for names in (body.x_names, body.state_names))
+    ragged = any(isinstance(leaf, LoDTensor) for leaf in x)
     if not ragged:
         check_batch(loop, body, x, state, booted)
     step_scopes: list[Scope] = []
     if scopes:
-        with LocalVariables(body.step) as local:
-
-            def observe(t: int, values: Any, sequences: Tensor | None) -> None:
-                step_scopes.append(Scope({**local.take(), **values}, sequences=sequences))
-
-            out = naive.run(loop, feeds, observe)
-    elif above:
-        out = as_one(loop, feeds, body, by_steps, backend=chosen)
-        if out is None:
-            if chosen != AUTO:
-                assert refusal is not None
-                raise refusal
-            out = by_steps()
-    else:
-        out = by_steps()
+        out, step_scopes = _observed(loop, feeds, body)
+    elif isinstance(refusal, OverSequences) and only_plain([*map(values_of, x), *state]) is None:
+        out = over_sentences(loop, feeds, body, refusal, backend=chosen)
+    else:  # torch is to see every operation
+        out = plainly(body.name, partial(naive.run, loop), feeds, lambda: reach(body.step).generators)
     if ran is not None:
         ran()
     last = [out[name] for name in body.new_state_names]
@@ -458,6 +434,17 @@ def _run(
     last = distinct(last, state) if ragged else [t.clone(memory_format=torch.contiguous_format) for t in last]
     final = unflatten(body.state_spec, last)
     return (out["y"], final, step_scopes) if scopes else (out["y"], final)
+
+
+def _observed(loop: Loop, feeds: dict[str, Any], body: StepBody) -> tuple[dict[str, Any], list[Scope]]:
+    """What the plain loop gives, and the scope of each step."""
+    step_scopes: list[Scope] = []
+    with LocalVariables(body.step) as local:
+
+        def observe(t: int, values: Any, sequences: Tensor | None) -> None:
+            step_scopes.append(Scope({**local.take(), **values}, sequences=sequences))
+
+        return naive.run(loop, feeds, observe), step_scopes
 
 
 class Recurrent(nn.Module, Generic[State]):

@@ -78,6 +78,24 @@ def test_values_and_gradients_are_those_of_the_loop_by_hand(backend, batch):
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
 
 
+def test_calls_like_one_before_are_of_what_the_body_reads_now():
+    loop, given = recall(backend="c"), feeds()
+    key = loop.body.key
+    changes = [
+        *[lambda: None] * 4,
+        lambda: key.weight.mul_(2.0),
+        lambda: setattr(key, "weight", nn.Parameter(torch.ones(4, 4, dtype=torch.float64))),
+        lambda: key.register_forward_hook(lambda _, inputs, out: out * 2),
+        lambda: given.update(feeds(batch=1)),
+    ]
+    with torch.no_grad():
+        for k, change in enumerate(changes):
+            change()
+            ours, theirs = loop(**given).tuple(), by_hand(loop.body, **given)
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+            assert k != 3 or loop._rows()._replays
+
+
 def test_it_is_a_module():
     loop = recall()
     assert set(dict(loop.named_parameters())) == {f"body.{n}" for n, _ in loop.body.named_parameters()}

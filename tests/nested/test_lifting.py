@@ -46,7 +46,8 @@ def runs(monkeypatch):
             counts.append(len(flatten(x)[0][0].lengths()))
         return state, result
 
-    monkeypatch.setattr(stepnet.api, "as_one", lambda *_, **__: None)  # each step is one of sentences
+    # each step is one of sentences
+    monkeypatch.setattr("stepnet.nested.loop_flattening._as_one", lambda *_, **__: None)
     monkeypatch.setattr(stepnet.api, "run", counted)
     monkeypatch.setattr("stepnet.nested.lifting.run", counted)
     monkeypatch.setattr(stepnet.api, "run_warm", counted_warm)
@@ -370,7 +371,8 @@ def test_an_inner_step_that_has_no_plan_warns_by_its_own_name():
 
 def test_an_inner_recurrence_that_waits_for_the_outer_state_is_found_as_others_are(monkeypatch):
     """Its calls go the short way, and count: what comes behind it still runs once."""
-    monkeypatch.setattr(stepnet.api, "as_one", lambda *_, **__: None)  # each step is one of sentences
+    # each step is one of sentences
+    monkeypatch.setattr("stepnet.nested.loop_flattening._as_one", lambda *_, **__: None)
     long = []
     run = stepnet.api.run
     inner, once, outer = (nn.GRUCell(n, 4, dtype=F64) for n in (3, 3, 4))

@@ -18,6 +18,8 @@ from stepnet.data.convert import DEEPEST, from_array, shared
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoDError
 
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+
 
 def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
     """The `collate_fn` of a torch DataLoader for samples with sequences in them.
@@ -72,41 +74,42 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
         samples = [LoDTensor.from_packed(sample) for sample in samples]
     if isinstance(samples[0], LoDTensor):
         return _told(_nested, samples, where)
+
+    def part(column: list[Any], place: str, name: Any) -> Any:
+        return _joined(column, where + place, dense, name in dense, depth + 1)
+
     if isinstance(first, Mapping):
         _check_parts([list(sample) for sample in samples], where)
         whole = copy.copy(first) if isinstance(first, MutableMapping) else {}
         for key in first:
-            column = [sample[key] for sample in samples]
-            whole[key] = _joined(column, f"{where}[{key!r}]", dense, key in dense, depth + 1)
+            whole[key] = part([sample[key] for sample in samples], f"[{key!r}]", key)
         return whole
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in dataclasses.fields(first) if field.init]
         columns = {name: [getattr(sample, name) for sample in samples] for name in names}
-        parts = {
-            name: _joined(column, f"{where}.{name}", dense, name in dense, depth + 1)
-            for name, column in columns.items()
-        }
+        parts = {name: part(column, f".{name}", name) for name, column in columns.items()}
         return dataclasses.replace(first, **parts)
     if isinstance(first, tuple):
         _check_parts([[None] * len(sample) for sample in samples], where)
         names = getattr(first, "_fields", range(len(first)))
-        parts = [
-            _joined(list(column), f"{where}[{name!r}]", dense, name in dense, depth + 1)
-            for name, column in zip(names, zip(*samples, strict=True), strict=True)
-        ]
+        columns = zip(names, zip(*samples, strict=True), strict=True)
+        parts = [part(list(column), f"[{name!r}]", name) for name, column in columns]
         return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
-    if isinstance(first, (bool, int, float, complex, np.number, np.bool_)):
-        kinds = {type(sample): sample for sample in samples}
-        if any(isinstance(sample, np.generic) for sample in kinds.values()):
-            kind = np.result_type(*kinds.values())
-            return _told(lambda numbers: from_array(np.array(numbers, kind)), samples, where)
-        return _told(torch.tensor, samples, where)
+    if isinstance(first, _NUMBERS):
+        return _told(_numbers, samples, where)
     if isinstance(first, (Tensor, np.ndarray)) and (is_dense or first.ndim == 0):
         arrays = [_told(_as_tensor, sample, where) for sample in samples]
         return _stacked(arrays, where)
     if isinstance(first, (Tensor, np.ndarray)) or _holds_numbers(samples, where):
         return _told(torch.tensor if is_dense else LoDTensor.from_sequences, samples, where)
     return samples
+
+
+def _numbers(samples: list[Any]) -> Tensor:
+    kinds = {type(sample): sample for sample in samples}
+    if any(isinstance(sample, np.generic) for sample in kinds.values()):
+        return from_array(np.array(samples, np.result_type(*kinds.values())))
+    return torch.tensor(samples)
 
 
 def _as_tensor(sample: Any) -> Tensor:
@@ -127,7 +130,7 @@ def _told(join: Callable[[Any], Any], samples: Any, where: str) -> Any:
 
 def _kind(sample: Any) -> str:
     """What must be alike: numbers of all kinds are."""
-    if isinstance(sample, (bool, int, float, complex, np.number, np.bool_)):
+    if isinstance(sample, _NUMBERS):
         return "number"
     if isinstance(sample, (Tensor, np.ndarray)):
         return "tensor"

@@ -56,53 +56,15 @@ class Tabular:
             LoDError: it holds nulls, or other than lists of numbers; says at which level.
         """
         arrow = _imported("pyarrow")
-        types = arrow.types
-        array = column
-        if not isinstance(array, (arrow.Array, arrow.ChunkedArray)):
-            array = _offered(array)
-        if isinstance(array, arrow.ChunkedArray):
-            chunks = array.chunks or [arrow.array([], array.type)]
-            array = chunks[0] if len(chunks) == 1 else arrow.concat_arrays(chunks)
-        if not isinstance(array, arrow.Array):
-            raise LoDError(
-                "from_arrow takes an Array or a ChunkedArray",
-                got=type(column).__name__,
-                remedy="table['name'] is a column; LoDTensor.from_sequences takes lists",
-            )
-        levels, sizes = [], []
-        while not types.is_primitive(array.type):
-            kind, depth = array.type, len(levels) + len(sizes)
+        array, levels, sizes = _one_array(column), list[Tensor](), list[int]()
+        while not arrow.types.is_primitive(array.type):
             if array.null_count:
                 raise LoDError(
-                    f"from_arrow: the lists of level {depth} hold nulls",
+                    f"from_arrow: the lists of level {len(levels) + len(sizes)} hold nulls",
                     got=f"{array.null_count} of {len(array)}",
                     remedy="column.drop_null(), or pyarrow.compute.fill_null(column, [])",
                 )
-            if types.is_dictionary(kind):
-                array = array.dictionary_decode()
-            elif _is_fixed_tensor(kind):
-                sizes += kind.shape
-                array = array.storage.flatten()
-            elif isinstance(kind, arrow.BaseExtensionType) and _holds_lists(kind.storage_type):
-                array = array.storage
-            elif types.is_null(kind):  # all lists are empty
-                array = arrow.array(torch.empty(0).numpy())
-            elif types.is_fixed_size_list(kind):
-                if _holds_lists(kind.value_type):
-                    levels.append(torch.arange(len(array) + 1) * kind.list_size)
-                else:
-                    sizes.append(kind.list_size)
-                array = array.flatten()
-            elif _is_list(kind):
-                array, offsets = _content(array)
-                levels.append(offsets)
-            else:
-                raise LoDError(
-                    "from_arrow takes lists of numbers, and lists of a fixed size inside them: "
-                    f"level {depth}",
-                    got=str(kind),
-                    remedy="a column for each field; numbers, as ids, in place of words",
-                )
+            array = _inside(array, levels, sizes)
         if not levels:
             raise LoDError(
                 "from_arrow: the column has no lists of any length",
@@ -340,6 +302,54 @@ def _is_list(kind: Any) -> bool:
     types = _imported("pyarrow").types
     views = hasattr(types, "is_list_view") and (types.is_list_view(kind) or types.is_large_list_view(kind))
     return views or types.is_list(kind) or types.is_large_list(kind)
+
+
+def _one_array(column: Any) -> Any:
+    """A column as one pyarrow Array."""
+    arrow = _imported("pyarrow")
+    array = column if isinstance(column, (arrow.Array, arrow.ChunkedArray)) else _offered(column)
+    if isinstance(array, arrow.ChunkedArray):
+        chunks = array.chunks or [arrow.array([], array.type)]
+        array = chunks[0] if len(chunks) == 1 else arrow.concat_arrays(chunks)
+    if not isinstance(array, arrow.Array):
+        raise LoDError(
+            "from_arrow takes an Array or a ChunkedArray",
+            got=type(column).__name__,
+            remedy="table['name'] is a column; LoDTensor.from_sequences takes lists",
+        )
+    return array
+
+
+def _inside(array: Any, levels: list[Tensor], sizes: list[int]) -> Any:
+    """What an array of lists holds. Its level of sequences is added to `levels`, or its dimensions to
+    `sizes`."""
+    arrow, kind = _imported("pyarrow"), array.type
+    types = arrow.types
+    if types.is_dictionary(kind):
+        return array.dictionary_decode()
+    if _is_fixed_tensor(kind):
+        sizes += kind.shape
+        return array.storage.flatten()
+    if isinstance(kind, arrow.BaseExtensionType) and _holds_lists(kind.storage_type):
+        return array.storage
+    if types.is_null(kind):  # all lists are empty
+        return arrow.array(torch.empty(0).numpy())
+    if types.is_fixed_size_list(kind):
+        if _holds_lists(kind.value_type):
+            levels.append(torch.arange(len(array) + 1) * kind.list_size)
+        else:
+            sizes.append(kind.list_size)
+        return array.flatten()
+    if _is_list(kind):
+        content, offsets = _content(array)
+        levels.append(offsets)
+        return content
+    raise LoDError(
+        "from_arrow takes lists of numbers, and lists of a fixed size inside them: "
+        f"level {len(levels) + len(sizes)}",
+        got=str(kind),
+        remedy="a column for each field; numbers, as ids, in place of words",
+    )
 
 
 def _content(lists: Any) -> tuple[Any, Tensor]:

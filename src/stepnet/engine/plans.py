@@ -101,8 +101,8 @@ def run(
         feeds: the value of each input port's `source`, as for the plain loop.
         backend: which executors may run it.
         asked: what the next run like this one is found by.
-        note: called with the plan, where rows stand, what the plan was given and what it gave, of a run that
-            another on tensors like these would be like.
+        note: called with the plan, where rows stand, what the plan was given and what it gave, and what the
+            body reads, of a run that another on tensors like these would be like.
 
     Returns:
         The value of each output port, as the plain loop gives it.
@@ -126,12 +126,8 @@ def run(
     if warn and backend == AUTO:
         _tell_of_torch_ops(entry, loop, reads, sequences)
     guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
-    if guarded and entry.rest and backend == AUTO:
-        entry.rest -= 1
-        raise _DOES_NOT_HOLD.fresh()
-    if transformed and (guarded or random):
-        what = "a while_loop in the step" if guarded else "a generator of the step"
-        raise Unsupported(f"a torch.func transform is active around {what}")
+    if guarded or (random and transformed):
+        _refuse_now(entry, backend, transformed=transformed)
     as_ever = is_as_ever(entry, reads)
     stays = as_ever or (guarded and not random and _is_closed(entry, reads))
     if asked is not None and stays and asked.is_of(reads):
@@ -159,7 +155,7 @@ def run(
     else:
         out = run_plan(call, x_rows, states, weights)
         if note is not None and as_ever:
-            note(entry, sequences.layout, (sequences.x_rows, sequences.states, weights), out)
+            note(entry, sequences.layout, (sequences.x_rows, sequences.states, weights), out, reads=reads)
     n_y = len(entry.ready.plan.y)
     outputs = _by_name(loop, entry.y_spec, out, n_y, None if steps else sequences)
     if not guarded:
@@ -176,6 +172,18 @@ def run(
         naive.run(loop, feeds)  # which tells it
     _let_rest(entry, loop, reads, warn=warn and backend == AUTO)
     raise _DOES_NOT_HOLD.fresh()
+
+
+def _refuse_now(entry: Entry, backend: str, *, transformed: bool) -> None:
+    """Raises Unsupported: a plan that is there is not to be run now."""
+    assert entry.compiled is not None
+    guarded = is_guarded(entry.y_spec)
+    if guarded and entry.rest and backend == AUTO:
+        entry.rest -= 1
+        raise _DOES_NOT_HOLD.fresh()
+    if transformed and (guarded or entry.compiled.draws):
+        what = "a while_loop in the step" if guarded else "a generator of the step"
+        raise Unsupported(f"a torch.func transform is active around {what}")
 
 
 def _without_plan(

@@ -131,6 +131,18 @@ def note(step: Any, function: Callable[..., Any], given: Sequence[type], found: 
     known.note(step, function, given, found)
 
 
+def is_closed(found: Reach) -> bool:
+    """Whether a walk told all that a step reads, so that what tells when that changes can be written down."""
+    told = found.refused is None and found.open is None and found.complete
+    return told and not (found.generators or found.uncached)
+
+
+def note_closed(step: Callable[..., Any], found: Reach) -> None:
+    """A walk found this of a step that is called as it is; it is noted if that is all that it reads."""
+    if is_closed(found):
+        note(step, step, (), found)
+
+
 def forget_steps() -> None:
     """Walk every step anew at its next call."""
     _steps.clear()

@@ -48,7 +48,7 @@ from .refused_steps import rests
 from .rows import Sequences
 from .single_step_calls import note_faster
 from .single_step_timing import is_faster, one_step
-from .walked_steps import Found, boots, forget_steps, note, unchanged_step
+from .walked_steps import Found, boots, forget_steps, is_closed, note, unchanged_step
 
 _known: OrderedDict[Any, Entry] = OrderedDict()
 _LIMIT = 512
@@ -343,8 +343,7 @@ def asked(
         function = of.wrap(known_by)
         given = own_classes((x_spec, spec))
         walked = reach(function, given)
-        closed = walked.refused is None and walked.open is None
-        if not closed or walked.generators or walked.uncached or not walked.complete:
+        if not is_closed(walked):
             return state, None
         note(known_by, function, given, walked)
         key, tensors = walked.key, walked.tensors

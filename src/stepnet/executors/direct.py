@@ -298,29 +298,17 @@ class Direct:
         layout: Layout,
     ) -> list[Tensor | None] | None:  # fmt: skip
         """The gradient of each input; None: not of these. `saved`: the inputs, and what `forward` gave."""
-        around = _native._len_torch_function_stack() or _native._len_torch_dispatch_stack()
-        if around or _native._is_any_autocast_enabled() or self._threads != torch.get_num_threads():
-            return None
-        if not all(map(is_plain, grads)):
-            return None
-        kind = *[grad is not None for grad in grads], *needed
-        if kind not in self._backwards:
-            try:
-                self._backwards[kind] = self._backward(kind[: len(grads)], needed)
-            except LookupError:
-                self._backwards[kind] = None
-        way = self._backwards.get(kind)
+        way = self._way_back(grads, needed)
         if way is None or not (layout is self.layout or way.any_lengths):
             return None
         kept = [*map(data_ptr, saved)]
         if not (all(kept) and all(map(is_contiguous, saved))):
             return None
         n_y, n = len(self._y), layout.sequences
-        tables: list[Tensor] = []
-        for k, grad in enumerate(grads):
-            if grad is not None and grad.is_neg():
-                return None
-            tables.append(way.zero(k, n if k >= n_y else 0) if grad is None else contiguous(grad))
+        tables = [
+            way.zero(k, n if k >= n_y else 0) if grad is None else contiguous(grad)
+            for k, grad in enumerate(grads)
+        ]
         made = [make() if like is None else empty_like(saved[like]) for make, like in way.made]
         made += [earlier(saved[k], shape, saved[of], layout) for k, of, shape in way.shifted]
         values: dict[str, Tensor] = {}
@@ -347,6 +335,21 @@ class Direct:
             for (k, _), t in zip(way.late, found, strict=True):
                 out[k] = t
         return out
+
+    def _way_back(self, grads: Sequence[Tensor | None], needed: tuple[bool, ...]) -> _Backward | None:
+        """How gradients are made of these; None: not by addresses."""
+        around = _native._len_torch_function_stack() or _native._len_torch_dispatch_stack()
+        if around or _native._is_any_autocast_enabled() or self._threads != torch.get_num_threads():
+            return None
+        if not all(map(is_plain, grads)) or any(grad is not None and grad.is_neg() for grad in grads):
+            return None
+        kind = *[grad is not None for grad in grads], *needed
+        if kind not in self._backwards:
+            try:
+                self._backwards[kind] = self._backward(kind[: len(grads)], needed)
+            except LookupError:
+                self._backwards[kind] = None
+        return self._backwards.get(kind)
 
     def by_names(self, saved: Sequence[Tensor]) -> list[Tensor]:
         """What is saved, as calls by names save it: each kept value is one tensor."""

@@ -14,7 +14,7 @@ from .call import Call
 from .gradient_flow import reached
 from .layout import Layout
 from .loop import last, shift
-from .ready import Asked, Ready
+from .ready import Asked, Ready, Sources
 from .tables import as_table, earlier
 
 
@@ -25,28 +25,8 @@ def gradients(
     """The gradient of each tensor, by the plan. `kept`: the rows of y, then the plan's `extra`. `led`: the
     states before whose rows their boot values lie."""
     ready, layout = call.ready, call.layout
-    plan, sources, at_hand = ready.plan, ready.sources(len(tensors)), (*tensors, *kept)
-    values = {name: at_hand[k] for name, k in sources.values} | call.constants
-    for name, dtype in sources.held:
-        if values[name].dtype is not dtype:  # the caller's has fewer bits
-            values[name] = values[name].to(dtype)
-    states = {}
-    moved = ready.backward.moved if ready.backward is not None and ready.is_few(layout) else ()
-    for name, k, of in sources.shifted:
-        rows, boot = at_hand[k], at_hand[of]
-        if name in moved and rows.dtype is boot.dtype:
-            values[name], states[name] = rows, boot
-            continue
-        rows = rows.reshape(layout.rows, *boot.shape[1:])
-        before = earlier(rows, layout.stride) if name in led else None
-        values[name] = shift(rows, boot, layout) if before is None else before
-    for name, k, like, dtype in sources.tangents:
-        grad = grads[k]
-        tangent = torch.zeros_like(at_hand[like]) if grad is None else as_table(grad)
-        if dtype is None:
-            values[name] = tangent
-        else:
-            states[name] = tangent if tangent.dtype is dtype else tangent.to(dtype)
+    plan = ready.plan
+    values, states = _read(call, (*tensors, *kept), ready.sources(len(tensors)), grads, led)
     done, finals = {}, {}
     has, wanted = asked_of(ready, layout, tuple([grad is not None for grad in grads]), tuple(needed))
     if ready.backward is not None:  # else initial states alone get one, of sequences of no steps
@@ -76,6 +56,36 @@ def gradients(
         for k, gradient in zip(loose, distinct([*loose.values()], taken), strict=True):
             out[k] = gradient
     return out + [None] * (len(tensors) - len(out))
+
+
+def _read(
+    call: Call, at_hand: Sequence[Tensor], sources: Sources, grads: Sequence[Tensor | None],
+    led: Sequence[str],
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
+    """What the backward loop reads by name, and its initial states."""
+    ready, layout = call.ready, call.layout
+    values = {name: at_hand[k] for name, k in sources.values} | call.constants
+    for name, dtype in sources.held:
+        if values[name].dtype is not dtype:  # the caller's has fewer bits
+            values[name] = values[name].to(dtype)
+    states = {}
+    moved = ready.backward.moved if ready.backward is not None and ready.is_few(layout) else ()
+    for name, k, of in sources.shifted:
+        rows, boot = at_hand[k], at_hand[of]
+        if name in moved and rows.dtype is boot.dtype:
+            values[name], states[name] = rows, boot
+            continue
+        rows = rows.reshape(layout.rows, *boot.shape[1:])
+        before = earlier(rows, layout.stride) if name in led else None
+        values[name] = shift(rows, boot, layout) if before is None else before
+    for name, k, like, dtype in sources.tangents:
+        grad = grads[k]
+        tangent = torch.zeros_like(at_hand[like]) if grad is None else as_table(grad)
+        if dtype is None:
+            values[name] = tangent
+        else:
+            states[name] = tangent if tangent.dtype is dtype else tangent.to(dtype)
+    return values, states
 
 
 def asked_of(ready: Ready, layout: Layout, given: tuple[bool, ...], needed: tuple[bool, ...]) -> Asked:

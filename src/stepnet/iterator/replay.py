@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stepnet.data.modes import default_device, nothing_around, settings
 from stepnet.data.unpatched_torch import contiguous, data_ptr
-from stepnet.engine import Entry
+from stepnet.engine import Entry, Reads
 from stepnet.executors.autograd import is_computed_again, run_direct
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call, goes_by_places, not_asked_for
@@ -106,12 +106,14 @@ class Noting:
 
     def __init__(self) -> None:
         self.noted: list[tuple[Entry, Layout, tuple[Sequence[Tensor], ...], Sequence[Tensor], Any]] = []
+        self.reads: Reads | None = None  # by the last run that was no run like one before
 
     def __call__(
         self, entry: Entry, layout: Layout, given: tuple[Sequence[Tensor], ...], out: Sequence[Tensor],
-        steps: tuple[int, ...] = (),
+        steps: tuple[int, ...] = (), reads: Reads | None = None,
     ) -> None:  # fmt: skip
         self.noted.append((entry, layout, given, out, steps))
+        self.reads = reads
 
     def replay(
         self, fed: Sequence[Tensor], outputs: Mapping[str, Any], always: Collection[int] = (),

@@ -24,12 +24,14 @@ from torch import Tensor
 
 from stepnet.data.bounded_cache import Bounded
 from stepnet.engine import run
+from stepnet.engine.walked_steps import note_closed, unchanged_step
 from stepnet.errors import IRError, LoopError, StepError, Unsupported
 from stepnet.executors.naive import number_of
 from stepnet.executors.segment import iterations
 from stepnet.ir.loop import Concat, Iteration, Loop, Slice
 from stepnet.watchers import note_run, watched, watching
 
+from .body import CallBody
 from .leading_axes import Leads, possible
 from .replay import Noting, Replay, kind_of
 from .row_body import COUNTER, RowBody, RowLayout, Run, new_name, state_name, x_name, y_name
@@ -67,7 +69,8 @@ class RowLoop:
         self._ran = Bounded[Any, int](_MOST)  # which of the sweeps ran, by the kind of a call
         self._leads = Bounded[Any, list[Leads]](_MOST)  # by the shapes of what it is fed
         self._sweeps = Bounded[RowLayout, tuple[Loop, RowBody]](_MOST)
-        self._replays = Bounded[Any, Replay](_MOST)  # by the kind of a call
+        # By the kind of a call; with what is kept of the step that a walk found, of bodies that are walked.
+        self._replays = Bounded[Any, tuple[Any, Replay]](_MOST)
 
     def run(
         self, feeds: Mapping[str, Any], backend: str, *, steps: int | None = None,
@@ -84,12 +87,17 @@ class RowLoop:
         Raises:
             Unsupported: the loop is no sweep over rows, or does not compile.
         """
+        body, known = self.loop.body, None
+        if isinstance(body, CallBody) and not torch.is_grad_enabled():
+            known = unchanged_step(body.function)
+            reads = () if known is None else known[1]
         fed = () if reads is None else (*feeds.values(), *reads)
         like = None if reads is None or watching() is not None else kind_of(fed, backend, steps)
-        replay = self._replays.get(like)
-        out = None if replay is None else replay.run(fed)
-        if out is not None:
-            return out
+        whose, replay = self._replays.get(like, (None, None))
+        if replay is not None and whose is (None if known is None else known[0].likes):
+            out = replay.run(fed)
+            if out is not None:
+                return out
         shapes = [value.shape for value in feeds.values()]
         kind: Any = None  # in a trace, whose open sizes do not hash
         if not any(isinstance(size, torch.SymInt) for shape in shapes for size in shape):
@@ -104,11 +112,18 @@ class RowLoop:
             except Unsupported as error:
                 tried.append((call, error))
             else:
-                replay = None if noting is None else noting.replay(fed, out)
-                if replay is not None:
-                    self._replays[like] = replay
-                for each in () if noting is None else noting.noted:
-                    note_run(*each)
+                if noting is not None:
+                    replay = None
+                    if not isinstance(body, CallBody):
+                        whose, replay = None, noting.replay(fed, out)
+                    elif known is not None:
+                        whose, replay = known[0].likes, noting.replay(fed, out)
+                    elif noting.reads is not None:
+                        note_closed(body.function, noting.reads.reach)
+                    if replay is not None:
+                        self._replays[like] = whose, replay
+                    for each in noting.noted:
+                        note_run(*each)
                 show(call.loop, call.feeds, backend)
                 if kind is not None:
                     self._ran[kind] = number

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.checks import checked
+from stepnet.compiler.reads.reach import reach
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import nothing_around, outside_modes, sees_saved_tensors, settings
@@ -29,6 +30,8 @@ from stepnet.data.unpatched_torch import from_numpy
 from stepnet.data.values import rows as rows_of
 from stepnet.engine import Steps, Way, asked, executor_choice, find_plan, run, run_again, run_warm
 from stepnet.errors import StepnetError, Unsupported
+from stepnet.executors import naive
+from stepnet.executors.autograd import plainly
 from stepnet.executors.registry import AUTO
 from stepnet.executors.setting import only_plain
 from stepnet.front.step import StepBody, as_step, as_they_are, boot_state, loop_of
@@ -77,7 +80,33 @@ class _Cut:
         return tuple(n.bit_length() for n in (len(self.words), self.sentences.rows, self.words.rows))
 
 
-def as_one(
+def over_sentences(
+    loop: Loop, feeds: dict[str, Any], body: StepBody, refusal: Unsupported, *, backend: str
+) -> dict[str, Any]:
+    """The outputs of a recurrence whose steps are sentences: over their words, or the recurrences inside all
+    steps together where they need not wait for its state.
+
+    Raises:
+        Unsupported: the refusal of its plan, where a backend was asked for and it does not run over words.
+    """
+
+    cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
+
+    def once_for_all(feeds: dict[str, Any]) -> Any:
+        assert cut.level is not None
+        outer = lifting.OuterBody(body, x, level=cut.level, reverse=cut.stride < 0)  # of one run
+        return naive.run(loop.around(outer), feeds)
+
+    def plain() -> dict[str, Any]:
+        return plainly(body.name, once_for_all, feeds, lambda: reach(body.step).generators)
+
+    out = _as_one(loop, feeds, body, plain, backend=backend)
+    if out is None and backend != AUTO:
+        raise refusal
+    return plain() if out is None else out
+
+
+def _as_one(
     loop: Loop, feeds: dict[str, Any], body: StepBody, plain: Callable[[], dict[str, Any]], *, backend: str
 ) -> dict[str, Any] | None:
     """The outputs of a recurrence whose steps are sentences, over their words; None: it is to run as it is.
@@ -122,7 +151,7 @@ def as_one(
 
 
 def as_one_again(step: Any, x: Any, state: Any, way: tuple[bool, int, int, str]) -> tuple[Any, Any] | None:
-    """y and the final state of a call like one that `as_one` runs over words; None where it is not known to
+    """y and the final state of a call like one that ran over words; None where it is not known to
     be one: then the long way says what comes of it. `way`: reverse, level, axis and the backend."""
     reverse, level, _, backend = way
     if reverse or state is None or lifting.inside_a_step():

@@ -159,13 +159,10 @@ class _Forms:
         op, known = node.op, [self._full.get(n) for n in inputs]
         if op == "full":
             return self._constant(node.attr("value"))
-        if all(n is not None for n in known) and known:
-            if op in _MOVED or (op == "cast" and known[0] in (0, 1)):
-                return inputs[0]
-            if op == "not":
-                return self._constant(not known[0])
-            if op in _EXACT:
-                return self._constant(_EXACT[op](*known))
+        if known and all(n is not None for n in known):
+            found = self._of_numbers(op, inputs[0], known)
+            if found is not None:
+                return found
         if op == "where" and known[0] is not None:
             chosen = inputs[1 if known[0] else 2]
             return chosen if chosen in like or chosen in self._full else None
@@ -173,20 +170,33 @@ class _Forms:
             return self._constant(False)
         if op == "not":
             return self._not(inputs[0])
-        if op in ("ne", "eq") and known[1] is not None and known[1] == 0:
-            some = inputs[0] if is_truth else self._truths.get(inputs[0])
-            if some is None:
-                some = self._number(("not 0", inputs[0]))
-                self._not_0[some] = inputs[0]
+        if op in ("ne", "eq") and known[1] == 0:
+            some = self._some(inputs[0], is_truth)
             return some if op == "ne" else self._not(some)
-        if op == "mul":
-            for number, other in ((known[0], inputs[1]), (known[1], inputs[0])):
-                is_finite = other in self._finite or other in self._truths
-                if number is not None and number == 0 and is_finite:
-                    return self._constant(0)
+        if op == "mul" and any(
+            number == 0 and (other in self._finite or other in self._truths)
+            for number, other in zip(known, reversed(inputs), strict=True)
+        ):
+            return self._constant(0)
         if op in _NEUTRAL:
             number, both = _NEUTRAL[op]
             for at in (1, 0) if both else (1,):
-                if known[at] is not None and known[at] == number and inputs[1 - at] in like:
+                if known[at] == number and inputs[1 - at] in like:
                     return inputs[1 - at]
         return None
+
+    def _of_numbers(self, op: str, first: int, known: Sequence[Any]) -> int | None:
+        """What a node gives whose inputs, of which this is the first, are the same numbers everywhere."""
+        if op in _MOVED or (op == "cast" and known[0] in (0, 1)):
+            return first
+        if op == "not":
+            return self._constant(not known[0])
+        return self._constant(_EXACT[op](*known)) if op in _EXACT else None
+
+    def _some(self, form: int, is_truth: bool) -> int:
+        """Where a value is not 0."""
+        some = form if is_truth else self._truths.get(form)
+        if some is None:
+            some = self._number(("not 0", form))
+            self._not_0[some] = form
+        return some

@@ -53,47 +53,50 @@ def _opaque(b: Builder, node: Any, args: Any, kwargs: Any) -> Any:
         raise Unsupported(f"'{target}' is no plain torch call", line=b.line)
     metas = node.meta.get("val")
     if metas is None:  # no result: an assertion, or a note of the profiler
-        return None  # an assertion on values, no result
+        return None
     many = isinstance(metas, (tuple, list))
     inputs: list[str] = []
-
-    def place(arg: Any) -> Any:
-        if isinstance(arg, Ref):
-            if arg.fold or arg.bdim not in (None, 0):
-                raise Unsupported(f"{target} on values whose rows are not first", line=b.line)
-            inputs.append(arg.name)
-            return ("input", len(inputs) - 1)
-        if isinstance(arg, list):
-            return ("list", tuple(place(a) for a in arg))
-        if arg is BATCH or hasattr(arg, "node"):
-            raise Unsupported(f"{target} is given the number of rows", line=b.line)
-        if isinstance(arg, (torch.dtype, torch.layout, torch.memory_format)):
-            return ("torch", str(arg).removeprefix("torch."))  # the graph holds plain values only
-        if isinstance(arg, torch.device):
-            return ("device", str(arg))
-        return ("value", arg)
-
-    template = tuple(place(a) for a in args)
-    named = tuple((k, place(v)) for k, v in kwargs.items())
+    template = tuple(_as_plain(b, target, a, inputs) for a in args)
+    named = tuple((k, _as_plain(b, target, v, inputs)) for k, v in kwargs.items())
     kind = b.kind(*inputs) if inputs else None  # a call on sums is proved to be linear later
     if getattr(node.target, "_schema", None) is not None and node.target._schema.is_mutable:
         raise Unsupported(f"{target} changes a tensor in place", line=b.line)
-    outputs, refs = [], []
-    for meta in metas if many else [metas]:
-        if not hasattr(meta, "shape"):
-            refs.append(None)
-            outputs.append("")
-            continue
-        at, times = b.batch_at(meta.shape)
-        if at not in (None, 0) or times != 1:
-            raise Unsupported(f"{target} does not give its rows first", line=b.line)
-        is_row = kind == "row" if inputs else at is not None
-        if is_row != (at is not None):
-            raise Unsupported(f"{target} makes one value of all rows: the step mixes rows", line=b.line)
-        made = "row" if at is not None else ("sum" if kind == "sum" else "shared")
-        name = b.fresh(made, b.row_shape(meta.shape, at), dtype_name(meta.dtype))
-        outputs.append(name)
-        refs.append(Ref(name, at))
+    refs = [
+        _made_opaque(b, target, meta, kind) if hasattr(meta, "shape") else None
+        for meta in (metas if many else [metas])
+    ]
     attrs = (("target", target), ("args", template), ("kwargs", named))
-    b.nodes.append(Node("opaque", tuple(inputs), tuple(outputs), attrs, b.line))
+    outputs = tuple("" if ref is None else ref.name for ref in refs)
+    b.nodes.append(Node("opaque", tuple(inputs), outputs, attrs, b.line))
     return refs if many else refs[0]
+
+
+def _as_plain(b: Builder, target: str, arg: Any, inputs: list[str]) -> Any:
+    """An argument of a call as plain values, which are all that a graph holds. `inputs` gets the values it
+    reads."""
+    if isinstance(arg, Ref):
+        if arg.fold or arg.bdim not in (None, 0):
+            raise Unsupported(f"{target} on values whose rows are not first", line=b.line)
+        inputs.append(arg.name)
+        return ("input", len(inputs) - 1)
+    if isinstance(arg, list):
+        return ("list", tuple(_as_plain(b, target, a, inputs) for a in arg))
+    if arg is BATCH or hasattr(arg, "node"):
+        raise Unsupported(f"{target} is given the number of rows", line=b.line)
+    if isinstance(arg, (torch.dtype, torch.layout, torch.memory_format)):
+        return ("torch", str(arg).removeprefix("torch."))
+    if isinstance(arg, torch.device):
+        return ("device", str(arg))
+    return ("value", arg)
+
+
+def _made_opaque(b: Builder, target: str, meta: Any, kind: str | None) -> Ref:
+    """A result of a call. `kind`: of the values that it reads, if it reads any."""
+    at, times = b.batch_at(meta.shape)
+    if at not in (None, 0) or times != 1:
+        raise Unsupported(f"{target} does not give its rows first", line=b.line)
+    is_row = at is not None
+    if kind is not None and (kind == "row") != is_row:
+        raise Unsupported(f"{target} makes one value of all rows: the step mixes rows", line=b.line)
+    made = "row" if is_row else ("sum" if kind == "sum" else "shared")
+    return Ref(b.fresh(made, b.row_shape(meta.shape, at), dtype_name(meta.dtype)), at)

@@ -18,7 +18,7 @@ from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, Stage
 
 from .library_calls import call_text
-from .numbers import CALLS, ENDS, INFIX, KINDS, START, WHOLE, WHOLE_NUMBERS, literal
+from .numbers import CALLS, ENDS, KINDS, START, TEXTS, WHOLE, WHOLE_NUMBERS, literal
 from .places import HALVES, Places
 from .value_ranges import is_below_the_largest
 from .zero_tails import Pass, ends_early
@@ -414,8 +414,10 @@ class _LoopText:
         if dtype in ENDS and op in WHOLE_NUMBERS:
             bits = 8 * dtype_of(dtype).itemsize
             return WHOLE_NUMBERS[op].format(*given, bits=bits, magnitude=bits - (dtype != "uint8"))
-        if op in INFIX:
-            return f"{given[0]} {INFIX[op]} {given[1]}"
+        if op in TEXTS:
+            return TEXTS[op].format(*given)
+        if op == "embed":
+            return given[0]
         if op in CALLS:
             op = "exp_below" if op == "exp" and is_below_the_largest(w, node.inputs[0]) else op
             return f"sn_{op}_{w.suffix}({', '.join(given)})"
@@ -423,32 +425,24 @@ class _LoopText:
             return f"-({given[0]})" if given[0].startswith("-") else f"-{given[0]}"
         if op == "reciprocal":
             return f"{literal(1, w.real)} / {given[0]}"
-        if op in ("copy", "embed"):
-            return given[0]
-        if op == "not":
-            return f"!{given[0]}"
-        if op == "isnan":
-            return f"{given[0]} != {given[0]}"
-        if op == "where":
-            return f"{given[0]} ? {given[1]} : {given[2]}"
         if op == "cast":
-            to = w.p.value(node.output).dtype
-            if to == "bool":
-                return f"{given[0]} != 0"
-            if to in HALVES:
-                return f"sn_round_{HALVES[to]}({given[0]})"
-            source = w.p.value(node.inputs[0]).dtype
-            whole = WHOLE.get(to) if source not in KINDS else None
-            if whole is not None:
-                return f"({KINDS[to]}){whole}({given[0]})"
-            if source == to:
-                return given[0]
-            number = f"({KINDS.get(to, w.real)}){given[0]}"
-            return f"sn_of_whole_{w.suffix}({number})" if source in WHOLE and to not in KINDS else number
+            return self._cast(w.p.value(node.inputs[0]).dtype, dtype, given[0])
         if op == "full":
             number = node.attr("value")
-            return str(int(number)) if w.p.value(node.output).dtype in KINDS else literal(number, w.real)
+            return str(int(number)) if dtype in KINDS else literal(number, w.real)
         raise Unsupported(f"the loop holds '{op}', which generated C does not do", line=node.line)
+
+    def _cast(self, source: str, to: str, text: str) -> str:
+        if to == "bool":
+            return f"{text} != 0"
+        if to in HALVES:
+            return f"sn_round_{HALVES[to]}({text})"
+        if to in WHOLE and source not in KINDS:
+            return f"({KINDS[to]}){WHOLE[to]}({text})"
+        if source == to:
+            return text
+        number = f"({KINDS.get(to, self.w.real)}){text}"
+        return f"sn_of_whole_{self.w.suffix}({number})" if source in WHOLE and to not in KINDS else number
 
     def _store(self, node: Node, text: str, add: Callable[[str], Any], seen: Access | None) -> None:
         w = self.w

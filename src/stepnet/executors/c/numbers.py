@@ -8,6 +8,10 @@ INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
     "ge": ">=", "and": "&", "or": "|", "xor": "^",
 }  # fmt: skip
+TEXTS = {
+    **{op: f"{{0}} {sign} {{1}}" for op, sign in INFIX.items()},
+    "copy": "{0}", "not": "!{0}", "where": "{0} ? {1} : {2}", "isnan": "{0} != {0}",
+}  # fmt: skip
 # Functions of `sn_math.h`, and of `sn_special.h`, which only a source that calls one of them holds.
 _MATH = frozenset(
     {"exp", "expm1", "tanh", "sigmoid", "log", "log1p", "atanh", "erf", "sqrt", "rsqrt", "abs", "floor",

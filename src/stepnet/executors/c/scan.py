@@ -159,41 +159,10 @@ class CScan:
         if pace is not None and not (by_all := pace.takes_all()):
             placed = self._by_one(placed)
         desk = self._desks.take(placed)
-        numbers = desk.numbers
-        finals: dict[str, Tensor] = {}
-        made: dict[str, Tensor] = {}
         alive: list[Tensor] = []
         moves = [] if products is None else self._moves(values, states, alive)
-        for at, name in self._read:
-            tensor = values[name]
-            numbers[at] = data_ptr(tensor) if is_contiguous(tensor) else _copied(tensor, alive)
-        for at, name in self._held:
-            tensor = states[name]
-            numbers[at] = data_ptr(tensor) if is_contiguous(tensor) else _copied(tensor, alive)
-        for at, name in self._carried:
-            tensor = states[name]
-            if is_contiguous(tensor):
-                numbers[at], last = data_ptr(tensor), empty_like(tensor)
-            else:
-                numbers[at], last = _copied(tensor, alive), empty(tensor.shape, dtype=tensor.dtype)
-            finals[name] = last
-            numbers[at + 1] = data_ptr(last)
-        for at, of, batch, row, column, along, skipped in self._multiplied:
-            matrix = values[of]
-            strides = stride(matrix)
-            numbers[at] = data_ptr(matrix) + skipped * strides[along]
-            numbers[at + 1], numbers[at + 2] = strides[row], strides[column]
-            numbers[at + 3] = 0 if batch is None else strides[batch]
-        places = into.get()
-        for at, name, shape, dtype, make, state, like in placed.tables:
-            if places is not None and (place := places.get(self._named.get(name, name))) is not None:
-                made[name] = place
-                numbers[at] = data_ptr(place)
-                continue
-            made[name] = table = make(shape, dtype=dtype) if like is None else make(like)
-            numbers[at] = data_ptr(table)
-            if state is not None:
-                values[EARLIER + state] = lead_in(table, states[state])
+        finals = self._tell_inputs(desk.numbers, values, states, alive)
+        made = self._make_tables(desk.numbers, placed.tables, values, states)
         code, pool = self._code(placed.sharing), c_threads.pool(placed.used)
         few = [self._product(*self._few[name], values, made, alive) for name in products or ()]
         began = perf_counter_ns()
@@ -214,26 +183,81 @@ class CScan:
             finals[name] = states[name]
         return finals
 
+    def _tell_inputs(
+        self, numbers: Any, values: Mapping[str, Tensor], states: Mapping[str, Tensor], alive: list[Tensor]
+    ) -> dict[str, Tensor]:
+        """Write where a call finds what it reads; the tensors of its last states. `alive` gets the copies."""
+        finals: dict[str, Tensor] = {}
+        for at, name in self._read:
+            tensor = values[name]
+            numbers[at] = data_ptr(tensor) if is_contiguous(tensor) else _copied(tensor, alive)
+        for at, name in self._held:
+            tensor = states[name]
+            numbers[at] = data_ptr(tensor) if is_contiguous(tensor) else _copied(tensor, alive)
+        for at, name in self._carried:
+            tensor = states[name]
+            if is_contiguous(tensor):
+                numbers[at], last = data_ptr(tensor), empty_like(tensor)
+            else:
+                numbers[at], last = _copied(tensor, alive), empty(tensor.shape, dtype=tensor.dtype)
+            finals[name] = last
+            numbers[at + 1] = data_ptr(last)
+        for at, of, batch, row, column, along, skipped in self._multiplied:
+            matrix = values[of]
+            strides = stride(matrix)
+            numbers[at] = data_ptr(matrix) + skipped * strides[along]
+            numbers[at + 1], numbers[at + 2] = strides[row], strides[column]
+            numbers[at + 3] = 0 if batch is None else strides[batch]
+        return finals
+
+    def _make_tables(
+        self, numbers: Any, tables: Sequence[Table], values: dict[str, Tensor], states: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The tensors that a call fills; writes where they are."""
+        made: dict[str, Tensor] = {}
+        places = into.get()
+        for at, name, shape, dtype, make, state, like in tables:
+            if places is not None and (place := places.get(self._named.get(name, name))) is not None:
+                made[name] = place
+                numbers[at] = data_ptr(place)
+                continue
+            made[name] = table = make(shape, dtype=dtype) if like is None else make(like)
+            numbers[at] = data_ptr(table)
+            if state is not None:
+                values[EARLIER + state] = lead_in(table, states[state])
+        return made
+
     def addressed(
         self, layout: Layout, most: int, at: Places, products: Sequence[str] | None = None
     ) -> Addressed:
         """This scan of these sequences, as a function of addresses. `at`: where a call has what it reads and
         makes. `most`: rows of a call. `products`: see `__call__`. Raises LookupError: a call takes more than
         addresses."""
-        p, kinds, known = self.source.program, self._whose[0].body.values, set(products or ())
-        if self._held or self._may_fail or self._has_totals:
-            raise LookupError
         parts = float_parts() if self._splits and most >= WORTH_SPLITTING else None
         placed = self._place(layout, torch.get_num_threads(), parts or 0)
-        known.update(self._named.get(table.name, table.name) for table in placed.tables)
         tables = self._tables_for(layout, most, placed.parts)
-        large = any(math.prod(t.shape) * t.dtype.itemsize >= MOST for t in tables)
-        if (p.sums and placed.parts > 1) or large or not known >= {*at.made}:
-            raise LookupError
-        if placed.pace is not None and (p.sums or placed.sharing in ("turns", "features")):
+        known = {self._named.get(table.name, table.name) for table in placed.tables}.union(products or ())
+        if not (known >= {*at.made} and self._is_by_addresses(placed, tables)):
             raise LookupError
         code, room = self._code(placed.sharing), 1 << layout.sequences.bit_length()
-        w = Writer(self._desks.count)
+        w = self._writer(layout, tables, at, products, room)
+        others = self._for_others(placed, w, most, parts or 0, room)
+        return Addressed(self._desks, placed, others, self._by_one, code.run, code.address, w, parts)
+
+    def _is_by_addresses(self, placed: Placed, tables: Sequence[Table]) -> bool:
+        """Whether a call takes addresses alone: what it makes is small, and summed by one thread."""
+        sums = self.source.program.sums
+        if self._held or self._may_fail or self._has_totals or (sums and placed.parts > 1):
+            return False
+        if placed.pace is not None and (sums or placed.sharing in ("turns", "features")):
+            return False
+        return all(math.prod(t.shape) * t.dtype.itemsize < MOST for t in tables)
+
+    def _writer(
+        self, layout: Layout, tables: Sequence[Table], at: Places, products: Sequence[str] | None, room: int
+    ) -> Writer:
+        """What writes the arguments of a call. `room`: the sequences that its own memory is for."""
+        w, kinds = Writer(self._desks.count), self._whose[0].body.values
         values, made = dict(at.values), dict(at.made)
 
         def size(name: str, rows: int = 1) -> int:
@@ -266,7 +290,13 @@ class CScan:
             w.write(place, lies._replace(offset=lies.offset + skipped * strides[along]))
             w.numbers += [(place + 1, strides[row]), (place + 2, strides[column])]
             w.numbers.append((place + 3, 0 if batch is None else strides[batch]))
-        kind = _kind(placed)
+        return w
+
+    def _for_others(
+        self, placed: Placed, w: Writer, most: int, split: int, room: int
+    ) -> Callable[[Layout], Placed]:
+        """What places others for the same code and memory. It raises LookupError: they do not fit."""
+        layout, kind = placed.layout, _kind(placed)
         wide = None  # the same with room for more sequences, if one thread has them all, however many
         if placed.key[0] == 1 or layout.rows * self._row_work < ALONE:
             wide = self._placed_on(layout, placed.key[0], placed.key[1], room=room)
@@ -279,15 +309,14 @@ class CScan:
                 at = data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order)
                 head = layout.sequences, shares, layout.steps, *others, *at
                 return wide._replace(layout=layout, order=order, head=head)
-            other = self._place(layout, torch.get_num_threads(), parts or 0)
+            other = self._place(layout, torch.get_num_threads(), split)
             fits = not w.of_sequences or layout.sequences <= room
             same = not w.served or layout.rows == placed.layout.rows
             if layout.rows > most or not (same and fits) or _kind(other) != kind:
                 raise LookupError
             return other
 
-        how = for_others, self._by_one, code.run, code.address, w, parts
-        return Addressed(self._desks, placed, *how)
+        return for_others
 
     def _moves(
         self, values: dict[str, Tensor], states: Mapping[str, Tensor], alive: list[Tensor]

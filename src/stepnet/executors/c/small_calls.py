@@ -18,7 +18,7 @@ from stepnet.executors.line import MANY_ROWS, Ended, Line, Op, Place, Run
 from .build import build, preamble
 from .call_arguments import padded
 from .cells import steps_text
-from .numbers import INFIX, OF_LIBM, literal
+from .numbers import OF_LIBM, TEXTS, literal
 
 _PACK = """
 void pack(const int64_t *a) { sn_pack_f32((float *)a[0], (const float *)a[1], a[2], a[3], a[4], a[5]); }
@@ -29,9 +29,8 @@ _OVER = {  # numbers along axes: what is found before the first, and what each d
     "most": ("float found = -INFINITY;", "{{ float x = {0}; found = x > found || x != x ? x : found; }}"),
 }
 _TEXTS = {  # others are functions
-    **{name: f"{{0}} {sign} {{1}}" for name, sign in INFIX.items()},
-    "copy": "{0}", "neg": "-{0}", "where": "{0} ? {1} : {2}", "leaky": "{0} > 0 ? {0} : {0} * {1}",
-    "not": "!{0}", "and": "{0} && {1}", "or": "{0} || {1}", "square": "{0} * {0}", "reciprocal": "1.0f / {0}",
+    **TEXTS, "neg": "-{0}", "leaky": "{0} > 0 ? {0} : {0} * {1}", "and": "{0} && {1}", "or": "{0} || {1}",
+    "square": "{0} * {0}", "reciprocal": "1.0f / {0}",
 }  # fmt: skip
 
 
