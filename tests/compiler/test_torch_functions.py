@@ -159,7 +159,13 @@ IN_C |= {
         h.index_put(picks(x), ROW[0]) * 0.5 + (h * x)[picks(x)].view(-1, 2).repeat(1, 3)
     ),
     "parts of rows, merged with them": merged,
-    "numbers of each row": lambda h, x: torch.func.vmap(lambda v, w: v.mean() * 0.5 + w * 2.5)(h, x),
+    "numbers of each row; captured tensors taken apart": lambda h, x: (
+        torch.func.vmap(lambda v, w: v.mean() * 0.5 + w * 2.5)(h, x)
+        + torch.vmap(lambda row: torch.tanh(h * row + x))(MATRIX).mean(0)
+        + torch.vmap(
+            lambda v, w: torch.func.grad(lambda m: (v @ m * w).square().sum())(MATRIX),
+        )(h, x).mean(1)
+    ),
     "gradients of each row": lambda h, x: torch.func.vmap(
         torch.func.grad(lambda v, w: F.gelu(F.layer_norm(v, (D,)) @ MATRIX + MATRIX @ w).sum())
     )(h, x),
