@@ -113,7 +113,17 @@ def merged(h, x):
     return ((y + F.embedding(near, MATRIX[:, 3:])) / z.std(-1, keepdim=True).add(1)).view(-1, D)
 
 
+def ways(h, x):
+    """Values side by side in front of the rows, picked from by places of all rows and by each row's own."""
+    stacked, own, rows = torch.stack([h * x, h, x]), x[:, :3].argmax(1), torch.arange(len(x))
+    stacked[[2, 0], :, [1, 3]] += x[:, :2].T
+    stacked[own, rows, 4] = 2 * h[:, 0]
+    first, second = stacked[[0, 2]]
+    return first * second + stacked[own, rows] + stacked[[0, 1], :, [1, 1]].sum(0)[:, None]
+
+
 IN_C |= {
+    "ways": ways,
     "remainder": lambda h, x: torch.remainder(h, 2.5) + x,
     "tile": lambda h, x: h[:, :2].tile(1, 3) + x,
     "matmul of rows": lambda h, x: torch.bmm(h.view(-1, 2, 3), x.view(-1, 3, 2)).sum(-1).repeat(1, 3),
@@ -149,7 +159,13 @@ IN_C |= {
         h.index_put(picks(x), ROW[0]) * 0.5 + (h * x)[picks(x)].view(-1, 2).repeat(1, 3)
     ),
     "parts of rows, merged with them": merged,
-    "numbers of each row": lambda h, x: torch.func.vmap(lambda v, w: v.mean() * 0.5 + w * 2.5)(h, x),
+    "numbers of each row; captured tensors taken apart": lambda h, x: (
+        torch.func.vmap(lambda v, w: v.mean() * 0.5 + w * 2.5)(h, x)
+        + torch.vmap(lambda row: torch.tanh(h * row + x))(MATRIX).mean(0)
+        + torch.vmap(
+            lambda v, w: torch.func.grad(lambda m: (v @ m * w).square().sum())(MATRIX),
+        )(h, x).mean(1)
+    ),
     "gradients of each row": lambda h, x: torch.func.vmap(
         torch.func.grad(lambda v, w: F.gelu(F.layer_norm(v, (D,)) @ MATRIX + MATRIX @ w).sum())
     )(h, x),

@@ -7,6 +7,8 @@ import warnings
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from stepnet import errors, recurrent
 from stepnet.engine import plans, reads, refused_steps, warm_calls
@@ -53,3 +55,38 @@ def test_a_refused_step_is_looked_at_from_time_to_time(monkeypatch):
     torch.testing.assert_close(recurrent(step, x, h)[0], expected)
     assert len(walks) > 2
     assert not refused_steps.rests(step)
+
+
+class WeightDropped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.recurrent = nn.Parameter(torch.eye(4))
+
+    def forward(self, x, h):
+        h = torch.tanh(x + h @ F.dropout(self.recurrent, 0.5, self.training))
+        return h, h
+
+
+def test_a_step_without_a_plan_is_looked_up_when_it_reads_something_else(monkeypatch):
+    looked, find = [], plans.find_plan
+    monkeypatch.setattr(plans, "find_plan", lambda *a, **k: looked.append(0) or find(*a, **k))
+    step, x, h = WeightDropped(), torch.randn(3, 2, 4), torch.zeros(2, 4)
+
+    def ran(*, by_plan, looks):
+        looked.clear()
+        torch.manual_seed(1)
+        y = recurrent(step, x, h)[0]
+        torch.manual_seed(1)
+        torch.testing.assert_close(y, recurrent(step, x, h, backend="naive")[0])
+        assert ("Stack" not in str(y.grad_fn)) == by_plan
+        assert len(looked) == looks
+
+    with pytest.warns(errors.SlowPathWarning, match="shared by all rows"):
+        ran(by_plan=False, looks=1)
+    ran(by_plan=False, looks=0)
+    with pytest.raises(errors.Unsupported, match="shared by all rows"):
+        recurrent(step, x, h, backend="eager")
+    step.eval()
+    ran(by_plan=True, looks=1)
+    step.train()
+    ran(by_plan=False, looks=0)

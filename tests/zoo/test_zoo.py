@@ -27,12 +27,13 @@ from . import (
     spelled,
     stores,
     systems,
+    written,
 )
 
 ZOO = {
     **gated.ZOO, **matrix.ZOO, **algorithms.ZOO, **fields.ZOO, **linear.ZOO, **lately.ZOO, **stores.ZOO,
     **spelled.ZOO, **agents.ZOO, **systems.ZOO, **layered.ZOO, **modules.ZOO,
-    **dynamics.ZOO, **shapes.ZOO, **recent.ZOO,
+    **dynamics.ZOO, **shapes.ZOO, **recent.ZOO, **written.ZOO,
 }  # fmt: skip
 LENGTHS = [3, 0, 1, 4]
 # Of each family some; every kind of state, of loops in the step and of linear algebra is among them. Fourier

@@ -117,11 +117,17 @@ def run(
         return naive.run(loop, feeds)
     if backend == AUTO and rests(code_of(loop).function):
         raise Rests("the step was refused a moment ago")
+    declined = None if asked is None else asked.declined
+    if declined is not None:
+        _misses.pop(declined.family, None)
+        raise _reason(declined).fresh()
     find, began = finding(backend), clock()
     (entry, reads, sequences), transformed, further = _found(loop, feeds, backend, find)
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
         if reads.reach.refused is not None:
             note_refused(code_of(loop).function, clock() - began)
+        if asked is not None and warn and asked.is_of(reads) and not transformed:
+            asked.decline(entry)
         return _without_plan(entry, loop, feeds, reads, sequences, backend=backend, warn=warn)
     if warn and backend == AUTO:
         _tell_of_torch_ops(entry, loop, reads, sequences)

@@ -51,6 +51,7 @@ from .single_step_timing import is_faster, one_step
 from .walked_steps import Found, boots, forget_steps, is_closed, note, unchanged_step
 
 _known: OrderedDict[Any, Entry] = OrderedDict()
+_declined: OrderedDict[Any, Entry] = OrderedDict()
 _LIMIT = 512
 _FOUND = 1e-5  # seconds that it takes to find a plan, more than to find that a step runs by itself
 _LONG_WAY = 3e-4  # seconds that a plan takes more that may not hold: it is asked for by its loop
@@ -162,6 +163,19 @@ class Asked(NamedTuple):
             _known[(self.key, self.looks) if entry.accepted is None else self._of_size()] = entry
             while len(_known) > _LIMIT:
                 _known.popitem(last=False)
+
+    @property
+    def declined(self) -> Entry | None:
+        """What is known of a call like this one that had no plan."""
+        return _declined.get((self.key, self.looks))
+
+    def decline(self, entry: Entry) -> None:
+        """Note that calls like this one have no plan, if that follows from the step alone."""
+        of_itself = entry.family is not None and not entry.unsure and entry.accepted is None
+        if of_itself and all(type(why) is Unsupported for _, why in entry.refusals):
+            _declined[(self.key, self.looks)] = entry
+            while len(_declined) > _LIMIT:
+                _declined.popitem(last=False)
 
     def _of_size(self) -> Any:
         """What a plan is found by that is for about as many sequences."""
@@ -561,4 +575,5 @@ def _like(
 def forget() -> None:
     """Forget every call."""
     _known.clear()
+    _declined.clear()
     forget_steps()

@@ -106,12 +106,17 @@ class PlainRun:
 
     def advance(self, state: State, most: int | None = None, observe: Observer | None = None) -> State:
         """Run up to `most` steps; None: to the end."""
-        loop, first = self.loop, self._first
+        loop, first, body = self.loop, self._first, self.loop.body
         values, results, rows, step = dict(state.values), state.results, state.rows, state.step
         finished = {name: [*parts] for name, parts in state.finished.items()}
         joined = {name: [*parts] for name, parts in state.joined.items()}
         stop = None if most is None else step + most
-        going = True
+        cuts = [(name, self._cuts.get(name)) for name in body.parameters]
+        places = {name: place for place, name in enumerate(body.results)}
+        kept = [(parts, places[name]) for name, parts in joined.items()]
+        edges = [(parameter, places[result]) for parameter, result in loop.carried.items()]
+        carried = [*finished.items()] if first.shrinks else []
+        going, made = True, None
         while step != stop:
             going = step != self.steps
             if going and loop.condition is not None:
@@ -120,27 +125,28 @@ class PlainRun:
                 break
             if step == self._tried:
                 raise StepError(
-                    f"the while loop over '{loop.body.name}' has not ended after {step} steps on an example",
+                    f"the while loop over '{body.name}' has not ended after {step} steps on an example",
                     got="a loop that is run once, to be saved or explained, and has no max_steps",
                     remedy="an example for which it ends, or max_steps=, the most steps that it takes",
                 )
             active = first.active(step)
-            for name in loop.carried:
-                values[name] = first.shrink(values[name], active, finished[name])
-            given = {name: cut[step] for name, cut in self._cuts.items()} | values
+            for name, ended in carried:
+                values[name] = first.shrink(values[name], active, ended)
             for port in self._numbers:
-                given[port.parameter] = number_of(port, step)
-            results = dict(
-                zip(loop.body.results, loop.body(*(given[n] for n in loop.body.parameters)), strict=True)
-            )
-            for name, parts in joined.items():
-                parts.append(results[name])
+                values[port.parameter] = number_of(port, step)
+            given = [values[name] if cut is None else cut[step] for name, cut in cuts]
+            made = body(*given)
+            for parts, place in kept:
+                parts.append(made[place])
             if observe is not None:
                 order = first.order if rows is None else rows.running
-                observe(step, given | results, None if order is None else order[:active])
-            for parameter, result in loop.carried.items():  # all back edges at once
-                values[parameter] = results[result]
+                shown = zip((*body.parameters, *body.results), (*given, *made), strict=True)
+                observe(step, dict(shown), None if order is None else order[:active])
+            for parameter, place in edges:  # all back edges at once
+                values[parameter] = made[place]
             step += 1
+        if made is not None:
+            results = dict(zip(body.results, made, strict=True))
         return State(step, values, finished, rows, joined, results, going)
 
     def _goes_on(self, values: dict[str, Any], rows: Rows | None) -> tuple[bool, Rows | None]:

@@ -29,6 +29,7 @@ class Cut:
 
     steps: int
     order: Tensor | None = None  # the caller's index of each ranked sequence; None: as given
+    shrinks: bool = True  # whether sequences may end before the last step
 
     @staticmethod
     def of(port: Slice, value: Any) -> Cut:
@@ -92,6 +93,8 @@ class Cut:
 
 class WholeCut(Cut):
     """Steps in which all sequences take part: along an axis, or only counted."""
+
+    shrinks = False
 
     def active(self, t: int) -> int:
         return -1

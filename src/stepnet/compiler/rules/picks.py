@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -207,8 +208,56 @@ def _at_all_others(b: Builder, index: str, name: str, dim: int) -> str:
     return b.emit("expand", (thin,), (*before, count, *after), "int64", beside(kind))
 
 
+@dataclass(frozen=True)
+class _Picked:
+    """What is picked from, its rows first, by what, and where the rows of what is picked stand."""
+
+    x: Ref
+    indices: Sequence[Any]
+    order: Sequence[int] | None = None  # of the dimensions of a row; None: as they were
+    at: Callable[[int], int] = lambda dims: 0  # of how many dimensions the index has
+
+    def back(self, b: Builder, name: str) -> str:
+        """A value like `x` with its dimensions where they were."""
+        if self.order is None:
+            return name
+        return b.permute(name, [*map(self.order.index, range(len(self.order)))])
+
+
+def _rows_first(b: Builder, x: Ref, indices: Sequence[Any]) -> _Picked:
+    """`x[indices]` with the rows of x first and what is picked from side by side, where that can be said."""
+    taken, as_it_is = [i for i, index in enumerate(indices) if index is not None], _Picked(x, indices)
+    if x.bdim is None or x.fold or not taken:
+        return as_it_is
+    whole, place = b.rank(x), x.bdim
+    full = [*indices, *[None] * (whole - len(indices))]
+    numbered, together = isinstance(full[place], RowNumbers), taken[-1] - taken[0] == len(taken) - 1
+    if (full[place] is not None and not (numbered and together)) or (together and place == 0):
+        return as_it_is
+    others = [d for d in range(whole) if d != place]
+    if together:
+        order, ahead = others, place < taken[0]
+
+        def at(dims: int) -> int:
+            if numbered:
+                return taken[0]
+            return place if ahead else place - len(taken) + dims
+    else:  # dimensions of the index come first
+        picked = [d for d in others if full[d] is not None]
+        left = [d for d in others if full[d] is None]
+        order = picked + left
+
+        def at(dims: int) -> int:
+            return dims + sum(d < place for d in left)
+
+    own = [*map(others.index, order)]
+    return _Picked(Ref(b.permute(x.name, own), 0), [full[place], *map(full.__getitem__, order)], own, at)
+
+
 @rule("index.Tensor")
 def _index_tensor(b: Builder, x: Ref, indices: Sequence[Any]) -> Any:
+    moved = _rows_first(b, x, indices)
+    x, indices = moved.x, moved.indices
     found = _places(b, x, indices)
     if found is None:
         return _refused(b, indices)
@@ -217,7 +266,8 @@ def _index_tensor(b: Builder, x: Ref, indices: Sequence[Any]) -> Any:
         return NotImplemented
     picked = gathered(b, flat, _at_all_others(b, index, flat, len(before)), len(before))
     whole = b.reshape(picked, (*before, *b.values[index].shape, *after))
-    return b.result(whole, x.bdim, x.fold or _several(b, indices))
+    place = x.bdim if moved.order is None else moved.at(len(b.values[index].shape))
+    return b.result(whole, place, x.fold or _several(b, indices))
 
 
 @rule("index_put")
@@ -228,17 +278,25 @@ def _index_put(
         mask = b.values[indices[0].name]
         if mask.dtype == "bool" and _together(b, x, indices[0]):
             return _masked(b, x, indices[0], source)
+    moved, rows_at = _rows_first(b, x, indices), x.bdim
+    x, indices = moved.x, moved.indices
     found, fold = _places(b, x, indices), x.fold or _several(b, indices)
-    if found is None or source.bdim not in (None, 0) or source.fold != (fold if source.bdim == 0 else 0):
+    if found is None:
         return _refused(b, indices)
     flat, before, after, index = found
     if index is None:
         return NotImplemented
+    if moved.order is not None and not source.fold:
+        dims = len(b.values[index].shape)
+        name = b.aligned(source, len(before) + dims + len(after) + 1, moved.at(dims))
+        source = Ref(name, None if source.bdim is None else 0)
+    if source.bdim not in (None, 0) or source.fold != (fold if source.bdim == 0 else 0):
+        return _refused(b, indices)
     value, spread = b.values[x.name], _at_all_others(b, index, flat, len(before))
     put = b.cast(source, value.dtype).name
     own = b.values[put].shape
     whole = (*before, *b.values[index].shape, *after)
-    if source.bdim is None and x.bdim is not None and len(own) > len(whole) - x.fold:
+    if source.bdim is None and x.bdim is not None and moved.order is None and len(own) > len(whole) - x.fold:
         put = b.reshape(put, own[1:])
     if broadcast([b.values[put].shape, whole]) != whole:
         return NotImplemented
@@ -246,7 +304,7 @@ def _index_put(
     put = b.reshape(put, b.values[spread].shape)
     op = "scatter_add" if accumulate else "scatter"
     done = b.emit(op, (flat, spread, put), b.values[flat].shape, value.dtype, dim=len(before))
-    return b.result(b.reshape(done, value.shape), x.bdim, x.fold)
+    return b.result(moved.back(b, b.reshape(done, value.shape)), rows_at, x.fold)
 
 
 def _masked(b: Builder, x: Ref, mask: Ref, source: Ref) -> Any:

@@ -1,4 +1,5 @@
-"""What a TorchFunctionMode does not see: custom autograd Functions, torch's control flow, what vmap gives."""
+"""What a TorchFunctionMode does not see: custom autograd Functions, torch's control flow, what transforms of
+torch.func take, what vmap gives."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
-from torch._functorch import vmap
+from torch._functorch import eager_transforms, vmap
 from torch.autograd import Function
 
 from stepnet.compiler.reads.as_written import as_written
@@ -27,25 +28,47 @@ _seeing: ContextVar[tuple[tuple[See, Made | None], ...]] = ContextVar("stepnet_a
 @contextlib.contextmanager
 def applied(see: See, made: Made | None = None) -> Iterator[None]:
     """Let `see(args, kwargs)` give the arguments of each `Function.apply` that this thread calls in here, and
-    `made(args, result)` meet what it makes of those; let torch's control flow be Python's, and what torch
-    compiles run as it is written."""
-    seeing = (*_seeing.get(), (see, made))
-    with during(_seeing, seeing), _APPLY.inside(), plain_control(), as_written(), no_remarks():
+    `made(args, result)` meet what it makes of those; let `see` give the tensors that vmap and grad take
+    apart, too; let torch's control flow be Python's, and what torch compiles run as it is written."""
+    seeing = during(_seeing, (*_seeing.get(), (see, made)))
+    with (
+        seeing,
+        _APPLY.inside(),
+        _BATCH.inside(),
+        _WRAP.inside(),
+        plain_control(),
+        as_written(),
+        no_remarks(),
+    ):
         yield
 
 
-def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-    seeing = _seeing.get()
-    for see, _ in reversed(seeing):
+def _seen(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    for see, _ in reversed(_seeing.get()):
         args, kwargs = see(args, kwargs)
+    return args, kwargs
+
+
+def _apply(function: Any, *args: Any, **kwargs: Any) -> Any:
+    args, kwargs = _seen(args, kwargs)
     result = _APPLY.original.__get__(None, function)(*args, **kwargs)
-    for _, made in seeing:
+    for _, made in _seeing.get():
         if made is not None:
             made(args, result)
     return result
 
 
+def _batch(tensor: Tensor, *where: Any) -> Any:
+    return _BATCH.original(*_seen((tensor,), {})[0], *where)
+
+
+def _wrap(tensor: Tensor, *where: Any) -> Any:
+    return _WRAP.original(*_seen((tensor,), {})[0], *where)
+
+
 _APPLY = Swapped(Function, "apply", classmethod(_apply))
+_BATCH = Swapped(vmap, "_add_batch_dim", _batch)
+_WRAP = Swapped(eager_transforms, "_wrap_for_grad", _wrap)
 _unbatching: ContextVar[Callable[[Tensor], None] | None] = ContextVar("stepnet_unbatched", default=None)
 
 
