@@ -60,10 +60,15 @@ class _Words(nn.Module):
         return stepnet.recurrent(step, x, x.new_zeros(x.shape[1], 3))
 
 
-def test_a_module_of_torch_in_a_step_is_written_out(tmp_path):
-    """OpenVINO has no loop in a loop."""
-    sizes = ((5, 2), (1, 3))
-    (loop,) = loops(check(_Words(), lambda t, b: (torch.randn(t, b, 2, 3),), tmp_path / "m.xml", sizes=sizes))
+def test_a_module_of_torch_over_a_fixed_number_in_a_step_is_written_out(tmp_path):
+    """Of any number it is a loop in a loop."""
+    sizes, dynamic = ((5, 2), (1, 3)), {"x": (0, 1)}
+    (loop,) = loops(
+        check(
+            _Words(), lambda t, b: (torch.randn(t, b, 2, 3),), tmp_path / "m.xml", sizes=sizes,
+            dynamic=dynamic,
+        )
+    )  # fmt: skip
     assert not {"LSTMCell", "TensorIterator"}.intersection(types(loop))
 
 
