@@ -139,16 +139,17 @@ def test_as_many_rows_as_a_frame_has(tmp_path):
 
 
 @since
-def test_a_step_cut_at_sizes_from_outside(tmp_path):
+def test_a_step_of_two_rows_cut_at_sizes_from_outside(tmp_path):
     class Halves(nn.Module):
         def forward(self, x):
             n, half = x.shape[1], (x.shape[1] + 1) // 2
+            x = x.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2)
 
             def step(row, h):
                 h = torch.cat([torch.tanh(row[:half] + h[:half] / n), h[half:]])
                 return h * n, h
 
-            return recurrent(step, x, x[0] * 0, backend="naive")[0]  # which tells no refusal
+            return recurrent(step, x, torch.zeros(n, 6), backend="naive")[0]  # which tells no refusal
 
     form, runtime, file = FORMATS["onnx"]
     form.save(Halves(), tmp_path / file, torch.randn(4, 2, 3))  # of two rows a half is one, which torch fixes

@@ -84,6 +84,31 @@ def _one_hot(tensor: Tensor, num_classes: Any = -1) -> Tensor:
     return (tensor.unsqueeze(-1) == classes).long()
 
 
+def _as_asked(x: Tensor, asked: Sequence[Any]) -> Tensor:
+    """A view with the sizes that it was asked for: torch may say `n // (n // 2)` in the place of 2."""
+    for d, size in enumerate(asked):
+        known: Any = x.shape[d]
+        opened = isinstance(known, torch.SymInt) and not known.node.expr.is_Integer
+        if opened and isinstance(size, int) and size >= 0:
+            x = x.narrow(d, 0, size)
+    return x
+
+
+def _reshaped(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def reshaped(input: Tensor, *shape: Any, **named: Any) -> Tensor:
+        out = function(input, *shape, **named)
+        asked = shape or tuple(named.values())
+        asked = asked[0] if len(asked) == 1 and isinstance(asked[0], Sequence) else asked
+        return _as_asked(out, asked) if len(asked) == out.dim() else out  # else it is a dtype
+
+    return reshaped
+
+
+def _unflatten(input: Tensor, dim: Any, sizes: Any) -> Tensor:
+    out = torch.unflatten(input, dim, sizes)
+    return out if isinstance(dim, str) else _as_asked(out, [None] * (dim % input.dim()) + list(sizes))
+
+
 KEEPING_SIZES: dict[Any, Callable[..., Any]] = {
     torch.linspace: _linspace,
     F.one_hot: _one_hot,
@@ -91,6 +116,8 @@ KEEPING_SIZES: dict[Any, Callable[..., Any]] = {
     Tensor.data.__get__: Tensor.detach,  # pyright: ignore[reportAttributeAccessIssue]
     **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool),
     **dict.fromkeys((torch.tensor_split, Tensor.tensor_split), _tensor_split),
+    **{function: _reshaped(function) for function in (torch.reshape, Tensor.reshape, Tensor.view)},
+    **dict.fromkeys((torch.unflatten, Tensor.unflatten), _unflatten),
     **dict.fromkeys((torch.split, Tensor.split), _split),
 }
 
