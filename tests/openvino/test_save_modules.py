@@ -177,6 +177,26 @@ def test_attention_over_a_memory_in_the_state(tmp_path):
     )  # fmt: skip
 
 
+@pytest.mark.exhaustive  # as in the closure
+def test_words_of_a_memory_of_any_length(tmp_path):
+    """Whole numbers [sequences, rows] are not features."""
+
+    class Pointer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = cells.GRU(4, 4)
+
+        def step(self, x, h, words):
+            _, h = self.cell(x, h)
+            weights = (h[:, :1] * torch.arange(words.shape[1])).softmax(1)
+            return h.new_zeros(len(h), 9).scatter_add(1, words, weights), h
+
+        def forward(self, x, words):
+            return stepnet.recurrent(self.step, x, torch.zeros(x.shape[1], 4), static=words)
+
+    check(Pointer(), lambda t, b: (torch.randn(t, b, 4), torch.randint(0, 9, (b, t + 2))), tmp_path / "m.xml")
+
+
 def _state(*shapes):
     return lambda b: tuple(torch.randn(b, *shape) for shape in shapes)
 
