@@ -60,10 +60,15 @@ class _Words(nn.Module):
         return stepnet.recurrent(step, x, x.new_zeros(x.shape[1], 3))
 
 
-def test_a_module_of_torch_in_a_step_is_written_out(tmp_path):
-    """OpenVINO has no loop in a loop."""
-    sizes = ((5, 2), (1, 3))
-    (loop,) = loops(check(_Words(), lambda t, b: (torch.randn(t, b, 2, 3),), tmp_path / "m.xml", sizes=sizes))
+def test_a_module_of_torch_over_a_fixed_number_in_a_step_is_written_out(tmp_path):
+    """Of any number it is a loop in a loop."""
+    sizes, dynamic = ((5, 2), (1, 3)), {"x": (0, 1)}
+    (loop,) = loops(
+        check(
+            _Words(), lambda t, b: (torch.randn(t, b, 2, 3),), tmp_path / "m.xml", sizes=sizes,
+            dynamic=dynamic,
+        )
+    )  # fmt: skip
     assert not {"LSTMCell", "TensorIterator"}.intersection(types(loop))
 
 
@@ -170,6 +175,26 @@ def test_attention_over_a_memory_in_the_state(tmp_path):
         _Decoder(True), lambda t, b: (torch.randn(b, t + 1, 3), torch.randn(b, t, 3)), tmp_path / "m.xml",
         sizes=sizes,
     )  # fmt: skip
+
+
+@pytest.mark.exhaustive  # as in the closure
+def test_words_of_a_memory_of_any_length(tmp_path):
+    """Whole numbers [sequences, rows] are not features."""
+
+    class Pointer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = cells.GRU(4, 4)
+
+        def step(self, x, h, words):
+            _, h = self.cell(x, h)
+            weights = (h[:, :1] * torch.arange(words.shape[1])).softmax(1)
+            return h.new_zeros(len(h), 9).scatter_add(1, words, weights), h
+
+        def forward(self, x, words):
+            return stepnet.recurrent(self.step, x, torch.zeros(x.shape[1], 4), static=words)
+
+    check(Pointer(), lambda t, b: (torch.randn(t, b, 4), torch.randint(0, 9, (b, t + 2))), tmp_path / "m.xml")
 
 
 def _state(*shapes):

@@ -23,13 +23,15 @@ def held(path, inputs, expected):
 
 
 class Rows(nn.Module):
-    """Each step runs a recurrence over its own rows."""
+    """Each step runs a recurrence over its own rows: one of a cell, or torch's GRU."""
 
-    def __init__(self, reverse):
+    def __init__(self, inner, reverse):
         super().__init__()
-        self.inner, self.outer, self.reverse = cells.GRU(3, 4), cells.MinGRU(4, 4), reverse
+        self.inner, self.outer, self.reverse = inner(3, 4), cells.MinGRU(4, 4), reverse
 
     def step(self, x, h):
+        if isinstance(self.inner, nn.GRU):
+            return self.outer(self.inner(x.transpose(0, 1), h[None])[1][0], h)
         _, a = stepnet.recurrent(self.inner, x, h, axis=1)
         return self.outer(a, h)
 
@@ -38,9 +40,9 @@ class Rows(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:step 'step' runs by the plain loop")
-@pytest.mark.parametrize("reverse", [False, True])
-def test_a_recurrence_in_a_step(tmp_path, reverse):
-    module = Rows(reverse).eval()
+@pytest.mark.parametrize(("inner", "reverse"), [(cells.GRU, False), (nn.GRU, True)])
+def test_a_recurrence_in_a_step(tmp_path, inner, reverse):
+    module = Rows(inner, reverse).eval()
     save(module, tmp_path / "m.xml", (torch.randn(3, 2, 4, 3), torch.zeros(2, 4)))
     for steps, batch in ((3, 2), (5, 4), (1, 1)):
         inputs = [torch.randn(steps, batch, 6, 3), torch.randn(batch, 4)]

@@ -240,7 +240,7 @@ def without_features(
     the rows of what a step reads for each sequence are no features."""
     steps: set[str] = set()
     features: set[str] = set()
-    read: list[Sequence[Any]] = []  # the shapes of what steps read besides what is cut for each
+    read: list[Tensor] = []  # what steps read besides what is cut for each
     for node in made.nodes:
         if str(node.target).startswith("stepnet.recurrence"):
             number, x, state, weights, _, _ = node.args
@@ -248,7 +248,7 @@ def without_features(
             alone = call.alone  # then it is not said what else its one row holds
             lead = 1 if call.ragged else 2
             own = {text for leaf in x for text in _symbols(leaf.meta["val"].shape[lead : lead + 1])}  # pyright: ignore
-            read += (leaf.meta["val"].shape for leaf in (*state, *weights))  # pyright: ignore
+            read += (leaf.meta["val"] for leaf in (*state, *weights))  # pyright: ignore
             for leaves, skip in ((x, lead), (state, 1), (weights, 0)):
                 for leaf in leaves:  # pyright: ignore
                     steps |= _symbols(leaf.meta["val"].shape[:skip])
@@ -259,9 +259,10 @@ def without_features(
             steps |= {text for size in _cut_sizes(node) for text in _symbols([size])}
         if str(node.target).startswith("stepnet.") and isinstance(node.args[0], int):
             steps |= set(_inner_sizes(call_of(node.args[0])))
-    for shape in read if memories else ():  # [sequences, rows, features]
-        if len(shape) > 2 and _symbols(shape[:1]) and _symbols(shape[:1]) <= steps:
-            features -= _symbols(shape[1:2])
+    for value in read if memories else ():  # [sequences, rows, features], and of numbers no features
+        lead = _symbols(value.shape[:1])
+        if _before_features(value) > 1 and lead and lead <= steps:
+            features -= _symbols(value.shape[1:2])
     features -= steps
     kept = []
     for node, dims, example in zip(made.inputs, chosen, examples, strict=True):

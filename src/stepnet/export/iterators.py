@@ -38,6 +38,7 @@ from .calls import (
 from .captured_state import AsCalled, loop_as_called
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
+from .keeping_sizes import KeepingSizes
 from .size_inputs import Referred, as_tensors, with_sizes
 from .tensors_read import tensors_read
 
@@ -93,7 +94,7 @@ def iterator(call: int, inputs: list[Tensor], weights: list[Tensor], sizes: list
     feeds = dict(zip(made.sources, inputs, strict=True))
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
     body = made.loop.body
-    with Replaced(swap) as fed, made.inner.traced(no_lengths):
+    with Replaced(swap) as fed, KeepingSizes(), made.inner.traced(no_lengths):
         results = fed.results(body(*(part_of(port, feeds[port.source]) for port in made.ports)))
     named = dict(zip(body.results, results, strict=True))
     made.known += [feeds[port.source].shape[port.axis] for port in made.loop.slices]

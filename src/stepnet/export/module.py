@@ -31,6 +31,7 @@ from . import (  # noqa: F401  (they fill tables)
     iterators,
     recurrences,
     sequences,
+    torch_rnns,
     while_loops,
 )
 from .aten import AtenNet, is_known, join_lead, split_lead
@@ -58,7 +59,6 @@ from .inputs import (
     without_features,
 )
 from .scans import StepAxis, mask_of
-from .torch_rnns import TorchRNNs
 from .trace import BATCH, AnyNumber, Numbers, Program, program, sizes_of
 
 
@@ -100,7 +100,7 @@ def module_graph(
     try:
         with torch.no_grad(), calls.noted(), tried():
             a, k = unflatten(spec, [i.value for i in inputs])
-            with TorchRNNs(), run_plainly(module), as_it_was(module) as kept:
+            with run_plainly(module), as_it_was(module) as kept:
                 outputs = _outputs(_plain(module(*a, **k)), where)
         trace = _Trace(module, where, spec, inputs, calls, dynamic, kept)
         if batch:
@@ -196,7 +196,7 @@ class _Trace:
         try:
             args, kwargs = unflatten(self.spec, [i.value for i in inputs])
             module = self.module
-            with torch.no_grad(), calls.noted(), TorchRNNs(), run_plainly(module), as_it_was(module):
+            with torch.no_grad(), calls.noted(), run_plainly(module), as_it_was(module):
                 module(*args, **kwargs)
             return leads_of(calls)
         except Exception as error:  # the user's code may raise any
@@ -254,7 +254,7 @@ class _Trace:
             return by_offsets[id(offsets)]
 
         args, kwargs = unflatten(self.spec, rebuilt)
-        with self.calls.traced(lengths), during(LENGTHS, lengths), TorchRNNs():
+        with self.calls.traced(lengths), during(LENGTHS, lengths):
             results, _ = flatten(_plain(self.module(*args, **kwargs)))
         return [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in results]
 

@@ -53,6 +53,7 @@ from .calls import (
 )
 from .captured_state import AsCalled, loop_as_called
 from .graph import Target, Value
+from .keeping_sizes import KeepingSizes
 from .questions import questions_of
 from .ragged_step import write_ragged_step
 from .recurrence_call import RecurrenceCall
@@ -116,7 +117,8 @@ def _row_shapes(
     if made.ragged or all(isinstance(size, int) for shape in fixed for size in shape):
         return [(t.shape[skip:], t.dtype) for t in known]
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
-    with Replaced(swap) as fed, unanswered() if made.inner is None else made.inner.traced(no_lengths):
+    traced = unanswered() if made.inner is None else made.inner.traced(no_lengths)
+    with Replaced(swap) as fed, KeepingSizes(), traced:
         _, y, _ = iteration(made.loop, [t.select(int(made.axis == 1), 0) for t in x], state, ())
     return [(t.shape[1:], t.dtype) for t in fed.results(y)]
 

@@ -27,7 +27,7 @@ from stepnet.compiler.reads.swapped import Swapped
 from stepnet.user_line import Line, is_users
 from stepnet.watchers import during
 
-from .math_of_sizes import open_math
+from .math_of_sizes import note_imports, open_math
 from .open_sizes import settle, settled
 
 _NEAR = 4  # instructions from a comparison to the jump by its truth value
@@ -118,6 +118,7 @@ def _settle_for_user(number: SymNode) -> None:
         frame = frame.f_back
     if frame is not None:
         _note(number, frame)
+        note_imports(frame)
     settle(number)
 
 

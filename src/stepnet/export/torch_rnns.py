@@ -27,7 +27,7 @@ from stepnet.errors import IRError
 from stepnet.watchers import during, instead
 
 from .aten import AtenNet, rule
-from .calls import Recorder, traced_op
+from .calls import KINDS, Kind, Recorder, Tracer, traced_op
 from .graph import Value
 from .recurrences import PADDED
 
@@ -92,7 +92,7 @@ def _padded_written(b: AtenNet, rows: Any, batch: Any, steps: Any) -> Value:
     return b.out(rows)
 
 
-class TorchRNNs(TorchFunctionMode):
+class _TorchRNNs(TorchFunctionMode):
     """Answers for the functions behind these modules where something answers for recurrences."""
 
     def __init__(self) -> None:
@@ -161,6 +161,15 @@ class TorchRNNs(TorchFunctionMode):
         if self.real:
             return _pack(y, known.lengths, True)[0], *finals
         return known.packed(y), *finals
+
+
+def _answered(by: Any) -> contextlib.AbstractContextManager[Any]:
+    """Answered for are they as recurrences, of which this keeps no call of its own."""
+    return contextlib.nullcontext() if by is None else _TorchRNNs()
+
+
+# Behind that of recurrences, which is to answer before this asks who does.
+KINDS.append(Kind(_answered, Recorder, lambda calls, lengths: Tracer(calls)))
 
 
 def _padded(

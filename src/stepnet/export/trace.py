@@ -20,7 +20,6 @@ from torch.fx import Node as FxNode
 from torch.fx import traceback as fx_traceback
 from torch.fx._lazy_graph_module import _use_lazy_graph_module  # nobody runs the program's Python
 from torch.fx.experimental import proxy_tensor
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.reads.swapped import Swapped
@@ -30,12 +29,13 @@ from stepnet.data.recording import Interned
 from stepnet.data.values import note_size, size_in
 from stepnet.errors import IRError, LoDError, Unsupported
 from stepnet.interrupts import let_through
-from stepnet.user_line import Line, run_by
+from stepnet.user_line import Line, raised_at, run_by
 
 from . import size_questions
 from .call_log import Asked, Request
 from .decompositions import Known, taken_apart
-from .open_sizes import settle
+from .keeping_sizes import KEEPING_SIZES
+from .math_of_sizes import imports_noted
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class _Lines(TorchFunctionMode):
             # Done, not traced: no file holds it, and it parts what follows.
             with torch._C.DisableTorchFunction():
                 return func(*args)
-        func = _KEEPING_SIZES.get(func, func)
+        func = KEEPING_SIZES.get(func, func)
         place = run_by(__file__)
         line = place and place[0]
         if func in _GRADIENTS:
@@ -162,77 +162,6 @@ class _Lines(TorchFunctionMode):
         return result
 
 
-def _max_pool(
-    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
-    ceil_mode: bool = False, return_indices: bool = False,
-) -> Any:  # fmt: skip
-    """`max_pool1d`, of which torch would fix the size of what it slides over."""
-    if return_indices or all(isinstance(size, int) for size in x.shape):
-        return F.max_pool1d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices)
-    more = [
-        (least, *(part if isinstance(part, Sequence) else (part,)))
-        for least, part in ((1, kernel_size), (1, stride or kernel_size), (0, padding), (1, dilation))
-    ]
-    return F.max_pool2d(x.unsqueeze(-2), *more, ceil_mode=ceil_mode).squeeze(-2)
-
-
-def _tensor_split(x: Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
-    """`tensor_split`, of which torch would ask how many parts are longer by one."""
-    size, count = x.shape[dim], indices_or_sections
-    if isinstance(size, int) or not isinstance(count, int) or count < 1:
-        return torch.tensor_split(x, count, dim)
-    return torch.split(x, [(size + count - 1 - i) // count for i in range(count)], dim)
-
-
-def _split(x: Tensor, split_size_or_sections: Any, dim: int = 0) -> Any:
-    """`split`, of which it is the size that says how many parts there are."""
-    size: Any = x.shape[dim]
-    if isinstance(size, torch.SymInt) and isinstance(split_size_or_sections, (int, torch.SymInt)):
-        settle(size.node)
-    split: Any = torch.functional.split
-    return split(x, split_size_or_sections, dim)
-
-
-def _embedding_bag(
-    input: Tensor, weight: Tensor, offsets: Any = None, max_norm: Any = None, norm_type: float = 2,
-    scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
-    per_sample_weights: Any = None, include_last_offset: bool = False, padding_idx: int | None = None,
-) -> Tensor:  # fmt: skip
-    """`embedding_bag` of bags of one size: of others no file has what torch makes of them."""
-    if input.dim() != 2 or max_norm is not None:
-        return F.embedding_bag(
-            input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
-            include_last_offset, padding_idx,
-        )  # fmt: skip
-    rows = F.embedding(input, weight)
-    if per_sample_weights is not None:
-        rows = rows * per_sample_weights.unsqueeze(-1)
-    kept = torch.ones_like(input) if padding_idx is None else (input != padding_idx).to(input.dtype)
-    count, kept = kept.sum(1, keepdim=True), kept.unsqueeze(-1).bool()
-    if mode == "max":
-        return torch.where(count > 0, rows.masked_fill(~kept, -torch.inf).amax(1), 0.0)
-    total = rows.masked_fill(~kept, 0.0).sum(1)
-    return total if mode == "sum" else total / count.clamp(min=1)
-
-
-def _linspace(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
-    """`linspace`, of which torch would fix how many numbers there are."""
-    if isinstance(steps, int) or isinstance(start, Tensor) or isinstance(end, Tensor):
-        return torch.linspace(start, end, steps, **options)
-    parts = torch.arange(steps) / (torch.scalar_tensor(steps) - 1).clamp(min=1)
-    return (start + (end - start) * parts).to(
-        **{k: v for k, v in options.items() if k in ("dtype", "device")}
-    )
-
-
-_KEEPING_SIZES: dict[Any, Callable[..., Any]] = {
-    torch.linspace: _linspace,
-    F.embedding_bag: _embedding_bag,
-    Tensor.data.__get__: Tensor.detach,  # pyright: ignore[reportAttributeAccessIssue]
-    **dict.fromkeys((torch.max_pool1d, F.max_pool1d), _max_pool),
-    **dict.fromkeys((torch.tensor_split, Tensor.tensor_split), _tensor_split),
-    **dict.fromkeys((torch.split, Tensor.split), _split),
-}
 _SUMS = {
     operation: run
     for run, names in (
@@ -280,17 +209,35 @@ class _Traced(nn.Module):
 
 
 def _export(
-    traced: _Traced, leaves: tuple[Tensor, ...], shapes: Any, lengths: AbstractContextManager[None]
+    traced: _Traced,
+    leaves: tuple[Tensor, ...],
+    shapes: Any,
+    lengths: Callable[[], AbstractContextManager[None]],
 ) -> ExportedProgram:
     # Out of inference mode, whose tensors do not tell that they were changed.
     with (
         warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad(),
         fx_traceback.preserve_node_meta(), _nothing_kept(), size_questions.answered(traced.asked.fixed),
-        both_branches(), lengths, _CAUSAL.inside(), _IN_ORDER.inside(), _no_hooks_left(), _no_strides(),
+        both_branches(), lengths(), _CAUSAL.inside(), _IN_ORDER.inside(), _no_hooks_left(), _no_strides(),
         _use_lazy_graph_module(True),
     ):  # fmt: skip
         warnings.simplefilter("ignore")
         return export(traced, leaves, dynamic_shapes=(shapes,) if leaves else None, strict=False)
+
+
+def _export_again(*given: Any) -> ExportedProgram:
+    """Once more, where code was met that knows a function of `math` by a name of its own."""
+    known = imports_noted()
+    try:
+        made = _export(*given)
+    except Exception as error:
+        let_through(error)
+        if imports_noted() == known:
+            raise
+    else:
+        if imports_noted() == known:
+            return made
+    return _export(*given)
 
 
 def _exported(
@@ -299,12 +246,12 @@ def _exported(
     shapes = tuple({d: Dim.DYNAMIC if must else Dim.AUTO for d, must in dims.items()} for dims in dynamic)
     try:
         try:
-            return _export(traced, tuple(leaves), shapes, open_lengths())
+            return _export_again(traced, tuple(leaves), shapes, open_lengths)
         except (IRError, Unsupported):
             raise
         except Exception as error:  # the user's code may want a number
             let_through(error)
-            return _export(traced, tuple(leaves), shapes, contextlib.nullcontext())
+            return _export_again(traced, tuple(leaves), shapes, contextlib.nullcontext)
     except (IRError, Unsupported):
         raise
     except Exception as error:
@@ -315,7 +262,7 @@ def _exported(
             if isinstance(cause, LoDError):
                 raise IRError(f"{where} cannot be written: {cause}") from error
             cause = cause.__cause__ or cause.__context__
-        text = str(error).strip().splitlines()
+        text, line = str(error).strip().splitlines(), raised_at(error)
         if traced.asked.gradient is not None or "functorch tensor" in str(error):
             line = traced.asked.gradient
             raise IRError(
@@ -329,7 +276,7 @@ def _exported(
             ) from error
         raise IRError(
             f"{where} cannot be written: it could not be traced with sizes left open",
-            got=f"{type(error).__name__}: {text[0] if text else ''}",
+            got=f"{type(error).__name__}: {text[0] if text else ''}" + (f" ({line.short})" if line else ""),
             remedy="let sizes come from tensors (x.shape[0]), and use no Python control flow on values",
             expected="calls of torch that are the same for all sizes",
         ) from error

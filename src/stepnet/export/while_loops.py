@@ -43,6 +43,7 @@ from .calls import (
 from .captured_state import AsCalled, as_called
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Target, Value
+from .keeping_sizes import KeepingSizes
 from .size_inputs import Referred, as_tensors, with_sizes
 from .tensors_read import tensors_read
 from .trace import AnyNumber
@@ -101,7 +102,7 @@ def while_node(call: int, state: list[Tensor], weights: list[Tensor], sizes: lis
         out.append(value.new_empty(shape))
     if made.joined:
         swap, inner = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}, made.inner[1]
-        with Replaced(swap) as fed, inner.traced(no_lengths), Picked():
+        with Replaced(swap) as fed, KeepingSizes(), inner.traced(no_lengths), Picked():
             rows = fed.results(made.turn(made.functions(sizes)[1], state)[1])
         steps = torch.library.get_ctx().new_dynamic_size()
         out += [row.new_empty((steps, *row.shape)) for row in rows]

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+_NONE: Any = object()
+
 
 class Swapped:
     """Another value for an attribute of a class or a module, as long as somebody is inside.
 
-    The other value must do as the `original` for threads that are not.
+    The other value must do as the `original` for threads that are not. What had no such attribute loses it.
 
     >>> import types
     >>> owner = types.SimpleNamespace(size=1)
@@ -34,7 +36,7 @@ class Swapped:
         """Let it be the other value in here."""
         with self._lock:
             if not self._entered:
-                self.original = vars(self.owner)[self.name]
+                self.original = vars(self.owner).get(self.name, _NONE)
                 setattr(self.owner, self.name, self.other)
             self._entered += 1
         try:
@@ -42,5 +44,7 @@ class Swapped:
         finally:
             with self._lock:
                 self._entered -= 1
-                if not self._entered:
+                if not self._entered and self.original is _NONE:
+                    delattr(self.owner, self.name)
+                elif not self._entered:
                     setattr(self.owner, self.name, self.original)
