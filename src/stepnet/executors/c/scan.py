@@ -389,7 +389,7 @@ class CScan:
         few = layout.rows < self._worth_packing and sharing in (None, "members")
         head = (
             n, shares, steps, layout.stride, slots, chunk,
-            members if sharing is not None else 0, split, int(few), 0,
+            members if sharing is not None else 0, split, int(few),
             data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)
