@@ -19,6 +19,7 @@ from .build import build, preamble
 from .call_arguments import padded
 from .cells import steps_text
 from .numbers import INFIX, OF_LIBM, literal
+from .weight_memory import worth_packing
 
 _KINDS = {"float32": ("float", 4), "int64": ("int64_t", 8), "bool": ("uint8_t", 1)}
 _OVER = {  # numbers along axes: what is found before the first, and what each does to it
@@ -83,7 +84,7 @@ class _Writer:
         self.line = line
         self.lines: list[str] = []
         self.names: dict[Any, str] = {}
-        self.size = 0
+        self.size = self.panel = 0
 
     def text(self) -> tuple[str, int]:
         """The source, and the bytes of its workspace."""
@@ -106,7 +107,14 @@ class _Writer:
                 self.size = padded(self.size + bytes_of * self.line.counts[memory])
         for op in self.line.ops:
             self._op(op)
+        if self.panel:  # of a matrix, in vectors of 64 bytes
+            head.append(f"    float *panel = {self._room(4 * 64 * self.panel)};")
         return "\n".join([*head, *self.lines, "}"]), self.size
+
+    def _room(self, size: int) -> str:
+        """Memory for so many bytes of the workspace."""
+        at, self.size = self.size, padded(self.size + size)
+        return f"(float *)(a[1] + {at})"
 
     def _name(self, memory: Any) -> str:
         return self.names.setdefault(memory, f"m{len(self.names)}")
@@ -170,6 +178,10 @@ class _Writer:
 
     def _product(self, to: str, rows: str, of: Place, matrix: Place) -> str:
         (count, depth), columns = of.shape, matrix.shape[1]
+        if count >= worth_packing(4 * depth * columns):
+            self.panel = max(self.panel, depth)
+            lies = f"{self._start(matrix)}, {matrix.strides[0]}, {matrix.strides[1]}"
+            return f"sn_by_panels_f32({to}, {rows}, {lies}, {count}, {depth}, {columns}, panel);"
         lies = f"{self._start(matrix)}, {matrix.strides[0]}, {matrix.strides[1]}"
         return f"sn_few_f32({to}, {rows}, {lies}, {count}, {depth}, {columns});"
 
@@ -177,7 +189,15 @@ class _Writer:
         self, kind: str, to: Place, of_x: Place, first: Place, matrix: Place, room: Place,
         order: Sequence[int], *more: Place, backwards: bool,
     ) -> None:  # fmt: skip
-        product = self._product(self._rows(room), "before", first, matrix)
+        (count, depth), columns = first.shape, matrix.shape[1]
+        if to.shape[0] * count >= worth_packing(4 * depth * columns):
+            packed = self._room(4 * depth * padded(columns))
+            lies = f"{self._start(matrix)}, {matrix.strides[0]}, {matrix.strides[1]}"
+            self.lines.append(f"    sn_pack_f32({packed}, {lies}, {depth}, {columns});")
+            none, made = "(sn_rows_f32){0, 0, 0}", self._rows(room)
+            product = f"sn_matmul_f32({made}, {none}, before, {packed}, {count}, {depth}, {columns});"
+        else:
+            product = self._product(self._rows(room), "before", first, matrix)
         names = [self._start(place) for place in (to, of_x, first, room, *more)]
         steps, batch, hidden = to.shape
         self.lines += steps_text(kind, names, order, (steps, batch, hidden), product, backwards=backwards)
