@@ -36,8 +36,8 @@ _LOOP = """g (float[T, B, 24] x, float[B, 24] h) => (float[B, 24] last, float[T,
       n = Tanh(r) o = BODY }> (h, x) }"""
 # The text of a graph, its constants, and the sizes of its inputs, some of which are called in turns.
 CASES = {
-    "product": ("g (float[B, 24] x) => (float[B, 24] y) { p = MatMul(x, w) q = Add(p, b) r = Tanh(q) s = Exp(r)"
-                " t = Mul(s, r) u = Sigmoid(t) y = MatMul(u, w) }", {"w": weights(N, N), "b": weights(N)},
+    "product": ("g (float[B, 24] x) => (float[B, 24] y) { p = MatMul(x, w) q = Add(p, b) r = Tanh(q)"
+                " s = Exp(r) t = Mul(s, r) u = Sigmoid(t) y = MatMul(u, w) }", {"w": weights(N, N), "b": weights(N)},
                 [[(1, N)], [(3, N)], [(40, N)]]),
     "made of it": ("g (float[B, 24] x) => (float[B, 24] y) { a = Mul(w, w) t = Transpose <perm = [1, 0]> (w)"
                    " c = Add(a, t) p = MatMul(x, c) q = Tanh(p) r = Exp(q) s = Neg(r) y = Sigmoid(s) }",
@@ -53,10 +53,11 @@ CASES = {
     "convolution": ("g (float[1, 24, S] x) => (float[1, 24, P] y) {"
                     " y = Conv <pads = [1, 1], kernel_shape = [3]> (x, w, b) }",
                     {"w": weights(N, N, 3), "b": weights(N)}, [[(1, N, 1)], [(1, N, 3)], [(1, N, 20)]]),
-    "bytes": ("g (float[B, 24] x) => (int32[B, 24] y) { q = Cast <to = 2> (x) y = MatMulInteger(q, w, za, zb) }",
-              {"w": torch.arange(N * N).reshape(N, N).to(torch.uint8), "za": torch.tensor(3, dtype=torch.uint8),
-               "zb": torch.tensor(5, dtype=torch.uint8)}, [[(2, N)]]),
-    **{kind: (_CELL.replace("KIND", kind), of_a_cell(gates), [[(1, 1, N)], [(1, 9, N)], [(4, 1, N)], [(7, 9, N)]])
+    "bytes": ("g (float[B, 24] x) => (int32[B, 24] y) { q = Cast <to = 2> (x)"
+              " y = MatMulInteger(q, w, za, zb) }",
+              {"w": torch.arange(N * N).reshape(N, N).byte(), "za": torch.tensor(3).byte(),
+               "zb": torch.tensor(5).byte()}, [[(2, N)]]),
+    **{kind: (_CELL.replace("KIND", kind), of_a_cell(gates), [[(t, b, N)] for t in (1, 6) for b in (1, 9)])
        for kind, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1))},
     **{f"loop {n}": (_LOOP.replace("BODY", body), {"w": weights(N, N)},
                      [[(t, b, N), (b, N)] for t in (1, 4, 30) for b in (1, 7)])
@@ -160,8 +161,8 @@ def foreach(model, name, t, at, number):
     torch._foreach_add_([t.data], [step])
 
 
-WAYS = [data, data_copied, other_data, in_place, in_inference, by_numpy, of_numpy, state_dict, dlpack, storage,
-        memory, resized, set_to, loaded, assigned, swapped, foreach]  # fmt: skip
+WAYS = [data, data_copied, other_data, in_place, in_inference, by_numpy, of_numpy, state_dict, dlpack,
+        storage, memory, resized, set_to, loaded, assigned, swapped, foreach]  # fmt: skip
 
 
 def check(model, sizes, rng):

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,11 +51,6 @@ def apart(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
 def versions(tensors: Sequence[Tensor]) -> list[int]:
     """A count for each tensor that every change in place raises; inference tensors have none."""
     return [0 if t.is_inference() else t._version for t in tensors]
-
-
-def bytes_of(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """A view of the bytes of a tensor in one piece, on the CPU."""
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:

@@ -11,6 +11,7 @@ import operator
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from ctypes import string_at
 from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from stepnet.data.storage import bytes_of, differ, same_bits
+from stepnet.data.storage import differ, same_bits
 from stepnet.data.tensor_guards import alike
 from stepnet.data.tree import leaves
 from stepnet.data.unpatched_torch import data_ptr
@@ -136,14 +137,14 @@ class _Folded:
         numbers: of some, copies of what the function read.
     """
 
-    __slots__ = ("_bits", "_few", "_many", "_places", "_shown", "_tensors", "keys")
+    __slots__ = ("_bits", "_few", "_lie", "_many", "_places", "_tensors", "keys")
 
     def __init__(self, constants: Mapping[Hashable, Tensor], numbers: Mapping[Hashable, Tensor]) -> None:
         self.keys, self._tensors = list(constants), list(constants.values())
         self._places = [*map(data_ptr, self._tensors)]
         few = [key for key, copy in numbers.items() if copy.nbytes <= _FEW]
-        self._shown = [bytes_of(constants[key]) for key in few]
-        self._few = [bytes_of(numbers[key]).tobytes() for key in few]
+        self._lie = [(data_ptr(constants[key]), numbers[key].nbytes) for key in few]
+        self._few = [string_at(data_ptr(numbers[key]), numbers[key].nbytes) for key in few]
         self._bits = [copy for key, copy in numbers.items() if key not in few]
         self._many = [
             (data_ptr(constants[key]), data_ptr(copy), copy.nbytes)
@@ -156,7 +157,7 @@ class _Folded:
         return not self.keys or (
             all(map(operator.is_, now, self._tensors))
             and [*map(data_ptr, now)] == self._places
-            and [memory.tobytes() for memory in self._shown] == self._few
+            and [*starmap(string_at, self._lie)] == self._few
             and not any(starmap(differ, self._many))
         )
 
@@ -390,6 +391,8 @@ class Recorder(TorchFunctionMode):
                 isinstance(t, Tensor) and t.untyped_storage().data_ptr() == memory for t in found
             ):
                 self._read = read
+                apart = [t if t is given[0] else t.data for t in found]  # a view would refer to its base
+                return apart[0] if isinstance(result, Tensor) else type(found)(apart)
         return result
 
     def _read_numbers(self, given: Iterable[Tensor]) -> None:

@@ -16,6 +16,15 @@ from stepnet.ir.plan import LoopPlan
 _WORTH_PACKING = ((1 << 22, 15), (1 << 21, 28), (1 << 20, 20), (1 << 19, 14), (1 << 17, 6), (0, 3))
 
 
+# the same where one panel is packed at a time, which the second cache holds
+_WORTH_PANELS = ((1 << 19, 10), (1 << 17, 7), (0, 5))
+
+
+def worth_panels(size: int) -> int:
+    """The rows from which on panels of a matrix of so many bytes are packed."""
+    return next(rows for least, rows in _WORTH_PANELS if size >= least)
+
+
 def worth_packing(size: int) -> int:
     """The rows from which on matrices of so many bytes are packed in a call."""
     return next(rows for least, rows in _WORTH_PACKING if size >= least)

@@ -187,7 +187,8 @@ class Cell:
         memory = [None if v is None else (v.data_ptr(), v.dtype, v.shape, v.stride()) for v in weights]
         known = self._steps.get(d)  # the step holds what stands there: nothing else comes to stand there
         if known is None or known[0] != memory:
-            known = self._steps[d] = memory, step_of(d, inputs)
+            apart = [v if v is None else v.data for v in inputs]  # views would refer to their base
+            known = self._steps[d] = memory, step_of(d, apart)
         return known[1]
 
     def _first(self, state: Any, d: int, x: Tensor, batch: int, hidden: int) -> Tensor:
