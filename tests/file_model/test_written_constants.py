@@ -37,8 +37,8 @@ _LOOP = """g (float[T, B, 24] x, float[B, 24] h) => (float[B, 24] last, float[T,
 # The text of a graph, its constants, and the sizes of its inputs, some of which are called in turns.
 CASES = {
     "product": ("g (float[B, 24] x) => (float[B, 24] y) { p = MatMul(x, w) q = Add(p, b) r = Tanh(q)"
-                " s = Exp(r) t = Mul(s, r) u = Sigmoid(t) y = MatMul(u, w) }", {"w": weights(N, N), "b": weights(N)},
-                [[(1, N)], [(3, N)], [(40, N)]]),
+                " s = Exp(r) t = Mul(s, r) u = Sigmoid(t) y = MatMul(u, w) }",
+                {"w": weights(N, N), "b": weights(N)}, [[(1, N)], [(3, N)], [(40, N)]]),
     "made of it": ("g (float[B, 24] x) => (float[B, 24] y) { a = Mul(w, w) t = Transpose <perm = [1, 0]> (w)"
                    " c = Add(a, t) p = MatMul(x, c) q = Tanh(p) r = Exp(q) s = Neg(r) y = Sigmoid(s) }",
                    {"w": weights(N, N)}, [[(2, N)], [(9, N)]]),
