@@ -53,6 +53,25 @@ def versions(tensors: Sequence[Tensor]) -> list[int]:
     return [0 if t.is_inference() else t._version for t in tensors]
 
 
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one memory may have numbers in common.
+
+    >>> x = torch.ones(4, 3)
+    >>> overlap(x[:2], x[2:]), overlap(x[:2], x[:, 1])
+    (False, True)
+    """
+    (begin, end), (first, last) = _span(a), _span(b)
+    return begin < last and first < end
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses where the numbers of a tensor begin and end."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    count = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+    begin = tensor.data_ptr()
+    return begin, begin + count * tensor.itemsize
+
+
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors in one piece, on the CPU, look the same and hold the same bits.
 

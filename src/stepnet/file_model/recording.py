@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from stepnet.data.storage import differ, same_bits
+from stepnet.data.storage import differ, overlap, same_bits
 from stepnet.data.tensor_guards import alike
 from stepnet.data.tree import leaves
 from stepnet.data.unpatched_torch import data_ptr
@@ -399,9 +399,10 @@ class Recorder(TorchFunctionMode):
         """Note what constants hold that these are, or lie in."""
         for value in given:
             for slot in self._lies.get(value.untyped_storage().data_ptr(), ()):
-                if slot in self._read:
-                    continue
                 key, constant = self._around[slot]
+                if slot in self._read or not overlap(value, constant):
+                    continue
+                self._folds([slot])
                 copy = self._copies.get(key)
                 if copy is None or not same_bits(constant, copy):
                     copy = self._copies[key] = constant.detach().clone()
