@@ -384,9 +384,10 @@ SN_INLINE void SN_(sn_lane_sums)(SN_REAL *to, SN_(sn_vec) *sum) {
 #endif
 }
 
-/* to[m][lanes / m]: rows from r on times some contiguous columns; of what is no row, or beyond `units`, anything. */
+/* to[m][lanes / m]: rows from r on times some contiguous columns; of what is no row, or beyond `units`, anything. `ahead`:
+ * where what is read next lies, from these; 0: nowhere. */
 SN_INLINE void SN_(sn_dots)(SN_REAL *to, const int m, SN_(sn_rows) A, int64_t r, int64_t rows, const SN_REAL *source,
-                            int64_t stride_n, int64_t units, int64_t K) {
+                            int64_t stride_n, int64_t units, int64_t K, int64_t ahead) {
     enum { L = SN_(sn_lanes) };
     const int columns = L / m;
     SN_(sn_vec) sum[L];
@@ -399,6 +400,7 @@ SN_INLINE void SN_(sn_dots)(SN_REAL *to, const int m, SN_(sn_rows) A, int64_t r,
         SN_(sn_vec) row[4];
         SN_UNROLL for (int i = 0; i < m; ++i) row[i] = *(const SN_(sn_vec_u) *)(a[i] + k);
         SN_UNROLL for (int j = 0; j < columns; ++j) {
+            if (ahead) __builtin_prefetch(b[j] + k + ahead);
             SN_(sn_vec) column = *(const SN_(sn_vec_u) *)(b[j] + k);
             if (m > 1) SN_KEEP(column);
             SN_UNROLL for (int i = 0; i < m; ++i) sum[i * columns + j] += row[i] * column;
@@ -421,9 +423,10 @@ SN_INLINE void SN_(sn_few_columns)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL
         if (stride_k == 1) {
             for (const int64_t columns = L / (m == 3 ? MOST : m); u < end; u += columns) {
                 const SN_REAL *from = source + u * stride_n;
-                if (m == 1) SN_(sn_dots)(tile, 1, A, r, rows, from, stride_n, end - u, K);
-                else if (m == 2) SN_(sn_dots)(tile, 2, A, r, rows, from, stride_n, end - u, K);
-                else SN_(sn_dots)(tile, MOST, A, r, rows, from, stride_n, end - u, K);
+                const int64_t ahead = r == MOST ? L * stride_n : 0; /* the next ones come while these are at hand */
+                if (m == 1) SN_(sn_dots)(tile, 1, A, r, rows, from, stride_n, end - u, K, ahead);
+                else if (m == 2) SN_(sn_dots)(tile, 2, A, r, rows, from, stride_n, end - u, K, ahead);
+                else SN_(sn_dots)(tile, MOST, A, r, rows, from, stride_n, end - u, K, ahead);
                 for (int64_t i = 0; i < m; ++i)
                     SN_(sn_put)(SN_(sn_row)(C, r + i) + u, tile + i * columns, 0, end - u < columns ? end - u : columns);
             }
