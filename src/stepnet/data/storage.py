@@ -1,8 +1,12 @@
-"""Which tensors share memory, and whether anybody wrote to them."""
+"""Which tensors share memory, whether they hold the same, and whether anybody wrote to them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import ctypes
+import functools
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,3 +51,47 @@ def apart(tensors: Sequence[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
 def versions(tensors: Sequence[Tensor]) -> list[int]:
     """A count for each tensor that every change in place raises; inference tensors have none."""
     return [0 if t.is_inference() else t._version for t in tensors]
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one memory may have numbers in common.
+
+    >>> x = torch.ones(4, 3)
+    >>> overlap(x[:2], x[2:]), overlap(x[:2], x[:, 1])
+    (False, True)
+    """
+    (begin, end), (first, last) = _span(a), _span(b)
+    return begin < last and first < end
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The addresses where the numbers of a tensor begin and end."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    count = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+    begin = tensor.data_ptr()
+    return begin, begin + count * tensor.itemsize
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors in one piece, on the CPU, look the same and hold the same bits.
+
+    >>> nan, zero = torch.tensor([torch.nan]), torch.zeros(1)
+    >>> same_bits(nan, nan.clone()), same_bits(zero, -zero)
+    (True, False)
+    """
+    alike = a.dtype == b.dtype and a.shape == b.shape
+    return alike and not differ(a.data_ptr(), b.data_ptr(), a.nbytes)
+
+
+def differ(a: int, b: int, size: int) -> bool:
+    """Whether so many bytes at two addresses are not the same. Nothing else tells of all that is written:
+    versions do not count what is by `.data`, or by another library."""
+    return bool(_compare()(a, b, size))
+
+
+@functools.cache
+def _compare() -> Callable[..., int]:
+    libc: Any = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
+    found = libc.memcmp
+    found.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
+    return found

@@ -171,7 +171,6 @@ class Direct:
         made = dict(zip((*plan.y, *ready.extra), self._saved[len(inputs) :], strict=True))
         lasts = {name: Place(n + len(self._kept) + k) for k, name in enumerate(plan.states)}
         at = Places(named, self._strides, boots, made, lasts)
-        self._scans: list[Run] = []
         several = () if self.trains else ready.forward.scans()
         if len(several) > 1:
             self._run = self._one_after_the_other(several, at, n)
@@ -180,7 +179,6 @@ class Direct:
             if lone is not None and (lone.before or lone.after):
                 raise LookupError
             self._run = _addressed(lone, layout, self.most, at)
-            self._scans.append(self._run)
         self._made = [*self._y, *self._kept, *(_outline(t.shape, t.dtype) for t in states)]
         self._sizes = [*map(_size, self._made)]
         self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
@@ -222,7 +220,6 @@ class Direct:
             )
             for scan, own in zip(scans, makes, strict=True)
         ]  # fmt: skip
-        self._scans += runs
 
         def run(addresses: Sequence[int], layout: Layout) -> None:
             for each in runs:
@@ -265,14 +262,6 @@ class Direct:
         the last states among that."""
         kept = len(self._y) + len(self._kept)
         return self._sizes, [*range(len(self._y)), *range(kept, len(self._sizes))]
-
-    def keep(self, inputs: Sequence[int], stays: Mapping[int, Any], alive: Sequence[Tensor]) -> None:
-        """Have scans keep what they make of inputs that stay. `inputs`: where these lie; for `stays` and
-        `alive` see `Addressed.keep`."""
-        for scan in self._scans:
-            keep = getattr(scan, "keep", None)
-            if keep is not None:
-                keep(inputs, stays, alive)
 
     def run_at(self, addresses: Sequence[int], made: Sequence[Tensor]) -> bool:
         """A run on the same sequences that is given where its inputs lie, each in one piece, and what to make

@@ -9,7 +9,6 @@ from torch import Tensor
 
 Memory = Hashable
 Run = Callable[..., Sequence[Tensor]]
-MANY_ROWS = 5  # that a matrix which stays is packed for: of fewer it is read as it lies
 
 
 class Place(NamedTuple):

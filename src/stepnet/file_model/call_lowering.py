@@ -187,22 +187,15 @@ class Lowering:
         if to.shape != (*x.shape[:-1], columns):
             raise Unfit
         if 1 not in matrix.strides:
-            matrix = self._laid_out(matrix)
+            laid = self.new(matrix.shape)  # in each call: what it is made of may be written to
+            self.copy(laid, matrix)
+            matrix = laid
         whole = _whole(to)
         made = to if whole else self.new(to.shape)
         self.ops.append(Op("product", made._replace(shape=(rows, columns), strides=(columns, 1)),
                            (self.straight(x), matrix)))  # fmt: skip
         if not whole:
             self.copy(to, made)
-
-    def _laid_out(self, matrix: Place) -> Place:
-        """A matrix that stays with its columns side by side."""
-        held = self.held.get(matrix.memory)
-        if held is None or held.shape[::-1] != matrix.shape or held.stride()[::-1] != matrix.strides:
-            raise Unfit
-        memory = ("held", len(self.held))
-        self.held[memory] = held.contiguous()
-        return Place(memory, matrix.kind, matrix.shape, (1, matrix.shape[0]))
 
     def linear(self, to: Place, x: Place, w: Place, b: Place | None) -> None:
         """torch's linear."""

@@ -11,22 +11,25 @@ import operator
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from ctypes import string_at
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from stepnet.data.storage import differ, overlap, same_bits
 from stepnet.data.tensor_guards import alike
+from stepnet.data.tree import leaves
 from stepnet.data.unpatched_torch import data_ptr
-from stepnet.executors.line import MANY_ROWS, Place
+from stepnet.executors.line import Place
 from stepnet.iterator.replay import Noting
 from stepnet.watchers import during, noted_by
 
-from .call_lowering import MOST_ROWS, place_of
+from .call_lowering import place_of
 from .calls import Call, Slot, slots_in
 from .fused_calls import Lined, Stepping, decides, expect
 from .replayed_nodes import Ran, replayed
@@ -42,9 +45,7 @@ _OF_NUMBERS = {"nonzero", "masked_select", "argwhere", "unique", "unique_consecu
                "repeat_interleave"}  # fmt: skip
 
 
-_LARGE = 1 << 15  # bytes of a matrix that takes longer to pack than to look at
-_PRODUCTS = {"linear", "matmul", "__matmul__", "mm"}
-_FEW = 64  # numbers of a constant that are compared: all, or some from all over it
+_FEW = 256  # bytes, of fewer a copy is made faster than two addresses are compared at
 
 
 class Opaque(Exception):
@@ -128,33 +129,37 @@ def picked(around: Mapping[Any, Tensor], keys: Sequence[Hashable]) -> list[Tenso
 
 
 class _Folded:
-    """Constants as they were: by their numbers if these are few, else by torch's count of changes. It leaves
-    out what is written to their `data`, so some of the numbers are looked at, too."""
+    """Constants that are part of a function: where they are, and of those that it has read the numbers of,
+    every one. No count of changes tells what is written by `.data`, or by another library.
 
-    __slots__ = ("_large", "_numbers", "_places", "_shown", "_tensors", "_versions", "keys")
+    Args:
+        constants: those, by their keys.
+        numbers: of some, copies of what the function read.
+    """
 
-    def __init__(self, constants: Mapping[Hashable, Tensor]) -> None:
+    __slots__ = ("_bits", "_few", "_lie", "_many", "_places", "_tensors", "keys")
+
+    def __init__(self, constants: Mapping[Hashable, Tensor], numbers: Mapping[Hashable, Tensor]) -> None:
         self.keys, self._tensors = list(constants), list(constants.values())
         self._places = [*map(data_ptr, self._tensors)]
-        self._large = [t for t in self._tensors if t.numel() > _FEW or not t.is_contiguous()]
-        self._versions = [t._version for t in self._large]
-        self._shown = [_shown(t) for t in self._tensors if t.is_contiguous() and t.is_cpu]
-        self._numbers = [memory.tobytes() for memory in self._shown]
+        few = [key for key, copy in numbers.items() if copy.nbytes <= _FEW]
+        self._lie = [(data_ptr(constants[key]), numbers[key].nbytes) for key in few]
+        self._few = [string_at(data_ptr(numbers[key]), numbers[key].nbytes) for key in few]
+        self._bits = [copy for key, copy in numbers.items() if key not in few]
+        self._many = [
+            (data_ptr(constants[key]), data_ptr(copy), copy.nbytes)
+            for key, copy in numbers.items()
+            if key not in few
+        ]
 
     def are_still(self, now: Sequence[Tensor]) -> bool:
         """Whether they are what they were; `now`: the constants of its `keys`."""
         return not self.keys or (
             all(map(operator.is_, now, self._tensors))
             and [*map(data_ptr, now)] == self._places
-            and [t._version for t in self._large] == self._versions
-            and [memory.tobytes() for memory in self._shown] == self._numbers
+            and [*starmap(string_at, self._lie)] == self._few
+            and not any(starmap(differ, self._many))
         )
-
-
-def _shown(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """The bytes of some numbers of a tensor, of all if they are few: a view."""
-    numbers = tensor.detach().reshape(-1).view(torch.uint8).numpy().reshape(tensor.numel(), tensor.itemsize)
-    return numbers[:: max(1, tensor.numel() // _FEW)]
 
 
 @dataclass
@@ -195,12 +200,12 @@ class Recorder(TorchFunctionMode):
         around: what the graph captures.
         constants: of that, what stays: what is computed from it alone is part of the function, unless it is
             a parameter, or counts no changes.
-        keeps: whether loops may keep what they make of constants.
+        copies: of constants, by their keys: what functions of this graph read, to be shared by all.
     """
 
     def __init__(
         self, arguments: Sequence[Tensor], around: Mapping[Any, Tensor], constants: Collection[Any],
-        keeps: bool = True,
+        copies: dict[Any, Tensor] | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self._calls: list[Call] = []
@@ -216,7 +221,6 @@ class Recorder(TorchFunctionMode):
         self._begins: dict[int, int] = {}  # of slots, where they begin in memory that nothing given lies in
         self._met: set[int] = set()  # slots whose numbers, sizes or types were asked for
         self._fails = self._deciding = False
-        self._keeps = keeps
         self._count = len(arguments)
         self._last_given: Sequence[Any] = ()
         for value in arguments:
@@ -242,8 +246,17 @@ class Recorder(TorchFunctionMode):
             and type(value) is Tensor
             and not value.requires_grad
             and not value.is_inference()
+            and value.layout is torch.strided
+            and value.is_contiguous()
+            and not (value.is_conj() or value.is_neg())
         }
         self._folded: set[int] = set()
+        self._copies = {} if copies is None else copies
+        self._read: dict[int, Tensor] = {}  # by their slots, copies of constants whose numbers were read
+        self._lies: dict[int, list[int]] = {}  # by memory, the constants that lie in it
+        for slot in self._foldable:
+            memory = self._around[slot][1].untyped_storage().data_ptr()
+            self._lies.setdefault(memory, []).append(slot)
 
     def _slot(self, value: Tensor) -> int:
         number = next(self._numbers)
@@ -271,42 +284,38 @@ class Recorder(TorchFunctionMode):
 
     def call(self, function: Callable[[Sequence[Any]], Sequence[Any]], arguments: Sequence[Any]) -> Any:
         """What a node gives; what it asks torch for is noted, or itself where that says not all."""
-        before, folded, self._last_given = len(self._calls), set(self._folded), arguments
+        before, self._last_given = len(self._calls), arguments
+        folded, read = set(self._folded), dict(self._read)
         try:
             with during(_RECORDER, self), self:
                 return function(arguments)
         except Opaque as opaque:
             sized, settled, steps = opaque.sized, opaque.settled, opaque.steps
             if steps is not None:
-                self._folded = folded  # nothing of what it computed is part of the function
+                self._folded, self._read = folded, read  # nothing that it computed is part of the function
             if any(map(decides, self._calls[before:])):
                 sized, settled = False, None  # what is in a branch says nothing of the node that takes it
             del self._calls[before:]
-        noting = None if settled is None else Noting()
-        with noted_by(noting):
-            results = function(arguments)
         noted = self._noted(list(arguments))
         slots = {*slots_in(noted)}
         if self._folds(slots):
-            return results
+            self._read_numbers(leaves(arguments, Tensor))
+            return function(arguments)
+        noting = None if settled is None else Noting()
+        with noted_by(noting):
+            results = function(arguments)
         if not all(isinstance(result, Tensor) for result in results):
             self._fails = True
             return results
         if noting is not None and settled is not None:
             always = [v for v in arguments if isinstance(v, Tensor) and self._known(v) is None]
-            stays = self._staying(arguments)
-            told = {place: told for place, (_, told) in stays.items()}
-            ran = replayed(function, noting, arguments, results, settled, always, told)
-            if ran is not function:
-                self._folded.update(slot for slot, _ in stays.values())
+            ran = replayed(function, noting, arguments, results, settled, always)
             sized, function = sized or ran is not function, ran  # a plan gives as much as sizes say
         # a loop without a step gives what it was given, which is not the same in all calls
         given = {id(value) for value in arguments}
         results = [value.view_as(value) if id(value) in given else value for value in results]
         found = [*map(self._slot, results)]
         plain = not any(v.requires_grad or v.storage_offset() for v in results)
-        if steps is not None and plain:
-            noted = self._with_matrices(arguments, results[0])
         if steps is not None and plain and self._laid.issuperset(slots):
             function = Stepping(function, steps, results)
             for slot in found:
@@ -317,25 +326,6 @@ class Recorder(TorchFunctionMode):
         if sized and self._sized.issuperset(slots):
             self._sized.update(found)
         return results
-
-    def _staying(self, arguments: Sequence[Any]) -> dict[int, tuple[int, Any]]:
-        """Large matrices among what a call is given that may be held against what they are in later calls:
-        their slots, and what they hold."""
-        found: dict[int, tuple[int, Any]] = {}
-        for place, value in enumerate(arguments if self._keeps else ()):
-            slot = self._known(value) if isinstance(value, Tensor) else None
-            large = slot in self._foldable and value.dim() > 1 and value.nbytes >= _LARGE
-            if slot is not None and large and value.is_contiguous() and value.is_cpu:
-                found[place] = slot, (value._version, _shown(value).tobytes())
-        return found
-
-    def _with_matrices(self, args: Sequence[Any], result: Tensor) -> list[Any]:
-        """The arguments of products, noted; matrices that many rows go by, and that may be held against what
-        they are in later calls, as they are."""
-        rows = result.numel() // max(result.shape[-1], 1) if result.dim() else 0
-        stays = self._staying(args) if MANY_ROWS <= rows <= MOST_ROWS else {}
-        self._folded.update(slot for slot, _ in stays.values())
-        return [arg if place in stays else self._noted(arg) for place, arg in enumerate(args)]
 
     def gave(self, inputs: Sequence[Any]) -> bool:
         """Whether these are what the node that it calls is given."""
@@ -378,12 +368,45 @@ class Recorder(TorchFunctionMode):
             func = Tensor.unbind
         noted = self._noted(args), self._noted(kwargs)
         slots = [*slots_in(noted)]
-        result = func(*args, **kwargs)
-        if not self._folds(slots):
-            if func.__name__ in _PRODUCTS and isinstance(result, Tensor):
-                noted = tuple(self._with_matrices(args, result)), noted[1]
+        if self._folds(slots):
+            result = self._folded_call(func, args, kwargs)
+        else:
+            result = func(*args, **kwargs)
             self._note(func, noted, slots, result)
         return iter(result) if iterated else result
+
+    def _folded_call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a function of constants gives. A view of one follows what is written to it later; anything
+        else stands for its numbers as they are."""
+        name, given = _name_of(func), [*leaves((args, kwargs), Tensor)]
+        if name in _OF_SIZES or name in _OF_TYPES:
+            return func(*args, **kwargs)
+        read = dict(self._read)
+        self._read_numbers(given)  # before it does: who writes meanwhile is seen at the next call
+        result = func(*args, **kwargs)
+        found = [result] if isinstance(result, Tensor) else result
+        if len(given) == 1 and not (_is_in_place(name) or "out" in kwargs or "inplace" in kwargs):
+            memory, several = given[0].untyped_storage().data_ptr(), isinstance(found, (tuple, list))
+            if several and all(
+                isinstance(t, Tensor) and t.untyped_storage().data_ptr() == memory for t in found
+            ):
+                self._read = read
+                apart = [t if t is given[0] else t.data for t in found]  # a view would refer to its base
+                return apart[0] if isinstance(result, Tensor) else type(found)(apart)
+        return result
+
+    def _read_numbers(self, given: Iterable[Tensor]) -> None:
+        """Note what constants hold that these are, or lie in."""
+        for value in given:
+            for slot in self._lies.get(value.untyped_storage().data_ptr(), ()):
+                key, constant = self._around[slot]
+                if slot in self._read or not overlap(value, constant):
+                    continue
+                self._folds([slot])
+                copy = self._copies.get(key)
+                if copy is None or not same_bits(constant, copy):
+                    copy = self._copies[key] = constant.detach().clone()
+                self._read[slot] = copy
 
     def _folds(self, slots: Iterable[int]) -> bool:
         """Whether what is computed from these is the same in all calls of the kind."""
@@ -395,7 +418,7 @@ class Recorder(TorchFunctionMode):
         return True
 
     def _note(self, func: Any, noted: Any, slots: Sequence[int], result: Any) -> None:
-        name = func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+        name = _name_of(func)
         several = isinstance(result, (tuple, list)) and bool(result)
         results: list[Any] = list(result) if several else [result]
         if self._deciding:
@@ -406,7 +429,7 @@ class Recorder(TorchFunctionMode):
             if not sized and name not in _OF_TYPES:
                 raise Opaque
             return
-        if (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or "out" in noted[1]:
+        if _is_in_place(name) or "out" in noted[1]:
             raise Opaque
         if not several and self._known(results[0]) is not None:  # it is of that type, or contiguous, already
             return
@@ -511,10 +534,19 @@ class Recorder(TorchFunctionMode):
         read = {slot: self._around[slot] for slot in self._around if slot in self._met | wanted}
         names = [*range(self._count), *read]
         run = Lined(calls, names, results, dict(self._places), after)
-        folded = _Folded(dict(map(self._around.__getitem__, self._folded)))
+        numbers = {self._around[slot][0]: copy for slot, copy in self._read.items()}
+        folded = _Folded(dict(map(self._around.__getitem__, self._folded)), numbers)
         values = [value for _, value in read.values()]
         same = alike(values) if values else lambda: True
         return Function(run, [key for key, _ in read.values()], same, folded, self._twins)
+
+
+def _name_of(func: Any) -> str:
+    return func.__self__.__name__ if func.__name__ == "__get__" else func.__name__
+
+
+def _is_in_place(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name == "__setitem__"
 
 
 def _view(value: Tensor, shape: Sequence[int], strides: Sequence[int], begin: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -28,7 +28,7 @@ class Ran(Protocol):
 
 def replayed(
     node: Node, noting: Noting, arguments: Sequence[Any], results: Sequence[Any], reports: Sequence[Ran],
-    always: Sequence[Tensor], stays: Mapping[int, Any],
+    always: Sequence[Tensor],
 ) -> Node:  # fmt: skip
     """A node that no number of its inputs steers as the run of the plan that it came to; itself where it is
     more than that. For calls of one kind (see `specialized_graph`).
@@ -39,14 +39,12 @@ def replayed(
         arguments, results: of that.
         reports: of its loops.
         always: those arguments that are the same in all calls.
-        stays: places of others that hold the same numbers in all calls; see `Noting.replay`.
     """
     places = [k for k, value in enumerate(arguments) if isinstance(value, Tensor)]
     fed = [arguments[k] for k in places]
     named = {str(k): value for k, value in enumerate(results)}
     others = {v.untyped_storage().data_ptr() for v in fed if not any(v is own for own in always)}
-    staying = {fed: stays[k] for fed, k in enumerate(places) if k in stays}
-    replay = noting.replay(fed, named, {v.untyped_storage().data_ptr() for v in always} - others, staying)
+    replay = noting.replay(fed, named, {v.untyped_storage().data_ptr() for v in always} - others)
     by_plan = all(report.compiled for report in reports)  # the plain loop may run one of a loop inside
     if replay is None or not by_plan or not nothing_around():
         return node

@@ -10,8 +10,9 @@ from stepnet.executors.line import Op, Place
 
 from .call_lowering import Lowering, Unfit
 
-_MOST_WORK = 2**23  # multiplications of one direction
+_MOST_WORK, _MOST_OF_ONE = 2**23, 2**25  # multiplications of one direction; of one step
 _MOST_BATCH, _MOST_STEPS = 4, 64  # rows that a matrix is read once for, and how often
+_MOST_ROWS = 64  # of one step
 
 
 class FewSteps(NamedTuple):
@@ -33,6 +34,8 @@ class FewSteps(NamedTuple):
 
     def fits(self, steps: int, batch: int, weights: int) -> bool:
         """Whether it is so little, of so many weights in each direction."""
+        if steps == 1:
+            return 0 < batch <= _MOST_ROWS and batch * weights <= _MOST_OF_ONE
         few = 0 < steps <= _MOST_STEPS and 0 < batch <= _MOST_BATCH
         return few and steps * batch * weights <= _MOST_WORK
 

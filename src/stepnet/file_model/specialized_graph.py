@@ -30,7 +30,6 @@ ERRORS = (RuntimeError, ValueError, IndexError, TypeError, OverflowError, Arithm
 _PLAIN = (Tensor, nn.Parameter)
 _MOST_KINDS = 64  # of calls, that one graph remembers
 _MOST_TRIED = 4  # of more functions than these, none is waited for longer
-_MOST_CHANGES = 4  # of constants, after which loops keep nothing that they make of them
 _MOST_WAYS = 4  # through the branches of a graph, that one kind of call remembers
 
 
@@ -75,7 +74,7 @@ class Prepared:
         self._functions = Bounded[Any, list[Function] | None](_MOST_KINDS)
         self._last: _Last | None = None
         self._again: Again | None = None
-        self._changes = 0  # of constants that were part of a function
+        self._copies: dict[Any, Tensor] = {}  # of constants whose numbers are part of a function
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
         return Prepared()
@@ -137,8 +136,7 @@ class Prepared:
             return graph.plainly(arguments, around, None)
         captured = {key: around[key] for key in graph.captured}
         fit = [function for function in functions if function.constants_of(around) is not None]
-        self._changes += len(fit) < len(functions)
-        recorder = Recorder(arguments, captured, graph.constants, self._changes < _MOST_CHANGES)
+        recorder = Recorder(arguments, captured, graph.constants, self._copies)
         out = graph.plainly(arguments, around, recorder)
         try:
             after = 8 ** min(sum(map(len, filter(None, self._functions.values()))), _MOST_TRIED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -244,7 +243,7 @@ class Recurrence:
             ends = tensors[begin + way.levels - 1 : self._reads : way.levels]
             if len(ends) > 1 and any(end is not ends[0] and not torch.equal(end, ends[0]) for end in ends):
                 return None
-            layout = _ragged_layout(ends[0], way.reverse)
+            layout = Layout.ragged(ends[0], way.reverse)
             fits = all(t.shape[0] == layout.rows for t in tensors[:n_x])
         else:
             lead = tensors[0].shape[:2]
@@ -281,21 +280,6 @@ class _Looks(NamedTuple):
 
 _NEW: Any = object()
 _MADE: Any = object()  # by a call that went the long way, if there can be one
-
-
-# The offsets that were used last, forwards and backwards: the layers of a model share them.
-_latest: dict[bool, tuple[weakref.ref[Tensor], int, Layout]] = {}
-
-
-def _ragged_layout(offsets: Tensor, reverse: bool) -> Layout:
-    """Where sequences stand of which the offsets of a LoD tell."""
-    known = _latest.get(reverse)
-    if known is not None and known[0]() is offsets and known[1] == offsets._version:
-        return known[2]
-    layout = Layout.ragged(offsets, reverse)
-    if not offsets.is_inference():
-        _latest[reverse] = weakref.ref(offsets), offsets._version, layout
-    return layout
 
 
 def _leaves(y: Any, final: Sequence[Tensor]) -> list[Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +42,6 @@ class Replay(NamedTuple):
     lately: Lately
     last: dict[int, tuple[Tensor, int, Tensor]]  # weights by their number: of what, where, and the view
     by_address: dict[Direct, ByAddress | None]  # runs by places without views; None: not so
-    stays: Mapping[int, Any]  # see `Noting.replay`
 
     def run(self, fed: Sequence[Tensor]) -> dict[str, Tensor] | None:
         """The outputs by name; None: the plan was forgotten.
@@ -82,7 +80,7 @@ class Replay(NamedTuple):
                 if direct.layout is not self.layout:
                     raise LookupError
                 views = [view for part in self.given for view in part]
-                self.by_address[direct] = ByAddress(direct, fed, views, self.results, self.stays)
+                self.by_address[direct] = ByAddress(direct, fed, views, self.results)
             except LookupError:
                 self.by_address[direct] = None
         return self.by_address.get(direct)
@@ -116,17 +114,14 @@ class Noting:
         self.reads = reads
 
     def replay(
-        self, fed: Sequence[Tensor], outputs: Mapping[str, Any], always: Collection[int] = (),
-        stays: Mapping[int, Any] = MappingProxyType({}),
-    ) -> Replay | None:  # fmt: skip
+        self, fed: Sequence[Tensor], outputs: Mapping[str, Any], always: Collection[int] = ()
+    ) -> Replay | None:
         """What such a call comes to; None: something was no view of what was fed, or several plans ran.
 
         Args:
             fed: to the loop.
             outputs: by name.
             always: the addresses of memory that is the same in all calls, and that no caller gets hold of.
-            stays: which of `fed` hold the same numbers in all calls, and what tells these from others that
-                those tensors hold before or after.
         """
         if len(self.noted) != 1:
             return None
@@ -146,7 +141,7 @@ class Noting:
             return None
         direct = goes_by_places(entry.ready, entry.compiled.constants, [t for part in given for t in part])
         whose = weakref.ref(entry), weakref.ref(entry.ready)
-        return Replay(*whose, layout, steps, views, results, direct, Lately(), {}, {}, stays)  # pyright: ignore[reportArgumentType]
+        return Replay(*whose, layout, steps, views, results, direct, Lately(), {}, {})  # pyright: ignore[reportArgumentType]
 
 
 def kind_of(fed: Sequence[Any], backend: str, steps: int | None) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,16 +25,14 @@ class ByAddress:
         fed: tensors that look as those of all runs.
         given: views of those, each in one piece, in the order of the plan.
         results: by name, views of what the plan gives, then of what is fed.
-        stays: by the number of what is fed, what tells numbers that stay from others.
 
     Raises:
         LookupError: it takes more than addresses.
     """
 
     def __init__(
-        self, direct: Direct, fed: Sequence[Tensor], given: Sequence[View], results: Mapping[str, View],
-        stays: Mapping[int, Any],
-    ) -> None:  # fmt: skip
+        self, direct: Direct, fed: Sequence[Tensor], given: Sequence[View], results: Mapping[str, View]
+    ) -> None:
         looks = [view.of(fed) for view in given]
         if direct.trains or not all(t.is_contiguous() for t in looks):
             raise LookupError
@@ -60,11 +57,6 @@ class ByAddress:
             else:
                 self._views[name] = view
         self._names = [*results]
-        kept = {k: stays[view.source] for k, view in enumerate(given) if view.source in stays}
-        if kept or self._held:
-            kept |= {k: object() for k, _ in self._held}
-            alive = [*(fed[k] for k in stays), *(always for _, always in self._held)]
-            direct.keep(self._addresses(fed), kept, alive)
 
     def _addresses(self, fed: Sequence[Tensor]) -> list[int]:
         addresses = [data_ptr(fed[k]) + offset if offset else data_ptr(fed[k]) for k, offset in self._from]

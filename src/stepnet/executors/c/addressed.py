@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,11 +18,8 @@ from stepnet.executors.layout import Layout
 
 from . import few_rows as c_few
 from . import threads as c_threads
-from .call_arguments import Desk, Desks, Kept, Placed, padded
+from .call_arguments import Desk, Desks, Placed, padded
 from .products import float_parts
-from .source import FIXED
-
-_SHARES, _SLOTS, _TOGETHER, _FEW, _PACKED = map(FIXED.index, ("shares", "slots", "together", "few", "packed"))
 
 
 class Writer:
@@ -89,7 +86,6 @@ class Addressed:
         self._places = [(at, p.which, p.offset) for at, p in written.places if p.which is not None]
         self._idle: list[_Laid] = []  # list.pop and append are atomic
         self._rows: tuple[Layout | None, array[int]] = None, array("q")  # of those, where they stand
-        self._kept: Kept | None = None
 
     def __call__(self, addresses: Sequence[int], layout: Layout) -> None:
         """Run it on what lies there. Raises LookupError: not these sequences, or not so exactly."""
@@ -111,7 +107,6 @@ class Addressed:
             room = empty(placed.size, dtype=torch.uint8)  # another call may be in that of the desk
         if placed is not one.desk.placed or room is not one.desk.space:
             one = one._replace(desk=self._desks.moved(one.desk, placed, room))
-            self._refer_to_kept(one.desk.numbers)
         _, room, numbers, address = one.desk
         for at, which, offset in self._places:
             numbers[at] = addresses[which] + offset
@@ -131,46 +126,6 @@ class Addressed:
         self._rooms.append(room)
         self._idle.append(one)
 
-    def keep(self, addresses: Sequence[int], stays: Mapping[int, Any], alive: Sequence[Tensor]) -> None:
-        """Pack its matrices for all calls from now on, if all of them stay.
-
-        Args:
-            addresses: of a call.
-            stays: which of them hold the same numbers in all calls, and what tells these from others that
-                lie there before or after.
-            alive: what lies there.
-        """
-        which = {at: number for at, number, _ in self._places}
-        matrices = [at for at, _ in self._desks.matrices]
-        if not matrices or not all(which.get(at) in stays for at in matrices):
-            return
-        placed, one = self._placed, self._laid()
-        _, _, numbers, address = one.desk
-        for at, number, offset in self._places:
-            if at in matrices:
-                numbers[at] = addresses[number] + offset
-        lies = [(stays[which[at]], *numbers[at : at + 4]) for at in matrices]
-        kind = placed.key[1], placed.sharing, tuple(lies)
-        kept = self._desks.kept.get(kind)
-        if kept is None:
-            before = placed.share_bytes * numbers[_SLOTS]
-            space = empty(placed.size - before, dtype=torch.uint8)
-            places = [padded(data_ptr(space)) + offset - before for offset in placed.packed_at]
-            for at, place in zip(matrices, places, strict=True):
-                numbers[at + 4] = place
-            numbers[_SHARES], numbers[_SLOTS], numbers[_TOGETHER], numbers[_FEW] = 0, 1, 0, 0
-            self._run(c_threads.pool(1), address)  # of no sequences
-            kept = self._desks.kept.setdefault(kind, Kept(space, places, alive))
-        self._kept = kept
-        self._idle.clear()
-
-    def _refer_to_kept(self, numbers: array[int]) -> None:
-        kept = self._kept
-        if kept is not None:
-            for (at, _), place in zip(self._desks.matrices, kept.places, strict=True):
-                numbers[at + 4] = place
-            numbers[_FEW], numbers[_PACKED] = 0, 1
-
     def _laid(self) -> _Laid:
         written, desk = self._written, self._desks.laid(self._placed)
         space = empty(written.size + 64, dtype=torch.uint8)
@@ -181,7 +136,6 @@ class Addressed:
         for at, place in written.places:
             if place.which is None:
                 numbers[at] = padded(data_ptr(space)) + place.offset
-        self._refer_to_kept(numbers)
         if written.served:
             numbers[written.count], numbers[written.count + 2] = self._address, address
         return _Laid(desk._replace(numbers=numbers, address=address), space)

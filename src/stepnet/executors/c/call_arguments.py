@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -65,19 +64,6 @@ class Desk(NamedTuple):
     address: int  # of those numbers
 
 
-class Kept:
-    """Matrices that are packed for many calls.
-
-    Args:
-        space: what they are packed in.
-        places: where, each.
-        of: what they are packed from, kept as long: nothing else comes to lie there.
-    """
-
-    def __init__(self, space: Tensor, places: Sequence[int], of: Sequence[Tensor]) -> None:
-        self.places, self._alive = places, (space, *of)
-
-
 class Desks:
     """The desks of a scan that are at rest: as many as calls ran at once.
 
@@ -92,10 +78,9 @@ class Desks:
         for field in fields:
             self._fields.append((self.count, field.role, field.value))
             self.count += _WIDTHS.get(field.role, 1)
-        self.matrices, self._shared = self.places("matrix"), self.places("shared")
+        self._matrices, self._shared = self.places("matrix"), self.places("shared")
         self._idle: list[Desk] = []  # list.pop and append are atomic
         self.rooms: list[Tensor] = []  # workspaces that a call takes and gives back
-        self.kept = weakref.WeakValueDictionary[Any, Kept]()  # by what tells one from another
 
     def places(self, *roles: str) -> list[tuple[int, str]]:
         """Of the fields with some roles, where each stands among the arguments, and its value."""
@@ -144,7 +129,7 @@ class Desks:
         base, n = padded(data_ptr(desk.space)), len(placed.head)
         numbers[:n] = array("q", placed.head)
         numbers[n], numbers[n + 1] = base, placed.share_bytes
-        for (at, _), offset in zip(self.matrices, placed.packed_at, strict=True):
+        for (at, _), offset in zip(self._matrices, placed.packed_at, strict=True):
             numbers[at + 4] = base + offset
 
 

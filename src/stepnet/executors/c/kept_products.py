@@ -6,15 +6,12 @@ worth its time: weights that train are others at each call.
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from stepnet.data.bounded_cache import Bounded
-from stepnet.data.storage import versions
+from stepnet.data.storage import differ, versions
 from stepnet.data.unpatched_torch import contiguous, data_ptr, is_contiguous, stride
 from stepnet.executors.base import Run
 
@@ -60,11 +57,4 @@ def _in_a_row(t: Tensor) -> Tensor:
 
 def _is_same(t: Tensor, bits: Tensor) -> bool:
     now = _in_a_row(t)
-    return not _compare()(data_ptr(now), data_ptr(bits), bits.numel() * bits.itemsize)
-
-
-@functools.cache
-def _compare() -> Callable[..., int]:
-    found = ctypes.CDLL(None).memcmp  # when it is asked for: Windows has none of this name
-    found.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t
-    return found
+    return not differ(data_ptr(now), data_ptr(bits), bits.numel() * bits.itemsize)

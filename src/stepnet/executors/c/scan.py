@@ -46,7 +46,7 @@ from .code import Code, codes
 from .products import BY_DTYPE, float_parts, has_tiles
 from .source import FIXED, Source, write
 from .thread_gain import SHORT, Pace
-from .weight_memory import before, constants, matrices
+from .weight_memory import before, constants, matrices, worth_packing
 
 ALONE = 1 << 19  # multiplications of a call that one thread does before another one wakes
 MEMBER_BYTES = 1 << 15  # of weights that a step reads, for each thread that shares it (measured)
@@ -60,8 +60,6 @@ APART = 2  # such chunks between two meetings of threads that take some features
 CHUNK = 1 << 18  # bytes of rows between products and the steps beside them: the second cache holds them
 CHUNK_BY_TILES = 1 << 20  # at most, for tiles, which outrun a cache that is far: twice those of matrices
 LED = 1 << 16  # bytes of a table from which room before its rows is made faster than a copy one step later
-# bytes of matrices, and the rows with fewer of which packing takes longer than it saves (measured)
-WORTH_PACKING = ((1 << 22, 15), (1 << 21, 28), (1 << 20, 20), (1 << 19, 14), (1 << 17, 6), (0, 3))
 WORTH_SPLITTING = 512  # rows, for fewer of which splitting a matrix takes longer than it saves (measured)
 SMALL = 1 << 14  # bytes of a table of which one is kept to make others like it
 _MOST_KINDS = 64  # of calls, whose pace one scan remembers
@@ -103,7 +101,7 @@ class CScan:
         early = {node.inputs[1] for node in (*p.early, *p.late)}
         self.step_bytes = sum(p.value(name).bytes for name, *_ in self.source.packed if name not in early)
         self._matrix_bytes = sum(p.value(name).bytes for name in p.matrices)
-        self._worth_packing = next(rows for size, rows in WORTH_PACKING if self._matrix_bytes >= size)
+        self._worth_packing = worth_packing(self._matrix_bytes)
         self._packings: dict[tuple[Sharing | None, int], tuple[list[int], int]] = {}
         self._row_work = self.source.space[1] + sum(h * k * n for _, h, k, n in self.source.packed)
         self._tiled = has_tiles() and any(BY_DTYPE[p.value(name).dtype].sums == "f32" for name in p.matrices)
@@ -418,7 +416,7 @@ class CScan:
         few = layout.rows < self._worth_packing and sharing in (None, "members")
         head = (
             n, shares, steps, layout.stride, slots, chunk,
-            members if sharing is not None else 0, split, int(few), 0,
+            members if sharing is not None else 0, split, int(few),
             data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)

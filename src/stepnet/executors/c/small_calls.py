@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,16 +13,14 @@ from torch import Tensor
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.unpatched_torch import data_ptr, empty, empty_on_cpu
 from stepnet.errors import BuildError, Unsupported
-from stepnet.executors.line import MANY_ROWS, Ended, Line, Op, Place, Run
+from stepnet.executors.line import Ended, Line, Op, Place, Run
 
 from .build import build, preamble
 from .call_arguments import padded
 from .cells import steps_text
 from .numbers import OF_LIBM, TEXTS, literal
+from .weight_memory import worth_packing, worth_panels
 
-_PACK = """
-void pack(const int64_t *a) { sn_pack_f32((float *)a[0], (const float *)a[1], a[2], a[3], a[4], a[5]); }
-"""
 _KINDS = {"float32": ("float", 4), "int64": ("int64_t", 8), "bool": ("uint8_t", 1)}
 _OVER = {  # numbers along axes: what is found before the first, and what each does to it
     "sum": ("double found = 0;", "found += {0};"),
@@ -45,22 +43,20 @@ def line_in_c(line: Line) -> Run:
     libm = any(op.name in OF_LIBM for op in line.ops)
     try:
         library = build(preamble("f32", linked=True) + text, "f32", libm=libm)
-        function, pack = (library.function(name, ctypes.c_void_p) for name in ("run", "pack"))
+        function = library.function("run", ctypes.c_void_p)
     except BuildError as problem:
         raise Unsupported("a line of calls cannot be built", remedy="see the compiler's message") from problem
     shapes = [(place.shape, place.strides, dtype_of(place.kind)) for place in line.made]
     held = [*line.held.values()]
-    packed = [_packed(pack, line.held[matrix.memory], matrix) for matrix in writer.packed]
     count, first = len(line.given), 2 + len(line.held)
     last = first + count + len(shapes)
     idle: list[tuple[array[int], Tensor]] = []  # list.pop and append are atomic
 
     def desk() -> tuple[array[int], Tensor]:
         space = empty(size + 64, dtype=torch.uint8, device="cpu")
-        numbers = array("q", bytes(8 * (last + len(packed))))
+        numbers = array("q", bytes(8 * last))
         numbers[1] = padded(data_ptr(space))
         numbers[2:first] = array("q", map(data_ptr, held))
-        numbers[last:] = array("q", map(data_ptr, packed))
         return numbers, space
 
     def run(*given: Tensor) -> Sequence[Tensor]:
@@ -80,16 +76,6 @@ def line_in_c(line: Line) -> Run:
     return run
 
 
-def _packed(pack: Callable[[int], None], values: Tensor, matrix: Place) -> Tensor:
-    """A matrix that stays, as products of many rows read it."""
-    depth, columns = matrix.shape
-    to = empty(depth * padded(columns), dtype=torch.float32, device="cpu")
-    begin = data_ptr(values) + 4 * matrix.begin
-    numbers = array("q", (data_ptr(to), begin, *matrix.strides, depth, columns))
-    pack(numbers.buffer_info()[0])
-    return to
-
-
 class _Writer:
     """Writes the C of a line."""
 
@@ -97,8 +83,7 @@ class _Writer:
         self.line = line
         self.lines: list[str] = []
         self.names: dict[Any, str] = {}
-        self.packed: dict[Place, str] = {}  # matrices that are, and what that is called
-        self.size = 0
+        self.size = self.panel = 0
 
     def text(self) -> tuple[str, int]:
         """The source, and the bytes of its workspace."""
@@ -121,9 +106,14 @@ class _Writer:
                 self.size = padded(self.size + bytes_of * self.line.counts[memory])
         for op in self.line.ops:
             self._op(op)
-        for at, name in enumerate(self.packed.values(), 2 + len(outside)):
-            head.append(f"    const float *{name} = (const float *)a[{at}];")
-        return "\n".join([*head, *self.lines, "}", _PACK]), self.size
+        if self.panel:  # of a matrix, in vectors of 64 bytes
+            head.append(f"    float *panel = {self._room(4 * 64 * self.panel)};")
+        return "\n".join([*head, *self.lines, "}"]), self.size
+
+    def _room(self, size: int) -> str:
+        """Memory for so many bytes of the workspace."""
+        at, self.size = self.size, padded(self.size + size)
+        return f"(float *)(a[1] + {at})"
 
     def _name(self, memory: Any) -> str:
         return self.names.setdefault(memory, f"m{len(self.names)}")
@@ -185,12 +175,12 @@ class _Writer:
     def _rows(self, place: Place) -> str:
         return f"(sn_rows_f32){{{self._start(place)}, {place.strides[0]}, 0}}"
 
-    def _product(self, to: str, rows: str, of: Place, matrix: Place, times: int = 1) -> str:
+    def _product(self, to: str, rows: str, of: Place, matrix: Place) -> str:
         (count, depth), columns = of.shape, matrix.shape[1]
-        if count * times >= MANY_ROWS and matrix.memory in self.line.held:
-            packed = self.packed.setdefault(matrix, f"packed{len(self.packed)}")
-            none = "(sn_rows_f32){0, 0, 0}"
-            return f"sn_matmul_f32({to}, {none}, {rows}, {packed}, {count}, {depth}, {columns});"
+        if count >= worth_panels(4 * depth * columns):
+            self.panel = max(self.panel, depth)
+            lies = f"{self._start(matrix)}, {matrix.strides[0]}, {matrix.strides[1]}"
+            return f"sn_by_panels_f32({to}, {rows}, {lies}, {count}, {depth}, {columns}, panel);"
         lies = f"{self._start(matrix)}, {matrix.strides[0]}, {matrix.strides[1]}"
         return f"sn_few_f32({to}, {rows}, {lies}, {count}, {depth}, {columns});"
 
@@ -198,7 +188,15 @@ class _Writer:
         self, kind: str, to: Place, of_x: Place, first: Place, matrix: Place, room: Place,
         order: Sequence[int], *more: Place, backwards: bool,
     ) -> None:  # fmt: skip
-        product = self._product(self._rows(room), "before", first, matrix, to.shape[0])
+        (count, depth), columns = first.shape, matrix.shape[1]
+        if to.shape[0] * count >= worth_packing(4 * depth * columns):
+            packed = self._room(4 * depth * padded(columns))
+            lies = f"{self._start(matrix)}, {matrix.strides[0]}, {matrix.strides[1]}"
+            self.lines.append(f"    sn_pack_f32({packed}, {lies}, {depth}, {columns});")
+            none, made = "(sn_rows_f32){0, 0, 0}", self._rows(room)
+            product = f"sn_matmul_f32({made}, {none}, before, {packed}, {count}, {depth}, {columns});"
+        else:
+            product = self._product(self._rows(room), "before", first, matrix)
         names = [self._start(place) for place in (to, of_x, first, room, *more)]
         steps, batch, hidden = to.shape
         self.lines += steps_text(kind, names, order, (steps, batch, hidden), product, backwards=backwards)

@@ -384,9 +384,10 @@ SN_INLINE void SN_(sn_lane_sums)(SN_REAL *to, SN_(sn_vec) *sum) {
 #endif
 }
 
-/* to[m][lanes / m]: rows from r on times some contiguous columns; of what is no row, or beyond `units`, anything. */
+/* to[m][lanes / m]: rows from r on times some contiguous columns; of what is no row, or beyond `units`, anything. `ahead`:
+ * where what is read next lies, from these; 0: nowhere. */
 SN_INLINE void SN_(sn_dots)(SN_REAL *to, const int m, SN_(sn_rows) A, int64_t r, int64_t rows, const SN_REAL *source,
-                            int64_t stride_n, int64_t units, int64_t K) {
+                            int64_t stride_n, int64_t units, int64_t K, int64_t ahead) {
     enum { L = SN_(sn_lanes) };
     const int columns = L / m;
     SN_(sn_vec) sum[L];
@@ -399,6 +400,7 @@ SN_INLINE void SN_(sn_dots)(SN_REAL *to, const int m, SN_(sn_rows) A, int64_t r,
         SN_(sn_vec) row[4];
         SN_UNROLL for (int i = 0; i < m; ++i) row[i] = *(const SN_(sn_vec_u) *)(a[i] + k);
         SN_UNROLL for (int j = 0; j < columns; ++j) {
+            if (ahead) __builtin_prefetch(b[j] + k + ahead);
             SN_(sn_vec) column = *(const SN_(sn_vec_u) *)(b[j] + k);
             if (m > 1) SN_KEEP(column);
             SN_UNROLL for (int i = 0; i < m; ++i) sum[i * columns + j] += row[i] * column;
@@ -410,25 +412,27 @@ SN_INLINE void SN_(sn_dots)(SN_REAL *to, const int m, SN_(sn_rows) A, int64_t r,
             SN_UNROLL for (int j = 0; j < columns; ++j) to[i * columns + j] += a[i][k] * b[j][k];
 }
 
-void SN_(sn_few)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t stride_k, int64_t stride_n, int64_t rows,
-                 int64_t K, int64_t N) {
+/* Those from column u to `end`. */
+SN_INLINE void SN_(sn_few_columns)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t stride_k, int64_t stride_n,
+                                   int64_t rows, int64_t K, int64_t first, int64_t end) {
     enum { L = SN_(sn_lanes), MOST = L < 4 ? L : 4 };
     SN_REAL tile[L] __attribute__((aligned(64)));
     for (int64_t r = 0; r < rows; r += MOST) {
         const int64_t m = rows - r < MOST ? rows - r : MOST;
-        int64_t u = 0;
+        int64_t u = first;
         if (stride_k == 1) {
-            for (const int64_t columns = L / (m == 3 ? MOST : m); u < N; u += columns) {
+            for (const int64_t columns = L / (m == 3 ? MOST : m); u < end; u += columns) {
                 const SN_REAL *from = source + u * stride_n;
-                if (m == 1) SN_(sn_dots)(tile, 1, A, r, rows, from, stride_n, N - u, K);
-                else if (m == 2) SN_(sn_dots)(tile, 2, A, r, rows, from, stride_n, N - u, K);
-                else SN_(sn_dots)(tile, MOST, A, r, rows, from, stride_n, N - u, K);
+                const int64_t ahead = r == MOST ? L * stride_n : 0; /* the next ones come while these are at hand */
+                if (m == 1) SN_(sn_dots)(tile, 1, A, r, rows, from, stride_n, end - u, K, ahead);
+                else if (m == 2) SN_(sn_dots)(tile, 2, A, r, rows, from, stride_n, end - u, K, ahead);
+                else SN_(sn_dots)(tile, MOST, A, r, rows, from, stride_n, end - u, K, ahead);
                 for (int64_t i = 0; i < m; ++i)
-                    SN_(sn_put)(SN_(sn_row)(C, r + i) + u, tile + i * columns, 0, N - u < columns ? N - u : columns);
+                    SN_(sn_put)(SN_(sn_row)(C, r + i) + u, tile + i * columns, 0, end - u < columns ? end - u : columns);
             }
             continue;
         }
-        for (int64_t nv; (nv = (N - u) / L) > 0; u += nv * L) {
+        for (int64_t nv; (nv = (end - u) / L) > 0; u += nv * L) {
             const SN_REAL *a[MOST];
             SN_REAL *to[MOST];
             for (int64_t i = 0; i < m; ++i) {
@@ -444,7 +448,7 @@ void SN_(sn_few)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t 
 #undef SN_CASE
             }
         }
-        for (; u < N; ++u)
+        for (; u < end; ++u)
             for (int64_t i = 0; i < m; ++i) {
                 const SN_REAL *a = SN_(sn_row)(A, r + i);
                 SN_REAL sum = 0;
@@ -453,7 +457,26 @@ void SN_(sn_few)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t 
             }
     }
 }
+
+void SN_(sn_few)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t stride_k, int64_t stride_n, int64_t rows,
+                 int64_t K, int64_t N) {
+    /* all rows go by some columns while the first cache has these */
+    const int64_t L = SN_(sn_lanes), some = rows <= 4 ? N : stride_k == 1 ? L : 4 * L;
+    for (int64_t u = 0; u < N; u += some)
+        SN_(sn_few_columns)(C, A, source, stride_k, stride_n, rows, K, u, N - u < some ? N : u + some);
+}
 #endif
+
+/* Rows by B as it lies, of which one panel at a time is packed. `panel`: room for SN_WIDTH vectors of columns. */
+SN_INLINE void SN_(sn_by_panels)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t stride_k, int64_t stride_n,
+                                 int64_t rows, int64_t K, int64_t N, SN_REAL *panel) {
+    const int64_t W = SN_WIDTH * SN_(sn_lanes);
+    for (int64_t u = 0; u < N; u += W, C.base += W) {
+        const int64_t n = N - u < W ? N - u : W;
+        SN_(sn_pack)(panel, source + u * stride_n, stride_k, stride_n, K, n);
+        SN_(sn_matmul)(C, (SN_(sn_rows)){0, 0, 0}, A, panel, rows, K, n);
+    }
+}
 
 /* Whether one of n numbers is none. */
 SN_INLINE int SN_(sn_any_nan)(const SN_REAL *x, int64_t n) {

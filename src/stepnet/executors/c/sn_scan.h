@@ -14,14 +14,13 @@
  * if all are; else 0.
  * split: the numbers of bfloat16 that a float is split in for products (sn_split.h), 0 for none.
  * few: 1 if there are so few rows that matrices are read as they lie, where they can be.
- * packed: 1 if matrices are packed where they are to be, and stay as they are.
  * order: as the shares have them, each its own from the longest on. */
 #define SN_SCAN                                 \
     int64_t sequences, shares, steps, stride;   \
     int64_t slots;                              \
     int64_t chunk;                              \
     int64_t together;                           \
-    int64_t split, few, packed;                 \
+    int64_t split, few;                         \
     const int64_t *start, *length, *order;      \
     char *space;                                \
     int64_t space_bytes
@@ -177,8 +176,8 @@ static void sn_all_at_one(void *data, int64_t index, int64_t count) {
 void sn_run(const sn_pool *pool, const void *arguments, sn_share share, sn_work pack, int64_t matrices, int by_all) {
     const sn_scan *a = (const sn_scan *)arguments;
     sn_everyone all = {arguments, share, {0, 0, 0}};
-    if (!a->packed && by_all) sn_parallel(pool, matrices, pack, (void *)arguments);
-    else if (!a->packed) for (int64_t i = 0; i < matrices; ++i) pack((void *)arguments, i, matrices);
+    if (by_all) sn_parallel(pool, matrices, pack, (void *)arguments);
+    else for (int64_t i = 0; i < matrices; ++i) pack((void *)arguments, i, matrices);
     if (a->together) sn_together(pool, sn_all_at_one, &all);
     else sn_parallel(pool, a->slots, sn_each_alone, &all);
 }

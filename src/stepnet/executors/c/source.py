@@ -67,8 +67,8 @@ class Source:
 
 
 FIXED = (
-    "sequences", "shares", "steps", "stride", "slots", "chunk", "together", "split", "few", "packed",
-    "start", "length", "order", "space", "space_bytes",
+    "sequences", "shares", "steps", "stride", "slots", "chunk", "together", "split", "few", "start",
+    "length", "order", "space", "space_bytes",
 )  # fmt: skip
 # Of a file, in `scan.c.in` and SN_RUN.
 NAMES = ("arguments", "run_share", "pack", "run")

@@ -12,7 +12,7 @@ from torch import Tensor
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import LoDError
-from stepnet.file_model import FewSteps, is_recorded_with, not_in_recordings, same_types, stays
+from stepnet.file_model import FewSteps, is_recorded_with, not_in_recordings, same_types
 from stepnet.file_model.specialized_graph import plainly_fed
 from stepnet.watchers import instead
 
@@ -145,8 +145,7 @@ class Cell:
                 and (x.shape[0] == 1 and instead() is None and not torch.compiler.is_compiling())
             ):
                 # of a stream, say: there is nothing to loop over
-                made = self._by_torch(d, x[0], state, inputs)
-                y, last = step(x[0], state) if made is None else made
+                y, last = step(x[0], state)
                 y = y.unsqueeze(0)
                 ys.append(y)
                 finals.append(last if self.states > 1 else (last,))
@@ -169,17 +168,6 @@ class Cell:
             y, last = y.permute(2, 0, 1, 3), [leaf.transpose(0, 1) for leaf in last]
         return (y, *last)[: self.node.count]
 
-    def _by_torch(self, d: int, x: Tensor, state: Any, inputs: Sequence[Any]) -> Any:
-        """One step by torch's own cell, whose order of gates the weights are brought to once; None where it
-        has no such cell, or they do not stay."""
-        weights = [part for part in _weights(inputs, d) if part is not None]
-        if self._torch is None or len(weights) < 4 or not stays(weights):
-            return None
-        cell, order = self._torch
-        w, r, b, c = (torch.cat([part.chunk(len(order))[k] for k in order]) for part in weights)
-        out = cell(x, state, w, r, b, c)
-        return (out[0], out) if isinstance(out, tuple) else (out, out)
-
     def _few_steps(self, inputs: Sequence[Any], x: Tensor) -> FewSteps | None:
         """What it does, where that is what a line of small calls may hold."""
         if self._torch is None or not is_recorded_with(inputs):
@@ -199,7 +187,8 @@ class Cell:
         memory = [None if v is None else (v.data_ptr(), v.dtype, v.shape, v.stride()) for v in weights]
         known = self._steps.get(d)  # the step holds what stands there: nothing else comes to stand there
         if known is None or known[0] != memory:
-            known = self._steps[d] = memory, step_of(d, inputs)
+            apart = [v if v is None else v.data for v in inputs]  # views would refer to their base
+            known = self._steps[d] = memory, step_of(d, apart)
         return known[1]
 
     def _first(self, state: Any, d: int, x: Tensor, batch: int, hidden: int) -> Tensor:
