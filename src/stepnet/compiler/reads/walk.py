@@ -29,7 +29,7 @@ from torch.nn.modules import module as _torch_module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import parametrize
 
-from stepnet.data.recording import Interned, ToldByContent
+from stepnet.data.recording import Interned, LeftByRuns, ToldByContent
 
 from .as_written import written_as
 from .code_facts import MAKES, words
@@ -322,6 +322,12 @@ class Walk(CodeWalk):
                     self.visit(item)
         self.key.append(END)
 
+    def _left_by_runs(self, value: LeftByRuns) -> None:
+        if self.everything or not value.asked_by.isdisjoint(self.names):
+            self._object(value)
+        else:
+            self.key.append(type(value))
+
     def _told_by_content(self, module: Any) -> None:
         """Such a module is its content, its tensors, and the hooks on it."""
         kind = type(module)
@@ -557,7 +563,7 @@ def _how(kind: type) -> Callable[[Walk, Any], None]:
 
 def has_attributes(kind: type) -> bool:
     """Whether objects of a class are visited as such: what they hold are attributes."""
-    return _how(kind) in (Walk._object, Walk._member)
+    return _how(kind) in (Walk._object, Walk._member, Walk._left_by_runs)
 
 
 _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
@@ -570,6 +576,7 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     (logging.Logger, Walk._logger),
     (inspect.Signature, Walk._signature),
     (ToldByContent, Walk._told_by_content),
+    (LeftByRuns, Walk._left_by_runs),
     (nn.Module, Walk._module),
     (types.FunctionType, Walk._function),
     (types.MethodType, Walk._method),
