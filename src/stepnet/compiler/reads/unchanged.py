@@ -26,11 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
-from stepnet.data.recording import LeftByRuns
-
 from .code_facts import facts
 from .dict_changes import changes_at, counts_changes
-from .kinds import MISSING, Names, has_slots, shows_attributes
+from .kinds import MISSING, Names, has_slots, passed_by, shows_attributes
 from .monkeypatches import places
 from .reach import Reach
 from .survey import Survey
@@ -175,7 +173,7 @@ class _Writer:
             self._function(value)
         elif kind in _NEVER_CHANGE or kind in _FIXED or is_checking_class(kind):
             return
-        elif isinstance(value, LeftByRuns) and value.asked_by.isdisjoint(self.names):
+        elif passed_by(value, self.names):
             self.word(id(value) + _TYPE)
         elif issubclass(kind, type):
             self._class(value)

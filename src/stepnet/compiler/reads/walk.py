@@ -29,7 +29,7 @@ from torch.nn.modules import module as _torch_module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import parametrize
 
-from stepnet.data.recording import Interned, LeftByRuns, ToldByContent
+from stepnet.data.recording import Interned, ToldByContent
 
 from .as_written import written_as
 from .code_facts import MAKES, words
@@ -40,6 +40,7 @@ from .kinds import (
     hidden_attributes,
     more_than_attributes,
     read_whole,
+    passed_by,
     registered,
     shows_attributes,
     slot_values,
@@ -281,6 +282,8 @@ class Walk(CodeWalk):
     def _object(self, value: Any) -> None:
         kind = type(value)
         self.key.append(kind)
+        if passed_by(value, self.names) and not self.everything:
+            return
         self._known_class(kind)
         trusted = is_trusted_class(kind)
         if trusted and not shows_attributes(kind):
@@ -321,12 +324,6 @@ class Walk(CodeWalk):
                     self.key.append(name)
                     self.visit(item)
         self.key.append(END)
-
-    def _left_by_runs(self, value: LeftByRuns) -> None:
-        if self.everything or not value.asked_by.isdisjoint(self.names):
-            self._object(value)
-        else:
-            self.key.append(type(value))
 
     def _told_by_content(self, module: Any) -> None:
         """Such a module is its content, its tensors, and the hooks on it."""
@@ -563,7 +560,7 @@ def _how(kind: type) -> Callable[[Walk, Any], None]:
 
 def has_attributes(kind: type) -> bool:
     """Whether objects of a class are visited as such: what they hold are attributes."""
-    return _how(kind) in (Walk._object, Walk._member, Walk._left_by_runs)
+    return _how(kind) in (Walk._object, Walk._member)
 
 
 _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
@@ -576,7 +573,6 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     (logging.Logger, Walk._logger),
     (inspect.Signature, Walk._signature),
     (ToldByContent, Walk._told_by_content),
-    (LeftByRuns, Walk._left_by_runs),
     (nn.Module, Walk._module),
     (types.FunctionType, Walk._function),
     (types.MethodType, Walk._method),
