@@ -44,7 +44,7 @@ class Names(typing.NamedTuple):
 
 
 def passed_by(value: Any, names: Set[str]) -> bool:
-    """Whether a value is what runs of an object left in it, and code with these names does not ask for that."""
+    """Whether a value is what runs of an object left in it, which code with these names does not ask for."""
     return isinstance(value, LeftByRuns) and value.asked_by.isdisjoint(names)
 
 
