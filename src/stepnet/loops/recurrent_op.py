@@ -11,7 +11,7 @@ from torch import Tensor
 from stepnet.data.arguments import function, listed
 from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor
-from stepnet.data.recording import LeftByRuns
+from stepnet.data.recording import AS_A_LAYER, LeftByRuns, StandIn
 from stepnet.errors import StepError
 from stepnet.executors import naive
 from stepnet.executors.base import Backend
@@ -336,14 +336,16 @@ class RecurrentOp:
         for memory in self.memories:
             if memory.init is not None and not isinstance(scope.find(memory.init), Tensor):
                 wrong.append(f"memory '{memory.name}': its init '{memory.init}' is no tensor in the scope")
-        self._report(wrong)
+        named = (*self.inputs, *(memory.init for memory in self.memories if memory.init is not None))
+        self._report(wrong, AS_A_LAYER if any(isinstance(scope.find(n), StandIn) for n in named) else None)
 
-    def _report(self, wrong: list[str]) -> None:
+    def _report(self, wrong: list[str], remedy: str | None = None) -> None:
         if wrong:
             raise StepError(
                 f"RecurrentOp over '{self.name}': {len(wrong)} thing(s) do not fit",
                 got="; ".join(wrong),
-                remedy="inputs [T, B, ...] of one length, inits in the outer scope; the stepnet writes all "
+                remedy=remedy
+                or "inputs [T, B, ...] of one length, inits in the outer scope; the stepnet writes all "
                 "outputs and memories, these in the shape and dtype of their init",
             )
 
