@@ -21,7 +21,8 @@ NAMES = {
     "TensorArray": """
         TensorArray size unstack_from stack unstack concat write read index value data_shared axis unpack pack
         level sort_by_length indices_map states input_segments output_segments seq_len boot_state rnnstep
-        step_outputs indice_map sentence_input rnn_output Parameter W U step LoDTensor RecurrentGradientMachine dynamic_recurrent while_loop map_fn recurrent_op
+        step_outputs indice_map sentence_input rnn_output Parameter W U step
+        LoDTensor RecurrentGradientMachine dynamic_recurrent while_loop map_fn recurrent_op
         dynamic_recurrent_op Array""",
     "its Python API": """
         create_whileloop loop_vars frame break_if equal sigmoid matmul num_steps default_state pre_state
