@@ -13,15 +13,16 @@ PAGE = (DOCS / "from_paddle_and_openvino.md").read_text(encoding="utf-8")
 NAMES = {
     "RNN design": """
         RNNOp recurrent_op stepnet memory pre-memory init_memory Scope InferShape CreateScopes InitMemories
-        Run infer_shape_mode step_scopes DeviceContext""",
+        Run infer_shape_mode step_scopes DeviceContext framework::Scope platform::DeviceContext""",
     "Tape": """
         data_layer Dense Integer fc_layer fc_layer_v2 Softmax classification_cost paddle.train evaluators
         memory group Tape append call end gTape TapeItem idx to_proto bind skip topology search
-        __creations__""",
+        __creations__ layer a b c d e f g img hidden prediction cost label""",
     "TensorArray": """
         TensorArray size unstack_from stack unstack concat write read index value data_shared axis unpack pack
         level sort_by_length indices_map states input_segments output_segments seq_len boot_state rnnstep
-        step_outputs LoDTensor RecurrentGradientMachine dynamic_recurrent while_loop map_fn recurrent_op
+        step_outputs indice_map sentence_input rnn_output Parameter W U step
+        LoDTensor RecurrentGradientMachine dynamic_recurrent while_loop map_fn recurrent_op
         dynamic_recurrent_op Array""",
     "its Python API": """
         create_whileloop loop_vars frame break_if equal sigmoid matmul num_steps default_state pre_state

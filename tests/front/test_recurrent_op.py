@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import stepnet
 from front.live_memory import LiveMemory
+from stepnet.compiler.reads.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
 from stepnet.front.memory import Memory
@@ -216,6 +217,25 @@ def test_a_memory_needs_one_beginning():
             Memory("h", "h_pre", **wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"shape": 4}, "'shape' is that of one row, a tuple"),
+        ({"shape": (2.5,)}, "a size in 'shape' must be"),
+        ({"shape": (4,), "value": "zero"}, "'value' must be a number"),
+    ],
+)
+def test_a_memory_is_told_what_does_not_make_one(wrong, words):
+    with pytest.raises(StepError, match=f"memory 'h': {words}"):
+        Memory("h", "h_pre", **wrong)
+
+
+@pytest.mark.parametrize("given", [None, [3], [Scope({"x": 1, "m": 1})], [Scope().new_scope()]])
+def test_only_scopes_of_steps_have_memories(given):
+    with pytest.raises(StepError, match="init_memories"):
+        an_op().init_memories(given)
+
+
 @pytest.mark.parametrize("pre_names", [("h_pre", "h_pre"), ("h_pre", "other")], ids=["pre_name", "name"])
 def test_memories_have_names_of_their_own(pre_names):
     names = ("h", "h") if pre_names[1] == "other" else ("h", "g")
@@ -261,6 +281,32 @@ def test_an_op_is_copied_without_what_its_run_left():
     y = scope["y"]
     again.run(scope)
     assert torch.equal(scope["y"], y)
+
+
+class OwnStep(nn.Module):
+    """A module whose op runs a method of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(I, H)
+        self.op = RecurrentOp(self.step, ["x"], ["h"], [Memory("h", "h_pre", shape=(H,))])
+
+    def step(self, step: Scope) -> None:
+        step["h"] = self.cell(step["x"], step["h_pre"])
+
+
+def test_what_runs_left_is_read_only_by_code_that_names_it():
+    module = OwnStep()
+
+    def reader(step: Scope) -> None:
+        step["h"] = step["h_pre"] + module.op.last["h"].sum()
+
+    keys = set()
+    for steps in (2, 3):
+        module.op.run(Scope({"x": torch.randn(steps, B, I)}))
+        keys.add(reach(module.step).key)
+        assert any(tensor is module.op.last["h"] for tensor in reach(reader).tensors)
+    assert len(keys) == 1  # one plan, however many steps a run before had
 
 
 def test_a_run_that_keeps_no_scopes_says_so():

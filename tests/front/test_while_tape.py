@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import stepnet
-from stepnet import LoDTensor, Scope, TensorArray, layers
-from stepnet.errors import ArrayError, StepError, TapeError
+from stepnet import InputPort, LoDTensor, OutputPort, RecurrentOp, Scope, TensorArray, TensorIterator, layers
+from stepnet.errors import ArrayError, StepError, StepnetError, TapeError
 from stepnet.layers import Dense, Integer, Sequence, data
 from stepnet.tape import Tape, TapeItem
 from torch_since import torch_since
@@ -283,13 +283,17 @@ def wrong(kind: str) -> None:
 ONLY_VALUES: dict[str, Any] = {
     "recurrent": lambda x: stepnet.recurrent(torch.nn.GRUCell(3, 3), x),
     "while_loop": lambda x: stepnet.while_loop(lambda v: v.sum() > 1, lambda v: (v / 2,), (x,)),
+    "RecurrentOp": lambda x: RecurrentOp(lambda s: None, ["x"], []).run(Scope({"x": x})),
+    "TensorIterator": lambda x: TensorIterator(lambda x: x, [InputPort("x", "x"), OutputPort("y", 0)])(x),
+    "nn": lambda x: stepnet.nn.GRU(3, 3)(x),
+    "sequence_pool": lambda x: stepnet.sequence_pool(x, "max"),
     "dynamic_recurrent": lambda x: stepnet.dynamic_recurrent(lambda s: None, Scope({"x": x}), ["x"], []),
 }
 
 
 @pytest.mark.parametrize("call", ONLY_VALUES.values(), ids=ONLY_VALUES)
 def test_what_needs_values_names_the_layer_that_has_them(call):
-    with Tape(), pytest.raises(StepError, match=r"layers.apply\(function, item\)"):
+    with Tape(), pytest.raises(StepnetError, match=r"layers.apply\(function, item\)"):
         call(layers.data("x", Sequence(Dense(3))))
 
 

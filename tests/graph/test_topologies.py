@@ -8,6 +8,7 @@ from torch import nn
 from torch.export import Dim, export
 
 from stepnet import LoDTensor, layers
+from stepnet.errors import TapeError
 from stepnet.layers import Integer, Sequence
 from stepnet.tape import Tape
 
@@ -60,3 +61,18 @@ def test_exported():
     program = export(model, batch(4, 0, 3), dynamic_shapes=sizes).module()
     for given in (batch(4, 0, 3), batch(2, 5)):
         torch.testing.assert_close(program(*given), model(*given))
+
+
+def test_evaluators_are_no_part_of_what_is_exported():
+    with Tape() as tape:
+        scores, label = layers.data("x", layers.Dense(2)) * 2, layers.data("label", Integer(2))
+        layers.classification_error(scores, label, name="error")
+        topology = tape.topology(cost := layers.classification_cost(scores, label))
+    given = {"x": torch.randn(3, 2), "label": torch.tensor([0, 1, 1])}
+    expected, metrics = topology(**given)
+    error = metrics["error"]
+    value, none = export(topology, (), given).module()(**given)
+    torch.testing.assert_close(value, expected)
+    assert (none, topology.metrics()["error"]) == ({}, error)
+    with pytest.raises(TapeError, match=r"evaluators are not exported, and \['error'\] are outputs"):
+        export(tape.topology([cost, "error"]), (), given)

@@ -50,7 +50,7 @@ MADE = [
      ["InputPort('x', 'x', axis=1, part_size=-1): part_size must be 1 or more"]),
     ("stride without part_size", (InputPort("x", "x", axis=1, stride=-2), *PORTS[1:]), EDGES,
      ["InputPort('x', 'x', axis=1, stride=-2): part_size 1 and stride -2 differ in size (slices would overlap"
-      ", or leave elements out)"]),
+      ", or leave elements out; give part_size=2)"]),
     ("a cut without an axis", (InputPort("x", "x", start=1), *PORTS[1:]), EDGES,
      ["InputPort('x', 'x', start=1): start=1 cuts nothing without an axis"]),
     ("no ints", (InputPort("x", "x", axis=True, end=None), *PORTS[1:]), EDGES,

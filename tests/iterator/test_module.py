@@ -110,6 +110,24 @@ def test_it_is_a_module():
     assert "InputPort('x', 'x', axis=1, start=-1, end=0, stride=-2, part_size=2)" in repr(loop)
 
 
+@pytest.mark.parametrize("steps", [0, 1])
+def test_results_share_no_memory(steps):
+    loop = TensorIterator(
+        lambda x, s: (s, x),
+        [InputPort("x", "x", axis=1), InputPort("s", "s"), OutputPort("y", 1, axis=1), OutputPort("last", 0),
+         OutputPort("again", 0)],
+        [BackEdge(0, "s")],
+        backend="naive",
+    )  # fmt: skip
+    x, s = torch.zeros(2, steps, 3), torch.zeros(2, 3)
+    y, last, again = loop(x, s)
+    for result in (y, last, again):
+        result += 1
+    assert not x.any()
+    assert not s.any()
+    assert (last == 1).all()
+
+
 def test_it_trains():
     loop, given = recall(), {name: value.detach() for name, value in feeds().items()}
     optimizer = torch.optim.SGD(loop.parameters(), lr=0.1)

@@ -88,6 +88,13 @@ class ToldByContent:
         raise NotImplementedError
 
 
+class LeftByRuns:
+    """What the runs of an object leave in it. A step that refers to the object reads this only where its code
+    has one of the names `asked_by`."""
+
+    asked_by: frozenset[str] = frozenset()
+
+
 def recordable(method: Method) -> Method:
     """Offer calls of a method to the active recorder, if any; where it gives NotImplemented, do the call.
 

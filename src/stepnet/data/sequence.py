@@ -21,7 +21,7 @@ from stepnet.data.convert import check_fill
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import LoD, check_lengths, integers, offsets_of, owners, ranges
-from stepnet.data.recording import recorded_in_frames
+from stepnet.data.recording import AS_A_LAYER, StandIn, recorded_in_frames
 from stepnet.errors import LoDError
 from stepnet.watchers import SEQUENCES, said
 
@@ -314,7 +314,9 @@ def _check_ragged(x: Any, function: str, name: str = "x") -> None:
         raise LoDError(
             f"{function}: '{name}' must be a LoDTensor",
             got=brief(x),
-            remedy="LoDTensor.from_lengths, from_padded and from_sequences make one",
+            remedy=AS_A_LAYER
+            if isinstance(x, StandIn)
+            else "LoDTensor.from_lengths, from_padded and from_sequences make one",
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.arguments import listed
+from stepnet.data.arguments import brief, listed, number, whole
 from stepnet.data.arguments import name as name_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import surely_differ
@@ -34,7 +34,7 @@ class Memory:
         value: without `init`, the number that fills it.
 
     Raises:
-        StepError: neither or both of `init` and `shape` are given.
+        StepError: neither or both of `init` and `shape` are given, or one of these is no such thing.
 
     >>> Memory("h", "h_pre", init="h_boot")
     Memory(name='h', pre_name='h_pre', init='h_boot', shape=None, value=0.0)
@@ -55,6 +55,15 @@ class Memory:
                 got=f"init={self.init!r}, shape={self.shape!r}",
                 remedy="Memory(name, pre_name, init='its name in the scope'), or shape=(size,)",
             )
+        if self.shape is not None and not isinstance(self.shape, (tuple, list)):
+            raise StepError(
+                f"memory '{self.name}': 'shape' is that of one row, a tuple",
+                got=brief(self.shape),
+                remedy=f"shape=({self.shape},)" if isinstance(self.shape, int) else "shape=(size,)",
+            )
+        for size in self.shape or ():
+            whole(f"memory '{self.name}': a size in 'shape'", size, 0)
+        number(f"memory '{self.name}': 'value'", self.value)
         if self.name == self.pre_name:
             raise StepError(
                 f"memory '{self.name}' and its pre-memory need two names",

@@ -98,7 +98,7 @@ def _wrong_port(port: Port) -> Iterator[str]:
     if port.stride and port.part_size > 0 and port.part_size != abs(port.stride):
         yield (
             f"{port!r}: part_size {port.part_size} and stride {port.stride} differ in size"
-            " (slices would overlap, or leave elements out)"
+            f" (slices would overlap, or leave elements out; give part_size={abs(port.stride)})"
         )
 
 

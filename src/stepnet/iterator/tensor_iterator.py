@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from stepnet.data.in_graph import by_python
 from stepnet.data.lod import LoDTensor
 from stepnet.data.outputs import Outputs
-from stepnet.data.recording import RECORDER, inside, recorded_in_frames
+from stepnet.data.recording import AS_A_LAYER, RECORDER, StandIn, inside, recorded_in_frames
+from stepnet.data.storage import apart
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.base import Backend
@@ -162,7 +163,12 @@ class TensorIterator(nn.Module):
         return self(*args, **kwargs).tuple()
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outputs:
-        return self._named(self._by_name(self.feeds(*args, **kwargs)))
+        feeds = self.feeds(*args, **kwargs)
+        out = self._by_name(feeds)
+        if not torch.compiler.is_compiling():  # a graph gives results of its own
+            given = (*feeds.values(), *self.parameters(), *self.buffers())
+            out = dict(zip(out, apart([*out.values()], given), strict=True))
+        return self._named(out)
 
     def _named(self, out: Mapping[str, Any]) -> Outputs:
         return Outputs(self.outputs, tuple(out[name] for name in self.outputs))
@@ -201,7 +207,8 @@ class TensorIterator(nn.Module):
             if name not in found:
                 wrong.append(f"input {name!r} is not given")
             elif not isinstance(found[name], Tensor) or isinstance(found[name], LoDTensor):
-                wrong.append(f"input {name!r} must be a tensor, not {describe_leaf(found[name])}")
+                remedy = f" ({AS_A_LAYER})" if isinstance(found[name], StandIn) else ""
+                wrong.append(f"input {name!r} must be a tensor, not {describe_leaf(found[name])}{remedy}")
         if wrong:
             raise does_not_fit(step_name(self.body), wrong, f"inputs {', '.join(names)}")
         return found

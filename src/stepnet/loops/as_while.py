@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.array import contents_of
+from stepnet.errors import Unsupported
 from stepnet.front.frame import WhileLoop
 from stepnet.front.program import Program
 from stepnet.front.recorded import Break, Call, Guard, Op, Read
@@ -86,6 +87,14 @@ def run_as_while(loop: WhileLoop) -> list[Tensor]:
 
 def _wholes(program: Program, writes: JoinedWrites) -> list[Tensor | None]:
     """What is read of each array, as one tensor; None of those that are written."""
+    wholes = [
+        None if k in writes.arrays else contents_of(array).whole for k, array in enumerate(program.arrays)
+    ]
+    if any(whole is None and k not in writes.arrays for k, whole in enumerate(wholes)):
+        raise Unsupported(
+            "it is no scan, and it reads an array that is not one tensor",
+            remedy="stepnet.recurrent(step, x, state), where `unpack` cut x: it is saved for any lengths",
+        )
     for op in program.ops:
         if (
             isinstance(op, Guard)
@@ -93,11 +102,6 @@ def _wholes(program: Program, writes: JoinedWrites) -> list[Tensor | None]:
             and not program.keeps_shape(op.of)
         ):
             raise rule("Python was told a size, which may be another for other inputs", op)
-    wholes = [
-        None if k in writes.arrays else contents_of(array).whole for k, array in enumerate(program.arrays)
-    ]
-    if any(whole is None and k not in writes.arrays for k, whole in enumerate(wholes)):
-        raise rule("it is no scan, and it reads an array that is not one tensor")
     return wholes
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from stepnet.data.arguments import function, listed
 from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor
+from stepnet.data.recording import AS_A_LAYER, LeftByRuns, StandIn
 from stepnet.errors import StepError
 from stepnet.executors import naive
 from stepnet.executors.base import Backend
@@ -53,6 +54,16 @@ class StepScopes:
 
     def __iter__(self) -> Iterator[Scope]:
         return (self[t] for t in range(self._steps))
+
+
+class _Left(LeftByRuns):
+    """What the last run of an op left."""
+
+    asked_by = frozenset({"scopes", "last"})
+
+    def __init__(self) -> None:
+        self.scopes = StepScopes({}, 0)
+        self.last: dict[str, Tensor] = {}
 
 
 class RecurrentOp:
@@ -112,12 +123,24 @@ class RecurrentOp:
         self.stepnet = function("RecurrentOp: 'stepnet'", stepnet, "stepnet(scope)")
         self.reverse = reverse
         self.name = getattr(stepnet, "__name__", type(stepnet).__name__)
-        self.scopes = StepScopes({}, 0)
-        self.last: dict[str, Tensor] = {}
+        self._left = _Left()
+
+    @property
+    def scopes(self) -> StepScopes:
+        """The scopes of the last run, by time step."""
+        return self._left.scopes
+
+    @property
+    def last(self) -> dict[str, Tensor]:
+        """The memories of the step that ran last, by name."""
+        return self._left.last
+
+    def _leave(self, scopes: StepScopes, last: dict[str, Tensor]) -> None:
+        self._left.scopes, self._left.last = scopes, last
 
     def __getstate__(self) -> dict[str, Any]:
         """Copied and pickled without what a run left."""
-        return vars(self) | {"scopes": StepScopes({}, 0), "last": {}}
+        return vars(self) | {"_left": _Left()}
 
     def infer_shape(self, scope: Scope) -> dict[str, torch.Size]:
         """The shape of every output, without running a step on data.
@@ -171,7 +194,18 @@ class RecurrentOp:
         Args:
             step_scopes: as `create_scopes` made them, in the order in which they run.
             infer_shape_mode: give the first step values without data: their shapes are what is asked for.
+
+        Raises:
+            StepError: these are no such scopes, or the first has no init in reach.
         """
+        for step in listed("init_memories: 'step_scopes'", step_scopes, Scope):
+            if step.parent is None or any(step.find(name) is None for name in self.inputs):
+                raise StepError(
+                    f"RecurrentOp over '{self.name}': init_memories takes the scopes of steps",
+                    got=repr(step),
+                    expected=f"scopes inside of the outer one, with {list(self.inputs)} at one step",
+                    remedy="step_scopes = op.create_scopes(scope)",
+                )
         before: Scope | None = None
         for step in step_scopes:
             self._link(step, before, infer_shape_mode)
@@ -207,7 +241,7 @@ class RecurrentOp:
             leave_to_python("stepnet: scopes are no part of a graph")
         recorded = run_in_frame(scope, self._run_compiled, self.outputs, self.memories)
         if recorded is not None:  # it keeps no scopes of steps
-            self.scopes, self.last = StepScopes({}, 0), recorded
+            self._leave(StepScopes({}, 0), recorded)
             return
         if not keep_scopes or instead() is not None:  # what is saved keeps no scopes
             self._run_compiled(scope)
@@ -224,12 +258,12 @@ class RecurrentOp:
             outputs = {name: x.new_zeros(shapes[name]) for name in self.outputs}
         for name in self.outputs:
             scope[name] = outputs[name]
-        self.scopes = StepScopes(body.kept, len(x))
         last = boots
         if body.before is not None:
             last = kept_dtypes(boots, [body.before[memory.name] for memory in self.memories])
         # of its own memory: a stepnet may hand on what it was given
-        self.last = {memory.name: value.clone() for memory, value in zip(self.memories, last, strict=True)}
+        copies = {memory.name: value.clone() for memory, value in zip(self.memories, last, strict=True)}
+        self._leave(StepScopes(body.kept, len(x)), copies)
 
     def _step(self, scope: Scope, step: Scope, t: int) -> None:
         try:
@@ -269,12 +303,12 @@ class RecurrentOp:
     def _run_compiled(self, scope: Scope, backend: Backend | None = None) -> dict[str, Tensor]:
         self._check(scope)
         x = scope[self.inputs[0]]
-        self.last = run_as_step(
+        last = run_as_step(
             self.stepnet, scope, self.inputs, self.outputs, self.memories, _rows(x),
             reverse=self.reverse, backend=backend,
         )  # fmt: skip
-        self.scopes = StepScopes({}, x.shape[0])
-        return self.last
+        self._leave(StepScopes({}, x.shape[0]), last)
+        return last
 
     def _order(self, steps: int) -> range:
         return range(steps - 1, -1, -1) if self.reverse else range(steps)
@@ -302,14 +336,16 @@ class RecurrentOp:
         for memory in self.memories:
             if memory.init is not None and not isinstance(scope.find(memory.init), Tensor):
                 wrong.append(f"memory '{memory.name}': its init '{memory.init}' is no tensor in the scope")
-        self._report(wrong)
+        named = (*self.inputs, *(memory.init for memory in self.memories if memory.init is not None))
+        self._report(wrong, AS_A_LAYER if any(isinstance(scope.find(n), StandIn) for n in named) else None)
 
-    def _report(self, wrong: list[str]) -> None:
+    def _report(self, wrong: list[str], remedy: str | None = None) -> None:
         if wrong:
             raise StepError(
                 f"RecurrentOp over '{self.name}': {len(wrong)} thing(s) do not fit",
                 got="; ".join(wrong),
-                remedy="inputs [T, B, ...] of one length, inits in the outer scope; the stepnet writes all "
+                remedy=remedy
+                or "inputs [T, B, ...] of one length, inits in the outer scope; the stepnet writes all "
                 "outputs and memories, these in the shape and dtype of their init",
             )
 

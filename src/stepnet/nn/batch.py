@@ -15,6 +15,7 @@ from stepnet.data.convert import pack_like
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import surely_differ
+from stepnet.data.recording import AS_A_LAYER, StandIn
 from stepnet.data.values import rows as rows_of
 from stepnet.errors import StepError
 
@@ -62,7 +63,7 @@ class Batch(NamedTuple):
             f"{name} cannot run over its input",
             got=got,
             expected=f"{layout}, [time, features], a PackedSequence, or a LoDTensor of rows [rows, features]",
-            remedy="bring the dimensions into this form",
+            remedy=AS_A_LAYER if isinstance(given, StandIn) else "bring the dimensions into this form",
         )
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stepnet.data.tree import leaves
 from stepnet.errors import TapeError
-from stepnet.tape.creation import Creation, Ref
+from stepnet.tape.creation import UNKNOWN, Creation, Ref
 from stepnet.tape.evaluator import Evaluator
 from stepnet.tape.topology import Feed, Topology
 
@@ -100,7 +100,7 @@ def _level(creation: Creation) -> int:
     if not hasattr(example, "shape"):
         raise TapeError(
             f"{creation.place} cannot be an output of a saved topology: it is no tensor",
-            got=type(example).__name__,
+            got="not known" if example is UNKNOWN else type(example).__name__,
             remedy="take the tensors in it as outputs",
             expected="a tensor",
         )

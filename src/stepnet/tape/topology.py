@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.in_graph import is_exported
 from stepnet.data.lod import LoDTensor
 from stepnet.data.storage import apart
 from stepnet.data.tree import leaves, map_leaves
@@ -275,12 +276,20 @@ class Topology(nn.Module):
                 module.train(self.training)
         like = next((p for p in self.parameters() if p.is_floating_point()), None)
         values: dict[int, Any] = {}
+        named = {i: c.name for i, c in self._played if isinstance(c.function, Evaluator)}
+        exported = is_exported()  # what a batch leaves in an evaluator is no part of a program
+        if exported and (asked := [named[r.index] for r in leaves(self._outputs, Ref) if r.index in named]):
+            raise TapeError(
+                f"evaluators are not exported, and {asked} are outputs of this topology",
+                remedy="tape.topology(...) of other layers",
+            )
         for (i, creation), finished in zip(self._played, self._finished, strict=True):
+            if exported and i in named:
+                continue
             values[i] = run_one(creation, values, feeds, accumulate=True, like=like)
             for j in finished:
                 values.pop(j, None)
-        metrics = self.metrics()
-        named = {i: c.name for i, c in self._played if isinstance(c.function, Evaluator)}
+        metrics: Any = {} if exported else self.metrics()
         outputs = map_leaves(
             self._outputs, Ref, lambda r: metrics[named[r.index]] if r.index in named else values[r.index]
         )

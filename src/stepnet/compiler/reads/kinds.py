@@ -8,9 +8,12 @@ import functools
 import gc
 import types
 import typing
+from collections.abc import Set
 from typing import Any
 
 from torch import nn
+
+from stepnet.data.recording import LeftByRuns
 
 from .survey import Same
 from .trust import is_installed, is_trusted_class, words
@@ -38,6 +41,11 @@ class Names(typing.NamedTuple):
 
     space: dict[str, Any]
     names: tuple[str, ...]
+
+
+def passed_by(value: Any, names: Set[str]) -> bool:
+    """Whether a value is what runs of an object left in it, which code with these names does not ask for."""
+    return isinstance(value, LeftByRuns) and value.asked_by.isdisjoint(names)
 
 
 @functools.lru_cache(maxsize=4096)

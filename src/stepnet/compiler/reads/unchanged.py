@@ -19,7 +19,7 @@ import gc
 import types
 import weakref
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ from torch.nn.modules import module as _torch_module
 
 from .code_facts import facts
 from .dict_changes import changes_at, counts_changes
-from .kinds import MISSING, Names, has_slots, shows_attributes
+from .kinds import MISSING, Names, has_slots, passed_by, shows_attributes
 from .monkeypatches import places
 from .reach import Reach
 from .survey import Survey
@@ -67,7 +67,7 @@ def words(reach: Reach, key: Sequence[Any] = (), root: weakref.ref[Any] | None =
     told = reach.complete and reach.open is None and reach.refused is None and not reach.generators
     if at is None or not told or reach.in_python or not reach.names.isdisjoint(OF_FUNCTIONS):
         return None
-    writer = _Writer(at)
+    writer = _Writer(at, reach.names)
     try:
         if root is not None:
             writer.word(id(root) + _REFERENCE)
@@ -105,8 +105,8 @@ class _Untold(Exception):
 class _Writer:
     """Writes down the words that tell of each object that a walk met."""
 
-    def __init__(self, at: _Offsets) -> None:
-        self.at = at
+    def __init__(self, at: _Offsets, names: Set[str]) -> None:
+        self.at, self.names = at, names
         self.checks: array[int] = array("q")
         self.kept: list[Any] = []
         self._dicts = set[int]()
@@ -173,6 +173,8 @@ class _Writer:
             self._function(value)
         elif kind in _NEVER_CHANGE or kind in _FIXED or is_checking_class(kind):
             return
+        elif passed_by(value, self.names):
+            self.word(id(value) + _TYPE)
         elif issubclass(kind, type):
             self._class(value)
         elif _is_weak(value):

@@ -39,6 +39,7 @@ from .kinds import (
     UNREAD,
     hidden_attributes,
     more_than_attributes,
+    passed_by,
     read_whole,
     registered,
     shows_attributes,
@@ -281,6 +282,8 @@ class Walk(CodeWalk):
     def _object(self, value: Any) -> None:
         kind = type(value)
         self.key.append(kind)
+        if passed_by(value, self.names) and not self.everything:
+            return
         self._known_class(kind)
         trusted = is_trusted_class(kind)
         if trusted and not shows_attributes(kind):
