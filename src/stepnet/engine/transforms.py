@@ -48,8 +48,13 @@ class Further:
             tensors = (*rows.x_rows, *rows.states, *self.weights)
             directions = [_twin(t) if moves_ else None for t, moves_ in zip(tensors, moves, strict=True)]
             moved = self.along.of(tensors, directions, forward_mode=forward_mode)
-        places: dict[int, int | Tensor] = {id(t): i for i, t in enumerate((*tensors, *directions))}
-        inputs = [places.get(id(t), t) for t in (*moved.x, *moved.states, *moved.weights)]
+        # one tensor may be given twice, as two states: x and states are told by where they stand
+        n_x, n_s, n = len(rows.x_rows), len(rows.states), len(tensors)
+        at: dict[int, int | Tensor] = {id(t): n + i for i, t in enumerate(directions)}
+        at |= {id(t): n_x + n_s + i for i, t in enumerate(self.weights)}
+        beside = [at.get(id(t), t) for t in (*moved.x[n_x:], *moved.states[n_s:], *moved.weights)]
+        cut = len(moved.x) - n_x
+        inputs = [*range(n_x), *beside[:cut], *range(n_x, n_x + n_s), *beside[cut:]]
         along: Any = moved.call.along
         run = Run(moved.call, functools.cache(lambda: Further(along(), moved.weights)))
         return Derivative(run, inputs, self.along.derivatives)
