@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import pytest
@@ -146,17 +147,32 @@ def test_second_derivatives(name, backend, only_plans):
         torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
 
 
+SCALE = ContextVar("scale", default=0.5)
+
+
+def recorded(x, h):
+    """Looked into at each call, for nobody can tell what a context holds where this is called."""
+    before = SCALE.set(SCALE.get() * 2)
+    try:
+        h = torch.tanh(x @ WEIGHT + h) * SCALE.get()
+    finally:
+        SCALE.reset(before)
+    return h, h
+
+
 @pytest.mark.exhaustive  # that of a transform: test_transforms.py
-@pytest.mark.parametrize("name", few(["RNN", "GRU"], ["RNN"]))
+@pytest.mark.parametrize("name", ["RNN", "GRU", "recorded"])
 def test_third_derivatives(name, only_plans):
-    cell = STEPS[name]()
+    cell = recorded if name == "recorded" else STEPS[name]()
     x, h = inputs()
+    if name == "recorded":
+        x, h = x.detach(), h.detach()
 
     def run(chosen):
         y, final = recurrent(cell, LoDTensor.from_lengths(x, [LENGTHS]), h, backend=chosen, reverse=True)
         return y.values, (final,)
 
-    wanted = [x, h, *cell.parameters()]
+    wanted = [*(t for t in (x, h) if t.requires_grad), *weights_of(cell)]
     expected = derivatives(lambda: run("naive"), wanted, 3)
     torch.testing.assert_close(derivatives(lambda: run("c"), wanted, 3), expected, rtol=1e-8, atol=1e-8)
 
