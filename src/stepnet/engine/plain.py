@@ -57,9 +57,7 @@ def plain_loop(
     return plain
 
 
-def read_again(
-    loop: Loop, sequences: Sequences, reads: Reads, reader: Callable[..., Reads]
-) -> Reads:
+def read_again(loop: Loop, sequences: Sequences, reads: Reads, reader: Callable[..., Reads]) -> Reads:
     """What a loop reads now, which is what it read before, perhaps in other tensors.
 
     Raises:
