@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch.func import grad, jacrev, jvp
 
 from covering import few
 from stepnet import LoDTensor, cells, recurrent
@@ -376,3 +377,34 @@ def test_names_in_the_derivative_of_a_derivative_are_new():
     second = Along(around, around.parameters, ("y",), {"h": "h+", "h'1": "h+'1"}, (), ())
     for names in (second.parameters, second.results):
         assert len(set(names)) == len(names)
+
+
+TWICE = torch.linspace(-1, 1, 9, dtype=DTYPE).view(3, 3)  # x of one step, a state of three rows, a weight
+ONE_TENSOR = {  # what one tensor is given as
+    "two states": lambda t: (torch.ones(2, 3, 3, dtype=DTYPE), (t, t), WEIGHT.detach()),
+    "x and a state": lambda t: (t.expand(2, 3, 3), (t, t * 2), WEIGHT.detach()),
+    "a state and a weight": lambda t: (torch.ones(2, 3, 3, dtype=DTYPE), (t, TWICE), t),
+    "all": lambda t: (t[None], (t, t), t),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ONE_TENSOR)
+def test_one_tensor_in_several_places(name):
+    """Its second derivative is by all of them."""
+
+    def by(backend):
+        def squares(t):
+            x, states, w = ONE_TENSOR[name](t)
+
+            def step(x, state):
+                h, c = state
+                h = torch.tanh(x @ w + h + 0.5 * c)
+                return h, (h, c * h)
+
+            y, final = recurrent(step, x, states, backend=backend)
+            return y.pow(3).sum() + final[0].sin().sum() + final[1].sum()
+
+        return jacrev(grad(squares))(TWICE), jvp(grad(squares), (TWICE,), (TWICE.cos(),))
+
+    torch.testing.assert_close(by("eager"), by("naive"), rtol=1e-9, atol=1e-10)

@@ -260,37 +260,6 @@ def test_derivatives_of_derivatives_by_one_weight_after_another(outer, inner):
     torch.testing.assert_close(found["eager"], found["naive"], rtol=1e-9, atol=1e-10)
 
 
-TWICE = torch.randn(3, 3, dtype=DTYPE)  # x of one step, a state of three rows, and a weight, at once
-ONE_TENSOR = {  # what one tensor is given as
-    "two states": lambda t: (X[:, :1].expand(T, 3, 3), (t, t), MIX[:, :3]),
-    "x and a state": lambda t: (t[None].expand(T, 3, 3), (t, t * 2), MIX[:, :3]),
-    "a state and a weight": lambda t: (X[:, :1].expand(T, 3, 3), (t, TWICE), t),
-    "all": lambda t: (t[None], (t, t), t),
-}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ONE_TENSOR)
-def test_one_tensor_in_several_places(name):
-    """Its second derivative is by all of them."""
-
-    def by(backend):
-        def squares(t):
-            x, states, w = ONE_TENSOR[name](t)
-
-            def step(x, state):
-                h, c = state
-                h = torch.tanh(x @ w + h + 0.5 * c)
-                return h, (h, c * h)
-
-            y, final = recurrent(step, x, states, backend=backend)
-            return y.pow(3).sum() + final[0].sin().sum() + final[1].sum()
-
-        return jacrev(grad(squares))(TWICE), jvp(grad(squares), (TWICE,), (TWICE.cos(),))
-
-    torch.testing.assert_close(by("eager"), by("naive"), rtol=1e-9, atol=1e-10)
-
-
 def test_batches_of_gradients_of_what_a_transform_gave():
     """autograd has vmap rules of its own for those, and none for what torch.func wraps."""
 
