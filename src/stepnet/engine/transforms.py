@@ -25,7 +25,7 @@ from .ensembles import loop_of_members
 from .jvp_plan import Find, RunsAlong
 from .make import Entry
 from .plain import plain_loop
-from .reads import Reads, closed
+from .reads import Reads, asks_for_gradients, closed
 from .rows import Sequences, as_rows
 
 
@@ -156,6 +156,10 @@ def find_transformed(
         raise Unsupported(found.refused or found.open or "the step reaches more than a key can hold")
     if found.generators:
         raise Unsupported("a torch.func transform is active, and the step has a generator of its own")
+    if asks_for_gradients(found.names):
+        raise Unsupported(
+            "a torch.func transform is active, and the step asks whether tensors want gradients"
+        )
     reads = closed(found, [*found.tensors, *sequences.shared])
     groups = (sequences.x_rows, sequences.states, sequences.shared, reads.tensors)
     with outside_transforms():
