@@ -367,3 +367,46 @@ def test_dicts_of_the_state_may_come_back_in_another_order(backend):
     assert [*last] == ["n", "in"]
     assert [*last["in"]] == ["p", "q"]
     assert [t.unique().item() for t in (last["n"], *last["in"].values())] == [-4, 2, 4]
+
+
+class Table:
+    """A step that finds what it reads in a table, which knows nothing else."""
+
+    def __init__(self, **table):
+        self.__dict__["table"] = table
+
+    def __getattr__(self, name):
+        return self.__dict__["table"][name]
+
+    def __call__(self, x, h):
+        h = torch.tanh(x * self.scale + h)
+        return h, h
+
+
+class TableModule(nn.Module):
+    """A module that looks in a table, too."""
+
+    def __init__(self, **table):
+        super().__init__()
+        self.table = table
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return self.__dict__["table"][name]
+
+    forward = Table.__call__
+
+
+@pytest.mark.parametrize("kind", [Table, TableModule])
+def test_an_object_that_raises_what_it_likes_for_attributes_it_does_not_have(kind):
+    x, h = torch.randn(3, 2, 4), torch.zeros(2, 4)
+    step, found = kind(scale=2.0), []
+    for backend in ("naive", "eager"):
+        found.append(recurrent(step, x, h, backend=backend))
+        step.table["scale"] = 2.0
+    torch.testing.assert_close(*found)
+    stepnet.explain(step, x, h)
+    with pytest.raises(StepError, match="has no initial state"):
+        recurrent(step, x)

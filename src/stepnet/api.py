@@ -16,6 +16,7 @@ from .checks import check_batch, check_inputs, checked, no_graph_of, refuse_prox
 from .compiler.reads.reach import reach
 from .compiler.rewritten.inner_loops import inner
 from .data.arguments import truth, whole
+from .data.attributes import attribute
 from .data.convert import pack_like
 from .data.in_graph import fixed, is_drafted, is_exporting, not_followed
 from .data.lod import LoDTensor
@@ -292,7 +293,7 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
         marks, fresh, kind = asked.marks, asked.state, "done" if asked.is_init is None else "is_init"
         if isinstance(marks, PackedSequence):
             marks = LoDTensor.from_packed(marks)
-        if fresh is None and hasattr(function, "initial_state"):
+        if fresh is None and attribute(function, "initial_state") is not None:
             fresh = boot_state(function, n)
     if state is None:
         state = boot_state(function, n)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .compiler.reads.undo import undone
 from .compiler.trace.iteration import reached
+from .data.attributes import attribute
 from .data.lod import LoDTensor
 from .data.modes import draws_put_back
 from .data.recording import AS_A_LAYER, StandIn
@@ -83,7 +84,7 @@ def check_inputs(leaves: list[Any]) -> None:
 def check_features(step: Any, leaves: list[Any], level: int) -> None:
     """Refuse rows without features for a step that says how many it takes: it would see rows as features."""
     cell = step
-    while not isinstance(getattr(cell, "input_size", None), int):
+    while not isinstance(attribute(cell, "input_size"), int):
         of_ours = type(cell).__module__.startswith("stepnet.")  # else it may be a part of the step
         cell = getattr(cell, "cell", None) if of_ours else None
         if not isinstance(cell, nn.Module):

@@ -67,6 +67,23 @@ def test_a_batch_of_inputs_is_a_call_with_more_sequences(of_x, of_state, how, re
             weight.mul_(1.1)
 
 
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
+def test_a_step_that_asks_what_wants_a_gradient():
+    """A tensor says otherwise inside of a transform; outside it goes by a plan, before and after."""
+
+    def step(x, h):
+        h = torch.tanh(x @ MIX + h)
+        return (h * 2 if h.requires_grad else h), h
+
+    weights, found = several(X).requires_grad_(), []
+    for backend in (None, "naive", None):
+        recurrent(step, weights[0], STATE, backend="eager")
+        y = vmap(lambda x, b=backend: recurrent(step, x, STATE, backend=b)[0])(weights)
+        found.append((y, *torch.autograd.grad(y.sin().sum(), weights)))
+    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(found[2], found[1])
+
+
 def test_steps_that_are_more_than_their_rows():
     """Rows that meet, noise, weights in the batch, tensors of a transform that is over."""
     rows = several(X)

@@ -27,6 +27,7 @@ from beside_plain import CLOSE, Cell, H, by_hand, cell, check, executor_of, ours
 from covering import few
 from stepnet import LoDTensor, Recurrent, explain, recurrent
 from stepnet.data import modes
+from stepnet.engine import warm_calls
 from stepnet.errors import StepError, Unsupported
 from tables import holds
 
@@ -87,6 +88,23 @@ def test_each_run_under_hooks_saves_tensors_like_those_of_another(
         call().backward()
         checkpoint(call, use_reentrant=False).backward()  # pyright: ignore
     assert all(saved == seen[0] for saved in seen[1:])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", [Tensor, nn.Parameter])
+def test_a_checkpoint_in_a_checkpoint_over_one_step(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Parameter comes back as a plain tensor when it is computed again, and the step alone is faster."""
+    monkeypatch.setattr(warm_calls, "is_faster", lambda *_: "")
+    model = Recurrent(nn.GRUCell(3, 4))
+    x, h0 = kind(torch.ones(1, 2, 3)).requires_grad_(), kind(torch.ones(2, 4)).requires_grad_()
+    for _ in range(3):
+        y, h = checkpoint(
+            lambda x, h: checkpoint(model, x, h, use_reentrant=False), x, h0, use_reentrant=False
+        )  # pyright: ignore
+        found = torch.autograd.grad(y.sin().sum() + h.square().sum(), [x, h0, *model.parameters()])
+        y, h = recurrent(model.step, x, h0, backend="naive")
+        expected = torch.autograd.grad(y.sin().sum() + h.square().sum(), [x, h0, *model.parameters()])
+        torch.testing.assert_close(found, expected)
 
 
 class Packed:

@@ -45,7 +45,7 @@ def plain_loop(
     ) -> Results:
         if weights is None or reads is None:
             return run_it(x, states)
-        now = read_again(loop, sequences, reads, x, states, reader)
+        now = read_again(loop, sequences, reads, reader)
         swap = {id(now.tensors[place]): w for place, w in zip(places, weights, strict=True)}
         with Replaced(swap):
             return run_it(x, states)
@@ -57,20 +57,14 @@ def plain_loop(
     return plain
 
 
-def read_again(
-    loop: Loop,
-    sequences: Sequences,
-    reads: Reads,
-    x: Sequence[Tensor],
-    states: Sequence[Tensor],
-    reader: Callable[..., Reads],
-) -> Reads:
+def read_again(loop: Loop, sequences: Sequences, reads: Reads, reader: Callable[..., Reads]) -> Reads:
     """What a loop reads now, which is what it read before, perhaps in other tensors.
 
     Raises:
         StepError: it is something else.
     """
-    now = reader(loop, x, states, sequences.shared)
+    # of rows that want a gradient where those of the call did: derivatives do other things where they do
+    now = reader(loop, sequences.x_rows, sequences.states, sequences.shared)
     if now.refusal is not None or now.whole != reads.whole:
         raise StepError(
             f"step '{loop.body.name}' reads something else by now than when it ran, "

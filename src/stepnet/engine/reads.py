@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -297,6 +297,13 @@ def _cached(loop: Loop, found: Reach) -> Reach:
     return reached(loop)
 
 
+def asks_for_gradients(names: Set[str]) -> bool:
+    """Whether a step may ask tensors whether they want a gradient: what torch.func's transforms make of them
+    tells it otherwise."""
+    return not names.isdisjoint(_OF_GRADIENTS)
+
+
+_OF_GRADIENTS = words("requires_grad grad_fn is_leaf register_hook retain_grad")
 _SETS_MODES = words("no_grad enable_grad set_grad_enabled inference_mode autocast")
 
 

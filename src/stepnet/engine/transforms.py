@@ -25,7 +25,7 @@ from .ensembles import loop_of_members
 from .jvp_plan import Find, RunsAlong
 from .make import Entry
 from .plain import plain_loop
-from .reads import Reads, closed
+from .reads import Reads, asks_for_gradients, closed
 from .rows import Sequences, as_rows
 
 
@@ -48,8 +48,13 @@ class Further:
             tensors = (*rows.x_rows, *rows.states, *self.weights)
             directions = [_twin(t) if moves_ else None for t, moves_ in zip(tensors, moves, strict=True)]
             moved = self.along.of(tensors, directions, forward_mode=forward_mode)
-        places: dict[int, int | Tensor] = {id(t): i for i, t in enumerate((*tensors, *directions))}
-        inputs = [places.get(id(t), t) for t in (*moved.x, *moved.states, *moved.weights)]
+        # one tensor may be given twice, as two states: x and states are told by where they stand
+        n_x, n_s, n = len(rows.x_rows), len(rows.states), len(tensors)
+        at: dict[int, int | Tensor] = {id(t): n + i for i, t in enumerate(directions)}
+        at |= {id(t): n_x + n_s + i for i, t in enumerate(self.weights)}
+        beside = [at.get(id(t), t) for t in (*moved.x[n_x:], *moved.states[n_s:], *moved.weights)]
+        cut = len(moved.x) - n_x
+        inputs = [*range(n_x), *beside[:cut], *range(n_x, n_x + n_s), *beside[cut:]]
         along: Any = moved.call.along
         run = Run(moved.call, functools.cache(lambda: Further(along(), moved.weights)))
         return Derivative(run, inputs, self.along.derivatives)
@@ -151,6 +156,10 @@ def find_transformed(
         raise Unsupported(found.refused or found.open or "the step reaches more than a key can hold")
     if found.generators:
         raise Unsupported("a torch.func transform is active, and the step has a generator of its own")
+    if asks_for_gradients(found.names):
+        raise Unsupported(
+            "a torch.func transform is active, and the step asks whether tensors want gradients"
+        )
     reads = closed(found, [*found.tensors, *sequences.shared])
     groups = (sequences.x_rows, sequences.states, sequences.shared, reads.tensors)
     with outside_transforms():

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
+from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.trace.iteration import code_of, reached
 from stepnet.data.modes import is_wrapped, nothing_around
 from stepnet.data.tree import flatten, unflatten
@@ -23,7 +24,7 @@ from stepnet.executors.transformed import each_by_places
 
 from .make import Entry
 from .plans import find_plan, finding, is_as_ever, run_warm
-from .reads import closed, looks
+from .reads import asks_for_gradients, closed, looks
 from .transforms import Swapped
 from .walked_steps import unchanged_step
 from .warm_calls import Asked, Steps, Way, asked, joined
@@ -59,7 +60,10 @@ def run_folded(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any,
         if not nothing_around() or any(is_wrapped(t) for t, _ in tables):
             return None
         try:
-            if unchanged_step(step) is None:
+            known = unchanged_step(step)
+            if asks_for_gradients((reach(of.wrap(step)) if known is None else known[0]).names):
+                return None
+            if known is None:
                 firsts = [t if d is None else t.select(d, 0) for t, d in tables]
                 call = asked(of, step, firsts[0], unflatten(spec, firsts[1:]), way)[1]
                 if call is None:

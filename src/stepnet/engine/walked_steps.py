@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from stepnet.compiler.reads.dict_changes import counts_by
 from stepnet.compiler.reads.reach import Reach, reach
 from stepnet.compiler.reads.unchanged import words
+from stepnet.data.attributes import attribute
 from stepnet.executors.c.dict_watcher import watcher
 from stepnet.executors.c.memory import unchanged
 
@@ -24,12 +25,13 @@ _RARELY = 256  # walks, at most, before it is written down anew what is to stay 
 
 class Found(NamedTuple):
     """What was found of a step. `ask` gives the tensors that it reads, None if a walk may find something
-    else; `likes`: its runs, by what they look like."""
+    else; `likes`: its runs, by what they look like; `names`: see `Reach`."""
 
     ask: Callable[[], list[Tensor] | None]
     key: tuple[Any, ...]
     likes: dict[Any, Any]
     kept: Any
+    names: Set[str]
 
 
 class _Step:
@@ -50,7 +52,7 @@ class _Step:
     ) -> None:
         """Another walk found this."""
         self._alike = self._alike + 1 if found.key == self.key else 0
-        self.key, self.boots = found.key, hasattr(function, "initial_state")
+        self.key, self.boots = found.key, attribute(function, "initial_state") is not None
         if self._alike < self._pause:
             return
         self._alike, self._pause = 0, min(2 * self._pause, _RARELY)
@@ -63,7 +65,7 @@ class _Step:
         if ask is None:
             return
         if _same(reach(function, given), found) and ask() is not None:  # another thread may have changed it
-            self.found = Found(ask, found.key, {}, told)
+            self.found = Found(ask, found.key, {}, told, found.names)
 
 
 def _same_tensors(one: Reach, other: Reach) -> bool:

@@ -190,7 +190,7 @@ class Asked(NamedTuple):
         """Whether it is of one step, which by itself was timed faster than its plan."""
         one = _is_one_step(self.x[0], self.layout, self.way.axis) and self.of.as_they_are(self.form)
         may_be = one and self.way.backend == AUTO and autocast_dtype("cpu") is None
-        if not may_be or entry.ready is None or entry.ready.plan.random:
+        if not may_be or entry.ready is None or entry.ready.plan.random or _is_kept_twice():
             return False
         size = about_as_many(self.layout.sequences)
         if size not in entry.itself:
@@ -262,6 +262,12 @@ def _is_one_step(x: Tensor | LoDTensor, layout: Layout, axis: int) -> bool:
     if type(x) is Tensor:
         return layout.sequences > 0 and x.shape[axis] == 1
     return layout.steps == 1 and layout.rows == layout.sequences
+
+
+def _is_kept_twice() -> bool:
+    """Whether a checkpoint of torch's may hold what a call keeps against what it kept: one of a Parameter
+    goes by its plan, and gets a plain tensor in its place where it is made again."""
+    return torch.is_grad_enabled() and sees_saved_tensors()
 
 
 def itself(
@@ -495,7 +501,7 @@ def _warm(
         and (n is None or [t.shape[0] for t in states] == [n] * len(states))
     ):
         layout = layout or like.call.layout
-        if like.by_itself:
+        if like.by_itself and not _is_kept_twice():
             out = itself(of.wrap(step), x, states, tensors, like.form, way[2], like.entry, layout)
             if out is not None or is_guarded(like.entry.y_spec):
                 return out
@@ -531,7 +537,7 @@ def _first_alike(
     like = found.likes[looks] = like._replace(by_itself=by_itself)
     if by_itself and len(call.x) == 1:
         note_faster(call.step, call.x[0], call.states, call.form[1], call.way)
-    out = call.itself(entry) if like.by_itself else None
+    out = call.itself(entry) if by_itself else None
     if out is not None or is_guarded(entry.y_spec):
         return out
     recorded = (lambda: like.recorded(call)) if torch.is_grad_enabled() else None

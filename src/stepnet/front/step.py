@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.attributes import attribute
 from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
@@ -34,11 +35,25 @@ def step_name(step: Callable[..., Any]) -> str:
         return type(step).__name__
     if isinstance(step, functools.partial):
         return step_name(step.func)
-    if isinstance(step, MethodType) and getattr(step, "__name__", None) is None:  # an object bound to a step
+    if isinstance(step, MethodType) and attribute(step, "__name__") is None:  # an object bound to a step
         own: Any = step.__self__
         return step_name(own)
-    name: Any = getattr(step, "__name__", type(step).__name__)
-    return name
+    return attribute(step, "__name__", type(step).__name__)
+
+
+def signature_of(function: Any) -> inspect.Signature:
+    """What a function or an object that is called takes; see `attribute`.
+
+    Raises:
+        ValueError: nobody knows, as of a builtin.
+    """
+    try:
+        return inspect.signature(function)
+    except (ValueError, TypeError):
+        raise
+    except Exception as error:
+        let_through(error)
+        return inspect.signature(MethodType(type(function).__call__, function))
 
 
 def describe_leaf(value: Any) -> str:
@@ -201,7 +216,7 @@ class StepBody:
         """Refuse a step that does not take what a loop hands it."""
         handed = ("x_t", "state", "static") if static else ("x_t", "state")
         try:
-            parameters = inspect.signature(getattr(self.step, "forward", self.step))
+            parameters = signature_of(attribute(self.step, "forward", self.step))
         except ValueError:  # of a builtin
             return
         try:
@@ -217,7 +232,7 @@ class StepBody:
 
     def _check_nesting(self) -> None:
         """Refuse a state that is nested in another way than the step's own first one."""
-        first = getattr(self.step, "initial_state", None)
+        first = attribute(self.step, "initial_state")
         if first is not None:
             given, own = _own(self.state_spec), flatten(first(1))[1]
             if given != own:
@@ -411,7 +426,7 @@ def original_of(step: Any) -> Any:
     if isinstance(step, nn.Module):
         compiled = type(step).__module__ == "torch._dynamo.eval_frame"
         return step._orig_mod if compiled else step
-    return getattr(step, "_torchdynamo_orig_callable", step)
+    return attribute(step, "_torchdynamo_orig_callable", step)
 
 
 def boot_state(step: Callable[..., Any], n: int) -> Any:
@@ -420,7 +435,7 @@ def boot_state(step: Callable[..., Any], n: int) -> Any:
     Raises:
         StepError: the step has no `initial_state`.
     """
-    initial = getattr(step, "initial_state", None)
+    initial = attribute(step, "initial_state")
     if initial is None:
         raise StepError(
             f"step '{step_name(step)}' has no initial state",

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.compiler.trace.iteration import code_of
+from stepnet.data.attributes import attribute
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import settings, transformed
 from stepnet.data.offsets import LoD
@@ -300,8 +301,8 @@ def code_of_step(step: Any) -> Any:
     """What is the same for every closure a piece of source gives."""
     if isinstance(step, nn.Module):
         return type(step)
-    function = getattr(step, "__func__", step)
-    return getattr(function, "__code__", type(step))
+    function = attribute(step, "__func__", step)
+    return attribute(function, "__code__", type(step))
 
 
 def _versions(leaves: Sequence[Any]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,11 +11,12 @@ import torch
 from torch import nn
 
 from stepnet.api import Recurrent
+from stepnet.data.attributes import attribute
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import draws_put_back
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.naive import PLAIN
-from stepnet.front.step import step_name
+from stepnet.front.step import signature_of, step_name
 from stepnet.watchers import tried, watched
 
 from .explanation import Explanation, ModelExplanation
@@ -31,9 +31,9 @@ def is_model(step: Any, state: Any) -> bool:
     >>> is_model(lambda x, h: (h, h), None)
     False
     """
-    if isinstance(step, Recurrent) or hasattr(step, "initial_state") or not callable(step):
+    if isinstance(step, Recurrent) or attribute(step, "initial_state") is not None or not callable(step):
         return False
-    if getattr(step, "takes_sequences", False):  # stepnet.nn
+    if attribute(step, "takes_sequences"):  # stepnet.nn
         return True
     if isinstance(step, nn.RNNCellBase):
         return False
@@ -44,7 +44,7 @@ def is_model(step: Any, state: Any) -> bool:
 
 def _takes(called: Any, *arguments: Any) -> bool:
     try:
-        inspect.signature(called).bind(*arguments)
+        signature_of(called).bind(*arguments)
     except (TypeError, ValueError):  # they do not fit; or it has no signature
         return False
     return True

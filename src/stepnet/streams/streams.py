@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from stepnet.api import Recurrent
 from stepnet.data.arguments import brief, function, whole
+from stepnet.data.attributes import attribute
 from stepnet.data.in_graph import by_python
 from stepnet.data.modes import traced, transforms_active
 from stepnet.errors import StreamError, UnknownStream
@@ -399,13 +400,13 @@ def _check(module: Any) -> None:
                 f"the module holds a torch.nn.{type(part).__name__}, which keeps no state between chunks",
                 remedy=f"stepnet.nn.{type(part).__name__} has the same parameters",
             )
-        if (isinstance(part, Recurrent) and part.reverse) or getattr(part, "bidirectional", False) is True:
+        if (isinstance(part, Recurrent) and part.reverse) or attribute(part, "bidirectional") is True:
             raise StreamError(
                 f"the module holds a {type(part).__name__} that runs backwards, from the end of sequences "
                 "that have not ended",
                 remedy="a bidirectional module needs whole sequences; stream one that runs forwards",
             )
-    if hasattr(module, "initial_state") or isinstance(module, nn.RNNCellBase):
+    if attribute(module, "initial_state") is not None or isinstance(module, nn.RNNCellBase):
         raise StreamError(
             f"'{step_name(module)}' is a step, which runs one row of each stream",
             remedy="stream(Recurrent(step))",
