@@ -211,7 +211,9 @@ class _LoopText:
         text = f"{kind} {self._reduced_in(node)} = {self._start(node)};"
         if node.output not in self.beside_nan:
             return text
-        wide = "int32_t" if self.w.real == "float" else "int64_t"  # as the numbers: so many lanes has a vector
+        wide = (
+            "int32_t" if self.w.real == "float" else "int64_t"
+        )  # as the numbers: so many lanes has a vector
         return f"{text} {wide} {self._reduced_in(node)}_nan = 0;"
 
     def _reduced_in(self, node: Node) -> str:
