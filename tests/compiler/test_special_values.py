@@ -222,6 +222,8 @@ PICKS = {
     "fmin": lambda a: torch.fmin(a, a.flip(-1)),
     "maximum": lambda a: torch.maximum(a, a.flip(-1)),
     "amax": lambda a: a.amax(-1),
+    "amax of many": lambda a: a.repeat(1, 3).amax(-1),  # by vectors
+    "amin of many": lambda a: a.flip(-1).repeat(1, 3).amin(-1),
     "argmin": lambda a: a.argmin(-1),
     "median": lambda a: a.median(-1).values,
     "median at": lambda a: a.median(-1).indices,

@@ -24,6 +24,7 @@ from .value_ranges import is_below_the_largest
 from .zero_tails import Pass, ends_early
 
 _JOINED = {"sum": "+", "amax": "max", "amin": "min", **dict.fromkeys(PLACES, "min")}  # by OpenMP's names
+_EXTREMES = "amax", "amin"
 _SHORT = 16  # elements, of fewer of which an extreme is found sooner one after the other
 _DEPTH = 3  # of a loop in its function
 _TOGETHER = 4  # lines of a matrix that are multiplied by a vector side by side
@@ -48,6 +49,7 @@ class _LoopText:
         self.before: dict[int, list[str]] = {}  # what is found before the loop over a merged dimension
         self.body: list[str] = []
         self.early: Pass | None = None
+        self.beside_nan: set[str] = set()  # extremes found by vectors, NaN noted beside them
 
     def lines(self) -> list[str]:
         w, loop = self.w, self.loop
@@ -68,6 +70,8 @@ class _LoopText:
         self.variables = [f"j{k}" for k in range(len(dims))] if len(dims) > 1 else ["j"][: len(dims)]
         reductions = [n for n in loop.nodes if OPS[n.op].stage is Stage.REDUCE]
         inside = [n for n in reductions if dims and self._open_at(n) < len(dims)]  # summed in a variable
+        if not self._is_short(inside):
+            self.beside_nan = {n.output for n in inside if n.op in _EXTREMES and self._is_real(n)}
         for node in loop.nodes:
             self._node(node)
         if not dims:
@@ -156,6 +160,9 @@ class _LoopText:
         for node in inside:
             if self._open_at(node) != k:
                 continue
+            if node.output in self.beside_nan:
+                name = self._reduced_in(node)
+                out.append(f"if ({name}_nan) {name} = NAN;")
             if self._in_line(node):
                 out.append(self._add_to_line(node, self._reduced_in(node)))
             else:
@@ -165,7 +172,7 @@ class _LoopText:
         return out
 
     def _is_short(self, inside: list[Node]) -> bool:
-        return self.dims[-1] < _SHORT and any(node.op != "sum" for node in inside)
+        return bool(self.dims) and self.dims[-1] < _SHORT and any(node.op != "sum" for node in inside)
 
     def _gains_side_by_side(self, inside: list[Node]) -> bool:
         """Whether the loop is a product of a matrix and a vector: of several lines of it at once, each number
@@ -201,7 +208,13 @@ class _LoopText:
     def _open(self, node: Node) -> str:
         """The variables of a reduction."""
         kind = "int32_t" if node.op in PLACES else self._kind(node.inputs[0])
-        return f"{kind} {self._reduced_in(node)} = {self._start(node)};"
+        text = f"{kind} {self._reduced_in(node)} = {self._start(node)};"
+        if node.output not in self.beside_nan:
+            return text
+        wide = (
+            "int32_t" if self.w.real == "float" else "int64_t"
+        )  # as the numbers: so many lanes has a vector
+        return f"{text} {wide} {self._reduced_in(node)}_nan = 0;"
 
     def _reduced_in(self, node: Node) -> str:
         """The variable that a reduction goes on in. Places are counted in 32 bits, as wide as numbers."""
@@ -212,9 +225,9 @@ class _LoopText:
         """What lets each lane of a vector have a result of its own until the loop is over."""
         groups: dict[str, list[str]] = {}
         for node in inside:
-            how = _JOINED[node.op]
-            real = node.op != "sum" and self._kind(node.output) == self.w.real
-            groups.setdefault(f"sn_{how}imum" if real else how, []).append(self._reduced_in(node))
+            groups.setdefault(_JOINED[node.op], []).append(self._reduced_in(node))
+            if node.output in self.beside_nan:
+                groups.setdefault("|", []).append(f"{self._reduced_in(node)}_nan")
         clauses = [f" reduction({how} : {', '.join(names)})" for how, names in groups.items()]
         return f"#pragma omp simd{''.join(clauses)}"
 
@@ -222,6 +235,9 @@ class _LoopText:
         """What a reduction of nothing is."""
         ends = ENDS.get(self.w.p.value(node.inputs[0]).dtype) if node.op in PLACES.values() else None
         return START[node.op] if ends is None else ends[node.op == "amin"]
+
+    def _is_real(self, node: Node) -> bool:
+        return self.w.p.value(node.output).dtype not in KINDS
 
     def _kind(self, name: str) -> str:
         """The C type of a value in a register."""
@@ -285,7 +301,7 @@ class _LoopText:
 
     def _extreme(self, node: Node, a: str, b: str) -> str:
         how = _JOINED[node.op]
-        if self.w.p.value(node.output).dtype in KINDS:
+        if not self._is_real(node):
             return f"{a} {'>' if how == 'max' else '<'} {b} ? {a} : {b}"
         return f"sn_{how}imum_{self.w.suffix}({a}, {b})"
 
@@ -373,6 +389,10 @@ class _LoopText:
                 self.body.append(self._add_to_line(node, given[0]))
             elif node.op == "sum":
                 self.body.append(f"{name} += {given[0]};")
+            elif node.output in self.beside_nan:
+                beyond = ">" if _JOINED[node.op] == "max" else "<"
+                self.body.append(f"{name} = {given[0]} {beyond} {name} ? {given[0]} : {name};")
+                self.body.append(f"{name}_nan |= {given[0]} != {given[0]};")
             else:
                 name = self._reduced_in(node)
                 self.body.append(f"{name} = {self._extreme(node, name, given[0])};")

@@ -98,22 +98,23 @@ SN_INLINE double sn_exp_f64(double x) {
     return (scale + scale * sn_expm1_small_f64(r)) * back;
 }
 
-/* exp of what is not above zero: one range, and no number for where it lies. */
+/* exp of what is not above zero: one range. What lies below it is chosen last, for a vector then keeps no second copy of
+ * what it computes with. */
 SN_INLINE float sn_exp_below_f32(float x) {
-    float c = x < -104.0f ? -104.0f : x;
-    c = c > 0.0f ? 0.0f : c;
-    float t = c * SN_LOG2E_F32 + SN_ROUND_F32, n = t - SN_ROUND_F32;
+    const float round = SN_ROUND_F32 + (127.0f + 64.0f);
+    float c = x > 0.0f ? 0.0f : x, t = c * SN_LOG2E_F32 + round, n = t - round;
     float r = (c - n * SN_LN2_HI_F32) - n * SN_LN2_LO_F32;
-    float scale = sn_from_bits_f32((sn_bits_f32(t) + (127u + 64u)) << 23);
-    return (scale + scale * sn_expm1_small_f32(r)) * 0x1p-64f;
+    float scale = sn_from_bits_f32(sn_bits_f32(t) << 23);
+    float y = (scale + scale * sn_expm1_small_f32(r)) * 0x1p-64f;
+    return x < -104.0f ? 0.0f : y;
 }
 SN_INLINE double sn_exp_below_f64(double x) {
-    double c = x < -746.0 ? -746.0 : x;
-    c = c > 0.0 ? 0.0 : c;
-    double t = c * SN_LOG2E_F64 + SN_ROUND_F64, n = t - SN_ROUND_F64;
+    const double round = SN_ROUND_F64 + (1023.0 + 64.0);
+    double c = x > 0.0 ? 0.0 : x, t = c * SN_LOG2E_F64 + round, n = t - round;
     double r = (c - n * SN_LN2_HI_F64) - n * SN_LN2_LO_F64;
-    double scale = sn_from_bits_f64((sn_bits_f64(t) + (1023u + 64u)) << 52);
-    return (scale + scale * sn_expm1_small_f64(r)) * 0x1p-64;
+    double scale = sn_from_bits_f64(sn_bits_f64(t) << 52);
+    double y = (scale + scale * sn_expm1_small_f64(r)) * 0x1p-64;
+    return x < -746.0 ? 0.0 : y;
 }
 
 SN_INLINE float sn_expm1_f32(float x) {
@@ -316,16 +317,6 @@ SN_INLINE float sn_maximum_f32(float a, float b) { return ((a > b) | (a != a)) ?
 SN_INLINE double sn_maximum_f64(double a, double b) { return ((a > b) | (a != a)) ? a : b; }
 SN_INLINE float sn_minimum_f32(float a, float b) { return ((a < b) | (a != a)) ? a : b; }
 SN_INLINE double sn_minimum_f64(double a, double b) { return ((a < b) | (a != a)) ? a : b; }
-
-/* As OpenMP's own max and min, but that a NaN stays: `#pragma omp simd reduction(sn_maximum : x)`. */
-#pragma omp declare reduction(sn_maximum : float : omp_out = sn_maximum_f32(omp_out, omp_in)) \
-    initializer(omp_priv = -INFINITY)
-#pragma omp declare reduction(sn_maximum : double : omp_out = sn_maximum_f64(omp_out, omp_in)) \
-    initializer(omp_priv = -INFINITY)
-#pragma omp declare reduction(sn_minimum : float : omp_out = sn_minimum_f32(omp_out, omp_in)) \
-    initializer(omp_priv = INFINITY)
-#pragma omp declare reduction(sn_minimum : double : omp_out = sn_minimum_f64(omp_out, omp_in)) \
-    initializer(omp_priv = INFINITY)
 
 /* ---- libm -----------------------------------------------------------------------------------------------------*/
 
