@@ -32,10 +32,10 @@ class Mixed(nn.Module):
         return torch.cat([(turned @ self.made.exp().T).flatten(1), h @ self.made.repeat(2, 1)], 1), (h, s)
 
 
-def check(step, lengths, *shapes, width):
+def check(step, lengths, *shapes, width, weights=()):
     x = LoDTensor.from_lengths(torch.randn(sum(lengths), width, dtype=torch.float64), [lengths])
     boots = tuple(torch.randn(len(lengths), *shape, dtype=torch.float64) for shape in shapes)
-    as_the_plain_loop(step, *wanting((x, boots if len(boots) > 1 else boots[0])))
+    as_the_plain_loop(step, *wanting((x, boots if len(boots) > 1 else boots[0])), weights=weights)
 
 
 @pytest.mark.exhaustive
@@ -63,4 +63,4 @@ def test_of_any_size(k, heads, turned, lengths):
         return h, h
 
     plans.forget()
-    check(step, lengths, (*heads, k), width=torch.Size((*heads, k)).numel())
+    check(step, lengths, (*heads, k), width=torch.Size((*heads, k)).numel(), weights=[weight])

@@ -15,7 +15,6 @@ largest alone can go through many elements at a time, and so can one for a numbe
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import prod
 
 from stepnet.ir.graph import Graph, Kind, Node, Value
 from stepnet.ir.op_rules import broadcast
