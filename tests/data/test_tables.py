@@ -85,6 +85,13 @@ def test_memory_is_shared():
     )
 
 
+def test_an_array_of_arrow_among_lists_is_sent_to_from_arrow():
+    arrow = pytest.importorskip("pyarrow")
+    for arrays in (arrow.array([[1.0, 2.0], [3.0]]), [arrow.array([1, 2])]):
+        with pytest.raises(LoDError, match="from_arrow"):
+            LoDTensor.from_sequences(arrays)
+
+
 def test_slices_and_chunks_of_arrow():
     arrow = pytest.importorskip("pyarrow")
     column = arrow.chunked_array([[[1, 2], [3]], [[], [4, 5, 6]]])

@@ -23,6 +23,7 @@ from stepnet.data.offsets import check_lengths, integers, known, offsets_of, own
 from stepnet.data.permute import invert, permute_rows
 from stepnet.errors import LoDError
 
+_OF_ARROW = "LoDTensor.from_arrow(column) of a column of lists; array.to_numpy() of one array of pyarrow"
 _DEEPER = "[tensor] is a list of one sequence, as deep as lists of several"
 DEEPEST = 32  # levels of nesting; more is a list that holds itself
 
@@ -212,7 +213,9 @@ def _visit(
         raise LoDError(
             f"LoDTensor.from_sequences: sequence {at} must be a tensor of shape [length, ...]",
             got=brief(node),
-            remedy="[[1, 2], [3]] or [tensor, tensor]: an entry per sequence, and in it one per row",
+            remedy=_OF_ARROW
+            if hasattr(node, "as_py")
+            else "[[1, 2], [3]] or [tensor, tensor]: an entry per sequence, and in it one per row",
         )
     children = list(node)
     if depth > 0:

@@ -54,7 +54,9 @@ def codes(sources: Sequence[Source]) -> list[Code]:
 def _part(sources: Sequence[Source], numbers: Sequence[int] = ()) -> c_build.Part:
     """What is compiled of scans; names of their own end in these numbers, where there are several."""
     programs = [source.program for source in sources]
-    products = {BY_DTYPE[p.value(name).dtype].suffix for p in programs for name in p.matrices}
+    products = {
+        BY_DTYPE[p.value(name).dtype].suffix for p in programs for name in p.matrices if name not in p.by_row
+    }
     suffixes = sorted(products.union(BY_DTYPE[p.real].sums for p in programs))
     texts = [without_comments(source.text) for source in sources]
     if numbers:

@@ -143,6 +143,8 @@ class Places:
         const = "" if base in self.made else "const "
         if base in self.p.shared:
             name, at = f"{c}_at", f"a->{self.shared(base)}"
+        elif base in self.p.by_row:
+            name, at = f"{c}_at", f"({const}{kind} *)a->{c}.packed"
         elif base in self.p.whole or base in self.p.totals:
             name, at = f"{c}_at", f"a->{c} + sn_number(&of, i) * {size}"
         elif home == "out" or base in self.p.row_inputs:

@@ -104,10 +104,11 @@ class CScan:
         self._worth_packing = worth_packing(self._matrix_bytes)
         self._packings: dict[tuple[Sharing | None, int], tuple[list[int], int]] = {}
         self._row_work = self.source.space[1] + sum(h * k * n for _, h, k, n in self.source.packed)
-        self._tiled = has_tiles() and any(BY_DTYPE[p.value(name).dtype].sums == "f32" for name in p.matrices)
+        products = [BY_DTYPE[p.value(name).dtype] for name in p.matrices if name not in p.by_row]
+        self._tiled = has_tiles() and any(product.sums == "f32" for product in products)
         beside = sum(p.value(name).bytes for name in early)
         self._chunk_bytes = max(CHUNK, min(2 * beside, CHUNK_BY_TILES)) if self._tiled else CHUNK
-        self._splits = any(BY_DTYPE[p.value(name).dtype].is_split for name in p.matrices)
+        self._splits = any(product.is_split for product in products)
         made = [entry.value for entry in self.source.fields if entry.role in ("out", "sum", "total")]
         self._made = {n: (p.value(n).shape, dtype_of(p.value(n).dtype)) for n in made}
         rows = {p.renamed.get(c.result, c.result): c.parameter for c in p.carries}
@@ -128,7 +129,7 @@ class CScan:
         read = {entry.value for entry in self.source.fields if entry.role == "shared"}  # element by element
         self.spared = {
             **dict.fromkeys([*fixed, *(name for name in written if name in region.read)]),
-            **{n: at.source for n, at in self._matrices.items() if n not in read},
+            **{p.by_row.get(n, n): at.source for n, at in self._matrices.items() if n not in read},
         }
         made = {entry.value for entry in self.source.fields if entry.role in _NEW}
         self.fresh = frozenset(self._named.get(name, name) for name in made)
@@ -441,8 +442,9 @@ class CScan:
             source, places, at = self._code(sharing).source, [], 0
             for name, heads, k, n in source.packed:
                 places.append(at)
-                product = BY_DTYPE[source.program.value(name).dtype]
-                at += padded(heads * product.packed_bytes(k, n, split))
+                value = source.program.value(name)
+                size = heads * BY_DTYPE[value.dtype].packed_bytes(k, n, split)
+                at += padded(value.bytes if name in source.program.by_row else size)
             found = self._packings[sharing, split] = places, at
         return found
 

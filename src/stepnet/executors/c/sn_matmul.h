@@ -541,6 +541,15 @@ void SN_(sn_over_steps)(SN_REAL *C, int64_t c_next, const SN_REAL *A, int64_t a_
 }
 #endif
 
+/* A small matrix, or one of each head, packed line after line, for products that are made element by element. */
+SN_INLINE void SN_(sn_lines)(const sn_matrix *B, int64_t heads, int64_t K, int64_t N) {
+    SN_REAL *to = (SN_REAL *)B->packed;
+    for (int64_t h = 0; h < heads; ++h)
+        for (int64_t k = 0; k < K; ++k)
+            for (int64_t n = 0; n < N; ++n)
+                *to++ = ((const SN_REAL *)B->lying)[h * B->stride_h + k * B->stride_k + n * B->stride_n];
+}
+
 /* A member's columns of a product with a matrix that is packed, or, of few rows, may be read as it lies. */
 SN_SHARED void SN_(sn_columns)(SN_(sn_rows) C, SN_(sn_rows) A, const sn_matrix *B, int64_t few, int64_t rows, int64_t K,
                                int64_t N, int64_t member, int64_t members);

@@ -219,6 +219,8 @@ class _Writer:
     def _may_lie(self, name: str) -> bool:
         """Whether each product with a matrix, of some of its columns, can read it as it lies."""
         product, p = self.w.product(name), self.p
+        if name in p.by_row:
+            return False
         nodes = [node for node in (*p.nodes, *p.early, *p.late) if node.op == "matmul"]
         alone = all(len(p.value(node.inputs[0]).shape) == 1 for node in nodes if node.inputs[1] == name)
         return alone and not self.alone and product.rows == product.sums
@@ -243,6 +245,8 @@ class _Writer:
     def _pack(self, number: int, name: str, heads: int, k: int, n: int) -> str:
         """Pack a matrix, the `number`th; one with heads, head by head."""
         c, product = self.w.c(name), self.w.product(name)
+        if name in self.p.by_row:
+            return f"if (index == {number}) sn_lines_{self.w.suffix}(&a->{c}, {heads}, {k}, {n});"
 
         def pack(to: str, source: str) -> str:
             return (

@@ -46,11 +46,12 @@ def matrices(loop: LoopPlan, p: Program) -> dict[str, Lies]:
     made = {name: node for node in before(loop) for name in node.outputs}
     found: dict[str, Lies] = {}
     for name in p.matrices:
-        lies = found[name] = Lies(name, tuple(range(len(p.value(name).shape))))
-        part = made.get(name)
+        weight = p.by_row.get(name, name)
+        lies = found[name] = Lies(weight, tuple(range(len(p.value(name).shape))))
+        part = made.get(weight)
         if part is not None and (part.op != "slice" or part.attr("step") != 1):
             part = None
-        source, dims = name if part is None else part.inputs[0], lies.dims
+        source, dims = weight if part is None else part.inputs[0], lies.dims
         turned = made.get(source)
         if turned is not None and turned.op == "permute":
             source, dims = turned.inputs[0], turned.attr("dims")

@@ -35,6 +35,7 @@ class Program:
         carries: those that change; `held` ones never do.
         row_inputs, whole, shared, matrices: values read from outside, of each row, of each sequence, and the
             same for all; matrices only by matmuls.
+        by_row: the small ones of the matrices, which are multiplied element by element, and whose they are.
         outputs: row values written to tables.
         sums, totals: results of `sum_rows`, of `sum_steps`.
         early, late: matmuls of rows from outside, and of rows for outside: done for some steps at a time.
@@ -61,6 +62,7 @@ class Program:
     late: list[Node] = field(default_factory=list)
     over: list[OverSteps] = field(default_factory=list)
     level: dict[int, int] = field(default_factory=dict)
+    by_row: dict[str, str] = field(default_factory=dict)
 
     @property
     def faults(self) -> list[Node]:
@@ -104,7 +106,7 @@ class _Maker:
         region, loop = self.region, self.loop
         outputs = loop.outputs(region)
         wanted = {*outputs, *(c.result for c in region.carries)}
-        nodes = in_memory_order(region.nodes, self.values)
+        nodes, by_row = in_memory_order(region, self.values, outputs)
         nodes = split_by_slices(nodes, self.values, wanted)
         self.graph = Graph("scan", (), tuple(nodes), (), self.values)
         for node in nodes:
@@ -136,7 +138,8 @@ class _Maker:
             )
         )
         outside = [n for n in read if n not in inside]
-        matrices = list(dict.fromkeys(node.inputs[1] for node in self.nodes if node.op == "matmul"))
+        matrices = [node.inputs[1] for node in self.nodes if node.op == "matmul"]
+        matrices = list(dict.fromkeys([*matrices, *(n for n in outside if n in by_row)]))
         result = Program(
             graph=graph,
             nodes=self.nodes,
@@ -145,8 +148,13 @@ class _Maker:
             held=held,
             row_inputs=[n for n in outside if self.values[n].kind == "row"],
             whole=[n for n in outside if self.values[n].kind == "sequence"],
-            shared=[n for n in outside if self.values[n].kind == "shared" and self._constant(n) is None],
+            shared=[
+                n
+                for n in outside
+                if self.values[n].kind == "shared" and n not in by_row and self._constant(n) is None
+            ],
             matrices=matrices,
+            by_row=by_row,
             outputs=rows_out,
             sums=sums,
             totals=totals,

@@ -5,28 +5,51 @@ Before: `sum(x, dims=0)` and `matmul(a, b)` with a matrix of each row; after: pr
 Views cost nothing in generated code, and a product is made in the pass that sums it: no memory holds it, and
 it is made where the matrix is made or read anyway.
 
+So are products of a state and a small weight, or one of each head: to call what multiplies many rows at a
+time takes longer than to multiply, and threads take turns where no step needs such a call.
+
 Before: `argmax(x)`; after: `argmax(x, amax(x))`, the first place where x is its largest: a search for the
 largest alone can go through many elements at a time, and so can one for a number that is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from stepnet.ir.graph import Graph, Node, Value
+from stepnet.ir.graph import Graph, Kind, Node, Value
 from stepnet.ir.op_rules import broadcast
 from stepnet.ir.ops import OPS, Stage
+from stepnet.ir.plan import Region
 
 from .views import VIEWS, Access, contiguous, view
 
 PLACES = {"argmax": "amax", "argmin": "amin"}
 _REDUCTIONS = ("sum", "amax", "amin", *PLACES)
+# Of a weight that is multiplied row by row: its lines, its numbers, those of all its heads (measured).
+_LINES, _SMALL, _SMALL_HEADS = 8, 64, 1 << 10
 _SHORT = 8  # elements that are not worth a pass over vectors of them
 
 
-def in_memory_order(nodes: Iterable[Node], values: dict[str, Value]) -> list[Node]:
-    """The nodes of a scan with other nodes for such; `values` takes on what is new."""
-    return _Rewriter(values).run(nodes)
+def in_memory_order(
+    region: Region, values: dict[str, Value], tables: Collection[str]
+) -> tuple[list[Node], dict[str, str]]:
+    """The nodes of a scan with other nodes for such; and the weights that these read, by the names they have
+    there. `values` takes on what is new. `tables`: the values that are given for all rows."""
+    made = _Rewriter(values, _in_steps(region, tables))
+    return made.run(region.nodes), made.by_row
+
+
+def _in_steps(region: Region, tables: Collection[str]) -> set[int]:
+    """The nodes that wait for a state; not those that make rows for outside of rows for outside, which may
+    be done for many rows at a time."""
+    late = {carry.parameter for carry in region.carries if carry.parameter != carry.result}
+    found: set[int] = set()
+    for node in region.nodes:
+        if not late.isdisjoint(node.inputs):
+            late.update(node.outputs)
+            if not set(tables).issuperset((node.inputs[0], node.output)):
+                found.add(id(node))
+    return found
 
 
 def over_last(node: Node, values: Mapping[str, Value]) -> bool:
@@ -40,8 +63,9 @@ def over_last(node: Node, values: Mapping[str, Value]) -> bool:
 
 
 class _Rewriter:
-    def __init__(self, values: dict[str, Value]) -> None:
-        self.values = values
+    def __init__(self, values: dict[str, Value], in_steps: set[int]) -> None:
+        self.values, self.in_steps = values, in_steps
+        self.by_row: dict[str, str] = {}
         self.access: dict[str, Access] = {}
         self.out: list[Node] = []
         self.known: dict[tuple[str, str, frozenset[int]], str] = {}  # extremes
@@ -50,11 +74,29 @@ class _Rewriter:
         for node in nodes:
             if node.op in _REDUCTIONS:
                 self._reduction(node)
-            elif node.op == "matmul" and self.values[node.inputs[1]].kind != "shared":
+            elif node.op == "matmul" and self._by_row(node):
                 self._product(node)
             else:
                 self._add(node)
         return self.out
+
+    def _by_row(self, node: Node) -> bool:
+        """Whether a product is made row by row: of two values of a row, or of a state and a weight so small
+        that to call what multiplies many rows takes longer than to multiply."""
+        weight = self.values[node.inputs[1]]
+        if weight.kind != "shared":
+            return True
+        types = {self.values[name].dtype for name in (*node.inputs, node.output)}
+        k, n = weight.shape[-2:]
+        small = k <= _LINES and k * n <= _SMALL and 0 < weight.size <= _SMALL_HEADS and len(weight.shape) < 4
+        return small and id(node) in self.in_steps and types in ({"float32"}, {"float64"})
+
+    def _packed(self, name: str) -> Value:
+        """A weight as it lies in memory line after line, whatever it is a view of."""
+        if name not in self.by_row.values():
+            shape, dtype = self.values[name].shape, self.values[name].dtype
+            self.by_row[self._named(name, shape, dtype, "shared")] = name
+        return next(self.values[packed] for packed, of in self.by_row.items() if of == name)
 
     def _add(self, node: Node) -> None:
         if node.op in VIEWS:
@@ -74,12 +116,12 @@ class _Rewriter:
         self._add(Node(op, inputs, (name,), tuple(sorted(attrs.items())), line))
         return name
 
-    def _named(self, like: str, shape: tuple[int, ...], dtype: str) -> str:
+    def _named(self, like: str, shape: tuple[int, ...], dtype: str, kind: Kind = "row") -> str:
         """A name for a new value."""
         number = 0
         while (name := f"{like}_p{number}") in self.values:  # a user's name may look like one of these
             number += 1
-        self.values[name] = Value(name, "row", shape, dtype)
+        self.values[name] = Value(name, kind, shape, dtype)
         return name
 
     def _reduction(self, node: Node) -> None:
@@ -147,9 +189,13 @@ class _Rewriter:
 
     def _product(self, node: Node) -> None:
         a, b = (self.values[name] for name in node.inputs)
+        if b.kind == "shared":
+            b = self._packed(b.name)
         m, k, n = sizes(self.values, node)
         lead = broadcast([a.shape[:-2], b.shape[:-2]]) or ()
         axes = _walk(m, k, n, _last_steps(self._seen(a.name)), _last_steps(self._seen(b.name)))
+        if b.kind == "shared" and axes == "nk":
+            axes = "kn"
         size_of = {"m": m, "k": k, "n": n}
 
         def factor(value: Value, own: str) -> str:

@@ -33,9 +33,11 @@ def by_turns(p: Program) -> tuple[Program, float]:
     handed = made.intersection(p.base(name) for node in after for name in node.inputs)
     if sum(p.value(name).bytes for name in handed) > _MOST:
         after, ids = [], set()
-    products = sum(math.prod(p.value(node.inputs[1]).shape[-2:]) for node in (*p.early, *p.late))
-    beside = _PRODUCT * products + sum(_numbers(p, node) for node in after)
-    steps = sum(_numbers(p, node) for node in p.nodes if id(node) not in ids)
+    products = [node for node in p.nodes if not p.by_row.keys().isdisjoint(map(p.base, node.inputs))]
+    parts = {name for node in products for name in node.outputs}
+    apart = sum(math.prod(p.value(node.inputs[1]).shape[-2:]) for node in (*p.early, *p.late))
+    beside = _PRODUCT * apart + sum(_numbers(p, node, parts) for node in after)
+    steps = sum(_numbers(p, node, parts) for node in p.nodes if id(node) not in ids)
     levels = {id(node): int(id(node) in ids) for node in p.nodes}
     return replace(p, level=levels), beside / max(1, steps)
 
@@ -55,5 +57,11 @@ def _after(p: Program) -> list[Node]:
     return after[::-1]
 
 
-def _numbers(p: Program, node: Node) -> int:
+def _numbers(p: Program, node: Node, parts: set[str]) -> float:
+    """The time that a node takes, as numbers of cheap ops. `parts`: products with the elements of a small
+    weight, each multiplied and added in one go."""
+    if node.op == "sum" and not parts.isdisjoint(map(p.base, node.inputs)):
+        return 0
+    if not parts.isdisjoint(node.outputs):
+        return _PRODUCT * math.prod(iteration_shape(p, node))
     return math.prod(iteration_shape(p, node)) * (_COSTLY if OPS[node.op].costly else 1)
