@@ -15,6 +15,7 @@ import os
 import queue
 import random
 import re
+import reprlib
 import sys
 import threading
 import types
@@ -183,7 +184,8 @@ def goes_by_its_class(function: types.FunctionType) -> bool:
     code = function.__code__
     if code.co_filename == enum.__file__:
         return not function.__qualname__.startswith("Flag.")  # which make members
-    known = code.co_filename == dataclasses.__file__ or _library_of(code.co_filename) == "attr"
+    of_fields = code.co_filename in (dataclasses.__file__, reprlib.__file__)  # of Python 3.13: the wrapper
+    known = of_fields or _library_of(code.co_filename) == "attr"
     return known and code.co_name in _OF_FIELDS
 
 
