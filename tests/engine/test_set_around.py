@@ -192,9 +192,10 @@ def test_what_forward_mode_does_not_take_from_gradients(step: Callable[..., Any]
         y, h = recurrent(through, x, h0, backend=backend)
         return recurrent(through, y, h, backend=backend)[0]
 
+    by = "auto" if step is with_a_hook else "eager"  # a step with hooks has no plan inside of transforms
     for block in (torch.autocast("cpu", torch.bfloat16), contextlib.nullcontext()):
         with block:
-            found = [moved(partial(twice, backend), x) for backend in ("eager", "naive")]
+            found = [moved(partial(twice, backend), x) for backend in (by, "naive")]
         torch.testing.assert_close(*found, **close)
 
 
