@@ -25,8 +25,8 @@ from .views import VIEWS, Access, contiguous, view
 
 PLACES = {"argmax": "amax", "argmin": "amin"}
 _REDUCTIONS = ("sum", "amax", "amin", *PLACES)
-# Of a weight that is multiplied row by row: its lines, its numbers, those of all its heads (measured).
-_LINES, _SMALL, _SMALL_HEADS = 8, 64, 1 << 10
+# Of a weight that is multiplied row by row: its lines, columns, numbers, those of all its heads (measured).
+_LINES, _COLUMNS, _SMALL, _SMALL_HEADS = 8, 12, 64, 1 << 10
 _SHORT = 8  # elements that are not worth a pass over vectors of them
 
 
@@ -88,7 +88,8 @@ class _Rewriter:
             return True
         types = {self.values[name].dtype for name in (*node.inputs, node.output)}
         k, n = weight.shape[-2:]
-        small = k <= _LINES and k * n <= _SMALL and 0 < weight.size <= _SMALL_HEADS and len(weight.shape) < 4
+        small = k <= _LINES and n <= _COLUMNS and k * n <= _SMALL and 0 < weight.size <= _SMALL_HEADS
+        small = small and len(weight.shape) < 4
         return small and id(node) in self.in_steps and types in ({"float32"}, {"float64"})
 
     def _packed(self, name: str) -> Value:
