@@ -459,6 +459,8 @@ def test_inputs_of_other_kinds(tmp_path):
     assert torch.equal(model(x.astype(">f4"), h)[0], model(x, h)[0])
     with pytest.raises(IRError, match="input 'x' must be a tensor or an array"):
         model(torch.from_numpy(x).to_sparse(), h)
+    with pytest.raises(IRError, match=r"takes no ragged sequences: x\.to_padded"):
+        model(stepnet.LoDTensor.from_sequences([h[0]]), h)
 
 
 def changes(root):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from stepnet.data.convert import from_array
 from stepnet.data.dtypes import dtype_name
+from stepnet.data.lod import LoDTensor
 from stepnet.data.outputs import Outputs
 from stepnet.data.recording import Interned, ToldByContent
 from stepnet.data.tensor_guards import alike
@@ -23,6 +24,10 @@ from stepnet.errors import Unsupported
 from .file_errors import Misgiven
 
 STATES = "stepnet.states"  # under which metadata lists the pairs of inputs and outputs that are states
+_RAGGED = (
+    "a model from a file takes no ragged sequences: x.to_padded() gives a tensor and the lengths; for streams, "
+    "hand each output of `model.states` to the next call"
+)
 
 
 def beside(inputs: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
@@ -252,7 +257,9 @@ class FileModel(ToldByContent, nn.Module):
                     raise Misgiven(what, got=type(part).__name__, expected="a list of tensors or arrays")
             return found
         if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_nested:
-            raise Misgiven(f"{where} must be a tensor or an array", got=type(value).__name__, expected=socket)
+            remedy = _RAGGED if isinstance(value, LoDTensor) else None
+            what, got = f"{where} must be a tensor or an array", type(value).__name__
+            raise Misgiven(what, got=got, expected=socket, remedy=remedy)
         fits = value.dtype == socket.dtype
         if not fits and value.is_floating_point() and socket.dtype.is_floating_point:
             fits = self._takes(value.dtype, socket.dtype)
