@@ -25,8 +25,8 @@ from .file_errors import Misgiven
 
 STATES = "stepnet.states"  # under which metadata lists the pairs of inputs and outputs that are states
 _RAGGED = (
-    "a model from a file takes no ragged sequences: x.to_padded() gives a tensor and the lengths; for streams, "
-    "hand each output of `model.states` to the next call"
+    "a model from a file takes no ragged sequences: x.to_padded() gives a tensor and the lengths; "
+    "for streams, hand each output of `model.states` to the next call"
 )
 
 
