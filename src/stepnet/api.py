@@ -27,6 +27,7 @@ from .data.tree import by_leaf, flatten, unflatten
 from .data.values import rows as values_of
 from .data.values import unpacked
 from .engine import Asked, OverSequences, Steps, Way, asked, find_plan, is_as_ever, run, run_again, run_warm
+from .engine.no_steps import run_plain
 from .engine.single_step_calls import note_call, run_lone
 from .engine.vmapped_calls import run_folded
 from .errors import Unsupported
@@ -427,7 +428,8 @@ def _run(
     elif isinstance(refusal, OverSequences) and only_plain([*map(values_of, x), *state]) is None:
         out = over_sentences(loop, feeds, body, refusal, backend=chosen)
     else:  # torch is to see every operation
-        out = plainly(body.name, partial(naive.run, loop), feeds, lambda: reach(body.step).generators)
+        by = naive.run if all(values_of(leaf).numel() for leaf in x) else run_plain
+        out = plainly(body.name, partial(by, loop), feeds, lambda: reach(body.step).generators)
     if ran is not None:
         ran()
     last = [out[name] for name in body.new_state_names]

@@ -1,0 +1,44 @@
+"""A plain loop of no steps: it calls the body once, to learn what y looks like, and nothing of that stays."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from stepnet.compiler.reads.undo import undone
+from stepnet.compiler.trace.capture import Replaced
+from stepnet.compiler.trace.draws import kept
+from stepnet.compiler.trace.iteration import reached
+from stepnet.data.modes import draws_put_back, nothing_around
+from stepnet.errors import Unsupported
+from stepnet.executors import naive
+from stepnet.ir.loop import Loop
+
+from .rows import as_rows
+
+
+def run_plain(loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """The outputs of a loop by the plain loop. Of no steps: what the body's one call does to the objects and
+    the tensors that it reads, and what noise it draws, is undone."""
+    if not (_is_of_no_steps(loop, feeds) and nothing_around()):
+        return naive.run(loop, feeds)
+    found = reached(loop, everything=True)
+    if found.refused is not None:
+        return naive.run(loop, feeds)
+    swap = {id(t): t.detach().clone() for t in found.tensors if type(t) in (Tensor, nn.Parameter)}
+
+    def attempt(_: object) -> dict[str, Any]:
+        with draws_put_back(), kept(found.generators), Replaced(swap):
+            return naive.run(loop, feeds)
+
+    return contextvars.copy_context().run(lambda: undone(found.holders, found.key[0], attempt)[0])
+
+
+def _is_of_no_steps(loop: Loop, feeds: Mapping[str, Any]) -> bool:
+    try:
+        return as_rows(loop, feeds).layout.steps == 0
+    except Unsupported:
+        return False
