@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.func import jacrev, vmap
 
 from stepnet import recurrent
@@ -67,14 +68,27 @@ def test_a_batch_of_inputs_is_a_call_with_more_sequences(of_x, of_state, how, re
             weight.mul_(1.1)
 
 
+def asks(x, h):
+    h = torch.tanh(x @ MIX + h)
+    return (h * 2 if h.requires_grad else h), h
+
+
+class Hooked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(MIX.shape[1], MIX.shape[1], dtype=DTYPE)
+        self.mix.register_full_backward_hook(lambda module, inner, outer: (inner[0] * 0.5,))
+
+    def forward(self, x, h):
+        h = torch.tanh(self.mix(x @ MIX) + h)
+        return h, h
+
+
 @pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
-def test_a_step_that_asks_what_wants_a_gradient():
-    """A tensor says otherwise inside of a transform; outside it goes by a plan, before and after."""
-
-    def step(x, h):
-        h = torch.tanh(x @ MIX + h)
-        return (h * 2 if h.requires_grad else h), h
-
+@pytest.mark.parametrize("step", [asks, Hooked()])
+def test_a_step_that_asks_what_wants_a_gradient(step):
+    """A tensor says otherwise inside of a transform; outside it goes by a plan, before and after. torch asks
+    for the hooks of modules."""
     weights, found = several(X).requires_grad_(), []
     for backend in (None, "naive", None):
         recurrent(step, weights[0], STATE, backend="eager")

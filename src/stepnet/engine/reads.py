@@ -21,6 +21,7 @@ from stepnet.compiler.reads.code_facts import Facts, line_that_sets, words
 from stepnet.compiler.reads.numbers import Number, but_for_numbers
 from stepnet.compiler.reads.reach import Reach
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
+from stepnet.compiler.reads.walk import OF_BACKWARD_HOOKS
 from stepnet.compiler.reads.walk_code import END
 from stepnet.compiler.rewritten.inner_loops import MOST, inner_loops, too_long
 from stepnet.compiler.trace.draws import kept
@@ -297,10 +298,10 @@ def _cached(loop: Loop, found: Reach) -> Reach:
     return reached(loop)
 
 
-def asks_for_gradients(names: Set[str]) -> bool:
+def asks_for_gradients(names: Set[str], batched: bool) -> bool:
     """Whether a step may ask tensors whether they want a gradient: what torch.func's transforms make of them
-    tells it otherwise."""
-    return not names.isdisjoint(_OF_GRADIENTS)
+    tells it otherwise. Where those are `batched`, torch leaves out hooks of modules, too."""
+    return not names.isdisjoint(_OF_GRADIENTS) or (batched and not names.isdisjoint(OF_BACKWARD_HOOKS))
 
 
 _OF_GRADIENTS = words("requires_grad grad_fn is_leaf register_hook retain_grad")

@@ -156,7 +156,7 @@ def find_transformed(
         raise Unsupported(found.refused or found.open or "the step reaches more than a key can hold")
     if found.generators:
         raise Unsupported("a torch.func transform is active, and the step has a generator of its own")
-    if asks_for_gradients(found.names):
+    if asks_for_gradients(found.names, "Vmap" in around):
         raise Unsupported(
             "a torch.func transform is active, and the step asks whether tensors want gradients"
         )

@@ -61,7 +61,8 @@ def run_folded(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any,
             return None
         try:
             known = unchanged_step(step)
-            if asks_for_gradients((reach(of.wrap(step)) if known is None else known[0]).names):
+            names = (reach(of.wrap(step)) if known is None else known[0]).names
+            if asks_for_gradients(names, batched=True):
                 return None
             if known is None:
                 firsts = [t if d is None else t.select(d, 0) for t, d in tables]

@@ -68,6 +68,7 @@ _TELL_STATES = words("initial_seed get_state graphsafe_get_state clone_state")  
 _TELL_CACHES = words("cache_info cache_clear")  # of functions of `functools.lru_cache`
 _MODULE_NOISE = frozenset(nn.Module().__dict__) - {"training"}  # which has places of its own here
 HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "hook" in name and isinstance(held, dict))
+OF_BACKWARD_HOOKS = ("register_full_backward_hook",)  # what stands for those of a module among its names
 MODULE_HOOKS = tuple(name for name in vars(_torch_module) if name.startswith("_global_") and "hook" in name)
 # Called by operators, torch and Python itself, not by name.
 IMPLICIT = frozenset({"forward", "backward", "setup_context", "vmap", "jvp", "_compiled_call_impl"})
@@ -355,10 +356,10 @@ class Walk(CodeWalk):
                     self.visit(vars(_torch_module)[name])
         if self.everything:
             self.holders += [own[name] for name in HOOKS if isinstance(own.get(name), dict)]
-        if any(map(own.get, HOOKS)):
-            for name in HOOKS:
-                if own.get(name):
-                    self.visit(own[name])
+        for name in filter(own.get, HOOKS):
+            if name.startswith("_backward"):
+                self.named(OF_BACKWARD_HOOKS)
+            self.visit(own[name])
 
     def _module(self, module: nn.Module) -> None:
         kind = type(module)
