@@ -15,6 +15,7 @@ from typing_extensions import Unpack
 from .checks import check_batch, check_inputs, checked, no_graph_of, refuse_proxies, sequences_of
 from .compiler.reads.reach import reach
 from .compiler.rewritten.inner_loops import inner
+from .compiler.trace.iteration import code_of
 from .data.arguments import truth, whole
 from .data.attributes import attribute
 from .data.convert import pack_like
@@ -27,6 +28,7 @@ from .data.tree import by_leaf, flatten, unflatten
 from .data.values import rows as values_of
 from .data.values import unpacked
 from .engine import Asked, OverSequences, Steps, Way, asked, find_plan, is_as_ever, run, run_again, run_warm
+from .engine.calls_in_progress import call_of
 from .engine.no_steps import run_plain
 from .engine.single_step_calls import note_call, run_lone
 from .engine.vmapped_calls import run_folded
@@ -398,7 +400,12 @@ def run_as_before(
     return state, call, out
 
 
-def _run(
+def _run(loop: Loop, feeds: dict[str, Any], body: StepBody, *how: Any) -> Any:
+    with call_of(code_of(loop).function):
+        return _run_step(loop, feeds, body, *how)
+
+
+def _run_step(
     loop: Loop, feeds: dict[str, Any], body: StepBody, booted: bool, scopes: bool, backend: Backend | None,
     call: Asked | None = None,
 ) -> Any:  # fmt: skip

@@ -172,7 +172,7 @@ def test_calls_in_any_order(backend, compared):
         seen.append(found is not None and len(found[0].likes))
         if order.random() < 0.1:
             cell.back.data.mul_(-1)
-    assert max(seen) > 7  # so many kinds of calls were warm
+    assert max(seen) > 6  # so many kinds of calls were warm, before the plain loop was asked of no steps
 
 
 def zeros(n: int) -> Tensor:

@@ -12,12 +12,10 @@ from stepnet.compiler.reads.undo import undone
 from stepnet.compiler.trace.capture import Replaced
 from stepnet.compiler.trace.draws import kept
 from stepnet.compiler.trace.iteration import reached
+from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import draws_put_back, nothing_around
-from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.ir.loop import Loop
-
-from .rows import as_rows
 
 
 def run_plain(loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +36,7 @@ def run_plain(loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_no_steps(loop: Loop, feeds: Mapping[str, Any]) -> bool:
-    try:
-        return as_rows(loop, feeds).layout.steps == 0
-    except Unsupported:
+    if loop.sweep is None:
         return False
+    first = feeds[loop.sources[0][0]]
+    return not (len(first.values) if isinstance(first, LoDTensor) else first.shape[loop.sweep.axis])

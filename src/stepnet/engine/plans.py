@@ -421,10 +421,11 @@ def lookup(
         known = _entries.get(key)
         if known is not None and stands(known):
             return for_as_many(known, loop, reads, sequences)
-        if reads.open is None and (changes := why_changing(reads.reach)) is not None:
+        step = code_of(loop).function
+        if reads.open is None and (changes := why_changing(reads.reach, step)) is not None:
             return _refused(reads, changes)
         family = (reads.code, signature)
-        if _is_unsteady(family, key, code_of(loop).function):
+        if _is_unsteady(family, key, step):
             return _refused(reads, _UNSTEADY)
         entry = make(loop, reads, sequences, backend)
         if entry.changes is not None or refused_as(ReadsChanged, entry):  # what it changed is in the key

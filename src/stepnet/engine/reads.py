@@ -25,7 +25,7 @@ from stepnet.compiler.reads.walk import OF_BACKWARD_HOOKS
 from stepnet.compiler.reads.walk_code import END
 from stepnet.compiler.rewritten.inner_loops import MOST, inner_loops, too_long
 from stepnet.compiler.trace.draws import kept
-from stepnet.compiler.trace.iteration import iteration, reached
+from stepnet.compiler.trace.iteration import code_of, iteration, reached
 from stepnet.compiler.trace.record import Record, record
 from stepnet.compiler.trace.set_aside import without_hooks, without_modes
 from stepnet.data.bounded_cache import Bounded
@@ -35,6 +35,7 @@ from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 from stepnet.user_line import Line, line_in, raised_at
 
+from .calls_in_progress import is_called_elsewhere
 from .rows import Sequences, samples
 from .varying_numbers import Inputs, Steps, inputs_of, varying
 
@@ -80,13 +81,15 @@ def forget_changing() -> None:
     _once_more.clear()
 
 
-def why_changing(found: Reach) -> Unsupported | None:
+def why_changing(found: Reach, step: Any) -> Unsupported | None:
     """Why a step that is known to change objects has no plan. It is tried again from time to time, ever more
-    rarely."""
+    rarely, and not while another thread is in a call of it."""
     like = but_for_counts(found) if _changing else None
     if like not in _changing:
         return None
     met, refusal = _changing[like]
+    if is_called_elsewhere(step):
+        return refusal
     met += 1
     _changing[like] = met, refusal
     if met & (met - 1) and met % _RARELY:
@@ -268,7 +271,7 @@ def read(
             like = varying(known.key) if lifts else None
             return known if like is None else _lifted(loop, known, like, x, states, shared)
         found.open = "more objects, or larger arrays, than a key can hold"
-    if (changes := why_changing(found)) is not None:
+    if (changes := why_changing(found, code_of(loop).function)) is not None:
         return Reads(found, (), tensors, refusal=changes)
     made = _recorded(loop, found, x, states, shared)
     if isinstance(made, Unsupported):

@@ -1,0 +1,32 @@
+"""Which threads are in a call of a step: what one of them collects in a list is not to be met by a trial of
+the step in another, which puts back what stood there."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from .walked_steps import place_of
+
+_calls: dict[object, tuple[Any, int]] = {}  # by the call: where its step is found, and the thread
+
+
+@contextlib.contextmanager
+def call_of(step: Any) -> Iterator[None]:
+    """In here this thread calls a step, by a plan or by the plain loop."""
+    call = object()
+    _calls[call] = place_of(step), threading.get_ident()  # one call of C each: no other thread between
+    try:
+        yield
+    finally:
+        _calls.pop(call, None)
+
+
+def is_called_elsewhere(step: Any) -> bool:
+    """Whether another thread is in a call of a step."""
+    place, own = place_of(step), threading.get_ident()
+    others = [thread for at, thread in list(_calls.values()) if at == place and thread != own]
+    return bool(others) and not sys._current_frames().keys().isdisjoint(others)  # a fork leaves some behind
