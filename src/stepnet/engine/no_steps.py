@@ -14,8 +14,12 @@ from stepnet.compiler.trace.draws import kept
 from stepnet.compiler.trace.iteration import reached
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import draws_put_back, nothing_around
+from stepnet.data.values import rows as values
+from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.ir.loop import Loop
+
+from .rows import as_rows
 
 
 def run_plain(loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +30,9 @@ def run_plain(loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
     found = reached(loop, everything=True)
     if found.refused is not None:
         return naive.run(loop, feeds)
-    swap = {id(t): t.detach().clone() for t in found.tensors if type(t) in (Tensor, nn.Parameter)}
+    given = {id(values(fed)) for fed in feeds.values()}  # what is carried is given back as it came
+    read = (t for t in found.tensors if type(t) in (Tensor, nn.Parameter) and id(t) not in given)
+    swap = {id(t): t.detach().clone() for t in read}
 
     def attempt(_: object) -> dict[str, Any]:
         with draws_put_back(), kept(found.generators), Replaced(swap):
@@ -39,4 +45,9 @@ def _is_of_no_steps(loop: Loop, feeds: Mapping[str, Any]) -> bool:
     if loop.sweep is None:
         return False
     first = feeds[loop.sources[0][0]]
-    return not (len(first.values) if isinstance(first, LoDTensor) else first.shape[loop.sweep.axis])
+    if not isinstance(first, LoDTensor):  # of no sequences there may be steps
+        return first.shape[loop.sweep.axis] == 0
+    try:
+        return as_rows(loop, feeds).layout.steps == 0
+    except Unsupported:  # steps over sentences, of no words
+        return False
