@@ -29,7 +29,7 @@ from .data.values import rows as values_of
 from .data.values import unpacked
 from .engine import Asked, OverSequences, Steps, Way, asked, find_plan, is_as_ever, run, run_again, run_warm
 from .engine.calls_in_progress import call_of
-from .engine.no_steps import run_plain
+from .engine.no_steps import run_of_no_steps
 from .engine.single_step_calls import note_call, run_lone
 from .engine.vmapped_calls import run_folded
 from .errors import Unsupported
@@ -401,6 +401,7 @@ def run_as_before(
 
 
 def _run(loop: Loop, feeds: dict[str, Any], body: StepBody, *how: Any) -> Any:
+    """`_run_step`, told to other threads."""
     with call_of(code_of(loop).function):
         return _run_step(loop, feeds, body, *how)
 
@@ -435,7 +436,7 @@ def _run_step(
     elif isinstance(refusal, OverSequences) and only_plain([*map(values_of, x), *state]) is None:
         out = over_sentences(loop, feeds, body, refusal, backend=chosen)
     else:  # torch is to see every operation
-        by = naive.run if all(values_of(leaf).numel() for leaf in x) else run_plain
+        by = naive.run if all(values_of(leaf).numel() for leaf in x) else run_of_no_steps
         out = plainly(body.name, partial(by, loop), feeds, lambda: reach(body.step).generators)
     if ran is not None:
         ran()

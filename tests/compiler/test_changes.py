@@ -15,6 +15,7 @@ from covering import few
 from plans import BACKENDS, verify_new_entries
 from stepnet import cells
 from stepnet.api import Recurrent, recurrent
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import make, plans, warm_calls
 from stepnet.errors import SlowPathWarning, Unsupported
@@ -32,7 +33,7 @@ def captures(monkeypatch):
     made = []
     inner = make.compile_loop
     monkeypatch.setattr(plans, "_entries", type(plans._entries)())
-    monkeypatch.setattr(warm_calls, "_known", type(warm_calls._known)())
+    monkeypatch.setattr(warm_calls, "_known", Bounded(warm_calls._known.most))
     monkeypatch.setattr(plans, "_misses", {})
 
     def counted(*args, **kwargs):

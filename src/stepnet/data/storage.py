@@ -60,11 +60,11 @@ def overlap(a: Tensor, b: Tensor) -> bool:
     >>> overlap(x[:2], x[2:]), overlap(x[:2], x[:, 1])
     (False, True)
     """
-    (begin, end), (first, last) = _span(a), _span(b)
+    (begin, end), (first, last) = span(a), span(b)
     return begin < last and first < end
 
 
-def _span(tensor: Tensor) -> tuple[int, int]:
+def span(tensor: Tensor) -> tuple[int, int]:
     """The addresses where the numbers of a tensor begin and end."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     count = 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0

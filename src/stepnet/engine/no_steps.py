@@ -22,9 +22,9 @@ from stepnet.ir.loop import Loop
 from .rows import as_rows
 
 
-def run_plain(loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """The outputs of a loop by the plain loop. Of no steps: what the body's one call does to the objects and
-    the tensors that it reads, and what noise it draws, is undone."""
+def run_of_no_steps(loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
+    """The outputs of a loop that may be of no steps, by the plain loop. Of one that is, what the body's one
+    call does to the objects and the tensors that it reads, and what noise it draws, is undone."""
     if not (_is_of_no_steps(loop, feeds) and nothing_around()):
         return naive.run(loop, feeds)
     found = reached(loop, everything=True)

@@ -132,8 +132,7 @@ def run(
     if warn and backend == AUTO:
         _tell_of_torch_ops(entry, loop, reads, sequences)
     guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
-    if guarded or (random and transformed):
-        _refuse_now(entry, backend, transformed=transformed)
+    _check_may_run(entry, backend, guarded=guarded, random=random, transformed=transformed)
     as_ever = is_as_ever(entry, reads)
     stays = as_ever or (guarded and not random and _is_closed(entry, reads))
     if asked is not None and stays and asked.is_of(reads):
@@ -180,14 +179,12 @@ def run(
     raise _DOES_NOT_HOLD.fresh()
 
 
-def _refuse_now(entry: Entry, backend: str, *, transformed: bool) -> None:
-    """Raises Unsupported: a plan that is there is not to be run now."""
-    assert entry.compiled is not None
-    guarded = is_guarded(entry.y_spec)
+def _check_may_run(entry: Entry, backend: str, *, guarded: bool, random: bool, transformed: bool) -> None:
+    """Raises Unsupported if a plan that is there is not to be run now."""
     if guarded and entry.rest and backend == AUTO:
         entry.rest -= 1
         raise _DOES_NOT_HOLD.fresh()
-    if transformed and (guarded or entry.compiled.draws):
+    if transformed and (guarded or random):
         what = "a while_loop in the step" if guarded else "a generator of the step"
         raise Unsupported(f"a torch.func transform is active around {what}")
 

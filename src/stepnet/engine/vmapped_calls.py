@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
-from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.trace.iteration import code_of, reached
 from stepnet.data.modes import is_wrapped, nothing_around
 from stepnet.data.tree import flatten, unflatten
@@ -61,17 +60,19 @@ def run_folded(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any,
             return None
         try:
             known = unchanged_step(step)
-            names = (reach(of.wrap(step)) if known is None else known[0]).names
-            if asks_for_gradients(names, batched=True):
-                return None
-            if known is None:
+            if known is not None:
+                call, names = None, known[0].names
+            else:
                 firsts = [t if d is None else t.select(d, 0) for t, d in tables]
                 call = asked(of, step, firsts[0], unflatten(spec, firsts[1:]), way)[1]
                 if call is None:
                     return None
-                if any(map(is_wrapped, call.tensors)):
-                    weights = [*map(plain, call.tensors)]
-                    return _of_members(call, tables, weights, k, wrapped)
+                names = call.names
+            if asks_for_gradients(names, batched=True):
+                return None
+            if call is not None and any(map(is_wrapped, call.tensors)):
+                weights = [*map(plain, call.tensors)]
+                return _of_members(call, tables, weights, k, wrapped)
             if all(d is None for _, d in tables):  # nothing of it is in the batch
                 return _run(of, step, x, state, way)
             at = 1 - way.axis  # where x has its sequences

@@ -10,8 +10,7 @@ transforms, traces) goes the long way, and so does the first call of each kind.
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from torch.autograd import forward_ad
 from stepnet.compiler.reads.reach import Reach, reach
 from stepnet.compiler.rewritten.inner_loops import is_guarded
 from stepnet.compiler.trace.iteration import own_classes
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors, settings
 from stepnet.data.tensor_guards import alike
@@ -50,9 +50,9 @@ from .single_step_calls import note_faster
 from .single_step_timing import is_faster, one_step
 from .walked_steps import Found, boots, forget_steps, is_closed, note, unchanged_step
 
-_known: OrderedDict[Any, Entry] = OrderedDict()
-_declined: OrderedDict[Any, Entry] = OrderedDict()
 _LIMIT = 512
+_known = Bounded[Any, Entry](_LIMIT)
+_declined = Bounded[Any, Entry](_LIMIT)
 _FOUND = 1e-5  # seconds that it takes to find a plan, more than to find that a step runs by itself
 _LONG_WAY = 3e-4  # seconds that a plan takes more that may not hold: it is asked for by its loop
 
@@ -97,6 +97,7 @@ class Asked(NamedTuple):
     rows: list[Tensor]
     layout: Layout
     looks: Any  # what tells its inputs apart from others
+    names: Set[str]  # see `Reach`
 
     def record(self) -> tuple[Loop, Mapping[str, Any]]:
         """The loop, and what it is fed."""
@@ -161,8 +162,6 @@ class Asked(NamedTuple):
         """Note the plan that this call went by, if it has one."""
         if entry.ready is not None and entry.compiled is not None and entry.y_spec is not None:
             _known[(self.key, self.looks) if entry.accepted is None else self._of_size()] = entry
-            while len(_known) > _LIMIT:
-                _known.popitem(last=False)
 
     @property
     def declined(self) -> Entry | None:
@@ -174,8 +173,6 @@ class Asked(NamedTuple):
         of_itself = entry.family is not None and not entry.unsure and entry.accepted is None
         if of_itself and all(type(why) is Unsupported for _, why in entry.refusals):
             _declined[(self.key, self.looks)] = entry
-            while len(_declined) > _LIMIT:
-                _declined.popitem(last=False)
 
     def _of_size(self) -> Any:
         """What a plan is found by that is for about as many sequences."""
@@ -356,7 +353,8 @@ def asked(
     known_by = of.found_by(step)
     unchanged = unchanged_step(known_by)
     if unchanged is not None:
-        key, tensors = unchanged[0].key, unchanged[1]
+        found, tensors = unchanged
+        key, names = found.key, found.names
     else:
         if way.backend == AUTO and rests(step):
             return state, None
@@ -366,7 +364,7 @@ def asked(
         if not is_closed(walked):
             return state, None
         note(known_by, function, given, walked)
-        key, tensors = walked.key, walked.tensors
+        key, tensors, names = walked.key, walked.tensors, walked.names
     like = (
         looks(tensors),
         (x_spec, spec),
@@ -376,7 +374,8 @@ def asked(
         *settings(),
         tried(way.backend),
     )
-    return state, Asked(of, step, inputs, states, (x_spec, spec), way, key, tensors, rows, layout, like)
+    form = (x_spec, spec), way, key, tensors, rows, layout, like, names
+    return state, Asked(of, step, inputs, states, *form)
 
 
 class _Like(NamedTuple):
@@ -507,7 +506,7 @@ def _warm(
                 return out
         if like.tables is not None:
             rows = [t.reshape(size) for t, size in zip(rows, like.tables, strict=True)]
-        form = like.form, like.way, found.key, tensors, rows, layout, None
+        form = like.form, like.way, found.key, tensors, rows, layout, None, found.names
         recorded = (lambda: like.recorded(Asked(of, step, x, states, *form))) if grad else None
         return like.run(layout, rows, states, tensors, first, recorded)
     odd = any(type(t) is not Tensor or t.layout is not torch.strided for t in (*rows, *states))

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from stepnet.data.storage import span
+
 
 class View(NamedTuple):
     """A tensor as a view of one of several.
@@ -39,22 +41,16 @@ def view_of(value: Tensor, sources: Sequence[Tensor]) -> View | None:
             return View(number, None)
     if not value.numel():
         return None
-    memory, (first, last) = value.untyped_storage().data_ptr(), _span(value)
+    memory, (begin, end) = value.untyped_storage().data_ptr(), span(value)
     found = [
         number
         for number, source in enumerate(sources)
         if source.numel()
         and source.untyped_storage().data_ptr() == memory
         and source.dtype == value.dtype
-        and _span(source)[0] <= first <= last <= _span(source)[1]
+        and span(source)[0] <= begin < end <= span(source)[1]
     ]
     if len(found) != 1:
         return None
     offset = int(value.storage_offset()) - int(sources[found[0]].storage_offset())
     return View(found[0], (value.shape, value.stride(), offset))
-
-
-def _span(value: Tensor) -> tuple[int, int]:
-    """Its first and its last number in memory."""
-    first = int(value.storage_offset())
-    return first, first + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
