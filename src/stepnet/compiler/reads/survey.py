@@ -7,6 +7,7 @@ import functools
 import operator
 import sys
 import types
+import weakref
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ class Survey:
     object. `others` are to be visited. `open`: why they do not tell all.
     """
 
-    __slots__ = ("_groups", "_sizes", "held", "names", "open", "others", "owner")
+    __slots__ = ("__weakref__", "_groups", "_sizes", "held", "names", "open", "others", "owner")
 
     def __init__(self, owner: Any, names: frozenset[str] | None) -> None:
         self.owner = owner
@@ -188,7 +189,8 @@ def _is_fixed(value: Any) -> bool:
 
 
 _CALLS = words("__call__ _call_impl _wrapped_call_impl __getattr__ __setattr__ forward train eval")
-_EQUAL: dict[Any, Survey] = {}
+# Classes of the user's are among the owners: none is held for longer than its survey is of use.
+_EQUAL: weakref.WeakValueDictionary[Any, Survey] = weakref.WeakValueDictionary()
 
 
 @functools.lru_cache(maxsize=4096)
