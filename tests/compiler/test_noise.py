@@ -93,6 +93,26 @@ def test_coins_follow_their_odds(backend):
     assert set(y.unique().tolist()) == {0.0, 1.0}
 
 
+LAWS = {
+    "normal": lambda like: torch.normal(1.0, 2.0, like.shape, dtype=DTYPE),
+    "log_normal": lambda like: torch.empty_like(like).log_normal_(0.5, 0.7),
+    "cauchy": lambda like: torch.empty_like(like).cauchy_(1, 0.3),
+    "geometric": lambda like: torch.empty_like(like).geometric_(0.3),
+    "exponential": lambda like: torch.empty_like(like).exponential_(2.0),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_laws_are_those_of_torch(law):
+    step, quantiles = (lambda x, h: (LAWS[law](x), h)), torch.linspace(0.05, 0.95, 19, dtype=DTYPE)
+    wanted = LAWS[law](torch.empty(200_000, dtype=DTYPE)).quantile(quantiles)
+    for backend in COMPILED:
+        drawn = recurrent(step, ones(), zeros(), backend=backend)[0].flatten()
+        below, at_most = drawn.lt(wanted[:, None]), drawn.le(wanted[:, None])  # those of whole numbers are hit
+        assert (below.double().mean(1) - quantiles).max() < 0.025
+        assert (quantiles - at_most.double().mean(1)).max() < 0.025
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_state_carries_the_noise(backend):
     noise, final = recurrent(jittered, ones(), zeros(), backend=backend)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from stepnet.errors import Unsupported
@@ -33,8 +34,8 @@ def _normal(b: Builder, x: Any, mean: float = 0.0, std: float = 1.0, **_: Any) -
     return _scaled(b, _noise("randn", b), mean, std)
 
 
-@rule("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
-def _normal_of(b: Builder, mean: Any, std: Any = 1.0, **_: Any) -> Any:
+@rule("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor", "normal.float_float")
+def _normal_of(b: Builder, mean: Any, std: Any = 1.0, *_: Any, **__: Any) -> Any:
     return _scaled(b, _noise("randn", b), mean, std)
 
 
@@ -58,6 +59,26 @@ def _waiting(b: Builder, noise: Ref) -> Ref:
     """Exponential noise of uniform noise, which may be 0 and is never 1."""
     log = b.like(noise.name, "log1p", b.like(noise.name, "neg", noise.name))
     return Ref(b.like(log, "neg", log), noise.bdim)
+
+
+@rule("log_normal")
+def _log_normal(b: Builder, x: Any, mean: float = 1.0, std: float = 2.0, **_: Any) -> Any:
+    return b.pointwise("exp", [_scaled(b, _noise("randn", b), mean, std)])
+
+
+@rule("cauchy")
+def _cauchy(b: Builder, x: Any, median: float = 0.0, sigma: float = 1.0, **_: Any) -> Any:
+    turn = _scaled(b, _noise("rand", b), -math.pi / 2, math.pi)
+    return _scaled(b, b.pointwise("tan", [turn]), median, sigma)
+
+
+@rule("geometric")
+def _geometric(b: Builder, x: Any, p: float, **_: Any) -> Any:
+    """How many tries it takes: by the logarithm of what is left, whose whole part is one less."""
+    if not 0 < p < 1 or b.meta_dtype() not in FLOATS:
+        return NotImplemented
+    tries = b.pointwise("div", [_waiting(b, _noise("rand", b)), -math.log1p(-p)])
+    return b.pointwise("add", [b.pointwise("floor", [tries]), 1])
 
 
 @rule("randint.default", "randint_like.default")

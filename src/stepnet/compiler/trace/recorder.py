@@ -219,6 +219,9 @@ class _Recorder(TorchDispatchMode):
 
 
 _DRAWS: dict[OpOverload, Callable[..., Tensor]] = {  # whose twins go by other names
+    _aten.cauchy_.default: _aten.cauchy.default,
+    _aten.geometric_.default: _aten.geometric.default,
+    _aten.log_normal_.default: _aten.log_normal.default,
     _aten.bernoulli_.float: lambda into, p=0.5, **how: _aten.bernoulli.p(into, p, **how),
     _aten.exponential_.default: _aten.exponential.default,
     _aten.normal_.default: _aten.normal_functional.default,
