@@ -225,6 +225,8 @@ _DRAWS: dict[OpOverload, Callable[..., Tensor]] = {  # whose twins go by other n
     _aten.bernoulli_.float: lambda into, p=0.5, **how: _aten.bernoulli.p(into, p, **how),
     _aten.exponential_.default: _aten.exponential.default,
     _aten.normal_.default: _aten.normal_functional.default,
+    _aten.random_.to: lambda into, to, **how: _aten.randint_like(into, to, **how),
+    getattr(_aten.random_, "from"): lambda into, low, high, **how: _aten.randint_like(into, low, high, **how),
     _aten.uniform_.default: _aten.uniform.default,
 }
 _VIEWS: dict[OpOverload, Callable[..., Tensor]] = {
