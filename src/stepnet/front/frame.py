@@ -35,7 +35,7 @@ class WhileLoop:
         results: the loop variables after the last step, in the order of `loop_vars`.
 
     Raises:
-        StepError: `loop_vars` is no list of tensors.
+        StepError: `loop_vars` is no list of tensors, or `results` are read before the frame was left.
 
     >>> from stepnet import create_whileloop
     >>> loop = create_whileloop([torch.tensor(1)], max_steps=10)
