@@ -32,7 +32,7 @@ def captures(monkeypatch):
     """The names of the steps that are captured, with no plan known before."""
     made = []
     inner = make.compile_loop
-    monkeypatch.setattr(plans, "_entries", type(plans._entries)())
+    monkeypatch.setattr(plans, "_entries", Bounded(plans._entries.most))
     monkeypatch.setattr(warm_calls, "_known", Bounded(warm_calls._known.most))
     monkeypatch.setattr(plans, "_misses", {})
 

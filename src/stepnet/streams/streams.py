@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from stepnet.api import Recurrent
 from stepnet.data.arguments import brief, function, whole
-from stepnet.data.attributes import attribute
+from stepnet.data.attributes import attribute, begins_by_itself
 from stepnet.data.in_graph import by_python
 from stepnet.data.modes import traced, transforms_active
 from stepnet.errors import StreamError, UnknownStream
@@ -421,7 +421,7 @@ def _check(module: Any) -> None:
                 "that have not ended",
                 remedy="a bidirectional module needs whole sequences; stream one that runs forwards",
             )
-    if attribute(module, "initial_state") is not None or isinstance(module, nn.RNNCellBase):
+    if begins_by_itself(module) or isinstance(module, nn.RNNCellBase):
         raise StreamError(
             f"'{step_name(module)}' is a step, which runs one row of each stream",
             remedy="stream(Recurrent(step))",
