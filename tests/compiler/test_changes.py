@@ -380,7 +380,7 @@ def test_orthogonal_weights():
 
 
 def test_many_signatures_do_not_pile_up(captures, monkeypatch):
-    monkeypatch.setattr(plans, "_LIMIT", 3)
+    monkeypatch.setattr(plans._entries, "most", 3)
     for scale in range(6):
         recurrent(lambda x, h, k=scale: (h * k + x, h), rows(), boot(), backend="eager")
     assert len(plans._entries) == 3
