@@ -85,9 +85,10 @@ def parameters_unsaid(function: Callable[..., Any]) -> list[str]:
 
 def errors_unsaid(function: Callable[..., Any], said: str) -> list[str]:
     """Errors of stepnet that a function raises itself, neither they nor what they are a kind of named."""
-    if OF_ANOTHER.search(said):
+    plain = inspect.unwrap(function)
+    if OF_ANOTHER.search(said) or not any(hasattr(errors, name) for name in plain.__code__.co_names):
         return []
-    source = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    source = ast.parse(textwrap.dedent(inspect.getsource(plain)))
     calls = [node.exc for node in ast.walk(source) if isinstance(node, ast.Raise)]
     names = [call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)]
     kinds = [getattr(errors, name) for name in names if hasattr(errors, name)]
