@@ -17,7 +17,7 @@ from .compiler.reads.reach import reach
 from .compiler.rewritten.inner_loops import inner
 from .compiler.trace.iteration import code_of
 from .data.arguments import truth, whole
-from .data.attributes import attribute
+from .data.attributes import begins_by_itself
 from .data.convert import pack_like
 from .data.in_graph import fixed, is_drafted, is_exporting, not_followed
 from .data.lod import LoDTensor
@@ -296,7 +296,7 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
         marks, fresh, kind = asked.marks, asked.state, "done" if asked.is_init is None else "is_init"
         if isinstance(marks, PackedSequence):
             marks = LoDTensor.from_packed(marks)
-        if fresh is None and attribute(function, "initial_state") is not None:
+        if fresh is None and begins_by_itself(function):
             fresh = boot_state(function, n)
     if state is None:
         state = boot_state(function, n)

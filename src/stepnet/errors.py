@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 
 def describe(where: str, *, got: object = None, expected: object = None, remedy: str | None = None) -> str:
-    """Lay out an error's text: the place first, then got, expected and remedy on lines of their own.
+    """Lay out an error's text: `where` it is first, then got, expected and remedy on lines of their own.
 
     >>> print(describe("LoDTensor 'lod' level 0 must start at 0", got="[1, 3]", remedy="prepend a 0"))
     LoDTensor 'lod' level 0 must start at 0

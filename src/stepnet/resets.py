@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from .data.attributes import attribute
+from .data.attributes import begins_by_itself
 from .data.lod import LoDTensor
 from .data.modes import beside, outside_modes, traced
 from .data.offsets import LoD, short
@@ -260,7 +260,7 @@ def _fresh(
         if owner is not None:
             static = rows_at(static, owner)
         return WithStatic(_fresh(step, reset_state, given.state, count, owner), static)
-    if reset_state is None and attribute(step, "initial_state") is not None:
+    if reset_state is None and begins_by_itself(step):
         fresh, owner = boot_state(step, count), None
     else:
         fresh = given if reset_state is None else reset_state

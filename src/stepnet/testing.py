@@ -126,6 +126,8 @@ def _row_shape(x: Any, axis: int) -> tuple[int, ...]:
 def assert_close(what: str, got: Tensor, expected: Tensor, tolerance: float) -> None:
     """Compare two tensors number by number; nan and infinities must be in the same places.
 
+    They may be `tolerance` apart, or as many times the largest number expected, where that is above 1.
+
     Raises:
         AssertionError: names `what`, the worst place, both numbers and how far they are apart.
 

@@ -32,7 +32,7 @@ def captures(monkeypatch):
     """The names of the steps that are captured, with no plan known before."""
     made = []
     inner = make.compile_loop
-    monkeypatch.setattr(plans, "_entries", type(plans._entries)())
+    monkeypatch.setattr(plans, "_entries", Bounded(plans._entries.most))
     monkeypatch.setattr(warm_calls, "_known", Bounded(warm_calls._known.most))
     monkeypatch.setattr(plans, "_misses", {})
 
@@ -380,7 +380,7 @@ def test_orthogonal_weights():
 
 
 def test_many_signatures_do_not_pile_up(captures, monkeypatch):
-    monkeypatch.setattr(plans, "_LIMIT", 3)
+    monkeypatch.setattr(plans._entries, "most", 3)
     for scale in range(6):
         recurrent(lambda x, h, k=scale: (h * k + x, h), rows(), boot(), backend="eager")
     assert len(plans._entries) == 3

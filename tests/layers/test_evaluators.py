@@ -24,8 +24,8 @@ from stepnet.layers import (
     precision_recall,
     recurrent_group,
 )
+from stepnet.layers.accumulators import edit_steps
 from stepnet.layers.chunks import chunks
-from stepnet.layers.distance import edit_steps
 from stepnet.tape import Tape
 
 SCORES = torch.randn(40, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

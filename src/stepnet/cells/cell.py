@@ -33,6 +33,15 @@ class Cell(nn.Module):
 
     Raises:
         StepError: a size is no positive whole number.
+
+    >>> class Leaky(Cell):
+    ...     gates = 1
+    ...     def forward(self, x, h):
+    ...         h = 0.9 * h + 0.1 * torch.tanh(self.both_products(x, h, None))
+    ...         return h, h
+    >>> cell = Leaky(3, 4)
+    >>> cell.weight_hh.shape, cell(torch.zeros(2, 3), torch.zeros(2, 4))[0].shape
+    (torch.Size([4, 4]), torch.Size([2, 4]))
     """
 
     gates: ClassVar[int]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -58,8 +59,6 @@ def timed(model: OpenVINOModel, values: dict[str, Any]) -> tuple[Outputs, float,
     Raises:
         IRError: the model cannot run on these values.
     """
-    from time import perf_counter
-
     import torch
 
     order = [values[socket.name] for socket in model.inputs]  # by position: a name may be "self"

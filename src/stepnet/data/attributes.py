@@ -24,3 +24,8 @@ def attribute(of: Any, name: str, default: Any = None) -> Any:
         if inspect.getattr_static(of, name, None) is not None:  # of a property, say
             raise
         return default
+
+
+def begins_by_itself(step: Any) -> bool:
+    """Whether a step has an initial state of its own, by a method `initial_state(n)`."""
+    return attribute(step, "initial_state") is not None

@@ -75,7 +75,7 @@ def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0) -> Any: 
 
 @recorded_in_frames()
 def sequence_softmax(x: LoDTensor) -> LoDTensor:
-    """Softmax over the rows of each sequence, for every feature apart.
+    """Softmax over the rows of each sequence of x, for every feature apart.
 
     The same LoD and shape. float16 and bfloat16 are computed in float32. Raises LoDError for integers.
 
@@ -164,7 +164,7 @@ def _expanded_in_graph(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int) -> L
 
 @recorded_in_frames()
 def sequence_concat(xs: Sequence[LoDTensor]) -> LoDTensor:
-    """Join sequence i of every LoDTensor in turn, for each i of the last level.
+    """Join sequence i of every LoDTensor of `xs` in turn, for each i of the last level.
 
     The levels above the last must be equal. Raises LoDError when they are not, or the rows differ in shape.
 

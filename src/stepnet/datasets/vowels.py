@@ -13,7 +13,12 @@ from stepnet.data.lod import LoDTensor
 
 
 class Split(NamedTuple):
-    """Utterances and who spoke them."""
+    """Utterances and who spoke them.
+
+    >>> x, labels = japanese_vowels().test
+    >>> x.values.shape, labels.shape
+    (torch.Size([5687, 12]), torch.Size([370]))
+    """
 
     x: LoDTensor
     """The frames: values float32 [frames of all utterances, 12]; one sequence an utterance."""
@@ -22,7 +27,12 @@ class Split(NamedTuple):
 
 
 class JapaneseVowels(NamedTuple):
-    """What `japanese_vowels` returns."""
+    """What `japanese_vowels` returns.
+
+    >>> train, test, speakers = japanese_vowels()
+    >>> len(train.x) + len(test.x), speakers
+    (640, 9)
+    """
 
     train: Split
     """270 utterances, 30 by each speaker."""

@@ -125,11 +125,11 @@ class Race:
 
     def go(self, rounds: int, of: Sequence[str] = ()) -> None:
         """Time every way, or those `of` these names, in turns; fewer rounds of what takes long."""
-        spent = 0.0
+        spent, own = 0.0, (*self.x, *self.boot, *self.weights)
         with draws_put_back():
             for _ in range(rounds):
                 for name in of or self.ways:
-                    taken = stopwatch(lambda way=self.ways[name]: self._once(way))
+                    taken = stopwatch(lambda way=self.ways[name]: go_back(way(), own))
                     self.seconds[name] = min(taken, self.seconds.get(name, taken))
                     spent += taken
                 if spent > _ENOUGH:
@@ -139,9 +139,6 @@ class Race:
         """What was timed, the plain loop last in order."""
         order = [name for name in self.seconds if name != PLAIN.name] + [PLAIN.name]
         return Timing({name: self.seconds[name] for name in order}, self.steps, self.sequences)
-
-    def _once(self, way: Callable[[], Sequence[Tensor]]) -> None:
-        go_back(way(), (*self.x, *self.boot, *self.weights))
 
 
 def _size(layout: Layout, plan: Plan) -> tuple[int, int]:

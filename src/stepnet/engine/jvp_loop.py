@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import vjp
 
 from stepnet.compiler.trace.capture import Replaced
 from stepnet.data.autograd_history import history
@@ -138,8 +139,6 @@ class Along:
     ) -> tuple[Tensor, ...]:
         """As `_derivative`, where transforms of torch.func are around, which know no other gradient than
         their own."""
-        from torch.func import vjp
-
         points = (*(given[name] for name in self.moved), *weights)
 
         def moving(*points: Tensor) -> tuple[Tensor, ...]:

@@ -8,7 +8,6 @@ import os
 import threading
 import warnings
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -20,6 +19,7 @@ from stepnet.compiler.rewritten.inner_loops import ENDED, ENDED_AT_LIMIT, TooFew
 from stepnet.compiler.trace.capture import FailsOnAnyRows
 from stepnet.compiler.trace.data_dependent import AsksCaptured
 from stepnet.compiler.trace.iteration import code_of, own_classes
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.modes import batches, has_tangent, linearizes, transforms_active
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.data.unpatched_torch import contiguous
@@ -63,12 +63,12 @@ from .transforms import Further, find_transformed
 from .varying_numbers import note_plan
 from .walked_steps import forget_steps
 
-_entries: OrderedDict[Any, Entry] = OrderedDict()
+_LIMIT = 512
+_entries = Bounded[Any, Entry](_LIMIT)
 _told: set[Any] = set()  # steps and reasons that were warned of
 # For one piece of source: the keys, as hashes, that one after the other had no plan, and none came again; and
 # which step had each.
 _misses: dict[Any, dict[int, Callable[[], Any]]] = {}
-_LIMIT = 512
 _MOST_MISSES = 12
 _MOST_REST = 64  # calls that a plan is left out for after its checks did not hold
 _OFTEN = 3  # runs in a row of which a check did not hold, of which the user is told
@@ -433,7 +433,7 @@ def lookup(
         entry.times = 1 if known is None else known.times + 1
         entry.pause = 2**entry.times
         entry.family = family
-        _keep(key, entry)
+        _entries[key] = entry
         if entry.ready is not None and reads.open is None and reads.inputs is None:
             note_plan(reads.root, reads.key, code_of(loop).function)
     return entry
@@ -490,7 +490,7 @@ def _refused(reads: Reads, refusal: Unsupported) -> Entry:
         if entry is None:
             entry = Entry()
             entry.refusals.append(("capture", refusal.fresh()))
-            _keep(key, entry)
+            _entries[key] = entry
     return entry
 
 
@@ -504,9 +504,3 @@ def forget() -> None:
         forget_lone()
         forget_resting()
         forget_changing()
-
-
-def _keep(key: Any, entry: Entry) -> None:
-    _entries[key] = entry
-    while len(_entries) > _LIMIT:
-        _entries.popitem(last=False)

@@ -7,16 +7,14 @@ call, only to be refused. Whether it would be taken by now is looked at after so
 from __future__ import annotations
 
 import time
-import weakref
 from typing import Any
 
 from stepnet.errors import Unsupported
 
-from .walked_steps import owner_of, place_of
+from .walked_steps import kept_while_alive, place_of
 
 _LONG = 0.003  # seconds
 _TIMES = 20  # as long as it took
-_LIMIT = 512
 clock = time.monotonic
 _until: dict[Any, tuple[Any, float]] = {}
 
@@ -35,14 +33,9 @@ def note_refused(step: Any, seconds: float) -> None:
     """A walk that took so long refused a step."""
     if seconds < _LONG:
         return
-    if len(_until) >= _LIMIT:
-        _until.clear()
-    place = place_of(step)
-    try:
-        alive = weakref.ref(owner_of(step), lambda _: _until.pop(place, None))
-    except TypeError:
-        return
-    _until[place] = alive, clock() + _TIMES * seconds
+    alive = kept_while_alive(_until, step)
+    if alive is not None:
+        _until[place_of(step)] = alive, clock() + _TIMES * seconds
 
 
 def forget_resting() -> None:

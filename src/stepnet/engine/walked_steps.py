@@ -13,7 +13,7 @@ from torch import Tensor
 from stepnet.compiler.reads.dict_changes import counts_by
 from stepnet.compiler.reads.reach import Reach, reach
 from stepnet.compiler.reads.unchanged import words
-from stepnet.data.attributes import attribute
+from stepnet.data.attributes import begins_by_itself
 from stepnet.executors.c.dict_watcher import watcher
 from stepnet.executors.c.memory import unchanged
 
@@ -52,7 +52,7 @@ class _Step:
     ) -> None:
         """Another walk found this."""
         self._alike = self._alike + 1 if found.key == self.key else 0
-        self.key, self.boots = found.key, attribute(function, "initial_state") is not None
+        self.key, self.boots = found.key, begins_by_itself(function)
         if self._alike < self._pause:
             return
         self._alike, self._pause = 0, min(2 * self._pause, _RARELY)

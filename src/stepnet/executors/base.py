@@ -36,6 +36,13 @@ class Executor(ABC):
         devices: the types of devices whose rows it takes; None: any.
         dtypes: the floating point types that its scans compute in; None: any.
         in_torch: True if its scans are torch's ops, as maps are.
+
+    >>> class Counting(Executor):
+    ...     name, label, form, dtypes = "counting", "one that counts", "hoisted", ("float64",)
+    ...     def scan(self, loop, region):
+    ...         raise Unsupported("it counts, and runs nothing")
+    >>> Counting().devices, Counting().dtypes
+    (None, ('float64',))
     """
 
     name: ClassVar[Backend]

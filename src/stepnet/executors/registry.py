@@ -49,6 +49,13 @@ def register(executor: Executor, *, before: str | None = None) -> None:
 
     Raises:
         ValueError: the name is taken; or "auto" does not try the executor that is named in `before`.
+
+    >>> class Mine(type(TORCH_OPS)):
+    ...     name = "mine"
+    >>> register(Mine())
+    >>> backend_names()
+    ('auto', 'c', 'eager', 'mine', 'naive')
+    >>> unregister("mine")
     """
     global _tried
     if executor.name in _tried:
@@ -68,6 +75,10 @@ def unregister(name: str) -> None:
 
     Raises:
         ValueError: there is none of this name.
+
+    >>> unregister("none_of_this_name")
+    Traceback (most recent call last):
+    ValueError: there is no executor 'none_of_this_name' to forget
     """
     global _tried
     if name == AUTO or not _tried.get(name):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.func import vjp
 
 from stepnet.data.in_graph import not_followed
 from stepnet.data.modes import (
@@ -541,8 +542,6 @@ def _gradient_by_plain_loop(
     asked: Sequence[int],
 ) -> Callable[..., tuple[Tensor, ...]]:  # fmt: skip
     """The gradients of the plain loop, as a function of some of its inputs and of `grads`."""
-    from torch.func import vjp
-
     wants = [i for i, need in enumerate(needed) if need]
 
     def gradient(*moving: Tensor) -> tuple[Tensor, ...]:
@@ -563,8 +562,6 @@ def _second_by_plain_loop(
     directions: Sequence[Tensor | None], wanted: Sequence[bool],
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradients of the gradient, of each tensor and each of `grads`, by the plain loop."""
-    from torch.func import vjp
-
     held = [*own, *grads]
     asked = [i for i, w in enumerate(wanted) if w]
     gradient = _gradient_by_plain_loop(call, own, grads, needed, asked)

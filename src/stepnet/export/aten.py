@@ -84,19 +84,18 @@ class AtenNet:
 
     Args:
         emit: the graph that they are added to.
+        where: what is written, for errors.
+
+    Attributes:
         ragged: by symbol of a number of rows, the lengths [batch] of the sequences.
         grids: by symbol of a number of sequences of sequences, or of their rows, the lengths [batch, time].
-        where: what is written, for errors.
     """
 
-    def __init__(
-        self, emit: Emit, where: str, ragged: Mapping[str, Value] | None = None,
-        grids: Mapping[str, Value] | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, emit: Emit, where: str) -> None:
         self.emit = emit
         self.where = where
-        self.ragged = dict(ragged or {})
-        self.grids = dict(grids or {})
+        self.ragged: dict[str, Value] = {}
+        self.grids: dict[str, Value] = {}
         self.env: dict[FxNode, Any] = {}
         self.sources: dict[str, tuple[Value, int]] = {}  # where the size that a symbol stands for is found
         self.numbers: Numbers = {}  # that stand for any number of sequences

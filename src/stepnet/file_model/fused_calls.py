@@ -141,7 +141,7 @@ def _with_lines(
         last = parts[-1] if parts and isinstance(parts[-1], tuple) else None
         lowering, line = last or (Lowering(places), [])
         if not _fits(call, lowering):
-            if last is None or _views_alone(line):
+            if last is None or all(other.view for other in line):
                 parts.append(call)
                 continue
             lowering, line = Lowering(places), []
@@ -158,10 +158,6 @@ def _with_lines(
             wanted.update(slots_in(call.arguments))
     found.reverse()
     return found
-
-
-def _views_alone(line: Sequence[Call]) -> bool:
-    return all(call.view for call in line)
 
 
 def _fits(call: Call, lowering: Lowering) -> bool:

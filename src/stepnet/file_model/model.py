@@ -46,7 +46,12 @@ def shorten(text: str, limit: int = 80) -> str:
 
 @dataclass(frozen=True)
 class Socket:
-    """An input or output of a model: -1 in `shape` is any size; None: of any rank. No dtype: no tensor."""
+    """An input or output of a model: -1 in `shape` is any size; None: of any rank. No dtype: no tensor.
+
+    >>> x = Socket("x", (-1, 3), torch.float32)
+    >>> str(x), x.fits(torch.zeros(7, 3)), x.fits(torch.zeros(7, 4))
+    ('x: float32[?, 3]', True, False)
+    """
 
     name: str
     shape: tuple[int, ...] | None
@@ -66,7 +71,13 @@ class Socket:
 
 @dataclass
 class LoopReport:
-    """How the loop of one layer ran last: `compiled`, or why not."""
+    """How the loop of one layer ran last: `compiled`, or why not; of the `loops` of a model.
+
+    >>> report = LoopReport("TensorIterator 7 'gru'")
+    >>> report.declined("it has a condition")
+    >>> report.ran, report.compiled, report.reason
+    (True, False, 'it has a condition')
+    """
 
     where: str
     ran: bool = False

@@ -33,6 +33,17 @@ class WhileLoop:
 
     Attributes:
         results: the loop variables after the last step, in the order of `loop_vars`.
+
+    Raises:
+        StepError: `loop_vars` is no list of tensors, or `results` are read before the frame was left.
+
+    >>> from stepnet import create_whileloop
+    >>> loop = create_whileloop([torch.tensor(1)], max_steps=10)
+    >>> with loop.frame() as (n,):
+    ...     loop.break_if(n > 100)
+    ...     loop.update(n, n * 3)
+    >>> loop.results
+    (tensor(243),)
     """
 
     def __init__(

@@ -26,6 +26,9 @@ class Scope:
     `sequences` is the caller's index of the sequence in each row of this scope's values; None where
     every sequence is present in the caller's order.
 
+    Raises:
+        StepError: `values` is no dict.
+
     >>> outer = Scope({"w": 2})
     >>> inner = outer.new_scope({"h": 1})
     >>> inner["h"], inner["w"], inner.find("z") is None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stepnet.data import in_graph
 from stepnet.data.arguments import brief
-from stepnet.data.attributes import attribute
+from stepnet.data.attributes import begins_by_itself
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError
@@ -31,11 +31,7 @@ def clock(step: Any, x: Any, state: Any, steps: Any, axis: int) -> tuple[Clock, 
     Raises:
         StepError: the arguments do not fit.
     """
-    if (
-        state is None
-        and isinstance(steps, (Tensor, list, tuple))
-        and attribute(step, "initial_state") is not None
-    ):
+    if state is None and isinstance(steps, (Tensor, list, tuple)) and begins_by_itself(step):
         state = boot_state(step, len(steps))
     leaves = [leaf for leaf in flatten(state)[0] if isinstance(leaf, Tensor) and leaf.dim()]
     if x is not None or not leaves:

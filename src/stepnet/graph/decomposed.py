@@ -20,6 +20,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     What it has no other form for stays one operator, which runs where stepnet is imported: a recurrence with
     resets, with detach_every= or under autocast, and what repeats or joins whole sequences. Offsets are not
     checked any more as the program runs.
+
+    >>> [*decompositions()]
+    [<OpOverload(op='stepnet.run', overload='default')>]
     """
     return {torch.ops.stepnet.run.default: _decomposed}
 

@@ -25,7 +25,7 @@ def flat(tree: Any) -> tuple[list[Any], Any]:
         return [tree], None
     if _are_side_by_side(tree):
         return [*tree], len(tree)
-    return _pytree.tree_flatten(tree, is_leaf=_is_ragged)
+    return _pytree.tree_flatten(tree, is_leaf=lambda leaf: isinstance(leaf, LoDTensor))
 
 
 def nested(leaves: Any, spec: Any) -> Any:
@@ -37,10 +37,6 @@ def nested(leaves: Any, spec: Any) -> Any:
     if spec is None:
         return leaves[0]
     return tuple(leaves) if isinstance(spec, int) else _pytree.tree_unflatten(leaves, spec)
-
-
-def _is_ragged(leaf: Any) -> bool:
-    return isinstance(leaf, LoDTensor)
 
 
 def _are_side_by_side(tree: Any) -> bool:

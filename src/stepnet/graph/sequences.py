@@ -140,10 +140,6 @@ def _padded_shapes(values: Tensors, lods: Sequence[Tensors], value: float, batch
     return [values[0].new_empty((*lead, *values[0].shape[1:]))]
 
 
-def _unpadded(values: Tensors, batch_first: bool) -> list[Tensor]:
-    return _whole(LoDTensor.from_padded(values[0], values[1], batch_first))
-
-
 def _unpadded_shapes(values: Tensors, _: Any, batch_first: bool) -> list[Tensor]:
     x, lengths = values
     ends = lengths.new_empty((lengths.shape[0] + 1,), dtype=torch.int64, device="cpu")
@@ -196,7 +192,7 @@ FUNCTIONS: dict[str, Function] = {
     "ends": Function(lambda _, __, *sizes: [*LoD.from_lengths([sizes]).levels], _ends_shapes),
     "rows": Function(lambda t, _, *known: _of_lengths(t[0], known), _of_lengths_shapes),
     "pad": Function(lambda _, xs, *how: [xs[0].to_padded(*how)[0]], _padded_shapes),
-    "unpad": Function(lambda t, _, *how: _unpadded(t, *how), _unpadded_shapes),
+    "unpad": Function(lambda t, _, how: _whole(LoDTensor.from_padded(t[0], t[1], how)), _unpadded_shapes),
     "unpack": Function(lambda t, _: _whole(LoDTensor.from_packed(_packed(*t))), _unpack_shapes),
     "pack": Function(lambda t, _: [pack_like(_packed(*t), t[0]).data], _alike),
     "beside": Function(lambda _, xs: [*padded(xs[0])], _beside_shapes),

@@ -56,7 +56,7 @@ def as_activation(act: Act) -> Callable[..., Any] | None:
 
 
 def activation(x: TapeItem, act: str | Callable[..., Any], *, name: str | None = None) -> TapeItem:
-    """An activation as a layer; softmax and log_softmax are over features.
+    """The activation `act`, a name or a function, as a layer; softmax and log_softmax are over features.
 
     Raises:
         TapeError: there is no such activation, or x does not fit.

@@ -80,8 +80,9 @@ def precision_recall(
     ignore: int | None = None,
     name: str | None = None,
 ) -> TapeItem:
-    """Precision, recall and F1, as a dict of "precision", "recall" and "f1"; other arguments
-    and errors as `classification_error`.
+    """Precision, recall and F1, as a dict of "precision", "recall" and "f1".
+
+    Other arguments and errors as `classification_error`.
 
     Args:
         average: "macro", the mean over the classes that occur in labels or predictions; "micro", over rows.

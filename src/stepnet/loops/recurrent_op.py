@@ -85,6 +85,9 @@ class RecurrentOp:
         memories: what a step hands to the next.
         reverse: run from the last step to the first; outputs stay in the order of the inputs.
 
+    Raises:
+        StepError: what it is made of does not fit, or a run finds other names or shapes than these say.
+
     Attributes:
         scopes: after `run`, the scope of each time step.
         last: after `run`, the memories of the step that ran last, by name.

@@ -71,7 +71,15 @@ def _like(module: RNNBase, *_: Any, **__: Any) -> Any:
 
 
 class RNNBase(nn.Module):
-    """Layers of a recurrence, in one direction or both. See LSTM, GRU and RNN."""
+    """Layers of a recurrence, in one direction or both; arguments as of LSTM, GRU and RNN.
+
+    Raises:
+        StepError: a size is no whole number above 0, or `proj_size` none below `hidden_size`.
+
+    >>> from stepnet import nn
+    >>> isinstance(nn.LSTM(3, 4), nn.RNNBase), nn.GRU(3, 4, num_layers=2).all_weights[1][0].shape
+    (True, torch.Size([12, 4]))
+    """
 
     weight_ih_l0: nn.Parameter
     gates: ClassVar[int]  # blocks of hidden_size rows in the weights

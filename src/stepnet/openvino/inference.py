@@ -19,7 +19,7 @@ from torch import Tensor
 from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.errors import IRError, LoopError
 from stepnet.executors.naive import number_of
-from stepnet.executors.segment import iterations
+from stepnet.executors.segment import Count, iterations
 from stepnet.file_model import ERRORS, Broken, Socket, shorten
 from stepnet.ir.loop import Concat, Iteration, Loop, Slice
 
@@ -380,8 +380,6 @@ class Walk:
         return True
 
     def _counted(self, node: Node, runner: TensorIteratorRunner) -> int:
-        from stepnet.executors.segment import Count
-
         try:
             return Count(runner.loop).steps
         except LoopError as error:

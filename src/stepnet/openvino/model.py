@@ -36,6 +36,14 @@ class OpenVINOModel(FileModel):
         inputs: name, shape and dtype of each input, in the order of the file.
         outputs: the same of each output, as the file declares it.
         rt_info: what the file notes of the whole model: text by key, or another such dict.
+
+    >>> import tempfile
+    >>> from stepnet import openvino
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     openvino.save(torch.nn.ReLU(), f"{folder}/relu.xml", torch.ones(2, 3))
+    ...     model = openvino.load(f"{folder}/relu.xml")
+    >>> model.inputs[0].dtype, model(torch.tensor([[-1.0, 0.0, 1.0]]))[0], [*model.loops]
+    (torch.float32, tensor([[0., 0., 1.]]), [])
     """
 
     def __init__(self, net: Net, weights: Weights, *, trainable: bool) -> None:

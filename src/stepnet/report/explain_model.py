@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stepnet.api import Recurrent
-from stepnet.data.attributes import attribute
+from stepnet.data.attributes import attribute, begins_by_itself
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import draws_put_back
 from stepnet.errors import StepError, Unsupported
@@ -31,7 +31,7 @@ def is_model(step: Any, state: Any) -> bool:
     >>> is_model(lambda x, h: (h, h), None)
     False
     """
-    if isinstance(step, Recurrent) or attribute(step, "initial_state") is not None or not callable(step):
+    if isinstance(step, Recurrent) or begins_by_itself(step) or not callable(step):
         return False
     if attribute(step, "takes_sequences"):  # stepnet.nn
         return True

@@ -62,12 +62,27 @@ def load(path: str | os.PathLike[str], *, trainable: bool = False) -> SavedTopol
 
 
 class SavedTopology(nn.Module):
-    """A topology that was read: it is called as the one that was saved, by name, with what that took.
+    """A topology that `load` read: it is called as the one that was saved, by name, with what that took.
 
     Attributes:
         inputs: the names of its data.
         types: what each is: `Dense` or `Integer`.
         evaluators: kind and inputs, by name, of the evaluators that the saved topology had. They are not run.
+
+    Raises:
+        ValueError: the notes are those of another model.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from stepnet.layers import Integer, data
+    >>> from stepnet.tape import Tape
+    >>> with Tape() as tape:
+    ...     following = data("words", Integer(10)) + 1
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     tape.topology(following).save(f"{folder}/next.xml")
+    ...     again = load(f"{folder}/next.xml")
+    >>> again.inputs, again.types, again(words=torch.tensor([1, 2]))[0]
+    (('words',), {'words': Integer(classes=10, level=0)}, tensor([2, 3]))
     """
 
     def __init__(self, model: openvino.OpenVINOModel, notes: Mapping[str, Any]) -> None:

@@ -31,7 +31,16 @@ KEY = "stepnet"  # of what is noted in rt_info, or in the metadata
 
 @dataclass(frozen=True)
 class IR:
-    """A model as OpenVINO reads it from memory: `Core().read_model(ir.xml, ir.weights)`."""
+    """A model as OpenVINO reads it from memory: `Core().read_model(ir.xml, ir.weights)`.
+
+    >>> from stepnet.layers import Dense, data
+    >>> from stepnet.tape import Tape
+    >>> with Tape() as tape:
+    ...     doubled = data("x", Dense(3)) * 2
+    >>> ir = tape.topology(doubled).to_ir()
+    >>> ir.xml[:5], type(ir.weights)
+    (b'<?xml', <class 'bytes'>)
+    """
 
     xml: bytes
     weights: bytes

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.api import Recurrent, recurrent, warm
 from stepnet.data import sequence
-from stepnet.data.attributes import attribute
+from stepnet.data.attributes import begins_by_itself
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import RECORDER
 from stepnet.data.tree import Spec, flatten, unflatten
@@ -116,7 +116,7 @@ class Keeper:
             )
         if resets is not None:
             resets = as_resets(resets)
-            if resets.state is None and attribute(step, "initial_state") is None:
+            if resets.state is None and not begins_by_itself(step):
                 resets = replace(resets, state=state)  # not the one that is carried on
         out = recurrent(step, x, self._start(step, name, state), resets=resets, **how)
         leaves, spec = flatten(out[1])

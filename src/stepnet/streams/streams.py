@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from stepnet.api import Recurrent
 from stepnet.data.arguments import brief, function, whole
-from stepnet.data.attributes import attribute
+from stepnet.data.attributes import attribute, begins_by_itself
 from stepnet.data.in_graph import by_python
 from stepnet.data.modes import traced, transforms_active
 from stepnet.errors import StreamError, UnknownStream
@@ -57,7 +57,7 @@ def stream(
     """Run a module over sequences that arrive in chunks; see `Stream` for what it may be and what it does.
 
     >>> from stepnet import cells
-    >>> live = stream(Recurrent(cells.GRU(3, 4)), max_streams=100)
+    >>> live = stream(Recurrent(cells.GRU(3, 4), backend="naive"), max_streams=100)
     >>> a, b = live.open(), live.open("b")
     >>> out = live.push({a: torch.zeros(2, 3), b: torch.zeros(5, 3)})
     >>> out[a].shape, live.push({b: torch.zeros(1, 3)})["b"].shape
@@ -94,6 +94,21 @@ class Stream:
 
     Raises:
         StreamError: the module runs backwards, or holds a torch.nn recurrence, whose state is not seen.
+
+    >>> from stepnet import recurrent
+    >>> def summed(x):
+    ...     return recurrent(lambda x, s: (s + x, s + x), x, torch.zeros(len(x), 1), backend="naive")
+    >>> sums = Stream(summed)
+    >>> a = sums.open()
+    >>> sums.push({a: torch.ones(3, 1)})[a].flatten(), sums.push({a: torch.ones(1, 1)})[a].flatten()
+    (tensor([1., 2., 3.]), tensor([4.]))
+    >>> kept = sums.state_dict()  # where the stream stands, for torch.save
+    >>> sums.reset(a)
+    >>> sums.push({a: torch.ones(1, 1)})[a].flatten()
+    tensor([1.])
+    >>> sums.load_state_dict(kept)
+    >>> sums.push({a: torch.ones(1, 1)})[a].flatten()
+    tensor([5.])
     """
 
     def __init__(
@@ -406,7 +421,7 @@ def _check(module: Any) -> None:
                 "that have not ended",
                 remedy="a bidirectional module needs whole sequences; stream one that runs forwards",
             )
-    if attribute(module, "initial_state") is not None or isinstance(module, nn.RNNCellBase):
+    if begins_by_itself(module) or isinstance(module, nn.RNNCellBase):
         raise StreamError(
             f"'{step_name(module)}' is a step, which runs one row of each stream",
             remedy="stream(Recurrent(step))",

@@ -29,6 +29,13 @@ class Piece:
         state: what they start from, a row per sequence here. Set it to the state that they end with.
         sequences: which sequences of the batch they are.
         starts: at which step each is.
+
+    >>> x = LoDTensor.from_lengths(torch.arange(5.0), [[2, 3]])
+    >>> for piece in truncated(x, torch.zeros(2), rows=2):
+    ...     print(piece.sequences.tolist(), piece.starts.tolist(), piece.x.values.tolist())
+    ...     piece.state = piece.state + 1
+    [0, 1] [0, 0] [0.0, 1.0, 2.0, 3.0]
+    [1] [2] [4.0]
     """
 
     x: Any

@@ -51,6 +51,9 @@ class Tape:
         weights: another tape. Layers that are given the name of a layer there share its weights, so a network
             that is made again, under another tape, is the same network.
 
+    Raises:
+        TapeError: `weights` is no tape.
+
     Source: the Tape of Paddle's design of topologies (its v2 API).
 
     >>> import torch

@@ -159,6 +159,15 @@ class Metrics(Mapping[str, Any]):
 
     Raises:
         TapeKeyError: the topology has no such evaluator.
+
+    >>> import torch
+    >>> from stepnet.layers import Dense, Integer, classification_error, data
+    >>> from stepnet.tape import Tape
+    >>> with Tape() as tape:
+    ...     error = classification_error(data("scores", Dense(2)), data("label", Integer(2)), name="error")
+    >>> _, metrics = tape.topology(error)(scores=torch.eye(2), label=torch.tensor([0, 0]))
+    >>> [*metrics], metrics["error"], metrics[error]
+    (['error'], 0.5, 0.5)
     """
 
     def __init__(self, evaluators: Mapping[str, Evaluator], remedy: str = _IN) -> None:

@@ -54,11 +54,9 @@ class _Tables:
         if self.values[right].kind != "shared" or len(self.values[right].shape) != 2:
             return ()
         maker = self.makers.get(left)
-        beside = maker is not None and maker.op == "cat" and maker.attr("dim") == self._last(left)
+        last = len(self.values[left].shape) - 1
+        beside = maker is not None and maker.op == "cat" and maker.attr("dim") == last
         return maker.inputs if maker is not None and beside else (left,)
-
-    def _last(self, name: str) -> int:
-        return len(self.values[name].shape) - 1
 
     def _is_looked_up(self, name: str, product: Node) -> bool:
         maker = self.makers.get(name)

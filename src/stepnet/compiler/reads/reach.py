@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from stepnet.data.bounded_cache import Bounded
 from stepnet.interrupts import let_through
 
 from .attributes import WithAttributes
@@ -74,7 +75,7 @@ class Reach:
 # numbers in them may be others by now.
 _ASKING: dict[Any, set[int]] = {}
 # The names that code mentions, and what those begin with that it makes, by the code or class of the step.
-_NAMES: dict[Any, tuple[Set[str], tuple[str, ...]]] = {}
+_NAMES = Bounded[Any, tuple[Set[str], tuple[str, ...]]](10_000)
 
 
 def reach(step: Callable[..., Any], given: Sequence[type] = (), *, everything: bool = False) -> Reach:
@@ -97,8 +98,6 @@ def reach(step: Callable[..., Any], given: Sequence[type] = (), *, everything: b
 
 
 def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everything: bool) -> Reach:
-    if len(_NAMES) > 10_000:
-        _NAMES.clear()
     (names, prefixes), others = _NAMES.get(root, (IMPLICIT, ())), patched()
     anew = names is IMPLICIT
     while True:

@@ -13,15 +13,19 @@ from stepnet.executors.loop import Bound, Scan
 from stepnet.executors.schedule.adopt import adopt
 from stepnet.executors.schedule.wide import gather_wide
 from stepnet.ir.graph import Graph, Node
+from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import LoopPlan, Plan, Region
 from stepnet.ir.tables import is_table
 
 from .kept_products import KeptProduct
 from .limits import DTYPES, check, fits
-from .operation_counts import is_surely_faster
 from .over_rows import joined, product_over_rows
 from .scan import CScan, build_all
 from .small_calls import line_in_c
+
+_CALL = 2e-6  # seconds, the least that a call of torch takes
+_NUMBER = 1e-9  # seconds, the most that generated code takes for one number of an op
+_COSTLY = 10  # numbers of cheap ops in the time of one of exp, tanh and the like
 
 
 class GeneratedC(Executor):
@@ -37,7 +41,23 @@ class GeneratedC(Executor):
         check(loop, region)
 
     def is_surely_faster(self, plan: Plan, sequences: int) -> bool:
-        return is_surely_faster(plan, sequences)
+        """True if on each step of so many sequences a call of torch for each op, at its fastest, takes longer
+        than all arithmetic of generated code at its slowest: counted, not timed."""
+        calls, numbers = 0, 0
+        for loop in (plan.forward, plan.backward):
+            if loop is None:
+                continue
+            values = loop.body.values
+            for node in (node for region in loop.regions if region.kind == "scan" for node in region.nodes):
+                op = OPS[node.op]
+                if op.stage in (Stage.SHAPE, Stage.SOURCE):
+                    continue
+                size = max(values[name].size for name in (*node.inputs[:1], *node.outputs))
+                if op.stage is Stage.MATMUL:
+                    size = values[node.output].size * values[node.inputs[0]].shape[-1]
+                calls += 1
+                numbers += size * (_COSTLY if op.costly else 1)
+        return sequences * numbers * _NUMBER <= calls * _CALL
 
     def prepare(self, loop: LoopPlan) -> LoopPlan:
         return adopt(gather_wide(loop, functools.partial(fits, loop)))

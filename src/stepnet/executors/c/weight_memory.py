@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,21 +14,14 @@ from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan
 
 # bytes of matrices, and the rows with fewer of which packing takes longer than it saves (measured)
-_WORTH_PACKING = ((1 << 22, 15), (1 << 21, 28), (1 << 20, 20), (1 << 19, 14), (1 << 17, 6), (0, 3))
-
-
+_MATRICES = ((1 << 22, 15), (1 << 21, 28), (1 << 20, 20), (1 << 19, 14), (1 << 17, 6), (0, 3))
 # the same where one panel is packed at a time, which the second cache holds
-_WORTH_PANELS = ((1 << 19, 10), (1 << 17, 7), (0, 5))
+PANELS = ((1 << 19, 10), (1 << 17, 7), (0, 5))
 
 
-def worth_panels(size: int) -> int:
-    """The rows from which on panels of a matrix of so many bytes are packed."""
-    return next(rows for least, rows in _WORTH_PANELS if size >= least)
-
-
-def worth_packing(size: int) -> int:
+def worth_packing(size: int, measured: Sequence[tuple[int, int]] = _MATRICES) -> int:
     """The rows from which on matrices of so many bytes are packed in a call."""
-    return next(rows for least, rows in _WORTH_PACKING if size >= least)
+    return next(rows for least, rows in measured if size >= least)
 
 
 class Lies(NamedTuple):

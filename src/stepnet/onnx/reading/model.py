@@ -63,6 +63,14 @@ class ONNXModel(FileModel):
         outputs: the same of each output.
         metadata: what the file notes of itself, text by key.
         opset: the version of its operators.
+
+    >>> import tempfile
+    >>> from stepnet import onnx
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     onnx.save(torch.nn.ReLU(), f"{folder}/relu.onnx", torch.ones(2, 3))
+    ...     model = onnx.load(f"{folder}/relu.onnx")
+    >>> model.inputs[0].dtype, model(torch.tensor([[-1.0, 0.0, 1.0]]))[0], [*model.loops]
+    (torch.float32, tensor([[0., 0., 1.]]), [])
     """
 
     def __init__(self, model: ir.Model, where: str, *, trainable: bool) -> None:
