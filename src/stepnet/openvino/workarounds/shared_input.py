@@ -1,31 +1,28 @@
 """Loops over known cells that read one table.
 
 OpenVINO (2026.4, CPU) makes sequence operators of them, and turns the table once, from steps first to batch
-first, for all. Where the rows that one gives go on as [steps, 1, batch, features], it lets that one run steps
-first, and gives the others the table as it was before it was turned: steps for batch.
+first, for all who read it. Where it then lets one run steps first (as what it gives is reshaped, say), the
+others get the table as it was before it was turned: steps for batch.
 """
 
 from __future__ import annotations
 
 from stepnet.openvino.records import Layer
-from stepnet.openvino.writing.edit import Editor
-
-_ADDS = {"unsqueeze", "reshape"}
+from stepnet.openvino.writing.edit import Editor, Source
 
 
-def not_seen_as_turned(edit: Editor, loop: Layer) -> None:
-    """Let what makes such rows of those of a loop read the larger of them and themselves."""
-    at = {port.id: source for port, source in zip(loop.inputs, loop.sources, strict=True)}
-    tables = {at[row.external] for row in loop.maps[""].inputs if row.axis is not None}
-    others = [it for it in edit.net.layers.values() if it.type == loop.type and it is not loop]
-    if all(tables.isdisjoint(other.sources) for other in others):
-        return
-    given = [port.id for port in loop.outputs]
-    for row in loop.maps[""].outputs:
-        if row.axis == 0:
-            source = loop.id, given.index(row.external)
-            edit.read_apart(source, lambda it: it.type.lower() in _ADDS and _has_one_second(it))
-
-
-def _has_one_second(layer: Layer) -> bool:
-    return (layer.outputs[0].shape or ())[1:2] == (1,)
+def tables_apart(edit: Editor) -> None:
+    """Let each loop read a table of its own where several read one: the larger of the last loop's and itself,
+    so that no two of them are computed alike."""
+    last: dict[Source, Source] = {}
+    for loop in [layer for layer in edit.net.layers.values() if layer.type == "TensorIterator"]:
+        at = {port.id: k for k, port in enumerate(loop.inputs)}
+        for row in loop.maps[""].inputs:
+            if row.axis is None:
+                continue
+            source = loop.sources[at[row.external]]
+            if source in last:
+                last[source] = edit.twice(last[source], near=loop)
+                edit.rewire(loop, at[row.external], last[source])
+            else:
+                last[source] = source

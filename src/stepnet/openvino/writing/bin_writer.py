@@ -61,5 +61,5 @@ def _order(tensor: Tensor) -> object:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    flat = tensor.cpu().contiguous().reshape(-1).view(torch.uint8)
-    return flat.numpy().data
+    flat = tensor.cpu().contiguous().as_strided((tensor.numel(),), (1,))  # one number may keep a stride of any
+    return flat.view(torch.uint8).numpy().data
