@@ -337,9 +337,9 @@ def test_whole_sums_are_multiplied(tmp_path):
         assert got.tolist() == read.tolist() == want.tolist()
 
 
-@pytest.mark.parametrize("dynamic", [None, {"x": []}], ids=["open", "fixed"])
+@pytest.mark.parametrize("dynamic", [None, {"x": [], "z": []}], ids=["open", "fixed"])
 def test_cells_that_read_one_table(tmp_path, dynamic):
-    """As both directions of a layer do, of which one or both go on with a dimension of one, or what attends to
+    """As both directions of a layer do, of which one or both go on with a dimension of one, or attention to
     the table that a cell reads."""
     openvino = pytest.importorskip("openvino")
 
@@ -355,7 +355,57 @@ def test_cells_that_read_one_table(tmp_path, dynamic):
             return a, b, b.reshape(b.shape[0], 1, b.shape[1], 3) + 1, torch.cat([a, a], 1), *mixed
 
     module, inputs = All(), (torch.randn(5, 2, 4), torch.randn(5, 2, 4))
-    save(module, tmp_path / "m.xml", inputs, dynamic=dynamic and {"x": [], "z": []})
-    compiled = openvino.Core().compile_model(str(tmp_path / "m.xml"), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    save(module, tmp_path / "m.xml", inputs, dynamic=dynamic)
+    options = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(str(tmp_path / "m.xml"), "CPU", options)
     for got, want in zip(compiled([x.numpy() for x in inputs]).values(), module(*inputs), strict=True):
         torch.testing.assert_close(torch.as_tensor(got), want.detach(), rtol=1e-4, atol=1e-4)
+
+
+def carried(shape):
+    """A net and its input, the body of a loop, its state, and its result: half of that."""
+    net = Net()
+    h = net.parameter("h", shape)
+    body = net.body()
+    state = body.parameter("state", shape)
+    new = body.result(body.add("Multiply", [state, body.const(np.array(0.5, "f4"))]))
+    return net, h, body, state, new
+
+
+def in_openvino(path, *values):
+    openvino = pytest.importorskip("openvino")
+    compiled = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    return [torch.from_numpy(value) for value in compiled([v.numpy() for v in values]).values()]
+
+
+def test_axes_are_counted_from_the_front_where_ranks_are_not_said(tmp_path):
+    net, h, body, state, new = carried("2,3")
+    x, part = net.parameter("x", "4,3"), body.parameter("part", "1,3")
+    rows = sliced("input", 0, state[0]) + sliced("input", 1, part[0], axis=0)
+    rows += sliced("output", 2, new, axis=-1, start=0, end=-1, stride=3, part_size=3)
+    net.result(net.loop(body, [h, x], rows, edge(new, state[0])))
+    model, values = load(net.write(tmp_path)), (torch.randn(2, 3), torch.ones(4, 3))
+    save(model, tmp_path / "again.xml")
+    (found,) = in_openvino(tmp_path / "again.xml", *values)
+    torch.testing.assert_close(found, model(*values)[0])
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(("trips", "goes"), [(0, True), (3, False)])
+def test_loops_of_no_step(trips, goes, traced, tmp_path):
+    net, h, body, state, new = carried("1,3")
+    goes_on = body.result(body.const(np.array(True)))
+    rows = sliced("input", 2, state[0]) + sliced("output", -1, goes_on, purpose="execution_condition")
+    rows += sliced("output", 3, new) + sliced("output", 4, new, axis=0)
+    sources = [net.const(np.array(trips)), net.const(np.array(goes)), h]
+    last, port = net.loop(body, sources, rows, edge(new, state[0]), ["FP32"] * 2, "Loop", "opset5")
+    for k in (0, 1):
+        net.result((last, port + k))
+    model, x = load(net.write(tmp_path)), torch.randn(1, 3)
+    module = (torch.nn.Sequential(model), (x,)) if traced else (model,)
+    save(module[0], tmp_path / "again.xml", *module[1:])
+    found = in_openvino(tmp_path / "again.xml", x)
+    assert torch.equal(found[0], x)
+    assert found[1].shape == (0, 3)
+    (given,) = load(tmp_path / "again.xml").inputs
+    assert given.name == ("input" if traced else "h")
