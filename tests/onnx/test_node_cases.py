@@ -134,3 +134,15 @@ def test_an_operator_made_of_operators_that_are_made_of_others(tmp_path):
     x, y = torch.randn(5, 4), torch.tensor([0, 3, 1, 1, 2])
     (found,) = stepnet.onnx.load(tmp_path / "m.onnx")(x, y)
     torch.testing.assert_close(found, torch.nn.functional.cross_entropy(x, y))
+
+
+def test_operators_made_of_others_that_read_constants(tmp_path):
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[N,4,T] x) => (float[N,4,T] y, float[N,4,1] z)
+      <float[4] s = {1.0, 2.0, 3.0, 4.0}, float[4] b = {0.5, 0.0, -1.0, 2.0}> {
+      t = Tanh(x)  y = GroupNormalization <num_groups = 2> (t, s, b)  z = GlobalLpPool <p = 3> (x) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    x = torch.randn(3, 4, 5)
+    y, z = stepnet.onnx.load(tmp_path / "m.onnx")(x)
+    scale, bias = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0.5, 0.0, -1.0, 2.0])
+    torch.testing.assert_close(y, torch.nn.functional.group_norm(x.tanh(), 2, scale, bias))
+    torch.testing.assert_close(z, x.norm(3, 2, True))

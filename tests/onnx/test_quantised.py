@@ -21,6 +21,11 @@ OPS = {
     "product": "y = com.microsoft.QLinearMul(x, s, z, w, t, u, r, q)",
     "sigmoid": "y = com.microsoft.QLinearSigmoid(x, s, z, p, q)",
     "leaky": "y = com.microsoft.QLinearLeakyRelu <alpha = 0.3> (x, s, z, r, q)",
+    "softmax": "y = com.microsoft.QLinearSoftmax <axis = 1, opset = 17> (x, s, z, p, q)",
+    "gemm": "o = Concat <axis = 0> (i, i)  y = com.microsoft.QGemm(x, s, z, m, t, u, o, r, q)",
+    "gemm, turned": "y = com.microsoft.QGemm <transB = 1, alpha = 0.5> (x, s, z, w, t, u, , r, q)",
+    "mean": """a = Constant <value = int64[2] {0, 3}>()  b = Unsqueeze(x, a)
+        c = com.microsoft.QLinearGlobalAveragePool(b, s, z, r, q)  y = Squeeze(c, a)""",
     "concat": "y = com.microsoft.QLinearConcat <axis = 1> (r, q, x, s, z, w, t, u)",
     "matrix": "y = com.microsoft.MatMulIntegerToFloat(x, m, s, t, z, u)",
     "quantising": "f = DequantizeLinear(x, s, z)  y = com.microsoft.DynamicQuantizeMatMul(f, m, t, u)",
@@ -42,7 +47,8 @@ def test_operators(name, tmp_path):
     fraction = "MatMul" in OPS[name]
     text = f"""g (uint8[2, 3] x, uint8[2, 3] w) => ({"float" if fraction else "uint8"}[N, M] y)
     <float s = {{0.02}}, float t = {{0.03}}, float r = {{0.05}}, float p = {{0.004}}, uint8 z = {{120}},
-     uint8 u = {{100}}, uint8 q = {{90}}, uint8[3, 2] m = {{1, 200, 90, 255, 0, 7}}> {{ {OPS[name]} }}"""
+     uint8 u = {{100}}, uint8 q = {{90}}, int32[1] i = {{300}},
+     uint8[3, 2] m = {{1, 200, 90, 255, 0, 7}}> {{ {OPS[name]} }}"""
     onnx.save(onnx.parser.parse_model(HEAD + text), tmp_path / "m.onnx")
     draw = np.random.default_rng(0)
     feed = {n: draw.integers(0, 256, (2, 3), np.uint8) for n in "xw"}

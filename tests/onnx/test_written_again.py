@@ -117,6 +117,22 @@ GRAPHS = {
         k = Constant<value = int64 {3}>()  c = Greater(n, k)"""),
     "a branch by a number": branch("""r = ReduceSum<keepdims = 0>(x)  z = Constant<value = float {0.0}>()
         c = Greater(r, z)"""),
+    "a range of old sets of operators": """s = Shape<start = 0, end = 1>(x)
+        o = ConstantOfShape<value = int64[1] {1}>(s)  n = NonZero(o)  k = Constant<value = int64[1] {0}>()
+        r = Squeeze(n, k)  f = Cast<to = 1>(r)  u = Constant<value = int64[2] {1, 2}>()
+        g = Unsqueeze(f, u)  y = Add(x, g)""",
+    "padded to the same size": """z = Transpose<perm = [1, 2, 0]>(x)
+        w = Constant<value = float[4,1,3] {1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 1.0, 2.0, 3.0}>()
+        c = Conv<group = 4, strides = [2], auto_pad = "SAME_LOWER">(z, w)
+        y = Transpose<perm = [2, 0, 1]>(c)""",
+    "bytes": """z = Transpose<perm = [1, 2, 0]>(x)  s = Constant<value = float {0.02}>()
+        o = Constant<value = uint8 {120}>()  q = QuantizeLinear(z, s, o)
+        w = Constant<value = uint8[1,4,3] {1, 250, 3, 9, 99, 199, 255, 0, 33, 7, 8, 90}>()
+        v = Constant<value = uint8 {100}>()  i = ConvInteger<pads = [1, 1]>(q, w, o, v)
+        f = Cast<to = 1>(i)  y = Transpose<perm = [2, 0, 1]>(f)""",
+    "normalized by what is computed": """z = Transpose<perm = [1, 2, 0]>(x)
+        a = Constant<value = int64[2] {0, 2}>()  m = ReduceMean<keepdims = 0>(z, a)  v = Exp(m)
+        c = BatchNormalization(z, v, m, m, v)  y = Transpose<perm = [2, 0, 1]>(c)""",
 }  # fmt: skip
 
 

@@ -152,6 +152,7 @@ ROWS = [
     row("IsNaN", [np.array([1, np.nan], np.float32)], [False, True], "opset10"),
     row("IsFinite", [np.array([1, np.inf, np.nan], np.float32)], [True, False, False], "opset10"),
     row("Clamp", [A], np.clip(A, -0.5, 0.25), min="-0.5", max="0.25"),
+    row("Clamp", [A], np.clip(A, -0.5, None), label="no largest", min="-0.5", max="1.7976931348623157e308"),
     row("Clamp", [I], np.clip(I, -1, 2), label="whole", min="-1.5", max="2.5"),
     row("Elu", [A], np.where(A > 0, A, 0.7 * np.expm1(A)), alpha="0.7"),
     row("Gelu", [A], F.gelu(t(A)).numpy(), "opset7", approximation_mode="ERF"),

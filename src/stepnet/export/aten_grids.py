@@ -225,6 +225,11 @@ def _batch_norm(
 ) -> Any:  # fmt: skip
     if training:
         return NotImplemented
+    if not all(b.is_constant(part) for part in (weight, bias, mean, var)):
+        shape = [-1] + [1] * (len(b.shape(x)) - 2)
+        middle, spread = (b.emit.reshape(b.out(part), shape) for part in (mean, var))
+        wide = b.emit.call("sqrt", b.emit.call("add", spread, b.emit.number(eps, b.dtype(var))))
+        return _scaled(b, b.emit.call("div", b.emit.call("sub", b.out(x), middle), wide), x, weight, bias)
     scale = torch.rsqrt(b.constant(var) + eps)
     if weight is not None:
         scale = scale * b.constant(weight)

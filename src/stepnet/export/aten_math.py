@@ -194,7 +194,8 @@ def _gelu(b: AtenNet, x: Any, approximate: str = "none") -> Value:
 
 @rule("leaky_relu")
 def _leaky(b: AtenNet, x: Any, slope: float = 0.01) -> Value:
-    return b.emit.call("prelu", b.out(x), b.emit.tensor(torch.tensor([slope], dtype=b.dtype())))
+    shape = [1] * min(len(b.shape(x)), 1)
+    return b.emit.call("prelu", b.out(x), b.emit.tensor(torch.full(shape, slope, dtype=b.dtype())))
 
 
 @rule("elu")

@@ -42,8 +42,8 @@ def test_trained_weights_are_saved(name, tmp_path):
         assert torch.equal(ours, again)
 
 
-def compressed(path, count=2):
-    """y = x W + x W', both W a Convert of one f16 constant, as OpenVINO compresses weights."""
+def compressed(path, count=2, scale=False):
+    """y = x W + x W', both W a Convert of one f16 constant, as OpenVINO compresses weights; times a number."""
     b = NetBuilder("compressed")
     x = b.parameter("x", torch.float32, (-1, 3))
     weight = torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).half()
@@ -52,12 +52,17 @@ def compressed(path, count=2):
         wide = b.layer("Convert", [b.constant(weight)], {"destination_type": torch.float32})
         b.layers[wide.layer].rt_info = (("attribute", {"name": "decompression", "version": "0"}),)
         outs.append(b.layer("MatMul", [x, wide], {"transpose_a": False, "transpose_b": False}))
-    b.result(b.layer("Add", outs), ("y",))
+    out = b.layer("Add", outs)
+    if scale:
+        wide = b.layer("Convert", [b.constant(torch.tensor(0.3).half())], {"destination_type": torch.float32})
+        out = b.layer("Multiply", [out, wide])
+    b.result(out, ("y",))
     write(b.net(), path)
 
 
-def test_compressed_weights_stay_compressed_where_they_are_not_trained(tmp_path):
-    compressed(tmp_path / "m.xml")
+@pytest.mark.parametrize("scale", [False, True])
+def test_compressed_weights_stay_compressed_where_they_are_not_trained(scale, tmp_path):
+    compressed(tmp_path / "m.xml", scale=scale)
     save(load(tmp_path / "m.xml", trainable=True), tmp_path / "n.xml")
     text = (tmp_path / "n.xml").read_text()
     assert text.count('name="decompression"') == 2

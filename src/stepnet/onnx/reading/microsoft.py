@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.modes import traced
 from stepnet.file_model import axis_in
 
 from .cells import Cell
@@ -17,8 +18,9 @@ from .whole_numbers import rounded
 
 DOMAIN = "com.microsoft"
 OWN = frozenset((
-    "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QLinearAdd", "QLinearConcat",
-    "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid",
+    "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat", "QGemm", "QLinearAdd",
+    "QLinearConcat", "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul", "QLinearSigmoid",
+    "QLinearSoftmax",
 ))  # fmt: skip
 
 
@@ -55,6 +57,46 @@ def _of_one(node: Info) -> Run:
         x: Tensor, x_scale: Tensor, x_zero: Tensor | None, scale: Tensor, zero: Tensor | None = None
     ) -> Tensor:
         return _said(function(_meant(x, x_scale, x_zero)), scale, zero)
+
+    return run
+
+
+@op("QLinearSoftmax", "QLinearGlobalAveragePool", inputs=(5, 5))
+def _of_many(node: Info) -> Run:
+    pool, axis = node.node.op_type == "QLinearGlobalAveragePool", node.get("axis", -1)
+    old, last = node.get("opset", 13) < 13, node.get("channels_last", 0)
+
+    def function(x: Tensor) -> Tensor:
+        if pool:
+            return x.mean(tuple(range(1, x.dim() - 1) if last else range(2, x.dim())), True)
+        if old:  # over all axes from this one on
+            return x.flatten(axis_in(axis, x.dim())).softmax(-1).reshape(x.shape)
+        return x.softmax(axis_in(axis, x.dim()))
+
+    def run(x: Tensor, x_scale: Tensor, x_zero: Tensor | None, scale: Tensor, zero: Tensor | None) -> Tensor:
+        return _said(function(_meant(x, x_scale, x_zero)), scale, zero)
+
+    return run
+
+
+@op("QGemm", inputs=(6, 9))
+def _gemm(node: Info) -> Run:
+    alpha, turn_a, turn_b = node.get("alpha", 1.0), node.get("transA", 0), node.get("transB", 0)
+
+    def run(
+        a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor,
+        c: Tensor | None = None, scale: Tensor | None = None, zero: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        if a.dim() != 2 or b.dim() != 2:
+            raise Misfit("must be two matrices", f"{[*a.shape]} and {[*b.shape]}", "two dimensions of each")
+        one = torch.ones((), dtype=torch.float64)
+        a, b = (
+            _meant(x, one, by, 1)
+            for x, by in ((a.t() if turn_a else a, a_zero), (b.t() if turn_b else b, b_zero))
+        )
+        out = a @ b  # whole numbers: exact
+        out = (out if c is None else out + c.double()) * (alpha * a_scale.double() * b_scale.double())
+        return out.float() if scale is None else _said(out, scale, zero)
 
     return run
 
@@ -132,14 +174,16 @@ def _lstm(node: Info) -> Run:
                         [*part.shape],
                         "[directions] or [directions, 4*hidden]",
                     )
-        if last[0] and all(map(_same, last[0], given)):
+        compared = not traced()  # what is written computes them
+        if compared and last[0] and all(map(_same, last[0], given)):
             return last[1]
         made = [
             (matrix.float() - _of_columns(zero).float()) * _of_columns(scale)
             for matrix, scale, zero in ((w, w_scale, w_zero), (r, r_scale, r_zero))
         ]
         made = [matrix.transpose(1, 2).contiguous() for matrix in made]
-        last[:] = [value.clone() for value in given], made
+        if compared:
+            last[:] = [value.clone() for value in given], made
         return made
 
     def step_of(d: int, inputs: Any) -> Any:

@@ -42,7 +42,7 @@ from .info import NUMBERS, TABLE
 from .microsoft import DOMAIN, OWN
 from .operators import OPERATORS as OPERATORS
 from .places import name_of
-from .rules import check_opset, check_rules, check_version
+from .rules import check_opset, check_rules, check_version, known_values
 from .scopes import check_scopes
 from .sparse import fill_in
 from .tables import as_tables
@@ -326,15 +326,18 @@ def _written_out(proto: ModelProto) -> ModelProto:
     before: set[tuple[str, str]] = set()
     while (kinds := _composed(proto)) and kinds != before:  # some are made of others
         before = kinds
-        if not any(not value.name for value in proto.graph.value_info):
-            proto.graph.value_info.add()  # the type of an input that is left out, which the inliner asks for
+        said = {value.name for value in proto.graph.value_info}
+        found = known_values(proto)  # the inliner asks for the types of what an operator takes
+        proto.graph.value_info.extend(value for name, value in found.items() if name not in said)
+        if "" not in said:
+            proto.graph.value_info.add()  # that of an input that is left out
         own = [(function.domain, function.name) for function in proto.functions]
         try:
             proto = inline_selected_functions(proto, [*sorted(kinds), *own], inline_schema_functions=True)
         except RuntimeError:  # they are told as not read
             break
         finally:
-            kept = [value for value in proto.graph.value_info if value.name]
+            kept = [value for value in proto.graph.value_info if value.name in said]
             del proto.graph.value_info[:]
             proto.graph.value_info.extend(kept)
     return proto

@@ -223,6 +223,11 @@ def _number(graph: GraphProto, safe: Collection[str]) -> None:
             _number(attribute.g, safe)
 
 
+def known_values(proto: ModelProto) -> dict[str, ValueInfoProto]:
+    """The values of the outer graph of which ONNX knows something."""
+    return _known(_light(proto))
+
+
 def _known(light: ModelProto) -> dict[str, ValueInfoProto]:
     """The values of the outer graph of which ONNX knows something."""
     try:

@@ -276,7 +276,21 @@ def _trilu(node: Info) -> Run:
 
 @op("NonZero")
 def _nonzero(node: Info) -> Run:
+    made = node.node.inputs[0]
+    made = None if made is None else made.producer()
+    if made is not None and made.op_type == "ConstantOfShape" and made.domain == node.node.domain:
+        value = made.attributes.get("value")  # as torch writes arange for old sets of operators
+        if value is not None and value.as_tensor().numpy().all():
+            return _every_place
     return lambda x: x.nonzero().t()
+
+
+def _every_place(x: Tensor) -> Tensor:
+    """The places of all numbers, of which there are as many as the sizes say."""
+    if x.dim() == 1:
+        return torch.arange(x.shape[0], device=x.device)[None]
+    grids = torch.meshgrid(*(torch.arange(size, device=x.device) for size in x.shape), indexing="ij")
+    return torch.stack([grid.reshape(-1) for grid in grids]) if grids else x.nonzero().t()
 
 
 @op("Compress", inputs=(2, 2))

@@ -154,7 +154,8 @@ def convolution(node: Info) -> Run:
         if auto.startswith("SAME"):
             sizes = _same(x.shape[2:], w.shape[2:], stride, dilation, auto == "SAME_LOWER")
         around = sizes[:rank]
-        if around != sizes[rank:] or min(around) < 0:
+        known = all(isinstance(size, int) for size in sizes)
+        if not known or around != sizes[rank:] or min(around) < 0:
             x = F.pad(x, [size for k in reversed(range(rank)) for size in (sizes[k], sizes[k + rank])])
             around = [0] * rank
         if rank == group == dilation[0] == 1 and is_recorded():
@@ -237,6 +238,10 @@ def _batch_norm(node: Info) -> Run:
 
     def norm(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Any:
         if not training:
+            if torch.is_grad_enabled() and (mean.requires_grad or var.requires_grad):
+                each = (-1, *(1,) * (x.dim() - 2))  # torch's own has no gradients by these
+                by = scale * (var + eps).rsqrt()
+                return x * by.reshape(each) + (bias - mean * by).reshape(each)
             return F.batch_norm(x, mean, var, scale, bias, eps=eps)
         along = [k for k in range(x.dim()) if k != 1]
         now = x.mean(along), x.var(along, correction=0)
@@ -262,6 +267,12 @@ def _instance_norm(node: Info) -> Run:
 @op("GlobalAveragePool")
 def _average(node: Info) -> Run:
     return lambda x: x.mean(tuple(range(2, x.dim())), True)
+
+
+@op("GlobalLpPool")
+def _lp_pool(node: Info) -> Run:
+    p = node.get("p", 2)
+    return lambda x: x.norm(p, tuple(range(2, x.dim())), True)
 
 
 @op("LpNormalization")

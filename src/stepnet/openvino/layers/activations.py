@@ -34,7 +34,9 @@ def _clamp(layer: Layer, attributes: Attributes) -> Function:
 
     def clamp(x: Tensor) -> Tensor:
         if x.dtype.is_floating_point:
-            return x.clamp(low, high)
+            kind = torch.finfo(x.dtype)  # the largest number of float64 often stands for no bound
+            most = kind.max
+            return x.clamp(*(at if -most <= at <= most else at * math.inf for at in (low, high)))
         kind = torch.iinfo(x.dtype)
         least, most = max(kind.min, -(2**53)), min(kind.max, 2**53)
         return x.clamp(math.ceil(min(max(low, least), most)), math.floor(min(max(high, least), most)))

@@ -11,7 +11,7 @@ from .no_steps import taken_out
 from .old_cells import plain_cells
 from .ranges import whole_ranges
 from .shapes import with_shapes
-from .shared_input import not_seen_as_turned
+from .shared_input import tables_apart
 from .shared_memory import keep_apart
 from .shared_ports import one_port_each
 from .whole_reductions import apart_from_products
@@ -33,10 +33,10 @@ def worked_around(net: Net) -> Net:
                 one_port_each(edit, layer)
             if layer.bodies and layer.type != "If":
                 whole_ranges(edit, layer)
+        tables_apart(edit)
         for layer in list(inner.layers.values()):
             if layer.type == "TensorIterator":
                 told_count(edit, layer)
-                not_seen_as_turned(edit, layer)
             if layer.type in ("TensorIterator", "Loop"):
                 keep_apart(layer)
         edit.done()

@@ -1,31 +1,42 @@
-"""Loops over known cells that read one table.
+"""Loops over known cells that read a table which others read, too.
 
 OpenVINO (2026.4, CPU) makes sequence operators of them, and turns the table once, from steps first to batch
-first, for all. Where the rows that one gives go on as [steps, 1, batch, features], it lets that one run steps
-first, and gives the others the table as it was before it was turned: steps for batch.
+first, for all who read it, one that transposes it among them. Where it then lets one run steps first (as what
+it gives is reshaped, say), the others get the table as it was before it was turned: steps for batch.
 """
 
 from __future__ import annotations
 
+from stepnet.openvino.element_types import by_name
 from stepnet.openvino.records import Layer
-from stepnet.openvino.writing.edit import Editor
+from stepnet.openvino.writing.edit import Editor, Source
 
-_ADDS = {"unsqueeze", "reshape"}
-
-
-def not_seen_as_turned(edit: Editor, loop: Layer) -> None:
-    """Let what makes such rows of those of a loop read the larger of them and themselves."""
-    at = {port.id: source for port, source in zip(loop.inputs, loop.sources, strict=True)}
-    tables = {at[row.external] for row in loop.maps[""].inputs if row.axis is not None}
-    others = [it for it in edit.net.layers.values() if it.type == loop.type and it is not loop]
-    if all(tables.isdisjoint(other.sources) for other in others):
-        return
-    given = [port.id for port in loop.outputs]
-    for row in loop.maps[""].outputs:
-        if row.axis == 0:
-            source = loop.id, given.index(row.external)
-            edit.read_apart(source, lambda it: it.type.lower() in _ADDS and _has_one_second(it))
+_CELLS = {"lstmcell", "grucell", "rnncell"}
+_TRUTHS = (None, by_name("boolean", ""))  # of which none is the larger; nor has a cell a use for them
 
 
-def _has_one_second(layer: Layer) -> bool:
-    return (layer.outputs[0].shape or ())[1:2] == (1,)
+def tables_apart(edit: Editor) -> None:
+    """Let each loop read a table of its own where others read one, too: the larger of the last such table and
+    itself, so that no two are computed alike. Where only loops read it, the first keeps it."""
+    layers = list(edit.net.layers.values())
+    others = {source for layer in layers if layer.type != "TensorIterator" for source in layer.sources}
+    last: dict[Source, Source] = {}
+    for loop in filter(_over_a_cell, layers):
+        for k, source in _tables(edit, loop):
+            if source in others or source in last:
+                last[source] = edit.twice(last.get(source, source), near=loop)
+                edit.rewire(loop, k, last[source])
+            else:
+                last[source] = source
+
+
+def _over_a_cell(layer: Layer) -> bool:
+    inner = layer.bodies[""].layers.values() if layer.type == "TensorIterator" else ()
+    return any(it.type.lower() in _CELLS for it in inner)
+
+
+def _tables(edit: Editor, loop: Layer) -> list[tuple[int, Source]]:
+    """The inputs of numbers that it cuts, and what they read."""
+    at = {port.id: k for k, port in enumerate(loop.inputs)}
+    places = [at[row.external] for row in loop.maps[""].inputs if row.axis is not None]
+    return [(k, loop.sources[k]) for k in places if edit.port(loop.sources[k]).type not in _TRUTHS]

@@ -105,14 +105,18 @@ class Editor:
 
     def read_apart(self, source: Source, which: Callable[[Layer], bool]) -> None:
         """Let some of those who read an output read the larger of it and itself, which OpenVINO keeps."""
-        layers, port, near = list(self.net.layers.values()), self.port(source), self.net.layers[source[0]]
+        layers, near = list(self.net.layers.values()), self.net.layers[source[0]]
         at = [(layer, k) for layer in layers for k, of in enumerate(layer.sources) if of == source]
         readers = [(layer, k) for layer, k in at if which(layer)]
         if readers:
-            told = {"auto_broadcast": "numpy"}
-            made = self.add("Maximum", [source, source], [(port.type, port.shape)], told, near=near)
+            apart = self.twice(source, near)
             for layer, k in readers:
-                self.rewire(layer, k, (made.id, 0))
+                self.rewire(layer, k, apart)
+
+    def twice(self, source: Source, near: Layer) -> Source:
+        """The larger of an output and itself."""
+        port, told = self.port(source), {"auto_broadcast": "numpy"}
+        return self.add("Maximum", [source, source], [(port.type, port.shape)], told, near=near).id, 0
 
     def feed(self, layer: Layer, sources: Sequence[Source]) -> None:
         """Give a layer other inputs, as many as there are sources; its ports are numbered anew."""

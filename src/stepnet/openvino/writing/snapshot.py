@@ -16,6 +16,7 @@ from stepnet.openvino.records import Layer, Net
 from stepnet.openvino.states import closed_states
 from stepnet.openvino.table import is_constant
 
+from .bin_writer import memory
 from .naming import name_ends
 
 
@@ -97,7 +98,7 @@ def _typed(layer: Layer) -> Layer:
 
 def _same(a: Tensor, b: Tensor) -> bool:
     """Equal in every bit."""
-    return torch.equal(a.contiguous().view(torch.uint8), b.cpu().contiguous().view(torch.uint8))
+    return a.shape == b.shape and memory(a) == memory(b)
 
 
 def _declared(layer: Layer) -> ElementType:
