@@ -131,6 +131,17 @@ def test_arrays_and_other_things():
     assert collate([(), ()]) == ()
 
 
+@pytest.mark.parametrize("make", [np.ones, torch.ones])
+@pytest.mark.parametrize("lengths", [(2, 0), (0, 2, 0)])
+def test_an_empty_list_beside_rows_has_none(make, lengths):
+    """As Hugging Face's datasets give sequences of no rows, whose shape they do not know."""
+    batch = collate([make((n, 3)) if n else [] for n in lengths])
+    assert batch.recursive_sequence_lengths() == [list(lengths)]
+    assert batch.values.shape == (2, 3)
+    with pytest.raises(LoDError, match="another kind"):
+        collate([{"x": make((1, 3))}, {"x": []}], dense="x")
+
+
 def test_arrays_of_any_memory():
     fixed = np.arange(3.0)
     fixed.setflags(write=False)  # as those of np.load(mmap_mode="r")

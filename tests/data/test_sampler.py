@@ -149,10 +149,21 @@ def test_no_rank_has_more_at_the_end_of_an_epoch(sequences, world_size, others, 
     assert drop_last or list(other) == []
 
 
+def arrow(lengths):
+    return pytest.importorskip("pyarrow").chunked_array([lengths])  # whose memory must not be written
+
+
 @pytest.mark.parametrize(
     "kind",
-    [list, iter, lambda n: (k for k in n), lambda n: np.array(n[::-1])[::-1], lambda n: np.array(n, object)],
-    ids=["list", "iterator", "generator", "reversed", "objects"],
+    [
+        list,
+        iter,
+        lambda n: (k for k in n),
+        lambda n: np.array(n[::-1])[::-1],
+        lambda n: np.array(n, object),
+        arrow,
+    ],
+    ids=["list", "iterator", "generator", "reversed", "objects", "arrow"],
 )
 def test_kinds_of_lengths(kind):
     for lengths in ([3, 1, 2, 5, 4], [3, 1, 2, 5, 4] * 250):

@@ -326,6 +326,29 @@ def fails_of_few(net, x):
     return x.map(lambda v: v.cumsum(0))
 
 
+def fixed(write):
+    """A parameter that is not trained, and that the module writes to past its version."""
+
+    def before(net, x):
+        x = x.with_values(x.values + net.held)
+        write(net.held, x.values.sum(0))
+        return x
+
+    return Net(before, held=nn.Parameter(torch.zeros(F), requires_grad=False))
+
+
+def by_numpy(held, now):
+    array = held.numpy()
+    array *= 0.5
+    array += now.numpy()
+
+
+def of_many(held, now):
+    """Of more than it was pushed at once."""
+    if now[0] > 12:
+        held.data.add_(1)
+
+
 def hooked():
     net = Net()
     net.register_forward_hook(lambda *_: SAID.append(0))
@@ -336,6 +359,12 @@ ALONE = {
     **{name: BLIND[name] for name in BLIND if "noise" in name or "trained" in name},
     "counter": lambda: Net(counter, calls=0),
     "mean by data": lambda: Ema(),
+    "a parameter by data": lambda: fixed(lambda held, now: held.data.mul_(0.5).add_(now)),
+    "a parameter by numpy": lambda: fixed(by_numpy),
+    "a parameter, of many rows": lambda: Net(
+        lambda net, x: of_many(net.held, x.values.abs().sum(0)) or x.with_values(x.values + net.held),
+        held=nn.Parameter(torch.zeros(F), requires_grad=False),
+    ),
     "a list": lambda: Net(says),
     "prints": lambda: Net(prints),
     "logs": lambda: Net(logs),

@@ -27,9 +27,9 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
     Samples are nested mappings, tuples and dataclasses, all of one structure; the batch has that structure,
     and in it
 
-    - a LoDTensor for tensors and arrays of one dimension or more, whose first counts rows, and for lists of
-      numbers; of two levels for lists of these, and of one level more for LoDTensors, nested tensors and
-      PackedSequences;
+    - a LoDTensor for tensors and arrays of one dimension or more, whose first counts rows, empty lists
+      among them, and for lists of numbers; of two levels for lists of these, and of one level more for
+      LoDTensors, nested tensors and PackedSequences;
     - a tensor with an entry per sample for numbers and tensors of no dimension, and for what is named in
       `dense`: tensors, or lists of numbers, of one shape;
     - a list for all else, as strings.
@@ -59,8 +59,9 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
 
 
 def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bool, depth: int = 0) -> Any:
-    first = samples[0]
     _check_depth(depth, where)
+    samples = samples if is_dense else _as_rows(samples)
+    first = samples[0]
     for i, sample in enumerate(samples):
         if _kind(sample) != _kind(first):
             raise LoDError(
@@ -103,6 +104,14 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
     if isinstance(first, (Tensor, np.ndarray)) or _holds_numbers(samples, where):
         return _told(torch.tensor if is_dense else LoDTensor.from_sequences, samples, where)
     return samples
+
+
+def _as_rows(samples: list[Any]) -> list[Any]:
+    """No rows in place of empty lists, where other samples are rows: so Hugging Face gives them."""
+    rows = next((each for each in samples if isinstance(each, (Tensor, np.ndarray))), None)
+    if rows is None or not rows.ndim or (isinstance(rows, Tensor) and rows.is_nested):
+        return samples
+    return [rows[:0] if type(each) is list and not each else each for each in samples]
 
 
 def _numbers(samples: list[Any]) -> Tensor:

@@ -425,7 +425,9 @@ def _as_torch_takes(numbers: Any) -> Any:
         return numbers
     check_unmasked(numbers)
     table = np.array(numbers, order="C")
-    return table.tolist() if table.dtype == object else table
+    if table.dtype == object:
+        return table.tolist()
+    return table if table.flags.writeable else table.copy()  # a column of Arrow gives its own memory
 
 
 @outside_modes

@@ -5,36 +5,33 @@ from __future__ import annotations
 
 import copy
 import math
-import random
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stepnet.compiler.reads.kinds import shows_attributes
-from stepnet.compiler.reads.reach import Reach, reach
-from stepnet.compiler.reads.undo import Snapshot, is_only_thread
+from stepnet.compiler.reads.undo import is_only_thread
 from stepnet.compiler.trace.logs_and_prints import no_remarks
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import autocast_dtype, draws_put_back, in_function_modes
+from stepnet.data.modes import autocast_dtype, draws_put_back
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StreamWarning
 from stepnet.front.step import step_name
 from stepnet.interrupts import let_through
 from stepnet.user_line import user_level
 
+from .before import Before
 from .chunks import joined, parted
-from .keeper import Keeper, hooks_of_all, runs_alone, steps_of
+from .keeper import Keeper, steps_of
 from .states import States
 
 _ROWS = 64  # that are run again at most: of 2, 4, 8 ... rows that came, until so many told
 _TRIALS = 8
 _LEAST = 1 / 32  # difference that counts: in parts of the largest number of a result
 _MORE = 4  # times what rounding makes of the same rows
-_NUMBERS = 2**24  # of tensors that a push may write to, which are compared
 _Out = TypeVar("_Out")
 
 
@@ -74,7 +71,7 @@ class Cuts:
         if spec is None:
             return push()
         self._trials = 0 if by_rows else self._trials - 1
-        before = _Before.of(module)
+        before = Before.of(module)
         out = push()
         keeps = before is not None and before.changed()
         if before is None or (before.drew() if keeps else by_rows):
@@ -127,80 +124,6 @@ def _joined(pieces: Sequence[Any]) -> Any:
     return LoDTensor.cat(pieces) if isinstance(pieces[0], LoDTensor) else torch.cat(tuple(pieces))
 
 
-class _Before:
-    """What a module can reach, as it was before a push."""
-
-    def __init__(self, found: Reach, written: list[Tensor]) -> None:
-        self.tensors, self._generators, self._held = found.tensors, found.generators, Snapshot(found.holders)
-        self._marks = [_mark(tensor) for tensor in self.tensors]
-        self._written, self._numbers = written, [tensor.clone() for tensor in written]
-        self._drawn = self._draws()
-
-    def drew(self) -> bool:
-        """Whether anybody drew noise since."""
-        return self._draws() != self._drawn
-
-    def holders_changed(self) -> frozenset[int]:
-        """The ids of containers that hold something else by now."""
-        return self._held.holders_changed()
-
-    def tensors_changed(self) -> set[int]:
-        """The ids of those that somebody wrote to since."""
-        found = {id(t) for t, mark in zip(self.tensors, self._marks, strict=True) if _mark(t) != mark}
-        pairs = zip(self._written, self._numbers, strict=True)
-        return found | {id(t) for t, numbers in pairs if not torch.equal(t, numbers)}
-
-    @classmethod
-    def of(cls, module: Any) -> _Before | None:
-        """None: whether a push changes anything would not be seen, or others would see one more run."""
-        if torch._C._len_torch_dispatch_stack() or in_function_modes():
-            return None
-        if hooks_of_all():
-            return None
-        for part in module.modules() if isinstance(module, nn.Module) else (module,):
-            if hasattr(part, "_orig_mod") or hasattr(part, "_torchdynamo_orig_callable"):
-                return None  # compiled, for other lengths anew
-            if isinstance(part, nn.Module) and not runs_alone(part):
-                return None
-        found = reach(module, everything=True)
-        if found.refused is not None or found.open is not None or not found.complete:
-            return None
-        if not all(map(_is_plain, found.tensors)):
-            return None
-        trained = getattr(module, "training", True)
-        written = [t for t in found.tensors if trained or not isinstance(t, nn.Parameter)]  # by `.data`, say
-        return cls(found, written) if sum(t.numel() for t in written) <= _NUMBERS else None
-
-    def changed(self) -> bool:
-        """Whether the module, or anybody else, changed something or drew noise since."""
-        return self._held.changed() or self.drew() or bool(self.tensors_changed())
-
-    def restore(self) -> None:
-        """Put back what a run changed after all."""
-        if is_only_thread():
-            self._held.restore()
-
-    def _draws(self) -> list[Any]:
-        """The states of all generators."""
-        states = [torch.get_rng_state(), *(each.get_state() for each in self._generators)]
-        if torch.cuda.is_initialized():
-            states += torch.cuda.get_rng_state_all()
-        of_numpy: Any = np.random.get_state()
-        numbers = [state.numpy().tobytes() for state in states]
-        return [numbers, random.getstate(), of_numpy[1].tobytes(), of_numpy[2:]]
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether it is seen when somebody writes to a tensor."""
-    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
-        return False
-    return not (tensor.is_inference() or tensor.is_meta or tensor.is_quantized)
-
-
-def _mark(tensor: Tensor) -> tuple[int, ...]:
-    return tensor._version, tensor.data_ptr(), *tensor.shape
-
-
 class _Apart(NamedTuple):
     """How two results of one name differ: how many rows they have, and by how much, in parts of the largest
     number and as it is."""
@@ -232,11 +155,11 @@ def _told(module: Any, rows: list[Any], spec: Spec, tensors: list[Tensor]) -> tu
 
 
 def _told_twice(
-    module: Any, chunks: Mapping[Hashable, Any], rows: list[Any], before: _Before
+    module: Any, chunks: Mapping[Hashable, Any], rows: list[Any], before: Before
 ) -> _Apart | None:
     """How results of a module that keeps something differ where other rows came before, in a copy of it. What
     the copy shares with others is put back; tensors of others that it writes to could not be."""
-    now, written, held = _Before.of(module), before.tensors_changed(), before.holders_changed()
+    now, written, held = Before.of(module), before.tensors_changed(), before.holders_changed()
     if now is None:
         return None
     twin, copied = module, dict[int, Any]()
