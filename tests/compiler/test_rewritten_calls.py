@@ -82,6 +82,38 @@ LOOKUPS = {
         W["images"][i, i % 2] * W["images"][i, None, :, i % 3 - 3][:, 0, :1]
     ),
     "indices apart": lambda i: W["images"][i, :, i % 3] * W["images"][1:, 0, i % 3].mT[:, :2],
+    "conv1d, filters of each row": (
+        lambda x: F.conv1d(
+            x[..., :7].reshape(1, -1, 7),
+            x[..., 7:].reshape(-1, 2, 3),
+            x[:, 0, :2].reshape(-1),
+            2,
+            1,
+            groups=len(x),
+        ).reshape(len(x), 2, -1),
+        (2, 13),
+    ),
+    "conv2d, filters of each row and channel": (
+        lambda x: F.conv2d(
+            x[:, :, 2:].reshape(1, -1, 3, 4),
+            x[:, :, :2].reshape(-1, 1, 2, 4),
+            None,
+            1,
+            (1, 2),
+            groups=2 * len(x),
+        ).reshape(len(x), 2, 4, 5),
+        (2, 5, 4),
+    ),
+    "transposed conv1d, filters of each row": (
+        lambda x: F.conv_transpose1d(
+            x[..., :4].reshape(1, -1, 4),
+            x[..., 4:].reshape(-1, 3, 2),
+            x[:, 0, :3].reshape(-1),
+            2,
+            groups=len(x),
+        ).reshape(len(x), 3, -1),
+        (2, 10),
+    ),
 }
 
 
