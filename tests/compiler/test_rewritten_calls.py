@@ -70,18 +70,6 @@ FUNCTIONS = {
     "nn.LSTM, both ways": (lambda x: _both_ways(x.mT)[0][:, -1], (3, 2)),
     "nn.LSTM, layers": (lambda x: torch.cat(_layers(x.permute(2, 0, 1))[1], -1)[0], (3, 1)),
     "a matrix and a vector": (lambda x: torch.einsum("bij,bj->bi", x, x[:, 0]), (3, 3)),
-}  # fmt: skip
-LOOKUPS = {
-    "rows of a weight": lambda i: W["table"][i],
-    "rows counted from the end": lambda i: W["table"][i - 5],
-    "numbers of a vector": lambda i: W["numbers"][i][:, None],
-    "images": lambda i: W["images"][i].flatten(1),
-    "index_select": lambda i: torch.index_select(W["table"], 0, i),
-    "columns": lambda i: W["table"][:, i % 4].t() * W["table"].index_select(1, i % 4).mT,
-    "one index beside another": lambda i: (
-        W["images"][i, i % 2] * W["images"][i, None, :, i % 3 - 3][:, 0, :1]
-    ),
-    "indices apart": lambda i: W["images"][i, :, i % 3] * W["images"][1:, 0, i % 3].mT[:, :2],
     "conv1d, filters of each row": (
         lambda x: F.conv1d(
             x[..., :7].reshape(1, -1, 7),
@@ -114,6 +102,18 @@ LOOKUPS = {
         ).reshape(len(x), 3, -1),
         (2, 10),
     ),
+}  # fmt: skip
+LOOKUPS = {
+    "rows of a weight": lambda i: W["table"][i],
+    "rows counted from the end": lambda i: W["table"][i - 5],
+    "numbers of a vector": lambda i: W["numbers"][i][:, None],
+    "images": lambda i: W["images"][i].flatten(1),
+    "index_select": lambda i: torch.index_select(W["table"], 0, i),
+    "columns": lambda i: W["table"][:, i % 4].t() * W["table"].index_select(1, i % 4).mT,
+    "one index beside another": lambda i: (
+        W["images"][i, i % 2] * W["images"][i, None, :, i % 3 - 3][:, 0, :1]
+    ),
+    "indices apart": lambda i: W["images"][i, :, i % 3] * W["images"][1:, 0, i % 3].mT[:, :2],
 }
 
 
