@@ -70,6 +70,38 @@ FUNCTIONS = {
     "nn.LSTM, both ways": (lambda x: _both_ways(x.mT)[0][:, -1], (3, 2)),
     "nn.LSTM, layers": (lambda x: torch.cat(_layers(x.permute(2, 0, 1))[1], -1)[0], (3, 1)),
     "a matrix and a vector": (lambda x: torch.einsum("bij,bj->bi", x, x[:, 0]), (3, 3)),
+    "conv1d, filters of each row": (
+        lambda x: F.conv1d(
+            x[..., :7].reshape(1, -1, 7),
+            x[..., 7:].reshape(-1, 2, 3),
+            x[:, 0, :2].reshape(-1),
+            2,
+            1,
+            groups=len(x),
+        ).reshape(len(x), 2, -1),
+        (2, 13),
+    ),
+    "conv2d, filters of each row and channel": (
+        lambda x: F.conv2d(
+            x[:, :, 2:].reshape(1, -1, 3, 4),
+            x[:, :, :2].reshape(-1, 1, 2, 4),
+            None,
+            1,
+            (1, 2),
+            groups=2 * len(x),
+        ).reshape(len(x), 2, 4, 5),
+        (2, 5, 4),
+    ),
+    "transposed conv1d, filters of each row": (
+        lambda x: F.conv_transpose1d(
+            x[..., :4].reshape(1, -1, 4),
+            x[..., 4:].reshape(-1, 3, 2),
+            x[:, 0, :3].reshape(-1),
+            2,
+            groups=len(x),
+        ).reshape(len(x), 3, -1),
+        (2, 10),
+    ),
 }  # fmt: skip
 LOOKUPS = {
     "rows of a weight": lambda i: W["table"][i],

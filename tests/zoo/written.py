@@ -385,3 +385,27 @@ class HardMoE(nn.Module):
         outs = torch.stack([e(x, h) for e in self.experts])
         h = outs[idx, torch.arange(x.shape[0])] * p[:, None] + (1 - p[:, None]) * h
         return logits, h
+
+
+@ZOO.cell(D, [H, 7, (7, 3)])
+class DynamicConvolutionAttention(nn.Module):
+    """Battenberg et al. (2020): the filters over the last alignment are made from the query."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRUCell(D + 3, H)
+        self.filters = nn.Sequential(nn.Linear(H, 4), nn.Tanh(), nn.Linear(4, 2 * 3, bias=False))
+        self.static = nn.Conv1d(1, 2, 3, padding=1, bias=False)
+        self.U, self.T = nn.Linear(2, 4, bias=False), nn.Linear(2, 4)
+        self.v = nn.Linear(4, 1, bias=False)
+
+    def forward(self, x, state):
+        h, alignment, memory = state
+        B = x.size(0)
+        G = self.filters(h).view(-1, 1, 3)
+        g = F.conv1d(alignment.unsqueeze(0), G, padding=1, groups=B).view(B, 2, -1).transpose(1, 2)
+        f = self.static(alignment.unsqueeze(1)).transpose(1, 2)
+        alignment = self.v(torch.tanh(self.U(f) + self.T(g))).squeeze(-1).softmax(-1)
+        context = torch.bmm(alignment.unsqueeze(1), memory).squeeze(1)
+        h = self.rnn(torch.cat((context, x), -1), h)
+        return h, (h, alignment, memory)

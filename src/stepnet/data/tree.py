@@ -13,7 +13,7 @@ import copy
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,7 +191,7 @@ def _places(own: Spec, spec: Spec, first: int) -> list[int] | None:
     return found
 
 
-def unflatten(spec: Spec, leaves: list[Any] | tuple[Any, ...]) -> Any:
+def unflatten(spec: Spec, leaves: Sequence[Any]) -> Any:
     """Put leaves back into a structure; the inverse of `flatten`."""
     if spec._flat:  # pyright: ignore[reportAttributeAccessIssue]
         return tuple(leaves)

@@ -31,29 +31,58 @@ def _convolution(dims: int) -> Callable[..., Any]:
     ) -> Any:  # fmt: skip
         """The taps side by side, times the weights: a product of each row and a matrix."""
         taps = weight.shape[2:]
-        if input.dim() != dims + 2 or taps.numel() > _MOST_TAPS or type(groups) is not int:
+        if input.dim() != dims + 2 or taps.numel() > _MOST_TAPS:
             return NotImplemented
+        steps, dilations = sizes_of(stride, dims), sizes_of(dilation, dims)
+        pads = _padding(padding, taps, dilations)
+        if type(groups) is not int:
+            if not _has_a_row_for_each_group(input, weight.shape[1] * groups, weight, groups):
+                return NotImplemented
+            x = input.reshape(groups, weight.shape[1], *input.shape[2:])
+            found = _patches(x, taps, steps, pads, dilations)
+            if found is None:
+                return NotImplemented
+            patches, sizes = found
+            own = weight.reshape(groups, -1, *weight.shape[1:]).flatten(3).permute(0, 3, 2, 1).flatten(1, 2)
+            result = torch.cat([*patches], -1).flatten(1, -2) @ own
+            result = result if bias is None else result + bias.reshape(groups, 1, -1)
+            return result.transpose(1, 2).reshape(1, -1, *sizes)
         if input.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
             return NotImplemented  # torch says what does not fit
         if groups > _MOST_GROUPS and weight.shape[1] > 1:
             return NotImplemented
-        steps, dilations = sizes_of(stride, dims), sizes_of(dilation, dims)
-        pads = _padding(padding, taps, dilations)
-        widths: Sequence[int] = [p for pad in reversed(pads) for p in pad]
-        last = input.movedim(1, -1)  # channels side by side: a patch is copied in long pieces
-        x = F.pad(last, [0, 0, *widths]) if any(widths) else last
-        sizes = [
-            (n - d * (k - 1) - 1) // s + 1
-            for n, k, s, d in zip(x.shape[1:-1], taps, steps, dilations, strict=True)
-        ]
-        if min(sizes, default=0) <= 0:
+        found = _patches(input, taps, steps, pads, dilations)
+        if found is None:
             return NotImplemented
-        patches = by_tap(x, taps, sizes, steps, dilations, 1)
+        patches, sizes = found
         result = _of_patches(patches, weight.flatten(2), groups).flatten(1, -2)
         result = result if bias is None else result + bias
         return result.transpose(1, 2).reshape(-1, weight.shape[0], *sizes)
 
     return convolution
+
+
+def _patches(
+    input: Tensor, taps: Sequence[int], steps: Sequence[int], pads: Sequence[tuple[int, int]],
+    dilations: Sequence[int],
+) -> tuple[Sequence[Tensor], list[int]] | None:  # fmt: skip
+    """What each tap sees, [rows, *sizes, channels], and those sizes; None where there is nothing to see."""
+    widths: Sequence[int] = [p for pad in reversed(pads) for p in pad]
+    last = input.movedim(1, -1)  # channels side by side: a patch is copied in long pieces
+    x = F.pad(last, [0, 0, *widths]) if any(widths) else last
+    sizes = [
+        (n - d * (k - 1) - 1) // s + 1
+        for n, k, s, d in zip(x.shape[1:-1], taps, steps, dilations, strict=True)
+    ]
+    if min(sizes, default=0) <= 0:
+        return None
+    return by_tap(x, taps, sizes, steps, dilations, 1), sizes
+
+
+def _has_a_row_for_each_group(input: Tensor, channels: Any, weight: Tensor, groups: Any) -> bool:
+    """Whether rows lie among the channels, `x.view(1, -1, height, width)`, for weights of each row's own."""
+    fits = input.shape[0] == 1 and input.shape[1] == channels and weight.shape[0] % groups == 0
+    return fits and all(type(n) is int for n in (input.shape[0], *input.shape[2:], *weight.shape[1:]))
 
 
 def _transposed_convolution(dims: int) -> Callable[..., Any]:
@@ -64,9 +93,15 @@ def _transposed_convolution(dims: int) -> Callable[..., Any]:
         """What each element gives to each tap, a product, added up where the taps lie. No zeros are put
         between the elements or around them before the product: a weight may be infinite."""
         taps = weight.shape[2:]
-        if input.dim() != dims + 2 or taps.numel() > _MOST_TAPS or type(groups) is not int:
+        if input.dim() != dims + 2 or taps.numel() > _MOST_TAPS:
             return NotImplemented
-        if input.shape[1] != weight.shape[0] or groups > _MOST_GROUPS or weight.shape[0] % groups:
+        rows = None if type(groups) is int else groups
+        if rows is not None:
+            if not _has_a_row_for_each_group(input, weight.shape[0], weight, rows):
+                return NotImplemented
+            weight = weight.reshape(rows, -1, *weight.shape[1:])
+            input, groups = input.reshape(rows, weight.shape[1], *input.shape[2:]), 1
+        elif input.shape[1] != weight.shape[0] or groups > _MOST_GROUPS or weight.shape[0] % groups:
             return NotImplemented
         how = [sizes_of(v, dims) for v in (stride, padding, output_padding, dilation)]
         if any(more >= max(s, d) for s, _, more, d in zip(*how, strict=True)):
@@ -77,7 +112,12 @@ def _transposed_convolution(dims: int) -> Callable[..., Any]:
         ]
         if min(sizes, default=0) <= 0 or 0 in input.shape[1:]:
             return NotImplemented
-        given, own = input.movedim(1, -1).chunk(groups, -1), weight.chunk(groups)
+        given = input.movedim(1, -1)
+        if rows is not None:
+            result = _to_taps(given, weight, sizes, *how)
+            result = result if bias is None else result + bias.reshape(rows, *(1,) * dims, -1)
+            return result.movedim(-1, 1).reshape(1, -1, *sizes)
+        given, own = given.chunk(groups, -1), weight.chunk(groups)
         parts = [_to_taps(x, w, sizes, *how) for x, w in zip(given, own, strict=True)]
         result = parts[0] if groups == 1 else torch.cat(parts, -1)
         return (result if bias is None else result + bias).movedim(-1, 1)
@@ -89,9 +129,11 @@ def _to_taps(
     x: Tensor, weight: Tensor, sizes: Sequence[int], steps: Sequence[int], pads: Sequence[int],
     _: Sequence[int], dilations: Sequence[int],
 ) -> Tensor:  # fmt: skip
-    """[rows, ..., channels] times weights [channels, new channels, taps], as [rows, *sizes, new channels]."""
-    taps, dims = weight.shape[2:], x.dim() - 2
-    every = x @ weight.flatten(2).transpose(1, 2).flatten(1)
+    """[rows, ..., channels] times weights [channels, new channels, taps], perhaps of each row, as
+    [rows, *sizes, new channels]."""
+    dims = x.dim() - 2
+    taps, matrix = weight.shape[-dims:], weight.flatten(-dims).transpose(-1, -2).flatten(-2)
+    every = x @ matrix if matrix.dim() == 2 else (x.flatten(1, -2) @ matrix).unflatten(1, x.shape[1:-1])
     found: list[Tensor] = []
     for tap, part in zip(
         itertools.product(*(range(k) for k in taps)), every.chunk(taps.numel(), -1), strict=True
