@@ -43,7 +43,16 @@ from stepnet.user_line import line_in
 
 from .executor_choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
 from .other_threads import Meanwhile
-from .reads import FailsOnSamples, Reads, ReadsChanged, read, read_anew, settings, steps_of_inner_loops
+from .reads import (
+    FailsOnSamples,
+    Reads,
+    ReadsChanged,
+    has_own_backward,
+    read,
+    read_anew,
+    settings,
+    steps_of_inner_loops,
+)
 from .rows import Noise, Sequences, samples
 from .self_check import self_check, versions
 from .stride_dependence import check_strided
@@ -482,6 +491,8 @@ def _choose(
     entry.y_spec = compiled.y_spec
     entry.weights = compiled.weights
     compiled = replace(compiled, constants={k: t.to(device) for k, t in compiled.constants.items()})
+    if has_own_backward(reads):
+        compiled = replace(compiled, fused=replace(compiled.fused, own_backward=True))
     entry.compiled = compiled
     noise = Noise(compiled.draws, reads.reach.generators)
     accept = functools.partial(_accepted, compiled, loop, noise, sequences, weights)

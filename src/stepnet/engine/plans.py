@@ -133,14 +133,15 @@ def run(
     plain = noise.drawn_again(plain_loop(loop, sequences, reads, entry.weights, guarded=guarded))
     x_rows = [*(contiguous(rows) for rows in sequences.x_rows), *noise.tables(sequences.layout)]
     states = [contiguous(state) for state in sequences.states]
-    along = None
-    if not (transformed or guarded or random):
-        given = loop, entry.ready, sequences, reads, entry.weights, find
-        along = functools.cache(lambda: RunsAlong(*given))
+    given = loop, entry.ready, sequences, reads, entry.weights, find
+    along = None if transformed or guarded or random else functools.cache(lambda: RunsAlong(*given))
+    same = (lambda: RunsAlong(*given).same_backward()) if entry.ready.plan.own_backward else None
     # as a warm call gives them: a checkpoint that computes this call again keeps the same
     steps = sequences.steps if further is None and note is None else ()
     constants = entry.compiled.constants
-    call = Call(entry.ready, sequences.layout, constants, plain, along, guarded, steps=steps)
+    call = Call(
+        entry.ready, sequences.layout, constants, plain, along, guarded, steps=steps, same_backward=same
+    )
     if further is not None:
         out = run_transformed(Run(call, lambda: further), x_rows, states, weights)
     else:

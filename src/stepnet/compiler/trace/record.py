@@ -51,6 +51,7 @@ from .unseen_calls import applied, unbatched
 from .writes import HOOKS_ON, SHOWS_MEMORY, hooks_on_others, written
 
 _MOST_BYTES = 4096
+BACKWARD = "backward"  # in a record: what follows is code that runs there
 _DISPATCH = "__torch_dispatch__"
 _PLAIN = frozenset({int, bool, str, type(None)})
 
@@ -96,7 +97,7 @@ def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) ->
     mode.key.append(("gives", spec, tuple(mode.coded(result) for result in results)))
     nodes = history(t.grad_fn for t in results if isinstance(t, Tensor))
     own = [node._forward_cls for node in nodes if isinstance(node, BackwardCFunction)]  # pyright: ignore
-    mode.key += map(_code_of, dict.fromkeys(own))
+    mode.key += ((BACKWARD, _code_of(function)) for function in dict.fromkeys(own))
     return Record(tuple(mode.key), mode.tensors, mode.answers, mode.handed)
 
 
