@@ -26,9 +26,8 @@ from stepnet.compiler.reads.walk_code import END
 from stepnet.compiler.rewritten.inner_loops import MOST, inner_loops, too_long
 from stepnet.compiler.trace.draws import kept
 from stepnet.compiler.trace.iteration import code_of, iteration, reached
-from stepnet.compiler.trace.record import BACKWARD, Record, record
+from stepnet.compiler.trace.record import Record, record
 from stepnet.compiler.trace.set_aside import without_hooks, without_modes
-from stepnet.compiler.trace.writes import HOOKS_ON
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.modes import Around, casts_let_go, draws_put_back
 from stepnet.errors import StepError, Unsupported
@@ -308,15 +307,6 @@ def asks_for_gradients(names: Set[str], batched: bool) -> bool:
     return not names.isdisjoint(_OF_GRADIENTS) or (batched and not names.isdisjoint(OF_BACKWARD_HOOKS))
 
 
-def has_own_backward(reads: Reads) -> bool:
-    """Whether code of a step's own runs in backward, and reads things then: custom Functions, hooks."""
-    if reads.open is None:
-        return not reads.reach.names.isdisjoint(_OF_BACKWARD)
-    calls = (call[0] for call in reads.whole if type(call) is tuple and call)
-    return any(call == BACKWARD or call in HOOKS_ON for call in calls)
-
-
-_OF_BACKWARD = words("backward vjp register_hook register_prehook") | {*OF_BACKWARD_HOOKS}
 _OF_GRADIENTS = words("requires_grad grad_fn is_leaf register_hook retain_grad")
 _SETS_MODES = words("no_grad enable_grad set_grad_enabled inference_mode autocast")
 
