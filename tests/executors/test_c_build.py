@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from covering import few
-from forks import Fork, in_a_fork
+from forks import Fork
 from stepnet import explain, recurrent
 from stepnet.errors import BuildError, NotBuilt, TorchOpsWarning
 from stepnet.executors import cache_folder
@@ -357,23 +357,6 @@ def test_threads_share_one_build(tmp_path, monkeypatch):
     found = at_once(lambda _: c_build.build(_source()), 6)
     assert len({id(library) for library in found}) == 1
     assert count.read_text() == "x\n"
-
-
-@needs_compiler
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_child_forked_during_a_build_can_build():
-
-    def forks() -> int:
-        slot = c_build._loaded.setdefault("key", c_build._Slot())
-        c_build._lock.acquire()  # as another thread would, in the middle of a build
-        slot.lock.acquire()
-        child = os.fork()
-        if child == 0:
-            slot.lock.acquire()
-            os._exit(_answer(c_build.build(_source())))
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-    assert in_a_fork(forks) == 42
 
 
 # ---- compilers

@@ -209,3 +209,71 @@ def _a_hook_that_is_refused(
             y, _ = recurrent(step, rows, start, backend=backend)
     with pytest.raises(error, match="a hook for saved tensors gave back something else"):
         (y.values if isinstance(y, LoDTensor) else y).sum().backward()
+
+
+def test_what_a_hook_of_the_step_reads_in_backward_is_what_it_read() -> None:
+    """The gradient was traced; a hook that finds another number in backward is told of."""
+    _a_gradient_that_is_scaled_in_backward("hook", opened=False)
+
+
+@pytest.mark.exhaustive  # five plans
+def test_what_code_of_the_step_reads_in_backward_is_what_it_read() -> None:
+    """The same of Functions, of hooks of modules, and of steps that are recorded at each call."""
+    cases: dict[str, Any] = {f"{how} {opened}": (how, opened) for how in _SCALED for opened in (False, True)}
+    del cases["module True"]  # which has no plan
+    holds(_a_gradient_that_is_scaled_in_backward, cases)
+
+
+class _Scale:
+    by = 1.0
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Any:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grad * _Scale.by
+
+
+def _hooked(h: Tensor) -> Tensor:
+    h.register_hook(lambda grad: grad * _Scale.by)
+    return h
+
+
+def _in_module() -> torch.nn.Module:
+    module = torch.nn.Tanh()
+    module.register_full_backward_hook(lambda module, of_inputs, grads: (of_inputs[0] * _Scale.by,))
+    return module
+
+
+_SCALED: dict[str, Callable[[], Change]] = {
+    "function": lambda: _Scaled.apply, "hook": lambda: _hooked, "module": _in_module
+}  # fmt: skip
+
+
+def _a_gradient_that_is_scaled_in_backward(how: str, opened: bool) -> None:
+    scaled, weight, x = _SCALED[how](), _numbers(3, 3), _numbers(4, 2, 3)
+
+    def closed(x: Tensor, h: Tensor) -> Any:
+        h = scaled(x + h @ weight)
+        return h.tanh(), h
+
+    def looks_up(x: Tensor, h: Tensor) -> Any:
+        h = scaled(x + h @ weight)
+        return getattr(h, "".join(("ta", "nh")))(), h
+
+    step = looks_up if opened else closed
+
+    def gradients(backend: Any, before: float, after: float) -> tuple[Tensor, ...]:
+        _Scale.by = before
+        y, _ = recurrent(step, x, x.new_zeros(2, 3), backend=backend)
+        _Scale.by = after
+        return torch.autograd.grad(y.square().sum(), [weight, x])
+
+    for by in (1.0, 1.0, 0.5, 0.5):  # changed before the call
+        torch.testing.assert_close(gradients(BACKEND, by, by), gradients("naive", by, by), **CLOSE)
+    with pytest.raises(StepError, match="hooks or custom Functions may read it in backward"):
+        gradients(BACKEND, 0.5, 2.0)

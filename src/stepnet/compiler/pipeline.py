@@ -76,7 +76,7 @@ class Compiled:
     @cached_property
     def hoisted(self) -> Plan:
         """Raises Unsupported: a pass declines the step."""
-        return replace(self.hoist(), random=self.fused.random)
+        return replace(self.hoist(), random=self.fused.random, own_backward=self.fused.own_backward)
 
     @property
     def is_compared(self) -> bool:

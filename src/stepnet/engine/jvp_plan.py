@@ -138,6 +138,18 @@ class RunsAlong:
         self.seen[:] = [now]
         return now
 
+    @_as_called
+    def same_backward(self) -> None:
+        """Nothing, where hooks and Functions of the step read what they read when its gradient was traced.
+
+        Raises:
+            StepError: they may read something else.
+        """
+        if self.unchanged() is None:
+            why = "and its hooks or custom Functions may read it in backward"
+            with torch.enable_grad():  # as at the call, which has a gradient
+                read_again(self.loop, self.sequences, self.reads, self.reader, why)
+
     def expect(self, tensors: Sequence[Tensor], asked: Sequence[bool], whole: bool) -> None:
         """Make the plan of the derivative along the gradients of weights, once for all that are alike: after
         `fast = {k: w - rate * g, ...}` a step reads something else, and then these are differentiated."""

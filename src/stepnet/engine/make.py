@@ -24,6 +24,7 @@ from stepnet.compiler.trace.capture import BY_VALUES, Example
 from stepnet.compiler.trace.data_dependent import CLAIMED, AsksCaptured
 from stepnet.compiler.trace.draws import Draw, drawn_in_order, kept
 from stepnet.compiler.trace.iteration import code_of, iteration, reached
+from stepnet.compiler.trace.record import has_own_backward
 from stepnet.compiler.trace.record import tried as tried_on
 from stepnet.compiler.trace.set_aside import without_compiled_autograd, without_hooks, without_modes
 from stepnet.compiler.trace.untraced_constants import lost_tensor, may_be_constant, unseen_are_constants
@@ -43,7 +44,15 @@ from stepnet.user_line import line_in
 
 from .executor_choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
 from .other_threads import Meanwhile
-from .reads import FailsOnSamples, Reads, ReadsChanged, read, read_anew, settings, steps_of_inner_loops
+from .reads import (
+    FailsOnSamples,
+    Reads,
+    ReadsChanged,
+    read,
+    read_anew,
+    settings,
+    steps_of_inner_loops,
+)
 from .rows import Noise, Sequences, samples
 from .self_check import self_check, versions
 from .stride_dependence import check_strided
@@ -60,6 +69,7 @@ class Entry:
     refusals: list[tuple[str, Unsupported]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     wrong: bool = False  # an executor did not pass the self-check
+    own_backward: bool = False  # see `Plan`
     changes: frozenset[str] | None = None  # the step changed what it reads, by these names
     twice: bool | None = None  # of a derivative's plan: whether second derivatives by it are right
     forward_mode: bool | None = None  # and whether derivatives in forward mode are
@@ -407,6 +417,7 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
                 remedy="make it by torch's functions, in Python that is not scripted; or backend='naive'",
             )
         seen = _Seen(reads.read, None, again.answers, [], asks_captured=False, strides_matter=True)
+        entry.own_backward = has_own_backward(reads.whole)
     else:
         try:
             with draws_put_back():
@@ -416,6 +427,7 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
                 trial = tried_on(run, [*x, *states], generators)
             _check_draws(trial.draws, generators, states_before)
             y_spec, *_ = trial.result
+            entry.own_backward = trial.own_backward
             draws = [draw for draw, _ in trial.draws]
             seen = _Seen(
                 trial.tensors, y_spec, trial.answers, draws, trial.asks_captured, trial.strides_matter
@@ -482,6 +494,8 @@ def _choose(
     entry.y_spec = compiled.y_spec
     entry.weights = compiled.weights
     compiled = replace(compiled, constants={k: t.to(device) for k, t in compiled.constants.items()})
+    if entry.own_backward:
+        compiled = replace(compiled, fused=replace(compiled.fused, own_backward=True))
     entry.compiled = compiled
     noise = Noise(compiled.draws, reads.reach.generators)
     accept = functools.partial(_accepted, compiled, loop, noise, sequences, weights)

@@ -57,8 +57,11 @@ def plain_loop(
     return plain
 
 
-def read_again(loop: Loop, sequences: Sequences, reads: Reads, reader: Callable[..., Reads]) -> Reads:
-    """What a loop reads now, which is what it read before, perhaps in other tensors.
+def read_again(
+    loop: Loop, sequences: Sequences, reads: Reads, reader: Callable[..., Reads],
+    why: str = "so its gradient cannot be differentiated again",
+) -> Reads:  # fmt: skip
+    """What a loop reads now, which is what it read before, perhaps in other tensors. `why` it is to be.
 
     Raises:
         StepError: it is something else.
@@ -67,8 +70,7 @@ def read_again(loop: Loop, sequences: Sequences, reads: Reads, reader: Callable[
     now = reader(loop, sequences.x_rows, sequences.states, sequences.shared)
     if now.refusal is not None or now.whole != reads.whole:
         raise StepError(
-            f"step '{loop.body.name}' reads something else by now than when it ran, "
-            "so its gradient cannot be differentiated again",
+            f"step '{loop.body.name}' reads something else by now than when it ran, {why}",
             remedy="change what the step reads after the last backward; or backend='naive'",
         )
     return now

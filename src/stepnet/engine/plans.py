@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -31,6 +29,7 @@ from stepnet.executors.layout import Layout
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.transformed import Run, run_transformed
 from stepnet.ir.loop import Loop
+from stepnet.locks import Lock
 from stepnet.user_line import user_level
 
 from . import varying_numbers, warm_calls
@@ -73,20 +72,7 @@ _MOST_MISSES = 12
 _MOST_REST = 64  # calls that a plan is left out for after its checks did not hold
 _OFTEN = 3  # runs in a row of which a check did not hold, of which the user is told
 _MOST_TRIES = 8  # to make a plan while other threads change what the step reads
-_lock = threading.RLock()
-
-
-def _after_fork() -> None:
-    # A lock held by another thread at the fork would stay held in the child for ever.
-    global _lock
-    if _lock.acquire(blocking=False):  # nobody's, or that of this thread
-        _lock.release()
-    else:
-        _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+_lock = Lock()
 
 
 def run(
@@ -147,14 +133,15 @@ def run(
     plain = noise.drawn_again(plain_loop(loop, sequences, reads, entry.weights, guarded=guarded))
     x_rows = [*(contiguous(rows) for rows in sequences.x_rows), *noise.tables(sequences.layout)]
     states = [contiguous(state) for state in sequences.states]
-    along = None
-    if not (transformed or guarded or random):
-        given = loop, entry.ready, sequences, reads, entry.weights, find
-        along = functools.cache(lambda: RunsAlong(*given))
+    given = loop, entry.ready, sequences, reads, entry.weights, find
+    along = None if transformed or guarded or random else functools.cache(lambda: RunsAlong(*given))
+    same = (lambda: RunsAlong(*given).same_backward()) if entry.ready.plan.own_backward else None
     # as a warm call gives them: a checkpoint that computes this call again keeps the same
     steps = sequences.steps if further is None and note is None else ()
     constants = entry.compiled.constants
-    call = Call(entry.ready, sequences.layout, constants, plain, along, guarded, steps=steps)
+    call = Call(
+        entry.ready, sequences.layout, constants, plain, along, guarded, steps=steps, same_backward=same
+    )
     if further is not None:
         out = run_transformed(Run(call, lambda: further), x_rows, states, weights)
     else:

@@ -243,7 +243,9 @@ class Asked(NamedTuple):
             return RunsAlong(self.loop(), ready, *given, unchanged=self._unchanged)
 
         constants, plain = entry.compiled.constants, self._plain(entry.weights)
-        return Call(ready, self.layout, constants, plain, along, steps=steps, as_it_is=as_it_is)
+        same = (lambda: along().same_backward()) if ready.plan.own_backward else None
+        how = {"steps": steps, "same_backward": same, "as_it_is": as_it_is}
+        return Call(ready, self.layout, constants, plain, along, **how)
 
     def _plain(self, places: Sequence[int]) -> Callable[..., Any]:
         """The plain loop on the inputs of this call, made when it is asked for."""

@@ -276,7 +276,10 @@ class _PlanCall(torch.autograd.Function):
     @not_followed
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         by_places, needed = ctx.by_places, ctx.needs_input_grad[2:]
-        saved = as_saved(ctx, (ctx.call if by_places is None else by_places[0]).ready)
+        ready: Ready = (ctx.call if by_places is None else by_places[0]).ready
+        if ready.plan.own_backward:
+            _check_own_backward(ctx.call)
+        saved = as_saved(ctx, ready)
         later = ctx.later.pop(torch._C._current_graph_task_id(), ()) if ctx.later else ()
         inputs, saved, moved = ctx.memory.found(saved, torch.is_grad_enabled())
         if moved:
@@ -301,6 +304,12 @@ class _PlanCall(torch.autograd.Function):
         found = _backward(ctx, saved, grads, needed, later)
         guard_inputs(inputs, found, needed)
         return (None, None, *found)
+
+
+def _check_own_backward(made: Call | Callable[[], Call]) -> None:
+    call = made if isinstance(made, Call) else made()
+    if call.same_backward is not None:
+        call.same_backward()
 
 
 guarded_results(_PlanCall)

@@ -83,6 +83,8 @@ class Call(NamedTuple):
     noise: Sequence[Tensor] | None = None
     before: tuple[torch.device, Tensor] | None = None
     steps: tuple[int, ...] = ()  # what the rows of y are to be: [steps, sequences, ...]; (): rows
+    # Raises StepError if code of the step's own that runs in backward may read something else by now.
+    same_backward: Callable[[], None] | None = None
     as_it_is: bool = False  # inputs are known to stand in memory as they are, and no mode is around
 
     def by_loop(self, inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -172,7 +172,9 @@ class _Gradient(torch.autograd.Function):
 
         if all(map(is_plain, directions)):
             run = torch._C._current_graph_task_id()
+            of_all = all(wants or not needs for wants, needs in zip(wanted, ctx.needed, strict=False))
             is_later = not create_graph and ctx.node is not None and run >= 0 and is_run(ctx.node, False)
+            is_later &= of_all  # a weight that takes no gradient by now still gets that of the node
             return (*skip, *once(directions, ctx.node if is_later else None))
         many = one_by_one(once, directions)
         if many is None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import FrameType, FunctionType
@@ -70,7 +69,6 @@ _METHODS = [
 ]
 # The names that modules have them by which were met in a trace: `from math import sqrt`.
 _IMPORTED: dict[tuple[str, str], tuple[Swapped, Callable[..., Any]]] = {}
-_lock = threading.Lock()
 
 
 def note_imports(frame: FrameType) -> None:
@@ -83,8 +81,7 @@ def note_imports(frame: FrameType) -> None:
         function = known.get(id(frame.f_globals.get(name)))
         if function is not None:
             named = Swapped(module, name, function.other), function.original
-            with _lock:
-                _IMPORTED.setdefault((module.__name__, name), named)
+            _IMPORTED.setdefault((module.__name__, name), named)
 
 
 def imports_noted() -> int:

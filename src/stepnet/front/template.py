@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from threading import Lock
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
 
 from torch import Size
 
 from stepnet.data.recording import content, inside, reached
+from stepnet.locks import Lock
 
 
 class Ref:

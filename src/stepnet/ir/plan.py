@@ -95,6 +95,8 @@ class Plan:
         tangents: for each y leaf and each state, the name of its gradient in the backward body, or None.
         gradients: for each x leaf, state and weight, the result of the backward body, or None.
         random: True if the step draws noise.
+        own_backward: True if its gradient was traced of code of the step's own, which reads as it runs what
+            may be something else by then: hooks, custom Functions.
         flow: for each y leaf and new state, the inputs (numbered x, states, weights) of the same step that
             it carries gradients to, be they zero.
         requires: likewise, the inputs that make it require a gradient: those, and what only views made under
@@ -118,6 +120,7 @@ class Plan:
     tangents: tuple[str | None, ...] = ()
     gradients: tuple[str | None, ...] = ()
     random: bool = False
+    own_backward: bool = False
     flow: tuple[tuple[int, ...], ...] = ()
     requires: tuple[tuple[int, ...], ...] = ()
     paired: tuple[int, ...] = ()

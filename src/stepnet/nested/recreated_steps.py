@@ -14,6 +14,7 @@ from types import CellType, FunctionType
 from typing import Any
 
 from stepnet.data.bounded_cache import Bounded
+from stepnet.locks import Lock
 
 _MOST = 64
 
@@ -26,7 +27,8 @@ class _Twin:
         names = step.__code__, step.__globals__, step.__name__
         self.function = FunctionType(*names, None, self.cells)
         self.function.__qualname__ = step.__qualname__
-        self.lock = threading.Lock()
+        self.lock = Lock()
+        self.user: int | None = None  # the thread that is in a call
 
 
 _twins = Bounded[Any, _Twin](_MOST)
@@ -49,14 +51,21 @@ def found_by(step: Any) -> Iterator[Any]:
     if twin is None or not twin.lock.acquire(blocking=False):
         yield step
         return
+    own = threading.get_ident()
+    if twin.user == own:  # a call inside that call
+        twin.lock.release()
+        yield step
+        return
+    twin.user = own
     try:
-        for cell, own in zip(twin.cells, step.__closure__, strict=True):
-            cell.cell_contents = own.cell_contents
+        for cell, held in zip(twin.cells, step.__closure__, strict=True):
+            cell.cell_contents = held.cell_contents
         yield twin.function
     finally:
         for cell in twin.cells:
             with contextlib.suppress(ValueError):  # it is empty
                 del cell.cell_contents
+        twin.user = None
         twin.lock.release()
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from numbers import Real
 from time import monotonic
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -22,24 +19,13 @@ from stepnet.data.in_graph import by_python
 from stepnet.data.modes import traced, transforms_active
 from stepnet.errors import StreamError, UnknownStream
 from stepnet.front.step import step_name
+from stepnet.locks import Lock
 
 from .chunks import joined, parted
 from .cuts import Cuts
 from .keeper import Keeper
 from .states import States
 from .warm_pushes import WarmPush
-
-_all: WeakSet[Stream] = WeakSet()
-
-
-def _after_fork() -> None:
-    """Let streams be pushed to in the child that other threads pushed to at the fork: they are as before."""
-    for each in [*_all]:
-        each._free_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 @dataclass
@@ -134,11 +120,10 @@ class Stream:
         self._free: list[int] = []
         self._rows = 0  # of the tables, free ones too
         self._next = 0  # the id that `open` tries first
-        self._lock = threading.RLock()  # the module may ask which streams are open
+        self._lock = Lock(self._forked)  # the module may ask which streams are open
         self._pushing = False
         self._cuts = Cuts()  # until they told
         self._warm: WarmPush | None = None  # of the last push
-        _all.add(self)
 
     @property
     def ids(self) -> list[Hashable]:
@@ -358,12 +343,10 @@ class Stream:
         self._next = state["next"]
         self.load_state_dict(state["streams"])
 
-    def _free_lock(self) -> None:
-        """Free the lock of a thread that is not there; this one may be in a push itself."""
-        if self._lock.acquire(blocking=False):
-            self._lock.release()
-        else:
-            self._lock, self._pushing, self._warm = threading.RLock(), False, None
+    def _forked(self, held: bool) -> None:
+        """Be as before the push of a thread that is not there."""
+        if held:
+            self._pushing, self._warm = False, None
 
     def _found(self, id: Hashable) -> _Open:
         found = self._open.get(id)

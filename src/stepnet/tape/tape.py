@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from stepnet.data.arguments import name as name_of
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import StepnetError, TapeError
+from stepnet.locks import Lock
 from stepnet.user_line import user_line
 from stepnet.watchers import during
 
@@ -82,7 +82,7 @@ class Tape:
         self._creations: list[Creation] = []
         self._names: dict[str, int] = {}
         self._counts: dict[str, int] = {}
-        self._lock = threading.RLock()
+        self._lock = Lock()
 
     # The current tape
 

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from stepnet.locks import Lock
+
 _NONE: Any = object()
 
 
@@ -28,23 +30,36 @@ class Swapped:
     def __init__(self, owner: Any, name: str, other: Any) -> None:
         self.owner, self.name, self.other = owner, name, other
         self.original: Any = None
-        self._entered = 0
-        self._lock = threading.Lock()
+        self._entered = list[int]()  # threads
+        self._lock = Lock(self._forked)
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
         """Let it be the other value in here."""
+        own = threading.get_ident()
         with self._lock:
             if not self._entered:
                 self.original = vars(self.owner).get(self.name, _NONE)
                 setattr(self.owner, self.name, self.other)
-            self._entered += 1
+            self._entered.append(own)
         try:
             yield
         finally:
             with self._lock:
-                self._entered -= 1
-                if not self._entered and self.original is _NONE:
-                    delattr(self.owner, self.name)
-                elif not self._entered:
-                    setattr(self.owner, self.name, self.original)
+                self._entered.remove(own)
+                if not self._entered:
+                    self._put_back()
+
+    def _put_back(self) -> None:
+        if self.original is _NONE:
+            delattr(self.owner, self.name)
+        else:
+            setattr(self.owner, self.name, self.original)
+
+    def _forked(self, held: bool) -> None:
+        """Leave it to the thread that forked: the others that are inside are not there."""
+        own = threading.get_ident()
+        was, self._entered = self._entered, [thread for thread in self._entered if thread == own]
+        begun = vars(self.owner).get(self.name, _NONE) is self.other
+        if (was or held) and begun and not self._entered:
+            self._put_back()

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.reads.numbers import Number, numbers_in
@@ -51,6 +52,7 @@ from .unseen_calls import applied, unbatched
 from .writes import HOOKS_ON, SHOWS_MEMORY, hooks_on_others, written
 
 _MOST_BYTES = 4096
+BACKWARD = "backward"  # in a record: what follows is code that runs there
 _DISPATCH = "__torch_dispatch__"
 _PLAIN = frozenset({int, bool, str, type(None)})
 
@@ -69,7 +71,8 @@ class Trial(NamedTuple):
     """What a step gave, the tensors that it read and did not make, and what its Python asked of tensors;
     `asks_captured`: whether an answer follows from tensors that it reads. `draws`: from generators of its
     own. `strides_matter`: whether it wrote into tensors or cut some off, so that it may matter which two are
-    one, or drew from a generator of its own, which may go by the order of memory."""
+    one, or drew from a generator of its own, which may go by the order of memory. `own_backward`: if code
+    of its own runs in backward: hooks, custom Functions."""
 
     result: Any
     tensors: list[Tensor]
@@ -77,6 +80,7 @@ class Trial(NamedTuple):
     asks_captured: bool
     draws: list[tuple[Draw, Tensor]]
     strides_matter: bool
+    own_backward: bool
 
 
 def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) -> Record:
@@ -94,10 +98,26 @@ def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) ->
     with mode, applied(mode.met), unbatched(mode.add):
         spec, results = run()
     mode.key.append(("gives", spec, tuple(mode.coded(result) for result in results)))
-    nodes = history(t.grad_fn for t in results if isinstance(t, Tensor))
-    own = [node._forward_cls for node in nodes if isinstance(node, BackwardCFunction)]  # pyright: ignore
-    mode.key += map(_code_of, dict.fromkeys(own))
+    for function, own in _functions(results).items():
+        mode.key.append((BACKWARD if own else "function", _code_of(function)))
     return Record(tuple(mode.key), mode.tensors, mode.answers, mode.handed)
+
+
+def _functions(results: Any) -> dict[Any, bool]:
+    """The Functions that gradients of results go by, and whether each is the user's or calls hooks of modules,
+    which are."""
+    nodes = history(t.grad_fn for t in leaves(results, Tensor))
+    kinds: Any = [node._forward_cls for node in nodes if isinstance(node, BackwardCFunction)]  # pyright: ignore
+    return {k: k is BackwardHookFunction or k.__module__.split(".")[0] not in _OTHERS for k in kinds}
+
+
+_OTHERS = ("torch", "stepnet")
+
+
+def has_own_backward(key: Sequence[Any]) -> bool:
+    """Whether code of the step's own runs in backward, by its record, and reads things then."""
+    calls = (call[0] for call in key if type(call) is tuple and call)
+    return any(call == BACKWARD or call in HOOKS_ON for call in calls)
 
 
 def tensors_used(run: Callable[[], Any], given: Sequence[Tensor]) -> list[Tensor]:
@@ -117,7 +137,8 @@ def tried(
     with mode, applied(mode.met), unbatched(mode.add):
         result = run()
     used = [tensor for tensor in mode.tensors if not tensor.is_meta]  # frames inside are recorded on those
-    return Trial(result, used, mode.answers, mode.asks_captured, mode.draws, mode.strides_matter)
+    hooked = mode.hooks or any(_functions(result).values())
+    return Trial(result, used, mode.answers, mode.asks_captured, mode.draws, mode.strides_matter, hooked)
 
 
 class _Reader(TorchFunctionMode):
@@ -141,6 +162,7 @@ class _Reader(TorchFunctionMode):
         self.answers: list[Any] = []
         self.asks_captured = False
         self.strides_matter = False
+        self.hooks = False  # whether it registers any
         self._grad = torch.is_grad_enabled()
         self._noise = torch.get_rng_state()
         self.add(given)
@@ -202,8 +224,10 @@ class _Reader(TorchFunctionMode):
             raise Unsupported(
                 "the step hands the memory of a tensor it did not make to numpy, which may write into it"
             )
-        if func in HOOKS_ON and id(args[0]) in self.read:
-            raise hooks_on_others()
+        if func in HOOKS_ON:
+            self.hooks = True
+            if id(args[0]) in self.read:
+                raise hooks_on_others()
         out = func(*args, **kwargs)
         if (at := self.claims.chosen_by(func, args)) is not None:
             self.claims.decided(args[at], lambda: self.asked(bool(args[at]), args[at:], {}))

@@ -22,7 +22,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from typing import NamedTuple, TypeVar
 from stepnet.errors import BuildError
 from stepnet.executors import cache_folder, cache_trim
 from stepnet.interrupts import let_through
+from stepnet.locks import Lock
 
 from .products import Product, common, with_needs
 from .text import without_comments
@@ -226,27 +226,15 @@ class _Slot:
     """One source of this process: its lock, and its library once loaded."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.library: Library | None = None
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _loaded: dict[str, _Slot] = {}
-_object_lock = threading.Lock()  # one thread of a process builds products, others wait
+_object_lock = Lock()  # one thread of a process builds products, others wait
 _objects: dict[tuple[Compiler, Product], bytes] = {}
 _need_all: set[Compiler] = set()
-
-
-def _after_fork() -> None:
-    # A lock held by another thread at the fork would stay held in the child for ever.
-    global _lock, _object_lock
-    _lock, _object_lock = threading.Lock(), threading.Lock()
-    for slot in _loaded.values():
-        slot.lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 @functools.cache
