@@ -247,14 +247,6 @@ SN_INLINE double sn_log1p_f64(double x) {
     return result;
 }
 
-/* log(1 + exp x), without overflow and with full relative accuracy for very negative x. */
-SN_INLINE float sn_softplus_f32(float x) {
-    return (x < 0.0f ? 0.0f : x) + sn_log1p_f32(sn_exp_f32(-fabsf(x)));
-}
-SN_INLINE double sn_softplus_f64(double x) {
-    return (x < 0.0 ? 0.0 : x) + sn_log1p_f64(sn_exp_f64(-fabs(x)));
-}
-
 SN_INLINE float sn_atanh_f32(float x) {
     float y = fabsf(x);
     return copysignf(0.5f * sn_log1p_f32(2.0f * y / (1.0f - y)), x);
