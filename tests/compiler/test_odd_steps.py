@@ -235,6 +235,12 @@ class Steps:
         h = torch.tanh(both[:, :4])
         return h, h
 
+    def filters_of_each_row_over_two(x, h):
+        two = torch.stack([h + x, h - x])  # [2, rows, features]
+        both = F.conv1d(two, x[:, None, :3], padding=1, groups=x.shape[0]).sum(0)
+        h = torch.tanh(both[:, :4])
+        return h, h
+
     def embedding_of_its_argmax(x, h):
         word = (h + x).argmax(-1)
         h = torch.tanh(F.embedding(word, TABLE) + h @ U)
@@ -322,7 +328,7 @@ if torch.__version__ < "2.8":  # its torch.func refuses the hooks that a step is
 # Where generated C declines: words of the refusal, and of the line it names.
 NOT_IN_C = {"float32_in_the_loop": ("the loop computes in float32, float64", "")}
 PLAIN_LOOP_ONLY = {
-    "filters_of_each_row": ("convolution.default on values whose rows are not first", "F.conv1d"),
+    "filters_of_each_row_over_two": ("convolution.default on values whose rows are not first", "F.conv1d"),
 }
 LOOSE = dict.fromkeys(("float32_inside", "float32_in_the_loop"), FLOAT32)
 STATES = {
