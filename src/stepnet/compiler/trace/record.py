@@ -104,7 +104,7 @@ def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) ->
 
 
 def _functions(results: Any) -> dict[Any, bool]:
-    """The Functions that gradients of results go by, and whether each is the user's or calls hooks of modules,
+    """The Functions that gradients of results go by; whether each is the user's, or calls hooks of modules,
     which are."""
     nodes = history(t.grad_fn for t in leaves(results, Tensor))
     kinds: Any = [node._forward_cls for node in nodes if isinstance(node, BackwardCFunction)]  # pyright: ignore
