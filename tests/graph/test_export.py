@@ -249,7 +249,7 @@ def test_autocast_in_the_model() -> None:
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
 @pytest.mark.parametrize(
-    "cases", few([["dense"], ["documents", "memories", "layers"]], [["dense"]]), ids=", ".join
+    "cases", few([["dense"], ["documents", "layers", "memories"]], [["dense"]]), ids=", ".join
 )
 def test_saved_and_run_in_another_process_at_other_lengths(cases: list[str], tmp_path: Path) -> None:
     for case in cases:
