@@ -210,7 +210,7 @@ def recurrent(
     if CAN_CAPTURE and instead() is None and is_exporting():
         if is_drafted():
             raise no_graph_of("torch.export.draft_export")
-        return traced_step(lambda: _in_graph(step, x, state, how))
+        return traced_step(step, lambda: _in_graph(step, x, state, how))
     if not torch.compiler.is_compiling() and is_kept():
         return kept(
             step, x, state, steps=steps, static=static, resets=resets, reverse=reverse, level=level,

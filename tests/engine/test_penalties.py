@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import patch
 
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import stepnet
 from covering import few
 from outcomes import same
 from stepnet import LoDTensor, recurrent
@@ -156,21 +156,38 @@ def test_hooks_see_what_they_saw() -> None:
     same(found("c"), found("naive"), atol=1e-9)
 
 
-def test_one_backward_loop_gives_both_parts() -> None:
-    rnn, runs = stepnet.nn.LSTM(3, 4), list[PreparedLoop]()
-    x = torch.randn(6, 2, 3, requires_grad=True)
-    run = PreparedLoop.run
+@pytest.mark.parametrize("loss", [linear, curved])
+def test_one_backward_loop_gives_both_parts(loss: Callable[..., Tensor]) -> None:
+    """Of a loss that is linear in y, too, if its own gradient is asked for beside that of its gradient."""
+    runs, run = list[PreparedLoop](), PreparedLoop.run
 
     def counted(self: PreparedLoop, *args: Any, **how: Any) -> Any:
         runs.append(self)
         return run(self, *args, **how)
 
     for _ in range(2):  # the first makes the plans
-        (g,) = torch.autograd.grad(rnn(x)[0].square().sum(), [x], create_graph=True)
+        model, x, h = made()
+        score = loss(*model(x, h, "eager"))
+        (g,) = torch.autograd.grad(score, [x], create_graph=True)
         with patch.object(PreparedLoop, "run", counted):
             runs.clear()
-            torch.autograd.grad(g.square().sum(), list(rnn.parameters()))
+            torch.autograd.grad(score + g.square().sum(), [*model.parameters()])
     assert len(runs) == 2  # the derivative along the gradient, and its gradient
+
+
+def test_a_gradient_taken_in_another_thread() -> None:
+    """There autograd numbers its nodes anew, and comes to the loop's own gradient first."""
+
+    def found(backend: Any) -> list[Any]:
+        model, x, h = made()
+        loss = linear(*model(x, h, backend))
+        with ThreadPoolExecutor(1) as pool:
+            (g,) = pool.submit(torch.autograd.grad, loss, [x], create_graph=True).result()
+        return [*torch.autograd.grad(loss + g.square().sum(), [x, h, *model.parameters()])]
+
+    expected = found("naive")
+    for _ in range(2):  # the first makes the plans
+        same(found("c"), expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("written", [False, True], ids=["", "y was written to"])

@@ -330,3 +330,16 @@ def test_steps_that_are_looked_into_at_each_call_are_timed(monkeypatch):
     ((_, likes),) = single_step_calls._steps.values()
     (like,) = likes.values()
     assert (like.others, like.own, like.is_faster) == (8.0, 3.0, True)
+
+
+def test_a_step_that_reads_what_was_made_in_inference_mode(ran):
+    with torch.inference_mode():
+        shift = torch.randn(H, dtype=torch.float64)
+    x, (h, _) = given(1)
+
+    def step(x, h):
+        return x, h + shift
+
+    for _ in range(3):
+        _, last = recurrent(step, x, h, backend=BACKEND)
+        torch.testing.assert_close(last, h + shift)

@@ -132,6 +132,26 @@ def memories(*lengths: int) -> tuple[Tensor, ...]:
     return *rows_of(*lengths), *seen, torch.randn(len(lengths) + 2, 3, dtype=torch.float64)
 
 
+class Layers(nn.Module):
+    """Steps that hold layers of torch's, over the words of each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.cell = nn.LSTM(3, 2, bidirectional=True), nn.GRUCell(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        def step(x: Tensor, h: Tensor) -> Any:
+            words, _ = self.words(x.transpose(0, 1))
+            h = self.cell(words.mean(0), h)
+            return h, h
+
+        return recurrent(step, x, x.new_zeros(x.shape[1], 4))
+
+
+def words(steps: int, n: int) -> tuple[Tensor]:
+    return (torch.randn(steps, n, 3, 3, dtype=torch.float64),)
+
+
 CASES: dict[str, tuple[type[nn.Module], Any, Sequence[tuple[Tensor, ...]]]] = {
     "dense": (Dense, ({0: ANY, 1: ANY},), [dense(5, 3), dense(2, 4)]),
     "documents": (
@@ -140,6 +160,7 @@ CASES: dict[str, tuple[type[nn.Module], Any, Sequence[tuple[Tensor, ...]]]] = {
         [documents(2, 4, 1), documents(3, 0, 1, 5, 2)],
     ),
     "memories": (Memories, ({0: ANY},) * 5, [memories(2, 4), memories(3, 0, 1, 5)]),
+    "layers": (Layers, ({0: ANY, 1: ANY},), [words(5, 3), words(2, 4)]),
 }
 RAGGED = ({0: ANY}, {0: ANY}), [rows_of(2, 4), rows_of(3, 0, 1, 5)]
 
@@ -184,7 +205,7 @@ def save(case: str, path: Path) -> None:
     batches = CASES[case][2]
     model, program = exported(case)
     ops = [n for n in program.graph.nodes if n.target is torch.ops.stepnet.run.default]
-    assert len(ops) == {"dense": 1, "documents": 2, "memories": 7}[case]
+    assert len(ops) == {"dense": 1, "documents": 2, "memories": 7, "layers": 1}[case]
     module = program.module()
     for args in batches:
         for a, b in zip(gradients(model, model, args), gradients(model, module, args), strict=True):
@@ -227,7 +248,9 @@ def test_autocast_in_the_model() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
-@pytest.mark.parametrize("cases", few([["dense"], ["documents", "memories"]], [["dense"]]), ids=", ".join)
+@pytest.mark.parametrize(
+    "cases", few([["dense"], ["documents", "layers", "memories"]], [["dense"]]), ids=", ".join
+)
 def test_saved_and_run_in_another_process_at_other_lengths(cases: list[str], tmp_path: Path) -> None:
     for case in cases:
         stepnet.set_backend("auto" if case == "documents" else "eager")

@@ -77,6 +77,8 @@ def is_faster(
         return None  # histories and hooks are the caller's
     x, states = ([t.detach().clone().requires_grad_(t.requires_grad) for t in group] for group in inputs)
     read = (*x, *states, *weights)
+    if any(t.is_inference() for t in read):
+        return None  # whether a step writes into them nobody counts
     versions = [t._version for t in read]
     ways = {"the plan": by_plan, PLAIN.label: by_itself}
     looks: list[Any] = []

@@ -262,7 +262,7 @@ class _PlanCall(torch.autograd.Function):
         direct, layout = by_places or (None, None)
         found = None if direct is None or layout is None else direct.forward(tensors, layout)
         ctx.by_places, ctx.call, ctx.later, ctx.copied = None if found is None else by_places, call, {}, {}
-        ctx.stands = {}
+        ctx.stands, ctx.ran = {}, -1
         ctx.set_materialize_grads(False)
         if direct is None or found is None:
             return _forward(ctx, call if direct is None else call(), tensors)
@@ -280,7 +280,8 @@ class _PlanCall(torch.autograd.Function):
         if ready.plan.own_backward:
             _check_own_backward(ctx.call)
         saved = as_saved(ctx, ready)
-        later = ctx.later.pop(torch._C._current_graph_task_id(), ()) if ctx.later else ()
+        ctx.ran = torch._C._current_graph_task_id()
+        later = ctx.later.pop(ctx.ran, ()) if ctx.later else ()
         inputs, saved, moved = ctx.memory.found(saved, torch.is_grad_enabled())
         if moved:
             found = _of_moved(ctx, saved, inputs, moved, grads, needed)

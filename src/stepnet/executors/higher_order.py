@@ -31,6 +31,7 @@ class Node(Protocol):
     """The node of a run in autograd's graph."""
 
     later: Later  # by number of a backward, second derivatives left to the node's own gradient in it
+    ran: int  # the number of the backward that came to it last
 
 
 @dataclass(frozen=True)
@@ -120,24 +121,25 @@ def differentiable(
         for t, has in zip(tensors, has_history, strict=True)
     ]
     along.expect(tensors, asked, follows)
-    how = node if follows else None, call, compute, kept, tuple(needed), has_history
+    how = node, follows, call, compute, kept, tuple(needed), has_history
     return _Gradient.apply(*how, *tensors, *grads)  # pyright: ignore[reportReturnType]
 
 
 class _Gradient(torch.autograd.Function):
     """The gradient of a loop as a node of its own.
 
-    Where what comes in depends on the results of the loop, as in a penalty on the gradient of a loss, the
-    loop's own gradient follows in the same backward: then one backward loop gives both.
+    Where the loop's own gradient is still to come in the same backward, one backward loop gives both. It
+    follows where what comes in depends on the results of the loop, as in a penalty on the gradient of a loss;
+    of a loss that is linear in them it may have been before.
     """
 
     @staticmethod
     @not_followed
     def forward(  # pyright: ignore
-        ctx: Any, node: Node | None, call: Call, compute: Callable[[], list[Tensor | None]], kept: KeptRows,
-        needed: tuple[bool, ...], history: Sequence[bool], *given: Tensor | None,
+        ctx: Any, node: Node, follows: bool, call: Call, compute: Callable[[], list[Tensor | None]],
+        kept: KeptRows, needed: tuple[bool, ...], history: Sequence[bool], *given: Tensor | None,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        ctx.node, ctx.call, ctx.needed, ctx.written = node, call, needed, kept.written
+        ctx.node, ctx.follows, ctx.call, ctx.needed, ctx.written = node, follows, call, needed, kept.written
         ctx.set_materialize_grads(False)
         Memory.of(given[: len(needed)], 0).save(ctx, given, kept.rows)
         found = compute()
@@ -149,7 +151,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     @not_followed
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        n, skip, wanted = len(ctx.needed), (None,) * 6, ctx.needs_input_grad[6:]
+        n, skip, wanted = len(ctx.needed), (None,) * 7, ctx.needs_input_grad[7:]
         found, _, _ = ctx.memory.found(saved(ctx, ctx.call.ready), differentiated=True)
         given, kept = found[: len(wanted)], KeptRows(found[len(wanted) :], ctx.written)
         tensors, grads = given[:n], given[n:]
@@ -159,12 +161,20 @@ class _Gradient(torch.autograd.Function):
         with torch.enable_grad():
             own = aliases(tensors, wanted)
 
+        def joined(directions: Sequence[Tensor | None]) -> Moves | None:
+            try:
+                return Moves.of(ctx.call, own, grads, directions, whole=True, kept=kept)
+            except (Unsupported, StepError):
+                if ctx.follows:
+                    raise
+                return None  # the derivative alone may be known, of a step that reads something else by now
+
         def once(directions: Sequence[Tensor | None], node: Node | None = None) -> Sequence[Tensor | None]:
             try:
                 with torch.enable_grad():
-                    if node is None:
+                    moves = None if node is None else joined(directions)
+                    if node is None or moves is None:
                         return by_along(ctx.call, own, *how, directions, wanted, create_graph, kept)
-                    moves = Moves.of(ctx.call, own, grads, directions, whole=True, kept=kept)
             except Unsupported:
                 return second_by_plain_loop(ctx.call, tensors, *how, directions, wanted)
             node.later.setdefault(run, []).append(moves)
@@ -173,7 +183,9 @@ class _Gradient(torch.autograd.Function):
         if all(map(is_plain, directions)):
             run = torch._C._current_graph_task_id()
             of_all = all(wants or not needs for wants, needs in zip(wanted, ctx.needed, strict=False))
-            is_later = not create_graph and ctx.node is not None and run >= 0 and is_run(ctx.node, False)
+            is_later = not create_graph and run >= 0 and is_run(ctx.node, False)
+            # other devices have threads of their own, which may come to it meanwhile
+            is_later &= ctx.follows or (ctx.node.ran != run and all(t.is_cpu for t in tensors))
             is_later &= of_all  # a weight that takes no gradient by now still gets that of the node
             return (*skip, *once(directions, ctx.node if is_later else None))
         many = one_by_one(once, directions)

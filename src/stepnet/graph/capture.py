@@ -15,7 +15,7 @@ import itertools
 import operator
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch._functorch.autograd_function import autograd_function_apply
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
+from stepnet.compiler.reads.reach import reach
 from stepnet.data import in_graph
 from stepnet.data.convert import pack_like
 from stepnet.data.in_graph import CAN_CAPTURE, is_exporting, teach_forms
@@ -280,8 +281,8 @@ def out_of_graph(call: Callable[[], Any], why: str) -> Any:
     return run()
 
 
-def traced_step(call: Callable[[], Any]) -> Any:
-    """A call that Dynamo is to follow, where an export follows tensors only."""
+def traced_step(step: Any, call: Callable[[], Any]) -> Any:
+    """A call of a step that Dynamo is to follow, where an export follows tensors only."""
     from torch._higher_order_ops.utils import _maybe_compile_and_run_fn
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -290,12 +291,30 @@ def traced_step(call: Callable[[], Any]) -> Any:
     before = {*graph.nodes}
     with warnings.catch_warnings():  # Dynamo looks for gradients of weights that export has replaced
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor", UserWarning)
-        out = _maybe_compile_and_run_fn(_anew(call))
+        with _weights_noted(step):
+            out = _maybe_compile_and_run_fn(_anew(call))
     # Offsets that are known here were asked for their number alone: export fails if nothing uses them.
     for node in reversed([n for n in graph.nodes if n not in before]):
         if not node.users and (node.op == "get_attr" or node.target is torch.ops.aten.sym_size.int):
             graph.erase_node(node)
     return out
+
+
+@contextlib.contextmanager
+def _weights_noted(step: Any) -> Iterator[None]:
+    """Let recurrent modules of torch in a step know the weights that they have now, those of the export: they
+    would note them as they are called, in attributes, which no body of a graph may write."""
+    holders = [step] if isinstance(step, nn.Module) else reach(step).holders
+    modules = {m for each in holders if isinstance(each, nn.Module) for m in each.modules()}
+    noted = [(m.__dict__, {**m.__dict__}) for m in modules if isinstance(m, nn.RNNBase)]
+    try:
+        for module in modules:
+            if isinstance(module, nn.RNNBase):
+                module._update_flat_weights()
+        yield
+    finally:
+        for now, before in noted:
+            now.update((k, before[k]) for k in ("_flat_weights", "_flat_weight_refs") if k in before)
 
 
 def _anew(call: Callable[[], Any]) -> Callable[[], Any]:
