@@ -43,7 +43,7 @@ def test_trained_weights_are_saved(name, tmp_path):
 
 
 def compressed(path, count=2, scale=False):
-    """y = x W + x W', both W a Convert of one f16 constant, as OpenVINO compresses weights; times a number."""
+    """y = x W + x W', both W a Convert of one f16 constant, as OpenVINO compresses weights; times one."""
     b = NetBuilder("compressed")
     x = b.parameter("x", torch.float32, (-1, 3))
     weight = torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).half()
