@@ -17,6 +17,7 @@ from stepnet.data.recording import UNKNOWN, StandIn
 from stepnet.errors import StepError, StepnetError
 from stepnet.user_line import Line
 
+from .meta import without_data
 from .step import describe_leaf
 from .symbolic import Symbolic
 
@@ -48,9 +49,9 @@ def first_place(index: Symbolic) -> Any:
 def bare_leaf(leaf: Any) -> Any:
     """What stands for a result: without data, None where it is not known."""
     if isinstance(leaf, LoDTensor):
-        return LoDTensor.of(leaf.values.detach().to("meta"), leaf.structure)
+        return LoDTensor.of(without_data(leaf.values), leaf.structure)
     if isinstance(leaf, Tensor):
-        return leaf if leaf.device.type == "meta" else leaf.detach().to("meta")
+        return without_data(leaf)
     return None if leaf is UNKNOWN else leaf
 
 

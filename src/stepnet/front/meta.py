@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import is_wrapped, outside_transforms
 from stepnet.data.tree import map_leaves
 
 
@@ -31,9 +33,12 @@ class OnMeta(TorchFunctionMode):
 
 def without_data(value: Any) -> Any:
     """A tensor of the same shape and dtype that holds no numbers."""
-    if isinstance(value, LoDTensor) or value.device.type == "meta":
+    if isinstance(value, LoDTensor):
         return value
-    return value.detach().to("meta")
+    if is_wrapped(value):  # by a transform that is over when what it stands for is still known
+        with outside_transforms():
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    return value if value.device.type == "meta" else value.detach().to("meta")
 
 
 def asks_for_data(error: BaseException | None) -> bool:

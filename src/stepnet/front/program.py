@@ -38,7 +38,7 @@ from .examples import (
     no_number,
     on_meta,
 )
-from .meta import asks_for_data
+from .meta import asks_for_data, without_data
 from .modes import modes, under
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .symbolic import OPEN, Symbolic, SymbolicSize, called, kind_of_unknown, outside, symbolic
@@ -439,7 +439,7 @@ class Program:
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self._meta:
-            self._meta[id(value)] = value, value.detach().to("meta")  # held: an id must stay taken
+            self._meta[id(value)] = value, without_data(value)  # held: an id must stay taken
         return self._meta[id(value)][1]
 
     def _number(self, array: TensorArray) -> int:
