@@ -53,6 +53,24 @@ CASES = {
     "convolution": ("g (float[1, 24, S] x) => (float[1, 24, P] y) {"
                     " y = Conv <pads = [1, 1], kernel_shape = [3]> (x, w, b) }",
                     {"w": weights(N, N, 3), "b": weights(N)}, [[(1, N, 1)], [(1, N, 3)], [(1, N, 20)]]),
+    "put together": ("""g (float[B, 48] x) => (float[B, 96] y, float[48, 96] o) {
+      a, c, d = Split <axis = 1> (w, sizes)  e = Concat <axis = 1> (c, a, d)  p = MatMul(x, e)
+      f = Transpose <perm = [1, 0]> (w)  g1 = Concat <axis = 0> (f, w)  q = MatMul(x, f)
+      h = Concat <axis = 0> (e, w)  i = Concat <axis = 1> (h, h)  j = Transpose <perm = [1, 0]> (i)
+      s = Concat <axis = 1> (x, x)  k = MatMul(s, j)  t = Tanh(p)  u = Sigmoid(q)  v = Exp(t)
+      z = Mul(v, u)  r = Reshape(g1, wide)  l = MatMul(z, r)  m = Mul(e, e)  n = MatMul(x, m)
+      o = Concat <axis = 1> (e, f)  aa = Add(l, k)  bb = Concat <axis = 1> (n, n)  y = Add(aa, bb) }""",
+                     {"w": weights(48, 48), "sizes": torch.tensor([20, 8, 20]),
+                      "wide": torch.tensor([48, 96])}, [[(1, 48)], [(3, 48)], [(20, 48)]]),
+    "gates put together": ("""g (float[T, B, 48] x, float[1, B, 48] h, float[1, B, 48] c)
+      => (float[T, 1, B, 48] y, float[1, B, 48] d, float[1, B, 48] e) {
+      i, f, g1, o = Split <axis = 0, num_outputs = 4> (w)  w4 = Concat <axis = 0> (i, o, f, g1)
+      j, k, l, m = Split <axis = 0, num_outputs = 4> (r)  r4 = Concat <axis = 0> (j, m, k, l)
+      wu = Unsqueeze(w4, zero)  ru = Unsqueeze(r4, zero)
+      y, d, e = LSTM <hidden_size = 48> (x, wu, ru, , , h, c) }""",
+                           {"w": weights(192, 48), "r": weights(192, 48), "zero": torch.tensor([0])},
+                           [[(t, b, 48), (1, b, 48), (1, b, 48)]
+                            for t, b in ((1, 1), (1, 9), (5, 1), (30, 3))]),
     "bytes": ("g (float[B, 24] x) => (int32[B, 24] y) { q = Cast <to = 2> (x)"
               " y = MatMulInteger(q, w, za, zb) }",
               {"w": torch.arange(N * N).reshape(N, N).byte(), "za": torch.tensor(3).byte(),

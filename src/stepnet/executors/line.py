@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -29,10 +29,10 @@ class Op(NamedTuple):
             along the axis of which the number says, at places that fit; `"lstm"`, `"gru"` or `"rnn"`: all
             steps of a cell, from the last one where the number says so, `to` its states [steps, batch,
             hidden], given what of x comes [steps * batch, gates * hidden], the first state, a matrix
-            [hidden, gates * hidden], room for the product of one step, which block of the gates is each of
-            torch's, and of an lstm its other state, which becomes the last, of a gru perhaps what is added
-            to that product; `"expect"`: the line ends where a value is another than the number; else a
-            function of each number.
+            [hidden, gates * hidden] as the places of its columns, room for the product of one step, which
+            block of the gates is each of torch's, and of an lstm its other state, which becomes the last, of
+            a gru perhaps what is added to that product; `"expect"`: the line ends where a value is another
+            than the number; else a function of each number.
         to: where its result goes; it may be part of a memory. None: nowhere.
         given: places, and numbers. Places of a function of each number may have less axes, and sizes of 1.
         number: see `name`.
@@ -42,6 +42,15 @@ class Op(NamedTuple):
     to: Place | None
     given: tuple[Any, ...]
     number: int = 0
+
+
+def places_in(op: Op) -> Iterator[Place]:
+    """What an operation is given of memory."""
+    for value in op.given:
+        if isinstance(value, Place):
+            yield value
+        elif isinstance(value, tuple):
+            yield from (part for part in value if isinstance(part, Place))
 
 
 class Line(NamedTuple):

@@ -12,13 +12,17 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
-from stepnet.executors.line import Line, Memory, Op, Place, in_one_piece
+from stepnet.executors.line import Line, Memory, Op, Place, in_one_piece, places_in
 
 from .calls import Slot
+from .put_together import Part, columns_of
 
 _DTYPES = torch.float32, torch.int64, torch.bool
 _MOST_NUMBERS = 2**15  # that one call makes: of more, torch's own are as fast
 MOST_ROWS, _MOST_PRODUCT = 64, 2**25  # of rows and a matrix; multiplications: torch packs the matrix anew
+_MOST_PARTS = 2**20  # numbers that are put together, which products read where they stand
+_PUT_TOGETHER = {"cat", "concat", "stack", "flatten", "reshape", "contiguous", "clone"}
+_LEAST_COLUMNS = 16  # of a part, of fewer a product with each takes longer than to put them together
 _MOST_MATRICES = 64  # of one call, each a product in the text of a line
 Take = Callable[..., None]
 
@@ -48,6 +52,7 @@ class Lowering:
         self.counts: dict[Memory, int] = {}
         self.held: dict[Memory, Tensor] = {}
         self._of_held: dict[int, Place] = {}
+        self._parts: dict[Memory, list[Part]] = {}  # of memories that are put together of others
 
     def take_steps(self, steps: Any, arguments: Sequence[Any], to: Sequence[Any]) -> bool:
         """Add a cell over a few steps (`short_cells.FewSteps`); whether a line may hold it."""
@@ -65,7 +70,7 @@ class Lowering:
         if known is None:
             return False
         try:
-            made = [self._made(slot) for slot in to]
+            made = [self._made(slot, _MOST_PARTS if name in _PUT_TOGETHER else _MOST_NUMBERS) for slot in to]
             known(self, made[0] if len(made) == 1 else made, *map(self._given, positional),
                   **{key: self._given(value) for key, value in named.items()})  # fmt: skip
         except (Unfit, TypeError, AttributeError, ValueError, IndexError):  # of other ways to call it, too
@@ -98,13 +103,43 @@ class Lowering:
         written = {op.to.memory for op in self.ops if op.to is not None}
         whole = [self._places[slot] for slot in made]
         assert written.issuperset(place.memory for place in whole)
-        used = {p.memory for op in self.ops for p in op.given if isinstance(p, Place)}
+        used = {place.memory for op in self.ops for place in places_in(op)}
         held = {memory: tensor for memory, tensor in self.held.items() if memory in used}
         return Line(tuple(self.ops), tuple(given), tuple(whole), held, self.counts)
 
-    def _made(self, slot: int) -> Place:
+    def without_idle(self, made: Collection[int]) -> None:
+        """Leave out what puts parts together that are read where they stand alone.
+
+        Args:
+            made: slots that are results.
+        """
+        while True:
+            used = {place.memory for op in self.ops for place in places_in(op)} | {*made}
+            idle = self._parts.keys() - used
+            left = [op for op in self.ops if op.to is None or op.to.memory not in idle]
+            if len(left) == len(self.ops):
+                return
+            self.ops = left
+
+    def put(self, to: Place, part: Place) -> None:
+        """Copy a part of what is put together."""
+        self.copy(to, part)
+        if to.kind == part.kind == "float32":
+            self._parts.setdefault(to.memory, []).append(Part(to, part))
+
+    def columns(self, matrix: Place) -> list[tuple[int, Place]]:
+        """Where the columns of a matrix [K, N] stand, and at which of them each part begins."""
+        parts = self._parts.get(matrix.memory)
+        found = None if parts is None else columns_of(matrix, parts)
+        if found is None or any(1 not in place.strides for _, place in found):
+            return [(0, matrix)]
+        if len(found) > 1 and any(place.shape[1] < _LEAST_COLUMNS for _, place in found):
+            return [(0, matrix)]
+        return [(at + k, column) for at, place in found for k, column in self.columns(place)]
+
+    def _made(self, slot: int, most: int = _MOST_NUMBERS) -> Place:
         place = self._places.get(slot)
-        if place is None or place.memory != slot or math.prod(place.shape) > _MOST_NUMBERS:
+        if place is None or place.memory != slot or math.prod(place.shape) > most:
             raise Unfit
         if not _in_one_piece(place):
             raise Unfit
@@ -192,10 +227,15 @@ class Lowering:
             matrix = laid
         whole = _whole(to)
         made = to if whole else self.new(to.shape)
-        self.ops.append(Op("product", made._replace(shape=(rows, columns), strides=(columns, 1)),
-                           (self.straight(x), matrix)))  # fmt: skip
+        self.rows_by(made._replace(shape=(rows, columns), strides=(columns, 1)), self.straight(x), matrix)
         if not whole:
             self.copy(to, made)
+
+    def rows_by(self, to: Place, rows: Place, matrix: Place) -> None:
+        """Rows [N, K] times a matrix, as one or by its columns."""
+        for at, part in self.columns(matrix):
+            shape = rows.shape[0], part.shape[1]
+            self.ops.append(Op("product", to._replace(shape=shape, begin=to.begin + at), (rows, part)))
 
     def linear(self, to: Place, x: Place, w: Place, b: Place | None) -> None:
         """torch's linear."""
@@ -299,7 +339,7 @@ def _copied(lo: Lowering, to: Place, x: Place, *_: Any, **__: Any) -> None:
         if not _whole(to) or math.prod(to.shape) != math.prod(x.shape):
             raise Unfit
         to = to._replace(shape=x.shape, strides=in_one_piece(x.shape))
-    lo.copy(to, x)
+    lo.put(to, x)
 
 
 @_takes("to", "type", "float", "long")
@@ -375,7 +415,7 @@ def _cat(lo: Lowering, to: Place, parts: Sequence[Place], dim: int = 0) -> None:
     for part in parts:
         if part.kind != to.kind or len(part.shape) != len(to.shape):
             raise Unfit
-        lo.copy(to._replace(shape=part.shape, begin=begin), part)
+        lo.put(to._replace(shape=part.shape, begin=begin), part)
         begin += to.strides[axis] * part.shape[axis]
 
 
@@ -388,7 +428,7 @@ def _stack(lo: Lowering, to: Place, parts: Sequence[Place], dim: int = 0) -> Non
         if part.kind != to.kind:
             raise Unfit
         place = to._replace(shape=tuple(shape), strides=tuple(strides), begin=to.begin + k * to.strides[axis])
-        lo.copy(place, part)
+        lo.put(place, part)
 
 
 @_takes("constant_pad_nd")

@@ -14,7 +14,7 @@ from stepnet.data.modes import nothing_around
 from stepnet.engine.rounding import close
 from stepnet.errors import Unsupported
 from stepnet.executors.line import Ended as Otherwise
-from stepnet.executors.line import Memory, Place
+from stepnet.executors.line import Memory, Place, places_in
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import check_backend
 
@@ -195,7 +195,8 @@ def _as_one(
     views = [call for call in views if call.results[0] not in alone.values()]
     made = sorted(own & (wanted | roots))
     results = [alone.get(slot, slot) for slot in made]
-    read = {p.memory for op in lowering.ops for p in op.given if isinstance(p, Place)}
+    lowering.without_idle(made)
+    read = {place.memory for op in lowering.ops for place in places_in(op)}
     given = sorted(memory for memory in read - own if isinstance(memory, int))
     whole: list[Memory] = [*given]
     for executor in executors:

@@ -9,29 +9,28 @@ from __future__ import annotations
 import itertools
 import operator
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from ctypes import string_at
 from dataclasses import dataclass
 from functools import partial
-from itertools import starmap
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from stepnet.data.storage import differ, overlap, same_bits
+from stepnet.data.storage import memory_of, overlap, same_bits
 from stepnet.data.tensor_guards import alike
 from stepnet.data.tree import leaves
-from stepnet.data.unpatched_torch import data_ptr
 from stepnet.executors.line import Place
 from stepnet.iterator.replay import Noting
 from stepnet.watchers import during, noted_by
 
 from .call_lowering import place_of
 from .calls import Call, Slot, slots_in
+from .folded import Folded
 from .fused_calls import Lined, Stepping, decides, expect
+from .rearranged import Rearranged, just_before, rearranges
 from .replayed_nodes import Ran, replayed
 from .short_cells import FewSteps
 
@@ -43,9 +42,6 @@ _OF_TYPES = {"is_floating_point", "is_complex", "element_size", "dtype", "device
 # What gives as much as the numbers of its inputs say.
 _OF_NUMBERS = {"nonzero", "masked_select", "argwhere", "unique", "unique_consecutive", "bincount",
                "repeat_interleave"}  # fmt: skip
-
-
-_FEW = 256  # bytes, of fewer a copy is made faster than two addresses are compared at
 
 
 class Opaque(Exception):
@@ -128,40 +124,6 @@ def picked(around: Mapping[Any, Tensor], keys: Sequence[Hashable]) -> list[Tenso
     return [around[key] for key in keys] if pick is None else pick(keys)
 
 
-class _Folded:
-    """Constants that are part of a function: where they are, and of those that it has read the numbers of,
-    every one. No count of changes tells what is written by `.data`, or by another library.
-
-    Args:
-        constants: those, by their keys.
-        numbers: of some, copies of what the function read.
-    """
-
-    __slots__ = ("_bits", "_few", "_lie", "_many", "_places", "_tensors", "keys")
-
-    def __init__(self, constants: Mapping[Hashable, Tensor], numbers: Mapping[Hashable, Tensor]) -> None:
-        self.keys, self._tensors = list(constants), list(constants.values())
-        self._places = [*map(data_ptr, self._tensors)]
-        few = [key for key, copy in numbers.items() if copy.nbytes <= _FEW]
-        self._lie = [(data_ptr(constants[key]), numbers[key].nbytes) for key in few]
-        self._few = [string_at(data_ptr(numbers[key]), numbers[key].nbytes) for key in few]
-        self._bits = [copy for key, copy in numbers.items() if key not in few]
-        self._many = [
-            (data_ptr(constants[key]), data_ptr(copy), copy.nbytes)
-            for key, copy in numbers.items()
-            if key not in few
-        ]
-
-    def are_still(self, now: Sequence[Tensor]) -> bool:
-        """Whether they are what they were; `now`: the constants of its `keys`."""
-        return not self.keys or (
-            all(map(operator.is_, now, self._tensors))
-            and [*map(data_ptr, now)] == self._places
-            and [*starmap(string_at, self._lie)] == self._few
-            and not any(starmap(differ, self._many))
-        )
-
-
 @dataclass
 class Function:
     """A graph in a call of one kind.
@@ -178,7 +140,7 @@ class Function:
     run: Lined
     constants: Sequence[Hashable]
     alike: Callable[..., bool]
-    folded: _Folded
+    folded: Folded
     twins: Sequence[tuple[Hashable, Hashable]]
     again: Any = None
 
@@ -253,6 +215,8 @@ class Recorder(TorchFunctionMode):
         self._folded: set[int] = set()
         self._copies = {} if copies is None else copies
         self._read: dict[int, Tensor] = {}  # by their slots, copies of constants whose numbers were read
+        self._rearranged: dict[int, Rearranged] = {}  # by memory
+        self._first: list[Call] = []  # of constants alone, for the calls that read what these give
         self._lies: dict[int, list[int]] = {}  # by memory, the constants that lie in it
         for slot in self._foldable:
             memory = self._around[slot][1].untyped_storage().data_ptr()
@@ -296,11 +260,11 @@ class Recorder(TorchFunctionMode):
             if any(map(decides, self._calls[before:])):
                 sized, settled = False, None  # what is in a branch says nothing of the node that takes it
             del self._calls[before:]
-        noted = self._noted(list(arguments))
-        slots = {*slots_in(noted)}
-        if self._folds(slots):
+        if self._folds(slots_in(self._noted(list(arguments)))):
             self._read_numbers(leaves(arguments, Tensor))
             return function(arguments)
+        noted = self._made_anew(list(arguments))
+        slots = {*slots_in(noted)}
         noting = None if settled is None else Noting()
         with noted_by(noting):
             results = function(arguments)
@@ -366,13 +330,12 @@ class Recorder(TorchFunctionMode):
         iterated = func is Tensor.__iter__
         if iterated:
             func = Tensor.unbind
-        noted = self._noted(args), self._noted(kwargs)
-        slots = [*slots_in(noted)]
-        if self._folds(slots):
+        if self._folds(slots_in((self._noted(args), self._noted(kwargs)))):
             result = self._folded_call(func, args, kwargs)
         else:
             result = func(*args, **kwargs)
-            self._note(func, noted, slots, result)
+            noted = self._made_anew(args), self._made_anew(kwargs)
+            self._note(func, noted, [*slots_in(noted)], result)
         return iter(result) if iterated else result
 
     def _folded_call(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -381,11 +344,19 @@ class Recorder(TorchFunctionMode):
         name, given = _name_of(func), [*leaves((args, kwargs), Tensor)]
         if name in _OF_SIZES or name in _OF_TYPES:
             return func(*args, **kwargs)
+        writes = _is_in_place(name) or "out" in kwargs or "inplace" in kwargs
+        if writes and any(memory_of(value) in self._rearranged for value in given):
+            self._fails = True
         read = dict(self._read)
+        if not writes and rearranges(name, given) and any(self._unread(given)):
+            result = func(*args, **kwargs)
+            if memory_of(result) not in {*map(memory_of, given)}:
+                self._rearranged[memory_of(result)] = Rearranged(func, (args, kwargs), result)
+                return result
         self._read_numbers(given)  # before it does: who writes meanwhile is seen at the next call
         result = func(*args, **kwargs)
         found = [result] if isinstance(result, Tensor) else result
-        if len(given) == 1 and not (_is_in_place(name) or "out" in kwargs or "inplace" in kwargs):
+        if len(given) == 1 and not writes:
             memory, several = given[0].untyped_storage().data_ptr(), isinstance(found, (tuple, list))
             if several and all(
                 isinstance(t, Tensor) and t.untyped_storage().data_ptr() == memory for t in found
@@ -396,17 +367,62 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _read_numbers(self, given: Iterable[Tensor]) -> None:
-        """Note what constants hold that these are, or lie in."""
+        """Note what constants hold that these are, lie in, or are made of."""
+        given = [*given]
+        unread = [*self._unread(given)]
+        for slot in unread:
+            key, constant = self._around[slot]
+            self._folds([slot])
+            copy = self._copies.get(key)
+            if copy is None or not same_bits(constant, copy):
+                copy = self._copies[key] = constant.detach().clone()
+            self._read[slot] = copy
+        for value in given if unread else ():
+            made = self._rearranged.get(memory_of(value))
+            if made is not None and not made.is_still():  # somebody wrote to a constant after it was made
+                self._fails = True
+
+    def _unread(self, given: Iterable[Tensor]) -> Iterator[int]:
+        """The constants that these are, lie in, or are made of, and of which no copy is known."""
         for value in given:
             for slot in self._lies.get(value.untyped_storage().data_ptr(), ()):
-                key, constant = self._around[slot]
-                if slot in self._read or not overlap(value, constant):
-                    continue
-                self._folds([slot])
-                copy = self._copies.get(key)
-                if copy is None or not same_bits(constant, copy):
-                    copy = self._copies[key] = constant.detach().clone()
-                self._read[slot] = copy
+                if slot not in self._read and overlap(value, self._around[slot][1]):
+                    yield slot
+            made = self._rearranged.get(memory_of(value))
+            if made is not None:
+                yield from self._unread(leaves(made.arguments, Tensor))
+
+    def _made_anew(self, value: Any) -> Any:
+        """The same as `_noted`; what constants are put together to has slots, and is made in each call."""
+        for tensor in leaves(value, Tensor) if self._rearranged else ():
+            self._make(tensor)
+        return self._noted(value)
+
+    def _make(self, value: Tensor) -> None:
+        """Have what is put together of constants made by the function."""
+        made = self._rearranged.get(memory_of(value))
+        if made is None or self._known(value) is not None:
+            return
+        if made.slot is None:
+            positional, named = map(self._made_anew, made.arguments)
+            made.slot = self._slot(made.result)
+            self._first.append(Call(made.function, (positional, named), [made.slot], False, False))
+            self._begins[made.slot] = 0
+            self._place(made.slot)
+            self._sized.add(made.slot)
+            self._laid.add(made.slot)
+        if value is made.result:
+            return
+        view = self._view_of(value, [made.slot])
+        if view is None:
+            self._fails = True
+            return
+        slot = self._slot(value)
+        self._first.append(Call(*self._placed(view), [slot], False, False, True))
+        self._views[slot] = view
+        self._place(slot, view)
+        self._sized.add(slot)
+        self._laid.add(slot)
 
     def _folds(self, slots: Iterable[int]) -> bool:
         """Whether what is computed from these is the same in all calls of the kind."""
@@ -514,6 +530,8 @@ class Recorder(TorchFunctionMode):
         Raises:
             Unprepared: an output is no tensor, or lies in a constant of whole numbers.
         """
+        for value in outputs:
+            self._made_anew(value)
         if self._fails:
             raise Unprepared
         lies = {t.untyped_storage().data_ptr() for _, t in self._around.values()}
@@ -526,7 +544,7 @@ class Recorder(TorchFunctionMode):
             results.append(value if slot is None else slot)
         wanted = {slot for slot in results if isinstance(slot, int)}
         calls: list[Call] = []
-        for call in reversed(self._calls):
+        for call in reversed(just_before(self._first, self._calls, wanted)):
             if call.kept or not wanted.isdisjoint(call.results):
                 calls.append(call)
                 wanted.update(slots_in(call.arguments))
@@ -535,7 +553,7 @@ class Recorder(TorchFunctionMode):
         names = [*range(self._count), *read]
         run = Lined(calls, names, results, dict(self._places), after)
         numbers = {self._around[slot][0]: copy for slot, copy in self._read.items()}
-        folded = _Folded(dict(map(self._around.__getitem__, self._folded)), numbers)
+        folded = Folded(dict(map(self._around.__getitem__, self._folded)), numbers)
         values = [value for _, value in read.values()]
         same = alike(values) if values else lambda: True
         return Function(run, [key for key, _ in read.values()], same, folded, self._twins)

@@ -13,6 +13,7 @@ from .call_lowering import Lowering, Unfit
 _MOST_WORK, _MOST_OF_ONE = 2**23, 2**25  # multiplications of one direction; of one step
 _MOST_BATCH, _MOST_STEPS = 4, 64  # rows that a matrix is read once for, and how often
 _MOST_ROWS = 64  # of one step
+_MOST_BY_PARTS = 8  # rows that go by a matrix in several places: more by what these are put together to
 
 
 class FewSteps(NamedTuple):
@@ -55,7 +56,7 @@ class FewSteps(NamedTuple):
             of_x, matrix = _transposed(_part(w, d)), _transposed(_part(r, d))
             hidden, size = matrix.shape
             made = lo.new((steps * batch, size))
-            lo.ops.append(Op("product", made, (rows, of_x)))
+            lo.rows_by(made, rows, of_x)
             more = []
             if b is not None:
                 both = _part(b, d)
@@ -70,7 +71,9 @@ class FewSteps(NamedTuple):
                 states.append(lo.new((batch, hidden)))
                 lo.copy_or_zeros(states[-1], None if state is None else _part(_turned(state, turned), d))
             ys, room = lo.new((steps, batch, hidden)), lo.new((batch, size))
-            given = (made, states[0], matrix, room, tuple(self.order), *states[1:], *more)
+            whole = steps * batch > _MOST_BY_PARTS
+            parts = (matrix,) if whole else tuple(part for _, part in lo.columns(matrix))
+            given = (made, states[0], parts, room, tuple(self.order), *states[1:], *more)
             lo.ops.append(Op(self.kind, ys, given, int(backwards)))
             lo.copy(_part(y, d, 1), ys)
             last = _part(ys, 0 if backwards else steps - 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.unpatched_torch import data_ptr, empty, empty_on_cpu
 from stepnet.errors import BuildError, Unsupported
-from stepnet.executors.line import Ended, Line, Op, Place, Run
+from stepnet.executors.line import Ended, Line, Op, Place, Run, places_in
 
 from .build import build, preamble
 from .call_arguments import padded
@@ -89,9 +89,8 @@ class _Writer:
         """The source, and the bytes of its workspace."""
         kinds: dict[Any, str] = {}
         for op in self.line.ops:
-            for place in (op.to, *op.given):
-                if isinstance(place, Place):
-                    kinds.setdefault(place.memory, place.kind)
+            for place in (*places_in(op), *([op.to] if op.to is not None else [])):
+                kinds.setdefault(place.memory, place.kind)
         outside = [*self.line.held, *self.line.given, *(place.memory for place in self.line.made)]
         head = ["void run(int64_t *restrict a) {", "    a[0] = 0;"]
         for at, memory in enumerate(outside):
@@ -184,11 +183,17 @@ class _Writer:
         return f"sn_few_f32({to}, {rows}, {lies}, {count}, {depth}, {columns});"
 
     def _steps(
-        self, kind: str, to: Place, of_x: Place, first: Place, matrix: Place, room: Place,
+        self, kind: str, to: Place, of_x: Place, first: Place, parts: Sequence[Place], room: Place,
         order: Sequence[int], *more: Place, backwards: bool,
     ) -> None:  # fmt: skip
-        (count, depth), columns = first.shape, matrix.shape[1]
-        if to.shape[0] * count >= worth_packing(4 * depth * columns):
+        (count, depth), columns, matrix = first.shape, room.shape[1], parts[0]
+        names = [self._start(place) for place in (to, of_x, first, room, *more)]
+        if len(parts) > 1:
+            product = ""
+            for part in parts:
+                product += self._product(self._rows(room), "before", first, part) + " "
+                room = room._replace(begin=room.begin + part.shape[1])
+        elif to.shape[0] * count >= worth_packing(4 * depth * columns):
             packed = self._room(4 * depth * padded(columns))
             lies = f"{self._start(matrix)}, {matrix.strides[0]}, {matrix.strides[1]}"
             self.lines.append(f"    sn_pack_f32({packed}, {lies}, {depth}, {columns});")
@@ -196,7 +201,6 @@ class _Writer:
             product = f"sn_matmul_f32({made}, {none}, before, {packed}, {count}, {depth}, {columns});"
         else:
             product = self._product(self._rows(room), "before", first, matrix)
-        names = [self._start(place) for place in (to, of_x, first, room, *more)]
         steps, batch, hidden = to.shape
         self.lines += steps_text(kind, names, order, (steps, batch, hidden), product, backwards=backwards)
 
