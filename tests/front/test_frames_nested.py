@@ -433,3 +433,41 @@ def test_what_a_function_inside_reads_is_read_at_each_call(grad):
                     state = torch.tanh(row @ kept.weight * gain + state)
                 expected.append(state)
             torch.testing.assert_close(run(x, h), torch.stack(expected))
+
+
+def met_first(around: str, run: Any, x: Tensor, h: Tensor) -> None:
+    if around == "vmap":
+        torch.vmap(run, in_dims=(0, -1))(torch.stack((x, x)), torch.stack((h, h), -1))
+    elif around == "grad":
+        torch.func.grad(lambda x, h: run(x, h).sum())(x, h)
+    else:
+        torch.func.jvp(run, (x, h), (x, h))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])  # of which frames remember other things
+def test_what_frames_remember_is_no_transforms(size):
+    weight = torch.randn(size, size)
+
+    def run(x, h):
+        parts, out = TensorArray(unstack_from=x), TensorArray()
+        loop = stepnet.create_whileloop([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s == parts.size())
+            first, states = out.read(s - 1, h), TensorArray()
+            inner = stepnet.create_whileloop([torch.tensor(0)])
+            with inner.frame() as (t,):
+                inner.break_if(t == 2)
+                states.write(t, torch.tanh(parts.read(s) @ weight + states.read(t - 1, first)))
+                inner.update(t, t + 1)
+            out.write(s, states.stack()[-1])
+            loop.update(s, s + 1)
+        return out.stack()
+
+    x, h = torch.randn(3, 2, size), torch.randn(2, size)
+    met_first({2: "vmap", 3: "grad", 4: "jvp"}[size], run, x, h)
+    expected, state = [], h
+    for part in x:
+        for _ in range(2):
+            state = torch.tanh(part @ weight + state)
+        expected.append(state)
+    torch.testing.assert_close(run(x, h), torch.stack(expected))
