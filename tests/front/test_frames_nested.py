@@ -446,18 +446,19 @@ def met_first(around: str, run: Any, x: Tensor, h: Tensor) -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 4])  # of which frames remember other things
 def test_what_frames_remember_is_no_transforms(size):
-    weight = torch.randn(size, size)
+    w, u = torch.randn(2, size, size)
 
     def run(x, h):
         parts, out = TensorArray(unstack_from=x), TensorArray()
         loop = stepnet.create_whileloop([torch.tensor(0)])
         with loop.frame() as (s,):
             loop.break_if(s == parts.size())
-            first, states = out.read(s - 1, h), TensorArray()
+            x_t, first, states = parts.read(s), out.read(s - 1, h), TensorArray()
             inner = stepnet.create_whileloop([torch.tensor(0)])
             with inner.frame() as (t,):
                 inner.break_if(t == 2)
-                states.write(t, torch.tanh(parts.read(s) @ weight + states.read(t - 1, first)))
+                state = states.read(t - 1, first)
+                states.write(t, torch.tanh(x_t @ w + state @ u))
                 inner.update(t, t + 1)
             out.write(s, states.stack()[-1])
             loop.update(s, s + 1)
@@ -468,6 +469,6 @@ def test_what_frames_remember_is_no_transforms(size):
     expected, state = [], h
     for part in x:
         for _ in range(2):
-            state = torch.tanh(part @ weight + state)
+            state = torch.tanh(part @ w + state @ u)
         expected.append(state)
     torch.testing.assert_close(run(x, h), torch.stack(expected))
