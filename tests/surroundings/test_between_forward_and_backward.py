@@ -224,6 +224,27 @@ def test_what_code_of_the_step_reads_in_backward_is_what_it_read() -> None:
     holds(_a_gradient_that_is_scaled_in_backward, cases)
 
 
+def test_what_functions_do_not_read_in_backward_may_change() -> None:
+    """Spikes whose threshold is another at each call, say."""
+    weight, x, kept = _numbers(3, 3), _numbers(4, 2, 3), {"gain": 1.0}
+
+    def step(x: Tensor, h: Tensor) -> Any:
+        h = _Scaled.apply(torch.tanh(x + kept["gain"] * h @ weight))
+        return h, h
+
+    def gradients(backend: Any) -> tuple[Tensor, ...]:
+        total = weight.new_zeros(())
+        for gain in (1.0, 1.0, 0.5):
+            kept["gain"] = gain
+            y, _ = recurrent(step, x, x.new_zeros(2, 3), backend=backend)
+            total = total + y.square().sum()
+        kept["gain"] = 3.0
+        return torch.autograd.grad(total, [weight, x])
+
+    _Scale.by = 1.0
+    torch.testing.assert_close(gradients(BACKEND), gradients("naive"), **CLOSE)
+
+
 class _Scale:
     by = 1.0
 

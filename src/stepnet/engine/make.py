@@ -42,17 +42,10 @@ from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 from stepnet.user_line import line_in
 
+from .code_in_backward import InBackward
 from .executor_choice import MOST_SEQUENCES, Race, about_as_many, race, recall, remember
 from .other_threads import Meanwhile
-from .reads import (
-    FailsOnSamples,
-    Reads,
-    ReadsChanged,
-    read,
-    read_anew,
-    settings,
-    steps_of_inner_loops,
-)
+from .reads import FailsOnSamples, Reads, ReadsChanged, read, read_anew, settings, steps_of_inner_loops
 from .rows import Noise, Sequences, samples
 from .self_check import self_check, versions
 from .stride_dependence import check_strided
@@ -70,6 +63,7 @@ class Entry:
     notes: list[str] = field(default_factory=list)
     wrong: bool = False  # an executor did not pass the self-check
     own_backward: bool = False  # see `Plan`
+    in_backward: InBackward | None = None  # what that code reads, if that is known
     changes: frozenset[str] | None = None  # the step changed what it reads, by these names
     twice: bool | None = None  # of a derivative's plan: whether second derivatives by it are right
     forward_mode: bool | None = None  # and whether derivatives in forward mode are
@@ -428,6 +422,7 @@ def _seen(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequ
             _check_draws(trial.draws, generators, states_before)
             y_spec, *_ = trial.result
             entry.own_backward = trial.own_backward
+            entry.in_backward = InBackward.of(trial.functions)
             draws = [draw for draw, _ in trial.draws]
             seen = _Seen(
                 trial.tensors, y_spec, trial.answers, draws, trial.asks_captured, trial.strides_matter

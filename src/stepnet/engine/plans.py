@@ -35,6 +35,7 @@ from stepnet.user_line import user_level
 from . import varying_numbers, warm_calls
 from .attribute_outputs import run_and_leave
 from .attribute_states import run_with_attributes
+from .code_in_backward import check_backward
 from .executor_choice import Slower, about_as_many
 from .jvp_plan import Find, RunsAlong
 from .make import Entry, for_as_many, make, refused_as, stands
@@ -135,7 +136,9 @@ def run(
     states = [contiguous(state) for state in sequences.states]
     given = loop, entry.ready, sequences, reads, entry.weights, find
     along = None if transformed or guarded or random else functools.cache(lambda: RunsAlong(*given))
-    same = (lambda: RunsAlong(*given).same_backward()) if entry.ready.plan.own_backward else None
+    same = None
+    if entry.ready.plan.own_backward:
+        same = functools.partial(check_backward, entry.in_backward, lambda: RunsAlong(*given).same_backward())
     # as a warm call gives them: a checkpoint that computes this call again keeps the same
     steps = sequences.steps if further is None and note is None else ()
     constants = entry.compiled.constants

@@ -38,6 +38,7 @@ from stepnet.executors.setting import only_plain
 from stepnet.ir.loop import Loop
 from stepnet.watchers import is_noted, note_run
 
+from .code_in_backward import check_backward
 from .executor_choice import about_as_many
 from .inputs import inputs_of
 from .jvp_plan import Find, RunsAlong
@@ -243,7 +244,9 @@ class Asked(NamedTuple):
             return RunsAlong(self.loop(), ready, *given, unchanged=self._unchanged)
 
         constants, plain = entry.compiled.constants, self._plain(entry.weights)
-        same = (lambda: along().same_backward()) if ready.plan.own_backward else None
+        same = None
+        if ready.plan.own_backward:
+            same = functools.partial(check_backward, entry.in_backward, lambda: along().same_backward())
         how = {"steps": steps, "same_backward": same, "as_it_is": as_it_is}
         return Call(ready, self.layout, constants, plain, along, **how)
 

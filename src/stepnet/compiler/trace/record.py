@@ -9,6 +9,7 @@ weights, in the order of their first use. It costs about as much as one more tim
 from __future__ import annotations
 
 import enum
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -72,7 +73,8 @@ class Trial(NamedTuple):
     `asks_captured`: whether an answer follows from tensors that it reads. `draws`: from generators of its
     own. `strides_matter`: whether it wrote into tensors or cut some off, so that it may matter which two are
     one, or drew from a generator of its own, which may go by the order of memory. `own_backward`: if code
-    of its own runs in backward: hooks, custom Functions."""
+    of its own runs in backward: hooks, custom Functions. `functions`: these, if that is all and each is found
+    by its name, so that it is one and the same at every call."""
 
     result: Any
     tensors: list[Tensor]
@@ -81,6 +83,7 @@ class Trial(NamedTuple):
     draws: list[tuple[Draw, Tensor]]
     strides_matter: bool
     own_backward: bool
+    functions: tuple[Any, ...] | None
 
 
 def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) -> Record:
@@ -111,6 +114,12 @@ def _functions(results: Any) -> dict[Any, bool]:
     return {k: k is BackwardHookFunction or k.__module__.split(".")[0] not in _OTHERS for k in kinds}
 
 
+def _is_found_by_name(function: Any) -> bool:
+    """Whether a Function of the user's stands in a module."""
+    space = vars(sys.modules[function.__module__]) if function.__module__ in sys.modules else {}
+    return function is not BackwardHookFunction and space.get(function.__qualname__) is function
+
+
 _OTHERS = ("torch", "stepnet")
 
 
@@ -137,8 +146,12 @@ def tried(
     with mode, applied(mode.met), unbatched(mode.add):
         result = run()
     used = [tensor for tensor in mode.tensors if not tensor.is_meta]  # frames inside are recorded on those
-    hooked = mode.hooks or any(_functions(result).values())
-    return Trial(result, used, mode.answers, mode.asks_captured, mode.draws, mode.strides_matter, hooked)
+    own = tuple([function for function, is_own in _functions(result).items() if is_own])
+    closed = not mode.hooks and all(map(_is_found_by_name, own))
+    return Trial(
+        result, used, mode.answers, mode.asks_captured, mode.draws, mode.strides_matter,
+        own_backward=mode.hooks or bool(own), functions=own if closed else None,
+    )  # fmt: skip
 
 
 class _Reader(TorchFunctionMode):
