@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import grad, jacrev, jvp
 
 from covering import few
-from stepnet import LoDTensor, cells, recurrent
+from stepnet import LoDTensor, cells, recurrent, while_loop
 from stepnet.engine import jvp_plan
 from stepnet.engine.jvp_loop import Along
 from stepnet.errors import StepError
@@ -70,6 +70,24 @@ def branches(x, h):
     return torch.logsumexp(h, 1, keepdim=True), h
 
 
+def asks(x, h):
+    h = torch.tanh(x @ WEIGHT + h)
+    if not torch.isfinite(h).all():
+        raise ValueError("not finite")
+    if (h.abs() < 2).all():
+        h = h * 1.5
+    return h.square(), h
+
+
+def loops(x, h):
+    def more(n, h, x):
+        return n + 1, torch.tanh(h @ WEIGHT + x), x
+
+    start = torch.zeros(len(x), dtype=torch.int64), h, x
+    _, h, _ = while_loop(lambda n, h, x: (n < 3) & (h.abs().sum(1) < 2), more, start)
+    return h * x, h
+
+
 def counting(x, state):
     h, n = state
     return h * x, (torch.tanh(h @ WEIGHT + x / n[:, None]), n + 1)
@@ -86,7 +104,7 @@ STEPS = {
     "GRU": lambda: cells.GRU(D, D, dtype=DTYPE),
     "LSTM": lambda: cells.LSTM(D, D, dtype=DTYPE),
     "norms": lambda: Norms().to(DTYPE),
-    **{f.__name__: lambda f=f: f for f in (detached, without_grad, own_function, branches)},
+    **{f.__name__: lambda f=f: f for f in (detached, without_grad, own_function, branches, asks, loops)},
 }
 
 
@@ -131,7 +149,7 @@ def weights_of(step):
 
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("backend", ["c", "eager"])
-@pytest.mark.parametrize("name", few(STEPS, ["detached"]))
+@pytest.mark.parametrize("name", few(STEPS, ["detached", "asks"]))
 def test_second_derivatives(name, backend, only_plans):
     step = STEPS[name]()
     x, h = inputs()

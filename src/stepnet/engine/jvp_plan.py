@@ -12,6 +12,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from stepnet.compiler.rewritten.inner_loops import is_guarded
 from stepnet.compiler.trace.unseen_calls import applied
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import draws_put_back
@@ -43,7 +44,7 @@ from .reads import Reads, looks, looks_of_rows, read, settings
 from .repeated_runs import Repeats, Unrecorded
 from .rounding import close, looseness
 from .rows import Sequences
-from .self_check import sample_layout, sampled
+from .self_check import holds, sample_layout, sampled
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -110,6 +111,7 @@ class RunsAlong:
         reader: tells what a loop reads.
         unchanged: tells what the step reads now, where that is known to be what it read; else None.
         fill: gives what it holds numbers.
+        guarded: whether its plan has one more result, which says of each row whether the plan holds.
         seen: what the step read when it was last what it had been: when its gradient was taken, say.
     """
 
@@ -123,6 +125,7 @@ class RunsAlong:
     reader: Callable[..., Reads] = read
     unchanged: Callable[[], Reads | None] = lambda: None
     fill: Callable[[], None] = lambda: None
+    guarded: bool = False
     seen: list[Reads] = field(default_factory=list)
 
     @_as_called
@@ -229,10 +232,12 @@ class RunsAlong:
             alone = moved.repeats.unrecorded(moved.call, moved.inputs) if alone is None else alone
         out = moved.run() if alone is None else alone.out
         n = len(moved.call.ready.plan.y)
+        if moved.call.guarded and not holds(out[n - 1], moved.call.layout):
+            raise Unsupported("what was asked of all rows is answered in another way by its derivative")
         n_y, n_s = len(self.ready.plan.y), len(self.ready.plan.states)
         results = [*out[n - n_y : n], *out[n : n + n_s]] if whole else []
         pull = None if alone is None else functools.partial(_pull, alone, self._places(moved, tensors))
-        return self.derivatives(out, whole), results, pull
+        return self.derivatives(out, n), results, pull
 
     def _places(self, moved: Moved, tensors: Sequence[Tensor]) -> list[int | None]:
         """Where x, states and weights are among what the loop of a derivative is fed."""
@@ -242,11 +247,11 @@ class RunsAlong:
         begin = len(moved.x)
         return [*range(len(x)), *range(begin, begin + len(states)), *(at.get(id(t)) for t in weights)]
 
-    def derivatives(self, out: Sequence[Tensor], whole: bool = False) -> list[Tensor | None]:
-        """Of what the loop of a derivative gives, the derivative of each result; see `__call__`."""
+    def derivatives(self, out: Sequence[Tensor], n_y: int) -> list[Tensor | None]:
+        """Of what the loop of a derivative gives, so many y leaves first, the derivative of each result; see
+        `__call__`."""
         plan, kinds = self.ready.plan, self.ready.plan.forward.body.values
         floats = [dtype_of(kinds[name].dtype).is_floating_point for name in plan.y]
-        n_y = sum(floats) + (len(plan.y) if whole else 0)
         of_y, of_states = iter(out[: sum(floats)]), iter(out[n_y + len(plan.states) :])
         return [
             *(next(of_y) if has else None for has in floats),
@@ -303,16 +308,19 @@ class RunsAlong:
         ready, compiled, places = entry.ready, entry.compiled, entry.weights
         assert ready is not None
         assert compiled is not None
+        guarded = is_guarded(entry.y_spec)
         given = (*weights, *of_weights)
         used: list[Any] = [
             twin.found.tensors[place] if k is None else given[k]
             for k, place in zip(known[1], places, strict=True)
         ]
         further = functools.cache(
-            lambda: RunsAlong(twin.loop, ready, beside, twin.found, places, self.find, reader=self.reader)
+            lambda: RunsAlong(
+                twin.loop, ready, beside, twin.found, places, self.find, reader=self.reader, guarded=guarded
+            )
         )
         plain = functools.partial(twin.plain, places)
-        call = Call(ready, beside.layout, compiled.constants, plain, further, noise=noise)
+        call = Call(ready, beside.layout, compiled.constants, plain, further, guarded, noise=noise)
         return Moved(call, beside.x_rows, beside.states, used, known[2], known[3])
 
     def _found(
@@ -325,7 +333,7 @@ class RunsAlong:
                 self._refuse_bent(own, now)
         entry = self.find(twin.loop, twin.found, twin.sequences)
         ready, compiled = entry.ready, entry.compiled
-        if ready is None or compiled is None:
+        if ready is None or compiled is None or is_guarded(entry.y_spec) != self.guarded:
             raise Unsupported("no plan runs its derivative")
         if noise is not None and len(ready.forward.noise) != len(noise):
             raise Unsupported("its derivative leaves out some of its noise")
@@ -416,7 +424,8 @@ class RunsAlong:
         sequences = self.sequences._replace(layout=layout)
         rows = [sampled(t, layout.rows, 0.1, generator) for t in sequences.x_rows]
         boot = [sampled(t, layout.sequences, 0.1, generator) for t in sequences.states]
-        plain = plain_loop(self.loop, sequences, now, self.places, self.reader)
+        how = sequences, now, self.places, self.reader
+        plain = plain_loop(self.loop, *how, guarded=self.guarded)
 
         def results(inputs: Sequence[Tensor]) -> list[Tensor]:
             y, finals = plain(*self.ready.plan.parted(inputs))
@@ -477,7 +486,8 @@ class _Twin:
 
     def plain(self, places: Sequence[int], *tables: Any) -> Any:
         """The plain loop."""
-        return plain_loop(self.loop, self.sequences, self.found, places, self.of.reader)(*tables)
+        how = self.sequences, self.found, places, self.of.reader
+        return plain_loop(self.loop, *how, guarded=self.of.guarded)(*tables)
 
 
 class _Few(NamedTuple):

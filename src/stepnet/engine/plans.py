@@ -135,7 +135,9 @@ def run(
     x_rows = [*(contiguous(rows) for rows in sequences.x_rows), *noise.tables(sequences.layout)]
     states = [contiguous(state) for state in sequences.states]
     given = loop, entry.ready, sequences, reads, entry.weights, find
-    along = None if transformed or guarded or random else functools.cache(lambda: RunsAlong(*given))
+    along = None
+    if not (transformed or random):
+        along = functools.cache(lambda: RunsAlong(*given, guarded=guarded))
     same = None
     if entry.ready.plan.own_backward:
         same = functools.partial(check_backward, entry.in_backward, lambda: RunsAlong(*given).same_backward())

@@ -57,7 +57,8 @@ class Further:
         inputs = [*range(n_x), *beside[:cut], *range(n_x, n_x + n_s), *beside[cut:]]
         along: Any = moved.call.along
         run = Run(moved.call, functools.cache(lambda: Further(along(), moved.weights)))
-        return Derivative(run, inputs, self.along.derivatives)
+        results = functools.partial(self.along.derivatives, n_y=len(moved.call.ready.plan.y))
+        return Derivative(run, inputs, results)
 
     def has_history(
         self, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]

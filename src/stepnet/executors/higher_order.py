@@ -408,8 +408,7 @@ def _refuse_noise(call: Call, grads: Sequence[Tensor | None]) -> None:
     if call.ready.forward.noise or (call.ready.plan.random and not all(map(is_plain, grads))):
         raise StepError(
             f"step '{call.ready.plan.name}' draws noise, and its gradient has no plan to differentiate it by",
-            remedy=("distributions with validate_args=False have one; or " if call.guarded else "")
-            + "backend='naive' keeps the noise for double backward",
+            remedy="backend='naive' keeps the noise for double backward",
         )
 
 
