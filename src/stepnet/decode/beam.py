@@ -152,13 +152,16 @@ class BeamStep:
     def __call__(self, step: WordStep, _: Any, at: Beams) -> tuple[tuple[Tensor, Tensor], Beams]:
         k = self.beam_size
         given = [v.expand(-1, k, *v.shape[2:]).flatten(0, 1) for v in at.leaves]
-        versions = [v._version for v in given]
+        once = [v.shape[1] < k for v in at.leaves]  # only where a step is traced
+        versions = [v._version if of_all else 0 for v, of_all in zip(given, once, strict=True)]
         scores, new = scores_of(step, at.word.flatten(), given, self.spec, self.eos)
         check_score(scores, at.score)
         found, after = self.taken(scores, new, at)
         leaves = [
-            one if one.shape[1] == 1 and a is b and a._version == n else many
-            for one, many, a, b, n in zip(at.leaves, after.leaves, given, new, versions, strict=True)
+            at.leaves[i]
+            if of_all and given[i] is new[i] and given[i]._version == versions[i]
+            else after.leaves[i]
+            for i, of_all in enumerate(once)
         ]
         return found, after._replace(leaves=leaves)
 

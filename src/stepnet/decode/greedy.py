@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from stepnet.data.arguments import whole
-from stepnet.data.array import TensorArray
 from stepnet.data.in_graph import by_python
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import outside_transforms, transforms, unwrapped
+from stepnet.data.modes import outside_modes, unwrapped
 from stepnet.data.offsets import LoD
 from stepnet.data.unpatched_torch import from_numpy
-from stepnet.repeat import while_loop
 
-from .blocks import Before, GreedyStep, Running, before, half_done, in_blocks, likeliest, made, note
+from .blocks import Before, GreedyStep, Running, before, half_done, in_blocks, made, note
 from .words import WordStep, checked_state, checked_words, scores_of
 
 
@@ -56,17 +54,6 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
         empty = torch.zeros(0, dtype=torch.int64, device=device)
         return LoDTensor(empty, [[0]]), torch.zeros(0, device=device)
 
-    def going(steps: Tensor, word: Tensor, *_: Any) -> Tensor:
-        return ((word != eos) | (steps == 0)) & (steps < max_length)  # bos and eos may be one word
-
-    def body(
-        steps: Tensor, word: Tensor, leaves: list[Tensor], score: Tensor, length: Tensor, words: TensorArray
-    ) -> tuple[Any, ...]:
-        scores, new = scores_of(step, word, leaves, spec, eos)
-        word, best = likeliest(scores)
-        words.write(steps, word)
-        return steps + 1, word, new, score + best, length + (word != eos), words
-
     with torch.no_grad():
         start = torch.full((rows,), bos, dtype=torch.int64, device=device)
         one = made(GreedyStep, spec, eos)
@@ -80,31 +67,32 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
             once = everyone._replace(score=score)
             found = in_blocks(run, once, ["score"], tables, max_length, eos, 0, known.steps)
         if found is None:
-            scores, new = scores_of(step, start, leaves, spec, eos)
+            given = [
+                leaf.clone() for leaf in leaves
+            ]  # a step that writes its state leaves the caller's alone
+            scores, new = scores_of(step, start, given, spec, eos)
             score = torch.zeros(rows, dtype=scores.dtype, device=device)
             first_words, running = one.taken(scores, new, everyone._replace(score=score))
             tables = [first_words[None]]
             found = in_blocks(run, running, ["score"], tables, max_length, eos)
+            known = None if found is None else Before(scores.dtype, 0)
             if found is None:
-                first = (torch.tensor(0), start, leaves, score, torch.zeros_like(start), TensorArray())
-                _, _, _, score, length, words = while_loop(going, body, first)
-                return LoDTensor.from_padded(words.stack(), length.cpu(), batch_first=False), score
+                found = in_blocks(run, running, ["score"], tables, max_length, eos, plainly=True)
+        assert found is not None
         steps, (score,) = found
         words, lengths = _until(eos, tables[0][:steps])
-        note(step, way, Before(score.dtype, half_done(lengths)))
+        if known is not None:
+            note(step, way, known._replace(steps=half_done(lengths)))
         return words, score
 
 
+@outside_modes
 def _until(eos: int, table: Tensor) -> tuple[LoDTensor, list[int]]:
     """The words before the first eos of each column, and how many those are."""
-    if transforms():  # inside of which a tensor may not tell where it lies
-        with outside_transforms():
-            words = unwrapped(table).numpy().T
-    else:
-        words = table.numpy().T
+    words = unwrapped(table).cpu().numpy().T
     ended = words == eos
     lengths = np.where(ended.any(1), ended.argmax(1), len(table))
     offsets = np.concatenate(([0], lengths.cumsum()))
     there = np.arange(len(table)) < lengths[:, None]
     lod = LoD.trusted((from_numpy(offsets),), int(offsets[-1]))
-    return LoDTensor.of(from_numpy(words[there]), lod), lengths.tolist()
+    return LoDTensor.of(from_numpy(words[there]).to(table.device), lod), lengths.tolist()

@@ -58,7 +58,7 @@ def scores_of(
 ) -> tuple[Tensor, list[Tensor]]:
     """One call of the step: the scores [n, V] of the next word, of 32 bits at least, for they are added up;
     and the leaves of the new state."""
-    result = step(words, unflatten(spec, leaves))
+    result = step(words.clone(), unflatten(spec, leaves))  # which it may write
     if not (isinstance(result, tuple) and len(result) == 2):
         raise StepError(
             f"step '{step_name(step)}' must return a pair (scores, new_state)",
