@@ -67,9 +67,7 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
             once = everyone._replace(score=score)
             found = in_blocks(run, once, ["score"], tables, max_length, eos, 0, known.steps)
         if found is None:
-            given = [
-                leaf.clone() for leaf in leaves
-            ]  # a step that writes its state leaves the caller's alone
+            given = [leaf.clone() for leaf in leaves]  # which the step may write
             scores, new = scores_of(step, start, given, spec, eos)
             score = torch.zeros(rows, dtype=scores.dtype, device=device)
             first_words, running = one.taken(scores, new, everyone._replace(score=score))
