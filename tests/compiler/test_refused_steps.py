@@ -175,6 +175,18 @@ class Steps:
         h = torch.tanh(h + x + COUNTS)
         return h, h
 
+    def other_memory_by_data(x, h):
+        m = torch.tanh(x @ W)
+        m.data = m.data * 2  #
+        h = torch.tanh(m + h)
+        return h, h
+
+    def other_memory_by_set(x, h):
+        m = x.detach() + 0
+        m.set_(m * 2)  #
+        h = torch.tanh(m @ W + h)
+        return h, h
+
     def scripted(x, h):
         h = torch.tanh(SCRIPTED(x) + h)
         return h, h
@@ -228,6 +240,8 @@ WORDS = {
     "nonzero": "how many values a mask picks",
     "hook_on_the_state": "hooks onto the gradient of a tensor that it did not make",
     "changes_a_captured_tensor": "changes a tensor it did not make, in place",
+    "other_memory_by_data": "gives a tensor other memory",
+    "other_memory_by_set": "gives a tensor other memory",
     "scripted": "it calls what torch.jit compiled",
     "gradients_of_a_weight": "it calls backward(), which adds to gradients of others",
     "modules_of_python": "it reads sys.modules, which leads to everything",

@@ -50,7 +50,7 @@ from .library_ops import is_made_of_others
 from .mask_counts import Numbers, masks_in
 from .tensor_metadata import OWN_STATE
 from .unseen_calls import applied, unbatched
-from .writes import HOOKS_ON, SHOWS_MEMORY, hooks_on_others, written
+from .writes import HOOKS_ON, SHOWS_MEMORY, hooks_on_others, refuse_other_memory, written
 
 _MOST_BYTES = 4096
 BACKWARD = "backward"  # in a record: what follows is code that runs there
@@ -228,6 +228,7 @@ class _Reader(TorchFunctionMode):
         if any(unseen_memory_of(tensor) in self.memory for tensor in changed):
             # stopped before the write: the plain loop makes it, once for each step
             raise Unsupported("the step changes a tensor it did not make, in place")
+        refuse_other_memory(func)
         generator, draw = generator_of(args, kwargs), None
         if generator is not None:
             draw = draw_of(func, args, kwargs, self._place(generator))[0]

@@ -25,6 +25,7 @@ from stepnet.data.storage import memory_of
 
 from .row_count import Unusual
 from .symbolic_rows import NUMBERS, numbers, opened, outline_of, outlined
+from .writes import refuse_other_memory
 
 _aten: Any = torch.ops.aten
 
@@ -112,6 +113,7 @@ class _Recorder(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         if func._schema.is_mutable:
+            refuse_other_memory(func)
             return self._written(func, args, kwargs)
         if func is _aten.lift_fresh.default:
             return self._constant(args[0])

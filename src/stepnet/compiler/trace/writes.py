@@ -19,6 +19,8 @@ from stepnet.user_line import user_line
 SHOWS_MEMORY = frozenset({Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
 # What has a tensor's gradient handed to other code from then on.
 HOOKS_ON = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_hook})
+# What gives a tensor other memory, after which neither what it is nor its version tells of another value.
+_GIVES_MEMORY: frozenset[Any] = frozenset({vars(torch._C.TensorBase)["data"].__set__, torch.ops.aten.set_})
 _READ_ONLY = frozenset({"__invert__", "__int__", "__index__", "__iter__"})  # they begin like __iadd__
 
 
@@ -29,6 +31,16 @@ def hooks_on_others() -> Unsupported:
         remedy="hook onto what the step makes, or onto x, the first state or a weight before the call",
         line=user_line().short,
     )
+
+
+def refuse_other_memory(func: Any) -> None:
+    """Raises Unsupported: a call, of a function or of an operator, gives a tensor other memory."""
+    if (func.overloadpacket if isinstance(func, OpOverload) else func) in _GIVES_MEMORY:
+        raise Unsupported(
+            "the step gives a tensor other memory, by `.data =` or `set_`",
+            remedy="make a new tensor, or write into this one by copy_",
+            line=user_line().short,
+        )
 
 
 def writes(name: str) -> bool:
