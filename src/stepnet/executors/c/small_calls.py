@@ -177,7 +177,7 @@ class _Writer:
     def _product(self, to: str, rows: str, of: Place, matrix: Place) -> str:
         (count, depth), columns = of.shape, matrix.shape[1]
         lies = f"{self._start(matrix)}, {matrix.strides[0]}, {matrix.strides[1]}"
-        if count >= worth_panels(depth, matrix.strides):
+        if count >= worth_panels(matrix.shape, matrix.strides):
             self.panel = max(self.panel, depth)
             return f"sn_by_panels_f32({to}, {rows}, {lies}, {count}, {depth}, {columns}, panel);"
         return f"sn_few_f32({to}, {rows}, {lies}, {count}, {depth}, {columns});"

@@ -22,6 +22,8 @@ _TURNED = ((1024, 20), (512, 15), (256, 13), (192, 10), (128, 7), (96, 5), (0, 4
 # of the first cache.
 _STRAIGHT, _MEETING = 24, 9
 _MEET, _DEEP = 4096, 512  # bytes from row to row, a multiple of which; rows
+_LINE = 16  # columns of a vector at most: of what is left, each number is a sum by itself
+_LEFT = ((512, 8), (128, 3), (0, 2))  # columns of such
 
 
 def worth_packing(size: int) -> int:
@@ -29,10 +31,13 @@ def worth_packing(size: int) -> int:
     return _first(_MATRICES, size)
 
 
-def worth_panels(depth: int, strides: Sequence[int]) -> int:
-    """The rows from which on a matrix of float32, [depth, columns], is packed a panel at a time."""
+def worth_panels(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """The rows from which on a matrix of float32, one of whose strides is 1, is packed a panel at a time."""
+    depth, columns = shape
     if strides[0] == 1:
         return _first(_TURNED, depth)
+    if columns % _LINE:
+        return _first(_LEFT, columns)
     return _MEETING if depth >= _DEEP and 4 * strides[0] % _MEET == 0 else _STRAIGHT
 
 
