@@ -19,7 +19,7 @@ from .build import build, preamble
 from .call_arguments import padded
 from .cells import steps_text
 from .numbers import OF_LIBM, TEXTS, literal
-from .weight_memory import PANELS, worth_packing
+from .weight_memory import worth_packing, worth_panels
 
 _KINDS = {"float32": ("float", 4), "int64": ("int64_t", 8), "bool": ("uint8_t", 1)}
 _OVER = {  # numbers along axes: what is found before the first, and what each does to it
@@ -177,7 +177,7 @@ class _Writer:
     def _product(self, to: str, rows: str, of: Place, matrix: Place) -> str:
         (count, depth), columns = of.shape, matrix.shape[1]
         lies = f"{self._start(matrix)}, {matrix.strides[0]}, {matrix.strides[1]}"
-        if count >= worth_packing(4 * depth * columns, PANELS):
+        if count >= worth_panels(matrix.shape, matrix.strides):
             self.panel = max(self.panel, depth)
             return f"sn_by_panels_f32({to}, {rows}, {lies}, {count}, {depth}, {columns}, panel);"
         return f"sn_few_f32({to}, {rows}, {lies}, {count}, {depth}, {columns});"

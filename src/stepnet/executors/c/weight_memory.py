@@ -15,12 +15,33 @@ from stepnet.ir.plan import LoopPlan
 
 # bytes of matrices, and the rows with fewer of which packing takes longer than it saves (measured)
 _MATRICES = ((1 << 22, 15), (1 << 21, 28), (1 << 20, 20), (1 << 19, 14), (1 << 17, 6), (0, 3))
-# the same where one panel is packed at a time, which the second cache holds
-PANELS = ((1 << 19, 10), (1 << 17, 7), (0, 5))
+# Where one panel is packed at a time, and used once (measured). Columns in one piece: each product of a row
+# and a column ends in a sum of lanes, so that deep matrices are read as they lie for more rows.
+_TURNED = ((1024, 20), (512, 15), (256, 13), (192, 10), (128, 7), (96, 5), (0, 4))
+# Rows in one piece are read as they would be packed, unless the many numbers of a column meet in few places
+# of the first cache.
+_STRAIGHT, _MEETING = 24, 9
+_MEET, _DEEP = 4096, 512  # bytes from row to row, a multiple of which; rows
+_LINE = 16  # columns of a vector at most: of what is left, each number is a sum by itself
+_LEFT = ((512, 8), (128, 3), (0, 2))  # columns of such
 
 
-def worth_packing(size: int, measured: Sequence[tuple[int, int]] = _MATRICES) -> int:
+def worth_packing(size: int) -> int:
     """The rows from which on matrices of so many bytes are packed in a call."""
+    return _first(_MATRICES, size)
+
+
+def worth_panels(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """The rows from which on a matrix of float32, one of whose strides is 1, is packed a panel at a time."""
+    depth, columns = shape
+    if strides[0] == 1:
+        return _first(_TURNED, depth)
+    if columns % _LINE:
+        return _first(_LEFT, columns)
+    return _MEETING if depth >= _DEEP and 4 * strides[0] % _MEET == 0 else _STRAIGHT
+
+
+def _first(measured: Sequence[tuple[int, int]], size: int) -> int:
     return next(rows for least, rows in measured if size >= least)
 
 
