@@ -72,6 +72,27 @@ def test_sizes_as_converters_compute_them(tmp_path, opened):
             torch.testing.assert_close(a, b)
 
 
+def test_a_softmax_over_several_axes_as_its_converter_writes_it(tmp_path, opened):
+    """Of rows as long as the product of some sizes, which are cut out of the shape."""
+    net = Net()
+    x, zero, masks = net.parameter("x", "?,?,5"), net.const([0]), {"end_mask": "0", "shrink_axis_mask": "0"}
+    shape = net.add("ShapeOf", [x], ["I64"], "opset3")
+    lengths = []
+    for begin, end, open_begin in ((0, 1, "1"), (1, 3, "0")):
+        ends = [net.const([begin]), net.const([end]), net.const([1])]
+        part = net.add("StridedSlice", [shape, *ends], ["I64"], begin_mask=open_begin, **masks)
+        lengths.append(net.add("ReduceProd", [part, zero], ["I64"], keep_dims="true"))
+    flat = net.add("Concat", lengths, ["I64"], axis=0)
+    rows = net.add("Reshape", [x, flat], special_zero="false")
+    after = net.add("SoftMax", [rows], axis=1)
+    net.result(net.add("Reshape", [after, shape], special_zero="false"))
+    model = stepnet.openvino.load(net.write(tmp_path))
+    stepnet.onnx.save(model, tmp_path / "m.onnx", torch.randn(2, 4, 5))
+    given = torch.randn(3, 2, 5)
+    for (found,) in (opened(tmp_path / "m.onnx")(given), model(given)):
+        torch.testing.assert_close(found, given.flatten(1).softmax(1).reshape(3, 2, 5))
+
+
 def test_features_that_the_file_leaves_open_are_those_of_the_weights(tmp_path, opened, capfd):
     net = Net()
     x, h = net.parameter("x", "?,?,?,?"), net.parameter("h", "?,1,4")

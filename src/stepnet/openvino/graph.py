@@ -35,13 +35,13 @@ from .element_types import by_name
 from .layers.elementwise import convert
 from .layers.row import Misfit, Row
 from .layers.sequences import SequenceRunner
-from .open_sizes import RULES as ON_SIZES
-from .open_sizes import on_sizes
+from .open_sizes import BY_LAYER, RULES, on_sizes
 from .records import Layer, Net
 from .step_rules import RULES as RULES_OF_STEPS
 from .table import ROWS, is_constant
 from .weights import Weights
 
+_ON_SIZES = {*RULES, *BY_LAYER}
 _LONGEST = 2**20  # numbers in a value input
 _FEW = 64  # numbers in a constant that shapes are computed with
 
@@ -91,7 +91,7 @@ class Node:
         """Whether it computes sizes, of sizes such as `sizes` or of what it finds in tensors."""
         of_sizes = all(slot in sizes or k in self.known for k, slot in enumerate(self.inputs))
         kind = self.layer.type.lower()
-        return kind == "shapeof" or (kind in ON_SIZES and of_sizes)
+        return kind == "shapeof" or (kind in _ON_SIZES and of_sizes)
 
     def as_scan(self) -> ScanStep | None:
         """It as a loop whose steps others may become part of."""
@@ -110,7 +110,8 @@ class Node:
         """
         try:
             if any(isinstance(value, (Sizes, Repeated)) for value in arguments):
-                found = on_sizes(self.layer.type.lower(), arguments, self.known, self._converted)
+                kind = self.layer.type.lower()
+                found = on_sizes(kind, arguments, self.known, self.run, self._converted)
                 if found is not None:
                     return (found,)
                 if not getattr(self.run, "takes_sizes", False):
@@ -263,7 +264,7 @@ class Graph(nn.Module):
                 layer.where, misfit, attributes_text(layer.attributes), _FITTING.format(layer.type)
             ) from misfit
         known = {}
-        reads = isinstance(run, SequenceRunner) or layer.type.lower() in ON_SIZES
+        reads = isinstance(run, SequenceRunner) or layer.type.lower() in _ON_SIZES
         for i, (source, _) in enumerate(layer.sources if reads else ()):
             value = constants.get(source)
             if value is not None and value.numel() <= _FEW and not value.is_floating_point():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stepnet.data.modes import outside_modes
 from stepnet.export.open_sizes import Repeated, Sizes, equal
 
 from .layers.row import listed
@@ -64,7 +66,39 @@ def _slice(x: np.ndarray, start: np.ndarray, stop: np.ndarray, step: np.ndarray,
     return x[first:last:by]
 
 
+@outside_modes
+def _on_places(run: Rule, x: np.ndarray, *others: Any) -> np.ndarray:
+    """What a layer makes of places in the order of `x`: which it picks, or how many it leaves."""
+    return run(torch.arange(x.size).reshape(x.shape), *others).numpy()
+
+
+def _picked(run: Rule, x: np.ndarray, *others: Any) -> Any:
+    return x.reshape(-1)[_on_places(run, x, *others)]
+
+
+def _folded(compute: Callable[..., Any], *first: int) -> Rule:
+    """All numbers of a vector in one."""
+
+    def rule(run: Rule, x: np.ndarray, *axes: Any) -> Any:
+        if x.ndim != 1 or not (x.size or first):
+            return None
+        shape = _on_places(run, x, *axes).shape
+        if math.prod(shape) != 1:  # over no axis
+            return None
+        return np.array(functools.reduce(compute, x, *first), dtype=object).reshape(shape)
+
+    return rule
+
+
 _MOST = 64  # sizes that are computed with
+# Of the first input, by the layer itself, which has attributes that say how.
+BY_LAYER: dict[str, Callable[..., Any]] = {
+    "stridedslice": _picked,
+    "reduceprod": _folded(operator.mul, 1),
+    "reducesum": _folded(operator.add, 0),
+    "reducemax": _folded(torch.sym_max),
+    "reducemin": _folded(torch.sym_min),
+}
 RULES: dict[str, Rule] = {
     "add": _elementwise(operator.add),
     "subtract": _elementwise(operator.sub),
@@ -92,7 +126,7 @@ RULES: dict[str, Rule] = {
 
 
 def on_sizes(
-    kind: str, arguments: Sequence[Any], known: Mapping[int, Any], dtype: torch.dtype | None = None
+    kind: str, arguments: Sequence[Any], known: Mapping[int, Any], run: Rule, dtype: torch.dtype | None = None
 ) -> Sizes | Repeated | None:
     """The result of a layer on sizes and constants; None if it is not computed so.
 
@@ -100,6 +134,7 @@ def on_sizes(
         kind: the type of the layer, in small letters.
         arguments: what it is given.
         known: the numbers of the inputs that are constants.
+        run: the function of the layer.
         dtype: what a Convert makes.
     """
     first = arguments[0]
@@ -108,6 +143,10 @@ def on_sizes(
         if all(isinstance(n, int) for n in shape) and math.prod(shape) <= _MOST:
             return Sizes(np.full(shape, size, dtype=object), first.dtype)
         return Repeated(size, shape, first.dtype)
+    if kind in BY_LAYER and isinstance(first, Sizes):
+        told = all(not isinstance(value, (Tensor, Sizes, Repeated)) for value in arguments[1:])
+        found = BY_LAYER[kind](run, first.array, *arguments[1:]) if told else None
+        return None if found is None else Sizes(np.asarray(found, dtype=object), first.dtype)
     rule = RULES.get(kind)
     arrays = []
     for i, value in enumerate(arguments):
