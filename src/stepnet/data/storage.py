@@ -73,14 +73,18 @@ def span(tensor: Tensor) -> tuple[int, int]:
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors in one piece, on the CPU, look the same and hold the same bits.
+    """Whether two tensors of one device look the same and hold the same bits, however they lie.
 
     >>> nan, zero = torch.tensor([torch.nan]), torch.zeros(1)
     >>> same_bits(nan, nan.clone()), same_bits(zero, -zero)
     (True, False)
     """
-    alike = a.dtype == b.dtype and a.shape == b.shape
-    return alike and not differ(a.data_ptr(), b.data_ptr(), a.nbytes)
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    a, b = a.detach().contiguous(), b.detach().contiguous()
+    if not a.is_cpu:
+        return torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (a, b)))
+    return not differ(a.data_ptr(), b.data_ptr(), a.nbytes)
 
 
 def differ(a: int, b: int, size: int) -> bool:

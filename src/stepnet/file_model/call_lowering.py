@@ -15,13 +15,12 @@ from stepnet.data.dtypes import dtype_name
 from stepnet.executors.line import Line, Memory, Op, Place, in_one_piece, places_in
 
 from .calls import Slot
-from .put_together import Part, columns_of
+from .put_together import PUT_TOGETHER, Part, columns_of
 
 _DTYPES = torch.float32, torch.int64, torch.bool
 _MOST_NUMBERS = 2**15  # that one call makes: of more, torch's own are as fast
 MOST_ROWS, _MOST_PRODUCT = 64, 2**25  # of rows and a matrix; multiplications: torch packs the matrix anew
 _MOST_PARTS = 2**20  # numbers that are put together, which products read where they stand
-_PUT_TOGETHER = {"cat", "concat", "stack", "flatten", "reshape", "contiguous", "clone"}
 _LEAST_COLUMNS = 16  # of a part, of fewer a product with each takes longer than to put them together
 _MOST_MATRICES = 64  # of one call, each a product in the text of a line
 Take = Callable[..., None]
@@ -70,7 +69,7 @@ class Lowering:
         if known is None:
             return False
         try:
-            made = [self._made(slot, _MOST_PARTS if name in _PUT_TOGETHER else _MOST_NUMBERS) for slot in to]
+            made = [self._made(slot, _MOST_PARTS if name in PUT_TOGETHER else _MOST_NUMBERS) for slot in to]
             known(self, made[0] if len(made) == 1 else made, *map(self._given, positional),
                   **{key: self._given(value) for key, value in named.items()})  # fmt: skip
         except (Unfit, TypeError, AttributeError, ValueError, IndexError):  # of other ways to call it, too

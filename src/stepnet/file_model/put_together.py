@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from stepnet.executors.line import Place
 
+# Functions whose results are the numbers that they are given, in another order perhaps.
+PUT_TOGETHER = frozenset({"cat", "concat", "stack", "flatten", "reshape", "contiguous", "clone"})
+
 
 class Part(NamedTuple):
     """Where numbers of a memory come from: both of one shape."""

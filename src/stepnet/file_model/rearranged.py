@@ -12,8 +12,8 @@ from torch import Tensor
 from stepnet.data.storage import same_bits
 
 from .calls import Call, slots_in
+from .put_together import PUT_TOGETHER
 
-_NAMES = {"cat", "concat", "stack", "contiguous", "clone", "reshape", "flatten"}
 _LEAST = 2**14  # bytes, of fewer they are compared in less time than a call takes
 
 
@@ -41,7 +41,7 @@ class Rearranged:
 def rearranges(name: str, given: Sequence[Tensor]) -> bool:
     """Whether a function puts so many numbers together as they are that these are not to be kept."""
     large = sum(t.nbytes for t in given) >= _LEAST
-    return name in _NAMES and large and all(t.is_floating_point() for t in given)
+    return name in PUT_TOGETHER and large and all(t.is_floating_point() for t in given)
 
 
 def just_before(made: Sequence[Call], calls: Sequence[Call], outputs: Collection[int]) -> list[Call]:

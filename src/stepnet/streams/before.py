@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from stepnet.compiler.reads.reach import Reach, reach
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread
 from stepnet.data.modes import in_function_modes
+from stepnet.data.storage import same_bits
 
 from .keeper import hooks_of_all, runs_alone
 
 _NUMBERS = 2**26  # of tensors, which are kept
-_OF_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Before:
@@ -40,7 +40,7 @@ class Before:
     def tensors_changed(self) -> set[int]:
         """The ids of those that somebody wrote to since."""
         each = zip(self.tensors, self._marks, self._numbers, strict=True)
-        return {id(t) for t, mark, numbers in each if _mark(t) != mark or not _is_same(t, numbers)}
+        return {id(t) for t, mark, numbers in each if _mark(t) != mark or not same_bits(t, numbers)}
 
     @classmethod
     def of(cls, module: Any) -> Before | None:
@@ -71,7 +71,7 @@ class Before:
             return
         self._held.restore()
         for tensor, mark, numbers in zip(self.tensors, self._marks, self._numbers, strict=True):
-            if not _is_same(tensor, numbers) and _mark(tensor)[1:] == mark[1:]:
+            if not same_bits(tensor, numbers) and _mark(tensor)[1:] == mark[1:]:
                 tensor.data.copy_(numbers)
 
     def _draws(self) -> list[Any]:
@@ -95,13 +95,3 @@ def _is_plain(tensor: Tensor) -> bool:
 
 def _mark(tensor: Tensor) -> tuple[int, ...]:
     return tensor._version, tensor.data_ptr(), *tensor.shape
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are of the same bits: a NaN is like itself."""
-    return a.shape == b.shape and torch.equal(_bits(a), _bits(b))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    numbers = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return numbers.detach().view(_OF_BYTES[numbers.element_size()])

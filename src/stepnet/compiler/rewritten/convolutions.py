@@ -35,26 +35,24 @@ def _convolution(dims: int) -> Callable[..., Any]:
             return NotImplemented
         steps, dilations = sizes_of(stride, dims), sizes_of(dilation, dims)
         pads = _padding(padding, taps, dilations)
-        if type(groups) is not int:
-            if not _has_a_row_for_each_group(input, weight.shape[1] * groups, weight, groups):
+        rows = None if type(groups) is int else groups
+        if rows is not None:
+            if not _has_a_row_for_each_group(input, weight.shape[1] * rows, weight, rows):
                 return NotImplemented
-            x = input.reshape(groups, weight.shape[1], *input.shape[2:])
-            found = _patches(x, taps, steps, pads, dilations)
-            if found is None:
-                return NotImplemented
-            patches, sizes = found
-            own = weight.reshape(groups, -1, *weight.shape[1:]).flatten(3).permute(0, 3, 2, 1).flatten(1, 2)
-            result = torch.cat([*patches], -1).flatten(1, -2) @ own
-            result = result if bias is None else result + bias.reshape(groups, 1, -1)
-            return result.transpose(1, 2).reshape(1, -1, *sizes)
-        if input.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
+            input = input.reshape(rows, weight.shape[1], *input.shape[2:])
+        elif input.shape[1] != weight.shape[1] * groups or weight.shape[0] % groups:
             return NotImplemented  # torch says what does not fit
-        if groups > _MOST_GROUPS and weight.shape[1] > 1:
+        elif groups > _MOST_GROUPS and weight.shape[1] > 1:
             return NotImplemented
         found = _patches(input, taps, steps, pads, dilations)
         if found is None:
             return NotImplemented
         patches, sizes = found
+        if rows is not None:
+            own = weight.reshape(rows, -1, *weight.shape[1:]).flatten(3).permute(0, 3, 2, 1).flatten(1, 2)
+            result = torch.cat([*patches], -1).flatten(1, -2) @ own
+            result = result if bias is None else result + bias.reshape(rows, 1, -1)
+            return result.transpose(1, 2).reshape(1, -1, *sizes)
         result = _of_patches(patches, weight.flatten(2), groups).flatten(1, -2)
         result = result if bias is None else result + bias
         return result.transpose(1, 2).reshape(-1, weight.shape[0], *sizes)

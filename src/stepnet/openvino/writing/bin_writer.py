@@ -44,14 +44,14 @@ class Constants:
         for offset, tensor in self._tensors:
             if offset > end:
                 yield bytes(offset - end)
-            piece = memory(tensor)
+            piece = _bytes(tensor)
             yield piece
             end = offset + len(piece)
 
 
 def _key(tensor: Tensor, size: int) -> object:
     if size <= _SMALL and not tensor.dtype.is_floating_point:
-        return tensor.dtype, bytes(memory(tensor))
+        return tensor.dtype, bytes(_bytes(tensor))
     return tensor.data_ptr(), tensor.dtype, tensor.numel(), _order(tensor)
 
 
@@ -60,7 +60,7 @@ def _order(tensor: Tensor) -> object:
     return None if tensor.is_contiguous() else (tuple(tensor.shape), tensor.stride())
 
 
-def memory(tensor: Tensor) -> memoryview:
+def _bytes(tensor: Tensor) -> memoryview:
     """The bytes of a tensor in the order of its shape."""
     flat = tensor.cpu().contiguous().as_strided((tensor.numel(),), (1,))  # one number keeps any stride
     return flat.view(torch.uint8).numpy().data

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from stepnet.data.storage import same_bits
 from stepnet.openvino.element_types import ElementType, by_dtype
 from stepnet.openvino.graph import Graph
 from stepnet.openvino.layers.elementwise import convert
@@ -16,7 +17,6 @@ from stepnet.openvino.records import Layer, Net
 from stepnet.openvino.states import closed_states
 from stepnet.openvino.table import is_constant
 
-from .bin_writer import memory
 from .naming import name_ends
 
 
@@ -67,7 +67,7 @@ class _Snapshot:
         if is_constant(layer):
             port = replace(layer.outputs[0], type=by_dtype(value.dtype))  # numbers of 4 bits become bytes
             return replace(layer, value=value, outputs=(port,))
-        if _same(convert(values[layer.sources[0][0]], kind.dtype), value):
+        if same_bits(convert(values[layer.sources[0][0]], kind.dtype).cpu(), value.cpu()):
             return replace(layer)
         port = replace(layer.outputs[0], type=kind, shape=tuple(value.shape))
         return replace(
@@ -94,11 +94,6 @@ def _typed(layer: Layer) -> Layer:
     return replace(
         layer, attributes={"shape": shape_text(shape), "element_type": kind.name} | dict(layer.attributes)
     )
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    """Equal in every bit."""
-    return a.shape == b.shape and memory(a) == memory(b)
 
 
 def _declared(layer: Layer) -> ElementType:
