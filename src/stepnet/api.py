@@ -18,15 +18,14 @@ from .compiler.rewritten.inner_loops import inner
 from .compiler.trace.iteration import code_of
 from .data.arguments import truth, whole
 from .data.attributes import begins_by_itself
-from .data.convert import pack_like
 from .data.in_graph import fixed, is_drafted, is_exporting, not_followed
 from .data.lod import LoDTensor
 from .data.modes import transforms_active
 from .data.recording import recorded_in_frames
 from .data.storage import distinct
-from .data.tree import by_leaf, flatten, unflatten
+from .data.tree import by_leaf, unflatten
 from .data.values import rows as values_of
-from .data.values import unpacked
+from .data.values import unpacked, without_packed
 from .engine import Asked, OverSequences, Steps, Way, asked, find_plan, is_as_ever, run, run_again, run_warm
 from .engine.calls_in_progress import call_of
 from .engine.no_steps import run_of_no_steps
@@ -313,11 +312,10 @@ def _outside(step: Any, x: Any, state: Any, how: _How) -> Any:
     steps, static, reverse, level, axis, scopes, backend, resets, checkpoint, detach_every = how
     other = instead()
     if type(x) is not Tensor and type(x) is not LoDTensor and (other is None or resets is not None):
-        packed = next((leaf for leaf in flatten(x)[0] if isinstance(leaf, PackedSequence)), None)
-        if packed is not None:
-            leaves, spec = unpacked(x)
-            y, *rest = _outside(step, unflatten(spec, leaves), state, how)
-            return by_leaf(lambda leaf: pack_like(packed, leaf.values), y), *rest
+        tables, pack = without_packed(x)
+        if pack is not None:
+            y, *rest = _outside(step, tables, state, how)
+            return by_leaf(pack, y), *rest
     compiling = torch.compiler.is_compiling()  # a compiled loop is one call out of the compiled region
     if steps is not None:
         refuse_proxies((x, steps))

@@ -21,6 +21,7 @@ from stepnet.data.arguments import brief, check_unmasked, truth
 from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import check_lengths, integers, known, offsets_of, owners, ranges
 from stepnet.data.permute import invert, permute_rows
+from stepnet.data.unpatched_torch import from_numpy
 from stepnet.errors import LoDError
 
 _OF_ARROW = "LoDTensor.from_arrow(column) of a column of lists; array.to_numpy() of one array of pyarrow"
@@ -313,45 +314,48 @@ def _step_by_step(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return order, batch_sizes, offsets_of(lengths)[order[rank]] + step
 
 
-def packed_to_rows(packed: Any) -> tuple[Tensor, Tensor]:
-    """A PackedSequence to rows in the order of its batch, and their lengths."""
+def packed_to_rows(packed: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A PackedSequence to rows in the order of its batch, the offsets of its sequences, and the places of the
+    rows in it."""
     if not isinstance(packed, PackedSequence):
         raise LoDError(
             "LoDTensor.from_packed takes a PackedSequence",
             got=brief(packed),
             remedy="LoDTensor.from_padded(padded, lengths) of a tensor, from_sequences of a list",
         )
+    if in_graph.is_followed():
+        return *in_graph.unpacked(packed), None
     places, lengths = _packed_places(packed)
-    return packed.data.index_select(0, beside(places, packed.data)), lengths
+    return packed.data.index_select(0, beside(places, packed.data)), offsets_of(lengths), places
 
 
 @outside_modes
 def _packed_places(packed: PackedSequence) -> tuple[Tensor, Tensor]:
     """For every row in the order of the batch its place in `packed`; and the lengths of the sequences."""
     where = "LoDTensor.from_packed"
-    sizes = integers(packed.batch_sizes, f"{where}: 'batch_sizes'")
-    count = packed.data.shape[0]
-    if int(sizes.sum()) != count or bool((sizes < 1).any()) or bool((sizes.diff() > 0).any()):
+    sizes = integers(packed.batch_sizes, f"{where}: 'batch_sizes'").numpy()
+    count, given = int(sizes.sum()), packed.data.shape[0]
+    if count != given or (sizes < 1).any() or (sizes[1:] > sizes[:-1]).any():
         raise LoDError(
             f"{where}: 'batch_sizes' must be positive, never rise, and add up to the rows of 'data'",
-            got=f"{sizes.tolist()} for {count} rows",
+            got=f"{sizes.tolist()} for {given} rows",
             remedy="torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)",
         )
     n = int(sizes[0]) if len(sizes) else 0
-    _, rank_in_step = _owners_and_steps(sizes)
-    lengths = torch.bincount(rank_in_step, minlength=n)
-    rank = torch.arange(n)
+    rank = np.arange(n)
+    lengths = np.searchsorted(-sizes, -rank)  # the steps that more than so many sequences take part in
     if packed.unsorted_indices is not None:
-        rank = integers(packed.unsorted_indices, f"{where}: 'unsorted_indices'")
-        if not torch.equal(rank.sort().values, torch.arange(n)):
+        order = integers(packed.unsorted_indices, f"{where}: 'unsorted_indices'").numpy()
+        if not np.array_equal(np.sort(order), rank):
             raise LoDError(
                 f"{where}: 'unsorted_indices' must be an order of {n} sequences",
-                got=rank.tolist(),
+                got=order.tolist(),
                 expected=f"each of 0 to {n - 1} once",
             )
-    lengths = lengths[rank]
-    owner, step = _owners_and_steps(lengths)
-    return offsets_of(sizes)[step] + rank[owner], lengths
+        rank, lengths = order, lengths[order]
+    step = np.arange(count) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    places = (np.cumsum(sizes) - sizes)[step] + np.repeat(rank, lengths)
+    return from_numpy(places), from_numpy(lengths)
 
 
 def rows_to_nested(values: Tensor, offsets: Tensor) -> Tensor:
@@ -407,14 +411,15 @@ def check_fill(value: float, dtype: torch.dtype, what: str) -> None:
             )
 
 
-def pack_like(packed: PackedSequence, rows: Tensor) -> PackedSequence:
+def pack_like(packed: PackedSequence, rows: Tensor, places: Tensor | None = None) -> PackedSequence:
     """Rows in the order of the batch, sequence after sequence, to the places `packed` has them in.
 
-    The inverse of `packed_to_rows`; the result keeps the sort order of `packed`.
+    The inverse of `packed_to_rows`, which gives `places`; the result keeps the sort order of `packed`.
     """
     if in_graph.is_followed():
         data = in_graph.packed_like(packed, rows)
     else:
-        places, _ = _packed_places(packed)
+        if places is None:
+            places, _ = _packed_places(packed)
         data = permute_rows(rows, invert(places))
     return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)

@@ -185,11 +185,8 @@ class LoDTensor(RowWise, Tabular):
         >>> LoDTensor.from_packed(packed).recursive_sequence_lengths()
         [[1, 2]]
         """
-        if isinstance(packed, PackedSequence) and in_graph.is_followed():
-            values, offsets = in_graph.unpacked(packed)
-            return LoDTensor.of(values, LoD.trusted((offsets,), values.shape[0]))
-        values, lengths = convert.packed_to_rows(packed)
-        return LoDTensor.of(values, LoD.from_lengths([lengths]))
+        values, offsets, _ = convert.packed_to_rows(packed)
+        return LoDTensor.of(values, LoD.trusted((offsets,), values.shape[0]))
 
     @staticmethod
     def from_nested(nested: Tensor) -> LoDTensor:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from stepnet.data.convert import pack_like, packed_to_rows
 from stepnet.data.dtypes import typed_shape
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import unrecorded
-from stepnet.data.tree import Spec, flatten
+from stepnet.data.offsets import LoD
+from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.errors import ArrayError
 
 Value = Tensor | LoDTensor
@@ -30,6 +32,20 @@ def unpacked(x: Any) -> tuple[list[Any], Spec]:
     """The leaves of x, packed ones as LoDTensors, and their nesting."""
     leaves, spec = flatten(x)
     return [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves], spec
+
+
+def without_packed(x: Any) -> tuple[Any, Callable[[LoDTensor], PackedSequence] | None]:
+    """x with its PackedSequences as LoDTensors, and what packs a result like the first of them; None if there
+    is none."""
+    leaves, spec = flatten(x)
+    at = next((i for i, leaf in enumerate(leaves) if isinstance(leaf, PackedSequence)), None)
+    if at is None:
+        return x, None
+    first = leaves[at]
+    values, offsets, places = packed_to_rows(first)
+    leaves[at] = LoDTensor.of(values, LoD.trusted((offsets,), values.shape[0]))
+    tables = [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves]
+    return unflatten(spec, tables), lambda y: pack_like(first, y.values, places)
 
 
 def copy(value: Value) -> Value:

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.checks import refuse_proxies
-from stepnet.data.convert import pack_like
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import surely_differ
 from stepnet.data.recording import AS_A_LAYER, StandIn
 from stepnet.data.values import rows as rows_of
+from stepnet.data.values import without_packed
 from stepnet.errors import StepError
 
 
@@ -28,6 +28,7 @@ class Batch(NamedTuple):
     x: Tensor | LoDTensor
     n: int
     axis: int = 0
+    pack: Callable[[LoDTensor], PackedSequence] | None = None  # as the input was
 
     @staticmethod
     def of(name: str, given: Any, batch_first: bool) -> Batch:
@@ -39,8 +40,8 @@ class Batch(NamedTuple):
         if type(given) is Tensor and not given.is_nested and given.dim() == 3:
             return Batch(name, given, given, given.shape[0 if batch_first else 1], int(batch_first))
         if isinstance(given, PackedSequence):
-            x = LoDTensor.from_packed(given)
-            return Batch(name, given, x, len(x))
+            x, pack = without_packed(given)
+            return Batch(name, given, x, len(x), pack=pack)
         if isinstance(given, LoDTensor):
             if given.values.dim() == 2:
                 return Batch(name, given, given, given.structure.count(-1))
@@ -115,8 +116,8 @@ class Batch(NamedTuple):
 
     def close(self, y: Any) -> Any:
         """The output in the kind of the input."""
-        if isinstance(self.given, PackedSequence):
-            return pack_like(self.given, y.values)
+        if self.pack is not None:
+            return self.pack(y)
         return y.squeeze(1) if self.unbatched else y
 
     def close_state(self, state: Tensor) -> Tensor:

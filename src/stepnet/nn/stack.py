@@ -10,17 +10,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.api import Recurrent
 from stepnet.cells.wrapper import Wrapper, check_probability
 from stepnet.checks import refuse_proxies
 from stepnet.data.arguments import truth
-from stepnet.data.convert import pack_like
-from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.data.tree import by_leaf, flatten
 from stepnet.data.values import rows as rows_of
+from stepnet.data.values import without_packed
 from stepnet.errors import StepError
 from stepnet.front.step import TorchCell, as_step, describe_leaf, step_name
 from stepnet.resets import as_resets
@@ -98,7 +96,7 @@ class Stack(nn.Module):
     def forward(self, input: Any, hx: Any = None, resets: Any = None) -> tuple[Any, tuple[Any, ...]]:
         """Run all layers; see the class. `resets` is as in `recurrent`, with states as in hx."""
         refuse_proxies([input])
-        x = LoDTensor.from_packed(input) if isinstance(input, PackedSequence) else input
+        x, pack = without_packed(input)
         start = iter(self._states("hx", hx))
         asked = None if resets is None else as_resets(resets)
         fresh = [] if asked is None else self._states("resets.state", asked.state)
@@ -115,9 +113,7 @@ class Stack(nn.Module):
             if self.dropout and k + 1 < len(self.layers):
                 y = by_leaf(dropped(self.dropout, self.training), y)
             x = _sum(x, y, k) if residual else y
-        if isinstance(input, PackedSequence):
-            x = by_leaf(lambda leaf: pack_like(input, leaf.values), x)
-        return x, tuple(finals)
+        return x if pack is None else by_leaf(pack, x), tuple(finals)
 
     if TYPE_CHECKING:
 
