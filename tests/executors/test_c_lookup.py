@@ -101,6 +101,21 @@ def test_several_words_of_a_row():
     agree(step, x, (torch.zeros(5, 3, H, dtype=torch.float64), start), [back])
 
 
+@pytest.mark.parametrize("many", [3, 8])
+def test_words_of_a_row_and_what_is_computed_of_them(many):
+    """Eight lines and more, of eight numbers and more, are looked up within the loop that reads them."""
+    (table,) = weights((WORDS, 9))
+
+    def step(x, state):
+        word, h = state
+        h = torch.tanh(F.embedding(word, table) * h + x[:, None])
+        return (h,), ((word + 3 * h.argmax(2)) % WORDS, h)
+
+    x = stepnet.LoDTensor.from_lengths(torch.randn(18, 9, dtype=torch.float64), LENGTHS)
+    start = torch.randint(WORDS, (5, many)), torch.randn(5, many, 9, dtype=torch.float64)
+    agree(step, x, start, [table])
+
+
 def test_gradients_of_a_table_are_the_same_every_time():
     (table,) = weights((3, H))
 
