@@ -44,6 +44,12 @@ MISTAKES = {
     "no step": (lambda: recurrent(3, X, H), "a step must be callable", "int"),
     "a class": (lambda: recurrent(nn.GRUCell, X, H), "a step must be callable", r"the class GRUCell"),
     "no state": (lambda: recurrent(total, X), "step 'total' has no initial state", "pass state="),
+    "a module of whole sequences": (lambda: recurrent(nn.LSTM(3, 4), X), "'LSTM' is no step", "LSTMCell"),
+    "a list of sequences": (
+        lambda: recurrent(nn.GRUCell(3, 4), [X[:, 0], X[:2, 0]]),
+        "x has no dimension of features",
+        "LoDTensor.from_sequences",
+    ),
     "a state of text": (
         lambda: recurrent(total, X, "a"),
         "initial state of step 'total' must be a tensor",
