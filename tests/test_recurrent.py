@@ -416,3 +416,13 @@ def test_an_object_that_raises_what_it_likes_for_attributes_it_does_not_have(kin
     stepnet.explain(step, x, h)
     with pytest.raises(StepError, match="has no initial state"):
         recurrent(step, x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_script_of_a_module_that_calls_the_function_names_the_export():
+    class Calls(nn.Module):
+        def forward(self, x):
+            return recurrent(nn.GRUCell(3, 4), x)[0]
+
+    with pytest.raises(StepError, match=r"torch\.jit\.script cannot .*\n.*torch\.export\.export"):
+        torch.jit.script(Calls())

@@ -402,25 +402,11 @@ def _stack() -> nn.Module:
     return snn.Stack([cells.GRU(3, 4), cells.LSTM(4, 4)])
 
 
-def _calling() -> nn.Module:
-    class Calls(nn.Module):  # torch.jit.script keeps what it made of a class
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell = nn.GRUCell(3, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return recurrent(self.cell, x)[0]
-
-    return Calls()
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize(
     "tool", [torch.jit.script, torch.fx.symbolic_trace, lambda m: torch.jit.trace(m, dense(3, 2))]
 )
-@pytest.mark.parametrize(
-    "made", [lambda: Recurrent(cells.GRU(3, 4)), lambda: snn.LSTM(3, 4), _stack, _calling]
-)
+@pytest.mark.parametrize("made", [lambda: Recurrent(cells.GRU(3, 4)), lambda: snn.LSTM(3, 4), _stack])
 def test_tools_that_cannot_follow_a_loop_name_one_that_can(made: Any, tool: Any) -> None:
     stepnet.set_backend("auto")
     for model in (made().double(), nn.Sequential(nn.Linear(3, 3), made()).double()):
