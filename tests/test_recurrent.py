@@ -44,6 +44,12 @@ MISTAKES = {
     "no step": (lambda: recurrent(3, X, H), "a step must be callable", "int"),
     "a class": (lambda: recurrent(nn.GRUCell, X, H), "a step must be callable", r"the class GRUCell"),
     "no state": (lambda: recurrent(total, X), "step 'total' has no initial state", "pass state="),
+    "a module of whole sequences": (lambda: recurrent(nn.LSTM(3, 4), X), "'LSTM' is no step", "LSTMCell"),
+    "a list of sequences": (
+        lambda: recurrent(nn.GRUCell(3, 4), [X[:, 0], X[:2, 0]]),
+        "x has no dimension of features",
+        "LoDTensor.from_sequences",
+    ),
     "a state of text": (
         lambda: recurrent(total, X, "a"),
         "initial state of step 'total' must be a tensor",
@@ -410,3 +416,13 @@ def test_an_object_that_raises_what_it_likes_for_attributes_it_does_not_have(kin
     stepnet.explain(step, x, h)
     with pytest.raises(StepError, match="has no initial state"):
         recurrent(step, x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_script_of_a_module_that_calls_the_function_names_the_export():
+    class Calls(nn.Module):
+        def forward(self, x):
+            return recurrent(nn.GRUCell(3, 4), x)[0]
+
+    with pytest.raises(StepError, match=r"torch\.jit\.script cannot .*\n.*torch\.export\.export"):
+        torch.jit.script(Calls())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from typing_extensions import Unpack
 
-from .checks import check_batch, check_inputs, checked, no_graph_of, refuse_proxies, sequences_of
+from .checks import check_batch, check_inputs, checked, no_graph_of, refuse_proxies, sequences_of, unscripted
 from .compiler.reads.reach import reach
 from .compiler.rewritten.inner_loops import inner
 from .compiler.trace.iteration import code_of
@@ -219,6 +219,9 @@ def recurrent(
     if parts:
         return gathered(parts, lambda x, state: _outside(step, x, state, how), x, state)
     return _outside(step, x, state, how)
+
+
+recurrent.__prepare_scriptable__ = unscripted  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @not_followed
@@ -530,9 +533,7 @@ class Recurrent(nn.Module, Generic[State]):
             checkpoint=self.checkpoint, detach_every=self.detach_every,
         )  # fmt: skip
 
-    def __prepare_scriptable__(self) -> Any:
-        """What torch.jit.script asks first."""
-        raise no_graph_of("torch.jit.script")
+    __prepare_scriptable__ = staticmethod(unscripted)
 
     if TYPE_CHECKING:
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +97,8 @@ def check_features(step: Any, leaves: list[Any], level: int) -> None:
                 f"x has no dimension of features for step '{step_name(step)}'",
                 got=describe_leaf(leaf),
                 expected=f"[time, batch, {cell.input_size}], a LoDTensor of rows [rows, {cell.input_size}]",
-                remedy="x.unsqueeze(1) is one sequence as a batch, x.unsqueeze(-1) one feature",
+                remedy="x.unsqueeze(1) is one sequence as a batch, x.unsqueeze(-1) one feature"
+                + (len(leaves) > 1) * "; LoDTensor.from_sequences(x) makes one x of a list of sequences",
             )
 
 
@@ -208,3 +209,8 @@ def no_graph_of(tool: str) -> StepError:
         f"{tool} cannot follow a recurrence of any length",
         remedy="torch.export.export(model, args, dynamic_shapes=...) gives a graph with the recurrence in it",
     )
+
+
+def unscripted() -> NoReturn:
+    """What torch.jit.script asks first, of a module and of a function that one calls."""
+    raise no_graph_of("torch.jit.script")

@@ -65,6 +65,12 @@ FUNCTIONS = {
     "a product of two rows": (lambda x: x @ x.mT, (3, 4)),
     "copies for each row": (lambda x: x * _copies_for(x.shape[0]), (4,)),
     "copies of features": (lambda x: x.repeat(1, 2, 2) * x.tile((1, 2)).repeat_interleave(2, 1), (1, 3)),
+    "arguments by name": (
+        lambda x: torch.matmul(input=x, other=x.mT) * torch.linalg.det(A=x @ x.mT + x.tanh())[..., None, None]
+        + torch.fft.fft(input=x, dim=1).real * torch.tile(x, dims=(1, 1)).repeat(repeats=(1, 1, 1))
+        + torch.linalg.matrix_exp(input=0.1 * x) * torch.matmul(x1=x, x2=x),
+        (3, 3),
+    ),
     "derivatives": (lambda x: torch.vmap(torch.func.jacrev(_bent))(x)[..., 0] * _forward(x), (4,)),
     "an outer product": (lambda x: torch.einsum("bi,bj->bij", x, x.sin()).sum(1), (4,)),
     "nn.LSTM, both ways": (lambda x: _both_ways(x.mT)[0][:, -1], (3, 2)),

@@ -76,6 +76,7 @@ IN_C = {
     "normalize": lambda h, x: F.normalize(h + x, dim=-1) * x,
     "cat, chunk": lambda h, x: torch.cat([h.chunk(2, -1)[1], x.chunk(3, -1)[0], h[:, 1:2]], -1),
     "stack, unbind": lambda h, x: torch.stack([h, x], 1).unbind(1)[0] + torch.stack([x, h], -1)[..., 1],
+    "unbind of a weight, of which a part is used": lambda h, x: MATRIX.unbind(1)[2] * h + [*MATRIX][1] * x,
     "split": lambda h, x: torch.cat(x.split([2, 4], 1)[::-1], 1) * h,
     "slices": lambda h, x: torch.cat([h[:, 2:5], x[:, -1:], h[:, :2]], 1),
     "flip": lambda h, x: h.flip(1) + x,

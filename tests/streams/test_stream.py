@@ -237,6 +237,8 @@ def test_a_push_that_fails_leaves_every_state(kind):
     else:
         with pytest.raises(StreamError, match="must be rows, like those of the others"):
             live.push({0: x[:1], 1: x[:1, :1]})
+        with pytest.raises(StreamError, match=r"remedy: +torch.as_tensor"):
+            live.push({0: x[:1].numpy()})
         with pytest.raises(UnknownStream, match="stream 7 is not open"):
             live.push({0: x[:1], 7: x[:1]})
         with pytest.raises(StreamError, match="push takes the next rows of each stream"):

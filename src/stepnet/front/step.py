@@ -447,6 +447,13 @@ def boot_state(step: Callable[..., Any], n: int) -> Any:
     """
     initial = attribute(step, "initial_state")
     if initial is None:
+        if attribute(step, "flatten_parameters") and attribute(step, "num_layers"):  # torch.nn's, and ours
+            name = type(step).__name__
+            raise StepError(
+                f"'{step_name(step)}' is no step: it runs over whole sequences by itself",
+                expected="step(x_t, state) -> (y_t, new_state)",
+                remedy=f"stepnet.nn.{name}(...)(x), or its cell as the step: torch.nn.{name}Cell(...)",
+            )
         raise StepError(
             f"step '{step_name(step)}' has no initial state",
             got="state=None and a step without an `initial_state(n)` method",

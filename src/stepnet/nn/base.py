@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from stepnet.api import recurrent
 from stepnet.cells.cell import draw, positive_size
 from stepnet.cells.wrapper import check_probability
-from stepnet.checks import no_graph_of
+from stepnet.checks import unscripted
 from stepnet.data.arguments import truth, whole
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
@@ -166,9 +166,7 @@ class RNNBase(nn.Module):
         """Draw all parameters anew, uniformly within 1 / sqrt(hidden_size), as torch.nn does."""
         draw(self.parameters(), self.hidden_size)
 
-    def __prepare_scriptable__(self) -> Any:
-        """What torch.jit.script asks first."""
-        raise no_graph_of("torch.jit.script")
+    __prepare_scriptable__ = staticmethod(unscripted)
 
     def flatten_parameters(self) -> None:
         """Nothing to do: torch.nn's modules gather weights for cuDNN here. Code that calls it still runs."""

@@ -64,7 +64,11 @@ class Batch(NamedTuple):
             f"{name} cannot run over its input",
             got=got,
             expected=f"{layout}, [time, features], a PackedSequence, or a LoDTensor of rows [rows, features]",
-            remedy=AS_A_LAYER if isinstance(given, StandIn) else "bring the dimensions into this form",
+            remedy=AS_A_LAYER
+            if isinstance(given, StandIn)
+            else "bring the dimensions into this form"
+            if isinstance(given, (Tensor, LoDTensor))
+            else "torch.as_tensor(...) or LoDTensor.from_sequences(...) makes one",
         )
 
     @property

@@ -47,7 +47,9 @@ def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], lis
                 f"the chunk of stream {id!r} must be rows, like those of the others",
                 got=_show(leaves, own),
                 expected="[rows, ...], or a LoDTensor" if chunk is first_chunk else _show(first, spec),
-                remedy="rows[None] of one row, the features last; sequences go in one stream each",
+                remedy="rows[None] of one row, the features last; sequences go in one stream each"
+                if any(isinstance(leaf, (Tensor, LoDTensor)) for leaf in leaves)
+                else "torch.as_tensor(rows)",
             )
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)

@@ -82,11 +82,11 @@ def _instance_norm(
     return _group_norm(input, input.shape[1], weight, bias, eps)
 
 
-def _vector_by_matrix(left: Tensor, right: Tensor) -> Any:
+def _vector_by_matrix(input: Tensor, other: Tensor) -> Any:
     """torch's own takes a dimension away in place."""
-    if left.dim() != 1 or right.dim() != 2:
+    if input.dim() != 1 or other.dim() != 2:
         return NotImplemented
-    return torch.mm(left.unsqueeze(0), right).squeeze(0)
+    return torch.mm(input.unsqueeze(0), other).squeeze(0)
 
 
 def _linear_of_a_vector(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
@@ -172,8 +172,9 @@ def _embedding_bag(
     return total / counted.sum(1).clamp(min=1) if mode == "mean" else total
 
 
-def _repeat(input: Tensor, *sizes: Any) -> Any:
+def _repeat(input: Tensor, *sizes: Any, repeats: Any = ()) -> Any:
     """Copies side by side; of what has no rows, as many as there are rows."""
+    sizes = sizes or (repeats,)
     counts = [*sizes[0]] if len(sizes) == 1 and isinstance(sizes[0], Sequence) else [*sizes]
     if len(counts) < input.dim():
         return NotImplemented
@@ -191,8 +192,9 @@ def _repeat(input: Tensor, *sizes: Any) -> Any:
     return result.clone(memory_format=torch.contiguous_format)
 
 
-def _tile(input: Tensor, *dims: Any) -> Any:
-    counts = [*dims[0]] if len(dims) == 1 and isinstance(dims[0], Sequence) else [*dims]
+def _tile(input: Tensor, *sizes: Any, dims: Any = ()) -> Any:
+    sizes = sizes or (dims,)
+    counts = [*sizes[0]] if len(sizes) == 1 and isinstance(sizes[0], Sequence) else [*sizes]
     return _repeat(input, *[1] * (input.dim() - len(counts)), *counts)
 
 
@@ -296,8 +298,8 @@ class _MatrixExp(torch.autograd.Function):
         return torch.ops.stepnet_joint.matrix_exp_grad(matrix.mT, grad)
 
 
-def _matrix_exp(matrix: Tensor) -> Any:
-    return _MatrixExp.apply(matrix) if not matrix.is_complex() else NotImplemented
+def _matrix_exp(input: Tensor) -> Any:
+    return _MatrixExp.apply(input) if not input.is_complex() else NotImplemented
 
 
 class _Determinant(torch.autograd.Function):
@@ -320,8 +322,8 @@ class _Determinant(torch.autograd.Function):
         return torch.linalg.lu_solve(factors + torch.diag_embed(lifted), swaps, right, adjoint=ctx.adjoint)
 
 
-def _determinant(matrix: Tensor) -> Any:
-    return NotImplemented if matrix.is_complex() or matrix.dim() < 2 else _Determinant.apply(matrix)
+def _determinant(input: Tensor) -> Any:
+    return NotImplemented if input.is_complex() or input.dim() < 2 else _Determinant.apply(input)
 
 
 class _Fitted(NamedTuple):
@@ -357,6 +359,7 @@ def _gaussian_nll_loss(
     return loss + 0.5 * math.log(2 * math.pi) if full else loss
 
 
+# Their parameters have the names of torch's, as callers may write them.
 SIMPLER: dict[Any, Callable[..., Any]] = {
     F.batch_norm: _batch_norm,
     F.group_norm: _group_norm,
@@ -386,7 +389,7 @@ SIMPLER: dict[Any, Callable[..., Any]] = {
     torch.linalg.solve: _solve,
     torch.linalg.lstsq: _lstsq,
     torch.det: _determinant,
-    torch.linalg.det: _determinant,
+    torch.linalg.det: lambda A: _determinant(A),
     Tensor.det: _determinant,
     torch.matrix_exp: _matrix_exp,
     torch.linalg.matrix_exp: _matrix_exp,

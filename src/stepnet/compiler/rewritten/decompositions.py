@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -188,6 +188,12 @@ _EARLY: dict[Any, Callable[..., Tensor]] = {
 }
 
 
+def _takes(function: Callable[..., Any], names: Iterable[str]) -> bool:
+    """Whether a function has parameters of these names: torch takes some by those of numpy, too."""
+    own = inspect.signature(function).parameters
+    return any(p.kind is p.VAR_KEYWORD for p in own.values()) or all(name in own for name in names)
+
+
 class Exact(TorchFunctionMode):
     """Puts ours in the place of functions that a trace never sees whole, or that mix no rows but seem to."""
 
@@ -197,7 +203,7 @@ class Exact(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         simpler = self.simpler.get(func)
-        if simpler is not None:
+        if simpler is not None and (not kwargs or _takes(simpler, kwargs)):
             result = simpler_call(simpler, func, args, kwargs or {})
             return func(*args, **(kwargs or {})) if result is NotImplemented else result
         ours = _EARLY.get(func)

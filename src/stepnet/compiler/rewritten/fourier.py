@@ -38,61 +38,63 @@ def _resized(x: Tensor, n: int) -> Tensor:
 
 
 def _transform(
-    kind: str, x: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None, **more: Any
+    kind: str, input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None, **more: Any
 ) -> Any:
-    """torch.fft's `kind` of x; NotImplemented for what is left to torch."""
-    if not isinstance(x, Tensor) or not -x.dim() <= dim < x.dim() or more:
+    """torch.fft's `kind` of input; NotImplemented for what is left to torch."""
+    if not isinstance(input, Tensor) or not -input.dim() <= dim < input.dim() or more:
         return NotImplemented
-    if not isinstance(x.shape[dim], int):
+    if not isinstance(input.shape[dim], int):
         return NotImplemented  # of rows
-    if x.dim() == 1:  # a vector by a matrix: torch's own takes a dimension away in place
-        found = _transform(kind, x.unsqueeze(0), n, -1, norm)
+    if input.dim() == 1:  # a vector by a matrix: torch's own takes a dimension away in place
+        found = _transform(kind, input.unsqueeze(0), n, -1, norm)
         return found if found is NotImplemented else found.squeeze(0)
-    if dim % x.dim() != x.dim() - 1:
-        found = _transform(kind, x.movedim(dim, -1), n, -1, norm)
+    if dim % input.dim() != input.dim() - 1:
+        found = _transform(kind, input.movedim(dim, -1), n, -1, norm)
         return found if found is NotImplemented else found.movedim(-1, dim)
-    if x.dtype not in _DTYPES or norm not in _NORMS:
+    if input.dtype not in _DTYPES or norm not in _NORMS:
         return NotImplemented
-    size = x.shape[-1]
+    size = input.shape[-1]
     full = n if n is not None else 2 * (size - 1) if kind == "irfft" else size
-    if not isinstance(full, int) or not 1 <= full <= MOST or (kind == "rfft" and x.is_complex()):
+    if not isinstance(full, int) or not 1 <= full <= MOST or (kind == "rfft" and input.is_complex()):
         return NotImplemented
-    real = x.dtype.to_real()
+    real = input.dtype.to_real()
     half = full // 2 + 1
     if kind == "irfft":
-        x = _resized(x, half)
+        input = _resized(input, half)
         re, im = _matrix(half, full, full, 1.0, norm, real)
         twice = torch.tensor([[1.0 if k == 0 or 2 * k == full else 2.0] for k in range(half)], dtype=real)
-        product = torch.real(x) @ (re * twice)
-        return product - torch.imag(x) @ (im * twice) if x.is_complex() else product
-    x = _resized(x, full)
+        product = torch.real(input) @ (re * twice)
+        return product - torch.imag(input) @ (im * twice) if input.is_complex() else product
+    input = _resized(input, full)
     sign = 1.0 if kind == "ifft" else -1.0
     re, im = _matrix(full, half if kind == "rfft" else full, full, sign, norm, real)
-    if not x.is_complex():
-        return torch.complex(x @ re, x @ im)
-    a, b = torch.real(x), torch.imag(x)
+    if not input.is_complex():
+        return torch.complex(input @ re, input @ im)
+    a, b = torch.real(input), torch.imag(input)
     return torch.complex(a @ re - b @ im, a @ im + b @ re)
 
 
 def _several(
-    kind: str, x: Tensor, s: Any = None, dim: Any = None, norm: str | None = None, **more: Any
+    kind: str, input: Tensor, s: Any = None, dim: Any = None, norm: str | None = None, **more: Any
 ) -> Any:
     """torch.fft's `kind` along several dimensions: one after the other, the real one where torch has it."""
-    if not isinstance(x, Tensor) or more or not isinstance(dim, Sequence) or not dim:
+    if not isinstance(input, Tensor) or more or not isinstance(dim, Sequence) or not dim:
         return NotImplemented
-    if len({d % x.dim() for d in dim}) < len(dim) or (s is not None and len(s) != len(dim)):
+    if len({d % input.dim() for d in dim}) < len(dim) or (s is not None and len(s) != len(dim)):
         return NotImplemented
     kinds = [*[kind.removeprefix("r").replace("irfft", "ifft")] * (len(dim) - 1), kind]
     ways = list(zip(kinds, dim, s or [None] * len(dim), strict=True))
     for how, d, n in reversed(ways) if kind == "rfft" else ways:
-        x = _transform(how, x, n, d, norm)
-        if x is NotImplemented:
-            return x
-    return x
+        input = _transform(how, input, n, d, norm)
+        if input is NotImplemented:
+            return input
+    return input
 
 
-def _of_the_last(kind: str, x: Tensor, s: Any = None, dim: Any = (-2, -1), norm: str | None = None) -> Any:
-    return _several(kind, x, s, dim, norm)
+def _of_the_last(
+    kind: str, input: Tensor, s: Any = None, dim: Any = (-2, -1), norm: str | None = None
+) -> Any:
+    return _several(kind, input, s, dim, norm)
 
 
 _KINDS = ("fft", "ifft", "rfft", "irfft")

@@ -240,6 +240,8 @@ class Builder:
     def is_full(self, name: str, number: float) -> bool:
         """True if a value is known to hold one number everywhere."""
         node = self._made.get(name)
+        while node is not None and node.op in ("reshape", "permute", "expand", "slice", "flip", "copy"):
+            node = self._made.get(node.inputs[0])
         return node is not None and node.op == "full" and node.attr("value") == number
 
     def full(self, number: Any, shape: Sequence[int], dtype: str, kind: Kind = "shared") -> str:
