@@ -298,7 +298,11 @@ class _Reader(TorchFunctionMode):
             Unsupported: it asked very often: a while loop, which may never end on these rows, but on others.
         """
         if len(self.answers) == _MOST_ASKED:
-            raise Unsupported(f"{BY_VALUES}, more than {_MOST_ASKED} times", line=user_line().short)
+            raise Unsupported(
+                f"{BY_VALUES}, more than {_MOST_ASKED} times",
+                remedy="a stepnet.while_loop with a condition for each row",
+                line=user_line().short,
+            )
         of, claim = (args, kwargs), self.claims.of(args)
         if any(args[0] is check for check in self.checks):
             answer = CHECKED
