@@ -92,6 +92,23 @@ def test_a_way_that_raises_is_raised_by_the_plain_loop():
             recurrent(stabilised, x, (h * torch.nan, n, m), backend=backend)
 
 
+@pytest.mark.parametrize("asks", [lambda h: not (h > 9.0).any(), lambda h: (h.max() < 9.0).item()])
+def test_a_while_that_sample_rows_do_not_end(asks):
+    """The last of the rows does; on the first ones, on which a step is tried, it would go on for ever."""
+
+    def step(x, h):
+        while asks(h):
+            h = h * 2.0 + x
+        h = torch.tanh(h)
+        return h, h
+
+    x, h = -torch.ones(2, 20, D), torch.zeros(20, D)
+    x[:, -1] = 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowPathWarning)
+        torch.testing.assert_close(recurrent(step, x, h), recurrent(step, x, h, backend="naive"))
+
+
 def test_a_while_that_no_number_ends():
     def step(x, state):
         h, n = state

@@ -40,6 +40,25 @@ ENDLESS = {
 }
 
 
+def doubled(x):
+    while x.sum() > 0:
+        x = x * 1.0
+    return x
+
+
+def goes_on(x):
+    return x.sum() > 0
+
+
+def asked_by_another(x, h):
+    while goes_on(x):
+        x = x * 1.0
+    return (x + h,) * 2
+
+
+IN_PYTHON = {"a while": doubled, "in a step": lambda x: recurrent(asked_by_another, x[None], x * 0)}
+
+
 WAYS = {
     "openvino": lambda module, x, folder: stepnet.openvino.save(module, folder / "m.xml", (x,)),
     "onnx": lambda module, x, folder: stepnet.onnx.save(module, folder / "m.onnx", (x,)),
@@ -59,6 +78,12 @@ def test_what_does_not_end_is_an_error(case, way, tmp_path):
     x = x if case == "in a step" else x[0]
     with pytest.raises(StepnetError, match="has not ended after 12 steps on an example"):
         WAYS[way](module, x, tmp_path)
+
+
+@pytest.mark.parametrize("case", IN_PYTHON)
+def test_a_while_of_python_that_does_not_end_is_an_error(case, tmp_path):
+    with pytest.raises(StepnetError, match=r"while .*: it has asked tensors 120 times whether to go on"):
+        WAYS["onnx"](Applied(IN_PYTHON[case]), torch.ones(2, 3), tmp_path)
 
 
 @pytest.mark.exhaustive

@@ -155,6 +155,26 @@ def test_x_that_backward_does_not_read_may_change() -> None:
     holds(law, {f"{way} {ragged}": (how, ragged) for way, how in ways.items() for ragged in (True, False)})
 
 
+def test_a_tensor_that_is_read_as_a_number_may_be_written_to() -> None:
+    """What `.item()` gave is no tensor's any more."""
+    found = []
+    hows: Any = ({"backend": "naive"}, {"backend": BACKEND})
+    for how in hows:
+        weight, scale, x = _numbers(3, 3), _numbers(1), _numbers(4, 2, 3)
+
+        def step(x: Tensor, h: Tensor, weight: Tensor = weight, scale: Tensor = scale) -> Any:
+            h = torch.tanh(x @ weight * scale.item() + h)
+            return h, h
+
+        for times in (2, 3, 4):  # the last one is a warm call
+            scale.detach().fill_(times)
+            y, _ = recurrent(step, x, torch.zeros(2, 3, dtype=torch.float64), **how)
+            scale.detach().fill_(9)
+            found.append(torch.autograd.grad(y.square().sum(), [weight, x]))
+    n = len(found) // 2
+    torch.testing.assert_close(*(found[:n], found[n:]), **CLOSE)
+
+
 def test_x_that_backward_reads_may_not_be_written_to() -> None:
     """The error names the step and says what to do; it is a RuntimeError, as torch's own is."""
     weight, x = _numbers(3, 3), _numbers(4, 2, 3).detach()

@@ -274,4 +274,5 @@ def _plan(
         flow=joint.flow,
         requires=joint.requires,
         paired=joint.paired,
+        as_numbers=joint.as_numbers,
     )

@@ -87,6 +87,7 @@ def dump(
             "flow": joint.flow,
             "requires": joint.requires,
             "paired": joint.paired,
+            "as_numbers": joint.as_numbers,
         }
         data = json.dumps(found, separators=(",", ":")).encode()
         _read(data, signature, weights, bind, sample)
@@ -123,7 +124,10 @@ def _read(
     """
     try:
         found = json.loads(data)
-        fields = ("parameters", "values", "nodes", "results", "constants", "y", "flow", "requires", "paired")
+        fields = (
+            "parameters", "values", "nodes", "results", "constants", "y", "flow", "requires", "paired",
+            "as_numbers",
+        )  # fmt: skip
         _check(isinstance(found, dict) and tuple(found) == fields, "its fields")
         y_spec = _tree(found["y"])
         outputs = y_spec.count + len(signature.states)
@@ -135,6 +139,7 @@ def _read(
             _check(_flow_fits(rows, outputs, inputs if training else 0), "how gradients flow")
         _check(_flow_covers(joint, outputs), "how gradients flow")
         _check(_pairs_fit(joint, outputs), "which results are complex")
+        _check(_numbers_fit(joint, range(inputs - len(weights), inputs)), "what it reads as numbers")
         tangents = {name for name in joint.graph.parameters if name.startswith("d_")}
         _check(training or len(joint.results) == outputs, "its gradients")
         forward = joint.graph.needed([name for name in joint.results[:outputs] if name is not None])
@@ -181,7 +186,15 @@ def _joint(found: dict[str, Any], signature: Signature, weights: Weights, output
     )
     made = {name: _tensor(values[name], constants[name]) for name in constants}
     paired = tuple(_whole(item, 0) for item in _list(found["paired"]))
-    return Joint(graph, results, made, flow, requires, paired)
+    as_numbers = tuple(_whole(item, 0) for item in _list(found["as_numbers"]))
+    return Joint(graph, results, made, flow, requires, paired, as_numbers)
+
+
+def _numbers_fit(joint: Joint, weights: range) -> bool:
+    """Whether those are weights of one element, in order."""
+    places, values, names = joint.as_numbers, joint.graph.values, joint.graph.parameters
+    right = list(places) == sorted(set(places)) and all(k in weights for k in places)
+    return right and all(prod(values[names[k]].shape) == 1 for k in places)
 
 
 def _flow_fits(flow: Sequence[Sequence[int]], outputs: int, inputs: int) -> bool:

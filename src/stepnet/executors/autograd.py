@@ -100,7 +100,10 @@ def run_direct(
 
 
 def _reached(ready: Ready, layout: Layout, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The inputs, cut off where no result needs a gradient for them: their hooks are not to be called."""
+    """The inputs, cut off where no result needs a gradient for them: their hooks are not to be called. Of
+    those that are read as numbers, the numbers."""
+    if numbers := ready.plan.as_numbers:
+        tensors = [t.detach().clone() if k in numbers else t for k, t in enumerate(tensors)]
     if layout.turns and not ready.cut_off:
         return tensors
     places, n = ready.cut_off if layout.turns else range(len(tensors)), len(tensors)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from stepnet.compiler.trace.endless import EndsOnExample
 from stepnet.data.arguments import brief
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import as_written
@@ -98,7 +99,7 @@ def module_graph(
         inputs = repeated(inputs, batch, dynamic)
     calls = Calls(target)
     try:
-        with torch.no_grad(), calls.noted(), tried():
+        with torch.no_grad(), calls.noted(), tried(), EndsOnExample():
             a, k = unflatten(spec, [i.value for i in inputs])
             with run_plainly(module), as_it_was(module) as kept:
                 outputs = _outputs(_plain(module(*a, **k)), where)

@@ -103,6 +103,8 @@ class Plan:
             no_grad are of.
         paired: the y leaves and new states (numbered) that are complex: here pairs of real numbers, as
             complex inputs are.
+        as_numbers: the inputs (numbered x, states, weights) that the step reads by `.item()` alone: numbers
+            of its own from then on, whatever is written to the tensors.
         again: the forward loop, run once more for what backward reads, where leaves of y that are new states
             are known.
     """
@@ -124,6 +126,7 @@ class Plan:
     flow: tuple[tuple[int, ...], ...] = ()
     requires: tuple[tuple[int, ...], ...] = ()
     paired: tuple[int, ...] = ()
+    as_numbers: tuple[int, ...] = ()
     again: LoopPlan | None = None
 
     def parted(self, inputs: Sequence[_T]) -> tuple[Sequence[_T], Sequence[_T], Sequence[_T]]:

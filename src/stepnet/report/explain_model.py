@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from stepnet.api import Recurrent
+from stepnet.compiler.trace.endless import EndsOnExample
 from stepnet.data.attributes import attribute, begins_by_itself
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import draws_put_back
@@ -69,7 +70,7 @@ def explain_model(model: Any, x: Any, state: Any, explain: Callable[..., Explana
         path = _innermost(paths)
         recurrences.append(replace(it, name=f"{path}: {it.name}") if path else it)
 
-    with draws_put_back(), watched(watch), tried():
+    with draws_put_back(), watched(watch), tried(), EndsOnExample():
         _call(model, x, state)
     if not recurrences:
         raise StepError(

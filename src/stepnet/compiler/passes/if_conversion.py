@@ -21,6 +21,7 @@ from stepnet.errors import Unsupported
 from stepnet.interrupts import let_through
 
 _MOST = 6  # ways through a step, each of which is traced whole
+_MOST_ASKED = 64  # times on one way: a while loop may ask until it is told otherwise
 
 Iteration = tuple[Spec, list[Any], list[Any]]
 
@@ -39,7 +40,13 @@ class BothWays(Choices):
         self._left = 0
 
     def answer(self, values: Tensor, of_all: bool) -> Any:
-        """Whether something holds of all rows, or else of any."""
+        """Whether something holds of all rows, or else of any.
+
+        Raises:
+            Unsupported: it was asked very often.
+        """
+        if len(self._asked) == _MOST_ASKED:
+            raise Unsupported(f"the step asks its rows for one answer more than {_MOST_ASKED} times")
         if not values.dim() or type(values.shape[0]) is int:
             return OF_ROWS
         held = (values != 0).flatten(1) if values.dim() > 1 else (values != 0).unsqueeze(1)

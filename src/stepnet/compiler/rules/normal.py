@@ -48,7 +48,8 @@ class Joint:
     """The joint graph; `results` are y leaves, new states, gradients (None: no gradient flows), and
     `constants` are tensors the step made from Python values, which are parameters too. `flow`: for each y
     leaf and new state the inputs (x, states, weights) that autograd leads back to; `requires`: those
-    that make it require a gradient."""
+    that make it require a gradient. `as_numbers`: the inputs that are read as `.item()` gives them, and in no
+    other way."""
 
     graph: Graph
     results: tuple[str | None, ...]
@@ -56,6 +57,7 @@ class Joint:
     flow: tuple[tuple[int, ...], ...] = ()
     requires: tuple[tuple[int, ...], ...] = ()
     paired: tuple[int, ...] = ()  # the results that are complex: their parts are the last dimension
+    as_numbers: tuple[int, ...] = ()
 
 
 def normalise(captured: Captured, names: Sequence[str]) -> Joint:
@@ -101,7 +103,17 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
         tuple(captured.flow),
         tuple(captured.requires),
         captured.paired,
+        _as_numbers(captured, len(names)),
     )
+
+
+def _as_numbers(captured: Captured, inputs: int) -> tuple[int, ...]:
+    placeholders = [node for node in captured.graph.nodes if node.op == "placeholder"][:inputs]
+    return tuple(k for k, node in enumerate(placeholders) if node.users and all(map(_is_item, node.users)))
+
+
+def _is_item(node: FxNode) -> bool:
+    return str(node.target).startswith("aten._local_scalar_dense")
 
 
 def _parameter(builder: Builder, name: str, meta: Any) -> Ref:

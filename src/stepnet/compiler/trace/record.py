@@ -31,10 +31,12 @@ from stepnet.data.modes import autocast_dtype, is_wrapped, unwrapped
 from stepnet.data.storage import memory_of
 from stepnet.data.tree import leaves
 from stepnet.errors import Unsupported
+from stepnet.user_line import user_line
 
 from .data_dependent import (
     AS_CLAIMED,
     ASKS,
+    BY_VALUES,
     CHECKED,
     NONE,
     NOT_ALL,
@@ -56,6 +58,9 @@ _MOST_BYTES = 4096
 BACKWARD = "backward"  # in a record: what follows is code that runs there
 _DISPATCH = "__torch_dispatch__"
 _PLAIN = frozenset({int, bool, str, type(None)})
+
+
+_MOST_ASKED = 1000  # times that a step asks something on sample rows
 
 
 class Record(NamedTuple):
@@ -287,7 +292,17 @@ class _Reader(TorchFunctionMode):
         return self.generators.index(id(generator))
 
     def asked(self, answer: Any, args: Any, kwargs: Any) -> None:
-        """Note what the step's Python asked of tensors."""
+        """Note what the step's Python asked of tensors.
+
+        Raises:
+            Unsupported: it asked very often: a while loop, which may never end on these rows, but on others.
+        """
+        if len(self.answers) == _MOST_ASKED:
+            raise Unsupported(
+                f"{BY_VALUES}, more than {_MOST_ASKED} times",
+                remedy="a stepnet.while_loop with a condition for each row",
+                line=user_line().short,
+            )
         of, claim = (args, kwargs), self.claims.of(args)
         if any(args[0] is check for check in self.checks):
             answer = CHECKED
