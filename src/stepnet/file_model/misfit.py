@@ -41,7 +41,7 @@ def error(where: str, problem: BaseException, got: object, expected: object) -> 
         return Misfitting(f"{where}: {problem.where}", got=got, expected=expected, remedy=problem.remedy)
     if "DataDependent" in type(problem).__name__ or "data-dependent expression" in str(problem):
         return Misfitting(
-            f"{where}: what it gives is decided by numbers of its inputs, which a model that is saved keeps open",
+            f"{where}: numbers of its inputs decide what it gives, and what is saved keeps them open",
             got=got,
             expected="sizes, counts and places that are constants, or follow from the shapes of inputs",
             remedy="make what holds these numbers a constant of the model, and save that",

@@ -52,7 +52,7 @@ class Aligning:
             return x.new_empty(whole)
         if isinstance(boxes, FakeTensor) and boxes.constant is None:  # being saved: numbers come later
             if self.ratio < 1:
-                was = "how many samples a box has depends on its numbers, which models that are saved have open"
+                was = "how many samples a box has depends on its numbers, which what is saved keeps open"
                 raise Misfit(was, f"sampling_ratio={self.ratio}", "sampling_ratio above 0")
             return self._pooled(x, boxes, which, [self.ratio, self.ratio])
         if not boxes.isfinite().all():
@@ -81,7 +81,7 @@ class Aligning:
     def _pooled(self, x: Tensor, boxes: Tensor, which: Tensor, ratios: Sequence[int]) -> Tensor:
         """As `run`, of as many samples along each axis of a number as `ratios` says."""
         ways, counts = [], [count * ratio for count, ratio in zip(self.sizes, ratios, strict=True)]
-        check_size([len(boxes), x.shape[1], *counts])
+        check_size([boxes.shape[0], x.shape[1], *counts])
         for (low, length), samples, size in zip(self._ways(boxes), counts, x.shape[2:], strict=True):
             step = (length / max(samples, 1)).to(x.dtype)
             middles = torch.arange(samples, dtype=x.dtype) + 0.5
@@ -95,11 +95,11 @@ class Aligning:
         values = torch.stack(corners)
         values = values.amax(0) if self.mode == "corners" else values.sum(0)
         (rows, columns), (down, across) = self.sizes, ratios
-        values = values.reshape(-1, rows, down, columns, across, x.shape[1])
+        values = values.reshape(boxes.shape[0], rows, down, columns, across, x.shape[1])
         if self.mode == "avg":
             values = values.mean((2, 4))
         elif 0 in ratios:  # a box that ends before it begins
-            values = values.new_zeros(len(boxes), rows, columns, x.shape[1])
+            values = values.new_zeros(boxes.shape[0], rows, columns, x.shape[1])
         else:
             values = values.amax((2, 4))
             values = values if self.mode == "corners" else values.clamp(min=0)
