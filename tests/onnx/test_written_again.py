@@ -133,6 +133,13 @@ GRAPHS = {
     "normalized by what is computed": """z = Transpose<perm = [1, 2, 0]>(x)
         a = Constant<value = int64[2] {0, 2}>()  m = ReduceMean<keepdims = 0>(z, a)  v = Exp(m)
         c = BatchNormalization(z, v, m, m, v)  y = Transpose<perm = [2, 0, 1]>(c)""",
+    "the distinct numbers": """i = ArgMax<axis = 2, keepdims = 0>(x)  u, p, v, c = Unique(i)
+        a = Mul(u, c)  b = Mul(a, p)  w = ReduceSum(v)  d = Add(b, w)  f = Cast<to = 1>(d)
+        s = Constant<value = int64[2] {1, 2}>()  y = Unsqueeze(f, s)""",
+    "a grid from a box": """m = ReduceMax(x)  h = Constant<value = float[4] {0.0, 0.0, 2.0, 3.0}>()
+        b = Mul(h, m)  l = Constant<value = int64[2] {1, 4}>()  r = Reshape(b, l)
+        w = Constant<value = int64[1] {0}>()  o = Constant<value = int64[1] {1}>()  i = Unsqueeze(x, o)
+        g = RoiAlign<output_height = 2, output_width = 3, sampling_ratio = 2>(i, r, w)  y = Squeeze(g, o)""",
 }  # fmt: skip
 
 
@@ -224,3 +231,14 @@ def test_a_branch_that_does_not_run_at_the_sizes_of_the_example(tmp_path, opened
             twin(x, yes)
     with pytest.raises(Exception, match="Reshape"):
         opened(tmp_path / "again.onnx")(x, yes)
+
+
+def test_shapes_that_are_inputs_are_refused(tmp_path):
+    head = '<ir_version: 9, opset_import: ["": 18]> g (float[T,4] x, int64[2] s) => (float[N,M] y) '
+    onnx.save(onnx.parser.parse_model(f"{head} {{ y = Reshape(x, s) }}"), tmp_path / "m.onnx")
+    read = stepnet.onnx.load(tmp_path / "m.onnx")
+    example = torch.randn(4, 4), torch.tensor([2, 8])
+    with pytest.raises(
+        IRError, match=r"node 0 .*\(Reshape\): numbers of its inputs decide(.|\n)*remedy:.*constant"
+    ):
+        stepnet.onnx.save(read, tmp_path / "again.onnx", example)

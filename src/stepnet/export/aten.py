@@ -65,10 +65,10 @@ def _ones(source: Sequence[Any], target: Sequence[Any]) -> tuple[list[int], list
     while i < len(source) or j < len(target):
         if i < len(source) and j < len(target) and str(source[i]) == str(target[j]):
             i, j = i + 1, j + 1
-        elif i < len(source) and source[i] == 1:
+        elif i < len(source) and str(source[i]) == "1":
             dropped.append(i)
             i += 1
-        elif j < len(target) and target[j] == 1:
+        elif j < len(target) and str(target[j]) == "1":
             added.append(j)
             j += 1
         else:

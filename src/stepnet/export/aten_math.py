@@ -314,6 +314,20 @@ def _topk(b: AtenNet, x: Any, dim: int, keepdim: bool, mode: str) -> tuple[Value
     return (values, places) if keepdim else (b.emit.squeeze(values, axis), b.emit.squeeze(places, axis))
 
 
+@rule("_unique2", "unique_dim")
+def _unique(b: AtenNet, x: Any, *said: Any, **_: Any) -> Any:
+    """What is distinct, in order, which one each is, and how often each is there."""
+    if b.is_ragged(x) or b.name in b.emit.graph.target.refused:
+        return NotImplemented
+    along = (b.emit.scalar(b.axis(x, said[0])),) if b.name == "unique_dim" else ()
+    value = b.out(x)
+    kinds = (b.emit.graph.dtype(value), torch.int64, torch.int64, torch.int64)
+    values, _first, places, counts = b.emit.graph.node("unique", (value, *along), kinds)
+    if not along:
+        places = b.emit.reshape_to(places, b.emit.shape(value))
+    return values, places, counts
+
+
 @rule("cumsum")
 def _cumsum(b: AtenNet, x: Any, dim: int, **_: Any) -> Value:
     return b.emit.call("cumsum", b.out(x, b.dtype()), b.emit.scalar(b.axis(x, dim)))

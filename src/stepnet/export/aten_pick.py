@@ -38,7 +38,8 @@ def _scatter_reduce(
     b: AtenNet, x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
 ) -> Any:
     entries, places, value = _entries(b, index, source), b.out(index), b.out(x, b.dtype())
-    if entries is None or not b.dtype().is_floating_point:
+    whole = not b.dtype().is_floating_point
+    if entries is None or (whole and (reduce == "mean" or not include_self or b.dtype() == torch.bool)):
         return NotImplemented
 
     def put(into: Value, new: Value, how: str) -> Value:

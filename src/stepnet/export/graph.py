@@ -51,8 +51,9 @@ OPS = _ops(
     # is done with what is there: add, mul, max, min); gather_nd, scatter_nd: x, index [..., n] of its first n
     # axes, for scatter_nd new entries
     "cat split take gather scatter gather_nd scatter_nd",
-    # x; range: start, end, step; nonzero: [dimensions, entries]
-    "shape range nonzero",
+    # x; range: start, end, step; nonzero: [dimensions, entries]; unique: x, and the axis if it is not of the
+    # flat tensor: what is distinct, in order, where each is first, which one each is, how often each is there
+    "shape range nonzero unique",
     # made by methods of a graph
     "parameter constant result loop cell",
 )
@@ -62,10 +63,10 @@ OPS = _ops(
 class Target:
     """The format that a graph is for, as errors call it.
 
-    `unit` is one op of it, `ops` all of them. `refused` says of ops of `stepnet.ir.ops` why the format has
-    none, `takes` whether it has an op, or a fast form, for a known cell; others are loops like any.
-    `softplus`: whether that of runtimes keeps the digits of small results. `idle`: whether a loop of no turns
-    gives states that change their sizes as they came.
+    `unit` is one op of it, `ops` all of them. `refused` says of ops of `stepnet.ir.ops` and of
+    calls why the format has none, `takes` whether it has an op, or a fast form, for a known cell; others are
+    loops like any. `softplus`: whether that of runtimes keeps the digits of small results. `idle`: whether a
+    loop of no turns gives states that change their sizes as they came.
     """
 
     name: str

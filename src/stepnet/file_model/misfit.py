@@ -39,6 +39,13 @@ def error(where: str, problem: BaseException, got: object, expected: object) -> 
         got = got if problem.got is None else problem.got
         expected = expected if problem.expected is None else problem.expected
         return Misfitting(f"{where}: {problem.where}", got=got, expected=expected, remedy=problem.remedy)
+    if "DataDependent" in type(problem).__name__ or "data-dependent expression" in str(problem):
+        return Misfitting(
+            f"{where}: numbers of its inputs decide what it gives, and what is saved keeps them open",
+            got=got,
+            expected="sizes, counts and places that are constants, or follow from the shapes of inputs",
+            remedy="make what holds these numbers a constant of the model, and save that",
+        )
     if isinstance(problem, Misfit):
         what = problem.what
         got = got if problem.got is None else problem.got

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from .misfit import Misfit, check_size, same_types
 
@@ -49,35 +50,60 @@ class Aligning:
         whole = check_size([len(boxes), x.shape[1], *self.sizes])
         if x.is_meta:
             return x.new_empty(whole)
+        if isinstance(boxes, FakeTensor) and boxes.constant is None:  # being saved: numbers come later
+            if self.ratio < 1:
+                was = "how many samples a box has depends on its numbers, which what is saved keeps open"
+                raise Misfit(was, f"sampling_ratio={self.ratio}", "sampling_ratio above 0")
+            return self._pooled(x, boxes, which, [self.ratio, self.ratio])
         if not boxes.isfinite().all():
             raise Misfit("a box is not finite", "NaN or infinity", "numbers", dims="finite")
         images = which.tolist()
         if not all(0 <= k < len(x) for k in images):
             wanted = f"0 to {len(x) - 1}" if len(x) else "none: there are no images"
             raise Misfit("the image of a box is not there", images[:8], wanted, dims=str(images[:8]))
-        found = [self._pooled(x[k], box) for k, box in zip(images, boxes.tolist(), strict=True)]
-        return torch.stack(found) if found else x.new_zeros(whole)
+        found = []
+        for k, box in enumerate(boxes.split(1)):  # one at a time: samples of all of them take much memory
+            ratios = [self.ratio, self.ratio]
+            if self.ratio < 1:
+                lengths = [way[1].item() for way in self._ways(box)]
+                ratios = [max(math.ceil(a / count), 0) for a, count in zip(lengths, self.sizes, strict=True)]
+            found.append(self._pooled(x, box, which[k : k + 1], ratios))
+        return torch.cat(found) if found else x.new_zeros(whole)
 
-    def _pooled(self, image: Tensor, box: list[float]) -> Tensor:
-        x0, y0, x1, y1 = ((v + self.before) * self.scale + self.after for v in box)
-        ways = []
-        for low, high, count, size in zip((y0, x0), (y1, x1), self.sizes, image.shape[1:], strict=True):
-            length = max(high - low, self.least)
-            ratios = self.ratio if self.ratio > 0 else math.ceil(length / count)
-            (samples,) = check_size([count * max(ratios, 0)])
-            at = low + (torch.arange(samples, dtype=image.dtype) + 0.5) * (length / max(samples, 1))
-            ways.append(_between(at, size))
-        check_size([image.shape[0], len(ways[0][0][0]), len(ways[1][0][0])])
-        corners = [image[:, y][:, :, x] * wy.unsqueeze(1) * wx for y, wy in ways[0] for x, wx in ways[1]]
+    def _ways(self, boxes: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Down and across, where each box begins, and its length."""
+        ends = (boxes.double() + self.before) * self.scale + self.after
+        found = [(ends[:, k], ends[:, k + 2] - ends[:, k]) for k in (1, 0)]
+        if self.least == -math.inf:
+            return found
+        return [(low, length.clamp(min=self.least)) for low, length in found]
+
+    def _pooled(self, x: Tensor, boxes: Tensor, which: Tensor, ratios: Sequence[int]) -> Tensor:
+        """As `run`, of as many samples along each axis of a number as `ratios` says."""
+        ways, counts = [], [count * ratio for count, ratio in zip(self.sizes, ratios, strict=True)]
+        check_size([boxes.shape[0], x.shape[1], *counts])
+        for (low, length), samples, size in zip(self._ways(boxes), counts, x.shape[2:], strict=True):
+            step = (length / max(samples, 1)).to(x.dtype)
+            middles = torch.arange(samples, dtype=x.dtype) + 0.5
+            ways.append(_between(low.to(x.dtype).unsqueeze(1) + middles * step.unsqueeze(1), size))
+        table, images = x.permute(0, 2, 3, 1), which.long().reshape(-1, 1, 1)
+        corners = [
+            table[images, a.unsqueeze(2), b.unsqueeze(1)] * wa[:, :, None, None] * wb[:, None, :, None]
+            for a, wa in ways[0]
+            for b, wb in ways[1]
+        ]
         values = torch.stack(corners)
         values = values.amax(0) if self.mode == "corners" else values.sum(0)
-        values = values.unflatten(2, (self.sizes[1], -1)).unflatten(1, (self.sizes[0], -1))
+        (rows, columns), (down, across) = self.sizes, ratios
+        values = values.reshape(boxes.shape[0], rows, down, columns, across, x.shape[1])
         if self.mode == "avg":
-            return values.mean((2, 4))
-        if not values.numel():  # a box that ends before it begins
-            return values.new_zeros(values.shape[0], *self.sizes)
-        most = values.amax((2, 4))
-        return most if self.mode == "corners" else most.clamp(min=0)
+            values = values.mean((2, 4))
+        elif 0 in ratios:  # a box that ends before it begins
+            values = values.new_zeros(boxes.shape[0], rows, columns, x.shape[1])
+        else:
+            values = values.amax((2, 4))
+            values = values if self.mode == "corners" else values.clamp(min=0)
+        return values.permute(0, 3, 1, 2).contiguous()
 
 
 def _between(at: Tensor, size: int) -> list[tuple[Tensor, Tensor]]:

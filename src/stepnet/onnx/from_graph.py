@@ -359,6 +359,18 @@ def _scatter(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     return w.call("ScatterElements", *inputs, axis=said["axis"], reduction=said["how"])
 
 
+@_rule("unique")
+def _unique(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> tuple[ir.Value, ...]:
+    """ONNX Runtime has it of float32, float64 and int64 alone."""
+    dtype, inside = node.dtypes[0], node.dtypes[0]
+    if dtype not in (torch.float32, torch.float64, torch.int64):
+        inside = torch.float32 if dtype.is_floating_point else torch.int64
+    along = {"axis": w.known(node.inputs[1])[0]} if len(inputs) > 1 else {}
+    x = inputs[0] if inside == dtype else w.call("Cast", inputs[0], to=from_torch_dtype(inside))
+    values, *rest = w.call("Unique", x, sorted=1, outputs=4, **along)
+    return (values if inside == dtype else w.call("Cast", values, to=from_torch_dtype(dtype)), *rest)
+
+
 @_rule("topk")
 def _topk(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> tuple[ir.Value, ...]:
     fixed = isinstance(w.graph.nodes[node.inputs[1].node].content, Tensor)

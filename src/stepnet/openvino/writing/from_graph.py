@@ -22,7 +22,8 @@ OPENVINO = Target(
     refused=dict.fromkeys(
         (*RARE.keys() - LAYERS.keys() - MADE_OF.keys(), "trigamma"),
         "IR has no layer for it",
-    ),
+    )
+    | {"unique_dim": "OpenVINO 2026.4 takes what it gives for as long as the axis"},
     takes=lambda cell: not cell.ragged,  # a mask in the body undoes the fusion that the layer is for
     idle=False,
 )
@@ -39,6 +40,7 @@ _ATTRIBUTES: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
     "floor_divide": lambda a: {"m_pythondiv": True},
     **dict.fromkeys(("sum", "mean", "amax", "amin", "prod"), lambda a: {"keep_dims": a["keepdim"]}),
     "topk": lambda a: {**a, "sort": "value", "index_element_type": "i64", "stable": True},
+    "unique": lambda a: {"sorted": True, "index_element_type": "i64", "count_element_type": "i64"},
     "normalize": lambda a: {"normalize_variance": True, "eps": a["eps"], "eps_mode": "INSIDE_SQRT"},
     "matmul": lambda a: {"transpose_a": False, "transpose_b": bool(a["transposed"])},
     "reshape": lambda a: {"special_zero": a["zero_keeps"]},

@@ -30,10 +30,10 @@ LAYERS = {
     "reshape": "Reshape", "squeeze": "Squeeze", "unsqueeze": "Unsqueeze", "permute": "Transpose",
     "expand": "Broadcast@3", "tile": "Tile", "pad": "Pad", "cat": "Concat", "split": "VariadicSplit",
     "slice": "Slice@8", "take": "Gather@8", "gather": "GatherElements@6", "shape": "ShapeOf@3",
-    "range": "Range@4", "nonzero": "NonZero@3", "fmod": "Mod", "scatter": "ScatterElementsUpdate@12",
-    "gather_nd": "GatherND@8", "scatter_nd": "ScatterNDUpdate@4", "bitwise_and": "BitwiseAnd@13",
-    "bitwise_or": "BitwiseOr@13", "bitwise_xor": "BitwiseXor@13", "bitwise_not": "BitwiseNot@13",
-    "bitwise_right_shift": "BitwiseRightShift@15",
+    "range": "Range@4", "nonzero": "NonZero@3", "unique": "Unique@10", "fmod": "Mod",
+    "scatter": "ScatterElementsUpdate@12", "gather_nd": "GatherND@8", "scatter_nd": "ScatterNDUpdate@4",
+    "bitwise_and": "BitwiseAnd@13", "bitwise_or": "BitwiseOr@13", "bitwise_xor": "BitwiseXor@13",
+    "bitwise_not": "BitwiseNot@13", "bitwise_right_shift": "BitwiseRightShift@15",
 }  # fmt: skip
 
 
