@@ -571,25 +571,6 @@ def test_a_step_that_writes_to_its_state_and_fails():
     assert live.push({0: torch.ones(1, 1)})[0].item() == 2
 
 
-@torch.no_grad()
-def test_a_module_whose_getattr_raises_a_key_error():
-    class Scaled(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.known = {"scale": 2.0}
-
-        def __getattr__(self, name):
-            return self.__dict__["known"][name]
-
-        def forward(self, x):
-            return recurrent(lambda x, h: (h * self.scale, x + h), x, torch.zeros(len(x), 1))[0]
-
-    live = stream(Scaled())
-    live.open(0)
-    got = torch.cat([live.push({0: torch.ones(n, 1)})[0] for n in (2, 1)])
-    assert got.flatten().tolist() == [0, 2, 4]
-
-
 @pytest.mark.exhaustive
 @torch.no_grad()
 def test_a_compiled_module():
