@@ -189,3 +189,20 @@ def test_none_for_all_rows_stays_none_however_they_are_cut(backend, cut):
         total = torch.stack([t.sum() for t in asked])
         found = torch.autograd.grad(total.sum(), [x, h], retain_graph=True, allow_unused=True)
         assert [t is not None for t in found] == [expected, True]
+
+
+def test_a_function_in_a_recurrence_inside_a_step():
+    """While the step around it is traced, `apply` is another function: the step still reads what it read."""
+    w = torch.randn(3, dtype=D, requires_grad=True)
+
+    def inner(x, h):
+        h = Straight.apply(x * w) + h
+        return h, h
+
+    def step(x, h):
+        return (recurrent(inner, torch.stack([x, x]), h)[1],) * 2
+
+    x = torch.ones(4, 2, 3, dtype=D)
+    y, _ = recurrent(step, x, torch.zeros(2, 3, dtype=D))
+    (found,) = torch.autograd.grad(y.sum(), w)
+    torch.testing.assert_close(found, torch.full_like(w, 2 * 2 * (4 + 3 + 2 + 1)))

@@ -472,3 +472,24 @@ def test_what_frames_remember_is_no_transforms(size):
             state = torch.tanh(part @ w + state @ u)
         expected.append(state)
     torch.testing.assert_close(run(x, h), torch.stack(expected))
+
+
+def test_a_frame_that_has_no_plan_under_vmap():
+    w = torch.randn(3, 3)
+
+    def run(x, h):
+        parts, out = TensorArray(unstack_from=x), TensorArray()
+        loop = stepnet.create_whileloop([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s == parts.size())
+            x_t = parts.read(s)
+            out.write(s, torch.tanh((x_t - x_t.mean(0)) @ w + out.read(s - 1, h)))
+            loop.update(s, s + 1)
+        return out.stack()
+
+    x, h = torch.randn(2, 3, 2, 3), torch.randn(2, 2, 3)
+    many = torch.vmap(run)(x, h)
+    for rows, state, states in zip(x, h, many, strict=True):
+        for row, after in zip(rows, states, strict=True):
+            state = torch.tanh((row - row.mean(0)) @ w + state)
+            torch.testing.assert_close(after, state)

@@ -88,6 +88,7 @@ WRITTEN = {
     "lengths": lambda rows: LoDTensor.from_lengths(rows, [[3, 0, 2]]),
     "both": lambda rows: LoDTensor(rows, [torch.tensor([0, 1, 2]), (0, 3, 5)]),
     "padded": lambda rows: LoDTensor.from_padded(rows[None], [4]),
+    "one": lambda rows: LoDTensor.from_lengths(rows, [[5]]),  # a number, which torch folds
 }
 
 

@@ -279,3 +279,22 @@ def test_autocast_keeps_the_states_of_one_type():
     live.push({0: x[:1]})
     with pytest.raises(StreamError, match="under the same autocast"), torch.autocast("cpu", torch.bfloat16):
         live.push({0: x[1:]})
+
+
+@torch.no_grad()
+def test_a_module_whose_getattr_raises_a_key_error():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.known = {"scale": 2.0}
+
+        def __getattr__(self, name):
+            return self.__dict__["known"][name]
+
+        def forward(self, x):
+            return recurrent(lambda x, h: (h * self.scale, x + h), x, torch.zeros(len(x), 1))[0]
+
+    live = stream(Scaled())
+    live.open(0)
+    got = torch.cat([live.push({0: torch.ones(n, 1)})[0] for n in (2, 1)])
+    assert got.flatten().tolist() == [0, 2, 4]

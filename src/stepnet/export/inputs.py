@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.attributes import attribute
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import flatten, names
@@ -62,7 +63,7 @@ def _parameters(module: Any, count: int) -> list[str]:
     """Names of the first positional arguments."""
     if isinstance(module, TensorIterator):
         return list(module.inputs[:count])
-    if hasattr(module, "open_sizes"):  # it was read from a file
+    if attribute(module, "open_sizes") is not None:  # it was read from a file
         return list(module.open_sizes)[:count]
     function = module.forward if isinstance(module, nn.Module) else module
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.compiler.trace.endless import EndsOnExample
 from stepnet.data.arguments import brief
+from stepnet.data.attributes import attribute
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import as_written
 from stepnet.data.offsets import LENGTHS, LoD
@@ -133,7 +134,7 @@ class _Trace:
         self.dynamic = dynamic
         # whether the rows of what steps read for each sequence stay open, and whether there are any
         self.memories, self.opened = True, False
-        self.declared: Dynamic | None = getattr(module, "open_sizes", None) if dynamic is None else None
+        self.declared: Dynamic | None = attribute(module, "open_sizes") if dynamic is None else None
         self.tensors = [i for i in inputs if isinstance(i.value, (Tensor, LoDTensor))]
         self.others: list[list[Callable[[], list[Input]]]] = []  # the same for more sequences, and for fewer
         self.lods = structures(inputs)
@@ -275,7 +276,7 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
     aten = AtenNet(emit, trace.where)
     aten.numbers, aten.fixed = numbers, made.fixed
     if trace.dynamic is trace.declared is None:
-        read = [part for part in trace.module.modules() if hasattr(part, "open_sizes")]
+        read = [part for part in trace.module.modules() if attribute(part, "open_sizes") is not None]
         declared = {size for model in read for socket in model.inputs for size in socket.shape or ()}
         aten.not_open = trace.fixed_by_inputs(made) - declared
     for k, lod in enumerate(trace.lods):

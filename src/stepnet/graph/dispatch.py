@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,6 +19,10 @@ def _keys_between(low: Any, high: Any) -> Any:
 
 _KEYS = torch._C.DispatchKey
 _AUTOCAST: Any = _keys_between(_KEYS.AutocastCPU, _KEYS.FuncTorchBatched)
+_TRACED: Any = functools.reduce(
+    operator.or_,
+    map(torch._C.DispatchKeySet, (_KEYS.Python, _KEYS.PythonTLSSnapshot, _KEYS.Functionalize)),
+)
 _AUTOGRAD: Any = _keys_between(_KEYS.ADInplaceOrView, _KEYS.AutocastCPU)
 
 
@@ -31,7 +36,7 @@ def from_the_top(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
     @functools.wraps(kernel)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         around: Any = torch._C._dispatch_tls_local_exclude_set()
-        kept = around & _AUTOCAST
+        kept = around & (_AUTOCAST | _TRACED)
         if torch.is_inference_mode_enabled():
             kept = kept | (around & _AUTOGRAD)
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), kept):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.trace.capture import Replaced
-from stepnet.data.modes import draws_put_back
+from stepnet.data.modes import draws_put_back, transforms
 from stepnet.data.tree import flatten
 from stepnet.executors.setting import only_plain
 from stepnet.front.recorded_step import RecordedStep
@@ -45,6 +45,8 @@ def one_row(raised: Raised, known: bool = False) -> Raised:
         seen = raised.form.row_like.get(raised.sizes, set())
         steps: set[int | None] = {None}
         if raised.form.counted or not seen:
+            if "Vmap" in transforms():
+                raise rule("torch.func.vmap is around, where no two results can be compared")
             reason = only_plain([*raised.x, *raised.state], transforms=True)
             if reason is not None:
                 raise rule(reason)

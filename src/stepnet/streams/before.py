@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from stepnet.compiler.reads.reach import Reach, reach
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread
+from stepnet.data.attributes import attribute
 from stepnet.data.modes import in_function_modes
 from stepnet.data.storage import same_bits
 
 from .keeper import hooks_of_all, runs_alone
+
+_COMPILED = "_orig_mod", "_torchdynamo_orig_callable"
 
 _NUMBERS = 2**26  # of tensors, which are kept
 
@@ -50,7 +53,7 @@ class Before:
         if hooks_of_all():
             return None
         for part in module.modules() if isinstance(module, nn.Module) else (module,):
-            if hasattr(part, "_orig_mod") or hasattr(part, "_torchdynamo_orig_callable"):
+            if any(attribute(part, name) is not None for name in _COMPILED):
                 return None  # compiled, for other lengths anew
             if isinstance(part, nn.Module) and not runs_alone(part):
                 return None

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.fx import _symbolic_trace
 
+from .swapped import unswapped
 from .trust import (
     BY_VALUE,
     HEAP,
@@ -95,7 +96,7 @@ class Survey:
             for klass in owner.__mro__[:-1]:
                 self._class(klass, sorted(names))
         self.held = tuple(
-            (name, Same(_untraced(name, value)))
+            (name, Same(value))
             for _, found, values in self._groups
             for name, value in zip(found, values, strict=True)
         )
@@ -122,14 +123,14 @@ class Survey:
                 found.append(name)
             else:
                 self.others.append((space, name))
-        self._groups.append((space, found, [space[name] for name in found]))
+        self._groups.append((space, found, [_beneath(name, space[name]) for name in found]))
         for part in inner:
             if id(part) not in seen:
                 self._module(part, names, seen)
 
     def _class(self, klass: type, names: list[str]) -> None:
         space = klass.__dict__
-        self._groups.append((space, names, [space.get(name) for name in names]))
+        self._groups.append((space, names, [_beneath(name, space.get(name)) for name in names]))
         self.others += [
             (space, name) for name in names if name in space and not _is_fixed(_inside(space[name]))
         ]
@@ -145,7 +146,9 @@ class Survey:
             if _size(space) != size:
                 return False
         return all(
-            all(map(operator.is_, map(space.get, names), values)) for space, names, values in self._groups
+            all(map(operator.is_, map(space.get, names), values))
+            or all(map(operator.is_, map(_beneath, names, map(space.get, names)), values))
+            for space, names, values in self._groups
         )
 
 
@@ -158,8 +161,9 @@ def _only_asks_for_script(value: Any, names: frozenset[str]) -> bool:
     return value is torch.jit and names & vars(value).keys() <= {"is_scripting"}
 
 
-def _untraced(name: str, value: Any) -> Any:
-    """What is beneath what torch.fx puts in its place while it traces, anew for each trace."""
+def _beneath(name: str, value: Any) -> Any:
+    """What is beneath what stepnet, or torch.fx anew for each trace, puts in its place while it traces."""
+    value = unswapped(value)
     traces = type(value) is types.FunctionType and value.__code__.co_filename == _symbolic_trace.__file__
     return _BENEATH.get(name, value) if traces else value
 

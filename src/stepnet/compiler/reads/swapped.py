@@ -10,6 +10,20 @@ from typing import Any
 from stepnet.locks import Lock
 
 _NONE: Any = object()
+_ENTERED = list["Swapped"]()
+
+
+def unswapped(value: Any) -> Any:
+    """What stands where this value does when nobody is inside of a `Swapped`.
+
+    >>> import math
+    >>> other = Swapped(math, "tau", "other")
+    >>> with other.inside():
+    ...     unswapped(math.tau)
+    6.283185307179586
+    """
+    found = next((swapped.original for swapped in tuple(_ENTERED) if swapped.other is value), value)
+    return None if found is _NONE else found
 
 
 class Swapped:
@@ -40,6 +54,7 @@ class Swapped:
         with self._lock:
             if not self._entered:
                 self.original = vars(self.owner).get(self.name, _NONE)
+                _ENTERED.append(self)
                 setattr(self.owner, self.name, self.other)
             self._entered.append(own)
         try:
@@ -55,6 +70,7 @@ class Swapped:
             delattr(self.owner, self.name)
         else:
             setattr(self.owner, self.name, self.original)
+        _ENTERED[:] = [swapped for swapped in _ENTERED if swapped is not self]
 
     def _forked(self, held: bool) -> None:
         """Leave it to the thread that forked: the others that are inside are not there."""
