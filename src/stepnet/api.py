@@ -28,6 +28,7 @@ from .data.values import rows as values_of
 from .data.values import unpacked, without_packed
 from .engine import Asked, OverSequences, Steps, Way, asked, find_plan, is_as_ever, run, run_again, run_warm
 from .engine.calls_in_progress import call_of
+from .engine.declined_calls import is_declined
 from .engine.no_steps import run_of_no_steps
 from .engine.single_step_calls import note_call, run_lone
 from .engine.vmapped_calls import run_folded
@@ -200,7 +201,10 @@ def recurrent(
         and nobody_else()
         and inner() is None
     ):
-        state, out = warm(step, x, state, (reverse, level, axis, check_backend(backend)))
+        way = (reverse, level, axis, check_backend(backend))
+        if not lifting.inside_a_step() and is_declined(_STEPS, step, x, state, way):
+            return _recurrent(step, x, state, reverse, level, axis, scopes, backend, plainly=True)
+        state, out = warm(step, x, state, way)
         if out is not None:
             return out
     how = _How(steps, static, reverse, level, axis, scopes, backend, resets, checkpoint, detach_every)
@@ -358,13 +362,15 @@ def state_with_static(step: Any, x: Any, state: Any, static: Any, level: int, ax
 
 
 def _recurrent(
-    step: Any, x: Any, state: Any, reverse: bool, level: int, axis: int, scopes: bool, backend: Backend | None
-) -> Any:
+    step: Any, x: Any, state: Any, reverse: bool, level: int, axis: int, scopes: bool,
+    backend: Backend | None, *, plainly: bool = False,
+) -> Any:  # fmt: skip
+    """`plainly`: it is known that it has no plan."""
     if is_kept():  # out of a compiled region
         how: Any = {"steps": None, "static": None, "reverse": reverse, "level": level, "axis": axis}
         return kept(step, x, state, resets=None, scopes=scopes, backend=backend, **how)
     booted, call, ran = state is None, None, None
-    if not scopes:
+    if not (scopes or plainly):
         way = Way(reverse, level, axis, check_backend(backend))
         ran = note_call(step, x, way)
         state, call, out = run_as_before(step, x, state, way)
@@ -376,7 +382,7 @@ def _recurrent(
     loop, feeds = body.as_loop(x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
     watch = watching()
     if watch is None:
-        out = _run(loop, feeds, body, booted, scopes, backend, call)
+        out = _run(loop, feeds, body, booted, scopes, PLAIN.name if plainly else backend, call)
         if ran is not None:
             ran(unflatten(body.state_spec, state_leaves))
         return out

@@ -46,6 +46,11 @@ class Spec:
         return Spec, (self.kind, self.keys, self.children)
 
     @property
+    def is_flat(self) -> bool:
+        """Whether it is a tuple of leaves."""
+        return self._flat  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
     def count(self) -> int:
         """Number of leaves."""
         return 1 if self.kind is None else sum(child.count for child in self.children)

@@ -36,6 +36,7 @@ from . import varying_numbers, warm_calls
 from .attribute_outputs import run_and_leave
 from .attribute_states import run_with_attributes
 from .code_in_backward import check_backward
+from .declined_calls import forget_declined, note_declined
 from .executor_choice import Slower, about_as_many
 from .jvp_plan import Find, RunsAlong
 from .make import Entry, for_as_many, make, refused_as, stands
@@ -55,13 +56,13 @@ from .reads import (
     steps_of_inner_loops,
     why_changing,
 )
-from .refused_steps import Rests, clock, forget_resting, note_refused, rests
+from .refused_steps import Rests, clock, forget_resting, note_refused, note_refused_again, rests
 from .rows import Noise, Sequences, as_rows
 from .self_check import holds
 from .single_step_calls import forget_lone
 from .transforms import Further, find_transformed
 from .varying_numbers import note_plan
-from .walked_steps import forget_steps
+from .walked_steps import forget_steps, owner_of
 
 _LIMIT = 512
 _entries = Bounded[Any, Entry](_LIMIT)
@@ -105,7 +106,9 @@ def run(
     if backend == AUTO and rests(code_of(loop).function):
         raise Rests("the step was refused a moment ago")
     declined = None if asked is None else asked.declined
-    if declined is not None:
+    if asked is not None and declined is not None:
+        if backend == AUTO:
+            note_declined(asked, functools.partial(_misses.pop, declined.family, None))
         _misses.pop(declined.family, None)
         raise _reason(declined).fresh()
     find, began = finding(backend), clock()
@@ -115,7 +118,13 @@ def run(
             note_refused(code_of(loop).function, clock() - began)
         if asked is not None and warn and asked.is_of(reads) and not transformed:
             asked.decline(entry)
-        return _without_plan(entry, loop, feeds, reads, sequences, backend=backend, warn=warn)
+        try:
+            return _without_plan(entry, loop, feeds, reads, sequences, backend=backend, warn=warn)
+        except Unsupported:
+            if isinstance(refusal := _reason(entry), ChangesObjects) and warn and not transformed:
+                why = refusal.reason, settings(), _is_training(code_of(loop).function)
+                note_refused_again(code_of(loop).function, why, clock() - began)
+            raise
     if warn and backend == AUTO:
         _tell_of_torch_ops(entry, loop, reads, sequences)
     guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
@@ -169,6 +178,11 @@ def run(
         naive.run(loop, feeds)  # which tells it
     _let_rest(entry, loop, reads, warn=warn and backend == AUTO)
     raise _DOES_NOT_HOLD.fresh()
+
+
+def _is_training(step: Callable[..., Any]) -> bool:
+    owner = owner_of(step)
+    return isinstance(owner, nn.Module) and owner.training
 
 
 def _check_may_run(entry: Entry, backend: str, *, guarded: bool, random: bool, transformed: bool) -> None:
@@ -494,5 +508,6 @@ def forget() -> None:
         varying_numbers.forget()
         warm_calls.forget()
         forget_lone()
+        forget_declined()
         forget_resting()
         forget_changing()

@@ -1,4 +1,5 @@
-"""Steps that a walk refuses, and whose walk takes long: they run by the plain loop for a while, unasked.
+"""Steps that are refused at each call, after a look that takes long: they run by the plain loop for a while,
+unasked.
 
 What a step reads may be all of a package, whose walk takes as long as many steps of the plain loop, at every
 call, only to be refused. Whether it would be taken by now is looked at after so long that it costs little.
@@ -23,6 +24,9 @@ class Rests(Unsupported):
     """A step was refused not long ago."""
 
 
+_met: dict[Any, tuple[Any, Any]] = {}  # by the step: what it was refused for at the call before
+
+
 def rests(step: Any) -> bool:
     """Whether a step is to run by the plain loop without a look at it."""
     known = _until.get(place_of(step)) if _until else None
@@ -38,6 +42,19 @@ def note_refused(step: Any, seconds: float) -> None:
         _until[place_of(step)] = alive, clock() + _TIMES * seconds
 
 
+def note_refused_again(step: Any, why: Any, seconds: float) -> None:
+    """A look that took so long refused a step, as it did at the call before if that was for the same: the
+    first one may have tried and compiled what later ones need not."""
+    met = _met.get(place_of(step))
+    if met is not None and met[0]() is not None and met[1] == why:
+        note_refused(step, seconds)
+    else:
+        alive = kept_while_alive(_met, step)
+        if alive is not None:
+            _met[place_of(step)] = alive, why
+
+
 def forget_resting() -> None:
     """Look at every step at its next call."""
     _until.clear()
+    _met.clear()

@@ -186,7 +186,7 @@ def note_faster(step: Any, x: Any, states: Sequence[Tensor], form: Spec, way: An
 
 def note_call(step: Any, x: Any, way: Any) -> Callable[[Any], None] | None:
     """What to call, with its state, when a call that begins now has run otherwise than by the step alone."""
-    if torch.is_grad_enabled() or type(x) is not Tensor or way[3] != AUTO:
+    if torch.is_grad_enabled() or not _is_of_one(x, way):
         return None
     noise, began = torch.default_generator.get_state(), clock()
 
@@ -204,16 +204,12 @@ def note_call(step: Any, x: Any, way: Any) -> Callable[[Any], None] | None:
 
 def _noted(step: Any, x: Any, states: Sequence[Any], form: Spec, way: Any) -> _Like | None:
     """What is known of calls like one; None if it is of another kind than those that run by the step."""
-    axis = way[2]
-    if type(x) is not Tensor or way[3] != AUTO or axis not in (0, 1) or torch.is_grad_enabled():
-        return None
-    # floats of two dimensions may be features of one sequence, which each call is asked
-    if x.dim() < 2 + x.is_floating_point() or x.shape[axis] != 1 or not x.shape[1 - axis]:
+    if torch.is_grad_enabled() or not _is_of_one(x, way):
         return None
     for t in (x, *states):
         if type(t) is not Tensor or t.layout is not torch.strided or not t.is_cpu or not t.dim():
             return None
-    odd = any(t.shape[0] != x.shape[1 - axis] for t in states)
+    odd = any(t.shape[0] != x.shape[1 - way[2]] for t in states)
     if odd or autocast_dtype("cpu") is not None or not nothing_around():
         return None
     place = place_of(step)
@@ -229,6 +225,15 @@ def _noted(step: Any, x: Any, states: Sequence[Any], form: Spec, way: Any) -> _L
         like = _Like(kind, form, given)
         known[1][id(like)] = like
     return like
+
+
+def _is_of_one(x: Any, way: Any) -> bool:
+    """Whether x is one step of a kind that may run by the step."""
+    axis = way[2]
+    if type(x) is not Tensor or way[3] != AUTO or axis not in (0, 1):
+        return False
+    # floats of two dimensions may be features of one sequence, which each call is asked
+    return x.dim() >= 2 + x.is_floating_point() and x.shape[axis] == 1 and x.shape[1 - axis] > 0
 
 
 def forget_lone() -> None:

@@ -111,37 +111,39 @@ class PlainRun:
         finished = {name: [*parts] for name, parts in state.finished.items()}
         joined = {name: [*parts] for name, parts in state.joined.items()}
         stop = None if most is None else step + most
-        cuts = [(name, self._cuts.get(name)) for name in body.parameters]
+        cuts = [(name, self._cuts[name].parts if name in self._cuts else None) for name in body.parameters]
         places = {name: place for place, name in enumerate(body.results)}
         kept = [(parts, places[name]) for name, parts in joined.items()]
         edges = [(parameter, places[result]) for parameter, result in loop.carried.items()]
         carried = [*finished.items()] if first.shrinks else []
+        condition, numbers, steps, tried = loop.condition, self._numbers, self.steps, self._tried
         going, made = True, None
         while step != stop:
-            going = step != self.steps
-            if going and loop.condition is not None:
+            going = step != steps
+            if going and condition is not None:
                 going, rows = self._goes_on(values, rows)
             if not going:
                 break
-            if step == self._tried:
+            if step == tried:
                 raise StepError(
                     f"the while loop over '{body.name}' has not ended after {step} steps on an example",
                     got="a loop that is run once, to be saved or explained, and has no max_steps",
                     remedy="an example for which it ends, or max_steps=, the most steps that it takes",
                 )
-            active = first.active(step)
-            for name, ended in carried:
-                values[name] = first.shrink(values[name], active, ended)
-            for port in self._numbers:
+            if carried:
+                active = first.active(step)
+                for name, ended in carried:
+                    values[name] = first.shrink(values[name], active, ended)
+            for port in numbers:
                 values[port.parameter] = number_of(port, step)
-            given = [values[name] if cut is None else cut[step] for name, cut in cuts]
+            given = [values[name] if parts is None else parts[step] for name, parts in cuts]
             made = body(*given)
             for parts, place in kept:
                 parts.append(made[place])
             if observe is not None:
                 order = first.order if rows is None else rows.running
                 shown = zip((*body.parameters, *body.results), (*given, *made), strict=True)
-                observe(step, dict(shown), None if order is None else order[:active])
+                observe(step, dict(shown), None if order is None else order[: first.active(step)])
             for parameter, place in edges:  # all back edges at once
                 values[parameter] = made[place]
             step += 1

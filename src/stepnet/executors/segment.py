@@ -7,6 +7,7 @@ states are ranked and shrunk with it, and nothing of that order is seen outside.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,9 +26,10 @@ _NONE = outside_modes(lambda: torch.arange(0))()  # elements
 
 
 class Cut:
-    """One sliced input of a loop: `steps`, then `cut[t]` for each of them."""
+    """One sliced input of a loop: `steps`, and `parts[t]` for each of them."""
 
     steps: int
+    parts: Sequence[Any]
     order: Tensor | None = None  # the caller's index of each ranked sequence; None: as given
     shrinks: bool = True  # whether sequences may end before the last step
 
@@ -43,9 +45,6 @@ class Cut:
             got=type(value).__name__,
             expected="a tensor (cut along an axis) or a LoDTensor (cut by a level)",
         )
-
-    def __getitem__(self, t: int) -> Any:
-        raise NotImplementedError
 
     def check_same(self, other: Cut, name: str, other_name: str) -> None:
         """Refuse an input that does not step along with this one."""
@@ -141,12 +140,10 @@ class AxisCut(WholeCut):
         part = port.part_size
         if part is None:
             window = value.narrow(self.axis, self.low, self.high - self.low)
-            self._parts = window.unbind(self.axis)  # one backward node for all steps: O(T), not O(T^2)
+            parts = window.unbind(self.axis)  # one backward node for all steps: O(T), not O(T^2)
         else:
-            self._parts = value.narrow(self.axis, self.low, self.high - self.low).split(part, self.axis)
-
-    def __getitem__(self, t: int) -> Tensor:
-        return self._parts[self.steps - 1 - t if self.port.stride < 0 else t]
+            parts = value.narrow(self.axis, self.low, self.high - self.low).split(part, self.axis)
+        self.parts = parts[::-1] if port.stride < 0 else parts
 
     def check_same(self, other: Cut, name: str, other_name: str) -> None:
         if not isinstance(other, AxisCut):
@@ -188,13 +185,11 @@ class LoDCut(Cut):
         self.lengths = value.lengths(self.level)
         steps = self._reversed(value) if self.reverse else value
         self._cut = steps_of(steps, self.level)
+        self.parts = self._cut.values
         self.steps, self.order = len(self._cut.counts), self._cut.order
 
     def _reversed(self, x: LoDTensor) -> LoDTensor:
         return take_elements(x, self.level, _mirrored(x.structure.levels[self.level]))
-
-    def __getitem__(self, t: int) -> Any:
-        return self._cut.values[t]
 
     def check_same(self, other: Cut, name: str, other_name: str) -> None:
         if not isinstance(other, LoDCut):

@@ -15,7 +15,7 @@ from stepnet.data.attributes import attribute
 from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
-from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
+from stepnet.data.tree import LEAF, Spec, flatten, flatten_as, names, unflatten
 from stepnet.errors import StepError, StepIndexError, StepnetError
 from stepnet.interrupts import is_by_raise, let_through
 from stepnet.ir.loop import Body, Loop
@@ -102,11 +102,44 @@ class StepBody:
         self.y_names: list[str] = []
         self.results = ("y", *self.new_state_names)
         self.t = 0  # the loop's own count, for messages
+        flat = x_spec is LEAF and (state_spec is LEAF or state_spec.is_flat)
+        self._is_flat = flat and type(self) is StepBody  # others call in their own way
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
-        x_leaves, state_leaves = values[: len(self.x_names)], values[len(self.x_names) :]
-        y, new_leaves = self.call(x_leaves, state_leaves)
+        if self._is_flat and self.y_spec is LEAF:
+            made = self._call_flat(values)
+        else:
+            n = len(self.x_names)
+            y, new_leaves = self.call(values[:n], values[n:])
+            made = (y, *new_leaves)
         self.t += 1
+        return made
+
+    def _call_flat(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """`call` where x, y and the state are tensors, or the state is a tuple of them: at each step of the
+        plain loop, beside a step that may be small."""
+        try:
+            if self.state_spec is LEAF:
+                result = self.step(*values)
+            else:
+                result = self.step(values[0], values[1:])
+        except Exception as error:
+            told = self.told(error, values[:1], values[1:])
+            if told is error:
+                raise
+            raise told from error
+        if type(result) is tuple and len(result) == 2 and type(result[0]) is Tensor:
+            y, new = result
+            if self.state_spec is LEAF:
+                if _looks_as(new, values[1]):
+                    return result
+            elif type(new) is tuple and len(new) == len(values) - 1:
+                for leaf, old in zip(new, values[1:], strict=True):
+                    if not _looks_as(leaf, old):
+                        break
+                else:
+                    return (y, *new)
+        y, new_leaves = self.accept(result, values[1:])
         return (y, *new_leaves)
 
     @property

@@ -181,8 +181,8 @@ class _OuterRun:
             self._given_up.add(number)  # it will not be tried again: the run over all steps was wasted
             return None
         leaf = self._here[places[0]]
-        y = [LoDTensor.of(rows(cut[self._t]), leaf.structure) for cut in kept.y]
-        return unflatten(kept.y_spec, y), [rows(cut[self._t]) for cut in kept.final]
+        y = [LoDTensor.of(rows(cut.parts[self._t]), leaf.structure) for cut in kept.y]
+        return unflatten(kept.y_spec, y), [rows(cut.parts[self._t]) for cut in kept.final]
 
     def may_run_once(self, x: Any, state: Any) -> bool:
         if self.calls in self._given_up:
@@ -266,7 +266,7 @@ class _OuterRun:
         if transformed():  # where nobody writes so, and vmap compares no numbers
             return True
         here = [rows(self._here[place]) for place in places]
-        known = [*kept.weights, *(rows(cut[self._t]) for cut in kept.x)]
+        known = [*kept.weights, *(rows(cut.parts[self._t]) for cut in kept.x)]
         return all(map(_equal, (*found[1], *here), known))
 
 
