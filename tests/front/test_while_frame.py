@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable
@@ -351,6 +352,8 @@ def outside(kind: str) -> None:
             torch.func.grad(torch.sin)(a.read(s))
         if kind == "batched":
             torch.vmap(torch.sin)(a.read(s))
+        if kind == "singledispatch":
+            functools.singledispatch(lambda value: value)(a.read(s))
         if kind == "what torch branches on":
             torch.cond(s > 1, torch.sin, torch.cos, (a.read(s),))
         if kind == "shapes that do not fit":
@@ -400,6 +403,7 @@ def outside(kind: str) -> None:
         ("item assignment", "not changed in place"),
         ("transformed", "a symbolic value is no tensor"),
         ("batched", "stepnet.map_fn(function, value) calls a function with tensors"),
+        ("singledispatch", "functools.singledispatch cannot choose by a value that is not there yet"),
         ("what torch branches on", "a symbolic value is no tensor"),
         ("shapes that do not fit", "test_while_frame.py:"),
         ("stack inside", "TensorArray.stack belongs after the frame"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from types import CellType, FunctionType
@@ -12,14 +13,32 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from stepnet.data.in_graph import end_graph, not_followed
+from stepnet.errors import StepError
 
 Recorder = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+_FINDS_DISPATCH = functools._compose_mro.__code__  # pyright: ignore[reportAttributeAccessIssue]
 RECORDER: ContextVar[Recorder | None] = ContextVar("recorder of TensorArray calls", default=None)
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class InFrame:
+class _Undispatched(type):
+    """Kinds of values that stand for tensors, and are none: functools.singledispatch would take them for any
+    object, and choose another function than for the tensors to come."""
+
+    @property
+    def __mro__(cls) -> tuple[type, ...]:
+        caller = sys._getframe(1)
+        if caller.f_code is _FINDS_DISPATCH:
+            raise StepError(
+                "functools.singledispatch cannot choose by a value that is not there yet",
+                got=f"a {cls.__name__}, which stands for one while a frame or a tape is written",
+                remedy="call the function for tensors itself",
+            )
+        return type.__dict__["__mro__"].__get__(cls)
+
+
+class InFrame(metaclass=_Undispatched):
     """A value inside a frame: whatever it meets, the frame records what is done."""
 
     __slots__ = ()
@@ -29,7 +48,7 @@ class InFrame:
         raise NotImplementedError
 
 
-class StandIn:
+class StandIn(metaclass=_Undispatched):
     """What stands for a value that is not there yet, such as an item of a tape."""
 
     def stand_in_example(self) -> Any:
