@@ -166,6 +166,8 @@ class _Writer:
         elif kind is dict:
             self.dict(value)
         elif kind is types.CellType:
+            if value == types.CellType():
+                raise _Untold
             self.link(id(value) + _CELL, value.cell_contents)
         elif kind is list or kind is tuple:
             self._items(value)

@@ -11,6 +11,7 @@ import array
 import collections
 import contextlib
 import contextvars
+import functools
 import gc
 import operator
 import os
@@ -118,7 +119,8 @@ def _changed_by_others(holders: Iterable[Any], seconds: float) -> frozenset[int]
 
 def _restore(taken: Iterable[Snapshot], only: frozenset[int] | None = None) -> None:
     for snapshot in reversed([*taken]):
-        snapshot.restore(only)
+        if snapshot.restore(only):
+            snapshot.empty_caches()
 
 
 class Snapshot:
@@ -127,7 +129,10 @@ class Snapshot:
 
     def __init__(self, holders: Iterable[Any]) -> None:
         self._kept: list[tuple[Any, _Way, Any]] = []
+        self._empty_caches: list[Any] = []
         for holder in holders:
+            if type(holder) is _CACHE and not holder.cache_info().currsize:
+                self._empty_caches.append(holder)
             way = _way(type(holder))
             if way is not None and holder is not sys.modules:  # what is imported stays so
                 self._kept.append((holder, way, way.read(holder)))
@@ -199,6 +204,12 @@ class Snapshot:
             way.write(holder, held)
             found = True
         return found
+
+    def empty_caches(self) -> None:
+        """Forget what caches of functools hold that held nothing: a function that counts its calls is called
+        again."""
+        for cache in self._empty_caches:
+            cache.cache_clear()
 
 
 class _Way(NamedTuple):
@@ -365,6 +376,7 @@ def _write_slots(value: Any, held: list[Any]) -> None:
             member.__delete__(value) if before is MISSING else member.__set__(value, before)
 
 
+_CACHE = functools._lru_cache_wrapper
 _CELL = type((lambda x: lambda: x)(0).__closure__[0])  # pyright: ignore[reportOptionalSubscript]
 _ORDER = collections.OrderedDict.__iter__
 _WAYS: tuple[tuple[Any, _Way], ...] = (

@@ -511,6 +511,7 @@ class Walk(CodeWalk):
             self.refused = self.refused or (
                 "it asks a cache of functools for its counts, or clears it, and a run on sample rows fills it"
             )
+        self.hold(value)
         self._unknown(value)
 
     def _unknown(self, value: Any) -> None:

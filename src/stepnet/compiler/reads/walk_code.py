@@ -207,6 +207,7 @@ class CodeWalk(abc.ABC):
                 held = cell.cell_contents
             except ValueError:  # an empty cell: not assigned yet
                 self.key.append("empty")
+                self.hold(cell)  # the function may
                 continue
             if checks and not isinstance(held, _CODE):
                 continue
