@@ -1,4 +1,4 @@
-"""What a step changes is as the plain loop leaves it, whatever keeps it: what is tried before leaves no trace."""
+"""What a step changes is as the plain loop leaves it, whatever keeps it: a trial leaves no trace."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def a_name_of_a_module() -> Kept:
 
 
 KINDS = [
-    a_variable_not_assigned_yet, a_cached_function, bytes_that_grow, numbers_that_grow, memory, an_order, a_heap,
-    a_name_of_a_module,
+    a_variable_not_assigned_yet, a_cached_function, bytes_that_grow, numbers_that_grow, memory, an_order,
+    a_heap, a_name_of_a_module,
 ]  # fmt: skip
 
 
