@@ -6,6 +6,7 @@ import array
 import collections
 import functools
 import heapq
+import sqlite3
 from collections.abc import Callable
 from typing import Any
 
@@ -80,9 +81,20 @@ def a_name_of_a_module() -> Kept:
     return space["count"], lambda: space.get("n")
 
 
+def a_database() -> Kept:
+    base = sqlite3.connect(":memory:", check_same_thread=False)
+    base.execute("create table kept (n)")
+
+    def count():
+        base.execute("insert into kept values (1)")
+        return base.execute("select count(*) from kept").fetchone()[0]
+
+    return count, lambda: base.execute("select count(*) from kept").fetchone()
+
+
 KINDS = [
     a_variable_not_assigned_yet, a_cached_function, bytes_that_grow, numbers_that_grow, memory, an_order,
-    a_heap, a_name_of_a_module,
+    a_heap, a_name_of_a_module, a_database,
 ]  # fmt: skip
 
 

@@ -6,16 +6,19 @@ import copy
 import copyreg
 import ctypes
 import dataclasses
+import decimal
 import enum
 import functools
 import io
 import linecache
 import mmap
+import operator
 import os
 import queue
 import random
 import re
 import reprlib
+import struct
 import sys
 import threading
 import types
@@ -104,6 +107,14 @@ _STATEFUL: tuple[type, ...] = (
     types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType,
     random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator,
     io.IOBase, torch.Generator, queue.SimpleQueue, mmap.mmap, ctypes.c_int.__mro__[-2],
+)  # fmt: skip
+
+# Made by C; what they hold does not change, or is read and undone, or no number follows from it.
+_AS_THEY_WERE: tuple[Any, ...] = (
+    re.Pattern, operator.itemgetter, operator.attrgetter, operator.methodcaller, struct.Struct,
+    types.GenericAlias, types.UnionType, memoryview, type(threading.Lock()), type(threading.RLock()),
+    weakref.ref, weakref.ProxyType, weakref.CallableProxyType, decimal.Context, dataclasses.Field,
+    type(functools.lru_cache(words)), type(functools.cmp_to_key(lambda a, b: 0)),
 )  # fmt: skip
 
 _OF_PYTHON: tuple[tuple[Any, str], ...] = (
@@ -319,3 +330,11 @@ def is_stateful(kind: type) -> bool:
         return True
     made_by_c = not kind.__flags__ & HEAP or kind.__module__ == "itertools"  # it holds more than attributes
     return made_by_c and hasattr(kind, "__next__")
+
+
+@functools.lru_cache(maxsize=4096)
+def stays_as_it_was(kind: type) -> bool:
+    """True for kinds of objects made by C that use leaves as they were, as far as is known."""
+    root = kind.__module__.partition(".")[0]
+    trusted = root == "numpy" or (is_trusted_class(kind) and root not in sys.stdlib_module_names)
+    return trusted or kind in _AS_THEY_WERE or root in ("typing", "builtins", "types", "_json")

@@ -55,6 +55,7 @@ from .trust import (
     is_module_of_python,
     is_stateful,
     is_trusted_class,
+    stays_as_it_was,
 )
 from .walk_code import END, CodeWalk
 
@@ -225,9 +226,8 @@ class Walk(CodeWalk):
 
     def _mapping(self, value: Any) -> None:
         if value is sys.modules:
-            self.refused = (
-                self.refused or f"{self.way_to(value, 'read')} sys.modules, which leads to everything"
-            )
+            way = self.way_to(value, "read")
+            self.refused = self.refused or f"{way} sys.modules, which leads to everything"
             return
         self._dict(type(value), value)
         if isinstance(value, collections.defaultdict):
@@ -468,8 +468,6 @@ class Walk(CodeWalk):
         elif is_stateful(kind) and kind not in _ITERATORS:  # what these make is the step's own
             self.opened(f"{kind.__qualname__}, whose objects hold a state of their own")
 
-    # ---- others
-
     def _mode(self, value: Any) -> None:
         """Autocast or a mode of gradients, made once: beside how it is set it notes what was set where it is
         entered."""
@@ -490,11 +488,10 @@ class Walk(CodeWalk):
             self.opened("a torch.Generator, of which it reads the seed or the state")
 
     def _stateful(self, value: Any) -> None:
-        kind = type(value)
-        self.refused = self.refused or (
-            f"{self.way_to(value, 'read')} a {kind.__name__}, which no run leaves as it was: it would be "
-            "used up on sample rows"
-        )
+        self._not_tried(value, "which no run leaves as it was: it would be used up on sample rows")
+
+    def _not_tried(self, value: Any, why: str) -> None:
+        self.refused = self.refused or f"{self.way_to(value, 'read')} a {type(value).__name__}, {why}"
 
     def _scripted(self, value: Any) -> None:
         if (written := written_as(value)) is not None:
@@ -508,16 +505,18 @@ class Walk(CodeWalk):
 
     def _cached(self, value: Any) -> None:
         if not self.in_python and not self.names.isdisjoint(_TELL_CACHES):
-            self.refused = self.refused or (
-                "it asks a cache of functools for its counts, or clears it, and a run on sample rows fills it"
+            why = (
+                "it asks for the counts of a functools cache, or clears it, and a run on sample rows fills it"
             )
+            self.refused = self.refused or why
         self.hold(value)
         self._unknown(value)
 
     def _unknown(self, value: Any) -> None:
-        kind = type(value)
-        self.key.append(kind)
+        self.key.append(kind := type(value))
         self.opened(_a(kind))
+        if not (self.in_python or stays_as_it_was(kind)):
+            self._not_tried(value, "which C keeps: it cannot be seen whether a run on sample rows changes it")
         self._fields(value)
 
 
