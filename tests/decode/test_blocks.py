@@ -150,6 +150,7 @@ def test_inside_of_a_derivative(in_c):
         same(found, plainly(step, (h, memory), bos=BOS, eos=EOS, max_length=5))
 
 
+@pytest.mark.filterwarnings("ignore:.* runs by the plain loop")
 def test_a_step_that_notes_what_it_sees_runs_by_the_plain_loop(in_c):
     seen: list[int] = []
 
@@ -166,6 +167,7 @@ def test_a_step_that_notes_what_it_sees_runs_by_the_plain_loop(in_c):
     assert in_c == [False, False]
 
 
+@pytest.mark.filterwarnings("ignore:.* runs by the plain loop")
 def test_what_is_wrong_is_told_as_by_the_plain_loop():
     def grows(words: Tensor, state: Tensor) -> tuple[Tensor, Any]:
         return torch.zeros(words.shape[0], 3), (state, state)
@@ -223,6 +225,7 @@ def test_from_several_threads():
 
 
 @pytest.mark.parametrize("beam_size", few([1, 3], [3]))
+@pytest.mark.filterwarnings("ignore:.* runs by the plain loop")
 def test_memories_that_a_step_writes_are_each_beams_own(beam_size, in_c):
     """What a step hands on as it is, is kept once for all beams of a row; not what it writes in place."""
     speaker = Speaker()
@@ -278,6 +281,7 @@ def test_what_was_known_of_a_step_is_held_against_what_it_does(by):
 
 
 @pytest.mark.parametrize("generator", [None, torch.Generator()])
+@pytest.mark.filterwarnings("ignore:.* runs by the plain loop")
 def test_a_step_that_draws_goes_on_as_the_plain_loop_draws(generator, in_c):
     table = torch.zeros(5, 5)
 

@@ -72,6 +72,7 @@ def exhaustive(state: Any, max_length: int, penalty: float) -> list[tuple[float,
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("penalty", few([0.0, 0.6, 2.0], [0.6, 2.0]))
 @pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.filterwarnings("ignore:.* runs by the plain loop")
 def test_a_wide_beam_finds_what_exhaustive_search_finds(rows, penalty):
     state = a_state(rows)
     words, scores = beam_search(
@@ -138,6 +139,7 @@ def by_row(ends: list[int]) -> tuple[Any, list[int]]:
     return run, sizes
 
 
+@pytest.mark.filterwarnings("ignore:.* runs by the plain loop")
 def test_rows_that_are_done_cost_nothing():
     ends = [1, 5, 0, 2]
     run, sizes = by_row(ends)

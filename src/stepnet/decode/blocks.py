@@ -19,10 +19,11 @@ from torch import Tensor
 from stepnet.api import recurrent, run_as_before, warm
 from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.rewritten.inner_loops import inner
+from stepnet.compiler.trace.capture import FailsOnAnyRows
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.tree import Spec, by_leaf, flatten, rows_at
-from stepnet.engine import Way, tell
-from stepnet.errors import NotBuilt, StepError, TorchOpsWarning
+from stepnet.engine import FailsOnSamples, Way, tell
+from stepnet.errors import NotBuilt, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors.base import Backend
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import check_backend
@@ -207,8 +208,8 @@ def _block(step: Step, steps: int, at: Any, best: Backend) -> tuple[Any, Any] | 
         out = recurrent(step, nothing, at, backend=best)
     except Exception as error:  # whatever it is, the plain loop may do without, or tells it in its own words
         let_through(error)
-        if isinstance(error, NotBuilt):
-            _tell_of_torch_ops(step, error)
+        if isinstance(error, Unsupported) and not isinstance(error, (FailsOnSamples, FailsOnAnyRows)):
+            _tell(step, error)
         return None
     if call is None:
         return out if torch.equal(noise, torch.get_rng_state()) else None
@@ -218,11 +219,15 @@ def _block(step: Step, steps: int, at: Any, best: Backend) -> tuple[Any, Any] | 
     return out
 
 
-def _tell_of_torch_ops(step: Step, error: NotBuilt) -> None:
-    """Warn that the C of a step is not there, as `recurrent` does; raise where C is asked for by name."""
+def _tell(step: Step, error: Unsupported) -> None:
+    """Warn that a step runs by torch, step after step, as `recurrent` does; raise where C was asked for
+    by name and is not there."""
     if check_backend(None) != AUTO:
-        raise error
+        if isinstance(error, NotBuilt):
+            raise error
+        return
     told = error.fresh()
     told.remedy = error.remedy or "stepnet.set_backend('eager') says that this is meant, and is silent"
     words = getattr(step, "__self__", step)
-    tell(TorchOpsWarning, step_name(words), _code(words), told)
+    kind = TorchOpsWarning if isinstance(error, NotBuilt) else SlowPathWarning
+    tell(kind, step_name(words), _code(words), told)

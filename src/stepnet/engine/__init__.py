@@ -9,6 +9,7 @@ from .plans import run as run
 from .plans import run_again as run_again
 from .plans import run_warm as run_warm
 from .plans import tell as tell
+from .reads import FailsOnSamples as FailsOnSamples
 from .reads import Reads as Reads
 from .reads import read as read
 from .rows import OverSequences as OverSequences
