@@ -15,6 +15,7 @@ from stepnet.errors import StreamError
 F = 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("begun", [False, True])
 def test_the_state_of_another_module_changes_nothing(begun):
     """Known of what is made of recurrences alone, or else of what this stream ran."""
@@ -46,3 +47,18 @@ def test_the_state_of_another_module_changes_nothing(begun):
                 live.load_state_dict(states[b])
             live.push({"first": x})
     stream(of["gru"]).load_state_dict(stream(of["cell"]).state_dict())  # of no push
+
+
+def test_a_gru_does_not_go_on_from_an_lstm() -> None:
+    kept = stream(nn.Sequential(stepnet.nn.LSTM(F, 3))).state_dict()
+    kept = {
+        **kept,
+        "ids": [0],
+        "begun": [True],
+        "recurrences": [("LSTM l0", (torch.ones(1, 3), torch.ones(1, 3)))],
+    }
+    live = stream(nn.Sequential(stepnet.nn.GRU(F, 3)))
+    live.open("first")
+    with pytest.raises(StreamError, match=r"(?s)of another module.*step 'LSTM l0'.*expected: step 'GRU l0'"):
+        live.load_state_dict(kept)
+    assert live.ids == ["first"]
