@@ -28,6 +28,7 @@ from .data.values import rows as values_of
 from .data.values import unpacked, without_packed
 from .engine import Asked, OverSequences, Steps, Way, asked, find_plan, is_as_ever, run, run_again, run_warm
 from .engine.calls_in_progress import call_of
+from .engine.checkpointed_calls import as_at_first, note_plain
 from .engine.declined_calls import is_declined
 from .engine.no_steps import run_of_no_steps
 from .engine.single_step_calls import note_call, run_lone
@@ -201,6 +202,7 @@ def recurrent(
         and nobody_else()
         and inner() is None
     ):
+        backend = as_at_first(step, backend)
         way = (reverse, level, axis, check_backend(backend))
         if not lifting.inside_a_step() and is_declined(_STEPS, step, x, state, way):
             return _recurrent(step, x, state, reverse, level, axis, scopes, backend, plainly=True)
@@ -443,6 +445,7 @@ def _run_step(
     elif isinstance(refusal, OverSequences) and only_plain([*map(values_of, x), *state]) is None:
         out = over_sentences(loop, feeds, body, refusal, backend=chosen)
     else:  # torch is to see every operation
+        note_plain(body.step.cell if isinstance(body.step, TorchCell) else body.step)
         by = naive.run if all(values_of(leaf).numel() for leaf in x) else run_of_no_steps
         out = plainly(body.name, partial(by, loop), feeds, lambda: reach(body.step).generators)
     if ran is not None:

@@ -4,6 +4,7 @@ own way through a step."""
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import jacfwd, jvp, linearize, vjp
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize
 
 from covering import few
 from stepnet import recurrent
+from stepnet.engine.cached_parametrizations import cached_again, cached_here
 from torch_since import torch_since
 
 F = 3
@@ -93,6 +95,63 @@ def test_a_derivative_outside_of_what_was_set_around_the_call(around: str, way: 
 
     close: dict[str, Any] = {"rtol": 0.1, "atol": 0.1} if dtype == torch.bfloat16 else {}
     torch.testing.assert_close(found("eager"), found("naive"), **close)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("again", [contextlib.nullcontext, parametrize.cached])
+def test_derivatives_after_a_block_read_what_it_cached(again: Callable[[], Any]) -> None:
+    """Three of them, of calls one after the other; also where another block has something else by then."""
+    torch.manual_seed(0)
+    step = Mixed().double()
+    parametrizations.weight_norm(step.linear)
+    x0, h0 = torch.randn(3, 2, F, dtype=torch.float64), torch.randn(2, F, dtype=torch.float64)
+
+    def found(backend: Any) -> list[Tensor]:
+        made: list[Tensor] = []
+        for _ in range(3):
+            inputs = [x0.clone().requires_grad_(), *step.parameters()]
+            with parametrize.cached():
+                y = recurrent(step, inputs[0], h0, backend=backend)[0]
+            with again():
+                step(x0[0], h0)
+                of: Any = y
+                for _ in range(3):
+                    grads = torch.autograd.grad(of.square().sum(), inputs, create_graph=True)
+                    of = torch.cat([g.flatten() for g in grads])
+                    made.append(of)
+            assert parametrize._cache == {}
+            assert not parametrize._cache_enabled
+        return made
+
+    torch.testing.assert_close(found("eager"), found("naive"))
+
+
+def test_other_threads_do_not_see_what_is_cached_again() -> None:
+    linear: Any = parametrizations.weight_norm(nn.Linear(2, 2))
+    with parametrize.cached():
+        kept = linear.weight
+        cached = cached_here([kept, kept.detach()])
+    seen: list[Tensor] = []
+
+    def look() -> None:
+        seen.append(linear.weight)
+        with parametrize.cached(), cached_again({}):
+            seen.extend([linear.weight, linear.weight])
+
+    with cached_again(cached):
+        other = threading.Thread(target=look)
+        other.start()
+        other.join()
+        assert linear.weight is kept
+        with parametrize.cached(), cached_again({next(iter(cached)): seen[0]}):
+            assert linear.weight is seen[0]
+        assert linear.weight is kept
+    assert len(cached) == 1
+    assert all(each is not kept for each in seen)
+    assert seen[1] is seen[2]
+    assert linear.weight is not kept
+    assert parametrize._cache == {}
+    assert not parametrize._cache_enabled
 
 
 class Custom(torch.autograd.Function):

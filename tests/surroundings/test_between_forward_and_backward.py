@@ -58,6 +58,43 @@ def test_weights_that_get_other_memory_are_read_as_torch_saved_them() -> None:
     holds(law, {f"{case}": case for case in cases})
 
 
+@pytest.mark.exhaustive
+def test_gradients_of_weights_that_got_other_memory_are_differentiated() -> None:
+    """Of what torch saved views of. A leaf that is saved itself has other numbers at each derivative."""
+
+    def law(lengths: list[int], changed: str, batched: bool, saves: bool) -> None:
+        found = []
+        for backend in ("naive", BACKEND):
+            given = {"weight": _numbers(3, 3), "bias": _numbers(3), "x": _numbers(sum(lengths), 3)}
+            given["h0"] = _numbers(len(lengths), 3)
+            weight, bias, x, h0 = given.values()
+
+            def step(x: Tensor, h: Tensor, weight: Tensor = weight, bias: Tensor = bias) -> Any:
+                h = torch.tanh(x + F.linear(h, weight, None if saves else bias) * (bias if saves else 1))
+                return h, h
+
+            y, h = recurrent(step, LoDTensor.from_lengths(x, [lengths]), h0, backend=backend)
+            for name in changed.split():
+                _other(given[name])
+            inputs, loss = [*given.values()], y.values.square().sum() + h.sum()
+            with pytest.raises(WrittenError, match="other memory") if saves and found else nullcontext():
+                first = torch.autograd.grad(loss, inputs, create_graph=True)
+                of: Any = sum(g.square().sum() for g in first) + y.values.sin().sum()
+                seeds = torch.tensor([1.0, 2.0], dtype=of.dtype) if batched else None
+                how: Any = {"grad_outputs": seeds, "is_grads_batched": batched, "retain_graph": True}
+                second = torch.autograd.grad(of, inputs, **how)
+                third = torch.autograd.grad(of, inputs, create_graph=True)
+                of = sum(g.square().sum() for g in third)
+                found.append([*first, *second, *torch.autograd.grad(of, inputs)])
+        if not saves:
+            torch.testing.assert_close(*found, **CLOSE)
+
+    changes = ("weight", "weight bias", "x", "weight x h0")
+    cases = [(lengths, c, batched, False) for lengths in ([1, 3, 0], [2, 1]) for c in changes
+             for batched in (False, True)]  # fmt: skip
+    holds(law, {f"{case}": case for case in [*cases, ([2, 1], "bias", False, True)]})
+
+
 def test_what_is_saved_depends_on_the_call() -> None:
     """In one step from a state without a gradient nothing reads the weight again; in two the second does."""
     weight = _numbers(3, 3)

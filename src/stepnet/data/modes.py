@@ -186,6 +186,15 @@ def sees_saved_tensors() -> bool:
         return True
 
 
+def packs_saved_tensors() -> Any:
+    """What takes what is saved for backward here; None: nothing, or it is not known.
+
+    >>> packs_saved_tensors()
+    """
+    pair = None if _saving is None else _saving(False)
+    return None if pair is None else pair[0]
+
+
 def is_wrapped(tensor: Tensor) -> bool:
     """Whether a transform of torch.func made something else of a tensor.
 

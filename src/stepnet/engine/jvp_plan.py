@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -35,6 +36,7 @@ from stepnet.executors.ready import Ready
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
+from .cached_parametrizations import cached_again
 from .executor_choice import about_as_many
 from .jvp_loop import differs, loop_along
 from .jvp_on_saved_rows import SharedRows, SharedRun
@@ -93,7 +95,7 @@ def _as_called(method: Callable[Concatenate[RunsAlong, P], T]) -> Callable[Conca
 
     @functools.wraps(method)
     def run(self: RunsAlong, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self.ready.around.again():
+        with self.as_called():
             return method(self, *args, **kwargs)
 
     return run
@@ -127,6 +129,12 @@ class RunsAlong:
     fill: Callable[[], None] = lambda: None
     guarded: bool = False
     seen: list[Reads] = field(default_factory=list)
+
+    @contextmanager
+    def as_called(self) -> Iterator[None]:
+        """In here, all around is set as at the call."""
+        with self.ready.around.again(), cached_again(self.reads.cached):
+            yield
 
     @_as_called
     def same_step(self, tensors: Sequence[Tensor]) -> Reads:
@@ -476,7 +484,8 @@ class _Twin:
     def found(self) -> Reads:
         """What it reads."""
         rows = self.sequences
-        return self.of.reader(self.loop, rows.x_rows, rows.states, rows.shared)
+        with self.of.as_called():
+            return self.of.reader(self.loop, rows.x_rows, rows.states, rows.shared)
 
     def sources(self, places: Sequence[int]) -> list[int | None]:
         """Where each of what it reads at some places is among the weights and their directions."""

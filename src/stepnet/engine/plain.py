@@ -15,6 +15,7 @@ from stepnet.errors import StepError
 from stepnet.executors import naive
 from stepnet.ir.loop import Loop
 
+from .cached_parametrizations import cached_again
 from .reads import Reads, read
 from .rows import Sequences
 
@@ -45,10 +46,11 @@ def plain_loop(
     ) -> Results:
         if weights is None or reads is None:
             return run_it(x, states)
-        now = read_again(loop, sequences, reads, reader)
-        swap = {id(now.tensors[place]): w for place, w in zip(places, weights, strict=True)}
-        with Replaced(swap):
-            return run_it(x, states)
+        with cached_again(reads.cached):
+            now = read_again(loop, sequences, reads, reader)
+            swap = {id(now.tensors[place]): w for place, w in zip(places, weights, strict=True)}
+            with Replaced(swap):
+                return run_it(x, states)
 
     def run_it(x: Sequence[Tensor], states: Sequence[Tensor]) -> Results:
         y, finals = run_plain(loop, sequences, x, states)

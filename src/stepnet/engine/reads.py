@@ -35,6 +35,7 @@ from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 from stepnet.user_line import Line, line_in, raised_at
 
+from .cached_parametrizations import NOTHING, Cached, cached_here
 from .calls_in_progress import is_called_elsewhere
 from .rows import Sequences, samples
 from .varying_numbers import Inputs, Steps, inputs_of, varying
@@ -176,7 +177,8 @@ class Reads(NamedTuple):
 
     `open` tells why the step was recorded, None for a closed one; `answers`, what its Python then asked of
     tensors. `refusal`: why there is no key. `inputs`: numbers of Python's that the plan is given as tensors,
-    the last of them; `walked`: the key of all that a step reads that has such, these numbers, too.
+    the last of them; `walked`: the key of all that a step reads that has such, these numbers, too. `cached`:
+    what it reads that a block of `parametrize.cached()` around keeps.
     """
 
     reach: Reach
@@ -187,6 +189,7 @@ class Reads(NamedTuple):
     answers: Sequence[Any] = ()
     inputs: Inputs | None = None
     walked: tuple[Any, ...] = ()
+    cached: Cached = NOTHING
 
     @property
     def whole(self) -> tuple[Any, ...]:
@@ -245,7 +248,8 @@ def closed(found: Reach, tensors: list[Tensor]) -> Reads:
     be what the step reads, too, and a derivative holds the tensors that it moves along."""
     first: dict[int, int] = {}
     places = ((i, first.setdefault(id(t), i)) for i, t in enumerate(tensors))
-    return Reads(found, ("reach", *found.key, *((i, k) for i, k in places if i != k)), tensors)
+    key = "reach", *found.key, *((i, k) for i, k in places if i != k)
+    return Reads(found, key, tensors, cached=cached_here(tensors))
 
 
 def read(
@@ -277,7 +281,8 @@ def read(
     if isinstance(made, Unsupported):
         return Reads(found, (), tensors, found.open, made)
     walked = ("record", *found.beneath, *made.key, *(number.coded for number in made.numbers))
-    known = Reads(found, walked, made.tensors, found.open, answers=made.answers, walked=walked)
+    how = {"answers": made.answers, "walked": walked, "cached": cached_here(found.tensors)}
+    known = Reads(found, walked, made.tensors, found.open, **how)
     if not lifts:
         return known
     key, inputs = inputs_of(("record", *found.beneath, *made.key), made.numbers, _device(x, states))

@@ -21,6 +21,7 @@ from stepnet.executors.ready import Ready
 from stepnet.executors.transformed import Derivative, Run
 from stepnet.ir.loop import Code, Loop
 
+from .cached_parametrizations import cached_again
 from .ensembles import loop_of_members
 from .jvp_plan import Find, RunsAlong
 from .make import Entry
@@ -113,8 +114,8 @@ class _OfMembers:
         def twins(tables: Sequence[Tensor], at: int) -> list[Tensor]:
             return [_twin(t.unsqueeze(at).expand(*t.shape[:at], self.k, *t.shape[at:])) for t in tables]
 
-        around = along.ready.around.again()
-        with outside_transforms(), around, torch.set_grad_enabled(along.ready.backward is not None):
+        around, cached = along.ready.around.again(), cached_again(along.reads.cached)
+        with outside_transforms(), around, cached, torch.set_grad_enabled(along.ready.backward is not None):
             along.fill()
             wide = twins(self.of.weights, 0)
             loop = loop_of_members(along.loop, self.of.weights, wide)

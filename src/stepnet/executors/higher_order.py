@@ -20,7 +20,7 @@ from stepnet.ir.plan import Plan
 
 from .call import Call, KeptRows, Pull
 from .gradient_flow import moved
-from .memory import Memory
+from .memory import Memory, changed
 from .noise import noise_of
 from .saved_tensors import saved
 
@@ -152,7 +152,9 @@ class _Gradient(torch.autograd.Function):
     @not_followed
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         n, skip, wanted = len(ctx.needed), (None,) * 7, ctx.needs_input_grad[7:]
-        found, _, _ = ctx.memory.found(saved(ctx, ctx.call.ready), differentiated=True)
+        found, _, has_moved = ctx.memory.found(saved(ctx, ctx.call.ready), differentiated=True)
+        if has_moved:
+            raise changed("a gradient is differentiated, but a weight or x")
         given, kept = found[: len(wanted)], KeptRows(found[len(wanted) :], ctx.written)
         tensors, grads = given[:n], given[n:]
         if all(v is None for v in directions):

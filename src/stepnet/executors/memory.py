@@ -95,20 +95,20 @@ class Memory(NamedTuple):
         And the places where these are two.
 
         Raises:
-            StepError: the gradient is `differentiated`, and a weight has other memory, or other numbers; or
-                another input has other memory.
+            StepError: the gradient is `differentiated`, and a weight has other numbers; or an input that is
+                no leaf has other memory.
         """
         for k, memory in self.others:
             if memory_of(saved[k]) != memory:
-                raise _changed("a gradient is asked for, but an input")
+                raise changed("a gradient is asked for, but an input")
         now = saved
         if self.unread:
             now = list(saved)
             for k, (tensor, _) in self.unread.items():
                 now[k] = tensor
         moved = [(k, was) for k, tensor, was in self.own if not is_set_to(tensor, was)]
-        if differentiated and (moved or self._moves_a_derivative):
-            raise _changed("a gradient is differentiated, but a weight or x")
+        if differentiated and self._moves_a_derivative:
+            raise changed("a gradient is differentiated, but a weight or x")
         if not moved:
             return now, now, ()
         were = list(now)
@@ -128,7 +128,8 @@ class Memory(NamedTuple):
         return any(tensor._version != version for tensor, version in self.unread.values())
 
 
-def _changed(what: str) -> WrittenError:
+def changed(what: str) -> WrittenError:
+    """What is raised where an input is not what it was, and that is not known."""
     return WrittenError(
         f"{what} got other memory (`.data = ...`, `.to()`) or was written to after the recurrence ran",
         remedy="call backward before",

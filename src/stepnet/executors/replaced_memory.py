@@ -8,42 +8,89 @@ gradient saves no weight, the second does. Where leaves are saved, the plain loo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from stepnet.data.in_graph import not_followed
 from stepnet.errors import StepError
 
 from .call import Call
 from .higher_order import of_plain_loop
+from .memory import changed
 
 
 def by_saved_leaves(
-    call: Call, were: Sequence[Tensor], now: Sequence[Tensor], moved: Sequence[int],
-    grads: Sequence[Tensor | None], needed: Sequence[bool],
+    call: Call, were: Sequence[Tensor], now: Sequence[Tensor], grads: Sequence[Tensor | None],
+    needed: Sequence[bool], moved: Sequence[int],
 ) -> list[Tensor | None] | None:  # fmt: skip
     """The plain loop's gradients; None where it saves none of the leaves, so that they are the plan's.
 
     Args:
         call: the call.
         were, now: its inputs in the memory that it read, and by now.
-        moved: the places of those that are not the same.
         grads, needed: what came in for each result; which inputs get a gradient.
+        moved: the places of those that are not the same.
 
     Raises:
         StepError: the plain loop would draw other noise.
     """
     plan = call.ready.plan
     moved = [k for k in moved if k >= len(plan.x) and not _is_same(were[k], now[k])]  # x is cut: views
-    states = call.ready.state_places
-    if any(k in states for k in moved) and len(call.layout.ends) < 2:  # a dense one is not cut
+    if _has_whole_state(call, moved):
         raise _refusal("an initial state")
-    moved = [k for k in moved if k not in states]
+    moved = [k for k in moved if k not in call.ready.state_places]
     if not moved:
         return None
     if plan.random:
         raise _refusal("a weight of a step that draws noise")
+    found, saves = _of_plain_loop(call, were, now, grads, needed, moved)
+    return found if saves else None
+
+
+def as_they_were(
+    call: Call, were: Sequence[Tensor], now: Sequence[Tensor], grads: Sequence[Tensor | None],
+    needed: Sequence[bool], moved: Sequence[int],
+) -> list[Tensor]:  # fmt: skip
+    """The inputs as the run read them, with the history that they have by now: gradients that are to be
+    differentiated are functions of these. See `by_saved_leaves`.
+
+    Raises:
+        StepError: the plain loop saves a leaf, whose numbers may be others at each derivative, or would draw
+            other noise; or its gradient does not fit the leaf any more.
+    """
+    fit = all(_looks(were[k]) == _looks(now[k]) for k in moved)
+    random, whole = call.ready.plan.random, _has_whole_state(call, moved)
+    if not fit or random or whole or _of_plain_loop(call, were, now, grads, needed, moved)[1]:
+        raise changed("a gradient is differentiated, but a weight or x")
+    found = [*were]
+    for k in moved:
+        if now[k].requires_grad:
+            found[k] = _AsItWas.apply(now[k], were[k])  # pyright: ignore[reportCallIssue]
+    return found
+
+
+class _AsItWas(torch.autograd.Function):
+    """A leaf in the memory that it had."""
+
+    @staticmethod
+    @not_followed
+    def forward(ctx: Any, leaf: Tensor, was: Tensor) -> Tensor:  # pyright: ignore
+        return was.detach()
+
+    @staticmethod
+    @not_followed
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
+        return grad, None
+
+
+def _of_plain_loop(
+    call: Call, were: Sequence[Tensor], now: Sequence[Tensor], grads: Sequence[Tensor | None],
+    needed: Sequence[bool], moved: Sequence[int],
+) -> tuple[list[Tensor | None], bool]:  # fmt: skip
+    """The plain loop's gradients, and whether it saves any of the leaves that moved."""
     with torch.enable_grad():
         own = [t.detach().requires_grad_(t.requires_grad or need)
                for t, need in zip(were, needed, strict=True)]  # fmt: skip
@@ -64,7 +111,16 @@ def by_saved_leaves(
 
     with torch.enable_grad(), saved_tensors_hooks(pack, unpack):
         found = of_plain_loop(call, own, grads, needed, create_graph=False)
-    return found if saved else None
+    return found, bool(saved)
+
+
+def _has_whole_state(call: Call, places: Sequence[int]) -> bool:
+    """Whether one of these is a state that a first step reads as it is given: a dense one is not cut."""
+    return len(call.layout.ends) < 2 and any(k in call.ready.state_places for k in places)
+
+
+def _looks(tensor: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:
+    return tensor.dtype, tensor.shape, tensor.device
 
 
 def _is_same(was: Tensor, now: Tensor) -> bool:

@@ -234,6 +234,14 @@ class RNNBase(nn.Module):
             return ()
         return [self._layer(f"l{layer}", None) for layer in range(self.num_layers)]
 
+    def _by_layer(self) -> list[tuple[str, Any]] | None:
+        """The name of each step that a call runs, and its state for one sequence; None if it runs others."""
+        if type(self).forward is not _FORWARD or self.bidirectional:
+            return None
+        states = [torch.empty(1, size) for size in self.state_sizes.values()]
+        state = tuple(states) if len(states) > 1 else states[0]
+        return [(self._layer(f"l{layer}", None).__name__, state) for layer in range(self.num_layers)]
+
     def _result_dtypes(self, batch: Batch, state: Any) -> tuple[torch.dtype, ...] | None:
         """What autocast makes of y and of each tensor of the state, as torch.nn's modules have it; None where
         it is off, or leaves all as they are."""

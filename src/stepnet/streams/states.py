@@ -46,8 +46,8 @@ class Kept:
                 return
         raise StreamError(
             f"recurrence {at} of the module is not the one that it ran at earlier pushes",
-            got=f"step '{name}', {_shown(spec, leaves)}",
-            expected=f"step '{self.name}', {_shown(self.spec, self.tables)}, a row per stream",
+            got=f"step '{name}', {shown(spec, leaves)}",
+            expected=f"step '{self.name}', {shown(self.spec, self.tables)}, a row per stream",
             remedy=remedy,
         )
 
@@ -156,7 +156,8 @@ def _is_table(leaf: Tensor) -> bool:
     return strided and leaf.numel() * leaf.element_size() <= leaf.untyped_storage().nbytes()
 
 
-def _shown(spec: Spec, leaves: Sequence[Any]) -> str:
+def shown(spec: Spec, leaves: Sequence[Any]) -> str:
+    """A state in words."""
     return describe_leaves(names(spec, "state"), leaves) or "no state"
 
 

@@ -24,6 +24,7 @@ from stepnet.locks import Lock
 from .chunks import joined, parted
 from .cuts import Cuts
 from .keeper import Keeper
+from .known_recurrences import check, of_kept, recurrences_of
 from .states import States
 from .warm_pushes import WarmPush
 
@@ -298,8 +299,9 @@ class Stream:
         """Open the streams that another `Stream` of this module had open, as it left them; close all others.
 
         Raises:
-            StreamError: there are more than `max_streams`, or it is no state of a `Stream`, or the module
-                asks for it in a push; nothing changes.
+            StreamError: there are more than `max_streams`, or it is no state of a `Stream`, or that of
+                another module, as far as that is known without a push, or the module asks for it in a push;
+                nothing changes.
         """
         try:
             ids, begun = list(state["ids"]), [bool(each) for each in state["begun"]]
@@ -330,6 +332,10 @@ class Stream:
                     "the module loads the states of the stream that it is run by",
                     remedy="load_state_dict(...) before a push or after it",
                 )
+            begun = any(each.begun for each in self._open.values())
+            with _plain_tensors():
+                check([*map(of_kept, self._states.calls)] if begun else None, states.calls)
+                check(recurrences_of(self.module), states.calls)
             self._states, self._free, self._rows, self._open = states, [], len(ids), streams
 
     def __getstate__(self) -> dict[str, Any]:
