@@ -21,7 +21,7 @@ def tables_apart(edit: Editor) -> None:
     layers = list(edit.net.layers.values())
     others = {source for layer in layers if layer.type != "TensorIterator" for source in layer.sources}
     last: dict[Source, Source] = {}
-    for loop in filter(_over_a_cell, layers):
+    for loop in filter(over_a_cell, layers):
         for k, source in _tables(edit, loop):
             if source in others or source in last:
                 last[source] = edit.twice(last.get(source, source), near=loop)
@@ -30,7 +30,8 @@ def tables_apart(edit: Editor) -> None:
                 last[source] = source
 
 
-def _over_a_cell(layer: Layer) -> bool:
+def over_a_cell(layer: Layer) -> bool:
+    """Whether a layer is a TensorIterator with a cell in its body."""
     inner = layer.bodies[""].layers.values() if layer.type == "TensorIterator" else ()
     return any(it.type.lower() in _CELLS for it in inner)
 
