@@ -34,8 +34,8 @@ def worked_around(net: Net) -> Net:
                 one_port_each(edit, layer)
             if layer.bodies and layer.type != "If":
                 whole_ranges(edit, layer)
-        first_states_kept(edit)
         tables_apart(edit)
+        first_states_kept(edit)
         for layer in list(inner.layers.values()):
             if layer.type == "TensorIterator":
                 told_count(edit, layer)

@@ -1,7 +1,7 @@
 """Last states of sequences of no steps.
 
-Where the time is 0, OpenVINO (2026.4, CPU) leaves the last states of an LSTMSequence, GRUSequence or RNNSequence,
-and of the loops over a cell that it makes these of, as their memory was: any numbers.
+Where the time is 0, OpenVINO (2026.4, CPU) leaves the last states of an LSTMSequence, GRUSequence or
+RNNSequence, and of the loops over a cell that it makes these of, as their memory was: any numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _INT64, _TRUTH = by_name("i64", ""), by_name("boolean", "")
 
 
 def first_states_kept(edit: Editor) -> None:
-    """Let who reads a last state read the first one where there is no step, in place; cuts are whole by now."""
+    """Who reads a last state reads the first one where there is no step, in place. Cuts are whole by now."""
     for layer in list(edit.net.layers.values()):
         steps = _steps(layer)
         if steps is None:
@@ -79,7 +79,9 @@ def _is_kept(edit: Editor, last: Source, first: Source) -> bool:
 def _some(edit: Editor, source: Source, axis: int, near: Layer) -> Source:
     """Whether there is a step."""
     rank = len(edit.port(source).shape or ()) or -1
-    shape = edit.add("ShapeOf", [source], [(_INT64, (rank,))], {"output_type": "i64"}, version="opset3", near=near)
+    shape = edit.add(
+        "ShapeOf", [source], [(_INT64, (rank,))], {"output_type": "i64"}, version="opset3", near=near
+    )
     numbers = [edit.numbers(value, near=near) for value in (axis, 0)]
     size = edit.add(
         "Gather", [(shape.id, 0), *numbers], [(_INT64, ())], {"batch_dims": "0"}, version="opset8", near=near
