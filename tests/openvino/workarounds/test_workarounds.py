@@ -12,9 +12,9 @@ from covering import few
 from ir_cases import case
 from ir_files import Net, edge, sliced
 from saved_modules import runners
-from stepnet import BackEdge, InputPort, OutputPort, TensorIterator, nn
+from stepnet import BackEdge, InputPort, OutputPort, TensorIterator, nn, onnx
 from stepnet.errors import IRError
-from stepnet.openvino import load, save
+from stepnet.openvino import convert, load, save
 from stepnet.openvino.writing.builder import In, NetBuilder, To
 from stepnet.openvino.writing.xml_writer import write
 
@@ -361,6 +361,19 @@ def test_cells_that_read_one_table(tmp_path, dynamic):
     compiled = openvino.Core().compile_model(str(tmp_path / "m.xml"), "CPU", options)
     for got, want in zip(compiled([x.numpy() for x in inputs]).values(), module(*inputs), strict=True):
         torch.testing.assert_close(torch.as_tensor(got), want.detach(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.exhaustive
+def test_cells_that_read_one_table_turned_there_and_back(tmp_path):
+    pytest.importorskip("openvino")
+    convert(case("onnx_rnn_bi_seq") / "model.xml", tmp_path / "m.xml")
+    model = load(tmp_path / "m.xml")
+    onnx.save(model, tmp_path / "m.onnx", torch.ones(5, 2, 3))
+    again = onnx.load(tmp_path / "m.onnx")
+    save(again, tmp_path / "again.xml", torch.ones(5, 2, 3))
+    x = torch.randn(5, 2, 3)
+    for got, want in zip(in_openvino(tmp_path / "again.xml", x), model(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.exhaustive
