@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from importlib.metadata import version
 from typing import Annotated
 
@@ -46,4 +48,6 @@ def _stepnet(
 
 def main() -> None:
     """The `stepnet` command."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # where a terminal lacks a letter of a name
+        sys.stdout.reconfigure(errors="backslashreplace")
     app()

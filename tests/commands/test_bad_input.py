@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +74,30 @@ def test_a_picture_or_arrays_that_cannot_be_written(stepnet, tmp_path):
         code, out, err = stepnet(*command)
         assert (code, out) == (2, "")
         assert "cannot be written: No such file or directory" in err
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("command", [["inspect", "--json"], ["run", "--random"]], ids=["echo", "table"])
+def test_output_that_cannot_be_written(command):
+    """Nobody reads it any more, or the disk is full: 1 would say that outputs differ."""
+    words = [sys.executable, "-m", "stepnet", *command, str(MODEL)]
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb") as closed, open("/dev/full", "wb") as full:
+        ended = [
+            subprocess.run(words, stdout=out, stderr=subprocess.PIPE, check=False) for out in (closed, full)
+        ]
+    says = [b"", b"stepnet: error: the output cannot be written: No space left on device\n"]
+    assert [(it.returncode, it.stderr) for it in ended] == [(2, text) for text in says]
+
+
+def test_a_seed_that_is_too_large(stepnet):
+    assert stepnet("run", MODEL, "--random", "--seed", 2**63).code == 2
+
+
+def test_a_name_that_is_of_no_format(stepnet, tmp_path):
+    code, _, err = stepnet("convert", MODEL, tmp_path / "new.ONNX")
+    assert (code, err.startswith("stepnet: error: new.ONNX: the name must end in .xml or .onnx (")) == (
+        2,
+        True,
+    )

@@ -159,3 +159,29 @@ def test_what_crosses_the_border_of_a_loop(stepnet, tmp_path):
     ways, edges, runs, steps = inspected(graph([scan], "g", *ends), 8)
     assert ways == [["state", "slice"], ["last", "joined"]]
     assert (edges, runs, steps) == ([("s2", "s")], ("step", "rows"), 5)
+
+
+def test_lists_of_tensors_and_an_input_called_self(stepnet, tmp_path):
+    import onnx_ir as ir
+
+    x = ir.val("self", ir.DataType.FLOAT, ["N", 3])
+    y = ir.Node(
+        "",
+        "SequenceConstruct",
+        [x, x],
+        outputs=[ir.val("y", type=ir.SequenceType(ir.TensorType(ir.DataType.FLOAT)))],
+    )
+    graph = ir.Graph([x], y.outputs, nodes=[y], opset_imports={"": 17}, name="g")
+    ir.save(ir.Model(graph, ir_version=8), tmp_path / "m.onnx")
+    code, out, err = stepnet("run", tmp_path / "m.onnx", "--random", "--output", tmp_path / "y.npz")
+    assert (code, err) == (0, "")
+    assert "y[1] " in out
+    with np.load(tmp_path / "y.npz") as found:
+        assert {name: found[name].shape for name in found} == {"y[0]": (8, 3), "y[1]": (8, 3)}
+    code, _, err = stepnet("convert", tmp_path / "m.onnx", tmp_path / "n.onnx")
+    assert (code, err) == (0, "")
+    code, out, err = stepnet("inspect", tmp_path / "n.onnx", "--json")
+    assert (code, [i["name"] for i in json.loads(out)["inputs"]], err) == (0, ["self"], "")
+    pytest.importorskip("onnxruntime")
+    code, out, _ = stepnet("compare", tmp_path / "m.onnx", "--rounds", 1, "--json")
+    assert (code, [o["output"] for o in json.loads(out)["outputs"]]) == (0, ["y[0]", "y[1]"])

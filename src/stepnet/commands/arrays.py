@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, TYPE_CHECKING, Any
@@ -134,6 +134,19 @@ def write(path: Path, values: Mapping[str, Tensor]) -> None:
                     np.lib.format.write_array(entry, array(value), allow_pickle=False)
     except OSError as error:
         raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def tensors(found: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Outputs by name, those of a list by its name and their place.
+
+    >>> list(tensors([("y", 1), ("rows", [2, 3])]))
+    ['y', 'rows[0]', 'rows[1]']
+    """
+    return {
+        f"{name}[{k}]" if isinstance(value, list) else name: part
+        for name, value in found
+        for k, part in enumerate(value if isinstance(value, list) else [value])
+    }
 
 
 def array(value: Tensor) -> np.ndarray:

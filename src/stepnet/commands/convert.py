@@ -31,6 +31,9 @@ def convert(
     stays dynamic.
     """
     with told():
+        if output.suffix not in (".xml", ".onnx"):
+            name = f"{output.name or output}: the name must end in .xml or .onnx"
+            raise CommandError(name, got=str(output), expected="NEW.xml or NEW.onnx", remedy="another name")
         if ".onnx" in (model.suffix, output.suffix):
             _traced(model, output, bin, shape, f16=f16, unfuse=unfuse)
             return
@@ -64,7 +67,8 @@ def _traced(
     it = load_model(model, bin).eval()
     sizes = shapes_of(shape)
     check_shapes(it, sizes)
-    values = {name: torch.ones_like(value) for name, value in fill(it, {}, sizes, 0).items()}
+    filled = fill(it, {}, sizes, 0)
+    values = tuple(torch.ones_like(filled[socket.name]) for socket in it.inputs)  # a name may be "self"
     if output.suffix == ".onnx":
         stepnet.onnx.save(it, output, values, f16=f16)
     else:

@@ -29,7 +29,7 @@ INPUTS = Annotated[
         help="NAME=x.npy for one input, or an .npz with arrays by name. Give it as often as needed.",
     ),
 ]
-SEED = Annotated[int, typer.Option(help="Of the random inputs.")]
+SEED = Annotated[int, typer.Option(min=-(2**63), max=2**63 - 1, help="Of the random inputs.")]
 _SHAPE = re.compile(r"(?P<name>.+)=(?P<sizes>[0-9]{1,18}( *, *[0-9]{1,18})*|)", re.ASCII | re.DOTALL)
 
 

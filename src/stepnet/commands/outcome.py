@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,11 +21,19 @@ class CommandError(StepnetError):
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Turn stepnet's errors into one line on stderr, and exit code 2."""
+    """Turn stepnet's errors, and output that cannot be written, into one line on stderr, and exit code 2."""
     try:
         yield
     except StepnetError as error:
         typer.echo(f"stepnet: error: {one_line(str(error))}", err=True)
+        raise typer.Exit(BAD) from error
+    except OSError as error:
+        if error.filename is not None:  # those of files are stepnet's by now: this is another
+            raise
+        if error.errno == errno.EPIPE:  # who read the output has enough; nor is there a flush at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        else:
+            typer.echo(f"stepnet: error: the output cannot be written: {error.strerror}", err=True)
         raise typer.Exit(BAD) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,5 +15,9 @@ def console() -> Console:
     """The standard output. Names are printed as they are: nothing in them is markup."""
     from rich.console import Console
 
-    out = Console(markup=False, highlight=False, emoji=False)
-    return out if out.is_terminal else Console(markup=False, highlight=False, emoji=False, width=_WIDE)
+    class Output(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError(errno.EPIPE, "nobody reads it")  # `told` ends the command
+
+    out = Output(markup=False, highlight=False, emoji=False)
+    return out if out.is_terminal else Output(markup=False, highlight=False, emoji=False, width=_WIDE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from .output import console
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from torch import Tensor
 
     from stepnet.openvino import OpenVINOModel, Outputs
 
@@ -36,16 +38,17 @@ def run(
     A dynamic dimension of a random input is 8, unless --shape gives the input's shape.
     """
     with told():
-        from .arrays import gather, write
+        from .arrays import gather, tensors, write
         from .models import load_model
 
         if output is not None and output.suffix != ".npz":
             raise CommandError(f"--output {output}: should end in .npz")
         it = load_model(model, bin)
         values = gather(it, input, shape, seed, random=random)
-        found, first, second = timed(it, values)
+        outputs, first, second = timed(it, values)
+        found = tensors(outputs.items())
         if output is not None:
-            write(output, dict(found.items()))
+            write(output, found)
         out = console()
         out.print(_table(found))
         out.print(f"first run {first * 1e3:.4g} ms (loops are compiled in it), second {second * 1e3:.4g} ms")
@@ -70,7 +73,7 @@ def timed(model: OpenVINOModel, values: dict[str, Any]) -> tuple[Outputs, float,
         return found, middle - start, perf_counter() - middle
 
 
-def _table(found: Outputs) -> Table:
+def _table(found: Mapping[str, Tensor]) -> Table:
     from stepnet.report.text import add_row, table
 
     figures = ("smallest", "mean", "largest", "not finite")

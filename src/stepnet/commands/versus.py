@@ -20,7 +20,7 @@ from stepnet.openvino import OpenVINOModel
 from stepnet.report.text import add_row, print_parts, table
 from stepnet.report.words import count, printable
 
-from .arrays import array
+from .arrays import array, tensors
 from .outcome import CommandError
 
 
@@ -89,9 +89,16 @@ def versus(
     for _ in range(rounds):
         ours_times.append(_time(ours)[1])
         theirs_times.append(_time(lambda: theirs(order))[1])
+    here = tensors(ours_found.items())
+    there = tensors(zip(ours_found.keys(), theirs_found, strict=True))
+    if here.keys() != there.keys():
+        raise CommandError(
+            f"{path}: lists of tensors differ",
+            got=", ".join(here),
+            expected=f"{', '.join(there)} as {runtime}",
+        )
     differences = tuple(
-        _difference(name, array(value), np.asarray(other), atol, rtol)
-        for (name, value), other in zip(ours_found.items(), theirs_found, strict=True)
+        _difference(name, array(value), np.asarray(there[name]), atol, rtol) for name, value in here.items()
     )
     return Versus(
         differences,

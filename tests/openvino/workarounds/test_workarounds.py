@@ -11,9 +11,10 @@ import torch
 from covering import few
 from ir_cases import case
 from ir_files import Net, edge, sliced
-from stepnet import BackEdge, InputPort, OutputPort, TensorIterator
+from saved_modules import runners
+from stepnet import BackEdge, InputPort, OutputPort, TensorIterator, nn, onnx
 from stepnet.errors import IRError
-from stepnet.openvino import load, save
+from stepnet.openvino import convert, load, save
 from stepnet.openvino.writing.builder import In, NetBuilder, To
 from stepnet.openvino.writing.xml_writer import write
 
@@ -360,6 +361,80 @@ def test_cells_that_read_one_table(tmp_path, dynamic):
     compiled = openvino.Core().compile_model(str(tmp_path / "m.xml"), "CPU", options)
     for got, want in zip(compiled([x.numpy() for x in inputs]).values(), module(*inputs), strict=True):
         torch.testing.assert_close(torch.as_tensor(got), want.detach(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.exhaustive
+def test_cells_that_read_one_table_turned_there_and_back(tmp_path):
+    pytest.importorskip("openvino")
+    convert(case("onnx_rnn_bi_seq") / "model.xml", tmp_path / "m.xml")
+    model = load(tmp_path / "m.xml")
+    onnx.save(model, tmp_path / "m.onnx", torch.ones(5, 2, 3))
+    again = onnx.load(tmp_path / "m.onnx")
+    save(again, tmp_path / "again.xml", torch.ones(5, 2, 3))
+    x = torch.randn(5, 2, 3)
+    for got, want in zip(in_openvino(tmp_path / "again.xml", x), model(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.exhaustive
+def test_last_states_of_no_steps(tmp_path):
+    """Of cells that read one table, what they give going on with a dimension of one."""
+
+    class All(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.LSTM(4, 3), nn.GRU(4, 3, bidirectional=True), nn.RNN(4, 3)
+
+        def forward(self, x, h, c, both):
+            y, (h, c) = self.a(x, (h, c))
+            z, both = self.b(x, both)
+            v, g = self.c(x, h)
+            return (
+                y.unsqueeze(1),
+                z.reshape(z.shape[0], 1, z.shape[1], 6) + 1,
+                v.transpose(0, 1),
+                h,
+                c,
+                both,
+                g,
+            )
+
+    def inputs(t, b):
+        return torch.randn(t, b, 4), *(torch.randn(n, b, 3) for n in (1, 1, 2))
+
+    module = All().eval()
+    save(module, tmp_path / "m.xml", inputs(5, 2))
+    save(load(tmp_path / "m.xml"), tmp_path / "again.xml")  # where nothing is chosen twice
+    assert (tmp_path / "again.xml").read_text().count("Select") == (tmp_path / "m.xml").read_text().count(
+        "Select"
+    )
+    runs = [*runners(tmp_path / "m.xml", load(tmp_path / "m.xml"))]
+    for t, b in ((0, 2), (3, 2), (0, 3), (1, 1)):
+        values = inputs(t, b)
+        for run in runs:
+            for got, want in zip(run(values), module(*values), strict=True):
+                torch.testing.assert_close(got, want.detach(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("steps", few([-1, 0, 2], [-1]))
+def test_last_states_of_sequences_of_no_steps(steps, tmp_path):
+    b = NetBuilder("m")
+    x, h = b.parameter("x", F32, (2, steps, 4)), b.parameter("h", F32, (2, 1, 3))
+    lengths = b.layer("Broadcast", [b.constant(torch.tensor(max(steps, 0))), b.constant(torch.tensor([2]))])
+    weights = [b.constant(torch.ones(shape) / 9) for shape in ((1, 3, 4), (1, 3, 3), (1, 3))]
+    said = {"hidden_size": 3, "direction": "forward", "activations": "tanh"}
+    y, last = b.layer("RNNSequence", [x, h, lengths, *weights], said, version="opset5", outputs=2)
+    b.result(y, ("y",))
+    b.result(last, ("last",))
+    write(b.net(), tmp_path / "m.xml")
+    assert ("Select" in (tmp_path / "m.xml").read_text()) == (steps < 0)
+    values = torch.randn(2, max(steps, 0), 4), torch.randn(2, 1, 3)
+    model = load(tmp_path / "m.xml")
+    right = model(*values)["last"]
+    if steps < 1:
+        assert right.equal(values[1])
+    for run in runners(tmp_path / "m.xml", model) if steps else ():  # OpenVINO takes no fixed time of 0
+        torch.testing.assert_close(run(values)[1], right, rtol=1e-4, atol=1e-4)
 
 
 def carried(shape):

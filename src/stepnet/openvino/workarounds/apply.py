@@ -14,6 +14,7 @@ from .shapes import with_shapes
 from .shared_input import tables_apart
 from .shared_memory import keep_apart
 from .shared_ports import one_port_each
+from .uninitialised_states import first_states_kept
 from .whole_reductions import apart_from_products
 
 
@@ -34,6 +35,7 @@ def worked_around(net: Net) -> Net:
             if layer.bodies and layer.type != "If":
                 whole_ranges(edit, layer)
         tables_apart(edit)
+        first_states_kept(edit)
         for layer in list(inner.layers.values()):
             if layer.type == "TensorIterator":
                 told_count(edit, layer)
