@@ -24,8 +24,11 @@ SN_PICK void SN_P(sn_gather)(SN_T *y, const SN_T *x, const int64_t *index, const
     const int64_t n = sizes[rank], step = strides[dim], last = rank - 1;
     const int64_t line = rank > 0 ? sizes[last] : 1, next = rank > 0 && last != dim ? strides[last] : 0;
     for (int64_t e = 0; e < size; e += line) {
-        int64_t other = line < 8 || next != 1 || n <= 0 || index[e] != index[e + line - 1];
-        if (!other) _Pragma("omp simd reduction(| : other)") for (int64_t j = 0; j < line; ++j) other |= index[e + j] ^ index[e];
+        int64_t other = line < 8 || next != 1 || n <= 0 || index[e] != index[e + line - 1], apart[8] = {0};
+        for (int64_t j = 0; !other && j + 8 <= line; j += 8)
+            for (int64_t lane = 0; lane < 8; ++lane) apart[lane] |= index[e + j + lane] ^ index[e];
+        for (int64_t lane = 0; lane < 8; ++lane) other |= apart[lane];
+        for (int64_t j = line / 8 * 8; !other && j < line; ++j) other |= index[e + j] ^ index[e];
         if (!other) /* one place for all of the line: so rows of a table are picked */
             memcpy(y + e, x + base + sn_place(index[e], n, wrong) * step, line * sizeof(SN_T));
         else for (int64_t j = 0; j < line; ++j)
