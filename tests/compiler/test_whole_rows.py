@@ -170,7 +170,7 @@ def order(x, h):
         for down in (False, True):
             found[f"sort {size} {down}"] = part.argsort(1, descending=down)
             found[f"stable {size} {down}"] = part.argsort(dim=1, descending=down, stable=True)
-            for k in (1, 3):
+            for k in (1, 3, min(size, 9)):
                 found[f"top {k} of {size} {down}"] = part.topk(k, 1, largest=down)[1]
         found[f"all {size}"] = part.topk(size, 1)[1]
         found[f"first {size}"] = torch.stack(

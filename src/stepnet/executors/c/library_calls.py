@@ -21,8 +21,11 @@ _ELEMENTS = {
     "int16": ("i16", "int16_t", "int64_t"), "int8": ("i8", "int8_t", "int64_t"),
     "uint8": ("u8", "uint8_t", "int64_t"), "bool": ("u8", "uint8_t", "int64_t"),
 }  # fmt: skip
-_REAL_ENDS = "-INFINITY", "INFINITY"
-_ENDS = {"double": _REAL_ENDS, "float": _REAL_ENDS, **{f"{name}_t": ends for name, ends in ENDS.items()}}
+_LEAST = {
+    "double": "-INFINITY",
+    "float": "-INFINITY",
+    **{f"{name}_t": least for name, (least, _) in ENDS.items()},
+}
 _FACTORS = frozenset(
     {"lu", "lu_solve", "cholesky", "solve_triangular", "matrix_exp", "matrix_exp_grad", "logcumsumexp"}
 )
@@ -35,7 +38,7 @@ def headers(programs: Sequence[Program]) -> str:
     picked = {_ELEMENTS[p.value(n.inputs[0]).dtype] for p, n in whole if n.op not in _FACTORS}
     parts = [
         f"#define SN_T {kind}\n#define SN_TOTAL {total}\n#define SN_P(name) name##_{suffix}\n"
-        f"#define SN_LEAST {_ENDS[kind][0]}\n#define SN_MOST {_ENDS[kind][1]}\n" + header("sn_picks.h")
+        f"#define SN_LEAST {_LEAST[kind]}\n" + header("sn_picks.h")
         for suffix, kind, total in sorted(picked)
     ]
     for suffix, kind, _ in sorted({_ELEMENTS[p.real] for p, node in whole if node.op in _FACTORS}):

@@ -1,6 +1,6 @@
 /* Picks, running totals and orders along a dimension of a row: [outer, n, inner], contiguous.
  *
- * A type template: define SN_T (the type of the elements), SN_LEAST and SN_MOST (its ends), SN_TOTAL (the type of
+ * A type template: define SN_T (the type of the elements), SN_LEAST (its least), SN_TOTAL (the type of
  * running totals) and SN_P(name) (its suffix) first; all are undefined at the end. A NaN counts as larger than all numbers, as torch has it. An index that names nothing sets *wrong, and
  * is read as 0.
  */
@@ -24,8 +24,11 @@ SN_PICK void SN_P(sn_gather)(SN_T *y, const SN_T *x, const int64_t *index, const
     const int64_t n = sizes[rank], step = strides[dim], last = rank - 1;
     const int64_t line = rank > 0 ? sizes[last] : 1, next = rank > 0 && last != dim ? strides[last] : 0;
     for (int64_t e = 0; e < size; e += line) {
-        int64_t other = line < 8 || next != 1 || n <= 0 || index[e] != index[e + line - 1];
-        if (!other) _Pragma("omp simd reduction(| : other)") for (int64_t j = 0; j < line; ++j) other |= index[e + j] ^ index[e];
+        int64_t other = line < 8 || next != 1 || n <= 0 || index[e] != index[e + line - 1], apart[8] = {0};
+        for (int64_t j = 0; !other && j + 8 <= line; j += 8)
+            for (int64_t lane = 0; lane < 8; ++lane) apart[lane] |= index[e + j + lane] ^ index[e];
+        for (int64_t lane = 0; lane < 8; ++lane) other |= apart[lane];
+        for (int64_t j = line / 8 * 8; !other && j < line; ++j) other |= index[e + j] ^ index[e];
         if (!other) /* one place for all of the line: so rows of a table are picked */
             memcpy(y + e, x + base + sn_place(index[e], n, wrong) * step, line * sizeof(SN_T));
         else for (int64_t j = 0; j < line; ++j)
@@ -303,66 +306,85 @@ SN_INLINE int SN_P(sn_first)(int64_t *y, const SN_T *x, int64_t n, int64_t k, co
     for (int64_t j = 0; j < k; ++j) y[j] = first[j].at;
     return 1;
 }
-/* The first k of a few. Element i lies in lane i % L; what is picked is struck out, and of its lane alone the best is
- * found anew. Equal ones and NaNs are left to the others: where nothing is left to pick, two are equal, too. */
-enum { SN_P(sn_pick_few) = 1024, SN_P(sn_pick_few_lanes) = 64 };
-#define SN_BETTER(a, b) (down ? (a) > (b) : (a) < (b))
-SN_INLINE int SN_P(sn_first_of_few)(int64_t *y, const SN_T *x, int64_t n, int64_t k, const int down) {
-    enum { L = SN_P(sn_pick_few_lanes) };
-    SN_T in[SN_P(sn_pick_few)] __attribute__((aligned(64))), top[L] __attribute__((aligned(64))), last = 0;
-    const SN_T nothing = down ? SN_LEAST : SN_MOST;
-    const int64_t whole = (n + L - 1) / L * L;
+/* The first k of a few, by counting: as many as come before one, so far behind is its place. Counted are all of up to
+ * 32; of more, those that reach the k + 1st of the best in each lane, as more than k do. Equal ones, NaNs and more than
+ * 32 that reach it are left to the others. */
+enum { SN_P(sn_pick_few) = 1024, SN_P(sn_counted) = 32 };
+/* How many of L, 16 or 32, are larger than each. */
+SN_PICK void SN_P(sn_places)(uint32_t *place, const SN_T *x, int64_t L) {
+#define SN_COUNT(n)                                                                            \
+    {                                                                                          \
+        uint32_t larger[n] = {0};                                                              \
+        for (int32_t j = 0; j < n; ++j)                                                        \
+            _Pragma("omp simd") for (int32_t i = 0; i < n; ++i) larger[i] += x[j] > x[i];      \
+        memcpy(place, larger, sizeof larger);                                                  \
+    }
+    if (L == 16) SN_COUNT(16) else SN_COUNT(32)
+#undef SN_COUNT
+}
+/* Of m, behind which up to 32 lie the least there are. */
+SN_PICK int SN_P(sn_first_counted)(int64_t *y, const SN_T *x, const uint32_t *at, int64_t m, int64_t k) {
+    enum { L = 32 };
+    uint32_t place[L] __attribute__((aligned(64))) = {0}, met = 0;
+    int64_t order[L];
+    const int64_t whole = m <= L / 2 ? L / 2 : L;
+    SN_P(sn_places)(place, x, whole);
+    for (int32_t i = whole; i < L; ++i) place[i] = L - 1;
+    /* k powers of two have the sum of the first k only where each is there once: no two are equal */
+    for (int32_t i = 0; i < L; ++i) met += place[i] < k ? (1u << 24) + (1u << place[i]) : 0;
+    if (met != ((uint32_t)k << 24) + (1u << k) - 1) return 0;
+    for (int64_t i = 0; i < m; ++i) order[place[i]] = at[i];
+    for (int64_t r = 0; r < k; ++r) y[r] = order[r];
+    return 1;
+}
+SN_PICK int SN_P(sn_first_of_few)(int64_t *y, const SN_T *x, int64_t n, int64_t k, int64_t down) {
+    enum { L = SN_P(sn_counted) };
+    SN_T in[SN_P(sn_pick_few)] __attribute__((aligned(64))), top[L] __attribute__((aligned(64)));
+    SN_T best[L] __attribute__((aligned(64)));
+    uint32_t place[L] __attribute__((aligned(64))), at[L] __attribute__((aligned(64))), some = 0, is = 0;
+    const int64_t whole = (n + 63) / 64 * 64, lanes = k <= 6 ? L / 2 : L;
     int odd = 0;
-    memcpy(in, x, n * sizeof *x);
-    for (int64_t at = n; at < whole; ++at) in[at] = nothing;
-    for (int64_t j = 0; j < L; ++j) top[j] = nothing;
-    for (int64_t at = 0; at < whole; at += L)
-        for (int64_t j = 0; j < L; ++j) {
-            const SN_T v = in[at + j];
+    _Pragma("omp simd") for (int32_t j = 0; j < 64; ++j) in[whole - 64 + j] = SN_LEAST;
+    if (down) memcpy(in, x, n * sizeof *x);
+    else _Pragma("omp simd") for (int64_t j = 0; j < n; ++j) in[j] = (SN_T)0.5 != 0 ? -x[j] : (SN_T)(-1 - x[j]);
+    _Pragma("omp simd") for (int32_t j = 0; j < L; ++j) top[j] = best[j] = SN_LEAST, at[j] = j;
+    for (int64_t b = 0; b < whole; b += L)
+        for (int32_t j = 0; j < L; ++j) {
+            const SN_T v = in[b + j];
             odd |= v != v;
-            top[j] = SN_BETTER(v, top[j]) ? v : top[j];
+            top[j] = v > top[j] ? v : top[j];
         }
     if (odd) return 0;
-    for (int64_t r = 0;; ++r) {
-        SN_T two[L / 2];
-        for (int64_t j = 0; j < L / 2; ++j) two[j] = SN_BETTER(top[j + L / 2], top[j]) ? top[j + L / 2] : top[j];
-#define SN_HALVE(h) for (int64_t j = 0; j < h; ++j) two[j] = SN_BETTER(two[j + h], two[j]) ? two[j + h] : two[j]
-        SN_HALVE(16);
-        SN_HALVE(8);
-        SN_HALVE(4);
-        SN_HALVE(2);
-        SN_HALVE(1);
-#undef SN_HALVE
-        const SN_T best = two[0];
-        if (r > 0 && best == last) return 0;
-        if (r == k) return 1;
-        last = best;
-        int64_t found = 0;
-        uint64_t is = 0;
-        for (int64_t j = 0; j < L; ++j) is |= (uint64_t)(top[j] == best) << j;
-        const int64_t lane = __builtin_ctzll(is);
-        SN_T next = nothing;
-        int equal = 0;
-        for (int64_t at = lane; at < whole; at += L) {
-            const int same = in[at] == best;
-            found = same ? at : found;
-            equal += same;
-            next = !same && SN_BETTER(in[at], next) ? in[at] : next;
+    if (n <= L) return SN_P(sn_first_counted)(y, in, at, n, k);
+    _Pragma("omp simd") for (int32_t j = 0; j < L / 2; ++j)
+        top[j] = lanes < L && top[j + L / 2] > top[j] ? top[j + L / 2] : top[j];
+    SN_P(sn_places)(place, top, lanes);
+    if (lanes < L) _Pragma("omp simd") for (int32_t j = 0; j < L / 2; ++j) place[j + L / 2] = L;
+    for (int32_t j = 0; j < L; ++j) some |= place[j] <= k ? 1u << place[j] : 0;
+    const uint32_t last = 31 - __builtin_clz(some);
+    for (int32_t j = 0; j < L; ++j) is |= place[j] == last ? 1u << j : 0;
+    const SN_T least = top[__builtin_ctz(is)];
+    int64_t m = 0;
+    for (int64_t b = 0; b < whole; b += 64) {
+        uint32_t low = 0, high = 0;
+        const SN_T *from = in + b;
+        for (int32_t j = 0; j < 32; ++j) low |= from[j] < least ? 0 : 1u << j;
+        for (int32_t j = 0; j < 32; ++j) high |= from[j + 32] < least ? 0 : 1u << j;
+        for (uint64_t reach = low | (uint64_t)high << 32; reach; reach &= reach - 1, ++m) {
+            if (m == L) return 0;
+            at[m] = (uint32_t)(b + __builtin_ctzll(reach));
+            best[m] = in[at[m]];
         }
-        if (equal > 1) return 0;
-        y[r] = found;
-        in[found] = nothing;
-        top[lane] = next;
     }
+    return SN_P(sn_first_counted)(y, best, at, m, k);
 }
-#undef SN_BETTER
 SN_INLINE int SN_P(sn_first_of)(int64_t *y, const SN_T *x, int64_t n, int64_t k, const int down) {
-    return n >= 16 && n <= SN_P(sn_pick_few) ? SN_P(sn_first_of_few)(y, x, n, k, down) : SN_P(sn_first)(y, x, n, k, down);
+    return n <= SN_P(sn_pick_few) ? SN_P(sn_first_of_few)(y, x, n, k, down) : SN_P(sn_first)(y, x, n, k, down);
 }
 SN_PICK void SN_P(sn_topk)(int64_t *y, const SN_T *x, int64_t outer, int64_t n, int64_t inner, int64_t k,
                            int64_t down, int64_t sorted, void *spare) {
     SN_ITEM small[SN_STACKED], *q = n > SN_STACKED ? spare : small;
-    const int quick = inner == 1 && k <= SN_P(sn_most_first) && 2 * k < n && (sorted || k * 64 <= n);
+    const int quick = inner == 1 && k <= SN_P(sn_most_first) && (2 * k < n || n <= SN_P(sn_counted)) && (sorted || k * 64 <= n);
     for (int64_t o = 0; k > 0 && o < outer; ++o)
         for (int64_t i = 0; i < inner; ++i) {
             const int64_t e = o * n * inner + i, to = o * k * inner + i;
@@ -380,7 +402,6 @@ SN_PICK void SN_P(sn_topk)(int64_t *y, const SN_T *x, int64_t outer, int64_t n, 
 #undef SN_LESS
 #undef SN_SWAP
 #undef SN_LEAST
-#undef SN_MOST
 #undef SN_ITEM
 #undef SN_T
 #undef SN_TOTAL

@@ -331,5 +331,5 @@ def _set_levels(p: Program) -> None:
         if node.op == "matmul" or fixed.intersection(node.outputs) or node.op in TOTALS:
             continue
         uses = [p.level[id(r)] for name in node.outputs for r in readers.get(name, [])]
-        if uses and OPS[node.op].stage in _LOOPED:
+        if uses and (OPS[node.op].stage in _LOOPED or node.op == "embed"):  # rows of a table lie there anyway
             p.level[id(node)] = max(p.level[id(node)], min(uses))
