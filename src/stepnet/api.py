@@ -204,7 +204,8 @@ def recurrent(
     ):
         backend = as_at_first(step, backend)
         way = (reverse, level, axis, check_backend(backend))
-        if not lifting.inside_a_step() and is_declined(_STEPS, step, x, state, way):
+        declined = not lifting.inside_a_step() and is_declined(_STEPS, step, x, state, way)
+        if declined and not sharded(step):
             return _recurrent(step, x, state, reverse, level, axis, scopes, backend, plainly=True)
         state, out = warm(step, x, state, way)
         if out is not None:
@@ -217,10 +218,7 @@ def recurrent(
             raise no_graph_of("torch.export.draft_export")
         return traced_step(step, lambda: _in_graph(step, x, state, how))
     if not torch.compiler.is_compiling() and is_kept():
-        return kept(
-            step, x, state, steps=steps, static=static, resets=resets, reverse=reverse, level=level,
-            axis=axis, scopes=scopes, backend=backend, checkpoint=checkpoint, detach_every=detach_every,
-        )  # fmt: skip
+        return kept(step, x, state, **how._asdict())
     parts = sharded(step)
     if parts:
         return gathered(parts, lambda x, state: _outside(step, x, state, how), x, state)
