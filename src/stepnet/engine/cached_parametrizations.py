@@ -4,8 +4,8 @@ when it is over: the step reads it again, in the thread that derives, and nowher
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from threading import get_ident
 from typing import Any
 
 from torch import Tensor
@@ -50,7 +50,7 @@ class _OfThreads(MutableMapping[tuple[int, str], Any]):
         self.around, self.of = around, dict[int, dict[tuple[int, str], Any]]()
 
     def _here(self) -> MutableMapping[tuple[int, str], Any]:
-        own = self.of.get(get_ident())
+        own = self.of.get(threading.get_ident())
         if own is not None:
             return own
         return self.around if parametrize._cache_enabled > 1 else {}  # one is ours
@@ -77,7 +77,7 @@ _lock = Lock()
 @contextlib.contextmanager
 def _again(cached: Cached) -> Iterator[None]:
     torch_own: Any = parametrize
-    thread = get_ident()
+    thread = threading.get_ident()
     with _lock:
         if not isinstance(torch_own._cache, _OfThreads):
             torch_own._cache = _OfThreads(torch_own._cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import copy
 import copyreg
 import ctypes
@@ -112,7 +113,7 @@ _STATEFUL: tuple[type, ...] = (
 # Made by C; what they hold does not change, or is read and undone, or no number follows from it.
 _AS_THEY_WERE: tuple[Any, ...] = (
     re.Pattern, operator.itemgetter, operator.attrgetter, operator.methodcaller, struct.Struct,
-    types.GenericAlias, types.UnionType, memoryview, type(threading.Lock()), type(threading.RLock()),
+    types.GenericAlias, types.UnionType, memoryview, _thread.LockType, _thread.RLock,
     weakref.ref, weakref.ProxyType, weakref.CallableProxyType, decimal.Context, dataclasses.Field,
     type(functools.lru_cache(words)), type(functools.cmp_to_key(lambda a, b: 0)),
 )  # fmt: skip
