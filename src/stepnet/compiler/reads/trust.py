@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import copy
 import copyreg
 import ctypes
@@ -113,10 +112,11 @@ _STATEFUL: tuple[type, ...] = (
 # Made by C; what they hold does not change, or is read and undone, or no number follows from it.
 _AS_THEY_WERE: tuple[Any, ...] = (
     re.Pattern, operator.itemgetter, operator.attrgetter, operator.methodcaller, struct.Struct,
-    types.GenericAlias, types.UnionType, memoryview, _thread.LockType, _thread.RLock,
+    types.GenericAlias, types.UnionType, memoryview,
     weakref.ref, weakref.ProxyType, weakref.CallableProxyType, decimal.Context, dataclasses.Field,
     type(functools.lru_cache(words)), type(functools.cmp_to_key(lambda a, b: 0)),
 )  # fmt: skip
+_HOLD_NO_NUMBERS = words("typing builtins types _json _thread")  # modules of Python of such objects
 
 _OF_PYTHON: tuple[tuple[Any, str], ...] = (
     (re, "_cache"), (re, "_cache2"), (linecache, "cache"), (threading, "_active"), (threading, "_limbo"),
@@ -338,4 +338,4 @@ def stays_as_it_was(kind: type) -> bool:
     """True for kinds of objects made by C that use leaves as they were, as far as is known."""
     root = kind.__module__.partition(".")[0]
     trusted = root == "numpy" or (is_trusted_class(kind) and root not in sys.stdlib_module_names)
-    return trusted or kind in _AS_THEY_WERE or root in ("typing", "builtins", "types", "_json")
+    return trusted or kind in _AS_THEY_WERE or root in _HOLD_NO_NUMBERS
