@@ -18,14 +18,17 @@ import stepnet.onnx
 import stepnet.openvino
 
 CORPUS = Path(__file__).parent.parent / "openvino" / "cases" / "corpus"
-OPEN = ["torch_lstm_bi2_sequence", "torch_lstm_dyn_ti", "dynamic_batch_time", "onnx_gru_bi_split_2layer_ti"]
+OPEN = [
+    "torch_lstm_bi2_sequence", "torch_lstm_dyn_ti", "dynamic_batch_time", "onnx_gru_bi_split_2layer_ti",
+    "shapeof_in_body",
+]  # fmt: skip
 FIXED = ["attention_decoder", "part2_rev", "lstm_projection"]
 
 
 LIKE_OTHERS = {"torch_lstm_dyn_ti", "part2_rev", "onnx_gru_bi_split_2layer_ti"}
 
 
-@pytest.mark.parametrize("name", few(OPEN + FIXED, ["dynamic_batch_time", "lstm_projection"]))
+@pytest.mark.parametrize("name", few(OPEN + FIXED, ["dynamic_batch_time", "shapeof_in_body"]))
 def test_the_same_numbers(name, tmp_path, opened):
     model = stepnet.openvino.load(CORPUS / name / "model.xml").eval()
 

@@ -133,7 +133,7 @@ class Node:
         kinds = [None if port.type is None else port.type.dtype for port in self.layer.outputs]
         return tuple(v.to(kind) if kind in UNSIGNED else v for v, kind in zip(found, kinds, strict=False))
 
-    @cached_property
+    @property
     def _converted(self) -> torch.dtype | None:
         """What a Convert makes."""
         name = self.layer.attributes.get("destination_type")
