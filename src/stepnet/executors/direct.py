@@ -16,6 +16,7 @@ from torch import Tensor
 
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.recording import LeftByRuns
 from stepnet.data.storage import distinct
 from stepnet.data.unpatched_torch import (
     contiguous,
@@ -537,9 +538,11 @@ def _zeros(*size: Any) -> Tensor:
     return empty_on_cpu(*size).zero_()
 
 
-class Lately:
+class Lately(LeftByRuns):
     """How runs go by places that are on the same sequences, and threads, as several before; of dense tables,
     on other pieces of them, and without a backward, on sequences over about as many rows."""
+
+    asked_by = frozenset()
 
     def __init__(self) -> None:
         self._known = Bounded[Any, "int | Direct | None"](_MOST_RUNS)  # a number: of runs so far

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from stepnet.data.bounded_cache import Bounded
+from stepnet.data.recording import LeftByRuns
 from stepnet.data.tensor_guards import alike
 from stepnet.errors import StepnetError
 
@@ -66,8 +67,10 @@ class _Last(NamedTuple):
     kind: Any
 
 
-class Prepared:
+class Prepared(LeftByRuns):
     """The functions of a graph, one for each kind of call."""
+
+    asked_by = frozenset()  # what it computes is what the graph does
 
     def __init__(self) -> None:
         # by the kind of a call, one for each way through branches; None: it runs node by node
