@@ -72,6 +72,7 @@ def part_of_x(b):
 
 
 BODIES = {
+    "products": (1, lambda b: [b.Add(b.states[0], b.Multiply(b.flat(b.x), b.flat(b.whole)))]),
     "twins": (3, twins),
     "delay": (1, lambda b: [b.flat(b.x)]),
     "sum": (1, lambda b: [b.Add(b.flat(b.x), b.states[0])]),

@@ -9,6 +9,7 @@ change places one is lost. What lies in between can be told apart by layers whos
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from stepnet.openvino.layers import activations, elementwise
 from stepnet.openvino.reader import fits
@@ -69,10 +70,11 @@ class _Body:
 
     def _harmful(self, layer: Layer, operand: int) -> bool:
         """Whether a layer may write over what is read again."""
-        path = self._path(layer.sources[operand])
-        if path is None or not self._fits(layer, operand) or self._read_twice(path[0]):
+        source = layer.sources[operand]
+        if not self._fits(layer, operand) or self._read_twice(source):
             return False
-        return path[-1][0] in self.invariant or any(map(self._read_twice, path[1:]))
+        paths = self._paths(source)
+        return any(path[-1][0] in self.invariant or any(map(self._read_twice, path[1:])) for path in paths)
 
     def _equal(self, source: Source) -> Source:
         return self._first[source[0]], source[1]
@@ -89,20 +91,22 @@ class _Body:
     def _own_memory(self, result: int, target: int) -> None:
         """A Result that is carried lies in no memory but that of its own Parameter."""
         layer = self.net.layers[result]
-        path = self._path(layer.sources[0])
-        if path is None or path[-1] == (target, 0):
-            return
-        for source in path:
+
+        def elsewhere() -> list[Source] | None:
+            paths = self._paths(layer.sources[0])
+            return next((path for path in paths if path[-1] != (target, 0)), None)
+
+        for source in elsewhere() or ():
             writer = self.net.layers[source[0]]
             if self._turned(writer, 0):
-                turned = self._path(layer.sources[0])
-                if turned is None and not self._harmful(writer, 0):
+                if elsewhere() is None and not self._harmful(writer, 0):
                     return
                 self._turned(writer, 0)
-        self._copy_into(layer, 0)
+        if elsewhere() is not None:
+            self._copy_into(layer, 0)
 
-    def _path(self, source: Source) -> list[Source] | None:
-        """Outputs that may lie in one memory, from one back to the Parameter that it is of."""
+    def _paths(self, source: Source) -> Iterator[list[Source]]:
+        """Outputs that may lie in one memory, from one back to each Parameter that it may be of."""
         came: dict[Source, Source | None] = {source: None}
         waiting = [source]
         while waiting:
@@ -115,16 +119,17 @@ class _Body:
                 while back is not None:
                     path.append(back)
                     back = came[back]
-                return path[::-1]
+                yield path[::-1]
+                continue
             if kind in _SAME or self._is_squeeze(layer):
                 operands = (0,)
             else:
-                operands = tuple(i for i in self._written_over(layer) if self._fits(layer, i))
+                over = (*self._written_over(layer), *self._computed_with(layer))
+                operands = tuple(i for i in over if self._fits(layer, i))
             for i in reversed(operands):
                 if layer.sources[i] not in came:
                     came[layer.sources[i]] = at
                     waiting.append(layer.sources[i])
-        return None
 
     def _is_squeeze(self, layer: Layer) -> bool:
         """A Gather of one entry, which OpenVINO makes a Squeeze where the axis has one."""
@@ -146,6 +151,18 @@ class _Body:
         if kind in _EITHER_WAY and is_constant(self.net.layers[layer.sources[0][0]]):
             return (1,)
         return (0,) if kind in _OVER_FIRST and layer.sources else ()
+
+    def _computed_with(self, layer: Layer) -> tuple[int, ...]:
+        """The second operand, where that is computed elementwise for this layer alone: OpenVINO may make one
+        layer of both, which writes over the first operand of the inner one."""
+        if (
+            layer.type.lower() not in _OVER_FIRST
+            or len(layer.sources) != 2
+            or self._read_twice(layer.sources[1])
+        ):
+            return ()
+        inner = self.net.layers[layer.sources[1][0]]
+        return (1,) if inner.type.lower() in _OVER_FIRST and inner.sources else ()
 
     def _turned(self, layer: Layer, operand: int) -> bool:
         """Swap the operands of an addition and its like."""
