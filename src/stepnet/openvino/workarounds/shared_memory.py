@@ -153,16 +153,17 @@ class _Body:
         return (0,) if kind in _OVER_FIRST and layer.sources else ()
 
     def _computed_with(self, layer: Layer) -> tuple[int, ...]:
-        """The second operand, where that is computed elementwise for this layer alone: OpenVINO may make one
-        layer of both, which writes over the first operand of the inner one."""
-        if (
-            layer.type.lower() not in _OVER_FIRST
-            or len(layer.sources) != 2
-            or self._read_twice(layer.sources[1])
-        ):
+        """The second operand, where for this layer alone two values are added or such, and more done to
+        the result: OpenVINO may make one layer of all, which writes over the first of the two."""
+        if layer.type.lower() not in _OVER_FIRST or len(layer.sources) != 2:
             return ()
-        inner = self.net.layers[layer.sources[1][0]]
-        return (1,) if inner.type.lower() in _OVER_FIRST and inner.sources else ()
+        sources = [layer.sources[1]]
+        while len(sources) == 1 and not self._read_twice(sources[0]):
+            inner = self.net.layers[sources[0][0]]
+            if inner.type.lower() not in _OVER_FIRST:
+                return ()
+            sources = [s for s in inner.sources if not is_constant(self.net.layers[s[0]])]
+        return (1,) if len(sources) > 1 else ()
 
     def _turned(self, layer: Layer, operand: int) -> bool:
         """Swap the operands of an addition and its like."""
