@@ -316,7 +316,7 @@ def _step_by_step(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def packed_to_rows(packed: Any) -> tuple[Tensor, Tensor, Tensor | None]:
     """A PackedSequence to rows in the order of its batch, the offsets of its sequences, and the places of the
-    rows in it."""
+    rows in it; in a graph these are not known."""
     if not isinstance(packed, PackedSequence):
         raise LoDError(
             "LoDTensor.from_packed takes a PackedSequence",

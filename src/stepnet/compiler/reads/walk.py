@@ -505,10 +505,9 @@ class Walk(CodeWalk):
 
     def _cached(self, value: Any) -> None:
         if not self.in_python and not self.names.isdisjoint(_TELL_CACHES):
-            why = (
-                "it asks for the counts of a functools cache, or clears it, and a run on sample rows fills it"
+            self.refused = self.refused or (
+                "it asks a cache of functools for its counts, or clears it, and a run on sample rows fills it"
             )
-            self.refused = self.refused or why
         self.hold(value)
         self._unknown(value)
 

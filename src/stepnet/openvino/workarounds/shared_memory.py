@@ -96,14 +96,16 @@ class _Body:
             paths = self._paths(layer.sources[0])
             return next((path for path in paths if path[-1] != (target, 0)), None)
 
-        for source in elsewhere() or ():
+        path = elsewhere()
+        if path is None:
+            return
+        for source in path:
             writer = self.net.layers[source[0]]
             if self._turned(writer, 0):
                 if elsewhere() is None and not self._harmful(writer, 0):
                     return
                 self._turned(writer, 0)
-        if elsewhere() is not None:
-            self._copy_into(layer, 0)
+        self._copy_into(layer, 0)
 
     def _paths(self, source: Source) -> Iterator[list[Source]]:
         """Outputs that may lie in one memory, from one back to each Parameter that it may be of."""
