@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stepnet import recurrent
+from stepnet.engine import plans, refused_steps
 from stepnet.engine.calls_in_progress import call_of, is_called_elsewhere
 from threads import at_once
 
@@ -36,6 +37,30 @@ def test_nothing_that_threads_collect_is_lost(known):
         for y in given:
             torch.testing.assert_close(y, wanted)
     assert [t.shape for t in log] == [(2, 3)] * 4 * 3 * 3
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
+def test_a_step_that_rests_waits_for_a_trial(monkeypatch):
+    monkeypatch.setattr(refused_steps, "_LONG", 0.0)
+    log = []
+
+    def step(x, h):
+        log.append(h)
+        return h, torch.tanh(x + h)
+
+    def call():
+        recurrent(step, torch.ones(4, 2, 3), torch.zeros(2, 3))
+
+    call(), call()
+    assert refused_steps.rests(step)
+    del log[:]
+    other = threading.Thread(target=call)
+    with plans._lock:  # as a trial does
+        other.start()
+        other.join(0.05)
+        assert not log
+    other.join()
+    assert len(log) == 4
 
 
 def test_a_call_is_seen_from_other_threads_alone():

@@ -56,7 +56,15 @@ from .reads import (
     steps_of_inner_loops,
     why_changing,
 )
-from .refused_steps import Rests, clock, forget_resting, note_refused, note_refused_again, rests
+from .refused_steps import (
+    Rests,
+    changes_objects,
+    clock,
+    forget_resting,
+    note_changes_again,
+    note_refused,
+    rests,
+)
 from .rows import Noise, Sequences, as_rows
 from .self_check import holds
 from .single_step_calls import forget_lone
@@ -104,10 +112,14 @@ def run(
             within.recurrence(as_rows(loop, feeds).layout.turns)
         return naive.run(loop, feeds)
     if backend == AUTO and rests(code_of(loop).function):
+        if changes_objects(code_of(loop).function):
+            _await_trials()
         raise Rests("the step was refused a moment ago")
     declined = None if asked is None else asked.declined
     if asked is not None and declined is not None:
-        if backend == AUTO:
+        if isinstance(_reason(declined), ChangesObjects):
+            _await_trials()
+        elif backend == AUTO:
             note_declined(asked, functools.partial(_misses.pop, declined.family, None))
         _misses.pop(declined.family, None)
         raise _reason(declined).fresh()
@@ -123,7 +135,7 @@ def run(
         except Unsupported:
             if isinstance(refusal := _reason(entry), ChangesObjects) and warn and not transformed:
                 why = refusal.reason, settings(), _is_training(code_of(loop).function)
-                note_refused_again(code_of(loop).function, why, clock() - began)
+                note_changes_again(code_of(loop).function, why, clock() - began)
             raise
     if warn and backend == AUTO:
         _tell_of_torch_ops(entry, loop, reads, sequences)
@@ -178,6 +190,13 @@ def run(
         naive.run(loop, feeds)  # which tells it
     _let_rest(entry, loop, reads, warn=warn and backend == AUTO)
     raise _DOES_NOT_HOLD.fresh()
+
+
+def _await_trials() -> None:
+    """Wait for trials in other threads, which put back what a step changes while they last. Those that begin
+    later see this call."""
+    with _lock:
+        pass
 
 
 def _is_training(step: Callable[..., Any]) -> bool:

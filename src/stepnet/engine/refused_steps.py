@@ -18,13 +18,11 @@ _LONG = 0.003  # seconds
 _TIMES = 20  # as long as it took
 clock = time.monotonic
 _until: dict[Any, tuple[Any, float]] = {}
+_met: dict[Any, tuple[Any, Any]] = {}  # by the step: why it was refused before, for what it changes
 
 
 class Rests(Unsupported):
     """A step was refused not long ago."""
-
-
-_met: dict[Any, tuple[Any, Any]] = {}  # by the step: what it was refused for at the call before
 
 
 def rests(step: Any) -> bool:
@@ -42,9 +40,9 @@ def note_refused(step: Any, seconds: float) -> None:
         _until[place_of(step)] = alive, clock() + _TIMES * seconds
 
 
-def note_refused_again(step: Any, why: Any, seconds: float) -> None:
-    """A look that took so long refused a step, as it did at the call before if that was for the same: the
-    first one may have tried and compiled what later ones need not."""
+def note_changes_again(step: Any, why: Any, seconds: float) -> None:
+    """A look that took so long refused a step that changes objects, as it did at the call before if that was
+    for the same: the first one may have tried and compiled what later ones need not."""
     met = _met.get(place_of(step))
     if met is not None and met[0]() is not None and met[1] == why:
         note_refused(step, seconds)
@@ -52,6 +50,12 @@ def note_refused_again(step: Any, why: Any, seconds: float) -> None:
         alive = kept_while_alive(_met, step)
         if alive is not None:
             _met[place_of(step)] = alive, why
+
+
+def changes_objects(step: Any) -> bool:
+    """Whether a step was refused for the objects that it changes."""
+    known = _met.get(place_of(step))
+    return known is not None and known[0]() is not None
 
 
 def forget_resting() -> None:
