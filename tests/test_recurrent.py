@@ -122,7 +122,7 @@ MISTAKES = {
     "a parameter more": (
         lambda: recurrent(lambda x, h, m: (h, h), X, H),
         "missing a required argument: 'm'",
-        r"<lambda>\(x_t, state\)",
+        r"<lambda>\(x_t, state\)[\s\S]*`h, c = state`",
     ),
     "no parameter for static": (
         lambda: recurrent(total, X, H, static=H),

@@ -261,12 +261,16 @@ class StepBody:
         try:
             parameters.bind(*handed)
         except TypeError as error:
+            remedy = "take both x_t and state: x_t is None where there are only steps=, and the state "
+            remedy += "is () where there is none"
+            if len(parameters.parameters) > len(handed):
+                remedy = "several inputs, or several states, come as one tuple: `h, c = state` in the step; "
+                remedy += "what is the same at all steps is closed over, or an attribute of the module"
             raise StepError(
                 f"step '{self.name}' does not take what it is called with: {error}",
                 got=f"{self.name}{parameters}",
                 expected=f"{self.name}({', '.join(handed)}) -> (y_t, new_state)",
-                remedy="take both x_t and state: x_t is None where there are only steps=, and the state "
-                "is () where there is none",
+                remedy=remedy,
             ) from None
 
     def _check_nesting(self) -> None:
