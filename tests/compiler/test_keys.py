@@ -517,9 +517,9 @@ def test_a_module_that_functions_import_is_walked_once_in_a_walk(monkeypatch):
             super().__init__(*given, **more)
             made.append(self)
 
-        def _space(self, module, names):
+        def _space(self, module, names, within=None):
             seen.append(module)
-            super()._space(module, names)
+            super()._space(module, names, within)
 
     monkeypatch.setattr(walks, "Walk", Walk)
     before = reach(module.f0).key

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import gc
 import inspect
 import linecache
@@ -21,6 +22,7 @@ import types
 import warnings
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -232,6 +234,29 @@ class OfTorch:
 
         return step, [lambda: weight.set_(torch.ones(2 * D, dtype=DTYPE)[:D])]
 
+    def method_of_a_distribution():
+        """No code of the step names what it is of."""
+        held = torch.distributions.HalfNormal(torch.ones(D, dtype=DTYPE))
+        own = type(held).log_prob
+
+        def turn():
+            type(held).log_prob = lambda self, value: own(self, value) * 2
+            UNDO.append(lambda: setattr(type(held), "log_prob", own))
+
+        return lambda x, h: (held.log_prob(x.abs()), torch.tanh(h)), [turn]
+
+    def function_of_distributions():
+        from torch.distributions import utils as of
+
+        own = of.clamp_probs
+
+        def turn():
+            of.clamp_probs = lambda probs: own(probs) * 0.5
+            UNDO.append(lambda: setattr(of, "clamp_probs", own))
+
+        to_logits = of.probs_to_logits
+        return lambda x, h: (to_logits(x.sigmoid()), torch.tanh(h)), [turn]
+
     def operator_of_a_library():
         library, gain = torch.library.Library("stepnet_of_the_test", "DEF"), [2.0]
         library.define("scaled(Tensor a) -> Tensor")
@@ -335,6 +360,27 @@ def test_names_of_arguments_are_none_of_attributes():
 
 
 WEIGHT = torch.ones(1, 1, 1)
+
+
+def test_what_others_changed_in_torch_concerns_who_comes_by_it(monkeypatch):
+    """Pyro gives transforms another way to be copied: no step does that, and most know of none."""
+    monkeypatch.setattr(torch.distributions.transforms.Transform, "__getstate__", lambda self: vars(self))
+    monkeypatch.setattr(torch.distributions.HalfNormal, "log_prob", lambda self, value: globals())
+
+    def copies(x, h):
+        return x * len(torch.distributions.transforms.ExpTransform().__getstate__()), h
+
+    assert reach(lambda x, h: (x.log(), h)).refused is None
+    assert reach(lambda x, h: (torch.distributions.Normal(x, 1.0), h)).refused is not None  # of HalfNormal's
+    monkeypatch.setattr(torch.distributions.HalfNormal, "log_prob", lambda self, value: value * 2)
+    assert reach(lambda x, h: (torch.distributions.Normal(x, 1.0), h)).refused is None
+    assert reach(copies).open is not None
+
+
+def test_a_module_is_asked_for_what_code_asks_it_for():
+    """numpy finds some attributes by itself: names that code asks others for are none of those."""
+    assert reach(lambda x, h: (x.saved_by_nobody(np.pi), functools.wraps(h)(h))).open is None
+    assert reach(lambda x, h: (x * np.found_by_nobody, h)).open is not None
 
 
 class OfSomeKind:

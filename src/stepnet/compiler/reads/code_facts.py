@@ -76,13 +76,14 @@ class Facts:
     that no name mentions, too), and of modules imported inside, with a dot before it for each package to go
     up; `stores`, of globals that it binds, and `sets`, of attributes. `around`: those that
     ask for what is around a call. `reads_class`: it reads `__class__` itself, not only by super().
-    `prefixes`: what names of attributes begin with that are made as it runs. `told`: builtins of which each
-    use is known, though what they give is not their arguments' alone; `checks`: those of them that only
+    `prefixes`: what names of attributes begin with that are made as it runs. `asked`: of globals that code
+    does nothing with but ask them for attributes, on the spot, the names of these. `told`: builtins of which
+    each use is known, though what they give is not their arguments' alone; `checks`: those of them that only
     typeguard is given.
     """
 
     __slots__ = (
-        "around", "checks", "code", "globals", "imports", "names", "prefixes", "reads_class", "sets",
+        "around", "asked", "checks", "code", "globals", "imports", "names", "prefixes", "reads_class", "sets",
         "stores", "told", "trusted",
     )  # fmt: skip
 
@@ -99,6 +100,7 @@ class Facts:
         self.told: set[str] = set()
         self.checks: set[str] = set()
         untold: set[str] = set()
+        self.asked: dict[str, set[str] | None] = {}
         self._scan(code, found, names, imports, stores, untold)
         self.told -= untold
         self.checks -= untold
@@ -120,6 +122,7 @@ class Facts:
             if kind in _GLOBALS:
                 if value[:1] != "@":  # by which pytest tells what failed, behind each assert
                     found[value] = None
+                    self._asks(value, steps[place + 1 : place + 2])
                 if place in looked.at:
                     self.told.add(value)
                 elif place in checks:
@@ -143,6 +146,16 @@ class Facts:
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._scan(constant, found, names, imports, stores, untold)
+
+    def _asks(self, name: str, then: list[dis.Instruction]) -> None:
+        """Note what is done with a global that was loaded."""
+        asked = self.asked.setdefault(name, set())
+        if asked is None:
+            return
+        if then and then[0].opname in _ATTRIBUTES:
+            asked.add(then[0].argval)
+        else:
+            self.asked[name] = None
 
 
 def _unnamed(steps: list[dis.Instruction], place: int) -> frozenset[str]:

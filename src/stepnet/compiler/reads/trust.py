@@ -201,6 +201,14 @@ def goes_by_its_class(function: types.FunctionType) -> bool:
     return known and code.co_name in _OF_FIELDS
 
 
+def only_wraps(function: types.FunctionType) -> bool:
+    """True for what makes a function look like another one: what it copies is read by who names it."""
+    return function.__code__ in _WRAP
+
+
+_WRAP = functools.update_wrapper.__code__, functools.wraps.__code__
+
+
 def is_module_of_python(module: Any) -> bool:
     """True for the modules of the standard library."""
     if not isinstance(module, types.ModuleType):

@@ -45,7 +45,6 @@ from .kinds import (
     shows_attributes,
     slot_values,
 )
-from .monkeypatches import KERNEL, Patch
 from .survey import Same, Seen, Walked
 from .trust import (
     BY_VALUE,
@@ -429,16 +428,6 @@ class Walk(CodeWalk):
             self._class(meta)
         elif meta is enum.EnumMeta:
             self.named(OF_ENUMS)
-
-    def replaced(self, others: Sequence[Patch]) -> None:
-        """What stands where torch had something else."""
-        for name, held, names in others:
-            self.key.append(name)
-            self.named(names)
-            if held is KERNEL:
-                self.refused = self.refused or f"an operator of torch computes by another kernel: {name}"
-            elif held is not MISSING:
-                self._class_item(held)
 
     def _class_item(self, item: Any) -> None:
         if isinstance(item, (staticmethod, classmethod)):

@@ -13,19 +13,18 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, distributions
-from torch.distributions import Distribution
 
 from .as_written import written_as
 from .code_facts import AROUND, EFFECTS, PURE, REFLECTION, SETTINGS, TENSOR_STATE, Facts, facts
-from .kinds import MISSING, Names
-from .monkeypatches import CLASSES
+from .kinds import MISSING, UNREAD, Names
+from .monkeypatches import CLASSES, KERNEL, Patch
 from .survey import Same, Survey, survey
 from .trust import (
     BY_ITS_CLASS,
@@ -44,12 +43,14 @@ from .trust import (
     is_trusted_class,
     is_trusted_module,
     only_checks,
+    only_wraps,
     tells_settings,
 )
 
 END = "; end"  # of attributes, whose number is not in the key; no name of one
 OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
 DISTRIBUTIONS = frozenset({"distributions", *distributions.__all__})  # names by which code comes by them
+_DISTRIBUTIONS = "torch.distributions"
 _CODE = (types.FunctionType, types.MethodType, functools.partial, torch.nn.Module)
 _OF_TORCH = sorted({*dir(Tensor), *dir(torch.nn.Module), *dir(torch.Generator), *DISTRIBUTIONS})
 _LOOKED_UP = frozenset({"globals", "eval", "exec"})  # which may find any global
@@ -77,6 +78,7 @@ class CodeWalk(abc.ABC):
     classes: set[tuple[int, bool]] = field(default_factory=set)
     known: set[type] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
+    asked: dict[int, frozenset[str]] = field(default_factory=dict)  # of modules in modules, by id: for what
     hooks: bool = False
     sets: set[str] = field(default_factory=set)  # attributes that the step's own code sets
     in_python: bool = False  # in code of Python's own: what that holds is no matter of the step's
@@ -179,9 +181,11 @@ class CodeWalk(abc.ABC):
         self.opened(f"{getattr(value, '__qualname__', value.__name__)}, of which nothing is known")
 
     def _asks(self, function: Any) -> None:
-        """Note a function of torch that tells of settings."""
+        """Note a function of torch that tells of settings, or is one of torch.distributions."""
         if tells_settings(function):
             self.opened(f"{function.__module__}.{function.__name__}, which is not the step's own")
+        if str(getattr(function, "__module__", None)).startswith(_DISTRIBUTIONS):
+            self.named(("distributions",))
 
     def _around(self, names: AbstractSet[str]) -> None:
         """Refuse what asks for what there is around a call: a step is recorded and traced apart from that."""
@@ -225,7 +229,7 @@ class CodeWalk(abc.ABC):
             self.visit(function.__kwdefaults__)
         if by_class := goes_by_its_class(function):
             self.named(BY_ITS_CLASS)
-        if known.trusted or by_class:
+        if known.trusted or by_class or only_wraps(function):
             self._asks(function)
             self.in_python = before
             return  # the library's globals are its own
@@ -260,7 +264,8 @@ class CodeWalk(abc.ABC):
                 self.key.append(name)
                 self.trail = trail, function, name, held
                 if isinstance(held, types.ModuleType):
-                    self._space(held, names)
+                    asked = known.asked.get(name)
+                    self._space(held, names if asked is None else asked, names)
                 else:
                     self.visit(held)
         self.trail = trail
@@ -362,8 +367,11 @@ class CodeWalk(abc.ABC):
     def _package(self, module: types.ModuleType) -> None:
         self._space(module, frozenset(self.names))
 
-    def _space(self, module: types.ModuleType, names: Iterable[str]) -> None:
-        """The attributes of a Python module that code names."""
+    def _space(
+        self, module: types.ModuleType, names: Iterable[str], within: Iterable[str] | None = None
+    ) -> None:
+        """The attributes of a Python module that code names, and those `within` modules in it, if others."""
+        within = names if within is None else within
         kind, space = type(module), vars(module)
         if self.prefixes:
             names = {*names, *self.found_by_prefix(space)}
@@ -386,13 +394,15 @@ class CodeWalk(abc.ABC):
             if held is not MISSING:
                 self.key.append(name)
                 self.trail = trail, None, name, held
-                self._global(held, names)
+                self._global(held, within)
             elif "__getattr__" in space:
                 self.opened(f"module {module.__name__}, which finds its attributes by itself")
         self.in_python, self.trail = before, trail
         self.key.append(END)
 
     def _trusted_space(self, module: types.ModuleType, names: frozenset[str]) -> None:
+        if module.__name__.startswith(_DISTRIBUTIONS):
+            self.named(("distributions",))
         known = survey(module, names)
         if known.open is not None:
             self.opened(known.open)
@@ -401,6 +411,21 @@ class CodeWalk(abc.ABC):
             classes = (same.value for _, same in known.held if isinstance(same.value, type))
             self.holders += [kind for kind in classes if kind.__flags__ & HEAP]
         self._surveyed(known)
+
+    def replaced(self, others: Sequence[Patch]) -> None:
+        """What stands where torch had something else, but where nothing of the step comes by it."""
+        without = DISTRIBUTIONS.isdisjoint(self.names)
+        for name, held, names in others:
+            if without and name.startswith(_DISTRIBUTIONS):
+                continue
+            self.key.append(name)
+            self.named(names)
+            if held is KERNEL:
+                self.refused = self.refused or f"an operator of torch computes by another kernel: {name}"
+            elif held is not MISSING and (key := name.rpartition(".")[2]) in UNREAD and key not in self.names:
+                self.key.append(Same(held))
+            elif held is not MISSING:
+                self._class_item(held)
 
     def _surveyed(self, known: Survey) -> None:
         self.key.append(known)
@@ -418,7 +443,7 @@ class CodeWalk(abc.ABC):
         if kind in self.known or self.everything:
             return
         self.known.add(kind)
-        if issubclass(kind, Distribution):  # whatever code calls it
+        if _of_distributions(kind):  # whatever code calls it
             self.named(("distributions",))
         if self.sets and kind.__flags__ & HEAP and is_trusted_class(kind):
             self.holders.append(kind)
@@ -428,8 +453,16 @@ class CodeWalk(abc.ABC):
     def _global(self, held: Any, names: Iterable[str]) -> None:
         if not isinstance(held, types.ModuleType):
             self.visit(held)
-        elif id(held) not in self.seen:
-            self.seen[id(held)] = len(self.seen)
-            self._space(held, names)
+            return
+        before = self.asked.get(id(held))
+        fresh = frozenset(names).difference(before or ())
+        if fresh or before is None:
+            self.asked[id(held)] = fresh.union(before or ())
+            self._space(held, fresh)
         else:
             self.key.append(Same(held))
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_distributions(kind: type) -> bool:
+    return any(str(base.__module__).startswith(_DISTRIBUTIONS) for base in kind.__mro__)
