@@ -22,7 +22,7 @@ from torch.fx import _symbolic_trace
 from .code_facts import MAKES, facts
 from .dict_changes import changes_at, counts_changes
 from .kinds import MISSING, UNREAD
-from .trust import COMPUTING, is_of_python, is_trusted_code, is_trusted_module, words
+from .trust import COMPUTING, is_of_arrays, is_of_python, is_trusted_code, is_trusted_module, words
 
 _FAMILIES = (
     "torch.nn.", "torch.functional", "torch._tensor", "torch.distributions.", "torch.linalg", "torch.fft",
@@ -106,7 +106,7 @@ def _is_foreign(item: Any) -> bool:
     """Whether somebody had put it there before."""
     file = item.__code__.co_filename if isinstance(item, types.FunctionType) else _MADE
     known = file.startswith(_MADE) or file.endswith("typing_extensions.py")  # which tells what is deprecated
-    return not (known or is_trusted_code(file) or is_of_python(file))
+    return not (known or is_trusted_code(file) or is_of_python(file) or is_of_arrays(file))
 
 
 _MADE = "<"  # begins the file of code that is made at run time

@@ -55,7 +55,7 @@ _FOLDERS = words(
     _operator numbers dataclasses contextlib"""
 )
 # Installed packages whose functions give what follows from their arguments, whatever they keep beside it.
-COMPUTING = ("einops", "attr", "attrs")
+COMPUTING = ("einops", "attr", "attrs", "torchdiffeq")
 # And those that hold arguments against what is said of their types: of what they read nothing is computed.
 _CHECKING = words("beartype jaxtyping typeguard")
 _LIBRARIES = _CHECKING.union(COMPUTING)
@@ -139,9 +139,18 @@ def is_trusted_code(file: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def _library_of(file: str) -> str | None:
     """The known library that a file is of, where it was installed: a copy elsewhere may be anything."""
+    name = _installed_in(file)
+    return name if name in _LIBRARIES else None
+
+
+def _installed_in(file: str) -> str | None:
     before, _, path = file.rpartition(f"-packages{os.sep}")
-    name = path.partition(os.sep)[0]
-    return name if name in _LIBRARIES and f"{os.path.basename(before)}-packages" in _PACKAGES else None
+    return path.partition(os.sep)[0] if f"{os.path.basename(before)}-packages" in _PACKAGES else None
+
+
+def is_of_arrays(file: str) -> bool:
+    """True for the code of numpy and scipy, which takes the numbers of tensors from them: that is seen."""
+    return _installed_in(file) in ("numpy", "scipy")
 
 
 def only_checks(file: str) -> bool:
