@@ -375,6 +375,11 @@ def test_what_others_changed_in_torch_concerns_who_comes_by_it(monkeypatch):
     monkeypatch.setattr(torch.distributions.HalfNormal, "log_prob", lambda self, value: value * 2)
     assert reach(lambda x, h: (torch.distributions.Normal(x, 1.0), h)).refused is None
     assert reach(copies).open is not None
+    monkeypatch.setattr(torch, "index_select", lambda *given: globals())  # as PyTorch Geometric does
+    assert reach(lambda x, h: (x.log(), h)).refused is None
+    assert reach(lambda x, h: (torch.index_select(x, 1, h), h)).refused is not None
+    monkeypatch.setattr(torch, "tanh", lambda value: globals())
+    assert "put in the place" in str(reach(lambda x, h: (x.log(), h)).refused)  # modules call it
 
 
 def test_a_module_is_asked_for_what_code_asks_it_for():

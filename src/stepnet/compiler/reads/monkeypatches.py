@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, distributions
 from torch.fx import _symbolic_trace
 
 from .code_facts import MAKES, facts
@@ -31,6 +31,16 @@ _FAMILIES = (
 # What steps call.
 _OURS = ("stepnet.cells.", "stepnet.nn.", "stepnet.layers.", "stepnet.data.", "stepnet.ops")
 _AROUND = ("stepnet.data.heap", "stepnet.data.windows")  # they do not call these
+# What lists all that torch has, compiles steps, or runs them on tensors that the plain loop is for.
+_NOT_OF_STEPS = (
+    *_AROUND,
+    "torch.overrides",
+    "torch._dynamo.",
+    "torch._inductor.",
+    "torch.distributed.tensor.",
+)
+OF_DISTRIBUTIONS = "torch.distributions"
+DISTRIBUTIONS = frozenset({"distributions", *distributions.__all__})  # names by which code comes by them
 # In the place of which torch puts others itself; and what computes nothing: Lightning has a `torch.compile`.
 _OF_TORCH = {
     "torch": words("manual_seed Storage compile load save"),
@@ -53,11 +63,13 @@ KERNEL: Any = object()
 
 
 class Patch(NamedTuple):
-    """`held` is there now, MISSING for nothing, KERNEL for an operator's; `names` may be looked up in it."""
+    """`held` is there now, MISSING for nothing, KERNEL for an operator's; `names` may be looked up in it.
+    `by`: the names without which no code comes by it; None where code may without."""
 
     name: str
     held: Any
-    names: frozenset[str]
+    names: frozenset[str] = frozenset()
+    by: frozenset[str] | None = None
 
 
 class _Space:
@@ -82,10 +94,17 @@ class _Space:
             if isinstance(item, types.FunctionType) and item.__code__.co_filename == _TRACES:
                 continue  # while it traces, and then it calls what it found when it was imported
             names = frozenset[str]() if isinstance(item, _TELLS_ALL) else self._read(key)
-            yield Patch(f"{self.name}.{key}", item, names)
+            yield Patch(f"{self.name}.{key}", item, names, self._by(key))
         if not self._is_over:
             for key in first.keys() - held.keys() - own:
-                yield Patch(f"{self.name}.{key}", MISSING, frozenset())
+                yield Patch(f"{self.name}.{key}", MISSING, by=self._by(key))
+
+    def _by(self, key: str) -> frozenset[str] | None:
+        if self._is_class and key in UNREAD:
+            return frozenset((key,))
+        if self.name.startswith(OF_DISTRIBUTIONS):
+            return DISTRIBUTIONS
+        return _who_asks(key, len(sys.modules)) if self.held is vars(torch) else None
 
     def _finds(self, key: str) -> bool:
         """Whether a name that was not there may be found, in the place of one beneath."""
@@ -100,6 +119,31 @@ class _Space:
         known = [facts(item.__code__) for item in items if isinstance(item, types.FunctionType)]
         found = (code.names for code in known if key in code.names or key in code.globals)
         return frozenset().union(*found) - MAKES  # torch makes objects of its own classes
+
+
+@functools.lru_cache
+def _who_asks(key: str, modules: int) -> frozenset[str] | None:
+    """The names by which code comes to what it asks torch itself for; None if torch's own code, of which no
+    walk reads the names, may. An operator that takes functions is in a module of its name."""
+    by = {key}
+    for function in gc.get_objects():
+        if type(function) is not types.FunctionType or not is_trusted_code(function.__code__.co_filename):
+            continue
+        module = str(function.__module__)
+        if not _mentions(function.__code__, key) or module.startswith(_NOT_OF_STEPS):
+            continue
+        asked = facts(function.__code__).asked.get("torch", ())
+        if asked is None or key in asked:
+            package, _, name = module.rpartition(".")
+            if package != "torch._higher_order_ops":
+                return None
+            by.add(name)
+    return frozenset(by)
+
+
+def _mentions(code: types.CodeType, name: str) -> bool:
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return name in code.co_names or any(_mentions(part, name) for part in inner)
 
 
 def _is_foreign(item: Any) -> bool:
@@ -211,7 +255,7 @@ def _kernels() -> Iterator[Patch]:
     for name in sorted(_KERNELS - _KERNELS_FIRST):
         space, _, key = name.split("/")
         if space == "aten" and key not in _WHERE_NOT:
-            yield Patch(name, KERNEL, frozenset())
+            yield Patch(name, KERNEL)
 
 
 def _changed(now: Any, before: Any) -> set[int]:
@@ -232,7 +276,7 @@ def patched() -> Sequence[Patch]:
     >>> patched()
     ()
     >>> relu, F.relu = F.relu, torch.tanh
-    >>> [name for name, _, _ in patched()]
+    >>> [patch.name for patch in patched()]
     ['torch.nn.functional.relu']
     >>> F.relu = relu
     """

@@ -28,11 +28,10 @@ from stepnet.interrupts import let_through
 
 from .attributes import WithAttributes
 from .code_facts import Facts, facts
-from .monkeypatches import patched
+from .monkeypatches import DISTRIBUTIONS, patched
 from .numbers import but_for_numbers
 from .trust import is_machinery
 from .walk import IMPLICIT, Walk
-from .walk_code import DISTRIBUTIONS
 
 
 @dataclass

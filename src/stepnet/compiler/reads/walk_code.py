@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, distributions
+from torch import Tensor
 
 from .as_written import written_as
 from .code_facts import AROUND, EFFECTS, PURE, REFLECTION, SETTINGS, TENSOR_STATE, Facts, facts
-from .kinds import MISSING, UNREAD, Names
-from .monkeypatches import CLASSES, KERNEL, Patch
+from .kinds import MISSING, Names
+from .monkeypatches import CLASSES, DISTRIBUTIONS, KERNEL, OF_DISTRIBUTIONS, Patch
 from .survey import Same, Survey, survey
 from .trust import (
     BY_ITS_CLASS,
@@ -49,8 +49,6 @@ from .trust import (
 
 END = "; end"  # of attributes, whose number is not in the key; no name of one
 OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotations__")
-DISTRIBUTIONS = frozenset({"distributions", *distributions.__all__})  # names by which code comes by them
-_DISTRIBUTIONS = "torch.distributions"
 _CODE = (types.FunctionType, types.MethodType, functools.partial, torch.nn.Module)
 _OF_TORCH = sorted({*dir(Tensor), *dir(torch.nn.Module), *dir(torch.Generator), *DISTRIBUTIONS})
 _LOOKED_UP = frozenset({"globals", "eval", "exec"})  # which may find any global
@@ -184,7 +182,7 @@ class CodeWalk(abc.ABC):
         """Note a function of torch that tells of settings, or is one of torch.distributions."""
         if tells_settings(function):
             self.opened(f"{function.__module__}.{function.__name__}, which is not the step's own")
-        if str(getattr(function, "__module__", None)).startswith(_DISTRIBUTIONS):
+        if str(getattr(function, "__module__", None)).startswith(OF_DISTRIBUTIONS):
             self.named(("distributions",))
 
     def _around(self, names: AbstractSet[str]) -> None:
@@ -381,7 +379,7 @@ class CodeWalk(abc.ABC):
         if kind is not types.ModuleType and not trusted:
             self.opened(f"module {module.__name__}, which finds its attributes by itself")
         if trusted:
-            self._trusted_space(module, frozenset(names))
+            self._trusted_space(module, frozenset((*names, *within)))
             return
         self.key.append(Same(module))
         own = self.everything and not is_installed(module.__name__, file_of(module))
@@ -401,7 +399,7 @@ class CodeWalk(abc.ABC):
         self.key.append(END)
 
     def _trusted_space(self, module: types.ModuleType, names: frozenset[str]) -> None:
-        if module.__name__.startswith(_DISTRIBUTIONS):
+        if module.__name__.startswith(OF_DISTRIBUTIONS):
             self.named(("distributions",))
         known = survey(module, names)
         if known.open is not None:
@@ -414,16 +412,13 @@ class CodeWalk(abc.ABC):
 
     def replaced(self, others: Sequence[Patch]) -> None:
         """What stands where torch had something else, but where nothing of the step comes by it."""
-        without = DISTRIBUTIONS.isdisjoint(self.names)
-        for name, held, names in others:
-            if without and name.startswith(_DISTRIBUTIONS):
+        for name, held, names, by in others:
+            if by is not None and by.isdisjoint(self.names):
                 continue
             self.key.append(name)
             self.named(names)
             if held is KERNEL:
                 self.refused = self.refused or f"an operator of torch computes by another kernel: {name}"
-            elif held is not MISSING and (key := name.rpartition(".")[2]) in UNREAD and key not in self.names:
-                self.key.append(Same(held))
             elif held is not MISSING:
                 self._class_item(held)
 
@@ -465,4 +460,4 @@ class CodeWalk(abc.ABC):
 
 @functools.lru_cache(maxsize=4096)
 def _of_distributions(kind: type) -> bool:
-    return any(str(base.__module__).startswith(_DISTRIBUTIONS) for base in kind.__mro__)
+    return any(str(base.__module__).startswith(OF_DISTRIBUTIONS) for base in kind.__mro__)
