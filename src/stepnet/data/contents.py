@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ class Contents:
         self._written: dict[int, Value] = {}
         # Steps that were put in as one tensor, and are taken apart where one of them is asked for.
         self._joined: tuple[int, Steps] | None = None  # from which index
-        self._computed: tuple[Steps, dict[int, Value]] | None = None  # those, taken apart; not yet asked for
+        self._computed: tuple[Steps, dict[int, Any]] | None = None  # those, taken apart; not yet asked for
         # What an element would look like, where a cut gave none: join it back and shape and dtype are kept.
         self.pattern: Value | None = None
         # The steps that all the values are, while they are that.
