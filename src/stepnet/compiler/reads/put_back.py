@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import NoneType
 from typing import Any, NamedTuple
 
 from .kinds import MISSING
 from .reach import Reach
+from .survey import Seen
 from .undo import is_only_thread, way_of
 
 _MOST = 32  # places that are tried
@@ -46,12 +48,14 @@ def changed_since(then: Reach, reached: Callable[..., Reach]) -> list[Held] | No
     found, tries = list[Held](), 0
     holders = list({id(each): each for each in reached(everything=True).holders}.values())
     while others:
-        now, before = others[0]
-        for place in _places(holders, now):
+        now, before = next((pair for pair in others if MISSING not in pair), (MISSING, MISSING))
+        # one object may have stood in several places, which a walk tells
+        same = {id(place.value): place.value for place in _places(holders, before)}
+        for place, value in itertools.product(_places(holders, now), [*same.values(), before]):
             tries += 1
             if tries > _MOST:
                 return None
-            held = [*found, place._replace(value=before)]
+            held = [*found, place._replace(value=value)]
             with put_back(held):
                 rest = _others(reached().key, then.key)
             if rest is not None and len(rest) < len(others):
@@ -79,11 +83,16 @@ def put_back(held: Sequence[Held]) -> Iterator[None]:
 
 
 def _others(now: Sequence[Any], then: Sequence[Any]) -> list[tuple[Any, Any]] | None:
-    """The plain values in which two keys differ; None where they differ in more."""
+    """The plain values in which two keys differ, MISSING for one that was met before; None where they differ
+    in more."""
     if len(now) != len(then):
         return None
-    found = [(_plain(a), _plain(b)) for a, b in zip(now, then, strict=True) if a != b]
-    if any(a is MISSING or b is MISSING or type(a) is not type(b) for a, b in found):
+    pairs = [(a, b) for a, b in zip(now, then, strict=True) if a != b]
+    found = [(_plain(a), _plain(b)) for a, b in pairs]
+    for pair, known in zip(pairs, found, strict=True):
+        if any(a is MISSING and type(item) is not Seen for item, a in zip(pair, known, strict=True)):
+            return None
+    if any(MISSING not in known and type(known[0]) is not type(known[1]) for known in found):
         return None
     return found
 
