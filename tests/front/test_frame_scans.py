@@ -142,6 +142,24 @@ def test_a_scan_from_one_on_stands_behind_what_was_written_before():
         h.stack()
 
 
+def test_values_of_a_scan_may_be_changed_in_place():
+    """Each is a tensor by itself, as in a loop by hand, and what the array holds."""
+    x, out, loop = TensorArray(unstack_from=X), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 5)
+        out.write(s, x.read(s) * 2)
+        loop.update(s, s + 1)
+    with torch.no_grad():
+        out.read(0)[0] = 0.0
+    out.read(1).mul_(3.0)
+    expected = [2 * row for row in X]
+    with torch.no_grad():
+        expected[0][0] = 0.0
+    expected[1].mul_(3.0)
+    assert "raised to a scan" in loop.explain()
+    held(out.stack(), torch.stack(expected))
+
+
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_values_of_a_scan_are_concatenated_as_others_are(axis):
     x, out, loop = TensorArray(unstack_from=X), TensorArray(), stepnet.create_whileloop([torch.tensor(0)])

@@ -242,7 +242,7 @@ class TensorArray:
         contents, size = self._contents, self._contents.size
         whole = contents.whole if isinstance(size, torch.SymInt) else None
         if whole is None:
-            value = contents.values.get(place, default)
+            value = contents.read(place, default)
         else:  # in a trace: taken apart, its length would be that of the example
             value = whole[place : place + 1].squeeze(0) if 0 <= place < size else default
         if value is not None:
@@ -365,7 +365,8 @@ class TensorArray:
                 f"{where}: the array is empty, so the shape of its values is not known",
                 remedy="write a value first, or treat a batch without steps apart",
             )
-        return [self.read(place) for place in range(size)]
+        values = self._contents.values
+        return [values[place] if place in values else self.read(place) for place in range(size)]
 
     @fills(like=lambda *_, **__: (TensorArray(), UNKNOWN))
     @recordable

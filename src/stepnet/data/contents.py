@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ class Contents:
         self._written: dict[int, Value] = {}
         # Steps that were put in as one tensor, and are taken apart where one of them is asked for.
         self._joined: tuple[int, Steps] | None = None  # from which index
+        self._computed: tuple[Steps, dict[int, Any]] | None = None  # those, taken apart; not yet asked for
         # What an element would look like, where a cut gave none: join it back and shape and dtype are kept.
         self.pattern: Value | None = None
         # The steps that all the values are, while they are that.
@@ -46,6 +48,8 @@ class Contents:
         """The same values; writing to one leaves the other as it is."""
         twin = Contents(self.size)
         twin._written, twin._joined = dict(self._written), self._joined
+        if self._computed is not None:
+            twin._computed = self._computed[0], dict(self._computed[1])
         twin.pattern, twin.steps = self.pattern, self.steps
         return twin
 
@@ -63,6 +67,16 @@ class Contents:
         self.steps = None
         self.size = max(self.size, place + 1)
 
+    def read(self, place: int, default: Value | None) -> Value | None:
+        """The value at an index, to be changed in place, too."""
+        value = self.values.get(place, default)
+        if self._computed is not None:
+            steps, parts = self._computed
+            if isinstance(value, Tensor) and parts.pop(place, None) is value and value.requires_grad:
+                value = steps.by_itself(value)
+                self.write(place, value)
+        return value
+
     @property
     def whole(self) -> Tensor | None:
         """All values as one tensor, where they are that."""
@@ -73,8 +87,9 @@ class Contents:
         """What was written, by index."""
         if self._joined is not None:
             start, steps = self._joined
-            self._written.update(enumerate(steps.apart(), start))
-            self._joined = None
+            parts = dict(enumerate(steps.apart(), start))
+            self._written.update(parts)
+            self._joined, self._computed = None, (steps, parts) if steps.computed else None
         return self._written
 
     @property

@@ -9,10 +9,11 @@ from torch import Tensor
 
 
 class Steps:
-    """Values of consecutive places, as one tensor [steps, ...]."""
+    """Values of consecutive places, as one tensor [steps, ...]. `computed`: by a loop, one by one as far
+    as its caller knows, who may change each of them in place."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
+    def __init__(self, tensor: Tensor, *, computed: bool = False) -> None:
+        self._tensor, self.computed = tensor, computed
         self._grad = torch.is_grad_enabled()
 
     def whole(self) -> Tensor:
@@ -23,6 +24,11 @@ class Steps:
         """The steps, one by one."""
         with torch.set_grad_enabled(self._grad):
             return self._tensor.unbind(0)
+
+    def by_itself(self, step: Tensor) -> Tensor:
+        """One of the steps as a tensor that autograd lets be changed in place."""
+        with torch.set_grad_enabled(self._grad):
+            return step.clone()
 
     def joined(self) -> Tensor:
         """The steps as a tensor of the caller's own, to write to, by numpy, too."""

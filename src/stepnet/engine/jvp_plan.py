@@ -13,7 +13,9 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from stepnet.compiler.reads.put_back import Held, changed_since, put_back
 from stepnet.compiler.rewritten.inner_loops import is_guarded
+from stepnet.compiler.trace.iteration import reached
 from stepnet.compiler.trace.unseen_calls import applied
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import draws_put_back
@@ -115,6 +117,7 @@ class RunsAlong:
         fill: gives what it holds numbers.
         guarded: whether its plan has one more result, which says of each row whether the plan holds.
         seen: what the step read when it was last what it had been: when its gradient was taken, say.
+        held: where numbers that it reads are others by now, with those that it read.
     """
 
     loop: Loop
@@ -129,11 +132,12 @@ class RunsAlong:
     fill: Callable[[], None] = lambda: None
     guarded: bool = False
     seen: list[Reads] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
 
     @contextmanager
     def as_called(self) -> Iterator[None]:
-        """In here, all around is set as at the call."""
-        with self.ready.around.again(), cached_again(self.reads.cached):
+        """In here, all around is set as at the call, and numbers are what the step read."""
+        with self.ready.around.again(), cached_again(self.reads.cached), put_back(self.held):
             yield
 
     @_as_called
@@ -144,22 +148,34 @@ class RunsAlong:
             StepError: it is something else than at the call.
         """
         now = self.unchanged()
+        how = self.loop, self.sequences, self.reads, self.reader
         if now is None:
-            now = read_again(self.loop, self.sequences, self.reads, self.reader)
+            try:
+                now = read_again(*how)
+            except StepError:  # code that runs in backward finds the numbers of then
+                reaches = functools.partial(reached, self.loop)
+                of_own = self.ready.plan.own_backward
+                held = None if of_own else changed_since(self.reads.reach, reaches)
+                if held is None:
+                    raise
+                self.held.extend(held)
+                with put_back(held):
+                    now = read_again(*how)
         self.seen[:] = [now]
         return now
 
-    @_as_called
     def same_backward(self) -> None:
         """Nothing, where hooks and Functions of the step read what they read when its gradient was traced.
 
         Raises:
             StepError: they may read something else.
         """
-        if self.unchanged() is None:
+        # with a gradient, as the call has; and by the numbers of now
+        with self.ready.around.again(), cached_again(self.reads.cached), torch.enable_grad():
+            if self.unchanged() is not None:
+                return
             why = "and its hooks or custom Functions may read it in backward"
-            with torch.enable_grad():  # as at the call, which has a gradient
-                read_again(self.loop, self.sequences, self.reads, self.reader, why)
+            read_again(self.loop, self.sequences, self.reads, self.reader, why)
 
     def expect(self, tensors: Sequence[Tensor], asked: Sequence[bool], whole: bool) -> None:
         """Make the plan of the derivative along the gradients of weights, once for all that are alike: after

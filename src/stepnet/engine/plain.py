@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from stepnet.compiler.reads.put_back import changed_since, put_back
 from stepnet.compiler.trace.capture import Replaced
-from stepnet.compiler.trace.iteration import code_of
+from stepnet.compiler.trace.iteration import code_of, reached
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError
@@ -46,8 +49,7 @@ def plain_loop(
     ) -> Results:
         if weights is None or reads is None:
             return run_it(x, states)
-        with cached_again(reads.cached):
-            now = read_again(loop, sequences, reads, reader)
+        with cached_again(reads.cached), reading_again(loop, sequences, reads, reader) as now:
             swap = {id(now.tensors[place]): w for place, w in zip(places, weights, strict=True)}
             with Replaced(swap):
                 return run_it(x, states)
@@ -57,6 +59,22 @@ def plain_loop(
         return [*y, torch.ones(sequences.layout.rows, dtype=torch.bool)] if guarded else y, finals
 
     return plain
+
+
+@contextlib.contextmanager
+def reading_again(
+    loop: Loop, sequences: Sequences, reads: Reads, reader: Callable[..., Reads]
+) -> Iterator[Reads]:
+    """In here the step reads what it read: numbers that are others by now are put back. See `read_again`."""
+    try:
+        now, held = read_again(loop, sequences, reads, reader), []
+    except StepError:
+        held = changed_since(reads.reach, functools.partial(reached, loop))
+        if held is None:
+            raise
+        now = None
+    with put_back(held):
+        yield read_again(loop, sequences, reads, reader) if now is None else now
 
 
 def read_again(

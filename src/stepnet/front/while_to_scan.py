@@ -113,7 +113,7 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
     body = RecordedStep(form.step, [program.constants[place] for place in form.step.constants])
 
     def finish(ys: list[Tensor], last: list[Tensor]) -> list[Tensor]:
-        columns = [Steps(y) for y in ys]  # two arrays may be written the same
+        columns = [Steps(y, computed=True) for y in ys]  # two arrays may be written the same
         for number, column in form.outputs:
             if isinstance(column, int):
                 contents_of(program.arrays[number]).put(low + form.base, columns[column])

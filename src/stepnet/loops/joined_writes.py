@@ -123,7 +123,7 @@ class JoinedWrites:
     def fill(self, rows: Sequence[Tensor]) -> None:
         """Write what was joined to the arrays."""
         for array, row in zip(self.arrays, rows, strict=True):
-            hold(self._loop.program.arrays[array], Steps(row))
+            hold(self._loop.program.arrays[array], Steps(row, computed=True))
 
 
 def _is_zero(boot: Any) -> bool:

@@ -128,21 +128,19 @@ class Snapshot:
     modules, and the environment."""
 
     def __init__(self, holders: Iterable[Any]) -> None:
-        self._kept: list[tuple[Any, _Way, Any]] = []
+        self._kept: list[tuple[Any, Way, Any]] = []
         self._empty_caches: list[Any] = []
         for holder in holders:
             if type(holder) is _CACHE and not holder.cache_info().currsize:
                 self._empty_caches.append(holder)
-            way = _way(type(holder))
+            way = way_of(type(holder))
             if way is not None and holder is not sys.modules:  # what is imported stays so
                 self._kept.append((holder, way, way.read(holder)))
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def _changes(
-        self, only: frozenset[int] | None = None
-    ) -> Iterator[tuple[Any, _Way, list[Any], list[Any]]]:
+    def _changes(self, only: frozenset[int] | None = None) -> Iterator[tuple[Any, Way, list[Any], list[Any]]]:
         """Those that hold something else by now, how they are written, what they held, and what they hold;
         compares which objects, never what they equal. `only`: of these, by their ids."""
         for holder, way, held in self._kept:
@@ -212,7 +210,7 @@ class Snapshot:
             cache.cache_clear()
 
 
-class _Way(NamedTuple):
+class Way(NamedTuple):
     """How one kind of container is read as a list, and written."""
 
     read: Callable[[Any], list[Any]]
@@ -379,25 +377,26 @@ def _write_slots(value: Any, held: list[Any]) -> None:
 _CACHE = functools._lru_cache_wrapper
 _CELL = type((lambda x: lambda: x)(0).__closure__[0])  # pyright: ignore[reportOptionalSubscript]
 _ORDER = collections.OrderedDict.__iter__
-_WAYS: tuple[tuple[Any, _Way], ...] = (
-    (Names, _Way(lambda value: [value.space.get(name, MISSING) for name in value.names], _write_names)),
-    (collections.OrderedDict, _Way(lambda value: [*_read_dict(value), *_ORDER(value)], _write_ordered)),
-    (dict, _Way(_read_dict, _write_dict)),
-    (list, _Way(lambda value: list(list.__iter__(value)), _write_list)),
-    (set, _Way(lambda value: list(set.__iter__(value)), _write_set)),
-    (collections.deque, _Way(lambda value: list(collections.deque.__iter__(value)), _write_deque)),
-    ((bytearray, array.array), _Way(lambda value: [bytes(memoryview(value))], _write_bytes)),
-    (np.ndarray, _Way(_read_array, _write_array)),
-    (memoryview, _Way(_read_memory, _write_memory)),
-    (contextvars.ContextVar, _Way(lambda value: [value.get(MISSING)], lambda value, held: None)),
-    (_CELL, _Way(_read_cell, _write_cell)),
-    (type, _Way(_read_class, _write_class)),
+_WAYS: tuple[tuple[Any, Way], ...] = (
+    (Names, Way(lambda value: [value.space.get(name, MISSING) for name in value.names], _write_names)),
+    (collections.OrderedDict, Way(lambda value: [*_read_dict(value), *_ORDER(value)], _write_ordered)),
+    (dict, Way(_read_dict, _write_dict)),
+    (list, Way(lambda value: list(list.__iter__(value)), _write_list)),
+    (set, Way(lambda value: list(set.__iter__(value)), _write_set)),
+    (collections.deque, Way(lambda value: list(collections.deque.__iter__(value)), _write_deque)),
+    ((bytearray, array.array), Way(lambda value: [bytes(memoryview(value))], _write_bytes)),
+    (np.ndarray, Way(_read_array, _write_array)),
+    (memoryview, Way(_read_memory, _write_memory)),
+    (contextvars.ContextVar, Way(lambda value: [value.get(MISSING)], lambda value, held: None)),
+    (_CELL, Way(_read_cell, _write_cell)),
+    (type, Way(_read_class, _write_class)),
 )
-_ENVIRONMENT = _Way(lambda value: _read_dict(value._data), _write_environment)
-_SLOTTED = _Way(lambda value: [held for _, _, held in slot_values(value)], _write_slots)
+_ENVIRONMENT = Way(lambda value: _read_dict(value._data), _write_environment)
+_SLOTTED = Way(lambda value: [held for _, _, held in slot_values(value)], _write_slots)
 
 
-def _way(kind: type) -> _Way | None:
+def way_of(kind: type) -> Way | None:
+    """How containers of a class are read and written; None for what holds nothing that changes."""
     if kind is type(os.environ):
         return _ENVIRONMENT
     for kinds, way in _WAYS:  # no abstract classes, which would compare kinds
