@@ -162,6 +162,26 @@ def test_a_step_is_recorded_while_compiled_autograd_is_in_force() -> None:
 
 @pytest.mark.exhaustive  # seconds of Dynamo
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo looks for it
+@pytest.mark.parametrize("windows", [{"checkpoint": 2}, {"detach_every": 2}])
+def test_windows_go_backward_again_by_compiled_autograd(windows: dict[str, Any]) -> None:
+    cell, x = cells.GRU(3, 4).double(), ragged([4, 0, 3])
+
+    def found() -> tuple[Tensor, ...]:
+        y, h = recurrent(cell, x, **windows)
+        leaves = (x.values, *cell.parameters())
+        for leaf in leaves:
+            leaf.grad = None
+        (y.values.sin().sum() + h.square().sum()).backward()  # torch asks what is around this, not `grad`
+        return tuple(leaf.grad for leaf in leaves if leaf.grad is not None)
+
+    expected = found()
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        for _ in range(3):
+            torch.testing.assert_close(found(), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.exhaustive  # seconds of Dynamo
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo looks for it
 def test_gradients_are_differentiated_again_by_compiled_autograd() -> None:
     cell, x = nn.RNNCell(3, 4).double(), ragged([2, 3])
 
@@ -208,6 +228,26 @@ def test_checkpointed() -> None:
 
     model = Model().double()
     assert_alike(model, compiled_of(model), (ragged([2, 4]),))
+
+
+@pytest.mark.exhaustive  # seconds of Dynamo
+def test_the_first_call_of_a_graph_is_checkpointed_or_packed() -> None:
+    model, x = Small().double(), ragged([2, 4])
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert_alike(model, lambda x: checkpoint(compiled, x, use_reentrant=False), (x,))
+    counts: list[int] = []
+    compiled = torch.compile(Small().double(), backend="eager", fullgraph=True)
+    for _ in range(2):
+        packed: list[Tensor] = []
+
+        def pack(tensor: Tensor, packed: list[Tensor] = packed) -> Tensor:
+            packed.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            compiled(x)
+        counts.append(len(packed))
+    assert counts[0] == counts[1]
 
 
 def test_noise_is_that_of_forward_and_differs_between_calls() -> None:

@@ -13,9 +13,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stepnet.data.heap import forget_older, give_back, new_table
+from stepnet.data.in_graph import by_python
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import batches, beside, outside_modes, sees_saved_tensors, transformed
 from stepnet.data.offsets import LoD, offsets_of, ranges
+
+_by_python: Any = by_python("what joins windows of steps goes backward")  # compiled autograd would follow it
 
 Place: TypeAlias = "Tensor | tuple[int, int]"  # indices, or where they start and how many they are
 
@@ -188,6 +191,7 @@ class _Taken(torch.autograd.Function):
         return rows_in(table[0], axis, place), _stand_in(rest, rest.shape)
 
     @staticmethod
+    @_by_python
     def backward(ctx: Any, grad: Tensor | None, rest: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         shape, axis, place = ctx.at
         if grad is not None:
@@ -214,6 +218,7 @@ class _Written(torch.autograd.Function):
         return table
 
     @staticmethod
+    @_by_python
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         return grad, None if grad is None else rows_in(grad, *ctx.at), None, None
 
@@ -377,6 +382,7 @@ class _Added(torch.autograd.Function):
         return _stand_in(part, shape)
 
     @staticmethod
+    @_by_python
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         if ctx.tidy is not None:
             ctx.tidy()
@@ -396,6 +402,7 @@ class _Whole(torch.autograd.Function):
         return table.pop()
 
     @staticmethod
+    @_by_python
     def backward(ctx: Any, grad: Tensor | None) -> tuple[None, Tensor | None, None]:  # pyright: ignore
         if ctx.stood is not None:
             (ctx.stood.table,) = ctx.saved_tensors

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import SymInt, Tensor
 
+from stepnet.compiler.trace.set_aside import without_hooks
 from stepnet.data.autograd_history import history
 from stepnet.data.modes import outside_modes
 from stepnet.errors import StepError
@@ -109,7 +110,7 @@ def flow_of(
     offsets = [torch.tensor(level) for _ in range(n_x) for level in levels]
     flat = replace(way, axis=0, levels=len(levels), resets="", checkpoint=None, detach_every=None)
     try:
-        with torch.enable_grad(), tracing(None):
+        with torch.enable_grad(), tracing(None), without_hooks():
             results = plainly(flat, (n_x, n_state, n_static, 0), [*given, *offsets, *reads], _numbers(sizes))
     except (RuntimeError, StepError):  # what it does depends on numbers
         return None
