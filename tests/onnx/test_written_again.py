@@ -242,3 +242,34 @@ def test_shapes_that_are_inputs_are_refused(tmp_path):
         IRError, match=r"node 0 .*\(Reshape\): numbers of its inputs decide(.|\n)*remedy:.*constant"
     ):
         stepnet.onnx.save(read, tmp_path / "again.onnx", example)
+
+
+BATCHED = """<ir_version: 8, opset_import: ["": 8]>
+    g (float[B,3] s, float[B,T,3] x, int64[B] l) => (float[B,3] last, float[B,T,3] y) {
+    last, y = Scan<num_scan_inputs = 1, directions = [WAY], body = b (float[3] h, float[3] r)
+    => (float[3] n, float[3] o) { a = Add(h, r)  n = Tanh(a)  o = Exp(n) }>(LENGTHS, s, x) }"""
+
+
+@since
+@pytest.mark.exhaustive  # a loop in a loop is written in test_nested.py, too
+@pytest.mark.parametrize("lengths", ["", "l"])
+@pytest.mark.parametrize("way", [0, 1])
+def test_a_batch_of_opset_8_stays_open(way, lengths, tmp_path):
+    """The Scans of opset 8 have a batch in front, and a length for each of it."""
+    text = BATCHED.replace("WAY", str(way)).replace("LENGTHS", lengths)
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    read = stepnet.onnx.load(tmp_path / "m.onnx")
+    stepnet.onnx.save(
+        read, tmp_path / "n.onnx", (torch.randn(2, 3), torch.randn(2, 5, 3), torch.tensor([4, 1]))
+    )
+    again = stepnet.onnx.load(tmp_path / "n.onnx")
+    for given in ([5, 0, 3], [1], []):
+        steps, batch = max([*given, 2]), len(given)
+        h, x, ends = torch.randn(batch, 3), torch.randn(batch, steps, 3), torch.tensor(given).long()
+        last, y = h.clone(), torch.zeros_like(x)
+        for b, end in enumerate(given if lengths else [steps] * batch):
+            for k in range(end):
+                last[b] = (last[b] + x[b, end - 1 - k if way else k]).tanh()
+                y[b, k] = last[b].exp()
+        for model in (read, again):
+            torch.testing.assert_close(model(h, x, ends).tuple(), (last, y))
