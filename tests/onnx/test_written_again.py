@@ -273,3 +273,22 @@ def test_a_batch_of_opset_8_stays_open(way, lengths, tmp_path):
                 y[b, k] = last[b].exp()
         for model in (read, again):
             torch.testing.assert_close(model(h, x, ends).tuple(), (last, y))
+
+
+@since
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("node", ["Expand(x, s)", "Tile(x, s)", "ConstantOfShape(s)"])
+def test_shapes_that_are_inputs_are_written(node, tmp_path, opened):
+    """As OpenVINO IR, read and written as ONNX, and again: where one of the steps is repeated, too."""
+    head = '<ir_version: 9, opset_import: ["": 18]> g (float[1,T,4] x, int64[3] s) => (float[N,M,K] y) '
+    onnx.save(onnx.parser.parse_model(f"{head} {{ y = {node} }}"), tmp_path / "m.onnx")
+    written = opened(tmp_path / "m.onnx")
+    again, example = written.read, (torch.randn(1, 3, 4), torch.tensor([2, 3, 4]))
+    given = [example, (torch.randn(1, 3, 4), torch.tensor([1, 1, 4])), (torch.randn(1, 1, 4), example[1])]
+    for name in ("a.xml", "b.onnx", "c.xml"):
+        library = stepnet.onnx if name.endswith("onnx") else stepnet.openvino
+        library.save(again, tmp_path / name, example)
+        again = library.load(tmp_path / name)
+        for values in given:
+            assert again(*values)[0].equal(written(*values)[0])
+    assert opened(tmp_path / "b.onnx")(*given[2])[0].equal(written(*given[2])[0])
