@@ -115,7 +115,8 @@ def test_inspect_of_a_window_of_one_axis(stepnet, tmp_path):
     from stepnet.onnx import save
 
     save(torch.nn.MaxPool1d(3), tmp_path / "p.onnx", torch.randn(2, 4, 9))
-    code, out, err = stepnet("inspect", tmp_path / "p.onnx", "--json", "--shape", "input=2,4,9")
+    (tmp_path / "p.onnx").rename(tmp_path / "P.ONNX")
+    code, out, err = stepnet("inspect", tmp_path / "P.ONNX", "--json", "--shape", "input=2,4,9")
     assert (code, err) == (0, "")
     (pool,) = [layer for layer in json.loads(out)["net"]["layers"] if layer["type"] == "MaxPool"]
     assert pool["cost"]["flops"] == 3 * 2 * 4 * 3

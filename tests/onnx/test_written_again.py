@@ -242,3 +242,53 @@ def test_shapes_that_are_inputs_are_refused(tmp_path):
         IRError, match=r"node 0 .*\(Reshape\): numbers of its inputs decide(.|\n)*remedy:.*constant"
     ):
         stepnet.onnx.save(read, tmp_path / "again.onnx", example)
+
+
+BATCHED = """<ir_version: 8, opset_import: ["": 8]>
+    g (float[B,3] s, float[B,T,3] x, int64[B] l) => (float[B,3] last, float[B,T,3] y) {
+    last, y = Scan<num_scan_inputs = 1, directions = [WAY], body = b (float[3] h, float[3] r)
+    => (float[3] n, float[3] o) { a = Add(h, r)  n = Tanh(a)  o = Exp(n) }>(LENGTHS, s, x) }"""
+
+
+@since
+@pytest.mark.exhaustive  # a loop in a loop is written in test_nested.py, too
+@pytest.mark.parametrize("lengths", ["", "l"])
+@pytest.mark.parametrize("way", [0, 1])
+def test_a_batch_of_opset_8_stays_open(way, lengths, tmp_path):
+    """The Scans of opset 8 have a batch in front, and a length for each of it."""
+    text = BATCHED.replace("WAY", str(way)).replace("LENGTHS", lengths)
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    read = stepnet.onnx.load(tmp_path / "m.onnx")
+    stepnet.onnx.save(
+        read, tmp_path / "n.onnx", (torch.randn(2, 3), torch.randn(2, 5, 3), torch.tensor([4, 1]))
+    )
+    again = stepnet.onnx.load(tmp_path / "n.onnx")
+    for given in ([5, 0, 3], [1], []):
+        steps, batch = max([*given, 2]), len(given)
+        h, x, ends = torch.randn(batch, 3), torch.randn(batch, steps, 3), torch.tensor(given).long()
+        last, y = h.clone(), torch.zeros_like(x)
+        for b, end in enumerate(given if lengths else [steps] * batch):
+            for k in range(end):
+                last[b] = (last[b] + x[b, end - 1 - k if way else k]).tanh()
+                y[b, k] = last[b].exp()
+        for model in (read, again):
+            torch.testing.assert_close(model(h, x, ends).tuple(), (last, y))
+
+
+@since
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("node", ["Expand(x, s)", "Tile(x, s)", "ConstantOfShape(s)"])
+def test_shapes_that_are_inputs_are_written(node, tmp_path, opened):
+    """As OpenVINO IR, read and written as ONNX, and again: where one of the steps is repeated, too."""
+    head = '<ir_version: 9, opset_import: ["": 18]> g (float[1,T,4] x, int64[3] s) => (float[N,M,K] y) '
+    onnx.save(onnx.parser.parse_model(f"{head} {{ y = {node} }}"), tmp_path / "m.onnx")
+    written = opened(tmp_path / "m.onnx")
+    again, example = written.read, (torch.randn(1, 3, 4), torch.tensor([2, 3, 4]))
+    given = [example, (torch.randn(1, 3, 4), torch.tensor([1, 1, 4])), (torch.randn(1, 1, 4), example[1])]
+    for name in ("a.xml", "b.onnx", "c.xml"):
+        library = stepnet.onnx if name.endswith("onnx") else stepnet.openvino
+        library.save(again, tmp_path / name, example)
+        again = library.load(tmp_path / name)
+        for values in given:
+            assert again(*values)[0].equal(written(*values)[0])
+    assert opened(tmp_path / "b.onnx")(*given[2])[0].equal(written(*given[2])[0])

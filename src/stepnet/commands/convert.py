@@ -34,7 +34,7 @@ def convert(
         if output.suffix not in (".xml", ".onnx"):
             name = f"{output.name or output}: the name must end in .xml or .onnx"
             raise CommandError(name, got=str(output), expected="NEW.xml or NEW.onnx", remedy="another name")
-        if ".onnx" in (model.suffix, output.suffix):
+        if ".onnx" in (model.suffix.lower(), output.suffix):
             _traced(model, output, bin, shape, f16=f16, unfuse=unfuse)
             return
         if shape:

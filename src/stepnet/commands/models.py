@@ -19,7 +19,7 @@ def load_model(path: Path, bin: Path | None) -> OpenVINOModel | Any:
         IRError: it cannot be read.
     """
     check_bin(path, bin)
-    if path.suffix == ".onnx":
+    if path.suffix.lower() == ".onnx":
         from stepnet.onnx import load
 
         return load(path)
@@ -30,5 +30,5 @@ def load_model(path: Path, bin: Path | None) -> OpenVINOModel | Any:
 
 def check_bin(path: Path, bin: Path | None) -> None:
     """Refuse a file of weights beside an ONNX file."""
-    if path.suffix == ".onnx" and bin is not None:
+    if path.suffix.lower() == ".onnx" and bin is not None:
         raise CommandError(f"--bin {bin}: is for OpenVINO IR; an ONNX file names its weights itself")

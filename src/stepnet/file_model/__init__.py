@@ -27,6 +27,7 @@ from .misfit import laid_out as laid_out
 from .misfit import same_types as same_types
 from .misfit import shape_text as shape_text
 from .misfit import sign as sign
+from .misfit import together as together
 from .misfit import widened as widened
 from .model import STATES as STATES
 from .model import FileBody as FileBody

@@ -155,6 +155,28 @@ def check_size(shape: Sequence[Any]) -> list[Any]:
     return list(shape)
 
 
+def together(one: Sequence[Any], two: Sequence[Any]) -> list[Any]:
+    """The sizes that both broadcast to. Where they do not fit, `expand` says so.
+
+    >>> together([3, 1, 4], [2, 1]), together([], [5])
+    ([3, 2, 4], [5])
+    """
+    short, long = sorted((list(one), list(two)), key=len)
+    lead = len(long) - len(short)
+    return [*long[:lead], *map(_of_two, short, long[lead:])]
+
+
+def _of_two(a: Any, b: Any) -> Any:
+    """One is 1, or both are alike. Where data decide one, either may be 1."""
+    if isinstance(a, int) or isinstance(b, int):
+        known, other = (a, b) if isinstance(a, int) else (b, a)
+        return other if known == 1 else known
+    symbols = {*a.node.expr.free_symbols, *b.node.expr.free_symbols}
+    if not any(map(a.node.shape_env.is_unbacked_symint, symbols)):
+        return a
+    return torch.sym_max(a, b) * torch.sym_min(torch.sym_min(a, b), 1)
+
+
 UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}  # with which torch hardly computes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,6 +32,7 @@ from stepnet.file_model.step_rules import Seen
 from stepnet.ir.last_uses import last_uses
 
 from .element_types import by_name
+from .first_states import choices
 from .layers.elementwise import convert
 from .layers.row import Misfit, Row
 from .layers.sequences import SequenceRunner
@@ -177,7 +178,7 @@ class Graph(nn.Module):
         self.constant_slots: list[tuple[int, str]] = []
         self._prepared = Prepared()
         self.slot_of: dict[tuple[int, int], int] = {}
-        self.nodes: list[Node] = []
+        self.nodes: list[Node] = []  # of the file; `running` are those that are run
         constants = self._read_constants(making.weights)
         used = {s for i in net.order for s in net.layers[i].sources if i not in constants}
         # Constants that only feed Converts, for when the model is saved.
@@ -191,17 +192,20 @@ class Graph(nn.Module):
             elif layer.type not in ("Parameter", "Result"):
                 self.nodes.append(self._node(layer, slots, constants, making))
         self.parameter_slots = tuple(self._slot(i, 0) for i in net.parameters)
-        self.result_slots = tuple(self._slot(*net.layers[i].sources[0]) for i in net.results)
         self.slot_count = len(self.slot_of)
+        instead = {self._slot(*a): self._slot(*b) for a, b in choices(net.layers, constants).items()}
+        results = (self._slot(*net.layers[i].sources[0]) for i in net.results)
+        self.result_slots = tuple(instead.get(slot, slot) for slot in results)
+        self.running = self._read(instead) if instead else self.nodes
         self._plan_releases()
-        scans = [node for node in self.nodes if node.as_scan() is not None]
+        scans = [node for node in self.running if node.as_scan() is not None]
         # constants of bodies whose steps the layers around may become part of
         self._in_scans = {
             key: (node.bodies[""], name)
             for node in scans
             for key, name in getattr(node.run, "constants", {}).items()
         }
-        self.joining = Joining(self.nodes, self.result_slots, self.captured)
+        self.joining = Joining(self.running, self.result_slots, self.captured)
 
     def _slot(self, layer: int, output: int) -> int:
         return self.slot_of.setdefault((layer, output), len(self.slot_of))
@@ -273,11 +277,24 @@ class Graph(nn.Module):
             run.known = known.get(run.cell.states + 1)
         return Node(layer, run, inputs, slots, row.values, fixed, known=known)
 
+    def _read(self, instead: Mapping[int, int]) -> list[Node]:
+        """The nodes without those whose slots others stand for, and what makes something for these alone."""
+        found: list[Node] = []
+        read, alone = {*self.result_slots}, {*instead}
+        for node in reversed(self.nodes):
+            if node.outputs and alone.issuperset(node.outputs) and read.isdisjoint(node.outputs):
+                alone.update(node.inputs)
+                continue
+            inputs = tuple(instead.get(slot, slot) for slot in node.inputs)
+            found.append(node if inputs == node.inputs else replace(node, inputs=inputs))
+            read.update(inputs)
+        return found[::-1]
+
     def _plan_releases(self) -> None:
         """Let go of values after their last use; constants, parameters and results stay."""
         kept = {*self.result_slots, *self.parameter_slots, *(slot for slot, _ in self.constant_slots)}
-        uses = [(*node.inputs, *node.outputs) for node in self.nodes]
-        for node, done in zip(self.nodes, last_uses(uses, kept), strict=True):
+        uses = [(*node.inputs, *node.outputs) for node in self.running]
+        for node, done in zip(self.running, last_uses(uses, kept), strict=True):
             node.done = done
 
     @cached_property
@@ -330,7 +347,7 @@ class Graph(nn.Module):
             out = self.joining.run(arguments, {**around, **dict(fed)}, self._through, recorder)
             if out is not None:
                 return out
-        return self._through(self.nodes, self.start(arguments, around), recorder)
+        return self._through(self.running, self.start(arguments, around), recorder)
 
     def _through(self, nodes: Sequence[Any], slots: Any, recorder: Recorder | None) -> tuple[Tensor, ...]:
         """The outputs of layers, from all that they read."""

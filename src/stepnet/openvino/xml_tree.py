@@ -41,7 +41,7 @@ def parse(path: Path) -> Any:
             f"{path.name}: not XML",
             got=str(error)[:120],
             expected="an OpenVINO IR, <net ...>",
-            remedy="stepnet.onnx.load reads ONNX files" if path.suffix == ".onnx" else None,
+            remedy="stepnet.onnx.load reads ONNX files" if path.suffix.lower() == ".onnx" else None,
         ) from error
     if root.tag.endswith("}net"):  # with xmlns="...", which means nothing here
         for element in root.iter():

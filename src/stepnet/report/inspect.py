@@ -46,7 +46,7 @@ def inspect_model(
     Raises:
         IRError: the files are no model, or a shape does not fit.
     """
-    if Path(xml).suffix == ".onnx":
+    if Path(xml).suffix.lower() == ".onnx":
         from .inspect_onnx import inspect_onnx  # which needs an extra
 
         return inspect_onnx(Path(xml), shapes or {})

@@ -58,7 +58,7 @@ def _parts(it: Inspection, every: bool) -> Iterator[RenderableType]:
 def _head(it: Inspection) -> Text:
     title = Text(printable(it.file), style="bold")
     parts = (
-        f"{'operator set' if it.file.endswith('.onnx') else 'IR version'} {it.version}",
+        f"{'operator set' if it.file.lower().endswith('.onnx') else 'IR version'} {it.version}",
         count(sum(layer.computes for layer in it.net.all_layers()), "layer"),
         count(len(it.loops()), "loop"),
         parameter_count(it.parameters),

@@ -15,6 +15,7 @@ from saved_modules import runners
 from stepnet import BackEdge, InputPort, OutputPort, TensorIterator, nn, onnx
 from stepnet.errors import IRError
 from stepnet.openvino import convert, load, save
+from stepnet.openvino.first_states import choices
 from stepnet.openvino.writing.builder import In, NetBuilder, To
 from stepnet.openvino.writing.xml_writer import write
 
@@ -436,6 +437,13 @@ def test_last_states_of_sequences_of_no_steps(steps, tmp_path):
         assert right.equal(values[1])
     for run in runners(tmp_path / "m.xml", model) if steps else ():  # OpenVINO takes no fixed time of 0
         torch.testing.assert_close(run(values)[1], right, rtol=1e-4, atol=1e-4)
+    assert not {"Select", "Greater"} & {node.layer.type for node in model.graph.running}
+    if steps < 0:
+        layers, constants = model.graph.net.layers, model.graph._read_constants(model._weights)
+        assert len(choices(layers, constants)) == 1
+        chosen = next(layer for layer in layers.values() if layer.type == "Select")
+        layers[chosen.sources[0][0]].sources = layers[chosen.sources[0][0]].sources[::-1]
+        assert not choices(layers, constants)  # where there is no step
 
 
 def carried(shape):

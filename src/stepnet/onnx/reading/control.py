@@ -27,6 +27,7 @@ from stepnet.file_model.joined_steps import ScanStep
 from stepnet.file_model.scan_loop import ScanLoop
 from stepnet.watchers import ITERATORS, WHILE_LOOPS
 
+from .batched_scan import BatchedScan
 from .branches import branches_alone, reading
 from .counted_loops import CountedLoop
 from .graph import SEEN, Graph, Step
@@ -195,6 +196,9 @@ class ScanRunner:
         name = node.node.name or "Scan"
         self.graph = graph
         self.scan = ScanLoop(graph, name, self.states, self.cut, self.joined, self.reports, why_not)
+        self.batched = None
+        if self.old:
+            self.batched = BatchedScan(self.scan, node.where, self.cut, joined, self._looped)
 
     def as_scan(self, step: Step) -> ScanStep | None:
         """It as a loop whose steps the nodes around may become part of: all is cut and joined alike."""
@@ -249,22 +253,10 @@ class ScanRunner:
         if not self.old and has_one(own[self.states :], [axis for axis, _ in self.cut]):
             return self._as_calls(own, outer)
         not_in_recordings(settled=None if self.old else (self.reports,))
-        if not self.old:
+        if self.batched is None:
             return self._run((*own, *outer))
         lengths, *own = own
-        outs = []
-        batch = own[0].shape[0]
-        for b in range(batch):
-            one = [value[b] for value in own]
-            if lengths is not None:
-                size = int(lengths[b])
-                one[self.states :] = [value[:size] for value in one[self.states :]]
-            outs.append(self._run((*one, *outer)))
-        longest = own[-1].shape[1]
-        return tuple(
-            torch.stack(values if k < self.states else [_filled(value, longest) for value in values])
-            for k, values in enumerate(zip(*outs, strict=True))
-        )
+        return self.batched(lengths, own, outer)
 
     def _as_calls(self, own: Sequence[Any], outer: Sequence[Any]) -> Sequence[Any]:
         """What it gives in one step, by calls that are recorded: to call its plan takes longer."""
@@ -290,16 +282,15 @@ class ScanRunner:
         steps = [v.shape[axis] for (axis, _), v in zip(self.cut, values[self.states :], strict=False)]
         if all(isinstance(count, int) for count in steps) and len(set(steps)) > 1:  # else they are open
             raise Misfit("what is scanned has different numbers of steps", steps, "the same for each input")
-        body = self.scan.body
+        return self._looped(self.scan, values)
+
+    def _looped(self, scan: ScanLoop, values: Sequence[Any]) -> Sequence[Any]:
+        body = scan.body
         feeds = dict(zip(body.parameters, values, strict=True))
-        run = partial(self.scan.run, feeds, plainly=is_watched())
+        run = partial(scan.run, feeds, plainly=is_watched())
         instead = ITERATORS.get()
-        out = run() if instead is None else instead(self.scan.loop, feeds, run)
+        out = run() if instead is None else instead(scan.loop, feeds, run)
         return tuple(out[name] for name in body.results)
-
-
-def _filled(value: Tensor, size: int) -> Tensor:
-    return torch.cat([value, value.new_zeros(size - value.shape[0], *value.shape[1:])])
 
 
 @op("Scan", inputs=(1, 2**16))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from stepnet.file_model import (
     scatter,
     scatter_nd,
     slices,
+    together,
 )
 
 from .info import Info, Misfit, Run, check_size, dtype_of, op, tensor_of
@@ -179,16 +179,9 @@ def _expand(node: Info) -> Run:
 
     def expand(*inputs: Any) -> Tensor:
         x = inputs[0]
-        return x.expand(check_size(_together(x.shape, sizes(inputs))))
+        return x.expand(check_size(together(x.shape, sizes(inputs))))
 
     return expand
-
-
-def _together(one: Sequence[int], two: Sequence[int]) -> list[int]:
-    """The sizes that both broadcast to; where sizes do not fit, `expand` says so."""
-    short, long = sorted((list(one), list(two)), key=len)
-    lead = len(long) - len(short)
-    return [*long[:lead], *(b if a == 1 else a for a, b in zip(short, long[lead:], strict=True))]
 
 
 @op("Tile", inputs=(2, 2))

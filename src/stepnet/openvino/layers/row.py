@@ -14,6 +14,7 @@ from stepnet.file_model import integers as integers
 from stepnet.file_model import laid_out as laid_out
 from stepnet.file_model import same_types as same_types
 from stepnet.file_model import shape_text as shape_text
+from stepnet.file_model import together as together
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 

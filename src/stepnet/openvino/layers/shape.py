@@ -28,6 +28,7 @@ from .row import (
     plain,
     same_types,
     shape_text,
+    together,
 )
 
 
@@ -176,7 +177,7 @@ def _broadcast(layer: Layer, attributes: Attributes) -> Function:
 
     def broadcast(x: Tensor, target: Any, mapping: Any = None) -> Tensor:
         shape = listed(target)
-        if any(d < 0 for d in shape):
+        if any(isinstance(d, int) and d < 0 for d in shape):
             raise Misfit(f"cannot broadcast to {shape}", expected="sizes >= 0", dims=str(shape))
         if mode == "explicit":
             axes = list(range(x.dim())) if mapping is None else listed(mapping)
@@ -191,11 +192,9 @@ def _broadcast(layer: Layer, attributes: Attributes) -> Function:
                 whole[a] = x.shape[i]
             x = x.reshape(whole)
         if mode == "bidirectional":
-            rank = max(len(shape), x.dim())
-            own = (1,) * (rank - x.dim()) + tuple(x.shape)
-            shape = [n if m == 1 else m for m, n in zip([1] * (rank - len(shape)) + shape, own, strict=True)]
+            shape = together(x.shape, shape)
         for i in range(1, min(x.dim(), len(shape)) + 1):
-            if x.shape[-i] not in (1, shape[-i]):
+            if isinstance(shape[-i], int) and x.shape[-i] not in (1, shape[-i]):
                 raise Misfit(f"cannot broadcast {shape_text(x)} to {shape}", dims=(x.shape[-i], shape[-i]))
         if x.dim() > len(shape):
             raise Misfit(f"cannot broadcast {shape_text(x)} to {shape}", dims=(x.dim(), len(shape)))
@@ -206,7 +205,7 @@ def _broadcast(layer: Layer, attributes: Attributes) -> Function:
 
 def _tile(x: Tensor, repeats: Any) -> Tensor:
     counts = listed(repeats)
-    if any(c < 0 for c in counts):
+    if any(isinstance(c, int) and c < 0 for c in counts):
         raise Misfit(f"cannot repeat {counts} times", expected="numbers >= 0", dims=str(counts))
     rank = max(len(counts), x.dim())
     x, counts = x.reshape((1,) * (rank - x.dim()) + tuple(x.shape)), [1] * (rank - len(counts)) + counts

@@ -9,13 +9,13 @@ takes tables for one that are turned there and back by layers of their own.
 from __future__ import annotations
 
 from stepnet.openvino.element_types import by_name
+from stepnet.openvino.first_states import over_a_cell
 from stepnet.openvino.order import sort_layers
 from stepnet.openvino.records import Layer
 from stepnet.openvino.writing.edit import Editor, Source
 
 _MOVE = {"Transpose", "Reshape", "Squeeze", "Unsqueeze"}
 _FEW = 16  # numbers of a constant, that are axes and such
-_CELLS = {"lstmcell", "grucell", "rnncell"}
 _TRUTHS = (None, by_name("boolean", ""))  # of which none is the larger; nor has a cell a use for them
 
 
@@ -62,12 +62,6 @@ def _one_for_all(edit: Editor) -> dict[Source, int]:
                 key = layer.type, k, given, *sorted(layer.attributes.items())
             found[source] = numbers.setdefault(key, len(numbers))
     return found
-
-
-def over_a_cell(layer: Layer) -> bool:
-    """Whether a layer is a TensorIterator with a cell in its body."""
-    inner = layer.bodies[""].layers.values() if layer.type == "TensorIterator" else ()
-    return any(it.type.lower() in _CELLS for it in inner)
 
 
 def _tables(edit: Editor, loop: Layer) -> list[tuple[int, Source]]:

@@ -6,26 +6,22 @@ RNNSequence, and of the loops over a cell that it makes these of, as their memor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from stepnet.openvino.element_types import by_name
+from stepnet.openvino.first_states import states_of, steps_of
 from stepnet.openvino.records import Layer
 from stepnet.openvino.writing.edit import Editor, Source
 
-from .shared_input import over_a_cell
-
-_SEQUENCES = {"lstmsequence": 2, "grusequence": 1, "rnnsequence": 1}  # and their states
 _INT64, _TRUTH = by_name("i64", ""), by_name("boolean", "")
 
 
 def first_states_kept(edit: Editor) -> None:
     """Who reads a last state reads the first one where there is no step, in place. Cuts are whole by now."""
     for layer in list(edit.net.layers.values()):
-        steps = _steps(layer)
+        steps = steps_of(layer)
         if steps is None:
             continue
         some: Source | None = None
-        for k, first in _states(layer):
+        for k, first in states_of(layer):
             last = layer.id, k
             size = _size(edit, *steps)
             if size > 0 or _is_kept(edit, last, first):
@@ -38,31 +34,6 @@ def first_states_kept(edit: Editor) -> None:
                 chosen = edit.add("Select", [some, last, first], [(port.type, port.shape)], told, near=layer)
                 new = chosen.id, 0
             _read_instead(edit, last, new)
-
-
-def _steps(layer: Layer) -> tuple[Source, int] | None:
-    """What is as long as a sequence, and the axis."""
-    if layer.type.lower() in _SEQUENCES:
-        return layer.sources[0], 1
-    if not over_a_cell(layer):
-        return None
-    at = {port.id: source for port, source in zip(layer.inputs, layer.sources, strict=True)}
-    cut = ((at[row.external], row.axis) for row in layer.maps[""].inputs if row.axis is not None)
-    return next(cut, None)
-
-
-def _states(layer: Layer) -> Iterator[tuple[int, Source]]:
-    """The outputs that are last states, and the first ones."""
-    if not layer.bodies:
-        yield from ((k, layer.sources[k]) for k in range(1, 1 + _SEQUENCES[layer.type.lower()]))
-        return
-    rows, edges = layer.maps[""], dict(layer.back_edges)
-    at = {port.id: source for port, source in zip(layer.inputs, layer.sources, strict=True)}
-    first = {row.internal: at[row.external] for row in rows.inputs if row.axis is None}
-    place = {port.id: k for k, port in enumerate(layer.outputs)}
-    for row in rows.outputs:
-        if row.axis is None and edges.get(row.internal) in first:
-            yield place[row.external], first[edges[row.internal]]
 
 
 def _size(edit: Editor, source: Source, axis: int) -> int:
