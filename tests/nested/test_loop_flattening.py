@@ -17,6 +17,10 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.sequence import sequence_pool
 from stepnet.engine import executor_choice, plans, warm_calls
 from stepnet.errors import Unsupported
+from stepnet.front.memory import Memory
+from stepnet.front.scope import Scope
+from stepnet.front.static import Padded
+from stepnet.loops.dynamic import dynamic_recurrent
 
 as_one = sys.modules["stepnet.nested.loop_flattening"]
 F64 = torch.float64
@@ -52,12 +56,63 @@ class Reader(nn.Module):
             )
             h = torch.sigmoid(cell) * h + torch.layer_norm(said, (4,))
             return (torch.relu(y), h.unsqueeze(-1)), h
+        if self.kind == "a stepnet that sees the state":
+            scope = Scope({"x": x, "seen": h})
+            memory = Memory("h", "before", shape=(4,))
+            said = dynamic_recurrent(self.stepnet, scope, ["x"], ["h"], [memory], static_inputs=["seen"])
+            return scope["h"], self.sentence(said["h"], h)
         y, _ = recurrent(self.word, x, h)
         _, said = recurrent(self.over, y)
         return {"y": y}, torch.tanh(self.out(said)) - h
 
+    def stepnet(self, scope: Scope) -> None:
+        scope["h"] = self.word(scope["x"], scope["before"]) * torch.sigmoid(self.out(scope["seen"]))
 
-KINDS = ["goes on", "from its own state", "words and sentences", "two, one over the other"]
+
+KINDS = [
+    "goes on", "from its own state", "words and sentences", "two, one over the other",
+    "a stepnet that sees the state",
+]  # fmt: skip
+
+
+class OnScopes(nn.Module):
+    """A stepnet over sentences that runs one over their words, with a memory and a static input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Reader("a stepnet that sees the state")
+
+    def forward(self, scope: Scope) -> None:
+        scope["y"], scope["h"] = self.inner(scope["x"], scope["before"] - scope["topic"])
+
+
+def run_stepnet(step: nn.Module, lengths: list[list[int]], backend: str) -> list[Tensor]:
+    """As `run`."""
+    torch.manual_seed(0)
+    values = torch.randn(sum(lengths[1]), 3, dtype=F64, requires_grad=True)
+    h, topic = torch.randn(2, len(lengths[0]), 4, dtype=F64, requires_grad=True)
+    out: list[Tensor] = []
+    for _ in range(3):
+        scope = Scope({"x": LoDTensor.from_lengths(values, lengths), "boot": h, "topic": topic})
+        memory, how = Memory("h", "before", init="boot"), {"level": 0, "backend": backend}
+        last = dynamic_recurrent(step, scope, ["x"], ["y"], [memory], static_inputs=["topic"], **how)["h"]
+        loss = scope["y"].values.sin().sum() + last.square().sum()
+        out += [scope["y"].values, last, *torch.autograd.grad(loss, [values, h, topic, *read_by(step)])]
+    return out
+
+
+def read_by(step: nn.Module) -> list[Tensor]:
+    return [*step.inner.word.parameters(), *step.inner.out.parameters(), *step.inner.sentence.parameters()]
+
+
+@pytest.mark.exhaustive
+def test_a_stepnet_over_sentences(monkeypatch):
+    monkeypatch.setattr(executor_choice, "stopwatch", lambda call: 0.0)
+    as_one._kinds.clear()
+    step = OnScopes()
+    for a, b in zip(*(run_stepnet(step, TABLES["ragged"], by) for by in ("auto", "naive")), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    assert known(step) == [None]
 
 
 def run(step: nn.Module, lengths: list[list[int]], backend: str) -> list[Tensor]:
@@ -118,6 +173,14 @@ def asserts(x: LoDTensor, h: Tensor) -> tuple[Tensor, Tensor]:
     return h, last_of(x, h)
 
 
+def scaled(x: Tensor, h: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+    return h, word(x, h) * by
+
+
+def looks(x: Tensor, h: Tensor, at: Padded) -> tuple[Tensor, Tensor]:
+    return h, word(x + at.rows.sum(1), h)
+
+
 # What a step may not do over words: what it asks of its sentences, and what is not so before a sentence ends.
 DECLINED = {
     "an assertion of its own": asserts,
@@ -128,6 +191,11 @@ DECLINED = {
     "words backwards": lambda x, h: (h, last_of(x, h, reverse=True)),
     "noise": lambda x, h: (h, nn.functional.dropout(last_of(x, h), 0.5)),
     "a logarithm": lambda x, h: (h, torch.log(last_of(x, h).abs())),
+    "sees at each word how another ends": lambda x, h: (
+        h,
+        recurrent(scaled, x, h, static=last_of(x, h))[1],
+    ),
+    "sees sentences of its own": lambda x, h: (h, recurrent(looks, x, h, static=x)[1]),
     "one begins where another ends": lambda x, h: (h, recurrent(word, x, last_of(x, h))[1]),
     "begins from what is made of that": lambda x, h: (h, last_of(x, torch.tanh(last_of(x, h)) * 2)),
     "gradients cut off": lambda x, h: (h, last_of(x, h, detach_every=1)),

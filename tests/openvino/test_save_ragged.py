@@ -79,9 +79,8 @@ def test_lengths_are_those_of_the_input(tmp_path):
         lambda x: stepnet.sequence_concat([x, x]),
         lambda x: x.values * stepnet.TensorArray.unpack(x)[0].size(),
         lambda x: stepnet.sequence_mask(x.lengths()),
-        lambda x: stepnet.recurrent(lambda r, _, m: (r + m.rows.sum(1), ()), x, (), static=x)[0],
     ],
-    ids=["padded", "one sequence", "joined", "counted", "a mask", "a memory"],
+    ids=["padded", "one sequence", "joined", "counted", "a mask"],
 )
 def test_what_takes_the_lengths_of_the_example_is_refused(run, tmp_path):
     with pytest.raises(IRError, match=r"is saved is for any lengths|what is traced has no numbers"):

@@ -269,7 +269,7 @@ class LoDTensor(RowWise, Tabular):
     @property
     def lod_level(self) -> int:
         """How many levels of sequences."""
-        return len(self.structure.levels)
+        return self.structure.lod_level
 
     def lengths(self, level: int = -1) -> Tensor:
         """Lengths of the sequences of one level, in elements of that level: int64 on the CPU. Raises

@@ -123,6 +123,11 @@ class LoD:
     def __delattr__(self, name: str) -> None:
         raise FrozenError(f"a LoD is immutable: cannot delete '{name}'", remedy="LoD(offsets) makes another")
 
+    @property
+    def lod_level(self) -> int:
+        """How many levels."""
+        return len(self.levels)
+
     def __len__(self) -> int:
         """Sequences of the outermost level."""
         return len(known(self.levels[0])) - 1

@@ -20,6 +20,7 @@ from stepnet.data.outputs import Outputs
 from stepnet.data.tree import flatten, names, unflatten
 from stepnet.data.values import unpacked
 from stepnet.errors import IRError
+from stepnet.front.static import length_of_padded
 from stepnet.front.step import original_of
 from stepnet.interrupts import let_through
 from stepnet.watchers import during, tried
@@ -38,8 +39,8 @@ from . import (  # noqa: F401  (they fill tables)
 )
 from .aten import AtenNet, is_known, join_lead, split_lead
 from .attributes import Kept, as_it_was, run_plainly, uncompiled
-from .body_trace import FixedSize
-from .calls import Calls
+from .body_trace import BY_SIZES, FixedSize
+from .calls import Calls, call_of
 from .counts import check_counters, check_counts
 from .distributions import unasked
 from .emit import Emit
@@ -61,6 +62,7 @@ from .inputs import (
     without_features,
 )
 from .scans import StepAxis, mask_of
+from .sequences import PLACES
 from .trace import BATCH, AnyNumber, Numbers, Program, program, sizes_of
 
 
@@ -141,17 +143,20 @@ class _Trace:
         self.examples = [i.value.values if isinstance(i.value, LoDTensor) else i.value for i in self.tensors]
         self.levels = [level for lod in self.lods for level in range(len(lod.levels))]
         self.examples += [lod.lengths(level) for lod in self.lods for level in range(len(lod.levels))]
+        self.pads = any(getattr(call_of(number), "pads", False) for number in calls.numbers())
+        if self.pads:
+            longest = (max(lod.lengths(-1).tolist(), default=0) for lod in self.lods)
+            self.examples += [torch.arange(length_of_padded(rows)) for rows in longest]
         self.leads = leads_of(calls)
 
     def program(self) -> Program:
         """The module with as many sizes left open as was asked for, or else as make sense."""
-        where, lods = self.where, len(self.levels)
-        chosen = dynamic_of(self.tensors, lods, self.dynamic, where, declared=self.declared)
+        chosen = self._open(declared=self.declared)
         made = self._traced(chosen)
         if self.declared is not None:
             return made
         if self.dynamic is None and closed(made):  # time may be the last dimension
-            chosen = dynamic_of(self.tensors, lods, self.dynamic, where, wide=True)
+            chosen = self._open(wide=True)
             made = self._traced(chosen)
             fewer = alone_as_long(self.tensors, chosen, self.leads)
             if closed(made) and fewer != chosen:  # what else is open may make the step fix all of it
@@ -159,14 +164,30 @@ class _Trace:
                 if not closed(narrow):
                     made, chosen = narrow, fewer
         if self.dynamic is None:
+            own = len(self.tensors)  # what stands behind them is no input that could be of fixed sizes
             fewer, fewest = (
-                without_features(made, chosen, self.examples, memories=memories) for memories in (True, False)
+                without_features(made, chosen, self.examples, memories=memories)[:own] + chosen[own:]
+                for memories in (True, False)
             )
             self.opened = self.memories and fewer != fewest
             fewer = fewer if self.memories else fewest
             if fewer != chosen:
                 made = self._traced(fewer)
         return made
+
+    def _open(self, **how: Any) -> list[dict[int, bool]]:
+        """The open dimensions of each example."""
+        places = [{0: False}] * (len(self.examples) - len(self.tensors) - len(self.levels))
+        chosen = dynamic_of(self.tensors, len(self.levels), self.dynamic, self.where, **how) + places
+        if self.lods and self.leads and self.dynamic is None:  # dense recurrences beside ragged inputs
+            batch = len(self.lods[0].levels[0]) - 1
+            times = [(size,) for lead in self.leads for size in lead if size not in (1, batch)]
+            every: list[dict[int, bool]] = [
+                dict.fromkeys(range(i.value.dim()) if i.lod is None else (), False) for i in self.tensors
+            ]
+            for dims, more in zip(chosen, alone_as_long(self.tensors, every, times), strict=False):
+                dims.update(more)
+        return chosen
 
     def again(self) -> Iterator[tuple[Program, dict[int, int]]]:
         """The program for more sequences, and for fewer, of the first number of each that it takes; and with
@@ -217,6 +238,17 @@ class _Trace:
         self.dims = dynamic
         with as_it_was(self.module), uncompiled(self.module):
             made = program(self._run, self.module, self.examples, dynamic, self.where, is_known)
+        for node in made.inputs[len(self.tensors) + len(self.levels) :]:
+            size = sizes_of(node.meta["val"])[0]
+            if isinstance(size, int):
+                line = made.fixed.get(size)
+                raise IRError(
+                    f"{self.where} cannot be written for ragged memories of any length: "
+                    f"the dimension L of their rows, [n, L, ...], became {size} in the trace",
+                    got="a step that counts by it" + (f" ({line.short})" if line else ""),
+                    expected="a step that is the same for all lengths, as a softmax with the mask is",
+                    remedy=BY_SIZES,
+                )
         read = {t.untyped_storage().data_ptr() for node, t in made.constants.items() if node.users}
         read.discard(0)  # of what is empty
         carried = [
@@ -243,6 +275,8 @@ class _Trace:
             lod = shared.setdefault(i.lod, LoD.trusted(self.lods[i.lod].levels, rows.shape[0]))
             rebuilt.append(LoDTensor.of(rows, lod))
         by_offsets = {id(level): next(values) for lod in self.lods for level in lod.levels}
+        last = [id(lod.levels[-1]) for lod in self.lods]
+        places = dict(zip(last, values, strict=True)) if self.pads else {}
 
         def lengths(offsets: Tensor) -> Tensor:
             if id(offsets) not in by_offsets:
@@ -256,7 +290,7 @@ class _Trace:
             return by_offsets[id(offsets)]
 
         args, kwargs = unflatten(self.spec, rebuilt)
-        with self.calls.traced(lengths), during(LENGTHS, lengths):
+        with self.calls.traced(lengths), during(LENGTHS, lengths), during(PLACES, lambda of: places[id(of)]):
             results, _ = flatten(_plain(self.module(*args, **kwargs)))
         return [leaf.values if isinstance(leaf, LoDTensor) else leaf for leaf in results]
 
@@ -297,6 +331,9 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
                 aten.ragged[symbol] = lengths
                 if deep:
                     inputs[at], outer[symbol] = join_lead(emit, inputs[at]), aten.grids[f"sequences_{k}"]
+    tables = {i.lod: value for i, value in zip(trace.tensors, inputs, strict=False)}
+    for k in range(len(trace.lods) if trace.pads else 0):
+        inputs.append(emit.range(emit.squeeze(emit.size(tables[k], 1), 0)))
     for value, node, text in zip(aten.run(made, inputs), made.outputs, outputs, strict=True):
         symbol = str((aten.shape(node) or [None])[0])
         ended = _ended(aten, node, value)

@@ -15,6 +15,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import LEAF, Spec, unflatten
 from stepnet.errors import IRError, Unsupported
+from stepnet.front.static import has_padded
 from stepnet.ir.loop import Loop, Sweep
 
 from .calls import Calls, Places, noted_calls
@@ -59,6 +60,12 @@ class RecurrenceCall:
         return level % first.lod_level != first.lod_level - 1
 
     @property
+    def pads(self) -> bool:
+        """Whether its step sees rows of a ragged memory side by side, to a length that stays open."""
+        spec = getattr(self.loop.body, "state_spec", None)
+        return spec is not None and has_padded(spec)
+
+    @property
     def sweep(self) -> Sweep:
         """How it goes over its rows."""
         assert self.loop.sweep is not None
@@ -88,6 +95,10 @@ class RecurrenceCall:
                 )
             return [leaf.select(self.axis, 0) for leaf in self.x]
         batch = len(self.state[0]) if self.state else 0
+        if not self.above:
+            tables = [leaf.values for leaf in self.x]
+            places = torch.arange(batch)
+            return [t[places % len(t)] if len(t) else t.new_zeros(batch, *t.shape[1:]) for t in tables]
         offsets, some = LoD.from_lengths([[2] * batch]).levels, torch.arange(2 * batch)
         parts = []
         for leaf in self.x:

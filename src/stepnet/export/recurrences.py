@@ -59,6 +59,7 @@ from .ragged_step import write_ragged_step
 from .recurrence_call import RecurrenceCall
 from .rows import unwritable
 from .scans import PlanWriter, StepAxis
+from .sequences import PLACES
 from .size_inputs import as_tensors, numbers_read
 from .tensors_read import tensors_read
 from .whole_step import write_step
@@ -114,12 +115,17 @@ def _row_shapes(
         known = [leaf.movedim(made.axis, 0) for leaf in known]
     skip = 1 if made.ragged else 2
     fixed = [*(t.shape[skip:] for t in x), *(s.shape[1:] for s in state), *(w.shape for w in weights)]
-    if made.ragged or all(isinstance(size, int) for shape in fixed for size in shape):
+    whole = all(isinstance(size, int) for shape in fixed for size in shape)
+    if whole or (made.ragged and (made.compiled is None or not made.pads)):
         return [(t.shape[skip:], t.dtype) for t in known]
+    batch = state[0].shape[0] if state else 0
+    step = [
+        t.new_empty([batch, *t.shape[1:]]) if made.ragged else t.select(int(made.axis == 1), 0) for t in x
+    ]
     swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
     traced = unanswered() if made.inner is None else made.inner.traced(no_lengths)
     with Replaced(swap) as fed, KeepingSizes(), traced:
-        _, y, _ = iteration(made.loop, [t.select(int(made.axis == 1), 0) for t in x], state, ())
+        _, y, _ = iteration(made.loop, step, state, ())
     return [(t.shape[1:], t.dtype) for t in fed.results(y)]
 
 
@@ -201,7 +207,7 @@ class RecurrenceRecorder(Recorder, Instead):
                 call.compiled = None  # a graph cannot ask whether the plan holds, and has no generator
         except Unsupported as error:
             call.refusal = error
-        whole = call.above or not call.ragged  # so may its step be written
+        whole = call.above or not call.ragged or call.pads  # so may its step be written
         parts = call.parts if whole else []
         if call.compiled is None:
             call.places = _used(call) if whole else Places([], [])
@@ -276,7 +282,15 @@ class RecurrenceTracer(Tracer, AsLoop):
 
     def sequences(self, kind: str, of: LoDTensor, x: Tensor, pad: float) -> Tensor:
         """An operation on whole sequences as one node."""
-        lengths = self.lengths(of.structure.levels[-1])
+        offsets = of.structure.levels[-1]
+        lengths = self.lengths(offsets)
+        if kind in ("padded", "mask"):
+            places_of_rows = PLACES.get()
+            assert places_of_rows is not None  # of each module that pads, see `pads`
+            places = places_of_rows(offsets)
+            if kind == "mask":
+                return places[None] < lengths[:, None]
+            return torch.ops.stepnet.padded(x, lengths, places)
         return torch.ops.stepnet.sequences(kind, of.values, x, lengths, float(pad))
 
 
@@ -337,7 +351,7 @@ def _lowered(
         except Unsupported as error:
             if steps.lengths is not None:  # else the step is written whole
                 raise unwritable(b.emit.graph.target, where, error.reason, error.line) from error
-    if steps.lengths is not None:
+    if steps.lengths is not None and (call.compiled is None or not call.pads):
         raise IRError(
             f"{where} cannot be written over ragged sequences: {call.refusal or _NO_GRAPH}",
             expected="a step whose rows are proved not to mix",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -11,6 +13,21 @@ from .aten import AtenNet, rule
 from .calls import traced_op
 from .graph import Value
 from .scans import StepAxis, last_row, mask_of, per_sequence
+
+# The places of rows in the longest sequence, of offsets: as many as what is padded is long.
+PLACES: ContextVar[Callable[[Tensor], Tensor] | None] = ContextVar("stepnet_places", default=None)
+
+
+@traced_op("(Tensor x, Tensor lengths, Tensor places) -> Tensor")
+def padded(x: Tensor, lengths: Tensor, places: Tensor) -> Tensor:
+    return x.new_empty([lengths.shape[0], places.shape[0], *x.shape[1:]])
+
+
+@rule("stepnet.padded")
+def _with_zeros(b: AtenNet, x: Any, lengths: Any, _: Any) -> Value:
+    table, rank = b.out(x), len(b.shape()) - 2
+    mask = mask_of(b.emit, StepAxis(1, False, b.flat(lengths)), table, rank)
+    return b.emit.call("where", mask, table, b.emit.number(0, b.dtype()))
 
 
 @traced_op("(str kind, Tensor rows, Tensor x, Tensor lengths, float pad) -> Tensor")

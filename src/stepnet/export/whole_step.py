@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
@@ -17,7 +19,7 @@ from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .questions import Iteration, Ways
 from .recurrence_call import RecurrenceCall
-from .scans import StepAxis
+from .scans import StepAxis, mask_of, per_sequence
 
 
 def write_step(
@@ -32,9 +34,12 @@ def write_step(
     """
     call.then.check(where)
     x_nodes, state_nodes, weight_nodes, size_nodes = nodes
-    shapes = [[s for i, s in enumerate(b.shape(n)) if i != steps.time] for n in x_nodes]
+    if call.ragged:
+        shapes = [[b.shape(state_nodes[0])[0], *b.shape(n)[1:]] for n in x_nodes]
+    else:
+        shapes = [[s for i, s in enumerate(b.shape(n)) if i != steps.time] for n in x_nodes]
     shapes += [b.shape(n) for n in state_nodes]
-    examples = [*(leaf.select(call.axis, 0) for leaf in call.x), *call.state]
+    examples = [*call.parts, *call.state]
     trace = BodyTrace(b, where, shapes, examples, weight_nodes, call.weights, size_nodes, call.sizes)
     calls = call.calls_with(trace.numbers)
     assert calls is not None  # noted of each step that may be written whole
@@ -71,14 +76,31 @@ def write_step(
         inputs.append(LoopInput(value, carried[-1]))
     inputs += trace.rest(body, "shared_{}")
     arguments += [i.parameter for i in inputs[len(x) :]]
-    out = [inner.emit.copied(value) for value in inner.run(program, arguments)]
-    results = [body.result(value) for value in out[len(call.y) :]]
+    out = inner.run(program, arguments)
+    new, ends = out[len(call.y) :], program.outputs[len(call.y) :]
+    # What the step hands on as it came is the same for all steps.
+    moves = [end is not own for end, own in zip(ends, program.inputs[len(x) :], strict=False)]
+    if steps.lengths is not None:
+        mask = b.emit.squeeze(mask_of(b.emit, steps, x[0]), 2)
+        part = body.parameter("running", torch.bool, (-1, 1))
+        inputs.append(LoopInput(mask, part, **steps.cut()))
+        running = inner.emit.take(part, inner.emit.scalar(0), 1)
+        going = [per_sequence(inner.emit, running, len(inner.shape(node)) - 1) for node in ends]
+        new = [
+            inner.emit.call("where", go, now, before) if moving else now
+            for go, now, before, moving in zip(going, new, carried, moves, strict=True)
+        ]
+    results = [body.result(inner.emit.copied(value)) for value in compress(new, moves)]
+    out = [inner.emit.copied(value) for value in out[: len(call.y)]]
     joined = []
-    for value, node in zip(out[: len(call.y)], program.outputs, strict=False):
+    for value, node in zip(out, program.outputs, strict=False):
         shape = inner.open_shape(node)
         shape.insert(steps.time, 1)
         joined.append(body.result(inner.emit.unsqueeze(value, steps.time), shape=shape))
     outputs = [*(LoopOutput(r, **steps.cut()) for r in joined), *(LoopOutput(r) for r in results)]
-    edges = tuple(zip(results, carried, strict=True))
+    edges = tuple(zip(results, compress(carried, moves), strict=True))
     made = b.emit.graph.loop(LoopOp(body, tuple(inputs), tuple(outputs), edges), name)
-    return list(made[: len(call.y)]), list(made[len(call.y) :])
+    last = iter(made[len(call.y) :])
+    return list(made[: len(call.y)]), [
+        next(last) if moving else first for moving, first in zip(moves, states, strict=True)
+    ]

@@ -10,9 +10,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.convert import rows_to_padded
 from stepnet.data.lod import LoDTensor
-from stepnet.data.offsets import told
-from stepnet.data.tree import flatten, names, unflatten
+from stepnet.data.offsets import LENGTHS, told
+from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
+from stepnet.watchers import SEQUENCES, said
 
 from .step import WithStatic, describe_leaf
 
@@ -79,11 +80,19 @@ def memory_of(leaf: Any, n: int, what: str) -> Tensor | Padded:
 
 def padded(memory: LoDTensor) -> Padded:
     """Sequences side by side, to a length that few batches do not share: each makes a plan of its own."""
+    instead = said(SEQUENCES) if said(LENGTHS) is not None else None
+    if instead is not None:  # of a module that is saved, for any length
+        return Padded(*(instead(kind, memory, memory.values, 0.0) for kind in ("padded", "mask")))
     told(memory.structure.levels[-1])
     lengths = memory.lengths()
     size = length_of_padded(int(lengths.max()) if len(lengths) else 0)
     rows = rows_to_padded(memory.values, lengths, 0, longest=size)
     return Padded(rows, torch.arange(size, device=rows.device) < lengths.to(rows.device)[:, None])
+
+
+def has_padded(spec: Spec) -> bool:
+    """Whether there is a `Padded` in a nesting."""
+    return spec.kind is Padded or any(map(has_padded, spec.children))
 
 
 def length_of_padded(longest: int) -> int:

@@ -163,7 +163,7 @@ class StepBody:
     @property
     def own_states(self) -> int:
         """How many leaves of the state are not static."""
-        return _own(self.state_spec).count
+        return own_spec(self.state_spec).count
 
     def carrying(
         self, step: Callable[..., Any], states: Sequence[Any], more: tuple[Any, ...]
@@ -232,7 +232,7 @@ class StepBody:
             raise StepError(
                 f"step '{self.name}' must return a pair (y, new_state)",
                 got=_describe_result(result),
-                expected=f"(y, new_state) with new_state shaped like the state, {_own(self.state_spec)}",
+                expected=f"(y, new_state) with new_state shaped like the state, {own_spec(self.state_spec)}",
                 remedy="return (y, new_state); a step without a state returns (y, ()) and takes state=()",
             )
         y_leaves, y_spec = flatten(result[0])
@@ -245,8 +245,8 @@ class StepBody:
             self._check_nesting()
             raise StepError(
                 f"step '{self.name}' changed the structure of the state at step {self.t}",
-                got=f"new_state {_own(new_spec)}",
-                expected=f"state {_own(self.state_spec)}",
+                got=f"new_state {own_spec(new_spec)}",
+                expected=f"state {own_spec(self.state_spec)}",
                 remedy="return the new state nested as the state that came in",
             )
         return result[0], next_state(self.name, self.state_names, state_leaves, new_leaves, self.t)
@@ -277,7 +277,7 @@ class StepBody:
         """Refuse a state that is nested in another way than the step's own first one."""
         first = attribute(self.step, "initial_state")
         if first is not None:
-            given, own = _own(self.state_spec), flatten(first(1))[1]
+            given, own = own_spec(self.state_spec), flatten(first(1))[1]
             if given != own:
                 raise StepError(
                     f"the initial state of step '{self.name}' is nested in another way than its own",
@@ -409,7 +409,7 @@ _FLOATS = _LOW + _HIGH
 @functools.lru_cache(maxsize=256)
 def _names(x_spec: Spec, state_spec: Spec) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """The leaves of x, of the state and of the new state, as a user writes them."""
-    own = _own(state_spec)
+    own = own_spec(state_spec)
     static = () if own is state_spec else tuple(names(state_spec.children[1], "static"))
     return (
         tuple(names(x_spec, "x")),
@@ -418,7 +418,7 @@ def _names(x_spec: Spec, state_spec: Spec) -> tuple[tuple[str, ...], tuple[str, 
     )
 
 
-def _own(state_spec: Spec) -> Spec:
+def own_spec(state_spec: Spec) -> Spec:
     """The structure of a state without what the step is given beside it."""
     return state_spec.children[0] if state_spec.kind is WithStatic else state_spec
 

@@ -27,6 +27,7 @@ from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.data.values import rows
 from stepnet.engine import find_plan, read, run
 from stepnet.executors.segment import LoDCut
+from stepnet.front.memory import ScopeStep
 from stepnet.front.step import StepBody, boot_state
 from stepnet.ir.loop import Loop, Slice
 
@@ -299,6 +300,8 @@ def _about(tensors: Sequence[Tensor]) -> list[tuple[int, bool]]:
 
 def code_of_step(step: Any) -> Any:
     """What is the same for every closure a piece of source gives."""
+    if isinstance(step, ScopeStep):
+        step = step.stepnet
     if isinstance(step, nn.Module):
         return type(step)
     function = attribute(step, "__func__", step)

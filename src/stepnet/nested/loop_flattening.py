@@ -34,7 +34,8 @@ from stepnet.executors import naive
 from stepnet.executors.autograd import plainly
 from stepnet.executors.registry import AUTO
 from stepnet.executors.setting import only_plain
-from stepnet.front.step import StepBody, as_step, as_they_are, boot_state, loop_of
+from stepnet.front.memory import ScopeStep
+from stepnet.front.step import StepBody, WithStatic, as_step, as_they_are, boot_state, loop_of
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
@@ -206,7 +207,7 @@ def _call_of(loop: Loop, feeds: dict[str, Any], body: StepBody, backend: str) ->
     cut, x = loop.slices[0], [feeds[name] for name in body.x_names]
     state = [feeds[name] for name in body.state_names]
     at = None if cut.stride < 0 else _cut_of(x, cut.level)
-    return None if at is None or body.own_states < len(state) else _Call(body, x, state, at, backend)
+    return None if at is None else _Call(body, x, state, at, backend)
 
 
 class _Call:
@@ -222,7 +223,12 @@ class _Call:
     def tried(self) -> tuple[list[Any], tuple[bool, ...]]:
         """See `words.tried`."""
         x = unflatten(self.body.x_spec, [leaf.values for leaf in self._x])
-        return tried(self.body.step, x, unflatten(self.body.state_spec, self._state))
+        return tried(self.body.step, x, *self._own_and_static())
+
+    def _own_and_static(self) -> tuple[Any, Any]:
+        """The state of the step, and what it sees at every step, or None."""
+        state = unflatten(self.body.state_spec, self._state)
+        return (state.state, state.static) if isinstance(state, WithStatic) else (state, None)
 
     def run(self, kind: _Kind) -> dict[str, Any]:
         """The outputs of the loop.
@@ -246,10 +252,13 @@ class _Call:
             lambda leaf: torch.zeros(n, *leaf.shape[1:], dtype=leaf.dtype, device="cpu"), tuple(kind.inner)
         )
         step = over_words(self.body.step, kind.of_words)
-        return step, x, (unflatten(self.body.state_spec, self._state), inner)
+        own, static = self._own_and_static()
+        state = (own, inner) if static is None else WithStatic((own, inner), static)
+        return step, x, state
 
     def _as_it_came(self, out: tuple[Any, Any], kind: _Kind) -> dict[str, Any]:
-        (leaves, spec), final = flatten(out[0]), out[1][0]
+        (leaves, spec), last = flatten(out[0]), out[1]
+        final = WithStatic(last.state[0], last.static) if isinstance(last, WithStatic) else last[0]
         y = [
             LoDTensor.of(leaf.values, self._structure)
             if of_words
@@ -333,14 +342,17 @@ def _cut_of(x: Sequence[Any], level: int | None) -> _Cut | None:
 
 def _whose(step: Any) -> Any:
     """A module, which may be configured otherwise than others of its class; of all else the code."""
-    return step if isinstance(step, nn.Module) else lifting.code_of_step(step)
+    own = step.stepnet if isinstance(step, ScopeStep) else step
+    return own if isinstance(own, nn.Module) else lifting.code_of_step(own)
 
 
 def _key(body: StepBody, x: Sequence[Any], state: Sequence[Tensor]) -> tuple[Any, ...]:
     """What calls of one kind have in common."""
     kinds = [(t.shape[1:], t.dtype, t.requires_grad) for t in (*map(rows_of, x), *state)]
     around = *settings(), torch.is_inference_mode_enabled(), torch.get_num_threads()
-    return body.x_spec, body.state_spec, *kinds, *around
+    step = body.step
+    names = (step.inputs, step.outputs, step.static) if isinstance(step, ScopeStep) else ()
+    return body.x_spec, body.state_spec, names, *kinds, *around
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:

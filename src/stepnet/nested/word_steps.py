@@ -19,11 +19,11 @@ from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.reads.undo import undone
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import without_any_mode
+from stepnet.data.modes import surely_differ, without_any_mode
 from stepnet.data.tree import by_leaf, flatten, flatten_as, unflatten
 from stepnet.data.values import rows as rows_of
 from stepnet.errors import Unsupported
-from stepnet.front.step import StepBody, as_step, boot_state, kept_dtypes
+from stepnet.front.step import StepBody, WithStatic, as_step, boot_state, kept_dtypes, own_spec
 from stepnet.watchers import kept_by
 
 from . import separable_steps
@@ -38,6 +38,8 @@ class Words:
         states: those of the recurrences inside, in the order of their calls, after the word before.
     """
 
+    lod_level = 1
+
     def __init__(self, rows: Tensor, first: Tensor, last: Tensor, states: Sequence[Any]) -> None:
         self.table, self._first, self._last, self._states = rows, first, last, states
         self.new: list[Any] = []
@@ -50,6 +52,10 @@ class Words:
         """How many words."""
         return self.table.shape[0]
 
+    def count(self, level: int) -> int:
+        """How many sentences, as far as the step knows."""
+        return self.table.shape[0]
+
     def __getattr__(self, name: str) -> NoReturn:
         raise Unsupported("the step asks for more of its sequences than that recurrences run over them")
 
@@ -59,28 +65,31 @@ class Words:
         return LoDTensor.of(rows, structure)
 
     def answer(
-        self, step: Any, x: Any, state: Any, *, level: int, axis: int, backend: Any, **how: Any
+        self, step: Any, x: Any, state: Any, *, level: int, axis: int, backend: Any, static: Any, **how: Any
     ) -> Any:
         """What a call of `recurrent` in the step gives for the words that there are by now."""
         if level not in (-1, 0) or any(value not in (None, False) for value in how.values()):
             raise Unsupported("a recurrence inside does not run plainly from the first word to the last")
-        return self.recurrence(step, x, state)
+        return self.recurrence(step, x, state, static)
 
-    def recurrence(self, step: Any, x: Any, state: Any) -> tuple[Any, Any]:
+    def recurrence(self, step: Any, x: Any, state: Any, static: Any) -> tuple[Any, Any]:
         """The same of a call that runs from the first word to the last."""
         if len(self.new) == len(self._states):
             raise Unsupported("the step runs more recurrences than it did before")
-        body, leaves, boot = _call(self, step, x, state, self.rows)
+        body, leaves, boot, beside = _call(self, step, x, state, static, self.rows)
         before, spec = flatten(self._states[len(self.new)])
-        if spec != body.state_spec or [_kind(leaf) for leaf in before] != [_kind(leaf) for leaf in boot]:
+        if spec != own_spec(body.state_spec) or [_kind(leaf) for leaf in before] != [
+            _kind(leaf) for leaf in boot
+        ]:
             raise Unsupported("a recurrence inside begins with another kind of state than before")
         now = [torch.where(like(self._first, b), a, b) for a, b in zip(boot, before, strict=True)]
-        y, new = body.call(leaves, now)
-        self.new.append(unflatten(body.state_spec, new))
+        y, new = body.call(leaves, [*now, *beside])
+        new = new[: len(now)]
+        self.new.append(unflatten(spec, new))
         # Up to the last word it is a state that the step never sees: numbers of which all that it may compute
         # is finite.
         last = [torch.where(like(self._last, leaf), leaf, torch.zeros_like(leaf)) for leaf in new]
-        return by_leaf(self.cut, y), unflatten(body.state_spec, last)
+        return by_leaf(self.cut, y), unflatten(spec, last)
 
 
 class _Tried(Words):
@@ -98,26 +107,39 @@ class _Tried(Words):
     def __len__(self) -> int:
         return separable_steps.SENTENCES
 
-    def recurrence(self, step: Any, x: Any, state: Any) -> tuple[Any, Any]:
-        body, leaves, boot = _call(self, step, x, state, separable_steps.SENTENCES)
+    def recurrence(self, step: Any, x: Any, state: Any, static: Any) -> tuple[Any, Any]:
+        body, leaves, boot, beside = _call(self, step, x, state, static, separable_steps.SENTENCES)
         if any(map(self._seen.is_late, boot)):
             raise Unsupported("a recurrence inside begins from what another one ends with")
+        if any(map(self._seen.is_late, beside)):
+            raise Unsupported("a recurrence inside reads at each word what another one ends with")
+        spec = own_spec(body.state_spec)
         with self._seen.aside():
-            y, new = body.call([separable_steps.of_sentence(leaf) for leaf in leaves], boot)
-            self.new.append(unflatten(body.state_spec, [separable_steps.like(leaf) for leaf in boot]))
+            y, new = body.call([separable_steps.of_sentence(leaf) for leaf in leaves], [*boot, *beside])
+            self.new.append(unflatten(spec, [separable_steps.like(leaf) for leaf in boot]))
             out = by_leaf(lambda leaf: self.cut(separable_steps.of_words(leaf)), y)
-            last = [separable_steps.of_sentence(leaf) for leaf in new]
+            last = [separable_steps.of_sentence(leaf) for leaf in new[: len(boot)]]
         self._seen.late(last)
-        return out, unflatten(body.state_spec, last)
+        return out, unflatten(spec, last)
 
 
-def _call(words: Words, step: Any, x: Any, state: Any, n: int) -> tuple[StepBody, list[Tensor], list[Tensor]]:
+def _call(
+    words: Words, step: Any, x: Any, state: Any, static: Any, n: int
+) -> tuple[StepBody, list[Tensor], list[Tensor], list[Tensor]]:
+    """The body of a recurrence inside; leaves of its input, of its first state, of what it sees beside it."""
     function = as_step(step)
     leaves, spec = flatten(x)
     if not all(isinstance(leaf, LoDTensor) and leaf.structure is words for leaf in leaves):
         raise Unsupported("a recurrence inside runs over other sequences than those of the step")
-    boot, state_spec = flatten(boot_state(function, n) if state is None else state)
-    return StepBody(function, spec, state_spec), [leaf.values for leaf in leaves], boot
+    state = boot_state(function, n) if state is None else state
+    boot = flatten(state)[0]
+    beside = flatten(static)[0] if static is not None else []
+    if not all(isinstance(leaf, Tensor) and not isinstance(leaf, LoDTensor) for leaf in beside):
+        raise Unsupported("a recurrence inside looks at sequences of its own for each sentence")
+    if any(not leaf.dim() or surely_differ(leaf.shape[0], words.table.shape[0]) for leaf in beside):
+        raise Unsupported("what a recurrence inside sees at each step has not a row for each sentence")
+    _, state_spec = flatten(state if static is None else WithStatic(state, static))
+    return StepBody(function, spec, state_spec), [leaf.values for leaf in leaves], boot, beside
 
 
 class _OnRows(TorchFunctionMode):
@@ -145,14 +167,14 @@ class _OfAWord:
     def __init__(self, of_words: tuple[bool, ...]) -> None:
         self.of_words = of_words
 
-    def __call__(self, step: Any, x: Any, state: Any) -> tuple[Any, Any]:
+    def __call__(self, step: Any, x: Any, state: Any, static: Any = None) -> tuple[Any, Any]:
         (x, first, last), (outer, inner) = x, state
         # Each time: it may be captured anew, since what it reads has changed.
-        if tried(step, x, outer)[1] != self.of_words:
+        if tried(step, x, outer, static)[1] != self.of_words:
             raise Unsupported("the step gives words where it gave sentences, or the other way")
         words = Words(flatten(x)[0][0], first, last, inner)
         with _OnRows(), kept_by(words.answer):
-            y, new = step(by_leaf(words.cut, x), outer)
+            y, new = step(by_leaf(words.cut, x), outer, *_beside(static))
         if len(words.new) != len(inner):
             raise Unsupported("the step runs fewer recurrences than it did before")
         (before, spec), (after, _) = flatten(outer), flatten_as(flatten(outer)[1], new)
@@ -164,8 +186,9 @@ class _OfAWord:
 _made = Bounded[tuple[bool, ...], _OfAWord](64)
 
 
-def tried(step: Any, x: Any, outer: Any) -> tuple[list[Any], tuple[bool, ...]]:
+def tried(step: Any, x: Any, outer: Any, static: Any = None) -> tuple[list[Any], tuple[bool, ...]]:
     """States like those of the recurrences inside, without data; and whether each leaf of y has a row a word.
+    `static`: what the step sees beside its state.
 
     Raises:
         Unsupported: over words, it would not compute the same.
@@ -174,19 +197,24 @@ def tried(step: Any, x: Any, outer: Any) -> tuple[list[Any], tuple[bool, ...]]:
     if found.refused is not None or found.open is not None:
         raise Unsupported("what the step reads is not known")
     with without_any_mode():
-        x, outer = by_leaf(separable_steps.like, x), by_leaf(separable_steps.like, outer)
-    both, changed = undone(found.holders, found.key, lambda _: _run(step, x, outer))
+        x, outer, static = (by_leaf(separable_steps.like, one) for one in (x, outer, _beside(static)))
+    both, changed = undone(found.holders, found.key, lambda _: _run(step, x, outer, static))
     if changed is not None:
         raise Unsupported("the step changes objects of yours, for each sentence")
     return both
 
 
-def _run(step: Any, x: Any, outer: Any) -> tuple[list[Any], tuple[bool, ...]]:
+def _beside(static: Any) -> tuple[Any, ...]:
+    """What a step is called with behind its state."""
+    return () if static is None else (static,)
+
+
+def _run(step: Any, x: Any, outer: Any, static: tuple[Any, ...]) -> tuple[list[Any], tuple[bool, ...]]:
     with separable_steps.watched() as seen:
         words = _Tried(seen)
         sentences = by_leaf(lambda leaf: words.cut(separable_steps.of_words(leaf)), x)
         with kept_by(words.answer):
-            y, new = step(sentences, by_leaf(separable_steps.of_sentence, outer))
+            y, new = step(sentences, *by_leaf(separable_steps.of_sentence, (outer, *static)))
         if not words.new:
             raise Unsupported("no recurrence runs inside the step")
         of_words = tuple(isinstance(leaf, LoDTensor) for leaf in flatten(y)[0])
