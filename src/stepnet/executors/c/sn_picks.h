@@ -308,7 +308,7 @@ SN_INLINE int SN_P(sn_first)(int64_t *y, const SN_T *x, int64_t n, int64_t k, co
 }
 /* The first k of a few, by counting: as many as come before one, so far behind is its place. Counted are all of up to
  * 32; of more, those that reach the k + 1st of the best in each lane, as more than k do. Equal ones, NaNs and more than
- * 32 that reach it are left to the others. */
+ * 32 that reach it are left to the others. NaNs are in no lane's best, and reach any bound. */
 enum { SN_P(sn_pick_few) = 1024, SN_P(sn_counted) = 32 };
 /* How many of L, 16 or 32, are larger than each. */
 SN_PICK void SN_P(sn_places)(uint32_t *place, const SN_T *x, int64_t L) {
@@ -337,25 +337,47 @@ SN_PICK int SN_P(sn_first_counted)(int64_t *y, const SN_T *x, const uint32_t *at
     for (int64_t r = 0; r < k; ++r) y[r] = order[r];
     return 1;
 }
+/* Which of 64 are not below the bound, as bits: NaNs are among them. */
+SN_INLINE uint64_t SN_P(sn_reaching)(const SN_T *from, SN_T least) {
+#if defined(__AVX512F__)
+    if (sizeof(SN_T) == 4 && (SN_T)0.5 != 0) { /* which compilers do not make one comparison of */
+        typedef float floats __attribute__((vector_size(64)));
+        const floats bound = (floats){0} + (float)least;
+        floats x[4];
+        memcpy(x, from, sizeof x);
+#define SN_REACH(b) ((uint64_t)(uint16_t)__builtin_ia32_cmpps512_mask(x[b], bound, 5, -1, 4) << 16 * b) /* not less */
+        return SN_REACH(0) | SN_REACH(1) | SN_REACH(2) | SN_REACH(3);
+#undef SN_REACH
+    }
+#endif
+    uint32_t low = 0, high = 0;
+    for (int32_t j = 0; j < 32; ++j) low |= from[j] < least ? 0 : 1u << j;
+    for (int32_t j = 0; j < 32; ++j) high |= from[j + 32] < least ? 0 : 1u << j;
+    return low | (uint64_t)high << 32;
+}
 SN_PICK int SN_P(sn_first_of_few)(int64_t *y, const SN_T *x, int64_t n, int64_t k, int64_t down) {
     enum { L = SN_P(sn_counted) };
     SN_T in[SN_P(sn_pick_few)] __attribute__((aligned(64))), top[L] __attribute__((aligned(64)));
     SN_T best[L] __attribute__((aligned(64)));
     uint32_t place[L] __attribute__((aligned(64))), at[L] __attribute__((aligned(64))), some = 0, is = 0;
     const int64_t whole = (n + 63) / 64 * 64, lanes = k <= 6 ? L / 2 : L;
-    int odd = 0;
+    const int64_t in_place = down ? whole - 64 : 0; /* so many are read where they are */
     _Pragma("omp simd") for (int32_t j = 0; j < 64; ++j) in[whole - 64 + j] = SN_LEAST;
-    if (down) memcpy(in, x, n * sizeof *x);
+    if (down) memcpy(in + in_place, x + in_place, (n - in_place) * sizeof *x);
     else _Pragma("omp simd") for (int64_t j = 0; j < n; ++j) in[j] = (SN_T)0.5 != 0 ? -x[j] : (SN_T)(-1 - x[j]);
     _Pragma("omp simd") for (int32_t j = 0; j < L; ++j) top[j] = best[j] = SN_LEAST, at[j] = j;
-    for (int64_t b = 0; b < whole; b += L)
+    for (int64_t b = 0; b < whole; b += L) {
+        const SN_T *from = b < in_place ? x + b : in + b;
         for (int32_t j = 0; j < L; ++j) {
-            const SN_T v = in[b + j];
-            odd |= v != v;
+            const SN_T v = from[j];
             top[j] = v > top[j] ? v : top[j];
         }
-    if (odd) return 0;
-    if (n <= L) return SN_P(sn_first_counted)(y, in, at, n, k);
+    }
+    if (n <= L) {
+        int odd = 0;
+        for (int32_t j = 0; j < L; ++j) odd |= in[j] != in[j];
+        return odd ? 0 : SN_P(sn_first_counted)(y, in, at, n, k);
+    }
     _Pragma("omp simd") for (int32_t j = 0; j < L / 2; ++j)
         top[j] = lanes < L && top[j + L / 2] > top[j] ? top[j + L / 2] : top[j];
     SN_P(sn_places)(place, top, lanes);
@@ -366,14 +388,12 @@ SN_PICK int SN_P(sn_first_of_few)(int64_t *y, const SN_T *x, int64_t n, int64_t 
     const SN_T least = top[__builtin_ctz(is)];
     int64_t m = 0;
     for (int64_t b = 0; b < whole; b += 64) {
-        uint32_t low = 0, high = 0;
-        const SN_T *from = in + b;
-        for (int32_t j = 0; j < 32; ++j) low |= from[j] < least ? 0 : 1u << j;
-        for (int32_t j = 0; j < 32; ++j) high |= from[j + 32] < least ? 0 : 1u << j;
-        for (uint64_t reach = low | (uint64_t)high << 32; reach; reach &= reach - 1, ++m) {
-            if (m == L) return 0;
+        const SN_T *from = b < in_place ? x + b : in + b;
+        for (uint64_t reach = SN_P(sn_reaching)(from, least); reach; reach &= reach - 1, ++m) {
+            const SN_T v = from[__builtin_ctzll(reach)];
+            if (m == L || v != v) return 0;
             at[m] = (uint32_t)(b + __builtin_ctzll(reach));
-            best[m] = in[at[m]];
+            best[m] = v;
         }
     }
     return SN_P(sn_first_counted)(y, best, at, m, k);
