@@ -107,7 +107,7 @@ class PlainRun:
         """Run up to `most` steps; None: to the end."""
         loop, first, body = self.loop, self._first, self.loop.body
         results, rows, step, wiring = state.results, state.rows, state.step, loop.wiring
-        held = [state.values.get(name) for name in body.parameters]  # the values of a step
+        held: list[Any] = [state.values.get(name) for name in body.parameters]  # the values of a step
         finished = {name: [*parts] for name, parts in state.finished.items()}
         joined = {name: [*parts] for name, parts in state.joined.items()}
         stop = None if most is None else step + most

@@ -225,7 +225,7 @@ class LoDCut(Cut):
     def join_leaf(self, kept: list[Any], port: Concat, empty: bool, name: str) -> LoDTensor:
         for t, value in enumerate(kept):
             rows = len(value) if isinstance(value, LoDTensor) else (value.shape[0] if value.dim() else None)
-            wanted = 0 if empty else self.counts[t]
+            wanted = 0 if empty else self._cut.at.counts[t]
             if rows != wanted:
                 raise StepError(
                     f"{name} must have one row for each sequence that takes part in the step",
@@ -239,9 +239,7 @@ class LoDCut(Cut):
             rows = (zero.values if isinstance(zero, LoDTensor) else zero).detach()
             return LoDTensor(rows, (*self.value.lod[: self.level + 1], *inner))
         own = self.value.structure
-        joined = self._cut.joined(
-            kept, own if self._is_last else LoD.trusted(own.levels[: self.level + 1])
-        )
+        joined = self._cut.joined(kept, own if self._is_last else LoD.trusted(own.levels[: self.level + 1]))
         return self._reversed(joined) if self._mirrors else joined
 
 

@@ -220,7 +220,12 @@ class Loop:
 
     def around(self, body: Body) -> Loop:
         """The same loop around another body with the same parameters and results."""
-        _ = self.sources, self.sweep, self.finals, self.wiring  # what follows from the ports, and is looked up at every call
+        _ = (
+            self.sources,
+            self.sweep,
+            self.finals,
+            self.wiring,
+        )  # what follows from the ports, and is looked up at every call
         twin = object.__new__(Loop)
         twin.__dict__.update(self.__dict__)
         twin.__dict__["body"] = body
