@@ -127,6 +127,10 @@ class Steps:
     def by_numpy_of_the_rows(x, h):
         return h + x / np.sqrt(x.shape[0]), h  #
 
+    def by_int_of_the_rows(x, h):
+        h = torch.tanh(h + x.view(int(x.shape[0] / 1.0), -1))
+        return h, h
+
     def by_len(x, h):
         h = torch.tanh(h + x / len(x))  #
         return h, h
@@ -228,6 +232,7 @@ WORDS = {
     "numbered_rows": "numbers its rows",
     "by_the_number_of_rows": "number of rows",
     "by_len": "number of rows",
+    "by_int_of_the_rows": "makes a plain number of the number of rows",
     "by_numpy_of_the_rows": "computes with the number of rows",
     "branch_on_the_number_of_rows": "depends on how many rows it is given",
     "loop_over_rows": "rows",

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from stepnet.data.unpatched_torch import from_numpy
 from stepnet.errors import FrozenError, LoDError
 from stepnet.watchers import said
 
+_Made = TypeVar("_Made")
 _LISTS = {list, tuple}
 _LONG = 1000  # from which torch takes much longer to make a tensor of a list than Python an array
 _UNCHANGED = "the offsets and the values of one LoDTensor go in together"
@@ -47,13 +48,14 @@ class LoD:
     (9, 2)
     """
 
-    __slots__ = ("_content", "_handed_out", "_owner", "levels", "rows")
+    __slots__ = ("_content", "_handed_out", "_made", "_owner", "levels", "rows")
 
     levels: tuple[Tensor, ...]
     rows: int
     _owner: Any
     _content: bytes | None
     _handed_out: Tensor | None
+    _made: dict[Any, Any] | None
 
     @outside_modes
     def __init__(self, levels: Sequence[Any]) -> None:
@@ -69,6 +71,7 @@ class LoD:
         object.__setattr__(self, "_owner", None)
         object.__setattr__(self, "_content", None)
         object.__setattr__(self, "_handed_out", None)
+        object.__setattr__(self, "_made", None)
 
     @staticmethod
     def trusted(levels: tuple[Tensor, ...], rows: int | None = None) -> LoD:
@@ -193,6 +196,17 @@ class LoD:
         if found is None:
             found = owners(self.lengths(), self.rows)
             object.__setattr__(self, "_owner", found)
+        return found
+
+    def made(self, make: Callable[[Tensor], _Made]) -> _Made:
+        """What a function makes of the offsets of the last level, outside of modes. Made once, so nobody may
+        write to it."""
+        offsets, known = told(self.levels[-1]), self._made
+        if known is None:
+            object.__setattr__(self, "_made", known := {})
+        found = known.get(make)
+        if found is None:
+            found = known[make] = make(offsets)
         return found
 
     @outside_modes

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import LoD, offsets_of, owners, ranges, told
 from stepnet.data.permute import invert, permute_rows
+from stepnet.data.unpatched_torch import from_numpy
 from stepnet.data.values import Value, check_fit, describe, rows
 from stepnet.errors import ArrayError
 
@@ -49,30 +51,83 @@ def _stacked(*columns: Tensor) -> Tensor:
     return torch.stack(columns, 1).to(torch.int32)
 
 
-class Steps(NamedTuple):
-    """A level of sequences cut into steps, the longest sequences first."""
+class InSteps(NamedTuple):
+    """Where the elements of a level lie when it is cut into steps, the longest sequences first."""
 
-    values: list[Any]
     counts: list[int]  # how many sequences each step holds
     order: Tensor  # of the sequences
+    ranks: Tensor  # undoes `order`
     elements: Tensor  # of the level, in the order of steps
+    places: Tensor  # undoes `elements`
+
+
+class Steps(NamedTuple):
+    """A level of sequences cut into steps."""
+
+    values: list[Any]
+    at: InSteps
 
     def joined(self, values: Sequence[Value], lod: LoD) -> LoDTensor:
         """Values that a loop gave for the steps as sequences again. `lod`: of the levels down to this one."""
+        if _are_rows(values, self.at.counts):
+            return LoDTensor.of(permute_rows(torch.cat(values), self.at.places), lod)  # pyright: ignore
         check_fit(values, "the values of all steps", free=0)
-        whole, places = join(values), invert(self.elements)
+        whole = join(values)
         if not isinstance(whole, LoDTensor):
-            return LoDTensor.of(permute_rows(whole, places), lod)
-        taken = _take(whole, -1, places)
+            return LoDTensor.of(permute_rows(whole, self.at.places), lod)
+        taken = _take(whole, -1, self.at.places)
         return LoDTensor.of(taken.values, LoD.trusted((*lod.levels, *taken.structure.levels)))
 
 
-def steps_of(x: LoDTensor, level: int) -> Steps:
-    """The steps of a level, counted from 0, the outermost."""
+def steps_of(x: LoDTensor, level: int, *, reverse: bool = False) -> Steps:
+    """The steps of a level, counted from 0, the outermost; of the last one from the end, with `reverse`."""
+    if level == x.lod_level - 1:
+        at = x.structure.made(_rows_backwards if reverse else _rows)
+        return Steps(split(permute_rows(x.values, at.elements), at.counts), at)
     elements, counts, _, _, order = _cut(told(x.structure.levels[level]), level, True)
-    last = level == x.lod_level - 1
-    taken = permute_rows(x.values, elements) if last else _take(x, level, elements)
-    return Steps(split(taken, counts), counts, order, elements)
+    at = InSteps(counts, order, invert(order), elements, invert(elements))
+    return Steps(split(_take(x, level, elements), counts), at)
+
+
+def _rows(offsets: Tensor) -> InSteps:
+    return _rows_in_steps(offsets, reverse=False)
+
+
+def _rows_backwards(offsets: Tensor) -> InSteps:
+    return _rows_in_steps(offsets, reverse=True)
+
+
+@outside_modes
+def _rows_in_steps(offsets: Tensor, *, reverse: bool) -> InSteps:
+    """The rows of sequences in the order of steps, each sequence from its end with `reverse`."""
+    bounds = offsets.numpy()
+    lengths = np.diff(bounds)
+    order = np.argsort(-lengths, kind="stable")
+    counts = len(lengths) - np.cumsum(np.bincount(lengths))[:-1]
+    before = np.cumsum(counts) - counts
+    rows = np.arange(bounds[-1])
+    time = np.repeat(np.arange(len(counts)), counts)
+    sequence = order[rows - np.repeat(before, counts)]
+    elements = bounds[1:][sequence] - 1 - time if reverse else bounds[:-1][sequence] + time
+    ranks, places = np.empty_like(order), np.empty_like(elements)
+    ranks[order] = np.arange(len(order))
+    places[elements] = rows
+    return InSteps(counts.tolist(), *map(from_numpy, (order, ranks, elements, places)))
+
+
+def _are_rows(values: Sequence[Value], counts: Sequence[int]) -> bool:
+    """Whether values are tensors that look alike, with so many rows each."""
+    first = values[0]
+    if set(map(type, values)) != {Tensor} or first.dim() == 0:
+        return False
+    dtype, device, one = first.dtype, first.device, first.shape[1:]
+    size, last = None, -1
+    for value, count in zip(values, counts, strict=False):
+        if count != last:
+            size, last = torch.Size((count, *one)), count
+        if value.shape != size or value.dtype is not dtype or value.device != device:
+            return False
+    return True
 
 
 @outside_modes

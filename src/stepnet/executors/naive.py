@@ -75,7 +75,6 @@ class PlainRun:
         self.loop, self._feeds = loop, feeds
         self._cuts = {port.parameter: Cut.of(port, feeds[port.source]) for port in loop.slices}
         self._first = next(iter(self._cuts.values())) if self._cuts else Count(loop)
-        self._numbers = [port for port in loop.inputs if isinstance(port, Iteration)]
         self.steps = self._most()
         bounded = self.steps is not None or getattr(loop.body, "limit", None) is not None
         self._tried = None if bounded else most_steps()
@@ -107,21 +106,20 @@ class PlainRun:
     def advance(self, state: State, most: int | None = None, observe: Observer | None = None) -> State:
         """Run up to `most` steps; None: to the end."""
         loop, first, body = self.loop, self._first, self.loop.body
-        values, results, rows, step = dict(state.values), state.results, state.rows, state.step
+        results, rows, step, wiring = state.results, state.rows, state.step, loop.wiring
+        held: list[Any] = [state.values.get(name) for name in body.parameters]  # the values of a step
         finished = {name: [*parts] for name, parts in state.finished.items()}
         joined = {name: [*parts] for name, parts in state.joined.items()}
         stop = None if most is None else step + most
-        cuts = [(name, self._cuts[name].parts if name in self._cuts else None) for name in body.parameters]
-        places = {name: place for place, name in enumerate(body.results)}
-        kept = [(parts, places[name]) for name, parts in joined.items()]
-        edges = [(parameter, places[result]) for parameter, result in loop.carried.items()]
-        carried = [*finished.items()] if first.shrinks else []
-        condition, numbers, steps, tried = loop.condition, self._numbers, self.steps, self._tried
+        cuts = [(place, self._cuts[name].parts) for place, name in wiring.cut]
+        kept, edges = [(joined[name], place) for name, place in wiring.joined], wiring.edges
+        counts, carried = first.counts, [(place, finished[name]) for place, name in wiring.merged]
+        condition, numbers, steps, tried = loop.condition, wiring.numbers, self.steps, self._tried
         going, made = True, None
         while step != stop:
             going = step != steps
             if going and condition is not None:
-                going, rows = self._goes_on(values, rows)
+                going, rows = self._goes_on(held, rows)
             if not going:
                 break
             if step == tried:
@@ -130,34 +128,43 @@ class PlainRun:
                     got="a loop that is run once, to be saved or explained, and has no max_steps",
                     remedy="an example for which it ends, or max_steps=, the most steps that it takes",
                 )
-            if carried:
-                active = first.active(step)
-                for name, ended in carried:
-                    values[name] = first.shrink(values[name], active, ended)
-            for port in numbers:
-                values[port.parameter] = number_of(port, step)
-            given = [values[name] if parts is None else parts[step] for name, parts in cuts]
-            made = body(*given)
+            if counts is not None:
+                active = counts[step]
+                for place, ended in carried:
+                    if held[place].shape[0] != active:
+                        held[place] = first.shrink(held[place], active, ended)
+            for place, port in numbers:
+                held[place] = number_of(port, step)
+            for place, parts in cuts:
+                held[place] = parts[step]
+            made = body(*held)
             for parts, place in kept:
                 parts.append(made[place])
             if observe is not None:
-                order = first.order if rows is None else rows.running
-                shown = zip((*body.parameters, *body.results), (*given, *made), strict=True)
-                observe(step, dict(shown), None if order is None else order[: first.active(step)])
-            for parameter, place in edges:  # all back edges at once
-                values[parameter] = made[place]
+                shown = zip((*body.parameters, *body.results), (*held, *made), strict=True)
+                observe(step, dict(shown), self._running(step) if rows is None else rows.running)
+            for to, place in edges:  # all back edges at once
+                held[to] = made[place]
             step += 1
         if made is not None:
             results = dict(zip(body.results, made, strict=True))
+        now = dict(zip(body.parameters, held, strict=True))
+        values = {name: now[name] for name in state.values}
         return State(step, values, finished, rows, joined, results, going)
 
-    def _goes_on(self, values: dict[str, Any], rows: Rows | None) -> tuple[bool, Rows | None]:
-        """Whether the condition holds; under one for each row, `values` are left at the rows for which it
+    def _running(self, step: int) -> Tensor | None:
+        """The caller's index of each sequence that takes part in a step, for somebody who may write to it."""
+        order, counts = self._first.order, self._first.counts
+        return None if order is None or counts is None else order[: counts[step]].clone()
+
+    def _goes_on(self, held: list[Any], rows: Rows | None) -> tuple[bool, Rows | None]:
+        """Whether the condition holds; under one for each row, values are left at the rows for which it
         does."""
         loop = self.loop
+        merged = loop.wiring.merged
+        carried, names = [held[place] for place, _ in merged], [name for _, name in merged]
         assert loop.condition is not None
-        holds, names = values[loop.condition], [port.parameter for port in loop.merged]
-        carried = [values[name] for name in names]
+        holds = carried[names.index(loop.condition)]
         if rows is None:
             if not isinstance(holds, Tensor) or holds.dim() != 1 or len(holds) == 1:
                 return bool(holds), None
@@ -169,7 +176,8 @@ class PlainRun:
                 )
             rows, carried = Rows.begin(len(holds), carried, names)
         rows, carried = rows.keep(holds, carried)
-        values.update(zip(names, carried, strict=True))
+        for (place, _), value in zip(merged, carried, strict=True):
+            held[place] = value
         return len(rows.running) > 0, rows
 
     def outputs(self, state: State) -> dict[str, Any]:
@@ -205,7 +213,7 @@ class PlainRun:
         with torch.no_grad():
             empty = {name: cut.empty_step() for name, cut in self._cuts.items()}
             still = {n: first.no_rows(v) if n in loop.carried else v for n, v in state.values.items()}
-            numbers = {port.parameter: number_of(port, 0) for port in self._numbers}
+            numbers = {port.parameter: number_of(port, 0) for _, port in loop.wiring.numbers}
             values = empty | still | numbers
             results = loop.body(*(values[name] for name in loop.body.parameters))
         return dict(zip(loop.body.results, results, strict=True))

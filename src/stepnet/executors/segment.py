@@ -16,12 +16,12 @@ from torch import Tensor
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import LoD, owners
-from stepnet.data.permute import invert
 from stepnet.data.tree import flatten, names, unflatten
 from stepnet.data.unpack import steps_of, take_elements
 from stepnet.errors import LoDError, LoopError, StepError
 from stepnet.ir.loop import Concat, Loop, Slice
 
+_TENSORS = {Tensor}
 _NONE = outside_modes(lambda: torch.arange(0))()  # elements
 
 
@@ -31,7 +31,7 @@ class Cut:
     steps: int
     parts: Sequence[Any]
     order: Tensor | None = None  # the caller's index of each ranked sequence; None: as given
-    shrinks: bool = True  # whether sequences may end before the last step
+    counts: Sequence[int] | None = None  # how many sequences take part in each step; None: all
 
     @staticmethod
     def of(port: Slice, value: Any) -> Cut:
@@ -48,10 +48,6 @@ class Cut:
 
     def check_same(self, other: Cut, name: str, other_name: str) -> None:
         """Refuse an input that does not step along with this one."""
-        raise NotImplementedError
-
-    def active(self, t: int) -> int:
-        """How many sequences take part in step t (all for an axis cut)."""
         raise NotImplementedError
 
     def to_rank(self, state: Any) -> Any:
@@ -77,6 +73,8 @@ class Cut:
     def join(self, kept: list[Any], port: Concat, *, empty: bool) -> Any:
         """Join a result of every step (a tree of tensors) as its port says; `empty`: no step ran,
         `kept` holds only a value with the right features."""
+        if set(map(type, kept)) == _TENSORS:  # as they mostly are
+            return self.join_leaf(kept, port, empty, port.result)
         flat = [flatten(value) for value in kept]
         leaf_names = names(flat[0][1], port.result)
         columns = zip(*(leaves for leaves, _ in flat), strict=True)
@@ -92,11 +90,6 @@ class Cut:
 
 class WholeCut(Cut):
     """Steps in which all sequences take part: along an axis, or only counted."""
-
-    shrinks = False
-
-    def active(self, t: int) -> int:
-        return -1
 
     def join_leaf(self, kept: list[Any], port: Concat, empty: bool, name: str) -> Tensor:
         return join_along(kept, port, empty, name)
@@ -180,13 +173,14 @@ class LoDCut(Cut):
                 remedy="give level= a level of x, 0 for the outermost, -1 for the last",
             )
         self.level = level % value.lod_level
-        self.reverse = port.stride < 0
         self.value = value
-        self.lengths = value.lengths(self.level)
-        steps = self._reversed(value) if self.reverse else value
-        self._cut = steps_of(steps, self.level)
-        self.parts = self._cut.values
-        self.steps, self.order = len(self._cut.counts), self._cut.order
+        self._is_last = self.level == value.lod_level - 1
+        reverse = port.stride < 0
+        self._mirrors = reverse and not self._is_last
+        steps = self._reversed(value) if self._mirrors else value
+        self._cut = steps_of(steps, self.level, reverse=reverse and self._is_last)
+        self.parts, self.counts, self.order = self._cut.values, self._cut.at.counts, self._cut.at.order
+        self.steps = len(self.counts)
 
     def _reversed(self, x: LoDTensor) -> LoDTensor:
         return take_elements(x, self.level, _mirrored(x.structure.levels[self.level]))
@@ -197,15 +191,15 @@ class LoDCut(Cut):
                 f"'{name}' is a LoDTensor and '{other_name}' is a tensor",
                 remedy="make both LoDTensors (LoDTensor.from_padded) or both tensors",
             )
-        if not _equal(self.lengths, other.lengths):
+        if self._is_last and other._is_last and self.value.structure is other.value.structure:
+            return
+        lengths, others = self.value.lengths(self.level), other.value.lengths(other.level)
+        if not _equal(lengths, others):
             raise LoDError(
                 f"'{name}' and '{other_name}' are cut into steps together and must have the same lengths",
-                got=f"{self.lengths.tolist()[:8]} and {other.lengths.tolist()[:8]} (first 8)",
+                got=f"{lengths.tolist()[:8]} and {others.tolist()[:8]} (first 8)",
                 remedy="give inputs made from the same sequences",
             )
-
-    def active(self, t: int) -> int:
-        return self._cut.counts[t]
 
     def to_rank(self, state: Any) -> Any:
         assert self.order is not None
@@ -218,10 +212,9 @@ class LoDCut(Cut):
         return state[:active]
 
     def from_rank(self, parts: list[Any]) -> Any:
-        assert self.order is not None
         # cat keeps no history of a tensor [0]
         ranked = torch.cat(parts) if len(parts) > 1 else parts[0]
-        return ranked.index_select(0, beside(invert(self.order), ranked))
+        return ranked.index_select(0, beside(self._cut.at.ranks, ranked))
 
     def no_rows(self, state: Any) -> Any:
         return state[:0].detach()
@@ -232,7 +225,7 @@ class LoDCut(Cut):
     def join_leaf(self, kept: list[Any], port: Concat, empty: bool, name: str) -> LoDTensor:
         for t, value in enumerate(kept):
             rows = len(value) if isinstance(value, LoDTensor) else (value.shape[0] if value.dim() else None)
-            wanted = 0 if empty else self._cut.counts[t]
+            wanted = 0 if empty else self._cut.at.counts[t]
             if rows != wanted:
                 raise StepError(
                     f"{name} must have one row for each sequence that takes part in the step",
@@ -245,8 +238,9 @@ class LoDCut(Cut):
             inner = zero.lod if isinstance(zero, LoDTensor) else ()
             rows = (zero.values if isinstance(zero, LoDTensor) else zero).detach()
             return LoDTensor(rows, (*self.value.lod[: self.level + 1], *inner))
-        joined = self._cut.joined(kept, LoD.trusted(self.value.structure.levels[: self.level + 1]))
-        return self._reversed(joined) if self.reverse else joined
+        own = self.value.structure
+        joined = self._cut.joined(kept, own if self._is_last else LoD.trusted(own.levels[: self.level + 1]))
+        return self._reversed(joined) if self._mirrors else joined
 
 
 @outside_modes
@@ -269,11 +263,12 @@ def join_along(kept: list[Any], port: Concat, empty: bool, name: str) -> Tensor:
         StepError: they do not fit together.
     """
     axis, part = port.axis, port.part_size
+    first = kept[0].shape
     for t, value in enumerate(kept):
-        if isinstance(value, LoDTensor) or value.shape != kept[0].shape:
+        if value.shape != first or isinstance(value, LoDTensor):
             raise StepError(
                 f"{name} cannot be joined over the steps",
-                got=f"{tuple(kept[0].shape)} at step 0 and {_shape(value)} at step {t}",
+                got=f"{tuple(first)} at step 0 and {_shape(value)} at step {t}",
                 expected="one shape",
                 remedy="return a tensor of the same shape at every step",
             )

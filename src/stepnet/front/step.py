@@ -106,23 +106,16 @@ class StepBody:
         self._is_flat = flat and type(self) is StepBody  # others call in their own way
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
-        if self._is_flat and self.y_spec is LEAF:
-            made = self._call_flat(values)
-        else:
+        if not (self._is_flat and self.y_spec is LEAF):
             n = len(self.x_names)
             y, new_leaves = self.call(values[:n], values[n:])
-            made = (y, *new_leaves)
-        self.t += 1
-        return made
-
-    def _call_flat(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """`call` where x, y and the state are tensors, or the state is a tuple of them: at each step of the
-        plain loop, beside a step that may be small."""
+            self.t += 1
+            return (y, *new_leaves)
+        # `call` where x, y and the state are tensors, or the state is a tuple of them: at each step of the
+        # plain loop, beside a step that may be small
+        state: Any = values[1] if self.state_spec is LEAF else values[1:]
         try:
-            if self.state_spec is LEAF:
-                result = self.step(*values)
-            else:
-                result = self.step(values[0], values[1:])
+            result = self.step(values[0], state)
         except Exception as error:
             told = self.told(error, values[:1], values[1:])
             if told is error:
@@ -130,16 +123,21 @@ class StepBody:
             raise told from error
         if type(result) is tuple and len(result) == 2 and type(result[0]) is Tensor:
             y, new = result
-            if self.state_spec is LEAF:
-                if _looks_as(new, values[1]):
+            if type(new) is Tensor is type(state):
+                if new.dtype is state.dtype and new.shape == state.shape:
+                    self.t += 1
                     return result
-            elif type(new) is tuple and len(new) == len(values) - 1:
-                for leaf, old in zip(new, values[1:], strict=True):
-                    if not _looks_as(leaf, old):
+            elif type(new) is type(state) is tuple and len(new) == len(state):
+                for leaf, old in zip(new, state, strict=True):
+                    if not (type(leaf) is type(old) is Tensor):
+                        break
+                    if leaf.dtype is not old.dtype or leaf.shape != old.shape:
                         break
                 else:
+                    self.t += 1
                     return (y, *new)
         y, new_leaves = self.accept(result, values[1:])
+        self.t += 1
         return (y, *new_leaves)
 
     @property

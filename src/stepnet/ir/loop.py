@@ -135,6 +135,16 @@ class Sweep(NamedTuple):
     reverse: bool
 
 
+class Wiring(NamedTuple):
+    """Which of the values of a step, in the order of the body's, is what, by its place and its name."""
+
+    cut: tuple[tuple[int, str], ...]  # parameters
+    merged: tuple[tuple[int, str], ...]
+    joined: tuple[tuple[str, int], ...]  # results
+    edges: tuple[tuple[int, int], ...]  # of parameters, and of the results that come there next
+    numbers: tuple[tuple[int, Iteration], ...]
+
+
 @dataclass(frozen=True)
 class Loop:
     """A loop over steps. Checked when made; every broken rule is reported, not only the first.
@@ -210,7 +220,12 @@ class Loop:
 
     def around(self, body: Body) -> Loop:
         """The same loop around another body with the same parameters and results."""
-        _ = self.sources, self.sweep  # what follows from the ports, and is looked up at every call
+        _ = (
+            self.sources,
+            self.sweep,
+            self.finals,
+            self.wiring,
+        )  # what follows from the ports, and is looked up at every call
         twin = object.__new__(Loop)
         twin.__dict__.update(self.__dict__)
         twin.__dict__["body"] = body
@@ -241,6 +256,19 @@ class Loop:
         """Where what is cut, what is carried and what stays the same comes from."""
         slices, merged = (p.source for p in self.slices), (p.source for p in self.merged)
         return tuple(slices), tuple(merged), tuple(p.source for p in self.invariants)
+
+    @cached_property
+    def wiring(self) -> Wiring:
+        """Where values go from step to step."""
+        of, made = ({name: k for k, name in enumerate(n)} for n in (self.body.parameters, self.body.results))
+        joined = dict.fromkeys(port.result for port in self.joined)
+        return Wiring(
+            tuple((of[port.parameter], port.parameter) for port in self.slices),
+            tuple((of[port.parameter], port.parameter) for port in self.merged),
+            tuple((result, made[result]) for result in joined),
+            tuple((of[parameter], made[result]) for parameter, result in self.carried.items()),
+            tuple((of[port.parameter], port) for port in self.inputs if isinstance(port, Iteration)),
+        )
 
     @cached_property
     def finals(self) -> tuple[tuple[str, int], ...]:
