@@ -72,6 +72,21 @@ class Crossed(nn.Module):
         return self.weight.new_zeros(n, 128)
 
 
+class Diagonal(nn.Module):
+    """Less to compute than to fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.decay, self.gain, self.out = (nn.Parameter(torch.rand(48)) for _ in range(3))
+
+    def forward(self, x, h):
+        h = self.decay * h + self.gain * x.repeat(1, 2)
+        return self.out * h, h
+
+    def initial_state(self, n):
+        return self.decay.new_ones(n, 48)
+
+
 torch.manual_seed(1)
 STEPS = {
     "minGRU": cells.MinGRU(F, 37, dtype=DTYPE),
@@ -79,11 +94,12 @@ STEPS = {
     "crossed": Crossed().to(DTYPE),
     "heads": Heads().to(DTYPE),
     "per sequence": per_sequence,
+    "diagonal": Diagonal().to(DTYPE),
 }
 STATIC = {"per sequence": 24}
 TAKEN = {
     "turns": {"heads": ["features", "turns"], "per sequence": ["features", "turns"]},  # no products
-    "features": {"crossed": ["turns", "turns"]},
+    "features": {"crossed": ["turns", "turns"], "diagonal": ["turns", "turns"]},
 }
 
 
@@ -266,12 +282,16 @@ def decaying(x, h):
 
 @pytest.mark.parametrize(
     ("step", "shared"),
-    [(cells.MinGRU(64, 32), "turns"), (cells.RNN(64, 64), None), (decaying, "features")],
+    [
+        (cells.MinGRU(64, 32), ("turns", "turns")),
+        (cells.RNN(64, 64), (None, None)),
+        (decaying, ("features", "turns")),
+    ],
     ids=["minGRU", "RNN", "decaying"],
 )
 def test_explain_says_so(step, shared):
     x = torch.randn(5, 1, 64, requires_grad=True)
     told = stepnet.explain(step, x, None if isinstance(step, nn.Module) else torch.zeros(1, 64), backend="c")
-    assert [region.for_few for region in told.regions if region.carries] == [shared, shared]
-    assert ("threads take turns" in str(told)) == (shared == "turns")
-    assert ("each thread takes some features" in str(told)) == (shared == "features")
+    assert [region.for_few for region in told.regions if region.carries] == [*shared]
+    assert ("threads take turns" in str(told)) == ("turns" in shared)
+    assert ("each thread takes some features" in str(told)) == ("features" in shared)

@@ -32,7 +32,7 @@ from stepnet.executors.direct import MOST, Places
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import features
 from stepnet.executors.schedule.program import Program
-from stepnet.executors.schedule.turns import by_turns
+from stepnet.executors.schedule.turns import by_turns, waits_for_memory
 from stepnet.executors.tables import EARLIER, into, lead_in, led_table
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
@@ -98,6 +98,7 @@ class CScan:
         self.few_rows = c_few.most_rows(few)
         self.features = features(p)
         self.beside = by_turns(p)[1]
+        self._waits = waits_for_memory(p, self.beside)
         early = {node.inputs[1] for node in (*p.early, *p.late)}
         self.step_bytes = sum(p.value(name).bytes for name, *_ in self.source.packed if name not in early)
         self._matrix_bytes = sum(p.value(name).bytes for name in p.matrices)
@@ -406,7 +407,8 @@ class CScan:
         row_bytes = copies * source.chunk_bytes + members * source.index_bytes
         block = self._chunk_bytes * (APART if sharing == "features" else copies)
         most = layout.rows if room else steps
-        chunk = max(1, min(most, block // max(count * (row_bytes + source.late_bytes), 1)))
+        held_bytes = row_bytes + source.late_bytes + copies * source.ahead_bytes
+        chunk = max(1, min(most, block // max(count * held_bytes, 1)))
         if sharing == "turns":  # a state is in the first of its two places where a chunk begins
             chunk = max(LEAST, min(chunk, steps // (TURNS * members)) // LEAST * LEAST)
         share_bytes = source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes)
@@ -503,7 +505,7 @@ class CScan:
     def for_few(self) -> Literal["turns", "features"] | None:
         """How threads share the rows of sequences that are dealt unevenly."""
         by_features = self.features is not None and self.features.parts > 1
-        if self.beside >= (WORTH_TURNS_TOO if by_features else WORTH_TURNS):
+        if self._waits or self.beside >= (WORTH_TURNS_TOO if by_features else WORTH_TURNS):
             return "turns"
         return "features" if by_features else None
 

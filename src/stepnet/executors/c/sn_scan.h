@@ -77,6 +77,9 @@ SN_THREADS int64_t sn_step(const sn_sequences *of, int64_t t, int64_t active, in
 /* The rows of steps t0 to t1, and how many; if it is asked for, where each stands among the steps' rows. */
 SN_THREADS int64_t sn_chunk(const sn_sequences *of, int64_t t0, int64_t t1, int64_t active, int64_t *row,
                             int64_t *place);
+/* Rows that this thread is to read, or to write, when its turn comes: brought to its cache while it waits. */
+SN_THREADS void sn_ahead(const void *table, const int64_t *row, int64_t rows, int64_t bytes);
+SN_THREADS void sn_ahead_to_write(void *table, const int64_t *row, int64_t rows, int64_t bytes);
 /* The first of the lines at the end of a memory that are alike, bit by bit. */
 SN_THREADS int64_t sn_alike(const void *memory, int64_t lines, int64_t bytes);
 /* Makes matrices ready, which may have changed since the last call, by all threads or by one; then does `share` for
@@ -147,6 +150,20 @@ int64_t sn_chunk(const sn_sequences *of, int64_t t0, int64_t t1, int64_t active,
         }
     }
     return rows;
+}
+
+void sn_ahead(const void *table, const int64_t *row, int64_t rows, int64_t bytes) {
+    for (int64_t r = 0; r < rows; ++r) {
+        const char *at = (const char *)table + row[r] * bytes;
+        for (int64_t j = 0; j < bytes; j += 64) __builtin_prefetch(at + j, 0, 2);
+    }
+}
+
+void sn_ahead_to_write(void *table, const int64_t *row, int64_t rows, int64_t bytes) {
+    for (int64_t r = 0; r < rows; ++r) {
+        char *at = (char *)table + row[r] * bytes;
+        for (int64_t j = 0; j < bytes; j += 64) __builtin_prefetch(at + j, 1, 2);
+    }
 }
 
 int64_t sn_alike(const void *memory, int64_t lines, int64_t bytes) {

@@ -18,7 +18,7 @@ from stepnet.executors.schedule.features import Features
 from stepnet.executors.schedule.loops import row_function
 from stepnet.executors.schedule.over_steps import OverSteps
 from stepnet.executors.schedule.program import Program, program
-from stepnet.executors.schedule.turns import by_turns
+from stepnet.executors.schedule.turns import by_turns, waits_for_memory
 from stepnet.executors.schedule.views import Access
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan, Region
@@ -52,7 +52,7 @@ class Source:
     workspace a slot needs for n sequences: space[0] + n * space[1], and for each row of a chunk
     chunk_bytes, and index_bytes for each thread (both for each, where they take turns); `packed` are the
     matrices: name, heads, K, N. `late_bytes` of a row of a chunk are written by its steps and read by the
-    products after them; `own_bytes` are for each thread, whatever it works on.
+    products after them; `ahead_bytes` wait in a cache; `own_bytes` are for each thread, whatever it works on.
     """
 
     text: str
@@ -63,6 +63,7 @@ class Source:
     chunk_bytes: int
     index_bytes: int
     late_bytes: int
+    ahead_bytes: int
     own_bytes: int
 
 
@@ -84,8 +85,10 @@ def write(
         Unsupported: the scan holds what generated C does not do.
     """
     p = program(loop, region, check(loop, region))
-    p = by_turns(p)[0] if turns else p
-    return _Writer(loop, region, p, name, features, turns).write()
+    if not turns:
+        return _Writer(loop, region, p, name, features, turns=False).write()
+    taken, beside = by_turns(p)
+    return _Writer(loop, region, taken, name, None, turns=True, ahead=waits_for_memory(p, beside)).write()
 
 
 def text_of_part(text: str, number: int) -> str:
@@ -96,9 +99,11 @@ def text_of_part(text: str, number: int) -> str:
 
 class _Writer:
     def __init__(
-        self, loop: LoopPlan, region: Region, p: Program, name: str, features: Features | None, turns: bool
-    ) -> None:
+        self, loop: LoopPlan, region: Region, p: Program, name: str, features: Features | None, turns: bool,
+        ahead: bool = False,
+    ) -> None:  # fmt: skip
         self.loop, self.region, self.p, self.name, self.features = loop, region, p, name, features
+        self.ahead = ahead
         self.turns, self.alone = turns, turns or features is not None  # alone: no other has rows of a step
         self.w = Places(loop, p, features and features.count, turns)
         self.lying = {name for name in p.matrices if self._may_lie(name)}
@@ -123,6 +128,7 @@ class _Writer:
         alike = [self._rows(name) | {"lines": lines} for name, (lines, _) in w.alike.items()]
         own = {"sn_lines": -(-self.line_bytes // 64) * 64, "sn_spare": -(-self.spare_bytes // 64) * 64}
         fields = self._fields()
+        ahead = self._moved() if self.ahead else []
         packed = [(name, *self._matrix(name)) for name in p.matrices]
         text = fill(
             _template(),
@@ -149,6 +155,7 @@ class _Writer:
                 "by_turn": sums if self.turns else [],
                 "stages": "\n".join(stages),
                 "after": "\n".join(after),
+                "ahead": ahead,
                 "late": late,
                 "over": [{"sum": self._over_steps(each)} for each in p.over],
                 "matrices": [{"pack": self._pack(number, *matrix)} for number, matrix in enumerate(packed)],
@@ -174,6 +181,7 @@ class _Writer:
             chunk_bytes=sum(rows["bytes"] for rows in by_chunk),
             index_bytes=8 * (with_slots + bool(early or late or self.turns)),
             late_bytes=self._late_bytes(),
+            ahead_bytes=sum(rows["bytes"] for rows in ahead),
             own_bytes=sum(own.values()),
         )
 
@@ -186,6 +194,11 @@ class _Writer:
         """A buffer of rows: the name of its value in C, elements and bytes of a row, and their type."""
         w, size = self.w, self.w.apart(value)
         return {"c": w.c(value), "n": size, "type": w.ctype(value), "bytes": size * w.size_of(value)}
+
+    def _moved(self) -> list[dict[str, Any]]:
+        """The tables whose rows steps read, and those that they write."""
+        read = [self._rows(name) | {"to": ""} for name in self.p.row_inputs]
+        return read + [self._rows(name) | {"to": "_to_write"} for name in self.p.outputs]
 
     def _own(self, rows: dict[str, Any]) -> dict[str, Any]:
         """What a thread hands on of such a row."""

@@ -2,8 +2,9 @@
 
 Products of rows from outside wait for no step, nor does any step wait for what is made of its states but not
 carried on. Each thread makes the products of every so-manieth chunk of steps, goes through what the steps
-carry on when its turn comes, and makes the rest. The numbers are those of one thread, however few and long
-the sequences are.
+carry on when its turn comes, and makes the rest. Where there is nothing of the kind, rows may still take
+longer to come from memory than to compute: each thread has those of its chunk brought to its cache. The
+numbers are those of one thread, however few and long the sequences are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from dataclasses import replace
 
 from stepnet.ir.graph import Node
-from stepnet.ir.ops import OPS, TOTALS
+from stepnet.ir.ops import OPS, TOTALS, Stage
 
 from .loops import iteration_shape
 from .program import Program
@@ -20,6 +21,9 @@ from .program import Program
 _COSTLY = 10  # numbers of cheap ops in the time of one of exp, tanh and the like
 _PRODUCT = 0.4  # of the time of such a number, which a multiplication in a product takes (measured)
 _MOST = 1 << 13  # bytes of a row that are handed on to what is made after its step
+_CHEAP = (Stage.POINTWISE, Stage.SHAPE)
+_LEAST_MOVED = 512  # bytes of a row, below which the steps themselves take longer (measured)
+_MOST_MOVED = 1 << 14  # of which a cache holds too few
 
 
 def by_turns(p: Program) -> tuple[Program, float]:
@@ -40,6 +44,17 @@ def by_turns(p: Program) -> tuple[Program, float]:
     steps = sum(_numbers(p, node, parts) for node in p.nodes if id(node) not in ids)
     levels = {id(node): int(id(node) in ids) for node in p.nodes}
     return replace(p, level=levels), beside / max(1, steps)
+
+
+def waits_for_memory(p: Program, beside: float) -> bool:
+    """Whether rows take longer to come from memory and go there than steps to compute, beside which there is
+    nothing else to do: threads then bring the rows of their chunk to a cache while others go through steps.
+    """
+    if beside or any(OPS[node.op].costly or OPS[node.op].stage not in _CHEAP for node in p.nodes):
+        return False
+    moved = sum(p.value(name).bytes for name in (*p.row_inputs, *p.outputs))
+    least = max(_LEAST_MOVED, sum(_numbers(p, node, set()) for node in p.nodes))
+    return least <= moved <= _MOST_MOVED
 
 
 def _after(p: Program) -> list[Node]:
