@@ -136,23 +136,6 @@ class Ways:
         return step, [lambda: setattr(SETTINGS.inner, "scale", 3.0),
                       lambda: SETTINGS.inner.table["a"].__setitem__(0, 5.0)]  # fmt: skip
 
-    def modules_inside_a_module():
-        """Each function asks them for other names."""
-        SETTINGS.inner, SETTINGS.other = types.ModuleType("inner"), types.ModuleType("other")
-        SETTINGS.inner.scale, SETTINGS.inner.gain, SETTINGS.other.inner = 2.0, 3.0, SETTINGS.inner
-
-        def scaled(x):
-            return x * SETTINGS.inner.scale
-
-        def gained(h):
-            inner = SETTINGS.other
-            return h * inner.inner.gain
-
-        return lambda x, h: (scaled(x), torch.tanh(gained(h))), [
-            lambda: setattr(SETTINGS.inner, "gain", 5.0),
-            lambda: setattr(SETTINGS.inner, "scale", 7.0),
-        ]
-
     def module_imported_inside():
         SETTINGS.scale = 2.0
         sys.modules["settings_of_the_test"] = SETTINGS

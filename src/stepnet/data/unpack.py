@@ -102,7 +102,7 @@ def _rows_in_steps(offsets: Tensor, *, reverse: bool) -> InSteps:
     """The rows of sequences in the order of steps, each sequence from its end with `reverse`."""
     bounds = offsets.numpy()
     lengths = np.diff(bounds)
-    order = np.argsort(-lengths, kind="stable")
+    order = (-lengths).argsort(kind="stable")
     counts = len(lengths) - np.cumsum(np.bincount(lengths))[:-1]
     before = np.cumsum(counts) - counts
     rows = np.arange(bounds[-1])

@@ -125,6 +125,8 @@ class _Space:
 def _who_asks(key: str, modules: int) -> frozenset[str] | None:
     """The names by which code comes to what it asks torch itself for; None if torch's own code, of which no
     walk reads the names, may. An operator that takes functions is in a module of its name."""
+    if gc.get_freeze_count():  # functions are among what is not listed then
+        return None
     by = {key}
     for function in gc.get_objects():
         if type(function) is not types.FunctionType or not is_trusted_code(function.__code__.co_filename):
