@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from key_changes import changes_are_seen
+from stepnet.compiler.reads import monkeypatches
 from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.reads.unchanged import words
 from stepnet.executors.c.memory import unchanged
@@ -199,3 +200,14 @@ def test_names_that_may_be_any_are_not_told():
     for step in ways():
         found = reach(step)
         assert found.open is not None or found.refused is not None
+
+
+def test_a_solver_put_in_the_place_of_another_is_one_that_was_replaced():
+    """Of a library whose functions are known to compute, a table of them is looked at, too."""
+    library = types.ModuleType("library")
+    library.sizes = {"a": 1}
+    library.SOLVERS = {"rk4": torch.nn.functional.relu, "euler": nn.RNNCell}
+    (table,) = monkeypatches.registries([("library", library)])
+    assert not [*table.replaced()]
+    library.SOLVERS["rk4"] = set_gain
+    assert [(patch.name, patch.held) for patch in table.replaced()] == [("library.SOLVERS.rk4", set_gain)]

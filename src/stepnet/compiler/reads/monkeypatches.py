@@ -194,6 +194,18 @@ def _of_modules(modules: Iterable[tuple[str, types.ModuleType]]) -> Iterator[_Sp
         CLASSES.add(kind)
 
 
+def registries(modules: Iterable[tuple[str, types.ModuleType]]) -> Iterator[_Space]:
+    """Tables of functions or classes by name, as a library has of its solvers."""
+    for name, module in modules:
+        for key, held in list(vars(module).items()):
+            named = type(held) is dict and held and all(type(item) is str for item in held)
+            if named and key[:2] != "__" and all(isinstance(item, _CALLED) for item in held.values()):
+                yield _Space(f"{name}.{key}", held, is_class=False)
+
+
+_CALLED = (types.FunctionType, type)
+
+
 def _behind(kind: type) -> Any:
     return gc.get_referents(vars(kind))[0]
 
@@ -221,6 +233,7 @@ def _see_libraries() -> None:
     if new:
         _seen.update(id(vars(module)) for _, module in new)
         _spaces().extend(_of_modules(new))
+        _spaces().extend(registries(new))
         places.cache_clear()
         _counter.cache_clear()
         _known = None, [], ()
