@@ -378,7 +378,8 @@ def test_numbers_that_do_not_fit_their_shape(tmp_path):
         ("w.bin", 4, r"does not fill its shape\n.*4 bytes\n.*8 bytes"),
         ("link.bin", 8, "lies outside the folder"),
         ("fifo", 8, "is not there"),
-        ("a" * 5000, 8, "too long"),
+        ("a" * 5000, 8, "a name that none can have\\n.*aaa"),
+        ("w\0.bin", 8, "a name that none can have"),
     ],
 )
 def test_constants_outside_the_file(location, length, text, tmp_path):
