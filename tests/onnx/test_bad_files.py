@@ -383,8 +383,7 @@ def test_numbers_that_do_not_fit_their_shape(tmp_path):
     ],
 )
 def test_constants_outside_the_file(location, length, text, tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
+    (folder := tmp_path / "model").mkdir()
     (folder / "w.bin").write_bytes(bytes(8))
     (tmp_path / "w.bin").write_bytes(bytes(8))
     (folder / "link.bin").symlink_to(tmp_path / "w.bin")
