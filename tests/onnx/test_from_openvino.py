@@ -51,7 +51,7 @@ def test_the_same_numbers(name, tmp_path, opened):
     assert any(open_sizes) == (name in OPEN)
 
 
-@pytest.mark.parametrize("name", ["shapeof_in_body", "ops_shape"])
+@pytest.mark.parametrize("name", ["shapeof_in_body", "ops_shape", "ti_in_loop"])
 def test_runs_leave_a_read_model_as_it_was(name):
     """A loop in it is saved if what it refers to is as it was."""
     model = stepnet.openvino.load(CORPUS / name / "model.xml").eval()
@@ -62,6 +62,34 @@ def test_runs_leave_a_read_model_as_it_was(name):
     for _ in range(3):
         model(*inputs)
     assert [reach(call).key for call in calls] == before
+
+
+@pytest.mark.exhaustive
+def test_a_branch_in_a_loop(tmp_path, opened):
+    """Sums of what is above zero, and half of the sum so far where it is not."""
+    net = Net()
+    x, s = net.parameter("x", "?,2"), net.parameter("s", "1,2")
+    body = net.body()
+    xi, si = body.parameter("xi", "1,2"), body.parameter("si", "1,2")
+    total = body.add("ReduceSum", [xi, body.const([0, 1])], keep_dims="false")
+    above = body.add("Greater", [total, body.const(np.float32(0))], ["BOOL"])
+    inner = ""
+    for branch, kind in (("then_", "Add"), ("else_", "Multiply")):
+        way = body.body()
+        a, b = way.parameter("a", "1,2"), way.parameter("b", "1,2")
+        made = way.result(way.add(kind, [a, b if kind == "Add" else way.const(np.float32([[0.5]]))]))
+        rows = sliced("input", 1, a[0]) + sliced("input", 2, b[0]) + sliced("output", 3, made)
+        inner += f"<{branch}port_map>{rows}</{branch}port_map><{branch}body>{way.content()}</{branch}body>"
+    new = body.result(body.add("If", [above, si, xi], version="opset8", inner=inner))
+    rows = sliced("input", 0, xi[0], axis=0) + sliced("input", 1, si[0]) + sliced("output", 2, new, axis=0)
+    net.result(net.loop(body, [x, s], rows, edge(new, si[0])))
+    model = stepnet.openvino.load(net.write(tmp_path))
+    given, first = torch.tensor([[1.0, 2], [-1, 0], [3, 0]]), torch.zeros(1, 2)
+    expected = torch.tensor([[1.0, 2], [0.5, 1], [3.5, 1]])
+    torch.testing.assert_close(model(given, first)[0], expected)
+    with plain_loops():
+        stepnet.onnx.save(model, tmp_path / "m.onnx", (given[:2], first))
+        torch.testing.assert_close(opened(tmp_path / "m.onnx")(given, first)[0], expected)
 
 
 def test_sizes_as_converters_compute_them(tmp_path, opened):

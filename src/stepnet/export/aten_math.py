@@ -317,8 +317,10 @@ def _topk(b: AtenNet, x: Any, dim: int, keepdim: bool, mode: str) -> tuple[Value
 @rule("_unique2", "unique_dim")
 def _unique(b: AtenNet, x: Any, *said: Any, **_: Any) -> Any:
     """What is distinct, in order, which one each is, and how often each is there."""
-    if b.is_ragged(x) or b.name in b.emit.graph.target.refused:
+    if b.is_ragged(x):
         return NotImplemented
+    if (why := b.emit.graph.target.refused.get(b.name)) is not None:
+        raise b.refuse(why)
     along = (b.emit.scalar(b.axis(x, said[0])),) if b.name == "unique_dim" else ()
     value = b.out(x)
     kinds = (b.emit.graph.dtype(value), torch.int64, torch.int64, torch.int64)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.recording import LeftByRuns
 from stepnet.errors import StepnetError
 from stepnet.repeat import while_joined
 from stepnet.watchers import instead
@@ -42,12 +43,14 @@ class Reading:
         return self._run(owner, self._read, *values)
 
 
-class Branching:
+class Branching(LeftByRuns):
     """What runs a branch, and remembers which of its graphs fit the example of a model that is written.
 
     Args:
         unanswered: a block of code in which nothing notes what runs.
     """
+
+    asked_by = frozenset()  # what it computes is what the graphs do
 
     def __init__(self, unanswered: Callable[[], AbstractContextManager[None]]) -> None:
         self._unanswered = unanswered

@@ -17,7 +17,7 @@ from stepnet.data.convert import from_array
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
 from stepnet.data.outputs import Outputs
-from stepnet.data.recording import Interned, ToldByContent
+from stepnet.data.recording import Interned, LeftByRuns, ToldByContent
 from stepnet.data.tensor_guards import alike
 from stepnet.errors import Unsupported
 
@@ -70,7 +70,7 @@ class Socket:
 
 
 @dataclass
-class LoopReport:
+class LoopReport(LeftByRuns):
     """How the loop of one layer ran last: `compiled`, or why not; of the `loops` of a model.
 
     >>> report = LoopReport("TensorIterator 7 'gru'")
@@ -78,6 +78,8 @@ class LoopReport:
     >>> report.ran, report.compiled, report.reason
     (True, False, 'it has a condition')
     """
+
+    asked_by = frozenset({"ran", "compiled", "reason"})
 
     where: str
     ran: bool = False

@@ -218,14 +218,14 @@ class Loop:
         if self.condition is not None and self.condition not in merged:
             yield f"the condition is '{self.condition}', which is no carried parameter"
 
+    def settled(self) -> Loop:
+        """Itself, with what follows from its ports and calls look up: they leave it as it is."""
+        _ = self.sources, self.sweep, self.finals, self.wiring
+        return self
+
     def around(self, body: Body) -> Loop:
         """The same loop around another body with the same parameters and results."""
-        _ = (
-            self.sources,
-            self.sweep,
-            self.finals,
-            self.wiring,
-        )  # what follows from the ports, and is looked up at every call
+        self.settled()
         twin = object.__new__(Loop)
         twin.__dict__.update(self.__dict__)
         twin.__dict__["body"] = body

@@ -126,7 +126,7 @@ class Hoisted:
         self.parameters = (*parameters, *labels, *picked)
         ports += [Invariant(label, label) for label in labels]
         ports += [Slice(pick.label, pick.label, axis=pick.axis, part_size=1) for pick in self.picks.values()]
-        self.loop = Loop(self, ports, loop.outputs, loop.back_edges)
+        self.loop = Loop(self, ports, loop.outputs, loop.back_edges).settled()
         said = repr((graph.content, self.slots, sorted(self.picks.items()), sorted(self.products.items())))
         self.hidden = FileBody(self, self.name, hashlib.sha256(said.encode()).hexdigest())
 

@@ -109,14 +109,16 @@ def counted_loop(layer: Layer, body: GraphBody) -> Loop:
         for start, to in layer.back_edges
         if layer.type == "TensorIterator" or net.layers[start].sources[0] != (to, 0)
     ]
-    return Loop(body, *_ports(layer, body, edges))
+    return Loop(body, *_ports(layer, body, edges)).settled()
 
 
 def whole_loop(layer: Layer, body: LoopBody) -> Loop:
     """The record of a Loop with its condition, fed as `GOING`, and its trip count, as `LIMIT`."""
     inputs, outputs, edges = _ports(layer, body, layer.back_edges)
     first = Merged(GOING, GOING), BackEdge(GOING, GOING)
-    return Loop(body, (first[0], *inputs), outputs, (first[1], *edges), condition=GOING, limit=LIMIT)
+    return Loop(
+        body, (first[0], *inputs), outputs, (first[1], *edges), condition=GOING, limit=LIMIT
+    ).settled()
 
 
 def _ports(

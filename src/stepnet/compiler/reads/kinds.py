@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from stepnet.data.bounded_cache import Bounded
 from stepnet.data.recording import LeftByRuns
 
 from .survey import Same
@@ -45,6 +46,8 @@ class Names(typing.NamedTuple):
 
 def passed_by(value: Any, names: Set[str]) -> bool:
     """Whether a value is what runs of an object left in it, which code with these names does not ask for."""
+    if isinstance(value, Bounded):  # found out of what is reached beside it
+        return True
     return isinstance(value, LeftByRuns) and value.asked_by.isdisjoint(names)
 
 

@@ -228,6 +228,9 @@ class Walk(CodeWalk):
             way = self.way_to(value, "read")
             self.refused = self.refused or f"{way} sys.modules, which leads to everything"
             return
+        if passed_by(value, self.names) and not self.everything:
+            self.key.append(type(value))
+            return
         self._dict(type(value), value)
         if isinstance(value, collections.defaultdict):
             self.visit(_FACTORY.__get__(value))

@@ -199,9 +199,13 @@ def _check_outside(data: ir.ExternalTensor) -> None:
     """
     location, folder = str(data.location), Path(data.base_dir).resolve()
     named, file = PurePosixPath(location), folder / location
-    if named.is_absolute() or ".." in named.parts or not file.resolve().is_relative_to(folder):
+    try:
+        inside, there = file.resolve().is_relative_to(folder), file.is_file()
+    except (OSError, ValueError) as problem:  # too long, say, or with a zero in it
+        raise Misfit("its file has a name that none can have", shorten(location)) from problem
+    if named.is_absolute() or ".." in named.parts or not inside:
         raise Misfit("lies outside the folder of the model", shorten(location))
-    if not file.is_file():
+    if not there:
         raise Misfit("its file is not there", shorten(location))
     end = (data.offset or 0) + (data.nbytes if data.length is None else data.length)
     if min(data.offset or 0, data.length or 0) < 0 or end > file.stat().st_size:
