@@ -23,6 +23,7 @@ from stepnet.errors import IRError
 from stepnet.front.static import length_of_padded
 from stepnet.front.step import original_of
 from stepnet.interrupts import let_through
+from stepnet.tape.topology import Metrics
 from stepnet.watchers import during, tried
 
 from . import (  # noqa: F401  (they fill tables)
@@ -385,8 +386,18 @@ def _arguments(module: nn.Module, example_inputs: Any) -> tuple[tuple[Any, ...],
 
 
 def _plain(results: Any) -> Any:
-    """What a module returns, as tensors in tuples, lists and dicts."""
-    return dict(results.items()) if isinstance(results, Outputs) else results
+    """What a module returns, as tensors in tuples, lists and dicts, without metrics: no file has those."""
+    if isinstance(results, Outputs):
+        return dict(results.items())
+    if isinstance(results, dict):
+        named = {name: _plain(part) for name, part in results.items() if not isinstance(part, Metrics)}
+        return named or results
+    if type(results) not in (tuple, list) or all(isinstance(part, Metrics) for part in results):
+        return results
+    parts = [_plain(part) for part in results if not isinstance(part, Metrics)]
+    if len(parts) == 1 < len(results):  # what a topology returns: its outputs, and they
+        return parts[0]
+    return type(results)(parts)
 
 
 def _outputs(results: Any, where: str) -> list[str]:
