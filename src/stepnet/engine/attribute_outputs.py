@@ -104,6 +104,8 @@ def leaving(
     it, or what is around the call is to see each of them."""
     if len(sequences.layout.active) < least or is_computed_again() or not nothing_around():
         return None
+    if not is_only_thread():  # for others to meet what stands there meanwhile
+        return None
     if sees_saved_tensors():  # torch's checkpoint ends its second run by an exception, wherever that is then
         return None
     return without_leaving(loop, reads, sequences)
@@ -116,8 +118,6 @@ def without_leaving(loop: Loop, reads: Reads, sequences: Sequences) -> tuple[Lea
     if not isinstance(body, CarriesMore) or isinstance(body.step, WithAttributes):
         return None
     if loop.sweep is None or len(loop.joined) != 1 or reads.open is not None:
-        return None
-    if not is_only_thread():  # for others to meet what stands there meanwhile
         return None
     looks = looks_of_rows(sequences.x_rows), looks_of_rows(sequences.states), torch.is_grad_enabled()
     like = hash((but_for_counts(reads.reach), looks))

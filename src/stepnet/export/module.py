@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,7 @@ from . import (  # noqa: F401  (they fill tables)
     while_loops,
 )
 from .aten import AtenNet, is_known, join_lead, split_lead
-from .attributes import Kept, as_it_was, run_plainly, uncompiled
+from .attributes import Kept, as_it_was, left_as_it_was, run_plainly, uncompiled
 from .body_trace import BY_SIZES, FixedSize
 from .calls import Calls, call_of
 from .counts import check_counters, check_counts
@@ -101,7 +102,8 @@ def module_graph(
     if any(i.lod is not None for i in inputs):
         batch = batch_number(module, inputs)
         inputs = repeated(inputs, batch, dynamic)
-    calls = Calls(target)
+    calls, put_back = Calls(target), ExitStack()
+    put_back.enter_context(left_as_it_was(module))
     try:
         with torch.no_grad(), calls.noted(), tried(), EndsOnExample():
             a, k = unflatten(spec, [i.value for i in inputs])
@@ -123,6 +125,7 @@ def module_graph(
             return _graph(Graph(name, target), trace, outputs, batch)
     finally:
         calls.forget()
+        put_back.close()
 
 
 class _Trace:
