@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from file_formats import FORMATS
-from stepnet import recurrent
-from stepnet.errors import IRError
+from stepnet import LoDTensor, Memory, RecurrentOp, Scope, recurrent
+from stepnet.errors import IRError, TapeError
+from stepnet.layers import Dense, Integer, auc, classification_cost, data, fc
+from stepnet.tape import Tape
 
 BACKEND = "naive"
 
@@ -115,3 +117,70 @@ def test_buffers_stay_and_parts_that_torch_compiles_are_what_they_were(tmp_path)
     plain = Parts(module.norm)
     plain.layer = module.layer._orig_mod
     torch.testing.assert_close(torch.from_numpy(found), plain.eval()(x))
+
+
+class Leaves(nn.Module):
+    """Its steps leave what they never read: in an attribute, and in an RNN op."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.left = nn.Linear(1, 1), None
+        self.op = RecurrentOp(self.net, ["x"], ["h"], [Memory("h", "before", init="boot")])
+
+    def net(self, step):
+        step["h"] = torch.tanh(self.layer(step["x"]) + step["before"])
+
+    def step(self, x, h):
+        scope = Scope({"x": x.mT.unsqueeze(2), "boot": h})
+        self.op.run(scope)
+        self.left = scope["h"][-1]
+        return self.left, self.left
+
+    def forward(self, x):
+        return recurrent(self.step, x, x.values.new_zeros(len(x), 1))[0]
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
+def test_what_steps_leave_is_in_no_file(tmp_path):
+    package, run, name = FORMATS["onnx"]
+    module = Leaves()
+    package.save(module, tmp_path / name, LoDTensor.from_sequences([torch.randn(n, 3) for n in (2, 4)]))
+    assert (module.left, len(module.op.scopes), module.op.last) == (None, 0, {})
+    x = LoDTensor.from_sequences([torch.randn(n, 3) for n in (1, 5, 2)])
+    padded, lengths = x.to_padded()
+    (found,) = run(tmp_path / name, [padded.numpy(), lengths.numpy()])
+    expected = module(x).to_padded()[0].detach()
+    rows = torch.arange(5) < lengths[:, None]
+    torch.testing.assert_close(torch.from_numpy(found)[rows], expected[rows])
+
+
+class Measured(nn.Module):
+    """Returns what a topology gives: outputs, and the metrics so far."""
+
+    def __init__(self, topology):
+        super().__init__()
+        self.topology = topology
+
+    def forward(self, x, label):
+        return self.topology(x=x, label=label)
+
+
+def test_metrics_are_in_no_file(tmp_path):
+    package, run, name = FORMATS["onnx"]
+    with Tape() as tape:
+        scores, label = fc(data("x", Dense(4)), 2), data("label", Integer(2))
+        cost = classification_cost(scores, label)
+        seen = auc(scores, label, name="seen")
+        behind = scores * 2
+    module = Measured(tape.topology({"scores": behind, "cost": cost}))
+    x, label = torch.randn(3, 4), torch.tensor([0, 1, 1])
+    module(x, label)
+    before = module.topology.metrics()["seen"]
+    package.save(module, tmp_path / name, (x, label))
+    assert module.topology.metrics()["seen"] == before
+    x, label = torch.randn(5, 4), torch.tensor([0, 1, 1, 0, 1])
+    expected, _ = module(x, label)
+    for found, value in zip(run(tmp_path / name, [x.numpy(), label.numpy()]), expected.values(), strict=True):
+        torch.testing.assert_close(torch.from_numpy(found), value.detach())
+    with pytest.raises(TapeError, match=r"evaluators are not exported, and \['seen'\]"):
+        package.save(Measured(tape.topology([cost, seen])), tmp_path / name, (x, label))

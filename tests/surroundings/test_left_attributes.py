@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from beside_plain import CLOSE
-from stepnet import LoDTensor, explain, recurrent
+from stepnet import LoDTensor, Memory, RecurrentOp, Scope, explain, recurrent
 from stepnet.errors import Unsupported
 
 D = 3
@@ -64,6 +64,43 @@ class KeepsTheOneBefore(Leaves):
         return super().forward(x, h)
 
 
+class RunsAnOp(nn.Module):
+    """Its op keeps the scopes of its last run, and its last memories."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.inp = nn.Linear(1, 1).double()
+        self.op = RecurrentOp(self.net, ["x"], ["h"], [Memory("h", "before", init="boot")])
+
+    def net(self, step: Scope) -> None:
+        step["h"] = torch.tanh(self.inp(step["x"]) + step["before"])
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        scope = Scope({"x": x.t().unsqueeze(2), "boot": h[:, :1]})
+        self.op.run(scope)
+        h = scope["h"][-1] * h
+        return 2 * h, h
+
+    @property
+    def loss(self) -> Tensor:
+        return self.op.last["h"].sum() + self.op.scopes[1]["before"].square().sum()
+
+    @property
+    def seen(self) -> dict[str, Tensor]:
+        return {"gate": self.op.scopes[-1]["x"]}
+
+    @property
+    def steps(self) -> int:
+        return len(self.op.scopes)
+
+
+class AsksItsOp(RunsAnOp):
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        y, h = super().forward(x, h)
+        return y, h + self.op.last["h"]
+
+
 def run(step: Any, backend: str, *, ragged: bool = False, reverse: bool = False) -> list[Any]:
     torch.manual_seed(4)
     x = torch.randn(48, D, dtype=torch.float64, requires_grad=True)
@@ -79,10 +116,13 @@ def run(step: Any, backend: str, *, ragged: bool = False, reverse: bool = False)
     return found
 
 
-@pytest.mark.parametrize(("ragged", "reverse"), [(False, True), (True, False), (True, True)])
-def test_the_last_step_leaves_it(ragged, reverse):
+@pytest.mark.parametrize(
+    ("kind", "ragged", "reverse"),
+    [(Leaves, False, True), (Leaves, True, False), (Leaves, True, True), (RunsAnOp, True, False)],
+)
+def test_the_last_step_leaves_it(kind, ragged, reverse):
     """Named by its executor, no step may run by the plain loop."""
-    expected, found = (run(Leaves(), b, ragged=ragged, reverse=reverse) for b in ("naive", "eager"))
+    expected, found = (run(kind(), b, ragged=ragged, reverse=reverse) for b in ("naive", "eager"))
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
@@ -100,7 +140,7 @@ def test_a_pruned_layer_is_made_anew_at_each_step():
 
 
 @pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
-@pytest.mark.parametrize("kind", [CountsRows, AsksTheCount, KeepsTheOneBefore])
+@pytest.mark.parametrize("kind", [CountsRows, AsksTheCount, KeepsTheOneBefore, AsksItsOp])
 def test_what_is_read_runs_by_the_plain_loop(kind):
     torch.testing.assert_close(run(kind(), "naive"), run(kind(), "auto"), rtol=0, atol=0)
     with pytest.raises(Unsupported, match="changes Python objects"):

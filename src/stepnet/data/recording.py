@@ -109,9 +109,11 @@ class ToldByContent:
 
 class LeftByRuns:
     """What the runs of an object leave in it. A step that refers to the object reads this only where its code
-    has one of the names `asked_by`."""
+    has one of the names `asked_by`. `replaced`: each run sets all attributes anew, reads none of them, and
+    changes nothing that they held."""
 
     asked_by: frozenset[str] = frozenset()
+    replaced: bool = False
 
 
 def recordable(method: Method) -> Method:

@@ -1,6 +1,7 @@
 """From a loop to a run: what its body reads, the plan for that, and the executor."""
 
 from .attribute_outputs import leaving as leaving
+from .attribute_outputs import without_leaving as without_leaving
 from .attribute_states import carrying as carrying
 from .plans import Entry as Entry
 from .plans import find_plan as find_plan
@@ -9,6 +10,7 @@ from .plans import run as run
 from .plans import run_again as run_again
 from .plans import run_warm as run_warm
 from .plans import tell as tell
+from .reads import ChangesObjects as ChangesObjects
 from .reads import FailsOnSamples as FailsOnSamples
 from .reads import Reads as Reads
 from .reads import read as read

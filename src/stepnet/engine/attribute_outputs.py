@@ -19,17 +19,19 @@ from torch import Tensor
 
 from stepnet.compiler.passes.rowwise_probe import ROWS
 from stepnet.compiler.reads.attributes import CarriesMore, LeavesValues, Place, WithAttributes
-from stepnet.compiler.reads.kinds import MISSING
+from stepnet.compiler.reads.kinds import MISSING, passed_by
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.trace.iteration import code_of, iteration, reached
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import draws_put_back, nothing_around, sees_saved_tensors
+from stepnet.data.recording import LeftByRuns
 from stepnet.data.tree import flatten, unflatten
 from stepnet.data.unpatched_torch import from_numpy
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.executors.autograd import is_computed_again
+from stepnet.executors.registry import AUTO
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
@@ -67,7 +69,7 @@ def run_and_leave(
         reads, sequences: what the body reads, and the rows.
         run: runs the loop of another body by a plan.
     """
-    found = leaving(loop, reads, sequences)
+    found = leaving(loop, reads, sequences, _LEAST if backend == AUTO else 2)
     if found is None:
         return None
     step, others = found
@@ -95,19 +97,27 @@ def run_and_leave(
     return {**last, port.output: unflatten(spec, list(joined))}
 
 
-def leaving(loop: Loop, reads: Reads, sequences: Sequences) -> tuple[LeavesValues, Loop] | None:
-    """The step that leaves nothing, of a body that leaves values in attributes, and its loop; None: it is no
-    such body, or its steps are not worth it."""
-    body, sweep, layout = code_of(loop), loop.sweep, sequences.layout
-    if not isinstance(body, CarriesMore) or isinstance(body.step, WithAttributes):
-        return None
-    if sweep is None or len(loop.joined) != 1:
-        return None
-    if len(layout.active) < _LEAST or is_computed_again() or not nothing_around() or reads.open is not None:
+def leaving(
+    loop: Loop, reads: Reads, sequences: Sequences, least: int = _LEAST
+) -> tuple[LeavesValues, Loop] | None:
+    """What `without_leaving` gives; None: it is no such body, or its steps, fewer than `least`, are not worth
+    it, or what is around the call is to see each of them."""
+    if len(sequences.layout.active) < least or is_computed_again() or not nothing_around():
         return None
     if not is_only_thread():  # for others to meet what stands there meanwhile
         return None
     if sees_saved_tensors():  # torch's checkpoint ends its second run by an exception, wherever that is then
+        return None
+    return without_leaving(loop, reads, sequences)
+
+
+def without_leaving(loop: Loop, reads: Reads, sequences: Sequences) -> tuple[LeavesValues, Loop] | None:
+    """The step that leaves nothing, of a body that leaves values in attributes, and its loop; None: it is no
+    such body."""
+    body = code_of(loop)
+    if not isinstance(body, CarriesMore) or isinstance(body.step, WithAttributes):
+        return None
+    if loop.sweep is None or len(loop.joined) != 1 or reads.open is not None:
         return None
     looks = looks_of_rows(sequences.x_rows), looks_of_rows(sequences.states), torch.is_grad_enabled()
     like = hash((but_for_counts(reads.reach), looks))
@@ -121,6 +131,9 @@ def leaving(loop: Loop, reads: Reads, sequences: Sequences) -> tuple[LeavesValue
     ]
     if not all(map(is_there, places)):
         del _known[like]
+        return None
+    names = reads.reach.names
+    if any(isinstance(p.owner, LeftByRuns) and not passed_by(p.owner, names) for p in places):
         return None
     if any(
         n is not None and type(_held(place)) is not int for n, place in zip(left.counts, places, strict=True)

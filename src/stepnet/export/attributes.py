@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stepnet.compiler.reads.reach import reach
+from stepnet.data.recording import LeftByRuns
 from stepnet.data.tree import leaves
 
 _OWN = frozenset(vars(nn.Module()))
@@ -64,6 +66,19 @@ def as_it_was(module: nn.Module) -> Iterator[Kept]:
                     space[name] = then[name]
                 else:
                     del space[name]
+
+
+@contextmanager
+def left_as_it_was(module: nn.Module) -> Iterator[None]:
+    """Let what a module runs, as an RNN op, be left with what runs before this had left in it."""
+    found = reach(module, everything=True).holders
+    spaces = [vars(owner) for owner in found if isinstance(owner, LeftByRuns) and owner.replaced]
+    before = [space.copy() for space in spaces]
+    try:
+        yield
+    finally:
+        for space, old in zip(spaces, before, strict=True):
+            space.update(old)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from stepnet.errors import IRError
 from stepnet.front.static import length_of_padded
 from stepnet.front.step import original_of
 from stepnet.interrupts import let_through
+from stepnet.tape.topology import Metrics
 from stepnet.watchers import during, tried
 
 from . import (  # noqa: F401  (they fill tables)
@@ -38,7 +40,7 @@ from . import (  # noqa: F401  (they fill tables)
     while_loops,
 )
 from .aten import AtenNet, is_known, join_lead, split_lead
-from .attributes import Kept, as_it_was, run_plainly, uncompiled
+from .attributes import Kept, as_it_was, left_as_it_was, run_plainly, uncompiled
 from .body_trace import BY_SIZES, FixedSize
 from .calls import Calls, call_of
 from .counts import check_counters, check_counts
@@ -100,7 +102,8 @@ def module_graph(
     if any(i.lod is not None for i in inputs):
         batch = batch_number(module, inputs)
         inputs = repeated(inputs, batch, dynamic)
-    calls = Calls(target)
+    calls, put_back = Calls(target), ExitStack()
+    put_back.enter_context(left_as_it_was(module))
     try:
         with torch.no_grad(), calls.noted(), tried(), EndsOnExample():
             a, k = unflatten(spec, [i.value for i in inputs])
@@ -122,6 +125,7 @@ def module_graph(
             return _graph(Graph(name, target), trace, outputs, batch)
     finally:
         calls.forget()
+        put_back.close()
 
 
 class _Trace:
@@ -385,8 +389,18 @@ def _arguments(module: nn.Module, example_inputs: Any) -> tuple[tuple[Any, ...],
 
 
 def _plain(results: Any) -> Any:
-    """What a module returns, as tensors in tuples, lists and dicts."""
-    return dict(results.items()) if isinstance(results, Outputs) else results
+    """What a module returns, as tensors in tuples, lists and dicts, without metrics: no file has those."""
+    if isinstance(results, Outputs):
+        return dict(results.items())
+    if isinstance(results, dict):
+        named = {name: _plain(part) for name, part in results.items() if not isinstance(part, Metrics)}
+        return named or results
+    if type(results) not in (tuple, list) or all(isinstance(part, Metrics) for part in results):
+        return results
+    parts = [_plain(part) for part in results if not isinstance(part, Metrics)]
+    if len(parts) == 1 < len(results):  # what a topology returns: its outputs, and they
+        return parts[0]
+    return type(results)(parts)
 
 
 def _outputs(results: Any, where: str) -> list[str]:

@@ -39,6 +39,7 @@ class RecurrenceCall:
     then: AsCalled  # what its body read
     y: list[Any] = field(default_factory=list)
     y_spec: Spec = LEAF  # how what is joined is nested, by output
+    leaves: bool = False  # values in attributes, and the plan is that of a step that does not
     asks: bool = False  # its rows for an answer, in Python
     inner: Calls | None = None  # those that one step makes
     known: list[Any] = field(default_factory=list)  # sizes of time and batch, in its trace

@@ -23,7 +23,7 @@ from stepnet.compiler.trace.iteration import code_of, iteration
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
 from stepnet.data.tree import flatten
-from stepnet.engine import find_plan, run
+from stepnet.engine import ChangesObjects, find_plan, run, without_leaving
 from stepnet.errors import IRError, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.naive import PLAIN
@@ -160,7 +160,7 @@ class RecurrenceRecorder(Recorder, Instead):
                 warnings.simplefilter("ignore")
                 y, final = recurrent(
                     step, x, state, reverse=reverse, level=level, axis=axis,
-                    backend=PLAIN.name if call.compiled is None else TORCH_OPS.name,
+                    backend=PLAIN.name if call.compiled is None or call.leaves else TORCH_OPS.name,
                 )  # fmt: skip
         call.y, call.y_spec = flatten({"y": y})
         self.keep(call)
@@ -169,7 +169,7 @@ class RecurrenceRecorder(Recorder, Instead):
     def loop(self, loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
         with unanswered():
             call = self._noted(loop, feeds, user_line().short)
-            if call.compiled is None:
+            if call.compiled is None or call.leaves:
                 out = naive.run(loop, feeds)
             else:
                 out = run(loop, feeds, backend=TORCH_OPS.name, warn=False)
@@ -197,7 +197,13 @@ class RecurrenceRecorder(Recorder, Instead):
             known: Unsupported | None = getattr(code_of(loop).function, "refusal", None)
             if known is not None:
                 raise known
-            entry, reads, _ = find_plan(loop, feeds, backend=TORCH_OPS.name, lifts=False)
+            entry, reads, rows = find_plan(loop, feeds, backend=TORCH_OPS.name, lifts=False)
+            left = None
+            if entry.ready is None and isinstance(entry.refusals[-1][1], ChangesObjects):
+                left = without_leaving(loop, reads, rows)
+            if left is not None:  # no file has what steps leave in attributes
+                entry, reads, _ = find_plan(left[1], feeds, backend=TORCH_OPS.name, lifts=False)
+                call.leaves = True
             call.compiled = entry.compiled
             read = [reads.tensors[p] for p in entry.weights] if entry.compiled is not None else []
             call.places = places_of(read, code, call.where, owner="step")

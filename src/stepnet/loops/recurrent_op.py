@@ -60,6 +60,7 @@ class _Left(LeftByRuns):
     """What the last run of an op left."""
 
     asked_by = frozenset({"scopes", "last"})
+    replaced = True
 
     def __init__(self) -> None:
         self.scopes = StepScopes({}, 0)

@@ -17,6 +17,7 @@ from stepnet.data.storage import apart
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError, TapeKeyError
 from stepnet.ir.last_uses import last_uses
+from stepnet.watchers import instead
 
 from .creation import Creation, Group, Ref
 from .evaluator import Evaluator
@@ -153,6 +154,9 @@ def run_one(
 _IN = "an evaluator is in if it was made before the last output, or is an output: topology([cost, error])"
 
 
+_NOT_WRITTEN = "evaluators are not run while a file is written: leave what reads them out of what is saved"
+
+
 class Metrics(Mapping[str, Any]):
     """The evaluators of a topology by name, or by item: each value, over all batches so far, is worked out
     when read.
@@ -286,7 +290,9 @@ class Topology(nn.Module):
         like = next((p for p in self.parameters() if p.is_floating_point()), None)
         values: dict[int, Any] = {}
         named = {i: c.name for i, c in self._played if isinstance(c.function, Evaluator)}
-        exported = is_exported()  # what a batch leaves in an evaluator is no part of a program
+        # what a batch leaves in an evaluator is no part of a program, nor of a file
+        written = instead() is not None
+        exported = written or is_exported()
         if exported and (asked := [named[r.index] for r in leaves(self._outputs, Ref) if r.index in named]):
             raise TapeError(
                 f"evaluators are not exported, and {asked} are outputs of this topology",
@@ -298,7 +304,7 @@ class Topology(nn.Module):
             values[i] = run_one(creation, values, feeds, accumulate=True, like=like)
             for j in finished:
                 values.pop(j, None)
-        metrics: Any = {} if exported else self.metrics()
+        metrics: Any = Metrics({}, _NOT_WRITTEN) if written else {} if exported else self.metrics()
         outputs = map_leaves(
             self._outputs, Ref, lambda r: metrics[named[r.index]] if r.index in named else values[r.index]
         )

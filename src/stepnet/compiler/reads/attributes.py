@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from stepnet.data.recording import LeftByRuns
 from stepnet.errors import Unsupported
 from stepnet.ir.loop import Loop
 
@@ -138,8 +139,8 @@ class LeavesValues(WithAttributes):
         with self.apart(unread):
             result = self.step(x, state, *static)
             left = [place.held for place in places]
-        for value, count in zip(left, self.counts, strict=True):
-            if not (_is_plain(value) if count is None else type(value) is Unread and value.by == count):
+        for place, value, count in zip(places, left, self.counts, strict=True):
+            if not (_is_left(place.owner, value) if count is None else _is_counted(value, count)):
                 uses.append("what it leaves is not what it left before")
         if uses:
             raise Unsupported(f"the step reads what it keeps in attributes ({uses[0]})")
@@ -200,6 +201,17 @@ for _answer, _names in (
 ):
     for _name in _names.split():
         setattr(Unread, _name, _noting(_name, _answer))
+
+
+def _is_counted(value: Any, by: int) -> bool:
+    return type(value) is Unread and value.by == by
+
+
+def _is_left(owner: Any, value: Any) -> bool:
+    """Whether nothing that stood in an attribute before is in what is left there."""
+    if isinstance(owner, LeftByRuns) and owner.replaced:
+        return type(value) is not Unread
+    return _is_plain(value)
 
 
 def _is_plain(value: Any) -> bool:

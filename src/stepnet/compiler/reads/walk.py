@@ -285,7 +285,9 @@ class Walk(CodeWalk):
     def _object(self, value: Any) -> None:
         kind = type(value)
         self.key.append(kind)
-        if passed_by(value, self.names) and not self.everything:
+        if passed_by(value, self.names) and (value.replaced or not self.everything):
+            if self.everything:  # to be put back; what it holds no run of the code reads or changes
+                self.hold(value.__dict__)
             return
         self._known_class(kind)
         trusted = is_trusted_class(kind)
