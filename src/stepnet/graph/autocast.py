@@ -1,8 +1,8 @@
 """Recurrences of exported programs under autocast.
 
-A program has autocast where `forward` enters it; what was around the export is not in it, and torch's operators in
-there follow what is around the run. So does a recurrence: where torch comes to autocast in the dispatch of an
-operator, its text becomes one that has this autocast in it, as casts stand in a graph that is traced there.
+A program has autocast where `forward` enters it. What was around the export is not in it: torch's operators
+in there follow what is around the run. So does a recurrence: where torch comes to autocast in the dispatch of
+its operator, its text becomes one that has this autocast in it, as a graph that is traced has casts.
 """
 
 from __future__ import annotations

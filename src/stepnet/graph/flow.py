@@ -60,7 +60,7 @@ class Way:
 
 
 class Rounding:
-    """A step some of whose results an exported program gives in the type of autocast, where it runs under one.
+    """A step some of whose results an exported program gives in the type of the autocast around it.
 
     Attributes:
         rounded: which, the leaves of y and then those of the state.

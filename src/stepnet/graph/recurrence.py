@@ -81,7 +81,7 @@ class Recurrence:
     def empty(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """Tensors of the shapes of y and the final state."""
         x, n_x, n_state = tensors[0], self.counts[0], self.counts[1]
-        types = [leaf.dtype for leaf in self.y] if self.way.autocast is not None else self.types_of(tensors)
+        types = self.types_of(tensors)
         if self.way.levels:
             rows: Any = x.shape[0]
             steps = rows
@@ -102,7 +102,9 @@ class Recurrence:
         return [*y, *(t.new_empty(t.shape) for t in tensors[n_x : n_x + n_state])]
 
     def types_of(self, tensors: Sequence[Tensor]) -> list[torch.dtype]:
-        """The types of the leaves of y under the autocast that is around, of inputs of these types."""
+        """The types of the leaves of y: under the autocast that is around, where none is recorded."""
+        if self.way.autocast is not None:
+            return [leaf.dtype for leaf in self.y]
         around = autocast_now()
         key = (around, *map(_dtype, tensors))
         if key not in self.types:
@@ -110,7 +112,8 @@ class Recurrence:
             begin = n_x + n_state + n_static
             reads = begin + n_x * way.levels + bool(way.resets) + n_fresh
             n, pieces = 2, 4
-            shapes = [(pieces if way.inside else n, *row_shape(t, way.axis, way.levels)) for t in tensors[:n_x]]
+            rows = pieces if way.inside else n
+            shapes = [(rows, *row_shape(t, way.axis, way.levels)) for t in tensors[:n_x]]
             shapes += [(n, *t.shape[1:]) for t in tensors[n_x:begin]]
             ends = [torch.arange(0, pieces + 1, 1 if k else n) for k in range(way.inside)]
             of_rows = [*tensors[:begin], *tensors[reads:]]

@@ -131,7 +131,7 @@ def load(text: str) -> Recurrence:
 
 
 def under(text: str, call: Recurrence, tensors: Sequence[Tensor]) -> str:
-    """The text of a recurrence that runs these under the autocast that is around, whatever is around it then."""
+    """The text of a recurrence that runs these under the autocast of now, whatever is around it then."""
     around = autocast_now()
     key = (around, *[t.dtype for t in tensors])
     known = call.texts.get(key)

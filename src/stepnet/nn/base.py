@@ -215,9 +215,7 @@ class RNNBase(nn.Module):
             x = side_by_side(*ys) if len(ys) > 1 else ys[0]
         return batch.close(x), self._join(batch, finals)
 
-    def _layer(
-        self, suffix: str, dtype: torch.dtype | None, rounded: tuple[bool, ...] = ()
-    ) -> LayerStep:
+    def _layer(self, suffix: str, dtype: torch.dtype | None, rounded: tuple[bool, ...] = ()) -> LayerStep:
         """The step of a layer and direction, as long as the same weights are in their places."""
         # Dynamo would guard on all modules in the table, of which some are gone by then.
         steps = {} if torch.compiler.is_dynamo_compiling() else _STEPS.get(self)
@@ -267,7 +265,7 @@ class RNNBase(nn.Module):
         return self._cast_to(low, batch, *parts)
 
     def _rounded(self, batch: Batch, state: Any) -> tuple[bool, ...]:
-        """Which of y and of the state an exported program gives in the type of the autocast that it runs under."""
+        """Which of y and of the state an exported program gives in the type of the autocast around it."""
         if not _is_exported() or batch.rows.dtype == torch.float64:
             return ()
         parts, low = state if isinstance(state, tuple) else (state,), torch.bfloat16
@@ -325,7 +323,8 @@ _FORWARD = RNNBase.forward
 
 def _is_exported() -> bool:
     """Whether what runs goes into a program that runs under an autocast of its own."""
-    return CAN_CAPTURE and is_exporting() and instead() is None
+    followed = CAN_CAPTURE and is_exporting()
+    return followed and (torch.compiler.is_dynamo_compiling() or instead() is None)
 
 
 def _cast(final: Any, dtypes: tuple[torch.dtype, ...]) -> Any:
