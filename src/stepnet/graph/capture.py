@@ -168,7 +168,7 @@ def captured(
     n_x, n_state = len(values), len(state_leaves)
     exported = is_exporting()
     autocast = None if exported else autocast_now()
-    rounded = step.rounded if exported and isinstance(step, Rounding) else ()
+    rounded = _rounded_of(step) if exported else ()
     _follow_bodies()
     teach_forms()
 
@@ -354,6 +354,10 @@ def first_leaf(x: Any) -> Any:
 
 def _is_whole(leaf: Any) -> bool:
     return isinstance(leaf, (LoDTensor, PackedSequence))
+
+
+def _rounded_of(step: Any) -> tuple[bool, ...]:
+    return step.rounded if isinstance(step, Rounding) else ()
 
 
 def _name(step: Any) -> str:
