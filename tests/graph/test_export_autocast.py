@@ -117,9 +117,9 @@ def test_exported_and_run_outside_and_under_autocast(kind: str, inside: bool | N
         torch.testing.assert_close(found, expected)
         of = dict(model.named_parameters())
         names, weights = zip(*module.named_parameters(), strict=True)
-        losses = [sum(t.float().sum() for t in results) for results in (found, expected)]
+        losses = [torch.stack([t.float().sum() for t in results]).sum() for results in (found, expected)]
         got, wanted = (
-            torch.autograd.grad(loss, given, allow_unused=True)  # pyright: ignore[reportArgumentType]
+            torch.autograd.grad(loss, given, allow_unused=True)
             for loss, given in zip(losses, (weights, [of[name] for name in names]), strict=True)
         )
         torch.testing.assert_close(got, wanted)
