@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepnet.data.lod import LoDTensor
@@ -140,7 +141,8 @@ def test_empty_is_legal(rows: int, lod: list[list[int]]) -> None:
         (3, [[0, "3"]], ["1-D list or tensor of integers"]),
         (3, [[0, None]], ["1-D list or tensor of integers"]),
         (3, [[[0, 3]]], ["1-D list or tensor of integers"]),
-        (3, [torch.tensor([0, 3], device="meta")], ["1-D list or tensor of integers", "shape [2]"]),
+        (3, [torch.tensor([0, 3], device="meta")], ["level 0: a traced, fake or meta", "shape [2]"]),
+        (3, [FakeTensorMode().from_tensor(torch.tensor([0, 3]))], ["level 0: a traced, fake", "shape [2]"]),
         (3, [[0, 2**70]], ["1-D list or tensor of integers"]),
         (3, [[0, -1, 3]], ["0 at index 0, then -1 at index 1"]),
         (3, [[0, 2**62]], ["must end at the number of rows"]),

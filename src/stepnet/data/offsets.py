@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stepnet.data.arguments import brief, check_unmasked
-from stepnet.data.modes import outside_modes, real
+from stepnet.data.modes import is_wrapped, outside_modes, real
 from stepnet.data.unpatched_torch import from_numpy
 from stepnet.errors import FrozenError, LoDError
 from stepnet.watchers import said
@@ -417,12 +417,8 @@ def integers(given: Any, what: str) -> Tensor:
             return from_numpy(numbers.astype(np.int64))
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         cause = error
-    if said(LENGTHS) is not None and isinstance(given, Tensor) and real(given) is None:
-        raise LoDError(
-            f"{what}: what is traced has no numbers",
-            got=brief(given),
-            remedy="make it outside of what is traced",
-        ) from cause
+    if isinstance(given, Tensor) and real(given) is None:
+        raise _without_numbers(given, what) from cause
     raise LoDError(
         f"{what} must be a 1-D list or tensor of integers",
         got=brief(given),
@@ -430,6 +426,23 @@ def integers(given: Any, what: str) -> Tensor:
         if hasattr(given, "structure")
         else "given.long().flatten() of a tensor, [int(n) for n in given] of a list",
     ) from cause
+
+
+def _without_numbers(given: Tensor, what: str) -> LoDError:
+    if is_wrapped(given):
+        return LoDError(
+            f"{what}: of what torch.vmap maps over, each has numbers of its own",
+            got=brief(given),
+            remedy="make it outside of what is mapped",
+        )
+    if said(LENGTHS) is not None:
+        says, remedy = "what is traced has no numbers", "make it outside of what is traced"
+    else:
+        says = "a traced, fake or meta tensor has no numbers"
+        remedy = (
+            "give a list of them, or a tensor made outside; torch.compile and torch.export leave them open"
+        )
+    return LoDError(f"{what}: {says}", got=brief(given), remedy=remedy)
 
 
 def _as_torch_takes(numbers: Any) -> Any:

@@ -12,6 +12,7 @@ from stepnet.data import in_graph
 from stepnet.data.arguments import brief
 from stepnet.data.attributes import begins_by_itself
 from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import LoD, integers
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError
 
@@ -70,5 +71,5 @@ def clock(step: Any, x: Any, state: Any, steps: Any, axis: int) -> tuple[Clock, 
     if in_graph.is_followed():
         rows, lod = in_graph.of_lengths(lengths, known)
         return Clock(LoDTensor.of(rows.to(like.device), lod)), state
-    rows = torch.zeros(int(lengths.sum()), 1, device=like.device)
-    return Clock(LoDTensor.from_lengths(rows, [lengths])), state
+    lod = LoD.from_lengths([integers(lengths, "recurrent: 'steps'")])
+    return Clock(LoDTensor.of(torch.zeros(lod.rows, 1, device=like.device), lod)), state

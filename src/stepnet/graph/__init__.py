@@ -2,6 +2,7 @@
 
 from stepnet.data.in_graph import CAN_CAPTURE as CAN_CAPTURE
 
+from . import autocast as autocast
 from . import ops_on_open_rows as ops_on_open_rows
 from . import sequences as sequences
 from .capture import TAKES as TAKES
@@ -13,4 +14,5 @@ from .capture import packed_tables as packed_tables
 from .capture import side_by_side as side_by_side
 from .capture import traced_step as traced_step
 from .decomposed import decompositions as decompositions
+from .flow import Rounding as Rounding
 from .recurrence import answer_with as answer_with

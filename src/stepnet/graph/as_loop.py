@@ -46,7 +46,10 @@ def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
     if way.reverse:
         starts, stride = starts + (lengths - 1) * stride, -stride
     count = rows[0].shape[0]
-    tables = [torch.zeros((count + 1, *leaf.shape), dtype=leaf.dtype, device=device) for leaf in call.y]
+    tables = [
+        torch.zeros((count + 1, *leaf.shape), dtype=dtype, device=device)
+        for leaf, dtype in zip(call.y, call.types_of(tensors), strict=True)
+    ]
     longest = torch.cat([lengths, lengths.new_zeros(1)]).max()
     n_y = len(tables)
 

@@ -16,6 +16,7 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -35,7 +36,7 @@ from stepnet.front.static import Padded
 from stepnet.front.step import TorchCell
 
 from . import autograd_grad, calls
-from .flow import Way
+from .flow import Rounding, Way
 from .functions import put_together
 from .guards import forget_ours
 from .ops import LIBRARY
@@ -165,7 +166,9 @@ def captured(
         marks = marks.values
     beside = offsets if marks is None else [*offsets, marks, *fresh_leaves]
     n_x, n_state = len(values), len(state_leaves)
-    autocast = autocast_now()
+    exported = is_exporting()
+    autocast = None if exported else autocast_now()
+    rounded = _rounded_of(step) if exported else ()
     _follow_bodies()
     teach_forms()
 
@@ -199,7 +202,7 @@ def captured(
 
     y, final = _node(
         body, name=_name(step), reverse=reverse, axis=axis, levels=levels, inside=inside, backend=backend,
-        autocast=autocast, resets=resets, checkpoint=checkpoint, detach_every=detach_every,
+        autocast=autocast, rounded=rounded, resets=resets, checkpoint=checkpoint, detach_every=detach_every,
     )  # fmt: skip
     return (_ragged_as(first.structure, inside, y) if ragged else y), closed(final, state)
 
@@ -353,6 +356,10 @@ def _is_whole(leaf: Any) -> bool:
     return isinstance(leaf, (LoDTensor, PackedSequence))
 
 
+def _rounded_of(step: Any) -> tuple[bool, ...]:
+    return step.rounded if isinstance(step, Rounding) else ()
+
+
 def _name(step: Any) -> str:
     """As `step_name`, of what Dynamo follows."""
     if isinstance(step, TorchCell):
@@ -432,6 +439,8 @@ class _Lowered:
         transforms = (
             gradients or _TRANSFORMS in code.src or any(inner._recurrence.transforms for inner in inside_of)
         )
+        if transforms and way.autocast is None:  # its text is of what ran here, casts and all
+            way = replace(way, autocast=autocast_now())
         self._recurrence = Recurrence(way, _function(code, held), counts, leaves, random, transforms)
         self._digest = hashlib.sha256(repr((code.src, way)).encode()).hexdigest()[:16]
         self._what = f"compiled {self._digest}#{next(_ordinals)}"  # two calls stay two, however alike

@@ -18,8 +18,8 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """What `torch.export.ExportedProgram.run_decompositions` takes to write recurrences as `while_loop`.
 
     What it has no other form for stays one operator, which runs where stepnet is imported: a recurrence with
-    resets, with detach_every= or under autocast, and what repeats or joins whole sequences. Offsets are not
-    checked any more as the program runs.
+    resets, with detach_every= or decomposed under autocast, and what repeats or joins whole sequences.
+    Offsets are not checked any more as the program runs.
 
     >>> [*decompositions()]
     [<OpOverload(op='stepnet.run', overload='default')>]

@@ -33,7 +33,10 @@ class Way:
     Attributes:
         levels: how many levels of offsets x has; 0 for tensors of equal lengths.
         inside: how many of them the steps have, which are sequences then.
-        autocast: the type that autocast gives on each kind of device, where it is on.
+        autocast: the type that autocast gives on each kind of device, where it is on. None in an exported
+            program: it is the one around the run, as for torch's operators there.
+        rounded: which results, leaves of y and then of the state, get the type of that autocast; see
+            `Rounding`.
         resets: which marks restart it, and whether a reset state is handed in: "", "is_init", "done".
         checkpoint, detach_every: its windows of steps.
     """
@@ -44,7 +47,8 @@ class Way:
     levels: int = 0
     inside: int = 0
     backend: Backend | None = None
-    autocast: tuple[tuple[str, str], ...] = ()
+    autocast: tuple[tuple[str, str], ...] | None = ()
+    rounded: tuple[bool, ...] = ()
     resets: str = ""
     checkpoint: int | bool | None = None
     detach_every: int | None = None
@@ -53,6 +57,16 @@ class Way:
     def in_windows(self) -> bool:
         """Whether it is cut into windows of steps."""
         return bool(self.checkpoint or self.detach_every)
+
+
+class Rounding:
+    """A step some of whose results an exported program gives in the type of the autocast around it.
+
+    Attributes:
+        rounded: which, the leaves of y and then those of the state.
+    """
+
+    rounded: tuple[bool, ...] = ()
 
 
 class Flow(NamedTuple):
@@ -95,7 +109,7 @@ def flow_of(
 
     def like(i: int, shape: Sequence[Any]) -> Tensor:
         with fake:
-            made = torch.empty(_numbers(shape), dtype=tensors[i].dtype, device=tensors[i].device)
+            made = torch.empty(numbers(shape), dtype=tensors[i].dtype, device=tensors[i].device)
         return made.requires_grad_(flags[i])
 
     many = rows * (_INSIDE if way.inside else 1)
@@ -111,7 +125,7 @@ def flow_of(
     flat = replace(way, axis=0, levels=len(levels), resets="", checkpoint=None, detach_every=None)
     try:
         with torch.enable_grad(), tracing(None), without_hooks():
-            results = plainly(flat, (n_x, n_state, n_static, 0), [*given, *offsets, *reads], _numbers(sizes))
+            results = plainly(flat, (n_x, n_state, n_static, 0), [*given, *offsets, *reads], numbers(sizes))
     except (RuntimeError, StepError):  # what it does depends on numbers
         return None
     places = [*zip(given, range(begin), strict=True)]
@@ -132,7 +146,7 @@ def _reached(result: Tensor, places: Sequence[tuple[Tensor, int]]) -> set[int]:
     return {place for tensor, place in places if id(tensor) in found}
 
 
-def _numbers(sizes: Sequence[Any]) -> list[int]:
+def numbers(sizes: Sequence[Any]) -> list[int]:
     """Sizes as they are in the example that is traced, if they are known there."""
     found = [n.node.hint if isinstance(n, SymInt) else n for n in sizes]
     return [_ANY if n is None else n for n in found]

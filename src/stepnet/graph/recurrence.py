@@ -25,8 +25,9 @@ from stepnet.executors.registry import tried
 from stepnet.executors.setting import check_backend
 
 from .dispatch import from_the_top
-from .flow import Flow, Way, flow_of, no_rows
+from .flow import Flow, Way, flow_of, no_rows, numbers
 from .planned import Known, Like, Planned, Shape, all_on_cpu, is_watched, needed_of
+from .sizes import for_open_sizes, row_shape
 
 _dtype, _size = operator.attrgetter("dtype"), operator.attrgetter("shape")
 _ANSWER: list[Callable[..., Any]] = []
@@ -74,27 +75,56 @@ class Recurrence:
     plans: dict[Any, Planned | None] = field(default_factory=dict, compare=False, repr=False)
     likes: dict[Any, _Looks] = field(default_factory=dict, compare=False, repr=False)
     flows: dict[Any, Flow | None] = field(default_factory=dict, compare=False, repr=False)
+    texts: dict[Any, str] = field(default_factory=dict, compare=False, repr=False)  # under each autocast
+    types: dict[Any, list[torch.dtype]] = field(default_factory=dict, compare=False, repr=False)
 
     def empty(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """Tensors of the shapes of y and the final state."""
         x, n_x, n_state = tensors[0], self.counts[0], self.counts[1]
+        types = self.types_of(tensors)
         if self.way.levels:
             rows: Any = x.shape[0]
             steps = rows
             if self.way.inside:
                 steps = tensors[sum(self.counts[:3]) + self.way.levels - self.way.inside].shape[0] - 1
             y = [
-                x.new_empty((rows if leaf.whole else steps, *leaf.shape), dtype=leaf.dtype) for leaf in self.y
+                x.new_empty((rows if leaf.whole else steps, *leaf.shape), dtype=dtype)
+                for leaf, dtype in zip(self.y, types, strict=True)
             ]
         else:
             axis = self.way.axis % x.dim()
             time, batch = x.shape[axis], x.shape[1 if axis == 0 else 0]
             y = []
-            for leaf in self.y:
+            for leaf, dtype in zip(self.y, types, strict=True):
                 shape = [batch, *leaf.shape]
                 shape.insert(axis, time)
-                y.append(x.new_empty(shape, dtype=leaf.dtype))
+                y.append(x.new_empty(shape, dtype=dtype))
         return [*y, *(t.new_empty(t.shape) for t in tensors[n_x : n_x + n_state])]
+
+    def types_of(self, tensors: Sequence[Tensor]) -> list[torch.dtype]:
+        """The types of the leaves of y: under the autocast that is around, where none is recorded."""
+        if self.way.autocast is not None:
+            return [leaf.dtype for leaf in self.y]
+        around = autocast_now()
+        key = (around, *map(_dtype, tensors))
+        if key not in self.types:
+            way, (n_x, n_state, n_static, n_fresh) = self.way, self.counts
+            begin = n_x + n_state + n_static
+            reads = begin + n_x * way.levels + bool(way.resets) + n_fresh
+            n, pieces = 2, 4
+            rows = pieces if way.inside else n
+            shapes = [(rows, *row_shape(t, way.axis, way.levels)) for t in tensors[:n_x]]
+            shapes += [(n, *t.shape[1:]) for t in tensors[n_x:begin]]
+            ends = [torch.arange(0, pieces + 1, 1 if k else n) for k in range(way.inside)]
+            of_rows = [*tensors[:begin], *tensors[reads:]]
+            with for_open_sizes() as (_, fake), fake, autocast_as(around), torch.no_grad():
+                made = [
+                    torch.empty(numbers(shape), dtype=t.dtype, device=t.device)
+                    for shape, t in zip([*shapes, *(t.shape for t in tensors[reads:])], of_rows, strict=True)
+                ]
+                results = self.step(*made[:begin], *ends, *made[begin:])
+            self.types[key] = [t.dtype for t in results[: len(self.y)]]
+        return self.types[key]
 
     def run(self, tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         """The leaves of y and of the final state."""
@@ -105,7 +135,8 @@ class Recurrence:
     ) -> list[Tensor]:
         """As `run`, by somebody who takes what `recurrent` does."""
         with autocast_as(self.way.autocast):
-            return _leaves(*self._asked(ask, tensors, sizes))
+            found = _leaves(*self._asked(ask, tensors, sizes))
+            return found if self.way.autocast is not None else rounded(self.way, found)
 
     def flow(self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]) -> Flow | None:
         """How gradients flow where these inputs need one."""
@@ -318,6 +349,17 @@ def _ragged(rows: Tensor, levels: tuple[Tensor, ...]) -> LoDTensor:
     return LoDTensor.of(rows, LoD.handed(levels, rows.shape[0]))
 
 
+def rounded(way: Way, results: Sequence[Tensor]) -> list[Tensor]:
+    """Results in the types that the autocast around gives them."""
+    low = autocast_dtype(results[0].device.type) if way.rounded else None
+    if low is None:
+        return [*results]
+    return [
+        t.to(low) if of and t.dtype != torch.float64 else t  # which autocast leaves as it is
+        for t, of in zip(results, way.rounded, strict=True)
+    ]
+
+
 def autocast_now() -> tuple[tuple[str, str], ...]:
     """What autocast is on for, as `Way` holds it."""
     kinds = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
@@ -325,11 +367,11 @@ def autocast_now() -> tuple[tuple[str, str], ...]:
 
 
 @contextlib.contextmanager
-def autocast_as(wanted: tuple[tuple[str, str], ...]) -> Iterator[None]:
-    """Autocast as it was around a call."""
-    kinds = dict(wanted)
+def autocast_as(wanted: tuple[tuple[str, str], ...] | None) -> Iterator[None]:
+    """Autocast as it was around a call; None: as it is."""
+    kinds = dict(wanted or ())
     with contextlib.ExitStack() as stack:
-        if wanted != autocast_now():
+        if wanted is not None and wanted != autocast_now():
             for kind in {"cpu", *kinds}:
                 dtype = getattr(torch, kinds[kind]) if kind in kinds else None
                 stack.enter_context(torch.autocast(kind, dtype, enabled=kind in kinds))

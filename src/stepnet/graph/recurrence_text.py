@@ -24,7 +24,7 @@ from stepnet.errors import StepError
 
 from .calls import add_kind, unreadable
 from .flow import Way
-from .recurrence import Leaf, Recurrence, autocast_as
+from .recurrence import Leaf, Recurrence, autocast_as, autocast_now
 from .sizes import for_open_sizes, row_shape
 from .transforms import with_no_grad_noted
 
@@ -113,7 +113,7 @@ def load(text: str) -> Recurrence:
     """
     try:
         form = json.loads(text)
-        way = _way(**{**form["way"], "autocast": tuple(map(tuple, form["way"]["autocast"]))})
+        way = _way(form["way"])
         y = tuple(
             Leaf(tuple(map(_count, shape)), _checked(getattr(torch, name), torch.dtype), *map(bool, whole))
             for shape, name, *whole in form["y"]
@@ -121,6 +121,8 @@ def load(text: str) -> Recurrence:
         a, b, c, d = map(_count, form["counts"])
         step = _step(form["calls"], form["results"])
         least, results = a + b + c + way.inside, len(y) + b
+        if len(way.rounded) not in (0, results):
+            raise ValueError(f"it rounds {len(way.rounded)} results of {results}")
         if form["calls"].count(None) < least or len(form["results"]) != results or not a:
             raise ValueError(f"its step takes {least} values at least and gives {results}")
         return Recurrence(way, step, (a, b, c, d), y, bool(form["random"]))
@@ -128,16 +130,38 @@ def load(text: str) -> Recurrence:
         raise unreadable(str(error)) from error
 
 
-def _way(**said: Any) -> Way:
+def under(text: str, call: Recurrence, tensors: Sequence[Tensor]) -> str:
+    """The text of a recurrence that runs these under the autocast of now, whatever is around it then."""
+    around = autocast_now()
+    key = (around, *[t.dtype for t in tensors])
+    known = call.texts.get(key)
+    if known is not None:
+        return known
+    head = f"{KIND} "
+    form = json.loads(text.removeprefix(head))
+    form["way"] |= {"autocast": around, "rounded": ()}
+    form["y"] = [
+        [shape, _name(dtype), *whole]
+        for (shape, _, *whole), dtype in zip(form["y"], call.types_of(tensors), strict=True)
+    ]
+    return call.texts.setdefault(key, head + json.dumps(form))
+
+
+def _way(said: dict[str, Any]) -> Way:
     """How it runs, each of the types that it is written with."""
-    way = Way(**said)
+    autocast = said["autocast"]
+    autocast = None if autocast is None else tuple(map(tuple, autocast))
+    way = Way(**{**said, "autocast": autocast, "rounded": tuple(said.get("rounded", ()))})
     for name, kinds in _KINDS_OF_WAY.items():
         if type(getattr(way, name)) not in kinds:
             raise ValueError(f"its {name} is {getattr(way, name)!r}")
     if not 0 <= way.inside <= way.levels <= DEEPEST or way.resets not in ("", "is_init", "done"):
         raise ValueError(f"it runs over {way.inside} of {way.levels} levels, resets {way.resets!r}")
-    if not all(type(part) is str for part in sum(way.autocast, ())) or any(len(p) != 2 for p in way.autocast):
+    known = way.autocast or ()
+    if not all(type(part) is str for part in sum(known, ())) or any(len(p) != 2 for p in known):
         raise ValueError(f"its autocast is {way.autocast!r}")
+    if not all(type(of) is bool for of in way.rounded):
+        raise ValueError(f"its rounded results are {way.rounded!r}")
     return way
 
 
@@ -157,6 +181,7 @@ def _traced(
     )
 
     way, (n_x, n_state, n_static, _) = recurrence.way, recurrence.counts
+    around = autocast_now() if way.autocast is None else way.autocast
     shapes = [(row_shape(t, way.axis, way.levels), t.dtype, t.device) for t in tensors[:n_x]]
     shapes += [(tuple(t.shape[1:]), t.dtype, t.device) for t in tensors[n_x : n_x + n_state + n_static]]
     fixed = [(tuple(t.shape), t.dtype, t.device) for t in reads if isinstance(t, Tensor)]
@@ -189,7 +214,7 @@ def _traced(
             inputs += [torch.empty(m + 1, dtype=torch.int64) for m in ends]
             inputs += [torch.empty(shape, dtype=d, device=at) for shape, d, at in fixed]
         try:
-            with fake, autocast_as(way.autocast):  # what the step makes from nothing, too
+            with fake, autocast_as(around):  # what the step makes from nothing, too
                 step = recurrence.step
                 if recurrence.transforms:
                     step = with_no_grad_noted(step, functools.partial(refusal, recurrence))

@@ -39,7 +39,7 @@ def as_operator(
     Raises:
         Unsupported: the step is not for any number of rows, or cannot be written down.
     """
-    way = Way(name, reverse, axis, autocast=autocast_now())
+    way = Way(name, reverse, axis, autocast=None)
     counts = len(x), len(states), 0, 0
     try:
         graph = _on_any_rows(step, way, x, states, reads)
@@ -68,6 +68,7 @@ def _on_any_rows(
 
     shapes = [(row_shape(t, way.axis, 0), t) for t in x] + [(tuple(t.shape[1:]), t) for t in states]
     fixed = [(tuple(t.shape), t) for t in reads]
+    around = autocast_now()
     if any(type(size) is not int for shape, _ in (*shapes, *fixed) for size in shape):
         raise Unsupported("the program leaves a size open besides those of steps and rows")
     with for_open_sizes() as (env, fake):
@@ -78,7 +79,7 @@ def _on_any_rows(
         with fake:
             inputs = [torch.empty((n, *shape), dtype=t.dtype, device=t.device) for shape, t in shapes]
             inputs += [torch.empty(shape, dtype=t.dtype, device=t.device) for shape, t in fixed]
-            with autocast_as(way.autocast):
+            with autocast_as(around):
                 graph = make_fx(step, pre_dispatch=True)(*inputs)
         (out,) = next(node for node in graph.graph.nodes if node.op == "output").args
         if any(not _is(node.meta["val"].shape[:1], n) for node in out) or _asked(env) > known:

@@ -16,16 +16,19 @@ from stepnet.cells.cell import draw, positive_size
 from stepnet.cells.wrapper import check_probability
 from stepnet.checks import unscripted
 from stepnet.data.arguments import truth, whole
+from stepnet.data.in_graph import CAN_CAPTURE, is_exporting
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.errors import StepError
+from stepnet.graph import Rounding
 from stepnet.resets import as_resets
+from stepnet.watchers import instead
 
 from .batch import Batch, dropped, side_by_side
 
 
-class LayerStep:
+class LayerStep(Rounding):
     """One direction of one layer as a step: `function(x, state, **weights)`, and y cast to `dtype`.
 
     It holds the weights, under the names they have in their module, and nothing else of it: a step that is
@@ -39,8 +42,10 @@ class LayerStep:
         function: Callable[..., Any],
         weights: Mapping[str, Tensor],
         dtype: torch.dtype | None = None,
+        rounded: tuple[bool, ...] = (),
     ) -> None:
         self.__name__ = name
+        self.rounded = rounded
         self.function = function
         self.dtype = dtype
         self.places = {keyword: f"{keyword}_{suffix}" for keyword in weights}
@@ -51,13 +56,16 @@ class LayerStep:
         y, new = self.function(x, state, **{k: getattr(self, place) for k, place in self.places.items()})
         return (y if self.dtype is None else y.to(self.dtype)), new
 
-    def is_of(self, module: nn.Module, function: Callable[..., Any], dtype: torch.dtype | None) -> bool:
+    def is_of(
+        self, module: nn.Module, function: Callable[..., Any], dtype: torch.dtype | None,
+        rounded: tuple[bool, ...],
+    ) -> bool:  # fmt: skip
         """Whether it is the step of a function with the weights that a module has in their places."""
         held, given, own = self.__dict__, module._parameters, module.__dict__
         for place in self.places.values():
             if given.get(place) is not held[place] or place in own:
                 return False
-        return self.dtype is dtype and self.function is function
+        return self.dtype is dtype and self.function is function and self.rounded == rounded
 
 
 # of each module, by the suffix of a layer: those of its parameters, which are as alive as it is
@@ -198,7 +206,8 @@ class RNNBase(nn.Module):
             for suffix, reverse in zip(self._suffixes(layer), (False, True), strict=False):
                 k = len(finals)
                 dtypes = self._result_dtypes(batch, given[k])
-                step = self._layer(suffix, dtypes[0] if dtypes else None)
+                rounded = self._rounded(batch, given[k])
+                step = self._layer(suffix, dtypes[0] if dtypes else None, rounded)
                 again = None if asked is None else replace(asked, state=fresh[k])
                 y, final = recurrent(step, x, given[k], reverse=reverse, axis=batch.axis, resets=again)
                 ys.append(y)
@@ -206,16 +215,16 @@ class RNNBase(nn.Module):
             x = side_by_side(*ys) if len(ys) > 1 else ys[0]
         return batch.close(x), self._join(batch, finals)
 
-    def _layer(self, suffix: str, dtype: torch.dtype | None) -> LayerStep:
+    def _layer(self, suffix: str, dtype: torch.dtype | None, rounded: tuple[bool, ...] = ()) -> LayerStep:
         """The step of a layer and direction, as long as the same weights are in their places."""
         # Dynamo would guard on all modules in the table, of which some are gone by then.
         steps = {} if torch.compiler.is_dynamo_compiling() else _STEPS.get(self)
         if steps is None:
             steps = _STEPS[self] = {}
         step, function = steps.get(suffix), self.step
-        if step is None or not step.is_of(self, function, dtype):
+        if step is None or not step.is_of(self, function, dtype, rounded):
             weights = self.weights(suffix)
-            step = LayerStep(f"{type(self).__name__} {suffix}", suffix, function, weights, dtype)
+            step = LayerStep(f"{type(self).__name__} {suffix}", suffix, function, weights, dtype, rounded)
             if all(type(weight) is nn.Parameter for weight in weights.values()):
                 steps[suffix] = step
         return step
@@ -244,7 +253,9 @@ class RNNBase(nn.Module):
 
     def _result_dtypes(self, batch: Batch, state: Any) -> tuple[torch.dtype, ...] | None:
         """What autocast makes of y and of each tensor of the state, as torch.nn's modules have it; None where
-        it is off, or leaves all as they are."""
+        it is off, or leaves all as they are, or is that of a run of an exported program."""
+        if _is_exported():
+            return None
         low = autocast_dtype(batch.rows.device.type) if torch._C._is_any_autocast_enabled() else None
         if low is None or batch.rows.dtype == torch.float64:
             return None
@@ -252,6 +263,15 @@ class RNNBase(nn.Module):
         if batch.rows.is_cuda:  # cuDNN returns all in float16, whatever was asked for
             return (low,) * (1 + len(parts))
         return self._cast_to(low, batch, *parts)
+
+    def _rounded(self, batch: Batch, state: Any) -> tuple[bool, ...]:
+        """Which of y and of the state an exported program gives in the type of the autocast around it."""
+        if not _is_exported() or batch.rows.dtype == torch.float64:
+            return ()
+        parts, low = state if isinstance(state, tuple) else (state,), torch.bfloat16
+        if batch.rows.is_cuda:
+            return (True,) * (1 + len(parts))
+        return tuple([dtype == low for dtype in self._cast_to(low, batch, *parts)])
 
     def _cast_to(self, low: torch.dtype, batch: Batch, *state: Tensor) -> tuple[torch.dtype, ...]:
         """The dtypes of y and of the state under autocast to `low`."""
@@ -299,6 +319,12 @@ class RNNBase(nn.Module):
 
 
 _FORWARD = RNNBase.forward
+
+
+def _is_exported() -> bool:
+    """Whether what runs goes into a program that runs under an autocast of its own."""
+    followed = CAN_CAPTURE and is_exporting()
+    return followed and (torch.compiler.is_dynamo_compiling() or instead() is None)
 
 
 def _cast(final: Any, dtypes: tuple[torch.dtype, ...]) -> Any:

@@ -41,7 +41,7 @@ class Batch(NamedTuple):
             return Batch(name, given, given, given.shape[0 if batch_first else 1], int(batch_first))
         if isinstance(given, PackedSequence):
             x, pack = without_packed(given)
-            return Batch(name, given, x, len(x), pack=pack)
+            return Batch(name, given, x, x.structure.count(-1), pack=pack)
         if isinstance(given, LoDTensor):
             if given.values.dim() == 2:
                 return Batch(name, given, given, given.structure.count(-1))
