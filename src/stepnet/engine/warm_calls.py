@@ -22,7 +22,7 @@ from stepnet.compiler.rewritten.inner_loops import is_guarded
 from stepnet.compiler.trace.iteration import own_classes
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors, settings
+from stepnet.data.modes import autocast_dtype, is_kept_twice, nothing_around, sees_saved_tensors, settings
 from stepnet.data.tensor_guards import alike
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.data.unpatched_torch import contiguous
@@ -188,7 +188,7 @@ class Asked(NamedTuple):
         """Whether it is of one step, which by itself was timed faster than its plan."""
         one = _is_one_step(self.x[0], self.layout, self.way.axis) and self.of.as_they_are(self.form)
         may_be = one and self.way.backend == AUTO and autocast_dtype("cpu") is None
-        if not may_be or entry.ready is None or entry.ready.plan.random or _is_kept_twice():
+        if not may_be or entry.ready is None or entry.ready.plan.random or is_kept_twice():
             return False
         size = about_as_many(self.layout.sequences)
         if size not in entry.itself:
@@ -217,7 +217,7 @@ class Asked(NamedTuple):
         weights = [self.tensors[place] for place in entry.weights]
         given = [x.values for x in self.x] if ragged else self.x
         besides = _LONG_WAY if is_guarded(entry.y_spec) else 0.0
-        if not (ragged or torch.is_grad_enabled()):
+        if not ragged:
             besides += _FOUND
         return is_faster((given, self.states), weights, by_plan, by_itself, besides)
 
@@ -264,12 +264,6 @@ def _is_one_step(x: Tensor | LoDTensor, layout: Layout, axis: int) -> bool:
     if type(x) is Tensor:
         return layout.sequences > 0 and x.shape[axis] == 1
     return layout.steps == 1 and layout.rows == layout.sequences
-
-
-def _is_kept_twice() -> bool:
-    """Whether a checkpoint of torch's may hold what a call keeps against what it kept: one of a Parameter
-    goes by its plan, and gets a plain tensor in its place where it is made again."""
-    return torch.is_grad_enabled() and sees_saved_tensors()
 
 
 def itself(
@@ -505,7 +499,7 @@ def _warm(
         and (n is None or [t.shape[0] for t in states] == [n] * len(states))
     ):
         layout = layout or like.call.layout
-        if like.by_itself and not _is_kept_twice():
+        if like.by_itself and not is_kept_twice():
             out = itself(of.wrap(step), x, states, tensors, like.form, way[2], like.entry, layout)
             if out is not None or is_guarded(like.entry.y_spec):
                 return out
