@@ -3,8 +3,8 @@
 That is what such a call means, whatever the step reads: so nothing of that is looked at, only whether x and
 the state look as they did at a call that was checked. Which way is faster is taken from the timing of a
 plan (`single_step_timing`), or, without gradients, of steps that are looked into at each call (they read what
-no walk tells), from the calls themselves: first some the long way, then some by the step. Not steps that draw noise: plans
-draw other numbers, and which way a call goes is to show in none.
+no walk tells), from the calls themselves: first some the long way, then some by the step. Not steps that draw
+noise: plans draw other numbers, and which way a call goes is to show in none.
 """
 
 from __future__ import annotations
@@ -121,11 +121,11 @@ def _found(likes: Bounded[int, _Like], way: Any, form: Spec, given: Sequence[Ten
 
 def _run(of: Any, step: Any, like: _Like, x: Tensor, states: list[Tensor], state: Any) -> tuple[Any, Any]:
     axis, form = like.way[2], like.form
-    row, function = x.select(axis, 0), of.wrap(step)
+    row = x.select(axis, 0)
     try:
-        result = function(row, state)
+        result = of.called(step)(row, state)
     except Exception as error:
-        told = of.body(function, LEAF, form).told(error, [row], states)
+        told = of.body(of.wrap(step), LEAF, form).told(error, [row], states)
         if told is error:
             raise
         raise told from error
@@ -142,7 +142,7 @@ def _run(of: Any, step: Any, like: _Like, x: Tensor, states: list[Tensor], state
                 rows[0] if spec is LEAF else unflatten(spec, rows),
                 last[0] if form is LEAF else unflatten(form, last),
             )
-    body = of.body(function, LEAF, form)
+    body = of.body(of.wrap(step), LEAF, form)
     y, new = body.accept(result, states)
     leaves, spec = flatten(y)
     n = x.shape[1 - axis]

@@ -70,10 +70,11 @@ class Way(NamedTuple):
 class Steps(NamedTuple):
     """What steps are, of which the engine knows nothing.
 
-    `wrap`: a step as a function of its parameters. `boot`: what it begins with for a number of sequences.
-    `record`: of a function, its inputs, what is carried, how both are nested, and the way: the loop and what
-    it is fed. `as_they_are`: of how x and the state are nested, whether a step is called on just these.
-    `body`: of a function and these, the body of its loop. `found_by`: what a step is known by.
+    `wrap`: a step as a function of its parameters; `called`: as one that is called once, no more. `boot`: what
+    it begins with for a number of sequences. `record`: of a function, its inputs, what is carried, how both are
+    nested, and the way: the loop and what it is fed. `as_they_are`: of how x and the state are nested, whether
+    a step is called on just these. `body`: of a function and these, the body of its loop. `found_by`: what a
+    step is known by.
     """
 
     wrap: Callable[[Any], Callable[..., Any]]
@@ -82,6 +83,7 @@ class Steps(NamedTuple):
     as_they_are: Callable[[tuple[Spec, Spec]], bool]
     body: Callable[[Callable[..., Any], Spec, Spec], Any]
     found_by: Callable[[Any], Any]
+    called: Callable[[Any], Callable[..., Any]]
 
 
 class Asked(NamedTuple):
@@ -182,7 +184,7 @@ class Asked(NamedTuple):
     def itself(self, entry: Entry) -> tuple[Any, Any] | None:
         """What `itself` gives."""
         given = self.x, self.states, self.tensors, self.form, self.way.axis
-        return itself(self.of.wrap(self.step), *given, entry, self.layout)
+        return itself(self.of.called(self.step), *given, entry, self.layout)
 
     def is_faster_itself(self, entry: Entry, find: Callable[[str], Find]) -> bool:
         """Whether it is of one step, which by itself was timed faster than its plan."""
@@ -201,7 +203,7 @@ class Asked(NamedTuple):
 
     def _timed(self, entry: Entry, find: Callable[[str], Find]) -> str | None:
         like = _like(self, entry, (*self.rows, *self.states, *self.tensors), 0, find)
-        ragged, function = isinstance(self.x[0], LoDTensor), self.of.wrap(self.step)
+        ragged, function = isinstance(self.x[0], LoDTensor), self.of.called(self.step)
 
         def by_plan(x: list[Tensor], states: list[Tensor]) -> list[Tensor]:
             rows = [t.reshape(own.shape) for t, own in zip(x, self.rows, strict=True)]
@@ -500,7 +502,7 @@ def _warm(
     ):
         layout = layout or like.call.layout
         if like.by_itself and not is_kept_twice():
-            out = itself(of.wrap(step), x, states, tensors, like.form, way[2], like.entry, layout)
+            out = itself(of.called(step), x, states, tensors, like.form, way[2], like.entry, layout)
             if out is not None or is_guarded(like.entry.y_spec):
                 return out
         if like.tables is not None:
