@@ -70,11 +70,11 @@ class Way(NamedTuple):
 class Steps(NamedTuple):
     """What steps are, of which the engine knows nothing.
 
-    `wrap`: a step as a function of its parameters; `called`: as one that is called once, no more. `boot`: what
-    it begins with for a number of sequences. `record`: of a function, its inputs, what is carried, how both are
-    nested, and the way: the loop and what it is fed. `as_they_are`: of how x and the state are nested, whether
-    a step is called on just these. `body`: of a function and these, the body of its loop. `found_by`: what a
-    step is known by.
+    `wrap`: a step as a function of its parameters; `called`: as one that is called once, no more. `boot`:
+    what it begins with for a number of sequences. `record`: of a function, its inputs, what is carried, how
+    both are nested, and the way: the loop and what it is fed. `as_they_are`: of how x and the state are
+    nested, whether a step is called on just these. `body`: of a function and these, the body of its loop.
+    `found_by`: what a step is known by.
     """
 
     wrap: Callable[[Any], Callable[..., Any]]
