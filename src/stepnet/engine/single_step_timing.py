@@ -19,7 +19,6 @@ from stepnet.interrupts import let_through
 from . import executor_choice
 
 _ROUNDS = 8  # the first runs of a plan find out where its values are
-_LEAST_ROUNDS = 4  # of which one may be slow for what else a machine does
 _TOLD = RuntimeError, TypeError, ValueError, IndexError  # of which the long way says where they were
 
 Out = list[Tensor]  # the leaves of y, and of the final state
@@ -66,8 +65,7 @@ def is_faster(
     by_itself: Callable[..., Out | None],
     besides: float = 0.0,
 ) -> str | None:
-    """Times of both if a step itself is faster than its plan, without a backward clearly so, and gives tensors
-    that look the same.
+    """Times of both if a step itself is clearly faster than its plan, and gives tensors that look the same.
 
     Args:
         inputs: those of a call.
@@ -100,14 +98,12 @@ def is_faster(
                     besides if way is by_plan else 0.0
                 )
                 seconds[name] = min(taken, seconds.get(name, taken))
-            if number + 1 >= _LEAST_ROUNDS and seconds["the plan"] <= seconds[PLAIN.label]:
+            if number and seconds["the plan"] <= seconds[PLAIN.label]:
                 return None
     except Exception as error:  # whatever it is, the plan is right
         let_through(error)
         return None
     changed = [t._version for t in read] != versions or any(look != looks[0] for look in looks)
-    trains = torch.is_grad_enabled() and any(t.requires_grad for t in read)
-    margin = 1.0 if trains else executor_choice.MARGIN  # of both most is the call then, not what is computed
-    if changed or seconds[PLAIN.label] * margin > seconds["the plan"]:
+    if changed or seconds[PLAIN.label] * executor_choice.MARGIN > seconds["the plan"]:
         return None
     return ", ".join(f"{name} {1e6 * taken:.3g} us" for name, taken in seconds.items())
