@@ -253,15 +253,9 @@ def warm(
 
 
 def _in_place(
-    step: Any,
-    x: Tensor | LoDTensor,
-    state: Any,
-    pieces: Layout,
-    *,
-    reverse: bool,
-    axis: int,
-    backend: Backend | None,
-) -> tuple[Any, Any] | None:
+    step: Any, x: Tensor | LoDTensor, state: Any, pieces: Layout, *,
+    reverse: bool, axis: int, backend: Backend | None,
+) -> tuple[Any, Any] | None:  # fmt: skip
     """A call over pieces of x where they lie, if it is like one before that nobody else answers."""
     if watching() is not None or is_kept():
         return None
