@@ -49,6 +49,7 @@ from .front.step import (
     StepBody,
     TorchCell,
     WithStatic,
+    as_called,
     as_step,
     as_they_are,
     boot_state,
@@ -76,7 +77,7 @@ from .typed import Booting, Rows, Settings, State, typed
 from .watchers import Instead, instead, is_kept, kept, nobody_else, replaced, watched, watching
 from .windows import check_windows, run_in_windows
 
-_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody, lambda step: step)
+_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody, lambda step: step, as_called)
 
 
 def _like(step: Any, x: Any = None, state: Any = None, **how: Any) -> Any:
@@ -252,15 +253,9 @@ def warm(
 
 
 def _in_place(
-    step: Any,
-    x: Tensor | LoDTensor,
-    state: Any,
-    pieces: Layout,
-    *,
-    reverse: bool,
-    axis: int,
-    backend: Backend | None,
-) -> tuple[Any, Any] | None:
+    step: Any, x: Tensor | LoDTensor, state: Any, pieces: Layout, *,
+    reverse: bool, axis: int, backend: Backend | None,
+) -> tuple[Any, Any] | None:  # fmt: skip
     """A call over pieces of x where they lie, if it is like one before that nobody else answers."""
     if watching() is not None or is_kept():
         return None

@@ -188,6 +188,12 @@ def sees_saved_tensors() -> bool:
         return True
 
 
+def is_kept_twice() -> bool:
+    """Whether a checkpoint of torch's may hold what a call keeps against what it kept: one of a Parameter
+    goes by its plan, and gets a plain tensor in its place where it is made again."""
+    return torch.is_grad_enabled() and sees_saved_tensors()
+
+
 def packs_saved_tensors() -> Any:
     """What takes what is saved for backward here; None: nothing, or it is not known.
 

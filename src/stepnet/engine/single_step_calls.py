@@ -1,10 +1,10 @@
-"""Calls of one step without gradients, where the step itself is faster: called as the plain loop calls it.
+"""Calls of one step, where the step itself is faster: called as the plain loop calls it.
 
 That is what such a call means, whatever the step reads: so nothing of that is looked at, only whether x and
 the state look as they did at a call that was checked. Which way is faster is taken from the timing of a
-plan (`single_step_timing`), or, of steps that are looked into at each call (they read what no walk tells),
-from the calls themselves: first some the long way, then some by the step. Not steps that draw noise: plans
-draw other numbers, and which way a call goes is to show in none.
+plan (`single_step_timing`), or, without gradients, of steps that are looked into at each call (they read what
+no walk tells), from the calls themselves: first some the long way, then some by the step. Not steps that draw
+noise: plans draw other numbers, and which way a call goes is to show in none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.data.bounded_cache import Bounded
-from stepnet.data.modes import autocast_dtype, nothing_around
+from stepnet.data.modes import autocast_dtype, is_kept_twice, nothing_around
 from stepnet.data.tensor_guards import alike
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.executors import naive
@@ -79,7 +79,7 @@ def run_lone(of: Any, step: Any, x: Any, state: Any, way: Any) -> tuple[Any, Any
         StepError: as the plain loop.
     """
     known = _steps.get(place_of(step))
-    if known is None or type(x) is not Tensor or torch.is_grad_enabled() or is_noted():
+    if known is None or type(x) is not Tensor or is_noted() or is_kept_twice():
         return None
     states, form = ([state], LEAF) if type(state) is Tensor else flatten(state)
     like = _found(known[1], _kind(step, way), form, (x, *states))
@@ -106,9 +106,10 @@ def _drawn(noise: Tensor) -> bool:
 
 
 def _kind(step: Any, way: Any) -> tuple[Any, ...]:
-    """What else is alike in calls that look alike: in training a step may draw noise."""
+    """What else is alike in calls that look alike: in training a step may draw noise, and with gradients
+    another way may be faster."""
     owner = owner_of(step)
-    return *way, isinstance(owner, nn.Module) and owner.training
+    return *way, isinstance(owner, nn.Module) and owner.training, torch.is_grad_enabled()
 
 
 def _found(likes: Bounded[int, _Like], way: Any, form: Spec, given: Sequence[Tensor]) -> _Like | None:
@@ -120,11 +121,11 @@ def _found(likes: Bounded[int, _Like], way: Any, form: Spec, given: Sequence[Ten
 
 def _run(of: Any, step: Any, like: _Like, x: Tensor, states: list[Tensor], state: Any) -> tuple[Any, Any]:
     axis, form = like.way[2], like.form
-    row, function = x.select(axis, 0), of.wrap(step)
+    row = x.select(axis, 0)
     try:
-        result = function(row, state)
+        result = of.called(step)(row, state)
     except Exception as error:
-        told = of.body(function, LEAF, form).told(error, [row], states)
+        told = of.body(of.wrap(step), LEAF, form).told(error, [row], states)
         if told is error:
             raise
         raise told from error
@@ -141,7 +142,7 @@ def _run(of: Any, step: Any, like: _Like, x: Tensor, states: list[Tensor], state
                 rows[0] if spec is LEAF else unflatten(spec, rows),
                 last[0] if form is LEAF else unflatten(form, last),
             )
-    body = of.body(function, LEAF, form)
+    body = of.body(of.wrap(step), LEAF, form)
     y, new = body.accept(result, states)
     leaves, spec = flatten(y)
     n = x.shape[1 - axis]
@@ -204,7 +205,7 @@ def note_call(step: Any, x: Any, way: Any) -> Callable[[Any], None] | None:
 
 def _noted(step: Any, x: Any, states: Sequence[Any], form: Spec, way: Any) -> _Like | None:
     """What is known of calls like one; None if it is of another kind than those that run by the step."""
-    if torch.is_grad_enabled() or not _is_of_one(x, way):
+    if not _is_of_one(x, way):
         return None
     for t in (x, *states):
         if type(t) is not Tensor or t.layout is not torch.strided or not t.is_cpu or not t.dim():

@@ -22,7 +22,7 @@ from stepnet.compiler.rewritten.inner_loops import is_guarded
 from stepnet.compiler.trace.iteration import own_classes
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors, settings
+from stepnet.data.modes import autocast_dtype, is_kept_twice, nothing_around, sees_saved_tensors, settings
 from stepnet.data.tensor_guards import alike
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.data.unpatched_torch import contiguous
@@ -70,10 +70,11 @@ class Way(NamedTuple):
 class Steps(NamedTuple):
     """What steps are, of which the engine knows nothing.
 
-    `wrap`: a step as a function of its parameters. `boot`: what it begins with for a number of sequences.
-    `record`: of a function, its inputs, what is carried, how both are nested, and the way: the loop and what
-    it is fed. `as_they_are`: of how x and the state are nested, whether a step is called on just these.
-    `body`: of a function and these, the body of its loop. `found_by`: what a step is known by.
+    `wrap`: a step as a function of its parameters; `called`: as one that is called once, no more. `boot`:
+    what it begins with for a number of sequences. `record`: of a function, its inputs, what is carried, how
+    both are nested, and the way: the loop and what it is fed. `as_they_are`: of how x and the state are
+    nested, whether a step is called on just these. `body`: of a function and these, the body of its loop.
+    `found_by`: what a step is known by.
     """
 
     wrap: Callable[[Any], Callable[..., Any]]
@@ -82,6 +83,7 @@ class Steps(NamedTuple):
     as_they_are: Callable[[tuple[Spec, Spec]], bool]
     body: Callable[[Callable[..., Any], Spec, Spec], Any]
     found_by: Callable[[Any], Any]
+    called: Callable[[Any], Callable[..., Any]]
 
 
 class Asked(NamedTuple):
@@ -182,13 +184,13 @@ class Asked(NamedTuple):
     def itself(self, entry: Entry) -> tuple[Any, Any] | None:
         """What `itself` gives."""
         given = self.x, self.states, self.tensors, self.form, self.way.axis
-        return itself(self.of.wrap(self.step), *given, entry, self.layout)
+        return itself(self.of.called(self.step), *given, entry, self.layout)
 
     def is_faster_itself(self, entry: Entry, find: Callable[[str], Find]) -> bool:
         """Whether it is of one step, which by itself was timed faster than its plan."""
         one = _is_one_step(self.x[0], self.layout, self.way.axis) and self.of.as_they_are(self.form)
         may_be = one and self.way.backend == AUTO and autocast_dtype("cpu") is None
-        if not may_be or entry.ready is None or entry.ready.plan.random or _is_kept_twice():
+        if not may_be or entry.ready is None or entry.ready.plan.random or is_kept_twice():
             return False
         size = about_as_many(self.layout.sequences)
         if size not in entry.itself:
@@ -201,7 +203,7 @@ class Asked(NamedTuple):
 
     def _timed(self, entry: Entry, find: Callable[[str], Find]) -> str | None:
         like = _like(self, entry, (*self.rows, *self.states, *self.tensors), 0, find)
-        ragged, function = isinstance(self.x[0], LoDTensor), self.of.wrap(self.step)
+        ragged, function = isinstance(self.x[0], LoDTensor), self.of.called(self.step)
 
         def by_plan(x: list[Tensor], states: list[Tensor]) -> list[Tensor]:
             rows = [t.reshape(own.shape) for t, own in zip(x, self.rows, strict=True)]
@@ -217,7 +219,7 @@ class Asked(NamedTuple):
         weights = [self.tensors[place] for place in entry.weights]
         given = [x.values for x in self.x] if ragged else self.x
         besides = _LONG_WAY if is_guarded(entry.y_spec) else 0.0
-        if not (ragged or torch.is_grad_enabled()):
+        if not ragged:
             besides += _FOUND
         return is_faster((given, self.states), weights, by_plan, by_itself, besides)
 
@@ -264,12 +266,6 @@ def _is_one_step(x: Tensor | LoDTensor, layout: Layout, axis: int) -> bool:
     if type(x) is Tensor:
         return layout.sequences > 0 and x.shape[axis] == 1
     return layout.steps == 1 and layout.rows == layout.sequences
-
-
-def _is_kept_twice() -> bool:
-    """Whether a checkpoint of torch's may hold what a call keeps against what it kept: one of a Parameter
-    goes by its plan, and gets a plain tensor in its place where it is made again."""
-    return torch.is_grad_enabled() and sees_saved_tensors()
 
 
 def itself(
@@ -505,8 +501,8 @@ def _warm(
         and (n is None or [t.shape[0] for t in states] == [n] * len(states))
     ):
         layout = layout or like.call.layout
-        if like.by_itself and not _is_kept_twice():
-            out = itself(of.wrap(step), x, states, tensors, like.form, way[2], like.entry, layout)
+        if like.by_itself and not is_kept_twice():
+            out = itself(of.called(step), x, states, tensors, like.form, way[2], like.entry, layout)
             if out is not None or is_guarded(like.entry.y_spec):
                 return out
         if like.tables is not None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as _modules
 
 from stepnet.data.attributes import attribute
 from stepnet.data.dtypes import dtype_name, typed_shape
@@ -441,8 +442,7 @@ class TorchCell(nn.Module):
         self.cell = cell
 
     def forward(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
-        new = self.cell(x, state)
-        return (new[0] if isinstance(new, tuple) else new), new
+        return _call_cell(self.cell, x, state)
 
     def initial_state(self, n: int) -> Any:
         """Zeros for n sequences: `h`, or `(h, c)` for an LSTMCell."""
@@ -464,6 +464,19 @@ def as_step(step: Any) -> Callable[..., Any]:
             remedy="give a function, an nn.Module (not its class), or a torch.nn cell",
         )
     return step
+
+
+def as_called(step: Any) -> Callable[..., Any]:
+    """`as_step` of a step that is only called, once: of a cell of torch no module, which takes longer to make
+    than to call, unless there are hooks of all modules to see it."""
+    if isinstance(step, nn.RNNCellBase) and not _modules._has_any_global_hook():
+        return functools.partial(_call_cell, step)
+    return as_step(step)
+
+
+def _call_cell(cell: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+    new = cell(x, state)
+    return (new[0] if isinstance(new, tuple) else new), new
 
 
 def original_of(step: Any) -> Any:

@@ -35,7 +35,7 @@ from stepnet.executors.autograd import plainly
 from stepnet.executors.registry import AUTO
 from stepnet.executors.setting import only_plain
 from stepnet.front.memory import ScopeStep
-from stepnet.front.step import StepBody, WithStatic, as_step, as_they_are, boot_state, loop_of
+from stepnet.front.step import StepBody, WithStatic, as_called, as_step, as_they_are, boot_state, loop_of
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
@@ -43,7 +43,7 @@ from . import lifting
 from .recreated_steps import found_by
 from .word_steps import over_words, tried
 
-_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody, lambda step: step)
+_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody, lambda step: step, as_called)
 _MOST_KINDS = 32  # of calls of one piece of source
 _MOST_CUTS = 64  # batches of which it is remembered where sentences begin and end
 _ROUNDS = 3
