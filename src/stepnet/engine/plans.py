@@ -32,7 +32,7 @@ from stepnet.ir.loop import Loop
 from stepnet.locks import Lock
 from stepnet.user_line import user_level
 
-from . import varying_numbers, warm_calls
+from . import open_steps, varying_numbers, warm_calls
 from .attribute_outputs import run_and_leave
 from .attribute_states import run_with_attributes
 from .code_in_backward import check_backward
@@ -115,6 +115,9 @@ def run(
         if changes_objects(code_of(loop).function):
             _await_trials()
         raise Rests("the step was refused a moment ago")
+    chooses = backend == AUTO and warn and note is None
+    if chooses and (costs := open_steps.why_plainly(loop, feeds)) is not None:
+        raise costs
     declined = None if asked is None else asked.declined
     if asked is not None and declined is not None:
         if isinstance(_reason(declined), ChangesObjects):
@@ -123,8 +126,9 @@ def run(
             note_declined(asked, functools.partial(_misses.pop, declined.family, None))
         _misses.pop(declined.family, None)
         raise _reason(declined).fresh()
-    find, began = finding(backend), clock()
+    find, began, looks_at = finding(backend), clock(), open_steps.clock()
     (entry, reads, sequences), transformed, further = _found(loop, feeds, backend, find)
+    runs_at = open_steps.clock()
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
         if reads.reach.refused is not None:
             note_refused(code_of(loop).function, clock() - began)
@@ -176,6 +180,9 @@ def run(
             note(entry, sequences.layout, (sequences.x_rows, sequences.states, weights), out, reads=reads)
     n_y = len(entry.ready.plan.y)
     outputs = _by_name(loop, entry.y_spec, out, n_y, None if steps else sequences)
+    chooses = chooses and reads.open is not None and not transformed
+    if chooses:
+        open_steps.note_plan(entry, loop, reads, sequences, runs_at - looks_at, open_steps.clock() - runs_at)
     if not guarded:
         return outputs
     if holds(out[n_y - 1], sequences.layout):
@@ -529,4 +536,5 @@ def forget() -> None:
         forget_lone()
         forget_declined()
         forget_resting()
+        open_steps.forget_open()
         forget_changing()
