@@ -160,8 +160,8 @@ def why_not_looked_at(loop: Loop, sequences: Sequences) -> str:
         return ""
     plain, run = (1e3 * sequences.layout.steps * t.least for t in (size.plain, size.run))
     return (
-        "calls of about this size go by the plain loop for now: no walk closes the step, and a look at it takes "
-        f"{1e3 * size.look.least:.3g} ms at each call, its run {run:.3g} ms, the plain loop {plain:.3g} ms"
+        "calls of about this size go by the plain loop for now: no walk closes the step, and a look at it "
+        f"takes {1e3 * size.look.least:.3g} ms at each call, a run {run:.3g} ms, that loop {plain:.3g} ms"
     )
 
 
