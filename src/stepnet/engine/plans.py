@@ -35,6 +35,7 @@ from stepnet.user_line import user_level
 from . import open_steps, varying_numbers, warm_calls
 from .attribute_outputs import run_and_leave
 from .attribute_states import run_with_attributes
+from .checkpointed_calls import is_second_run
 from .code_in_backward import check_backward
 from .declined_calls import forget_declined, note_declined
 from .executor_choice import Slower, about_as_many
@@ -62,6 +63,7 @@ from .refused_steps import (
     clock,
     forget_resting,
     note_changes_again,
+    note_open_again,
     note_refused,
     rests,
 )
@@ -111,7 +113,7 @@ def run(
         with torch._C.DisableTorchFunction(), contextlib.suppress(Unsupported):
             within.recurrence(as_rows(loop, feeds).layout.turns)
         return naive.run(loop, feeds)
-    if backend == AUTO and rests(code_of(loop).function):
+    if backend == AUTO and rests(code_of(loop).function) and not is_second_run():
         if changes_objects(code_of(loop).function):
             _await_trials()
         raise Rests("the step was refused a moment ago")
@@ -137,9 +139,13 @@ def run(
         try:
             return _without_plan(entry, loop, feeds, reads, sequences, backend=backend, warn=warn)
         except Unsupported:
-            if isinstance(refusal := _reason(entry), ChangesObjects) and warn and not transformed:
-                why = refusal.reason, settings(), _is_training(code_of(loop).function)
-                note_changes_again(code_of(loop).function, why, clock() - began)
+            if warn and not transformed:
+                step, refusal = code_of(loop).function, _reason(entry)
+                why = refusal.reason, settings(), _is_training(step)
+                if isinstance(refusal, ChangesObjects):
+                    note_changes_again(step, why, clock() - began)
+                elif reads.open is not None:
+                    note_open_again(step, why, clock() - began)
             raise
     if warn and backend == AUTO:
         _tell_of_torch_ops(entry, loop, reads, sequences)
