@@ -15,6 +15,7 @@ from stepnet import errors, recurrent
 from stepnet.engine import plans, reads, refused_steps, warm_calls
 
 PLANS_ON_DISK = False
+TIMED = True
 
 
 def test_a_refused_step_is_looked_at_from_time_to_time(monkeypatch):
