@@ -80,12 +80,22 @@ class Clocked:
 def test_a_look_that_takes_too_long_is_taken_from_time_to_time(monkeypatch):
     calls = Clocked(monkeypatch, look=0.1, run=0.001, plain=0.02)
     assert calls.call(6) == "LLLppp"
-    x, h = torch.ones(STEPS, 2, 1, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64)
-    assert "go by the plain loop for now" in str(stepnet.explain(calls.step, x, h))
     assert calls.call(2, backend="eager") == "LL"  # asked for
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     assert calls.call(2) == "LL"  # and the same bits each time
-    monkeypatch.undo()
+
+
+@pytest.mark.exhaustive
+def test_explain_tells_of_it(monkeypatch):
+    calls = Clocked(monkeypatch, look=0.1, run=0.001, plain=0.02)
+    x, h = torch.ones(STEPS, 2, 1, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64)
+    assert calls.call(3) == "LLL"
+    assert "for now" not in str(stepnet.explain(calls.step, x, h))
+    assert calls.call(2) == "pp"
+    assert "go by the plain loop for now" in str(stepnet.explain(calls.step, x, h))
+
+
+def test_calls_of_another_size_are_another_matter(monkeypatch):
     calls = Clocked(monkeypatch, look=0.1, run=0.001, plain=0.02)
     calls.call(6)
     with torch.no_grad():
