@@ -101,11 +101,13 @@ def _around_a_file(request):
 
 def _nothing_is_timed(request, patched):
     """Executors are as fast as each other, so that the first one that accepts a step runs it, on a busy
-    machine too. A file says `TIMED = True` to have them timed."""
+    machine too, and no look at a step takes long. A file says `TIMED = True` to have them timed."""
     if not getattr(request.module, "TIMED", False):
-        from stepnet.engine import executor_choice
+        from stepnet.engine import executor_choice, open_steps, refused_steps
 
         patched.setattr(executor_choice, "stopwatch", lambda call: 1.0)
+        patched.setattr(open_steps, "clock", lambda: 0.0)
+        patched.setattr(refused_steps, "_LONG", float("inf"))
 
 
 def _plans_are_made_anew(request, patched):

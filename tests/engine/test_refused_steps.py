@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from stepnet import errors, recurrent
 from stepnet.engine import plans, reads, refused_steps, warm_calls
 
 PLANS_ON_DISK = False
+TIMED = True
 
 
 def test_a_refused_step_is_looked_at_from_time_to_time(monkeypatch):
@@ -55,6 +57,41 @@ def test_a_refused_step_is_looked_at_from_time_to_time(monkeypatch):
     torch.testing.assert_close(recurrent(step, x, h)[0], expected)
     assert len(walks) > 2
     assert not refused_steps.rests(step)
+
+
+class Asked(nn.Module):
+    """Nobody knows what it reads until it is recorded, and then it asks numbers of tensors."""
+
+    def __getattr__(self, name) -> Any:
+        return 2.0 if name == "gain" else super().__getattr__(name)
+
+    def forward(self, x, h):
+        h = x * self.gain + h * int(h.sum())
+        return h, h
+
+
+def test_an_open_step_that_is_refused_once_it_is_recorded_is_so_from_time_to_time(monkeypatch):
+    now, looks, find = [0.0], [], plans.find_plan
+
+    def slow(*args, **more):
+        looks.append(0)
+        now[0] += 0.1
+        return find(*args, **more)
+
+    refused_steps.forget_resting()
+    monkeypatch.setattr(plans, "find_plan", slow)
+    monkeypatch.setattr(plans, "clock", lambda: now[0])
+    monkeypatch.setattr(refused_steps, "clock", lambda: now[0])
+    step, x, h = Asked(), torch.randn(3, 2, 4), torch.zeros(2, 4)
+    with pytest.warns(errors.SlowPathWarning, match="values of a tensor"):
+        recurrent(step, x, h)
+    for expected in (2, 2, 2):  # the first look may have compiled
+        torch.testing.assert_close(recurrent(step, x, h)[0], recurrent(step, x, h, backend="naive")[0])
+        assert len(looks) == expected
+    now[0] += 2.1
+    for expected in (3, 3):
+        recurrent(step, x, h)
+        assert len(looks) == expected
 
 
 class WeightDropped(nn.Module):

@@ -3,6 +3,7 @@
 from .attribute_outputs import leaving as leaving
 from .attribute_outputs import without_leaving as without_leaving
 from .attribute_states import carrying as carrying
+from .open_steps import why_not_looked_at as why_not_looked_at
 from .plans import Entry as Entry
 from .plans import find_plan as find_plan
 from .plans import is_as_ever as is_as_ever

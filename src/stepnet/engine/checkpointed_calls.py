@@ -64,6 +64,12 @@ def note_plain(step: Any) -> None:
         region.calls[-1].plain = True
 
 
+def is_second_run() -> bool:
+    """Whether this is in a second run of such a region."""
+    pack = packs_saved_tensors()
+    return pack is not None and _around(pack)[1] is not None
+
+
 def _around(pack: Any) -> tuple[Any, Any]:
     """torch's record of the checkpointed region that this is in, and the number of its second run; None for
     a first one, and where this is in none."""

@@ -32,9 +32,10 @@ from stepnet.ir.loop import Loop
 from stepnet.locks import Lock
 from stepnet.user_line import user_level
 
-from . import varying_numbers, warm_calls
+from . import open_steps, varying_numbers, warm_calls
 from .attribute_outputs import run_and_leave
 from .attribute_states import run_with_attributes
+from .checkpointed_calls import is_second_run
 from .code_in_backward import check_backward
 from .declined_calls import forget_declined, note_declined
 from .executor_choice import Slower, about_as_many
@@ -62,6 +63,7 @@ from .refused_steps import (
     clock,
     forget_resting,
     note_changes_again,
+    note_open_again,
     note_refused,
     rests,
 )
@@ -111,10 +113,13 @@ def run(
         with torch._C.DisableTorchFunction(), contextlib.suppress(Unsupported):
             within.recurrence(as_rows(loop, feeds).layout.turns)
         return naive.run(loop, feeds)
-    if backend == AUTO and rests(code_of(loop).function):
+    if backend == AUTO and rests(code_of(loop).function) and not is_second_run():
         if changes_objects(code_of(loop).function):
             _await_trials()
         raise Rests("the step was refused a moment ago")
+    chooses = backend == AUTO and warn and note is None
+    if chooses and (costs := open_steps.why_plainly(loop, feeds)) is not None:
+        raise costs
     declined = None if asked is None else asked.declined
     if asked is not None and declined is not None:
         if isinstance(_reason(declined), ChangesObjects):
@@ -123,8 +128,9 @@ def run(
             note_declined(asked, functools.partial(_misses.pop, declined.family, None))
         _misses.pop(declined.family, None)
         raise _reason(declined).fresh()
-    find, began = finding(backend), clock()
+    find, began, looks_at = finding(backend), clock(), open_steps.clock()
     (entry, reads, sequences), transformed, further = _found(loop, feeds, backend, find)
+    runs_at = open_steps.clock()
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
         if reads.reach.refused is not None:
             note_refused(code_of(loop).function, clock() - began)
@@ -133,9 +139,13 @@ def run(
         try:
             return _without_plan(entry, loop, feeds, reads, sequences, backend=backend, warn=warn)
         except Unsupported:
-            if isinstance(refusal := _reason(entry), ChangesObjects) and warn and not transformed:
-                why = refusal.reason, settings(), _is_training(code_of(loop).function)
-                note_changes_again(code_of(loop).function, why, clock() - began)
+            if warn and not transformed:
+                step, refusal = code_of(loop).function, _reason(entry)
+                why = refusal.reason, settings(), _is_training(step)
+                if isinstance(refusal, ChangesObjects):
+                    note_changes_again(step, why, clock() - began)
+                elif reads.open is not None:
+                    note_open_again(step, why, clock() - began)
             raise
     if warn and backend == AUTO:
         _tell_of_torch_ops(entry, loop, reads, sequences)
@@ -176,6 +186,9 @@ def run(
             note(entry, sequences.layout, (sequences.x_rows, sequences.states, weights), out, reads=reads)
     n_y = len(entry.ready.plan.y)
     outputs = _by_name(loop, entry.y_spec, out, n_y, None if steps else sequences)
+    chooses = chooses and reads.open is not None and not transformed
+    if chooses:
+        open_steps.note_plan(entry, loop, reads, sequences, runs_at - looks_at, open_steps.clock() - runs_at)
     if not guarded:
         return outputs
     if holds(out[n_y - 1], sequences.layout):
@@ -529,4 +542,5 @@ def forget() -> None:
         forget_lone()
         forget_declined()
         forget_resting()
+        open_steps.forget_open()
         forget_changing()

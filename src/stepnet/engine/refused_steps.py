@@ -19,6 +19,7 @@ _TIMES = 20  # as long as it took
 clock = time.monotonic
 _until: dict[Any, tuple[Any, float]] = {}
 _met: dict[Any, tuple[Any, Any]] = {}  # by the step: why it was refused before, for what it changes
+_looked: dict[Any, tuple[Any, Any]] = {}  # the same of open steps, which are recorded at each call
 
 
 class Rests(Unsupported):
@@ -43,13 +44,22 @@ def note_refused(step: Any, seconds: float) -> None:
 def note_changes_again(step: Any, why: Any, seconds: float) -> None:
     """A look that took so long refused a step that changes objects, as it did at the call before if that was
     for the same: the first one may have tried and compiled what later ones need not."""
-    met = _met.get(place_of(step))
+    _note_again(_met, step, why, seconds)
+
+
+def note_open_again(step: Any, why: Any, seconds: float) -> None:
+    """The same of an open step, refused for what was found when it was recorded, or was to be."""
+    _note_again(_looked, step, why, seconds)
+
+
+def _note_again(before: dict[Any, tuple[Any, Any]], step: Any, why: Any, seconds: float) -> None:
+    met = before.get(place_of(step))
     if met is not None and met[0]() is not None and met[1] == why:
         note_refused(step, seconds)
     else:
-        alive = kept_while_alive(_met, step)
+        alive = kept_while_alive(before, step)
         if alive is not None:
-            _met[place_of(step)] = alive, why
+            before[place_of(step)] = alive, why
 
 
 def changes_objects(step: Any) -> bool:
@@ -62,3 +72,4 @@ def forget_resting() -> None:
     """Look at every step at its next call."""
     _until.clear()
     _met.clear()
+    _looked.clear()

@@ -38,6 +38,7 @@ from stepnet.executors.setting import only_plain
 from stepnet.ir.loop import Loop
 from stepnet.watchers import is_noted, note_run
 
+from . import open_steps
 from .code_in_backward import check_backward
 from .executor_choice import about_as_many
 from .inputs import inputs_of
@@ -357,12 +358,15 @@ def asked(
         found, tensors = unchanged
         key, names = found.key, found.names
     else:
-        if way.backend == AUTO and rests(step):
+        if way.backend == AUTO and (rests(step) or open_steps.goes_plainly(step, layout)):
             return state, None
         function = of.wrap(known_by)
         given = own_classes((x_spec, spec))
+        began = open_steps.clock()
         walked = reach(function, given)
         if not is_closed(walked):
+            if walked.open is not None and walked.refused is None:
+                open_steps.note_walk(known_by, open_steps.clock() - began)
             return state, None
         note(known_by, function, given, walked)
         key, tensors, names = walked.key, walked.tensors, walked.names

@@ -18,7 +18,7 @@ from stepnet.data.dtypes import dtype_name
 from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor
 from stepnet.data.values import rows
-from stepnet.engine import Entry, OverSequences, carrying, find_plan, leaving
+from stepnet.engine import Entry, OverSequences, carrying, find_plan, leaving, why_not_looked_at
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
@@ -260,7 +260,7 @@ def _found(
             names = ", ".join(f".{name}" for name in attributes)
             return known, of, others, fed, f"carried as state after the first step: {names}"
         entry, captures = known, of
-    return entry, captures, loop, feeds, ""
+    return entry, captures, loop, feeds, why_not_looked_at(loop, sequences) if backend == AUTO else ""
 
 
 def _declined(refusal: Unsupported) -> Entry:
