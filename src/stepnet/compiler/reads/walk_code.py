@@ -76,7 +76,7 @@ class CodeWalk(abc.ABC):
     classes: set[tuple[int, bool]] = field(default_factory=set)
     known: set[type] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
-    asked: dict[int, frozenset[str]] = field(default_factory=dict)  # of modules in modules, by id: for what
+    asked: dict[int, list[frozenset[str]]] = field(default_factory=dict)  # of modules in modules, by id
     hooks: bool = False
     sets: set[str] = field(default_factory=set)  # attributes that the step's own code sets
     in_python: bool = False  # in code of Python's own: what that holds is no matter of the step's
@@ -449,13 +449,12 @@ class CodeWalk(abc.ABC):
         if not isinstance(held, types.ModuleType):
             self.visit(held)
             return
-        before = self.asked.get(id(held))
-        fresh = frozenset(names).difference(before or ())
-        if fresh or before is None:
-            self.asked[id(held)] = fresh.union(before or ())
-            self._space(held, fresh)
-        else:
+        asked, names = self.asked.setdefault(id(held), []), frozenset(names)
+        if any(names <= before for before in asked):
             self.key.append(Same(held))
+        else:  # all of them, though some were asked for before: a module in it was not asked for these
+            asked.append(names)
+            self._space(held, names)
 
 
 @functools.lru_cache(maxsize=4096)
