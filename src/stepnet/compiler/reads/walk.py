@@ -52,6 +52,7 @@ from .trust import (
     OF_ENUMS,
     is_checking_class,
     is_module_of_python,
+    is_of_users,
     is_stateful,
     is_trusted_class,
     stays_as_it_was,
@@ -91,7 +92,8 @@ class Walk(CodeWalk):
             return
         place = id(value)
         known = self.seen.get(place)
-        if known is not None:
+        by_python = self.in_python and not is_of_users(value)
+        if known is not None and (by_python or place not in self.of_python):
             self.key.append(Seen(known))
             if self.everything and isinstance(value, Tensor):
                 self.met_tensors.append(value)
@@ -99,24 +101,28 @@ class Walk(CodeWalk):
         if len(self.seen) >= _LIMIT:
             self.complete = False
             return
-        self.seen[place] = len(self.seen)
-        if self.in_python:
+        self.seen.setdefault(place, len(self.seen))
+        around, self.in_python = self.in_python, by_python
+        if by_python:
             self.met.append(value)
+            self.of_python.add(place)
             self.hold(value)
-        else:
+        else:  # if code of Python's came by it before, it is the step's matter by now
+            self.of_python.discard(place)
             self.holders.append(value)
         if self.depth >= _DEEPEST:
             self.key.append(Seen(self.seen[place]))
-            self.later.append((value, self.in_python, self.trail))
-            return
-        self.depth += 1
-        _how(kind)(self, value)
-        self.depth -= 1
+            self.later.append((value, by_python, self.trail))
+        else:
+            self.depth += 1
+            _how(kind)(self, value)
+            self.depth -= 1
+        self.in_python = around
         while self.later and not self.depth:
-            around, self.depth = (self.in_python, self.trail), 1
+            now, self.depth = (self.in_python, self.trail), 1
             value, self.in_python, self.trail = self.later.popleft()
             _how(type(value))(self, value)
-            (self.in_python, self.trail), self.depth = around, 0
+            (self.in_python, self.trail), self.depth = now, 0
 
     # ---- values
 

@@ -52,6 +52,7 @@ OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotati
 _CODE = (types.FunctionType, types.MethodType, functools.partial, torch.nn.Module)
 _OF_TORCH = sorted({*dir(Tensor), *dir(torch.nn.Module), *dir(torch.Generator), *DISTRIBUTIONS})
 _LOOKED_UP = frozenset({"globals", "eval", "exec"})  # which may find any global
+_CONTAINERS = (dict, list, set, deque, bytearray, types.SimpleNamespace)
 _BUILTINS = dict(vars(builtins))
 
 
@@ -69,6 +70,7 @@ class CodeWalk(abc.ABC):
     seen: dict[int, int] = field(default_factory={id(held): -n for n, held in enumerate(CACHES)}.copy)
     generators: list[torch.Generator] = field(default_factory=list)
     holders: list[Any] = field(default_factory=list)
+    of_python: set[int] = field(default_factory=set)  # ids of what only code of Python's came by so far
     met: list[Any] = field(default_factory=list)  # what is held nowhere else: keeps ids in `seen` taken
     complete: bool = True
     open: str | None = None
@@ -229,6 +231,7 @@ class CodeWalk(abc.ABC):
             self.named(BY_ITS_CLASS)
         if known.trusted or by_class or only_wraps(function):
             self._asks(function)
+            self._attributes_of(function)
             self.in_python = before
             return  # the library's globals are its own
         if goes_by_its_objects(code.co_filename):
@@ -250,7 +253,7 @@ class CodeWalk(abc.ABC):
                 self.visit(getattr(function, name))
         self._judge(function, known)
         if not self.everything:
-            self._surveyed(survey(Tensor, names))
+            self._surveyed(survey(Tensor, names), names)
         for name in known.imports:
             self._import(name, function)
         space = function.__globals__
@@ -270,6 +273,13 @@ class CodeWalk(abc.ABC):
         if known.stores:
             self.hold(Names(space, known.stores))
         self.in_python = before
+
+    def _attributes_of(self, function: types.FunctionType) -> None:
+        """Those that code names of a function of a library, whoever set them."""
+        own = function.__dict__
+        self.hold(own)
+        if not self.names.isdisjoint(own):
+            self._attributes(own)
 
     def _judge(self, function: types.FunctionType, known: Facts) -> None:
         """Refuse a function by the names in its code, or note what a walk does not see of what it does."""
@@ -384,7 +394,8 @@ class CodeWalk(abc.ABC):
         self.key.append(Same(module))
         own = self.everything and not is_installed(module.__name__, file_of(module))
         found = list(space) if own else sorted(names)
-        before, self.in_python = self.in_python, is_module_of_python(module)
+        before, of_python = self.in_python, is_module_of_python(module)
+        self.in_python = of_python
         trail = self.trail
         self.hold(Names(space, tuple(found)))
         for name in found:
@@ -392,7 +403,11 @@ class CodeWalk(abc.ABC):
             if held is not MISSING:
                 self.key.append(name)
                 self.trail = trail, None, name, held
+                # what a step asks such a module for itself, it may change
+                changes = issubclass(type(held), _CONTAINERS) and held is not sys.modules
+                self.in_python = of_python and (before or not changes)
                 self._global(held, within)
+                self.in_python = of_python
             elif "__getattr__" in space:
                 self.opened(f"module {module.__name__}, which finds its attributes by itself")
         self.in_python, self.trail = before, trail
@@ -408,7 +423,10 @@ class CodeWalk(abc.ABC):
             self.holders += [Names(space, tuple(sorted(sets))) for space in known.spaces]
             classes = (same.value for _, same in known.held if isinstance(same.value, type))
             self.holders += [kind for kind in classes if kind.__flags__ & HEAP]
-        self._surveyed(known)
+        self._surveyed(known, names)
+        for _, same in known.held:
+            if type(same.value) is types.FunctionType:
+                self._attributes_of(same.value)
 
     def replaced(self, others: Sequence[Patch]) -> None:
         """What stands where torch had something else, but where nothing of the step comes by it."""
@@ -422,14 +440,14 @@ class CodeWalk(abc.ABC):
             elif held is not MISSING:
                 self._class_item(held)
 
-    def _surveyed(self, known: Survey) -> None:
+    def _surveyed(self, known: Survey, names: frozenset[str] | None) -> None:
         self.key.append(known)
         for space, name in known.others:
-            if known.names is not None or self.everything or name in self.names:
+            if names is not None or self.everything or name in self.names:
                 self.key.append(name)
                 item = space.get(name)
                 if isinstance(item, types.ModuleType):
-                    self._global(item, known.names or ())
+                    self._global(item, names or ())
                 else:
                     self._class_item(item)
 
@@ -443,7 +461,7 @@ class CodeWalk(abc.ABC):
         if self.sets and kind.__flags__ & HEAP and is_trusted_class(kind):
             self.holders.append(kind)
         if kind not in CLASSES:
-            self._surveyed(survey(kind, None))
+            self._surveyed(survey(kind, None), None)
 
     def _global(self, held: Any, names: Iterable[str]) -> None:
         if not isinstance(held, types.ModuleType):
