@@ -3,12 +3,17 @@ has it."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import copy
 import functools
 import math
+import operator
 import string
+import threading
 import types
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -161,6 +166,140 @@ class Effects:
 
         return step, lambda: string.of_the_test
 
+    def what_a_cache_of_functools_keeps():
+        @functools.lru_cache(maxsize=4)
+        def held(kind):
+            return kind()
+
+        counter, collected = held(Counter), held(dict)
+
+        def step(x, h):
+            held(dict)[len(held(dict))] = 1
+            return held(Counter).scaled(x), torch.tanh(h)
+
+        return step, lambda: (counter.count, len(collected))
+
+    def what_a_cache_of_functools_will_keep():
+        @functools.cache
+        def held():
+            return {"count": 0}
+
+        def step(x, h):
+            held()["count"] += 1
+            return x * 2.0, torch.tanh(h)
+
+        return step, lambda: held()["count"]
+
+    def weak_reference_to_an_object_of_a_known_class():
+        collected, module = collections.deque(), torch.nn.Identity()
+        module.count = 0
+        to = weakref.ref(collected), weakref.ref(module)
+
+        def step(x, h):
+            to[0]().append(1)
+            to[1]().count += 1
+            return x * 2.0, torch.tanh(h)
+
+        return step, lambda: (list(collected), module.count)
+
+    def argument_of_a_methodcaller():
+        class Collector:
+            def put(self, collected):
+                collected.append(1)
+                return 2.0
+
+        collected = []
+        put, collector = operator.methodcaller("put", collected), Collector()
+        return lambda x, h: (x * put(collector), torch.tanh(h)), lambda: collected
+
+    def comparison_made_a_key():
+        counter = Counter()
+
+        def compared(a, b):
+            counter.count += 1
+            return a - b
+
+        key = functools.cmp_to_key(compared)
+        small, large = key(1.0), key(2.0)
+        return lambda x, h: (x * (2.0 if small < large else 3.0), torch.tanh(h)), lambda: counter.count
+
+    def object_of_each_thread():
+        class Own(threading.local):
+            count = 0
+
+        own = Own()
+
+        def step(x, h):
+            own.count += 1
+            return x * 2.0, torch.tanh(h)
+
+        return step, lambda: own.count
+
+    def object_made_for_each_thread():
+        class Own(threading.local):
+            def __init__(self):
+                self.collected = []
+
+        own = Own()
+
+        def step(x, h):
+            own.collected.append(1)
+            return x * 2.0, torch.tanh(h)
+
+        return step, lambda: own.collected
+
+    def class_of_an_object():
+        class On:
+            gain = 2.0
+
+        class Off:
+            gain = 3.0
+
+        switch = On()
+
+        def step(x, h):
+            switch.__class__ = Off if type(switch) is On else On
+            return x * switch.gain, torch.tanh(h)
+
+        return step, lambda: switch.gain
+
+    def argument_of_an_error():
+        error = ValueError([])
+
+        def step(x, h):
+            error.args[0].append(1)
+            return x * 2.0, torch.tanh(h)
+
+        return step, lambda: error.args[0]
+
+    def attribute_of_a_function_of_torch():
+        F.relu.of_the_test = 0
+        UNDO.append(lambda: vars(F.relu).pop("of_the_test"))
+
+        def step(x, h):
+            F.relu.of_the_test += 1
+            return x * 2.0, torch.tanh(h)
+
+        return step, lambda: F.relu.of_the_test
+
+    def attribute_of_a_class_of_torch_set_by_a_helper():
+        UNDO.append(lambda: delattr(torch.nn.Identity, "of_the_test"))
+        torch.nn.Identity.of_the_test = 0
+        module = torch.nn.Identity()
+
+        def count(found):
+            type(found).of_the_test = type(found).of_the_test + 1
+
+        def applied(x):
+            return module(x)
+
+        def step(x, h):
+            y = applied(x)
+            count(module)
+            return y, torch.tanh(h)
+
+        return step, lambda: torch.nn.Identity.of_the_test
+
 
 class Counter:
     count = 0
@@ -214,7 +353,7 @@ def test_effects_are_those_of_the_plain_loop(name):
     for backend in ("auto", "naive"):
         step, effect = EFFECTS[name]()
         found = [results(step, backend)[0].tolist() for _ in range(2)]
-        told.append((found, effect()))
+        told.append((found, copy.copy(effect())))
         while UNDO:
             UNDO.pop()()
     assert told[0] == told[1]

@@ -1,7 +1,5 @@
-"""The walk over what a step reaches: how values of each kind become parts of a key.
-
-No code of the user's runs: no truth value, no length, no comparison, no property.
-"""
+"""The walk over what a step reaches: how values of each kind become parts of a key. No code of the user's
+runs: no truth value, no length, no comparison, no property."""
 
 from __future__ import annotations
 
@@ -38,6 +36,7 @@ from .kinds import (
     MISSING,
     UNREAD,
     hidden_attributes,
+    led_to,
     more_than_attributes,
     passed_by,
     read_whole,
@@ -107,8 +106,8 @@ class Walk(CodeWalk):
             self.met.append(value)
             self.of_python.add(place)
             self.hold(value)
-        else:  # if code of Python's came by it before, it is the step's matter by now
-            self.of_python.discard(place)
+        else:
+            self.of_python.discard(place)  # what code of Python's came by before is the step's by now
             self.holders.append(value)
         if self.depth >= _DEEPEST:
             self.key.append(Seen(self.seen[place]))
@@ -262,10 +261,13 @@ class Walk(CodeWalk):
 
     def _of_thread(self, value: Any) -> None:
         """What `threading.local` holds for this thread."""
-        if type(value) is not threading.local:  # its class would make it, at the first look
-            self.opened(f"a {type(value).__qualname__} of each thread")
-            return
-        self.key.append(type(value))
+        self.key.append(kind := type(value))
+        if kind is not threading.local:
+            self.opened(f"a {kind.__qualname__} of each thread")
+            if kind.__init__ is not object.__init__:  # which the first look would call
+                self._not_tried(value, "which its class makes anew for each thread")
+                return
+            self._class(kind)
         own = threading.local.__getattribute__(value, "__dict__")
         self.hold(own)
         self._attributes(own)
@@ -509,6 +511,10 @@ class Walk(CodeWalk):
     def _unknown(self, value: Any) -> None:
         self.key.append(kind := type(value))
         self.opened(_a(kind))
+        if not self.in_python and (found := led_to(value)):  # last: it may be much
+            self.later.append((found, False, self.trail))
+        if is_of_users(value):
+            self._class(kind)
         if not (self.in_python or stays_as_it_was(kind)):
             self._not_tried(value, "which C keeps: it cannot be seen whether a run on sample rows changes it")
         self._fields(value)

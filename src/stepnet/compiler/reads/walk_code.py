@@ -45,6 +45,7 @@ from .trust import (
     only_checks,
     only_wraps,
     tells_settings,
+    words,
 )
 
 END = "; end"  # of attributes, whose number is not in the key; no name of one
@@ -53,6 +54,7 @@ _CODE = (types.FunctionType, types.MethodType, functools.partial, torch.nn.Modul
 _OF_TORCH = sorted({*dir(Tensor), *dir(torch.nn.Module), *dir(torch.Generator), *DISTRIBUTIONS})
 _LOOKED_UP = frozenset({"globals", "eval", "exec"})  # which may find any global
 _CONTAINERS = (dict, list, set, deque, bytearray, types.SimpleNamespace)
+_KINDS = words("__class__ __code__ __defaults__ __kwdefaults__ __bases__")  # that code may set of objects
 _BUILTINS = dict(vars(builtins))
 
 
@@ -285,6 +287,8 @@ class CodeWalk(abc.ABC):
         """Refuse a function by the names in its code, or note what a walk does not see of what it does."""
         if sets := SETTINGS.intersection(known.names) or SETTINGS.intersection(known.globals):
             self.refused = self.refused or f"it calls {min(sets)}, once for each step"
+        if kinds := _KINDS.intersection(known.sets):
+            self.refused = self.refused or f"it sets {min(kinds)}, once for each step"
         if known.around:
             self._around(known.around)
         if "backward" in known.names and function.__code__.co_name != "backward":  # of a Function
@@ -326,7 +330,8 @@ class CodeWalk(abc.ABC):
     def _weak(self, value: Any) -> None:
         """What a weak reference leads to, or that it is gone. What objects of ours hold so is theirs."""
         found = value()
-        ours = not isinstance(found, Tensor | None) and is_trusted_class(type(found))
+        ours = str(type(found).__module__).partition(".")[0] in ("torch", "stepnet")
+        ours = ours and not isinstance(found, Tensor | torch.nn.Module)
         if type(value) is not weakref.ref or ours:
             self._unknown(value)
             return
