@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
 import copy
 import functools
+import logging
 import math
 import operator
 import string
@@ -95,6 +97,16 @@ class Changes:
         return lambda x, h: (x * getattr(relu, "of_the_test", 1.0), torch.tanh(h)), [
             lambda: patch_new(F.relu, "of_the_test", 3.0), lambda: delattr(F.relu, "of_the_test")
         ]  # fmt: skip
+
+    def attribute_of_a_logger():
+        logger = logging.Logger("of_the_test")
+        logger.gain = 2.0
+        return lambda x, h: (x * logger.gain, torch.tanh(h)), [lambda: setattr(logger, "gain", 3.0)]
+
+    def what_a_context_variable_begins_with():
+        held = types.SimpleNamespace(gain=2.0)
+        of_context = contextvars.ContextVar("of_the_test", default=held)
+        return lambda x, h: (x * of_context.get().gain, torch.tanh(h)), [lambda: setattr(held, "gain", 3.0)]
 
 
 class Effects:
@@ -211,6 +223,26 @@ class Effects:
         collected = []
         put, collector = operator.methodcaller("put", collected), Collector()
         return lambda x, h: (x * put(collector), torch.tanh(h)), lambda: collected
+
+    def what_a_context_variable_begins_with():
+        held = []
+        of_context = contextvars.ContextVar("of_the_test", default=held)
+
+        def step(x, h):
+            of_context.get().append(1)
+            return x * 2.0, torch.tanh(h)
+
+        return step, lambda: held
+
+    def list_of_a_logger():
+        logger = logging.Logger("of_the_test")
+        logger.collected = []
+
+        def step(x, h):
+            logger.collected.append(1)
+            return x * 2.0, torch.tanh(h)
+
+        return step, lambda: logger.collected
 
     def comparison_made_a_key():
         counter = Counter()

@@ -259,8 +259,7 @@ class Walk(CodeWalk):
             self._items((each.default, each.annotation))
         self.visit(value.return_annotation)
 
-    def _of_thread(self, value: Any) -> None:
-        """What `threading.local` holds for this thread."""
+    def _of_thread(self, value: Any) -> None:  # what it holds for this one
         self.key.append(kind := type(value))
         if kind is not threading.local:
             self.opened(f"a {kind.__qualname__} of each thread")
@@ -274,7 +273,10 @@ class Walk(CodeWalk):
 
     def _context(self, value: Any) -> None:
         self.key.append(type(value))
-        self.visit(value.get(MISSING))
+        try:
+            self.visit(value.get())  # what it is made with, too
+        except LookupError:
+            self.visit(MISSING)
 
     def _own_parts(self, value: Any) -> None:
         """What a container has besides its items, of a class of the user's or as attributes."""

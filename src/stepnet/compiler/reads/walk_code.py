@@ -55,6 +55,7 @@ _OF_TORCH = sorted({*dir(Tensor), *dir(torch.nn.Module), *dir(torch.Generator), 
 _LOOKED_UP = frozenset({"globals", "eval", "exec"})  # which may find any global
 _CONTAINERS = (dict, list, set, deque, bytearray, types.SimpleNamespace)
 _KINDS = words("__class__ __code__ __defaults__ __kwdefaults__ __bases__")  # that code may set of objects
+_OF_LOGGERS = frozenset(vars(logging.Logger("")))
 _BUILTINS = dict(vars(builtins))
 
 
@@ -320,6 +321,7 @@ class CodeWalk(abc.ABC):
             self.hold(vars(found))
             found = None if found.level else found.parent
         self.hold(vars(value.manager))
+        self._attributes({name: held for name, held in vars(value).items() if name not in _OF_LOGGERS})
         self.key.append((logging.Logger, value.disabled, value.getEffectiveLevel(), value.manager.disable))
 
     def _member(self, value: enum.Enum) -> None:
