@@ -141,9 +141,10 @@ class Walk(CodeWalk):
         if self.everything:
             self.met_tensors.append(value)
         if kind is not Tensor and kind is not nn.Parameter:
+            of_torch = is_trusted_class(kind) and kind.__mro__[1] is Tensor
             if isinstance(value, (UninitializedBuffer, UninitializedParameter)):
                 self.refused = self.refused or "it has lazy parameters that its first run makes"
-            elif not (_is_of_torch(kind) and isinstance(value, (nn.Parameter, nn.Buffer))):
+            elif not (of_torch and isinstance(value, (nn.Parameter, nn.Buffer))):
                 self.refused = self.refused or (
                     f"it reads a {kind.__name__}, which is dispatched by rules of its own"
                 )
@@ -525,10 +526,6 @@ class Walk(CodeWalk):
 def _a(kind: type) -> str:
     """An object of a class, whose own name may be whole, where C made it."""
     return f"a {kind.__module__}.{kind.__qualname__.removeprefix(f'{kind.__module__}.')}"
-
-
-def _is_of_torch(kind: type[Tensor]) -> bool:
-    return is_trusted_class(kind) and kind.__mro__[1] is Tensor
 
 
 PLAIN = frozenset({int, bool, str, type(None)})
