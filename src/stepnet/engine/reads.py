@@ -8,6 +8,7 @@ into, is recorded on a few rows at every call (`compiler.trace.record`): what it
 from __future__ import annotations
 
 import contextvars
+import functools
 import itertools
 from collections.abc import Sequence, Set
 from types import NoneType
@@ -148,6 +149,7 @@ class FailsOnSamples(Unsupported):
             inner = inner.with_traceback(None).__cause__ or inner.__context__
 
 
+_CACHE = functools._lru_cache_wrapper
 _long: set[Any] = set()  # code of open steps with long recurrences inside, not recorded at each call
 # Of while loops with a condition for each row, by the code of the step.
 _inner_steps = Bounded[Any, int](10_000)
@@ -401,7 +403,14 @@ def _record(
             return FailsOnSamples(error)
         return made
 
+    caches = [(held, held.cache_info().currsize) for held in whole.holders if type(held) is _CACHE]
     made, changes = undone(whole.holders, found.key[0], attempt)
+    if changes is None and any(held.cache_info().currsize > size for held, size in caches):
+        # what they keep now is seen by one more walk, and whether a run changes it by one more
+        made, changes = undone(reached(loop, everything=True).holders, found.key[0], attempt)
+        for held, size in caches if changes is not None else ():
+            if not size:
+                held.cache_clear()
     if changes is not None and not isinstance(made, Unsupported):
         return note_changing(found, changes)
     return made

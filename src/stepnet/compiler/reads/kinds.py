@@ -6,6 +6,7 @@ import _abc  # pyright: ignore[reportMissingImports]
 import abc
 import functools
 import gc
+import operator
 import types
 import typing
 from collections.abc import Set
@@ -83,9 +84,12 @@ def more_than_attributes(klass: type) -> bool:
     if klass.__base__ is None or klass.__module__ in ("typing", "abc", "enum"):
         return False
     room = klass.__basicsize__ - klass.__base__.__basicsize__
-    return room > 8 * (2 + len(_slots(klass))) or (
-        is_trusted_class(klass) and not klass.__dictoffset__ and room > 0
+    if is_trusted_class(klass):
+        return room > (16 if klass.__dictoffset__ else 0)
+    own = (klass.__dictoffset__ > klass.__base__.__dictoffset__) + (
+        klass.__weakrefoffset__ > klass.__base__.__weakrefoffset__
     )
+    return room > 8 * (own + len(_slots(klass)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -111,6 +115,41 @@ def hidden_attributes(value: Any) -> dict[str, Any] | None:
     """
     found = [part for part in gc.get_referents(value) if type(part) is dict]
     return found[0] if type(value).__module__ == "typing" and len(found) == 1 else None
+
+
+_LEAD_ON: tuple[Any, ...] = (
+    type(functools.lru_cache(has_slots)), type(functools.cmp_to_key(lambda a, b: 0)), types.GenericAlias,
+    operator.itemgetter, operator.attrgetter, operator.methodcaller, type({}.keys()), type({}.values()),
+    type({}.items()),
+)  # fmt: skip
+
+
+def led_to(value: Any) -> list[Any]:
+    """What an object made by C leads to, which no attribute shows: what a cache of functools keeps, what is
+    called, and the arguments of that and of errors.
+
+    >>> held = []
+    >>> led_to(ValueError(held, 1))
+    [[], 1]
+    """
+    if isinstance(value, BaseException):
+        return list(BaseException.args.__get__(value))  # pyright: ignore[reportAttributeAccessIssue]
+    if type(value) not in _LEAD_ON:
+        return []
+    parts = gc.get_referents(value)
+    if type(value) is _LEAD_ON[0]:  # keys and results; a dict of results or of what holds them; the function
+        places = [n for n, part in enumerate(parts) if isinstance(part, type) and part.__name__ == _IN_ORDER]
+        if not places or type(parts[places[-1] - 3]) is not dict:
+            return []
+        parts = [*parts[: places[-1] - 3], *parts[places[-1] - 3].values()]
+    return [
+        part
+        for part in parts
+        if type(part).__name__ != _IN_ORDER and not (isinstance(part, type) and is_trusted_class(part))
+    ]
+
+
+_IN_ORDER = "_lru_list_elem"  # a class: what a cache of a bounded size holds results by
 
 
 @functools.lru_cache(maxsize=4096)

@@ -134,8 +134,9 @@ def _who_asks(key: str, modules: int) -> frozenset[str] | None:
         module = str(function.__module__)
         if not _mentions(function.__code__, key) or module.startswith(_NOT_OF_STEPS):
             continue
-        asked = facts(function.__code__).asked.get("torch", ())
-        if asked is None or key in asked:
+        known = facts(function.__code__)
+        asked = known.asked.get("torch", ())
+        if asked is None or key in asked or "torch" in known.imports:
             package, _, name = module.rpartition(".")
             if package != "torch._higher_order_ops":
                 return None

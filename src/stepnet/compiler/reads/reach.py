@@ -74,7 +74,8 @@ class Reach:
 # numbers in them may be others by now.
 _ASKING: dict[Any, set[int]] = {}
 # The names that code mentions, and what those begin with that it makes, by the code or class of the step.
-_NAMES = Bounded[Any, tuple[Set[str], tuple[str, ...]]](10_000)
+# And those of attributes that it sets.
+_NAMES = Bounded[Any, tuple[Set[str], tuple[str, ...], Set[str]]](10_000)
 
 
 def reach(step: Callable[..., Any], given: Sequence[type] = (), *, everything: bool = False) -> Reach:
@@ -97,21 +98,23 @@ def reach(step: Callable[..., Any], given: Sequence[type] = (), *, everything: b
 
 
 def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everything: bool) -> Reach:
-    (names, prefixes), others = _NAMES.get(root, (IMPLICIT, ())), patched()
+    (names, prefixes, sets), others = _NAMES.get(root, (IMPLICIT, (), frozenset())), patched()
     anew = names is IMPLICIT
     while True:
-        walk = Walk(set(names), prefixes=prefixes)
+        walk = Walk(set(names), prefixes=prefixes, sets=set(sets))
         walk.visit(step)
         for kind in given:
             walk.visit(kind)
         walk.replaced(others)
-        if len(walk.names) > len(names) or len(walk.prefixes) > len(prefixes):
-            names, prefixes = walk.names, walk.prefixes  # an attribute of a new name may have been passed by
+        more = len(walk.prefixes) > len(prefixes) or len(walk.sets) > len(sets)
+        if more or len(walk.names) > len(names):
+            names, prefixes, sets = walk.names, walk.prefixes, walk.sets
+            # an attribute of a new name may have been passed by
         elif anew or not walk.complete or names - IMPLICIT <= walk.told:
             break
         else:  # code that was reached before, and is not now, named more: what it led to is not the step's
-            names, prefixes, anew = IMPLICIT, (), True
-    _NAMES[root] = names, prefixes
+            names, prefixes, sets, anew = IMPLICIT, (), frozenset(), True
+    _NAMES[root] = names, prefixes, sets
     if not DISTRIBUTIONS.isdisjoint(names):  # whether they check their arguments is set for all of them
         walk.key += ("_validate_args", Distribution._validate_args)
     beneath = Walk(set(names))

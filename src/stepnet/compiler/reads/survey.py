@@ -8,6 +8,7 @@ import operator
 import sys
 import types
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class Survey:
     object. `others` are to be visited. `open`: why they do not tell all.
     """
 
-    __slots__ = ("__weakref__", "_groups", "_sizes", "held", "names", "open", "others", "owner")
+    __slots__ = ("__weakref__", "_groups", "_sizes", "absent", "held", "names", "open", "others", "owner")
 
     def __init__(self, owner: Any, names: frozenset[str] | None) -> None:
         self.owner = owner
@@ -83,6 +84,7 @@ class Survey:
         self.others: list[tuple[Any, str]] = []
         self._groups: list[tuple[Any, list[str], list[Any]]] = []
         self._sizes: list[tuple[Any, int]] = []
+        self.absent: list[tuple[dict[str, Any], frozenset[str]]] = []  # names that modules do not hold
         if isinstance(owner, types.ModuleType):
             self._module(owner, names or frozenset(), set())
         elif names is None:
@@ -112,6 +114,7 @@ class Survey:
         found: list[str] = []
         inner: list[types.ModuleType] = []
         known = names & space.keys() if type(module) is types.ModuleType else names
+        self.absent.append((space, names - known))
         for name in sorted(known):
             value = space.get(name)
             if ambient(module, name) and not _only_asks_for_script(value, names):
@@ -198,10 +201,11 @@ _EQUAL: weakref.WeakValueDictionary[Any, Survey] = weakref.WeakValueDictionary()
 
 
 @functools.lru_cache(maxsize=4096)
-def _made(owner: Any, names: frozenset[str] | None) -> Survey:
+def _made(owner: Any, names: frozenset[str] | None) -> tuple[Survey, Sequence[tuple[Any, frozenset[str]]]]:
+    """The survey, which may be one for other names, and those that it does not hold."""
     found = Survey(owner, names)
     others = tuple(name for _, name in found.others)
-    return _EQUAL.setdefault((owner, found.held, others, found.open, names is None), found)
+    return _EQUAL.setdefault((owner, found.held, others, found.open, names is None), found), found.absent
 
 
 def survey(owner: Any, names: frozenset[str] | None) -> Survey:
@@ -211,8 +215,8 @@ def survey(owner: Any, names: frozenset[str] | None) -> Survey:
     >>> [name for name, _ in survey(math, frozenset({"pi", "sin", "x"})).held]
     ['pi', 'sin']
     """
-    found = _made(owner, names)
-    if not found.holds():  # somebody put something else there
-        _made.cache_clear()
-        found = _made(owner, names)
+    found, absent = _made(owner, names)
+    if not (found.holds() and all(space.keys().isdisjoint(not_there) for space, not_there in absent)):
+        _made.cache_clear()  # somebody put something else there
+        found, _ = _made(owner, names)
     return found

@@ -232,6 +232,22 @@ def file_of(module: types.ModuleType) -> str | None:
     return file if isinstance(file, str) else None
 
 
+def is_of_users(value: Any) -> bool:
+    """True for objects of classes that are not Python's, and for methods of theirs and partial functions of
+    users' functions: whoever holds them, they are a matter of the step's."""
+    while isinstance(value, (types.MethodType, functools.partial)):
+        value = value.__self__ if isinstance(value, types.MethodType) else value.func
+    if type(value) is types.FunctionType:
+        return not is_of_python(value.__code__.co_filename)
+    return _is_of_users(type(value))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_users(kind: type) -> bool:
+    name = kind.__module__ if isinstance(kind.__module__, str) else ""
+    return bool(kind.__flags__ & HEAP) and name.partition(".")[0] not in sys.stdlib_module_names
+
+
 @functools.lru_cache(maxsize=4096)
 def is_installed(name: str, file: str | None) -> bool:
     """True for modules of Python itself and of installed packages: what of them nobody names is their own."""

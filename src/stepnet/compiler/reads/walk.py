@@ -1,7 +1,5 @@
-"""The walk over what a step reaches: how values of each kind become parts of a key.
-
-No code of the user's runs: no truth value, no length, no comparison, no property.
-"""
+"""The walk over what a step reaches: how values of each kind become parts of a key. No code of the user's
+runs: no truth value, no length, no comparison, no property."""
 
 from __future__ import annotations
 
@@ -38,6 +36,7 @@ from .kinds import (
     MISSING,
     UNREAD,
     hidden_attributes,
+    led_to,
     more_than_attributes,
     passed_by,
     read_whole,
@@ -52,6 +51,7 @@ from .trust import (
     OF_ENUMS,
     is_checking_class,
     is_module_of_python,
+    is_of_users,
     is_stateful,
     is_trusted_class,
     stays_as_it_was,
@@ -91,7 +91,8 @@ class Walk(CodeWalk):
             return
         place = id(value)
         known = self.seen.get(place)
-        if known is not None:
+        by_python = self.in_python and not is_of_users(value)
+        if known is not None and (by_python or place not in self.of_python):
             self.key.append(Seen(known))
             if self.everything and isinstance(value, Tensor):
                 self.met_tensors.append(value)
@@ -99,24 +100,28 @@ class Walk(CodeWalk):
         if len(self.seen) >= _LIMIT:
             self.complete = False
             return
-        self.seen[place] = len(self.seen)
-        if self.in_python:
+        self.seen.setdefault(place, len(self.seen))
+        around, self.in_python = self.in_python, by_python
+        if by_python:
             self.met.append(value)
+            self.of_python.add(place)
             self.hold(value)
         else:
+            self.of_python.discard(place)  # what code of Python's came by before is the step's by now
             self.holders.append(value)
         if self.depth >= _DEEPEST:
             self.key.append(Seen(self.seen[place]))
-            self.later.append((value, self.in_python, self.trail))
-            return
-        self.depth += 1
-        _how(kind)(self, value)
-        self.depth -= 1
+            self.later.append((value, by_python, self.trail))
+        else:
+            self.depth += 1
+            _how(kind)(self, value)
+            self.depth -= 1
+        self.in_python = around
         while self.later and not self.depth:
-            around, self.depth = (self.in_python, self.trail), 1
+            now, self.depth = (self.in_python, self.trail), 1
             value, self.in_python, self.trail = self.later.popleft()
             _how(type(value))(self, value)
-            (self.in_python, self.trail), self.depth = around, 0
+            (self.in_python, self.trail), self.depth = now, 0
 
     # ---- values
 
@@ -136,9 +141,10 @@ class Walk(CodeWalk):
         if self.everything:
             self.met_tensors.append(value)
         if kind is not Tensor and kind is not nn.Parameter:
+            of_torch = is_trusted_class(kind) and kind.__mro__[1] is Tensor
             if isinstance(value, (UninitializedBuffer, UninitializedParameter)):
                 self.refused = self.refused or "it has lazy parameters that its first run makes"
-            elif not (_is_of_torch(kind) and isinstance(value, (nn.Parameter, nn.Buffer))):
+            elif not (of_torch and isinstance(value, (nn.Parameter, nn.Buffer))):
                 self.refused = self.refused or (
                     f"it reads a {kind.__name__}, which is dispatched by rules of its own"
                 )
@@ -257,19 +263,24 @@ class Walk(CodeWalk):
             self._items((each.default, each.annotation))
         self.visit(value.return_annotation)
 
-    def _of_thread(self, value: Any) -> None:
-        """What `threading.local` holds for this thread."""
-        if type(value) is not threading.local:  # its class would make it, at the first look
-            self.opened(f"a {type(value).__qualname__} of each thread")
-            return
-        self.key.append(type(value))
+    def _of_thread(self, value: Any) -> None:  # what it holds for this one
+        self.key.append(kind := type(value))
+        if kind is not threading.local:
+            self.opened(f"a {kind.__qualname__} of each thread")
+            if kind.__init__ is not object.__init__:  # which the first look would call
+                self._not_tried(value, "which its class makes anew for each thread")
+                return
+            self._class(kind)
         own = threading.local.__getattribute__(value, "__dict__")
         self.hold(own)
         self._attributes(own)
 
     def _context(self, value: Any) -> None:
         self.key.append(type(value))
-        self.visit(value.get(MISSING))
+        try:
+            self.visit(value.get())  # what it is made with, too
+        except LookupError:
+            self.visit(MISSING)
 
     def _own_parts(self, value: Any) -> None:
         """What a container has besides its items, of a class of the user's or as attributes."""
@@ -508,6 +519,10 @@ class Walk(CodeWalk):
     def _unknown(self, value: Any) -> None:
         self.key.append(kind := type(value))
         self.opened(_a(kind))
+        if not self.in_python and (found := led_to(value)):  # last: it may be much
+            self.later.append((found, False, self.trail))
+        if is_of_users(value):
+            self._class(kind)
         if not (self.in_python or stays_as_it_was(kind)):
             self._not_tried(value, "which C keeps: it cannot be seen whether a run on sample rows changes it")
         self._fields(value)
@@ -516,10 +531,6 @@ class Walk(CodeWalk):
 def _a(kind: type) -> str:
     """An object of a class, whose own name may be whole, where C made it."""
     return f"a {kind.__module__}.{kind.__qualname__.removeprefix(f'{kind.__module__}.')}"
-
-
-def _is_of_torch(kind: type[Tensor]) -> bool:
-    return is_trusted_class(kind) and kind.__mro__[1] is Tensor
 
 
 PLAIN = frozenset({int, bool, str, type(None)})

@@ -45,6 +45,7 @@ from .trust import (
     only_checks,
     only_wraps,
     tells_settings,
+    words,
 )
 
 END = "; end"  # of attributes, whose number is not in the key; no name of one
@@ -52,6 +53,9 @@ OF_FUNCTIONS = ("__name__", "__qualname__", "__module__", "__doc__", "__annotati
 _CODE = (types.FunctionType, types.MethodType, functools.partial, torch.nn.Module)
 _OF_TORCH = sorted({*dir(Tensor), *dir(torch.nn.Module), *dir(torch.Generator), *DISTRIBUTIONS})
 _LOOKED_UP = frozenset({"globals", "eval", "exec"})  # which may find any global
+_CONTAINERS = (dict, list, set, deque, bytearray, types.SimpleNamespace)
+_KINDS = words("__class__ __code__ __defaults__ __kwdefaults__ __bases__")  # that code may set of objects
+_OF_LOGGERS = frozenset(vars(logging.Logger("")))
 _BUILTINS = dict(vars(builtins))
 
 
@@ -69,6 +73,7 @@ class CodeWalk(abc.ABC):
     seen: dict[int, int] = field(default_factory={id(held): -n for n, held in enumerate(CACHES)}.copy)
     generators: list[torch.Generator] = field(default_factory=list)
     holders: list[Any] = field(default_factory=list)
+    of_python: set[int] = field(default_factory=set)  # ids of what only code of Python's came by so far
     met: list[Any] = field(default_factory=list)  # what is held nowhere else: keeps ids in `seen` taken
     complete: bool = True
     open: str | None = None
@@ -76,7 +81,7 @@ class CodeWalk(abc.ABC):
     classes: set[tuple[int, bool]] = field(default_factory=set)
     known: set[type] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
-    asked: dict[int, frozenset[str]] = field(default_factory=dict)  # of modules in modules, by id: for what
+    asked: dict[int, list[frozenset[str]]] = field(default_factory=dict)  # of modules in modules, by id
     hooks: bool = False
     sets: set[str] = field(default_factory=set)  # attributes that the step's own code sets
     in_python: bool = False  # in code of Python's own: what that holds is no matter of the step's
@@ -229,6 +234,7 @@ class CodeWalk(abc.ABC):
             self.named(BY_ITS_CLASS)
         if known.trusted or by_class or only_wraps(function):
             self._asks(function)
+            self._attributes_of(function)
             self.in_python = before
             return  # the library's globals are its own
         if goes_by_its_objects(code.co_filename):
@@ -250,7 +256,7 @@ class CodeWalk(abc.ABC):
                 self.visit(getattr(function, name))
         self._judge(function, known)
         if not self.everything:
-            self._surveyed(survey(Tensor, names))
+            self._surveyed(survey(Tensor, names), names)
         for name in known.imports:
             self._import(name, function)
         space = function.__globals__
@@ -271,10 +277,19 @@ class CodeWalk(abc.ABC):
             self.hold(Names(space, known.stores))
         self.in_python = before
 
+    def _attributes_of(self, function: types.FunctionType) -> None:
+        """Those that code names of a function of a library, whoever set them."""
+        own = function.__dict__
+        self.hold(own)
+        if not self.names.isdisjoint(own):
+            self._attributes(own)
+
     def _judge(self, function: types.FunctionType, known: Facts) -> None:
         """Refuse a function by the names in its code, or note what a walk does not see of what it does."""
         if sets := SETTINGS.intersection(known.names) or SETTINGS.intersection(known.globals):
             self.refused = self.refused or f"it calls {min(sets)}, once for each step"
+        if kinds := _KINDS.intersection(known.sets):
+            self.refused = self.refused or f"it sets {min(kinds)}, once for each step"
         if known.around:
             self._around(known.around)
         if "backward" in known.names and function.__code__.co_name != "backward":  # of a Function
@@ -306,6 +321,7 @@ class CodeWalk(abc.ABC):
             self.hold(vars(found))
             found = None if found.level else found.parent
         self.hold(vars(value.manager))
+        self._attributes({name: held for name, held in vars(value).items() if name not in _OF_LOGGERS})
         self.key.append((logging.Logger, value.disabled, value.getEffectiveLevel(), value.manager.disable))
 
     def _member(self, value: enum.Enum) -> None:
@@ -316,7 +332,8 @@ class CodeWalk(abc.ABC):
     def _weak(self, value: Any) -> None:
         """What a weak reference leads to, or that it is gone. What objects of ours hold so is theirs."""
         found = value()
-        ours = not isinstance(found, Tensor | None) and is_trusted_class(type(found))
+        ours = str(type(found).__module__).partition(".")[0] in ("torch", "stepnet")
+        ours = ours and not isinstance(found, Tensor | torch.nn.Module)
         if type(value) is not weakref.ref or ours:
             self._unknown(value)
             return
@@ -384,7 +401,8 @@ class CodeWalk(abc.ABC):
         self.key.append(Same(module))
         own = self.everything and not is_installed(module.__name__, file_of(module))
         found = list(space) if own else sorted(names)
-        before, self.in_python = self.in_python, is_module_of_python(module)
+        before, of_python = self.in_python, is_module_of_python(module)
+        self.in_python = of_python
         trail = self.trail
         self.hold(Names(space, tuple(found)))
         for name in found:
@@ -392,7 +410,11 @@ class CodeWalk(abc.ABC):
             if held is not MISSING:
                 self.key.append(name)
                 self.trail = trail, None, name, held
+                # what a step asks such a module for itself, it may change
+                changes = issubclass(type(held), _CONTAINERS) and held is not sys.modules
+                self.in_python = of_python and (before or not changes)
                 self._global(held, within)
+                self.in_python = of_python
             elif "__getattr__" in space:
                 self.opened(f"module {module.__name__}, which finds its attributes by itself")
         self.in_python, self.trail = before, trail
@@ -408,7 +430,10 @@ class CodeWalk(abc.ABC):
             self.holders += [Names(space, tuple(sorted(sets))) for space in known.spaces]
             classes = (same.value for _, same in known.held if isinstance(same.value, type))
             self.holders += [kind for kind in classes if kind.__flags__ & HEAP]
-        self._surveyed(known)
+        self._surveyed(known, names)
+        for _, same in known.held:
+            if type(same.value) is types.FunctionType:
+                self._attributes_of(same.value)
 
     def replaced(self, others: Sequence[Patch]) -> None:
         """What stands where torch had something else, but where nothing of the step comes by it."""
@@ -422,14 +447,14 @@ class CodeWalk(abc.ABC):
             elif held is not MISSING:
                 self._class_item(held)
 
-    def _surveyed(self, known: Survey) -> None:
+    def _surveyed(self, known: Survey, names: frozenset[str] | None) -> None:
         self.key.append(known)
         for space, name in known.others:
-            if known.names is not None or self.everything or name in self.names:
+            if names is not None or self.everything or name in self.names:
                 self.key.append(name)
                 item = space.get(name)
                 if isinstance(item, types.ModuleType):
-                    self._global(item, known.names or ())
+                    self._global(item, names or ())
                 else:
                     self._class_item(item)
 
@@ -443,19 +468,18 @@ class CodeWalk(abc.ABC):
         if self.sets and kind.__flags__ & HEAP and is_trusted_class(kind):
             self.holders.append(kind)
         if kind not in CLASSES:
-            self._surveyed(survey(kind, None))
+            self._surveyed(survey(kind, None), None)
 
     def _global(self, held: Any, names: Iterable[str]) -> None:
         if not isinstance(held, types.ModuleType):
             self.visit(held)
             return
-        before = self.asked.get(id(held))
-        fresh = frozenset(names).difference(before or ())
-        if fresh or before is None:
-            self.asked[id(held)] = fresh.union(before or ())
-            self._space(held, fresh)
-        else:
+        asked, names = self.asked.setdefault(id(held), []), frozenset(names)
+        if any(names <= before for before in asked):
             self.key.append(Same(held))
+        else:  # all of them, though some were asked for before: a module in it was not asked for these
+            asked.append(names)
+            self._space(held, names)
 
 
 @functools.lru_cache(maxsize=4096)
