@@ -13,6 +13,7 @@ from collections.abc import Set
 from typing import Any
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.recording import LeftByRuns
@@ -177,3 +178,8 @@ def registered(kind: abc.ABCMeta) -> tuple[Any, ...]:
     known = {made for made in found if is_installed(made.__module__, None)}
     names = sorted(f"{made.__module__}.{made.__qualname__}" for made in known)
     return *names, *(Same(made) for made in sorted(found - known, key=id))
+
+
+def caches(module: nn.Module) -> bool:
+    """Whether a module has parametrized tensors that `parametrize.cached()` keeps."""
+    return parametrize._cache_enabled > 0 and "parametrizations" in module._modules

@@ -35,6 +35,7 @@ from .contents import SPARSE, at_once, content, entries
 from .kinds import (
     MISSING,
     UNREAD,
+    caches,
     hidden_attributes,
     led_to,
     more_than_attributes,
@@ -72,11 +73,6 @@ OF_BACKWARD_HOOKS = ("register_full_backward_hook",)  # what stands for those of
 MODULE_HOOKS = tuple(name for name in vars(_torch_module) if name.startswith("_global_") and "hook" in name)
 # Called by operators, torch and Python itself, not by name.
 IMPLICIT = frozenset({"forward", "backward", "setup_context", "vmap", "jvp", "_compiled_call_impl"})
-
-
-def caches(module: nn.Module) -> bool:
-    """Whether a module has parametrized tensors that `parametrize.cached()` keeps."""
-    return parametrize._cache_enabled > 0 and "parametrizations" in module._modules
 
 
 @dataclass
