@@ -15,6 +15,12 @@ from stepnet.errors import StepError
 D, DTYPE = 3, torch.float64
 
 
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process without other threads, which tests are run by."""
+    monkeypatch.setattr("stepnet.compiler.reads.put_back.is_only_thread", lambda: True)
+
+
 class Held:
     """Where a step finds a number."""
 

@@ -291,7 +291,7 @@ class Topology(nn.Module):
         values: dict[int, Any] = {}
         named = {i: c.name for i, c in self._played if isinstance(c.function, Evaluator)}
         # what a batch leaves in an evaluator is no part of a program, nor of a file
-        written = instead() is not None
+        written = not torch.compiler.is_dynamo_compiling() and instead() is not None
         exported = written or is_exported()
         if exported and (asked := [named[r.index] for r in leaves(self._outputs, Ref) if r.index in named]):
             raise TapeError(

@@ -116,6 +116,7 @@ _AS_THEY_WERE: tuple[Any, ...] = (
     weakref.ref, weakref.ProxyType, weakref.CallableProxyType, decimal.Context, dataclasses.Field,
     type(functools.lru_cache(words)), type(functools.cmp_to_key(lambda a, b: 0)),
 )  # fmt: skip
+_OF_CALLS = "pybind11_detail_function_record"  # what a function of a library of C++ is bound to
 _HOLD_NO_NUMBERS = words("typing builtins types _json _thread")  # modules of Python of such objects
 
 _OF_PYTHON: tuple[tuple[Any, str], ...] = (
@@ -371,4 +372,4 @@ def stays_as_it_was(kind: type) -> bool:
     """True for kinds of objects made by C that use leaves as they were, as far as is known."""
     root = kind.__module__.partition(".")[0]
     trusted = root == "numpy" or (is_trusted_class(kind) and root not in sys.stdlib_module_names)
-    return trusted or kind in _AS_THEY_WERE or root in _HOLD_NO_NUMBERS
+    return trusted or kind in _AS_THEY_WERE or root in _HOLD_NO_NUMBERS or kind.__name__.startswith(_OF_CALLS)
