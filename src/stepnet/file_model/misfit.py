@@ -171,7 +171,8 @@ def _of_two(a: Any, b: Any) -> Any:
     if isinstance(a, int) or isinstance(b, int):
         known, other = (a, b) if isinstance(a, int) else (b, a)
         return other if known == 1 else known
-    symbols = {*a.node.expr.free_symbols, *b.node.expr.free_symbols}
+    # a record of ours writes sizes as text, and knows which are alike
+    symbols = {symbol for size in (a, b) for symbol in getattr(size.node.expr, "free_symbols", ())}
     if not any(map(a.node.shape_env.is_unbacked_symint, symbols)):
         return a
     return torch.sym_max(a, b) * torch.sym_min(torch.sym_min(a, b), 1)

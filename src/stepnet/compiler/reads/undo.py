@@ -228,9 +228,13 @@ def _same(a: list[Any], b: list[Any]) -> bool:
     return True
 
 
+_KEPT_BY_DYNAMO = "__dynamo_disable"  # of a function of torch, at its first call
+
+
 def _read_dict(value: Any) -> list[Any]:
     if type(value) is dict:
         now = value.copy()  # at once: another thread may add to it
+        now.pop(_KEPT_BY_DYNAMO, None)
         return [*now, *now.values()]
     pairs = list(dict.items(value))
     return [name for name, _ in pairs] + [item for _, item in pairs]
