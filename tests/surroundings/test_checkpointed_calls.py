@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stepnet import recurrent
 from stepnet.engine import checkpointed_calls
+from torch_since import torch_since
 
 pytestmark = pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
 
@@ -84,6 +85,7 @@ def test_each_call_goes_as_it_went_at_first(nested: bool) -> None:
     assert not checkpointed_calls._regions
 
 
+@torch_since("2.8", "it does not tell which run of a checkpoint this is")
 def test_a_property_that_is_cached_in_a_checkpoint() -> None:
     step, x = Caches(), torch.ones(2, 1, 3, dtype=torch.float64, requires_grad=True)
     h = torch.zeros(1, 3, dtype=torch.float64)

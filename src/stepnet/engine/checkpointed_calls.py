@@ -13,7 +13,7 @@ from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from stepnet.data.modes import packs_saved_tensors
+from stepnet.data.modes import packs_saved_tensors, sees_saved_tensors
 from stepnet.executors.naive import PLAIN
 
 
@@ -65,9 +65,9 @@ def note_plain(step: Any) -> None:
 
 
 def is_second_run() -> bool:
-    """Whether this is in a second run of such a region."""
+    """Whether this is in a second run of such a region, or may be, where torch does not tell."""
     pack = packs_saved_tensors()
-    return pack is not None and _around(pack)[1] is not None
+    return sees_saved_tensors() if pack is None else _around(pack)[1] is not None
 
 
 def _around(pack: Any) -> tuple[Any, Any]:
