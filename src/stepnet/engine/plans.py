@@ -119,6 +119,7 @@ def run(
         raise Rests("the step was refused a moment ago")
     chooses = backend == AUTO and warn and note is None
     if chooses and (costs := open_steps.why_plainly(loop, feeds)) is not None:
+        _await_trials()  # it may change objects by now, where nobody looks at it
         raise costs
     declined = None if asked is None else asked.declined
     if asked is not None and declined is not None:

@@ -213,10 +213,10 @@ def goes_by_its_class(function: types.FunctionType) -> bool:
 
 def only_wraps(function: types.FunctionType) -> bool:
     """True for what makes a function look like another one: what it copies is read by who names it."""
-    return function.__code__ in _WRAP
+    return function in _WRAP
 
 
-_WRAP = functools.update_wrapper.__code__, functools.wraps.__code__
+_WRAP = functools.update_wrapper, functools.wraps
 
 
 def is_module_of_python(module: Any) -> bool:
