@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from .models import is_onnx, load_model
 from .options import BIN, MODEL, SHAPES, shapes_of
 from .outcome import CommandError, told
 from .output import console
@@ -34,7 +35,7 @@ def convert(
         if output.suffix not in (".xml", ".onnx"):
             name = f"{output.name or output}: the name must end in .xml or .onnx"
             raise CommandError(name, got=str(output), expected="NEW.xml or NEW.onnx", remedy="another name")
-        if ".onnx" in (model.suffix.lower(), output.suffix):
+        if is_onnx(model) or is_onnx(output):
             _traced(model, output, bin, shape, f16=f16, unfuse=unfuse)
             return
         if shape:
@@ -58,7 +59,6 @@ def _traced(
     from stepnet.report.sizes import check_shapes
 
     from .arrays import fill
-    from .models import load_model
 
     if unfuse or (f16 and output.suffix != ".onnx"):
         raise CommandError(

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from stepnet.openvino import OpenVINOModel
 
 
+def is_onnx(path: Path) -> bool:
+    """Whether a file is of ONNX, by the end of its name."""
+    return path.suffix.lower() == ".onnx"
+
+
 def load_model(path: Path, bin: Path | None) -> OpenVINOModel | Any:
     """The model in a file: ONNX if its name ends so, else OpenVINO IR.
 
@@ -19,7 +24,7 @@ def load_model(path: Path, bin: Path | None) -> OpenVINOModel | Any:
         IRError: it cannot be read.
     """
     check_bin(path, bin)
-    if path.suffix.lower() == ".onnx":
+    if is_onnx(path):
         from stepnet.onnx import load
 
         return load(path)
@@ -30,5 +35,5 @@ def load_model(path: Path, bin: Path | None) -> OpenVINOModel | Any:
 
 def check_bin(path: Path, bin: Path | None) -> None:
     """Refuse a file of weights beside an ONNX file."""
-    if path.suffix.lower() == ".onnx" and bin is not None:
+    if is_onnx(path) and bin is not None:
         raise CommandError(f"--bin {bin}: is for OpenVINO IR; an ONNX file names its weights itself")

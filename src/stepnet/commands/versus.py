@@ -21,6 +21,7 @@ from stepnet.report.text import add_row, print_parts, table
 from stepnet.report.words import count, printable
 
 from .arrays import array, tensors
+from .models import is_onnx
 from .outcome import CommandError
 
 
@@ -71,7 +72,7 @@ def versus(
         CommandError: the runtime is not installed, or does not take the model or the inputs.
         IRError: we do not take the inputs.
     """
-    runtime = "ONNX Runtime" if path.suffix.lower() == ".onnx" else "OpenVINO"
+    runtime = "ONNX Runtime" if is_onnx(path) else "OpenVINO"
     theirs, version = _onnxruntime(path, model) if runtime != "OpenVINO" else _openvino(path, bin, model)
     inputs = model.checked(tuple(values[socket.name] for socket in model.inputs), {})
     order = [array(value) for value in inputs]

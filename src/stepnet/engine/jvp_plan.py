@@ -13,9 +13,8 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from stepnet.compiler.reads.put_back import Held, changed_since, put_back
+from stepnet.compiler.reads.put_back import Held, put_back
 from stepnet.compiler.rewritten.inner_loops import is_guarded
-from stepnet.compiler.trace.iteration import reached
 from stepnet.compiler.trace.unseen_calls import applied
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import draws_put_back
@@ -43,7 +42,7 @@ from .executor_choice import about_as_many
 from .jvp_loop import differs, loop_along
 from .jvp_on_saved_rows import SharedRows, SharedRun
 from .make import Entry, apart
-from .plain import plain_loop, read_again
+from .plain import plain_loop, read_again, read_as_then
 from .reads import Reads, looks, looks_of_rows, read, settings
 from .repeated_runs import Repeats, Unrecorded
 from .rounding import close, looseness
@@ -149,18 +148,11 @@ class RunsAlong:
         """
         now = self.unchanged()
         how = self.loop, self.sequences, self.reads, self.reader
-        if now is None:
-            try:
-                now = read_again(*how)
-            except StepError:  # code that runs in backward finds the numbers of then
-                reaches = functools.partial(reached, self.loop)
-                of_own = self.ready.plan.own_backward
-                held = None if of_own else changed_since(self.reads.reach, reaches)
-                if held is None:
-                    raise
-                self.held.extend(held)
-                with put_back(held):
-                    now = read_again(*how)
+        if now is None and self.ready.plan.own_backward:  # such code finds the numbers of now
+            now = read_again(*how)
+        elif now is None:
+            now, held = read_as_then(*how)
+            self.held.extend(held)
         self.seen[:] = [now]
         return now
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from stepnet.compiler.reads.put_back import changed_since, put_back
+from stepnet.compiler.reads.put_back import Held, changed_since, put_back
 from stepnet.compiler.trace.capture import Replaced
 from stepnet.compiler.trace.iteration import code_of, reached
 from stepnet.data.lod import LoDTensor
@@ -49,9 +48,10 @@ def plain_loop(
     ) -> Results:
         if weights is None or reads is None:
             return run_it(x, states)
-        with cached_again(reads.cached), reading_again(loop, sequences, reads, reader) as now:
+        with cached_again(reads.cached):
+            now, held = read_as_then(loop, sequences, reads, reader)
             swap = {id(now.tensors[place]): w for place, w in zip(places, weights, strict=True)}
-            with Replaced(swap):
+            with put_back(held), Replaced(swap):
                 return run_it(x, states)
 
     def run_it(x: Sequence[Tensor], states: Sequence[Tensor]) -> Results:
@@ -61,20 +61,18 @@ def plain_loop(
     return plain
 
 
-@contextlib.contextmanager
-def reading_again(
+def read_as_then(
     loop: Loop, sequences: Sequences, reads: Reads, reader: Callable[..., Reads]
-) -> Iterator[Reads]:
-    """In here the step reads what it read: numbers that are others by now are put back. See `read_again`."""
+) -> tuple[Reads, list[Held]]:
+    """What `read_again` gives where numbers that are others by now are put back, and where those stand."""
     try:
-        now, held = read_again(loop, sequences, reads, reader), []
+        return read_again(loop, sequences, reads, reader), []
     except StepError:
         held = changed_since(reads.reach, functools.partial(reached, loop))
         if held is None:
             raise
-        now = None
     with put_back(held):
-        yield read_again(loop, sequences, reads, reader) if now is None else now
+        return read_again(loop, sequences, reads, reader), held
 
 
 def read_again(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from .kinds import MISSING
 from .reach import Reach
 from .survey import Seen
-from .undo import is_only_thread, way_of
+from .undo import by_name, is_only_thread, way_of
 
 _MOST = 32  # places that are tried
 _PLAIN = (bool, int, str, NoneType)
@@ -87,9 +87,9 @@ def _others(now: Sequence[Any], then: Sequence[Any]) -> list[tuple[Any, Any]] | 
     in more."""
     if len(now) != len(then):
         return None
-    pairs = [(a, b) for a, b in zip(now, then, strict=True) if a != b]
-    found = [(_plain(a), _plain(b)) for a, b in pairs]
-    for pair, known in zip(pairs, found, strict=True):
+    others = [(a, b) for a, b in zip(now, then, strict=True) if a != b]
+    found = [(_plain(a), _plain(b)) for a, b in others]
+    for pair, known in zip(others, found, strict=True):
         if any(a is MISSING and type(item) is not Seen for item, a in zip(pair, known, strict=True)):
             return None
     if any(MISSING not in known and type(known[0]) is not type(known[1]) for known in found):
@@ -119,8 +119,7 @@ def _items(holder: Any) -> list[tuple[Any, Any]]:
     held = way.read(holder)
     if not isinstance(holder, (dict, type)):
         return list(enumerate(held))
-    half = len(held) // 2
-    return [pair for pair in zip(held[:half], held[half:], strict=True) if type(pair[0]) is str]
+    return [pair for pair in by_name(held) if type(pair[0]) is str]
 
 
 def _get(place: Held) -> Any:

@@ -174,7 +174,7 @@ class Snapshot:
         for holder, _, held, now in self._changes():
             if type(holder) is not dict:
                 return None
-            before, after = dict(_pairs(held)), dict(_pairs(now))
+            before, after = dict(by_name(held)), dict(by_name(now))
             for name in before | after:
                 if before.get(name, MISSING) is not (value := after.get(name, MISSING)):
                     if type(name) is not str or value is MISSING:
@@ -240,7 +240,7 @@ def _read_dict(value: Any) -> list[Any]:
     return [name for name, _ in pairs] + [item for _, item in pairs]
 
 
-def _pairs(held: list[Any]) -> Iterable[tuple[Any, Any]]:
+def by_name(held: list[Any]) -> Iterable[tuple[Any, Any]]:
     """What a dict was read as, name by name."""
     half = len(held) // 2
     return zip(held[:half], held[half:], strict=True)
@@ -248,7 +248,7 @@ def _pairs(held: list[Any]) -> Iterable[tuple[Any, Any]]:
 
 def _named(held: list[Any]) -> dict[str, Any]:
     # names of other types compare by code of the user's
-    return {name: item for name, item in _pairs(held) if type(name) is str}
+    return {name: item for name, item in by_name(held) if type(name) is str}
 
 
 def _named_anew(held: list[Any], now: list[Any]) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def _write_dict(value: Any, held: list[Any]) -> None:
         dict.clear(value)
     for name in names[half:]:
         dict.pop(value, name, None)
-    for name, item in _pairs(held):
+    for name, item in by_name(held):
         if dict.get(value, name, MISSING) is not item:  # all else stays where other threads look it up
             dict.__setitem__(value, name, item)
 
@@ -277,7 +277,7 @@ def _write_ordered(value: Any, held: list[Any]) -> None:
 
 
 def _write_environment(value: Any, held: list[Any]) -> None:
-    before = dict(_pairs(held))
+    before = dict(by_name(held))
     for name in value._data.keys() - before.keys():
         os.unsetenv(name)
     for name, text in before.items():
@@ -354,8 +354,8 @@ def _read_class(value: type) -> list[Any]:
 
 
 def _write_class(value: type, held: list[Any]) -> None:
-    before = dict(_pairs(held))
-    for name, _ in _pairs(_read_class(value)):
+    before = dict(by_name(held))
+    for name, _ in by_name(_read_class(value)):
         if name not in before:
             type.__delattr__(value, name)
     for name, item in before.items():
