@@ -102,9 +102,9 @@ def module_graph(
     if any(i.lod is not None for i in inputs):
         batch = batch_number(module, inputs)
         inputs = repeated(inputs, batch, dynamic)
-    calls, put_back = Calls(target), ExitStack()
-    put_back.enter_context(left_as_it_was(module))
-    try:
+    calls = Calls(target)
+    with left_as_it_was(module), ExitStack() as at_the_end:
+        at_the_end.callback(calls.forget)
         with torch.no_grad(), calls.noted(), tried(), EndsOnExample():
             a, k = unflatten(spec, [i.value for i in inputs])
             with run_plainly(module), as_it_was(module) as kept:
@@ -123,9 +123,6 @@ def module_graph(
             else:
                 raise
             return _graph(Graph(name, target), trace, outputs, batch)
-    finally:
-        calls.forget()
-        put_back.close()
 
 
 class _Trace:
