@@ -1,9 +1,14 @@
-"""Tests of what older versions of torch cannot do, or do otherwise; `make matrix` runs them under several."""
+"""Tests of what some versions of torch or Python cannot do, or do otherwise; `make matrix` runs them under
+several."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+
+from stepnet.compiler.reads.unchanged import tells
+
+TOLD = pytest.mark.skipif(not tells(), reason="this Python does not tell of all changes")
 
 
 def torch_since(version: str, why: str) -> pytest.MarkDecorator:

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from covering import few
 from saved_modules import plain_loops
 from stepnet import LoDTensor
-from stepnet.compiler.reads.unchanged import tells
 from stepnet.decode import beam_search, blocks, greedy
 from stepnet.engine import warm_calls
 from stepnet.errors import BuildError, NotBuilt, StepError, TorchOpsWarning
 from stepnet.executors.c import build as c_build
 from stepnet.executors.setting import set_backend
 from threads import at_once
+from torch_since import TOLD
 
 V, H, EOS, BOS = 7, 5, 6, 0
 
@@ -186,7 +186,7 @@ def test_what_is_wrong_is_told_as_by_the_plain_loop():
         greedy(looks_up, torch.zeros(2, 1), bos=0, eos=0, max_length=40)
 
 
-@pytest.mark.skipif(not tells(), reason="this Python does not tell of all changes")
+@TOLD
 def test_a_step_is_found_again_and_what_changes_of_it_is_seen(monkeypatch):
     step, state = Speaker(), a_state(3)
     walked: list[Any] = []

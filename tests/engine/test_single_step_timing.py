@@ -14,6 +14,7 @@ from outcomes import outcome, same, wanting
 from stepnet import LoDTensor, Recurrent, explain, recurrent, stream
 from stepnet.engine import executor_choice, plans, single_step_calls, warm_calls
 from stepnet.errors import SlowPathWarning, StepError
+from torch_since import TOLD
 
 BACKEND = "auto"
 N, F, H = 3, 2, 4
@@ -289,6 +290,7 @@ def told(cell, x, state, axis, backend):
     return tree_map(lambda t: (t.tolist(), t.requires_grad, t.is_contiguous()), (y, last))
 
 
+@TOLD
 @pytest.mark.parametrize("train", [False, True])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_what_a_step_gives_is_asked_each_time(ran, axis, train):
@@ -306,6 +308,7 @@ def test_what_a_step_gives_is_asked_each_time(ran, axis, train):
             assert told(cell, x, odd, axis, None) == told(cell, x, odd, axis, "naive")
 
 
+@TOLD
 def test_what_a_step_refers_to_is_not_given(ran):
     cell, (x, state) = Cell(), given(1)
     with torch.no_grad():

@@ -15,16 +15,15 @@ from torch import Tensor, nn
 
 from covering import every, few
 from stepnet import LoDTensor, cells, recurrent
-from stepnet.compiler.reads.unchanged import tells
 from stepnet.data import tensor_guards
 from stepnet.engine import plans, warm_calls
 from stepnet.engine.walked_steps import unchanged_step
 from stepnet.errors import StepError
 from threads import at_once
+from torch_since import TOLD
 
 F, H, B = 3, 4, 2
 D = torch.float64
-TOLD = pytest.mark.skipif(not tells(), reason="this Python does not tell of all changes")
 
 
 class Cell(nn.Module):

@@ -8,9 +8,9 @@ from torch import nn
 
 import stepnet
 from stepnet import Recurrent, cells, stream
-from stepnet.compiler.reads.unchanged import tells
 from stepnet.errors import StreamError
 from stepnet.streams import streams
+from torch_since import TOLD
 
 F, H = 2, 3
 
@@ -37,7 +37,7 @@ def net():
     return Recurrent(cells.GRU(F, H), backend="c")
 
 
-@pytest.mark.skipif(not tells(), reason="this Python does not tell of all changes")
+@TOLD
 @pytest.mark.parametrize("layers", [1, 2])
 def test_what_is_known_is_not_found_out(layers, monkeypatch):
     net = stepnet.nn.LSTM(F, H, num_layers=layers)
