@@ -40,6 +40,7 @@ from .code_in_backward import check_backward
 from .declined_calls import forget_declined, note_declined
 from .executor_choice import Slower, about_as_many
 from .jvp_plan import Find, RunsAlong
+from .kept_by_step import owner_of
 from .make import Entry, for_as_many, make, refused_as, stands
 from .plain import plain_loop
 from .reads import (
@@ -72,7 +73,7 @@ from .self_check import holds
 from .single_step_calls import forget_lone
 from .transforms import Further, find_transformed
 from .varying_numbers import note_plan
-from .walked_steps import forget_steps, owner_of
+from .walked_steps import forget_steps
 
 _LIMIT = 512
 _entries = Bounded[Any, Entry](_LIMIT)
@@ -129,9 +130,9 @@ def run(
             note_declined(asked, functools.partial(_misses.pop, declined.family, None))
         _misses.pop(declined.family, None)
         raise _reason(declined).fresh()
-    find, began, looks_at = finding(backend), clock(), open_steps.clock()
+    find, began = finding(backend), clock()
     (entry, reads, sequences), transformed, further = _found(loop, feeds, backend, find)
-    runs_at = open_steps.clock()
+    runs_at = clock()
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
         if reads.reach.refused is not None:
             note_refused(code_of(loop).function, clock() - began)
@@ -189,7 +190,7 @@ def run(
     outputs = _by_name(loop, entry.y_spec, out, n_y, None if steps else sequences)
     chooses = chooses and reads.open is not None and not transformed
     if chooses:
-        open_steps.note_plan(entry, loop, reads, sequences, runs_at - looks_at, open_steps.clock() - runs_at)
+        open_steps.note_plan(entry, loop, reads, sequences, runs_at - began, clock() - runs_at)
     if not guarded:
         return outputs
     if holds(out[n_y - 1], sequences.layout):

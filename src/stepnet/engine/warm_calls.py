@@ -46,7 +46,7 @@ from .jvp_plan import Find, RunsAlong
 from .make import Entry, apart
 from .plain import plain_loop
 from .reads import Reads, looks
-from .refused_steps import rests
+from .refused_steps import clock, rests
 from .rows import Sequences
 from .single_step_calls import note_faster
 from .single_step_timing import is_faster, one_step
@@ -362,11 +362,11 @@ def asked(
             return state, None
         function = of.wrap(known_by)
         given = own_classes((x_spec, spec))
-        began = open_steps.clock()
+        began = clock()
         walked = reach(function, given)
         if not is_closed(walked):
             if walked.open is not None and walked.refused is None:
-                open_steps.note_walk(known_by, open_steps.clock() - began)
+                open_steps.note_walk(known_by, clock() - began)
             return state, None
         note(known_by, function, given, walked)
         key, tensors, names = walked.key, walked.tensors, walked.names
