@@ -23,9 +23,9 @@ from stepnet.executors.layout import Layout
 from stepnet.ir.loop import Loop
 
 from .checkpointed_calls import is_second_run
+from .entries import Entry
 from .executor_choice import MARGIN, about_as_many
 from .kept_by_step import KeptByStep
-from .make import Entry
 from .reads import Reads, settings
 from .refused_steps import TIMES, clock
 from .rows import Sequences, as_rows

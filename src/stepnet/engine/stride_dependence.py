@@ -24,6 +24,7 @@ from stepnet.errors import Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
+from .entries import Weights
 from .rounding import looseness, same
 from .rows import Sequences
 from .self_check import sampled
@@ -41,7 +42,7 @@ class _Gives(NamedTuple):
 
 
 def check_strided(
-    loop: Loop, compiled: Compiled, sequences: Sequences, weights: Sequence[tuple[int, Tensor, bool]],
+    loop: Loop, compiled: Compiled, sequences: Sequences, weights: Weights,
     generators: Sequence[torch.Generator],
 ) -> None:  # fmt: skip
     """Run a step on rows and weights that lie in one piece, and on the same numbers that lie otherwise.

@@ -40,16 +40,17 @@ from stepnet.watchers import is_noted, note_run
 
 from . import open_steps
 from .code_in_backward import check_backward
+from .entries import Entry
 from .executor_choice import about_as_many
 from .inputs import inputs_of
 from .jvp_plan import Find, RunsAlong
-from .make import Entry, apart
 from .plain import plain_loop
 from .reads import Reads, looks
 from .refused_steps import clock, rests
 from .rows import Sequences
 from .single_step_calls import note_faster
 from .single_step_timing import is_faster, one_step
+from .trial import apart
 from .walked_steps import Found, boots, forget_steps, is_closed, note, unchanged_step
 
 _LIMIT = 512
