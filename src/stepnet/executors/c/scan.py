@@ -22,7 +22,7 @@ from stepnet.data.unpatched_torch import (
 )
 from stepnet.errors import BuildError, NoCompiler, NotBuilt, StepIndexError
 from stepnet.executors import cache_folder
-from stepnet.executors.direct import MOST, Places
+from stepnet.executors.addresses import MOST, Places
 from stepnet.executors.layout import Layout
 from stepnet.executors.schedule.program import Program
 from stepnet.executors.tables import EARLIER, into, lead_in
