@@ -2,9 +2,9 @@
 to look through as a step of a small cell.
 
 What tells two calls apart is what tells two plans apart (`plans.lookup`): all that the body's Python reads,
-and what its inputs look like. The step is walked anew, unless it is known to read what it read (`walked`); of
-such a step calls on equal shapes are found at once (`warm`). Whatever is out of the ordinary (modes,
-transforms, traces) goes the long way, and so does the first call of each kind.
+and what its inputs look like. The step is walked anew, unless it is known to read what it read (see
+`walked_steps`); of such a step calls on equal shapes are found at once (`warm`). Whatever is out of the
+ordinary (modes, transforms, traces) goes the long way, and so does the first call of each kind.
 """
 
 from __future__ import annotations
