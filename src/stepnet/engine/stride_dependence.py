@@ -89,8 +89,7 @@ def check_strided(
 
 
 def _run(loop: Loop, sequences: Sequences, given: _Given, read: Sequence[Tensor]) -> _Gives:
-    swap = {id(t): own for t, own in zip(read, given.weights, strict=True)}
-    with Replaced(swap):
+    with Replaced.by(read, given.weights):
         _, y, new = iteration(loop, given.x, given.states, sequences.shared)
     results = [t for t in (*y, *new) if isinstance(t, Tensor)]
     wanted = [t for t in (*given.x, *given.states, *given.weights) if t.requires_grad]
