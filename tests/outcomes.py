@@ -78,3 +78,10 @@ def as_the_plain_loop(
     ours, plain = (outcome(step, x, state, name, **how) for name in (backend, "naive"))
     for mine, other in zip(ours, plain, strict=True):
         same(mine, other, rtol, atol)
+
+
+def of_sequences(step: Any, x: Any, state: Any, backend: Any = None) -> list[Any]:
+    """Values, and gradients of all that a step may be given, over sequences of 2, of no and of 3 rows."""
+    rows, state = wanting((LoDTensor.from_lengths(x, [[2, 0, 3]]), state))
+    values, grads = outcome(step, rows, state, backend)
+    return [*values, *grads]

@@ -118,7 +118,7 @@ def listed(page: str, folder: str) -> list[str]:
     return [name.removesuffix("/") for column in columns for name in re.findall(r"`([^`]+)`", column)]
 
 
-@pytest.mark.parametrize("folder", ["compiler", "executors", "export"])
+@pytest.mark.parametrize("folder", ["compiler", "engine", "executors", "export", "file_model"])
 def test_tables_of_files_list_what_there_is(folder: str):
     names = listed(LAYOUT.read_text(encoding="utf-8"), folder)
     files = {path.stem for path in (PACKAGE / folder).glob("*") if not path.name.startswith("__")}

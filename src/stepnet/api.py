@@ -63,9 +63,9 @@ from .graph import (
     answer_with,
     can_be_node,
     captured,
+    each_leaf,
     first_leaf,
     out_of_graph,
-    packed_tables,
     side_by_side,
     traced_step,
 )
@@ -270,8 +270,9 @@ def _in_graph(step: Any, x: Any, state: Any, how: _How) -> Any:
         return _outside(step, x, state, how)
 
     if isinstance(x, PackedSequence):
-        y, final, *more = _in_graph(step, LoDTensor.from_packed(x), state, how)
-        return packed_tables(x, y), final, *more
+        tables, pack = without_packed(x)
+        y, *rest = _in_graph(step, tables, state, how)
+        return each_leaf(pack, y), *rest
     check_windows(how.checkpoint, how.detach_every, how.scopes)
     steps, level, resets = how.steps, how.level, how.resets
     if how.scopes:

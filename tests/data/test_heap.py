@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import stepnet
 from covering import examples
 from stepnet.data import heap
-from stepnet.executors.c import scan
+from stepnet.executors.c import new_tables
 
 SHAPE, DTYPE = (512, 256), torch.float32
 
@@ -105,7 +105,7 @@ def test_any_order_of_runs_and_gradients(turns):
     """Tables as small as can be are used again: each result and each gradient stays what it was."""
     net = stepnet.nn.LSTM(3, 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "KEPT", 1)
+        patch.setattr(new_tables, "KEPT", 1)
         patch.setattr(heap, "KEPT", 1)
         alive: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         for turn, k in turns:

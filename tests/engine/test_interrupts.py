@@ -7,7 +7,9 @@ import signal
 import pytest
 import torch
 
+import stepnet.engine.executor_choice as choosing
 import stepnet.engine.make as making
+import stepnet.engine.trial as trying
 import stepnet.executors.c.build as building
 from outcomes import as_the_plain_loop
 from stepnet import recurrent
@@ -16,10 +18,10 @@ PLANS_ON_DISK = False  # each step is made and built in its test
 BACKEND = "auto"
 
 PLACES = {
-    "as it is tried": (making, "iteration", RuntimeError),
+    "as it is tried": (trying, "iteration", RuntimeError),
     "as it is traced": (making, "compile_loop", ValueError),
     "as C is compiled": (building, "_run", TimeoutError),  # an OSError
-    "as it is checked": (making, "self_check", RuntimeError),
+    "as it is checked": (choosing, "self_check", RuntimeError),
 }
 
 

@@ -170,7 +170,7 @@ def test_a_seed_gives_one_noise_whichever_way_calls_go(monkeypatch):
         for k in range(24):
             torch.manual_seed(1)
             found.append(recurrent(cell.train(k > 11), x, h)[0])
-    ways = {like.is_faster for _, likes in single_step_calls._steps.values() for like in likes.values()}
+    ways = {like.is_faster for _, likes in single_step_calls._steps._kept.values() for like in likes.values()}
     assert ways == {True, False}  # that in evaluation, and that in training
     assert all(torch.equal(y, found[12 * (k > 11)]) for k, y in enumerate(found))
 
@@ -333,7 +333,7 @@ def test_steps_that_are_looked_into_at_each_call_are_timed(monkeypatch):
     with torch.no_grad(), pytest.warns(SlowPathWarning):
         found = [int(recurrent(cell, x, h)[0][0, 0, 0]) - 1 for _ in range(12)]
     assert found == [*range(12)]
-    ((_, likes),) = single_step_calls._steps.values()
+    ((_, likes),) = single_step_calls._steps._kept.values()
     (like,) = likes.values()
     assert (like.others, like.own, like.is_faster) == (8.0, 3.0, True)
 

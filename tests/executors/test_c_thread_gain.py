@@ -9,8 +9,8 @@ from torch import nn
 from covering import few
 from stepnet import LoDTensor, Recurrent, cells, recurrent
 from stepnet.engine import plans
-from stepnet.executors.c import scan as c_scan
-from stepnet.executors.c.scan import CScan
+from stepnet.executors.c import placement
+from stepnet.executors.c.placement import Placements
 from stepnet.executors.c.thread_gain import Pace
 from stepnet.executors.direct import Direct
 
@@ -84,15 +84,15 @@ def two_threads():
 )
 def test_the_numbers_and_gradients_are_the_same(cell, sharing, sequences, monkeypatch):
     plans.forget()  # a scan remembers how it shared the work of a layout
-    monkeypatch.setattr(c_scan, "FAR", 0)  # however small, weights that a step reads are far
-    monkeypatch.setattr(c_scan, "ALONE", 0)
+    monkeypatch.setattr(placement, "FAR", 0)  # however small, weights that a step reads are far
+    monkeypatch.setattr(placement, "ALONE", 0)
     torch.manual_seed(0)
     run, x = Recurrent(cell(96, 96)), torch.randn(150, sequences, 96, requires_grad=True)
     found, noted = [], []
     monkeypatch.setattr(Pace, "note", lambda self, by_all, time, rows: noted.append(by_all))
-    shared, shared_out = set(), CScan.shared_out
+    shared, shared_out = set(), Placements.shared_out
     monkeypatch.setattr(
-        CScan, "shared_out", lambda *given: (shared.add((how := shared_out(*given))[0]), how)[1]
+        Placements, "shared_out", lambda *given: (shared.add((how := shared_out(*given))[0]), how)[1]
     )
     for by_all in (True, False):
         monkeypatch.setattr(Pace, "takes_all", lambda self, by_all=by_all: by_all)
@@ -107,7 +107,7 @@ def test_the_numbers_and_gradients_are_the_same(cell, sharing, sequences, monkey
 
 @pytest.mark.usefixtures("two_threads")
 def test_calls_by_places_have_a_pace(monkeypatch):
-    monkeypatch.setattr(c_scan, "ALONE", 0)
+    monkeypatch.setattr(placement, "ALONE", 0)
     turns, forward = itertools.cycle([True, False, False]), Direct.forward
     noted, found = [], []
     monkeypatch.setattr(Pace, "takes_all", lambda self: next(turns))

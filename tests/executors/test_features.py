@@ -16,9 +16,9 @@ from stepnet import LoDTensor, cells
 from stepnet.data.tree import by_leaf
 from stepnet.engine import plans
 from stepnet.errors import BuildError
-from stepnet.executors.c import scan as c_scan
+from stepnet.executors.c import placement
 from stepnet.executors.c import source as c_source
-from stepnet.executors.c.scan import CScan
+from stepnet.executors.c.placement import Placements
 from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import Features
 
@@ -113,15 +113,15 @@ def threads(request):
 def shared_out(monkeypatch):
     """How threads shared the rows, and how many, call by call."""
     found = []
-    honest = CScan.shared_out
+    honest = Placements.shared_out
 
     def shared_out(self, *how):
         found.append(honest(self, *how))
         return found[-1]
 
-    monkeypatch.setattr(CScan, "shared_out", shared_out)
-    monkeypatch.setattr(c_scan, "is_uneven", lambda layout, threads: threads > 1 and layout.rows > 0)
-    monkeypatch.setattr(c_scan, "ALONE", 0)
+    monkeypatch.setattr(Placements, "shared_out", shared_out)
+    monkeypatch.setattr(placement, "is_uneven", lambda layout, threads: threads > 1 and layout.rows > 0)
+    monkeypatch.setattr(placement, "ALONE", 0)
     plans.forget()  # a scan remembers how it shared the work of a layout
     yield found
     plans.forget()
@@ -139,8 +139,8 @@ def state_of(name, n):
 @pytest.mark.parametrize("name", few(STEPS, ["minGRU", "heads", "crossed"]))
 @pytest.mark.parametrize("sharing", ["turns", "features"])
 def test_numbers_do_not_depend_on_who_makes_them(name, lengths, sharing, threads, shared_out, monkeypatch):
-    monkeypatch.setattr(c_scan, "WORTH_TURNS", 1e-3)
-    monkeypatch.setattr(c_scan, "WORTH_TURNS_TOO", 1e-3 if sharing == "turns" else 1e9)
+    monkeypatch.setattr(placement, "WORTH_TURNS", 1e-3)
+    monkeypatch.setattr(placement, "WORTH_TURNS_TOO", 1e-3 if sharing == "turns" else 1e9)
     torch.manual_seed(0)
     counts = LENGTHS[lengths]
     x = LoDTensor.from_lengths(torch.randn(sum(counts), F, dtype=DTYPE), [counts])
@@ -154,8 +154,8 @@ def test_numbers_do_not_depend_on_who_makes_them(name, lengths, sharing, threads
 
 def test_rows_on_the_heap(shared_out, monkeypatch):
     """As large ones are, with what is added up after each of them."""
-    monkeypatch.setattr(c_scan, "WORTH_TURNS", 1e-3)
-    monkeypatch.setattr(c_scan, "WORTH_TURNS_TOO", 1e-3)
+    monkeypatch.setattr(placement, "WORTH_TURNS", 1e-3)
+    monkeypatch.setattr(placement, "WORTH_TURNS_TOO", 1e-3)
     monkeypatch.setattr(c_source, "_MOST_STACK", 0)
     torch.set_num_threads(2)
     x = LoDTensor.from_lengths(torch.randn(70, F, dtype=DTYPE), [[70]])
@@ -187,14 +187,14 @@ def test_what_is_not_finite_stays_in_its_feature(bad, shared_out):
 
 def test_code_that_is_not_built_is_told_of(shared_out, monkeypatch):
     """One thread runs the scan then."""
-    built = c_scan.codes
+    built = placement.codes
 
     def without_room(sources):
         if any("members that" in source.text for source in sources):
             raise BuildError("no room")
         return built(sources)
 
-    monkeypatch.setattr(c_scan, "codes", without_room)
+    monkeypatch.setattr(placement, "codes", without_room)
     torch.set_num_threads(2)
     plans.forget()
     x, cell = torch.randn(40, 1, F, dtype=DTYPE), STEPS["minGRU"]

@@ -9,8 +9,8 @@ from covering import few
 from outcomes import as_the_plain_loop, wanting
 from stepnet import LoDTensor, cells
 from stepnet.engine import plans
-from stepnet.executors.c import scan as c_scan
-from stepnet.executors.c.scan import CScan
+from stepnet.executors.c import placement
+from stepnet.executors.c.placement import Placements
 from stepnet.executors.layout import Layout
 
 OPTIMISED = False
@@ -32,8 +32,8 @@ def test_numbers_do_not_depend_on_how_work_is_shared(monkeypatch, threads, toget
     def shared_out(self, layout, threads):
         return ("members", threads) if together and layout.sequences else (None, 1)
 
-    monkeypatch.setattr(CScan, "shared_out", shared_out)
-    monkeypatch.setattr(c_scan, "ALONE", 0)
+    monkeypatch.setattr(Placements, "shared_out", shared_out)
+    monkeypatch.setattr(placement, "ALONE", 0)
     plans.forget()  # a scan remembers how it shared the work of a layout
     torch.manual_seed(0)
     cell = kind(5, 70, dtype=torch.float64)  # wider than one panel of columns

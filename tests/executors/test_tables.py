@@ -6,7 +6,7 @@ import torch
 from stepnet import cells, recurrent
 from stepnet.data import heap
 from stepnet.executors import gradients, tables
-from stepnet.executors.c import scan
+from stepnet.executors.c import new_tables
 from stepnet.executors.layout import Layout
 from stepnet.executors.loop import shift
 
@@ -38,7 +38,7 @@ def test_rows_one_step_earlier(name):
 @pytest.mark.parametrize("shape", [(11, 2, 3), (13, 1, 3)], ids=["two sequences", "one"])
 def test_a_large_result_has_its_earlier_rows_in_memory(monkeypatch, shape):
     monkeypatch.setattr(heap, "LARGE", 1)
-    monkeypatch.setattr(scan, "LED", 1)
+    monkeypatch.setattr(new_tables, "LED", 1)
     found, earlier = [], tables.earlier
     monkeypatch.setattr(gradients, "earlier", lambda *of: found.append(earlier(*of)) or found[-1])
     cell = cells.GRU(3, 4, dtype=torch.float64)

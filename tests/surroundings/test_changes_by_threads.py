@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from covering import few
 from stepnet import recurrent
-from stepnet.engine import make, plans, walked_steps
+from stepnet.engine import executor_choice, make, plans, walked_steps
 from stepnet.errors import SlowPathWarning, Unsupported
 
 D = 3
@@ -121,7 +121,8 @@ WAYS = {name: way for name, way in vars(Ways).items() if isinstance(way, types.F
 THERE_AND_BACK = ["attribute", "closure", "found_by_a_dynamic_name", "weight_in_place"]
 # Where the other thread is as this one makes a plan, or writes down what tells that a step is unchanged.
 MOMENTS = [
-    (plans, "make"), (make, "compile_loop"), (make, "_choose"), (make, "self_check"), (walked_steps, "words")
+    (plans, "make"), (make, "compile_loop"), (make, "choose"), (executor_choice, "self_check"),
+    (walked_steps, "words"),
 ]  # fmt: skip
 
 

@@ -36,25 +36,26 @@ def outside_modes(function: Callable[_P, _R]) -> Callable[_P, _R]:
     >>> made.device.type, made.is_inference()
     ('cpu', False)
     """
-
-    @functools.wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if not _any_mode():
-            return function(*args, **kwargs)
-        with _without_modes():
-            return function(*args, **kwargs)
-
-    return call
+    return _called(function, _any_mode, _without_modes)
 
 
 def unrecorded(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """A function whose calls are no part of what a mode records, such as a trace; its tensors may be fake."""
+    return _called(function, _any_dispatch_mode, _without_dispatch_modes)
+
+
+def _called(
+    function: Callable[_P, _R],
+    is_any: Callable[[], bool],
+    without: Callable[[], contextlib.AbstractContextManager[object]],
+) -> Callable[_P, _R]:
+    """A function that is called without modes, where there are any."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if not _any_dispatch_mode():
+        if not is_any():
             return function(*args, **kwargs)
-        with _without_dispatch_modes():
+        with without():
             return function(*args, **kwargs)
 
     return call

@@ -10,11 +10,11 @@ from .plans import is_as_ever as is_as_ever
 from .plans import run as run
 from .plans import run_again as run_again
 from .plans import run_warm as run_warm
-from .plans import tell as tell
 from .reads import ChangesObjects as ChangesObjects
 from .reads import FailsOnSamples as FailsOnSamples
 from .reads import Reads as Reads
 from .reads import read as read
+from .refusals import tell as tell
 from .rows import OverSequences as OverSequences
 from .warm_calls import Asked as Asked
 from .warm_calls import Steps as Steps

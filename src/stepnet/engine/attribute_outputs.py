@@ -36,10 +36,10 @@ from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
 from .attribute_states import is_there, same, where_is
-from .make import apart
 from .reads import Reads, but_for_counts, looks_of_rows
 from .rows import Sequences, samples
 from .self_check import versions
+from .trial import apart
 
 _LEAST = 12  # steps that are worth it
 _Cut = Callable[[LoDTensor], LoDTensor]

@@ -29,9 +29,9 @@ from stepnet.executors.registry import AUTO
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
-from .make import apart
 from .reads import FailsOnSamples, Reads
 from .self_check import versions
+from .trial import apart
 
 _T = TypeVar("_T")
 _TRIED = 3  # steps: that which may begin otherwise, one as all others, and one that is held against it

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from .walked_steps import place_of
+from .kept_by_step import place_of
 
 _calls: dict[object, tuple[Any, int]] = {}  # by the call: where its step is found, and the thread
 

@@ -7,7 +7,6 @@ did.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,7 +21,8 @@ from stepnet.data.tree import LEAF, flatten
 from stepnet.executors.base import Executor
 from stepnet.executors.registry import tried
 
-from .walked_steps import kept_while_alive, place_of, unchanged_step
+from .kept_by_step import KeptByStep
+from .walked_steps import unchanged_step
 
 _MOST = 16  # looks of the calls of one step
 
@@ -36,17 +36,17 @@ class _Like(NamedTuple):
     seen: Callable[[], object]  # called at each: steps of its kind are in use
 
 
-_steps: dict[Any, tuple[weakref.ref[Any], Bounded[Any, _Like]]] = {}
+_steps = KeptByStep[Bounded[Any, _Like]]()
 
 
 def is_declined(of: Any, step: Any, x: Any, state: Any, way: tuple[bool, int, int, str]) -> bool:
     """Whether a call is like one that had no plan. `of`: see `warm_calls.Steps`."""
-    known = _steps.get(place_of(step)) if _steps else None
-    if known is None or known[0]() is None or torch._C._len_torch_function_stack():
+    known = _steps.of(step)
+    if known is None or torch._C._len_torch_function_stack():
         return False
     x_leaves, x_spec = _side_by_side(x)
     states, spec = ([], None) if state is None else _side_by_side(state)
-    like = known[1].get((type(x_leaves[0]), x_spec, spec, way, settings())) if x_leaves else None
+    like = known.get((type(x_leaves[0]), x_spec, spec, way, settings())) if x_leaves else None
     if like is None or like.tried is not tried(way[3]):
         return False
     unchanged = unchanged_step(of.found_by(step))
@@ -60,19 +60,15 @@ def is_declined(of: Any, step: Any, x: Any, state: Any, way: tuple[bool, int, in
 
 def note_declined(asked: Any, seen: Callable[[], object]) -> None:
     """A call had no plan, as one like it before; see `warm_calls.Asked`. `seen`: see `_Like`."""
-    place = place_of(asked.step)
-    known = _steps.get(place)
+    known = _steps.made(asked.step, lambda _: Bounded(_MOST))
     if known is None:
-        alive = kept_while_alive(_steps, asked.step)
-        if alive is None:
-            return
-        known = _steps[place] = alive, Bounded(_MOST)
+        return
     x_spec, spec = asked.form
     rows = [*map(_rows, asked.x)]
     for form, states in ((spec, asked.states), (None, [])):  # its own initial state is as it was
         given = [*rows, *states]
         like = alike([*given, *asked.tensors], any_rows=len(given))
-        known[1][type(asked.x[0]), x_spec, form, tuple(asked.way), settings()] = _Like(
+        known[type(asked.x[0]), x_spec, form, tuple(asked.way), settings()] = _Like(
             asked.key, tried(asked.way.backend), like, seen
         )
 

@@ -54,8 +54,7 @@ class Members:
 
         def one(rows: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
             own = given | dict(zip(self.rows, rows, strict=True))
-            swap = {id(w): t for w, t in zip(self.weights, weights, strict=True)}
-            with Replaced(swap), by_small_steps():
+            with Replaced.by(self.weights, weights), by_small_steps():
                 leaves, form = flatten(self.body(*own.values()))
             forms[:] = [form]
             return leaves

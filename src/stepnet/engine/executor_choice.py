@@ -9,30 +9,39 @@ on disk beside the plan.
 from __future__ import annotations
 
 import contextlib
+import contextvars
+import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.trace.capture import Replaced
 from stepnet.data.modes import draws_put_back
 from stepnet.errors import Unsupported
 from stepnet.executors import plan_files
 from stepnet.executors.autograd import run
+from stepnet.executors.base import Executor
 from stepnet.executors.call import Call
 from stepnet.executors.layout import Layout
 from stepnet.executors.naive import PLAIN
-from stepnet.executors.ready import Ready
+from stepnet.executors.ready import Ready, make_ready
 from stepnet.executors.registry import AUTO, tried
+from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 from stepnet.ir.plan import Plan
 
+from .entries import Accepted, Entry, Weights
 from .plain import plain_loop
+from .reads import Reads
 from .rows import Noise, Sequences, few
+from .self_check import self_check
+from .trial import apart
 
 MOST_SEQUENCES = 128  # of a timed run
 _LEAST_STEPS, _MOST_STEPS = 16, 64
@@ -42,8 +51,6 @@ _ROUNDS, _ENOUGH = 3, 1.0  # rounds, and seconds after which there is not anothe
 _LONGEST = 1e6  # seconds
 _AHEAD = 2.0  # so many times as fast as the plain loop is fast enough: other ways are not tried
 MARGIN = 1.1  # what comes first in order is left only for what is that much faster
-
-Weights = Sequence[tuple[int, Tensor, bool]]
 
 
 class Slower(Unsupported):
@@ -226,3 +233,121 @@ def _place(key: str, sequences: int) -> str:
     """Where the times of a plan are kept, for about as many sequences, and threads."""
     of = f"{key} {about_as_many(sequences)} {torch.get_num_threads()}"
     return hashlib.sha256(of.encode()).hexdigest()[:40]
+
+
+def choose(
+    entry: Entry, compiled: Compiled, loop: Loop, reads: Reads, sequences: Sequences,
+    weights: Weights, backend: str, key: str | None,
+) -> None:  # fmt: skip
+    """Take the first executor of a backend that accepts the plan and passes the self-check; where none is
+    named, another one or the plain loop if that is timed faster.
+
+    Raises:
+        Unsupported: the backend has no executor.
+    """
+    device = (*sequences.x_rows, *sequences.states)[0].device
+    entry.y_spec = compiled.y_spec
+    entry.weights = compiled.weights
+    compiled = replace(compiled, constants={k: t.to(device) for k, t in compiled.constants.items()})
+    if entry.own_backward:
+        compiled = replace(compiled, fused=replace(compiled.fused, own_backward=True))
+    entry.compiled = compiled
+    noise = Noise(compiled.draws, reads.reach.generators)
+    accept = functools.partial(_accepted, compiled, loop, noise, sequences, weights)
+    entry.ready = accept(entry, tried(backend))
+    if entry.ready is None:
+        if not entry.refusals:
+            raise Unsupported(f"no executor of backend '{backend}'")
+        return
+    if not compiled.is_compared:
+        entry.notes.append("the step draws noise: the self-check was skipped")
+    surely = entry.ready.executor.is_surely_faster(entry.ready.plan, MOST_SEQUENCES)
+    if backend == AUTO and device.type == "cpu" and not surely:
+        entry.accepted = Accepted(entry.ready, [*entry.refusals], [*entry.notes], key)
+        _time(entry, entry.accepted, compiled, loop, noise, sequences, weights)
+
+
+def for_as_many(entry: Entry, loop: Loop, reads: Reads, sequences: Sequences) -> Entry:
+    """An entry of a run with other numbers of sequences, with the executor that is the fastest for these."""
+    size = about_as_many(sequences.layout.sequences)
+    found = entry.of_size(size)
+    if found is None:
+        found = entry.sizes[size] = contextvars.copy_context().run(
+            _timed, entry, loop, reads, sequences, size
+        )
+    return found
+
+
+def _timed(entry: Entry, loop: Loop, reads: Reads, sequences: Sequences, size: int) -> Entry:
+    accepted = entry.accepted
+    assert accepted is not None
+    assert entry.compiled is not None
+    said = {"ready": accepted.ready, "refusals": [*accepted.refusals], "notes": [*accepted.notes]}
+    made: Entry = replace(entry, **said, twice=None, forward_mode=None, size=size, sizes={})
+    tensors, grad = reads.tensors, torch.is_grad_enabled()
+    weights = [(place, tensors[place], grad and tensors[place].requires_grad) for place in entry.weights]
+    noise = Noise(entry.compiled.draws, reads.reach.generators)
+    with apart(reads):
+        _time(made, accepted, entry.compiled, loop, noise, sequences, weights)
+    return made
+
+
+def _time(
+    entry: Entry, accepted: Accepted, compiled: Compiled, loop: Loop, noise: Noise, sequences: Sequences,
+    weights: Weights,
+) -> None:  # fmt: skip
+    """Leave the executor that accepts a plan for another one, or the plain loop, that is timed faster."""
+    count, first = sequences.layout.sequences, accepted.ready.executor
+    if first.is_surely_faster(accepted.ready.plan, count):
+        return
+    accept = functools.partial(_accepted, compiled, loop, noise, sequences, weights)
+    timing = recall(accepted.key, first.name, count)
+    others = {executor.name: executor for executor in tried(AUTO) if executor is not first}
+    if timing is None:
+        try:
+            entered = Race(loop, noise, sequences, weights, accepted.ready.plan)
+            other = functools.partial(accept, Entry(), others.values())
+            timing = race(entered, accepted.ready, compiled.constants, other)
+        except Exception as error:  # whatever it is, the first that accepts the plan is right
+            entry.notes.append(f"not timed: {(str(error).splitlines() or [type(error).__name__])[0]}")
+            return
+        remember(accepted.key, timing, count)
+    entry.notes.append(timing.text())
+    fastest = timing.fastest()
+    if fastest != first.name:
+        better = accept(Entry(), [others[fastest]]) if fastest in others else None
+        if better is None and fastest != PLAIN.name:
+            return
+        entry.refusals.append((first.name, timing.slower(first.name)))
+        entry.ready = better
+
+
+def _accepted(
+    compiled: Compiled, loop: Loop, noise: Noise, sequences: Sequences,
+    weights: Weights, entry: Entry, executors: Iterable[Executor],
+) -> Ready | None:  # fmt: skip
+    """The plan made ready by the first executor that accepts it and passes the self-check."""
+    device = (*sequences.x_rows, *sequences.states)[0].device
+    for executor in executors:
+        name = executor.name
+        try:
+            executor.check_device(device.type)
+            ready = make_ready(executor, compiled.fused if executor.form == "fused" else compiled.hoisted)
+        except Unsupported as refusal:
+            entry.refusals.append((name, refusal.fresh()))
+            continue
+        if not compiled.is_compared:
+            return ready
+        try:
+            self_check(loop, ready, compiled, noise, sequences, [t for _, t, _ in weights])
+        except Unsupported as refusal:
+            entry.refusals.append((name, refusal.fresh()))
+            entry.wrong = True
+        except Exception as error:  # whatever it is, the plain loop may do without
+            let_through(error)
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            entry.refusals.append((name, Unsupported(f"it failed on sample rows: {reason}")))
+            entry.wrong = True
+        else:
+            return ready
+    return None

@@ -124,8 +124,7 @@ class Along:
 
     def _results(self, at: dict[str, Any], weights: Sequence[Tensor]) -> dict[str, Any]:
         """What the body gives, by name."""
-        swap = {id(w): t for w, t in zip(self.weights, weights, strict=True)}
-        with Replaced(swap), by_small_steps():
+        with Replaced.by(self.weights, weights), by_small_steps():
             results = self.body(*(at[name] for name in self.body.parameters))
         return dict(zip(self.body.results, results, strict=True))
 

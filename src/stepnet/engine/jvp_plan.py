@@ -38,16 +38,17 @@ from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
 from .cached_parametrizations import cached_again
+from .entries import Entry
 from .executor_choice import about_as_many
 from .jvp_loop import differs, loop_along
 from .jvp_on_saved_rows import SharedRows, SharedRun
-from .make import Entry, apart
 from .plain import plain_loop, read_again, read_as_then
 from .reads import Reads, looks, looks_of_rows, read, settings
 from .repeated_runs import Repeats, Unrecorded
 from .rounding import close, looseness
 from .rows import Sequences
 from .self_check import holds, sample_layout, sampled
+from .trial import apart
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -8,8 +8,7 @@ takes by running one or two calls by it: it is always right, and draws what the 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -24,18 +23,17 @@ from stepnet.executors.layout import Layout
 from stepnet.ir.loop import Loop
 
 from .checkpointed_calls import is_second_run
+from .entries import Entry
 from .executor_choice import MARGIN, about_as_many
-from .make import Entry
+from .kept_by_step import KeptByStep
 from .reads import Reads, settings
+from .refused_steps import TIMES, clock
 from .rows import Sequences, as_rows
-from .walked_steps import kept_while_alive, place_of
 
 _CALLS = 3  # by a plan, before the plain loop is tried: the first one may have made the plan
 _TRIES = 2  # of the plain loop: the first one may take memory
-_TIMES = 20  # as long as is lost by a look, there is none
 _A_STEP, _AN_OPERATION = 1e-5, 2e-6  # seconds that they take of the plain loop, at least
 _BOTH_WAYS = 2.0  # so much longer with its backward: of the plain loop it takes about as long, or longer
-clock = time.perf_counter
 
 
 class _Latest:
@@ -81,14 +79,14 @@ class _Size:
 
     def _choose(self, steps: int) -> None:
         if self.lost(steps, MARGIN) > 0:
-            self.until = clock() + _TIMES * self.lost(steps)
+            self.until = clock() + TIMES * self.lost(steps)
 
 
 class _Step:
     """An open step. `walk`: seconds of the walk that finds it so, before the look."""
 
-    def __init__(self, alive: Callable[[], Any]) -> None:
-        self.alive, self.walk = alive, _Latest()
+    def __init__(self) -> None:
+        self.walk = _Latest()
         self.sizes = Bounded[Any, _Size](64)
 
     def size(self, layout: Layout) -> _Size | None:
@@ -99,7 +97,7 @@ class Costs(Unsupported):
     """A look at an open step costs more than its plan saves."""
 
 
-_steps: dict[Any, _Step] = {}
+_steps = KeptByStep[_Step]()
 
 
 def goes_plainly(step: Any, layout: Layout) -> bool:
@@ -115,7 +113,7 @@ def why_plainly(loop: Loop, feeds: Mapping[str, Any]) -> Costs | None:
         Unsupported: what is given is no table of rows.
     """
     step = code_of(loop).function
-    if not _steps or place_of(step) not in _steps or not _may_choose():
+    if _steps.of(step) is None or not _may_choose():
         return None
     layout = as_rows(loop, feeds).layout
     size = _size(step, layout)
@@ -130,7 +128,7 @@ def why_plainly(loop: Loop, feeds: Mapping[str, Any]) -> Costs | None:
 
 def note_walk(step: Any, seconds: float) -> None:
     """A walk took so long, and found a step open."""
-    known = _known(step)
+    known = _steps.made(step, lambda _: _Step())
     if known is not None:
         known.walk.note(seconds)
 
@@ -140,7 +138,7 @@ def note_plan(entry: Entry, loop: Loop, reads: Reads, sequences: Sequences, look
     rows, layout = (*sequences.x_rows, *sequences.states), sequences.layout
     if entry.ready is None or not layout.steps or not all(t.is_cpu for t in rows) or not _may_choose():
         return
-    known = _known(code_of(loop).function)
+    known = _steps.made(code_of(loop).function, lambda _: _Step())
     if known is None:
         return
     size = known.sizes.get(about := _about(layout))
@@ -185,15 +183,5 @@ def _about(layout: Layout) -> Any:
 
 
 def _size(step: Any, layout: Layout) -> _Size | None:
-    known = _steps.get(place_of(step)) if _steps else None
-    return None if known is None or known.alive() is None else known.size(layout)
-
-
-def _known(step: Any) -> _Step | None:
-    known = _steps.get(place := place_of(step))
-    if known is None or known.alive() is None:
-        alive = kept_while_alive(_steps, step)
-        known = None if alive is None else _Step(alive)
-        if known is not None:
-            _steps[place] = known
-    return known
+    known = _steps.of(step)
+    return None if known is None else known.size(layout)

@@ -50,8 +50,7 @@ def plain_loop(
             return run_it(x, states)
         with cached_again(reads.cached):
             now, held = read_as_then(loop, sequences, reads, reader)
-            swap = {id(now.tensors[place]): w for place, w in zip(places, weights, strict=True)}
-            with put_back(held), Replaced(swap):
+            with put_back(held), Replaced.by((now.tensors[place] for place in places), weights):
                 return run_it(x, states)
 
     def run_it(x: Sequence[Tensor], states: Sequence[Tensor]) -> Results:

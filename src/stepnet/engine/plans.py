@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -14,23 +13,22 @@ from torch import Tensor, nn
 
 from stepnet.compiler.reads.reach import note_asking
 from stepnet.compiler.rewritten.inner_loops import ENDED, ENDED_AT_LIMIT, TooFewSteps, inner, is_guarded
-from stepnet.compiler.trace.capture import FailsOnAnyRows
 from stepnet.compiler.trace.data_dependent import AsksCaptured
 from stepnet.compiler.trace.iteration import code_of, own_classes
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.modes import batches, has_tangent, linearizes, transforms_active
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.data.unpatched_torch import contiguous
-from stepnet.errors import NoCompiler, NotBuilt, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
+from stepnet.errors import SlowPathWarning, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.autograd import run as run_plan
 from stepnet.executors.call import Call
 from stepnet.executors.layout import Layout
+from stepnet.executors.ready import Ready
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.transformed import Run, run_transformed
 from stepnet.ir.loop import Loop
 from stepnet.locks import Lock
-from stepnet.user_line import user_level
 
 from . import open_steps, varying_numbers, warm_calls
 from .attribute_outputs import run_and_leave
@@ -38,9 +36,11 @@ from .attribute_states import run_with_attributes
 from .checkpointed_calls import is_second_run
 from .code_in_backward import check_backward
 from .declined_calls import forget_declined, note_declined
-from .executor_choice import Slower, about_as_many
+from .entries import Entry, refused_as, stands
+from .executor_choice import about_as_many, for_as_many
 from .jvp_plan import Find, RunsAlong
-from .make import Entry, for_as_many, make, refused_as, stands
+from .kept_by_step import owner_of
+from .make import make
 from .plain import plain_loop
 from .reads import (
     ChangesObjects,
@@ -57,6 +57,7 @@ from .reads import (
     steps_of_inner_loops,
     why_changing,
 )
+from .refusals import DOES_NOT_HOLD, error_for, forget_told, reason_of, tell_of, tell_of_torch_ops
 from .refused_steps import (
     Rests,
     changes_objects,
@@ -72,11 +73,10 @@ from .self_check import holds
 from .single_step_calls import forget_lone
 from .transforms import Further, find_transformed
 from .varying_numbers import note_plan
-from .walked_steps import forget_steps, owner_of
+from .walked_steps import forget_steps
 
 _LIMIT = 512
 _entries = Bounded[Any, Entry](_LIMIT)
-_told: set[Any] = set()  # steps and reasons that were warned of
 # For one piece of source: the keys, as hashes, that one after the other had no plan, and none came again; and
 # which step had each.
 _misses: dict[Any, dict[int, Callable[[], Any]]] = {}
@@ -113,43 +113,23 @@ def run(
         with torch._C.DisableTorchFunction(), contextlib.suppress(Unsupported):
             within.recurrence(as_rows(loop, feeds).layout.turns)
         return naive.run(loop, feeds)
-    if backend == AUTO and rests(code_of(loop).function) and not is_second_run():
-        if changes_objects(code_of(loop).function):
-            _await_trials()
-        raise Rests("the step was refused a moment ago")
     chooses = backend == AUTO and warn and note is None
-    if chooses and (costs := open_steps.why_plainly(loop, feeds)) is not None:
-        _await_trials()  # it may change objects by now, where nobody looks at it
-        raise costs
-    declined = None if asked is None else asked.declined
-    if asked is not None and declined is not None:
-        if isinstance(_reason(declined), ChangesObjects):
-            _await_trials()
-        elif backend == AUTO:
-            note_declined(asked, functools.partial(_misses.pop, declined.family, None))
-        _misses.pop(declined.family, None)
-        raise _reason(declined).fresh()
-    find, began, looks_at = finding(backend), clock(), open_steps.clock()
+    if backend == AUTO:
+        _check_goes_by_plan(loop, feeds, chooses)
+    if asked is not None and asked.declined is not None:
+        raise _declined_again(asked, asked.declined, backend)
+    find, began = finding(backend), clock()
     (entry, reads, sequences), transformed, further = _found(loop, feeds, backend, find)
-    runs_at = open_steps.clock()
+    runs_at = clock()
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
-        if reads.reach.refused is not None:
-            note_refused(code_of(loop).function, clock() - began)
         if asked is not None and warn and asked.is_of(reads) and not transformed:
             asked.decline(entry)
-        try:
-            return _without_plan(entry, loop, feeds, reads, sequences, backend=backend, warn=warn)
-        except Unsupported:
-            if warn and not transformed:
-                step, refusal = code_of(loop).function, _reason(entry)
-                why = refusal.reason, settings(), _is_training(step)
-                if isinstance(refusal, ChangesObjects):
-                    note_changes_again(step, why, clock() - began)
-                elif reads.open is not None:
-                    note_open_again(step, why, clock() - began)
-            raise
+        return _refused_run(
+            entry, loop, feeds, reads, sequences, began, runs_at,
+            backend=backend, warn=warn, transformed=transformed,
+        )  # fmt: skip
     if warn and backend == AUTO:
-        _tell_of_torch_ops(entry, loop, reads, sequences)
+        tell_of_torch_ops(entry, loop, reads, sequences)
     guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
     _check_may_run(entry, backend, guarded=guarded, random=random, transformed=transformed)
     as_ever = is_as_ever(entry, reads)
@@ -160,25 +140,17 @@ def run(
         done = asked.itself(entry) if may_be else None
         if done is not None:
             return _of_itself(loop, entry.y_spec, done, guarded=guarded)
-    weights = [reads.tensors[place] for place in entry.weights]
     noise = Noise(entry.compiled.draws, reads.reach.generators)
     before = [generator.get_state() for generator in noise.generators]
-    plain = noise.drawn_again(plain_loop(loop, sequences, reads, entry.weights, guarded=guarded))
-    x_rows = [*(contiguous(rows) for rows in sequences.x_rows), *noise.tables(sequences.layout)]
-    states = [contiguous(state) for state in sequences.states]
-    given = loop, entry.ready, sequences, reads, entry.weights, find
-    along = None
-    if not (transformed or random):
-        along = functools.cache(lambda: RunsAlong(*given, guarded=guarded))
-    same = None
-    if entry.ready.plan.own_backward:
-        same = functools.partial(check_backward, entry.in_backward, lambda: RunsAlong(*given).same_backward())
     # as a warm call gives them: a checkpoint that computes this call again keeps the same
     steps = sequences.steps if further is None and note is None else ()
-    constants = entry.compiled.constants
-    call = Call(
-        entry.ready, sequences.layout, constants, plain, along, guarded, steps=steps, same_backward=same
-    )
+    call = _call(
+        entry, entry.ready, loop, reads, sequences, noise, find,
+        steps=steps, along=not (transformed or random), guarded=guarded,
+    )  # fmt: skip
+    x_rows = [*(contiguous(rows) for rows in sequences.x_rows), *noise.tables(sequences.layout)]
+    states = [contiguous(state) for state in sequences.states]
+    weights = [reads.tensors[place] for place in entry.weights]
     if further is not None:
         out = run_transformed(Run(call, lambda: further), x_rows, states, weights)
     else:
@@ -187,9 +159,8 @@ def run(
             note(entry, sequences.layout, (sequences.x_rows, sequences.states, weights), out, reads=reads)
     n_y = len(entry.ready.plan.y)
     outputs = _by_name(loop, entry.y_spec, out, n_y, None if steps else sequences)
-    chooses = chooses and reads.open is not None and not transformed
-    if chooses:
-        open_steps.note_plan(entry, loop, reads, sequences, runs_at - looks_at, open_steps.clock() - runs_at)
+    if chooses and reads.open is not None and not transformed:
+        open_steps.note_plan(entry, loop, reads, sequences, runs_at - began, clock() - runs_at)
     if not guarded:
         return outputs
     if holds(out[n_y - 1], sequences.layout):
@@ -203,7 +174,74 @@ def run(
     if backend != AUTO:
         naive.run(loop, feeds)  # which tells it
     _let_rest(entry, loop, reads, warn=warn and backend == AUTO)
-    raise _DOES_NOT_HOLD.fresh()
+    raise DOES_NOT_HOLD.fresh()
+
+
+def _check_goes_by_plan(loop: Loop, feeds: Mapping[str, Any], chooses: bool) -> None:
+    """Raises Unsupported if a call goes by the plain loop, without a look at its step."""
+    step = code_of(loop).function
+    if rests(step) and not is_second_run():
+        if changes_objects(step):
+            _await_trials()
+        raise Rests("the step was refused a moment ago")
+    if chooses and (costs := open_steps.why_plainly(loop, feeds)) is not None:
+        _await_trials()  # it may change objects by now, where nobody looks at it
+        raise costs
+
+
+def _declined_again(asked: warm_calls.Asked, declined: Entry, backend: str) -> Unsupported:
+    """Why a call like one that had no plan has none."""
+    reason = reason_of(declined)
+    if isinstance(reason, ChangesObjects):
+        _await_trials()
+    elif backend == AUTO:
+        note_declined(asked, functools.partial(_misses.pop, declined.family, None))
+    _misses.pop(declined.family, None)
+    return reason.fresh()
+
+
+def _refused_run(
+    entry: Entry, loop: Loop, feeds: Mapping[str, Any], reads: Reads, sequences: Sequences,
+    began: float, ended: float, *, backend: str, warn: bool, transformed: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """What `_without_plan` gives or raises. How long the look at the step took, from when it `began` until it
+    `ended`, is noted."""
+    step = code_of(loop).function
+    if reads.reach.refused is not None:
+        note_refused(step, ended - began)
+    try:
+        return _without_plan(entry, loop, feeds, reads, sequences, backend=backend, warn=warn)
+    except Unsupported:
+        if warn and not transformed:
+            refusal = reason_of(entry)
+            why = refusal.reason, settings(), _is_training(step)
+            if isinstance(refusal, ChangesObjects):
+                note_changes_again(step, why, clock() - began)
+            elif reads.open is not None:
+                note_open_again(step, why, clock() - began)
+        raise
+
+
+def _call(
+    entry: Entry, ready: Ready, loop: Loop, reads: Reads, sequences: Sequences, noise: Noise, find: Find, *,
+    steps: tuple[int, ...], along: bool, guarded: bool,
+) -> Call:  # fmt: skip
+    """The record of a run of a plan. `along`: whether its derivatives along directions have plans, too."""
+    assert entry.compiled is not None
+    given = loop, ready, sequences, reads, entry.weights, find
+    same = None
+    if ready.plan.own_backward:
+        same = functools.partial(check_backward, entry.in_backward, lambda: RunsAlong(*given).same_backward())
+    return Call(
+        ready,
+        sequences.layout,
+        entry.compiled.constants,
+        noise.drawn_again(plain_loop(loop, sequences, reads, entry.weights, guarded=guarded)),
+        functools.cache(lambda: RunsAlong(*given, guarded=guarded)) if along else None,
+        guarded,
+        steps=steps,
+        same_backward=same,
+    )
 
 
 def _await_trials() -> None:
@@ -222,7 +260,7 @@ def _check_may_run(entry: Entry, backend: str, *, guarded: bool, random: bool, t
     """Raises Unsupported if a plan that is there is not to be run now."""
     if guarded and entry.rest and backend == AUTO:
         entry.rest -= 1
-        raise _DOES_NOT_HOLD.fresh()
+        raise DOES_NOT_HOLD.fresh()
     if transformed and (guarded or random):
         what = "a while_loop in the step" if guarded else "a generator of the step"
         raise Unsupported(f"a torch.func transform is active around {what}")
@@ -233,7 +271,7 @@ def _without_plan(
     backend: str, warn: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """A step that changes objects, run with its attributes carried; of all others, why there is no plan."""
-    refusal = _reason(entry)
+    refusal = reason_of(entry)
     if isinstance(refusal, ChangesObjects):
         left = run_and_leave(loop, feeds, reads, sequences, backend, run)
         if left is not None:
@@ -243,9 +281,9 @@ def _without_plan(
         if done is not None:
             outputs, why = done
             if why is not None and warn and backend == AUTO:
-                _tell(SlowPathWarning, loop, reads, why)
+                tell_of(SlowPathWarning, loop, reads, why)
             return outputs
-    raise _refusal(entry, loop, reads, sequences, backend=backend, warn=warn)
+    raise error_for(entry, loop, reads, sequences, backend=backend, warn=warn)
 
 
 def _of_itself(loop: Loop, y_spec: Spec, done: Iterable[Any], *, guarded: bool) -> dict[str, Any]:
@@ -260,7 +298,7 @@ def _let_rest(entry: Entry, loop: Loop, reads: Reads, *, warn: bool) -> None:
     entry.failed += 1
     entry.rest = min(2**entry.failed, _MOST_REST)
     if warn and entry.failed == _OFTEN:
-        _tell(SlowPathWarning, loop, reads, _DOES_NOT_HOLD)
+        tell_of(SlowPathWarning, loop, reads, DOES_NOT_HOLD)
 
 
 def _unguarded(outputs: dict[str, Any]) -> dict[str, Any]:
@@ -299,60 +337,6 @@ def _found(
             pass
     entry, reads, sequences, further = find_transformed(loop, feeds, find)
     return (entry, reads, sequences), True, further
-
-
-def _refusal(
-    entry: Entry, loop: Loop, reads: Reads, sequences: Sequences, *, backend: str, warn: bool
-) -> Exception:
-    """What to raise where no executor takes a step; the user is told of it, as far as that is asked for."""
-    refusal = _reason(entry)
-    tell = warn and backend == AUTO
-    fails = isinstance(refusal, FailsOnSamples)
-    if fails and warn and backend != AUTO and not isinstance(refusal.error, StepError):
-        return refusal.error
-    told = refusal.fresh()
-    if tell and (fails or isinstance(refusal, FailsOnAnyRows)) and _one_per_sequence(reads, sequences):
-        _tell(SlowPathWarning, loop, reads, _ONE_PER_SEQUENCE)
-    elif fails:
-        # The plain loop may meet it, too. One number for each sequence may be meant as one vector.
-        if tell and any(t.dim() > 1 for t in (*sequences.x_rows, *sequences.states)):
-            told.ran = functools.partial(_tell, SlowPathWarning, loop, reads, refusal)
-    elif tell:
-        _tell(SlowPathWarning, loop, reads, refusal)
-    return told
-
-
-def _tell_of_torch_ops(entry: Entry, loop: Loop, reads: Reads, sequences: Sequences) -> None:
-    """Warn of a step that torch ops run where generated C was meant."""
-    assert entry.ready is not None
-    on_cpu = all(t.is_cpu for t in (*sequences.x_rows, *sequences.states))  # elsewhere torch ops are meant
-    if not (entry.refusals and entry.ready.executor.in_torch and on_cpu):
-        return
-    refusal = _reason(entry)
-    if refusal.line is not None or isinstance(refusal, NotBuilt):  # not a dtype: the caller chose it
-        _tell(TorchOpsWarning, loop, reads, refusal)
-
-
-def _reason(entry: Entry) -> Unsupported:
-    """Why no faster executor runs a step: what it cannot do, before what it does too slowly."""
-    reasons = [refusal for _, refusal in entry.refusals]
-    return next((r for r in reversed(reasons) if not isinstance(r, Slower)), reasons[-1])
-
-
-def _tell(kind: type[SlowPathWarning], loop: Loop, reads: Reads, refusal: Unsupported) -> None:
-    tell(kind, loop.body.name, reads.root, refusal)
-
-
-def tell(kind: type[SlowPathWarning], name: str, root: Any, refusal: Unsupported) -> None:
-    """Warn of a step once, of the machine once for all steps. `root`: the code of the step."""
-    step = () if isinstance(refusal, NoCompiler) else (root, name)
-    key = (*step, refusal.reason)
-    if isinstance(refusal, Slower) or key in _told:
-        return
-    if len(_told) > _LIMIT:
-        _told.clear()
-    _told.add(key)
-    warnings.warn(kind(name, refusal), stacklevel=user_level())
 
 
 def run_again(asked: warm_calls.Asked) -> tuple[Any, Any] | None:
@@ -497,24 +481,6 @@ def _is_unsteady(family: Any, key: Any, step: Callable[..., Any]) -> bool:
     return sum(other is None or other is step for other in of) > _MOST_MISSES
 
 
-_DOES_NOT_HOLD = Unsupported(
-    "a check in the step does not hold of all rows, rows disagree on what it asks all of them, or take more "
-    "steps than the max_steps of a while_loop in it",
-    remedy="torch.where(condition, a, b) with a condition for each row",
-)
-_ONE_PER_SEQUENCE = Unsupported(
-    "the step reads a tensor that has one row for each sequence, so it runs on no other number of rows",
-    remedy="recurrent(step, x, state, static=tensor) hands it to the step, as step(x_t, state, tensor)",
-)
-
-
-def _one_per_sequence(reads: Reads, sequences: Sequences) -> bool:
-    """Whether a step that fails on a few rows may do so for a tensor with a row for each sequence."""
-    layout = sequences.layout
-    weights = (t for t in reads.tensors if not isinstance(t, nn.Parameter))
-    return len(layout.ends) == 1 and any(t.dim() > 1 and t.shape[0] == layout.sequences for t in weights)
-
-
 _UNSTEADY = Unsupported(
     f"the step was compiled {_MOST_MISSES} times in a row and read something else at the next call each time",
     remedy="make the number that changes a tensor, or an input of the step; or backend='naive'",
@@ -536,7 +502,7 @@ def _refused(reads: Reads, refusal: Unsupported) -> Entry:
 def forget() -> None:
     """Forget every plan of this process, and what was warned of."""
     with _lock:
-        for kept in (_entries, _misses, _told):
+        for kept in (_entries, _misses):
             kept.clear()
         varying_numbers.forget()
         warm_calls.forget()
@@ -545,3 +511,4 @@ def forget() -> None:
         forget_resting()
         open_steps.forget_open()
         forget_changing()
+        forget_told()

@@ -22,8 +22,8 @@ from stepnet.compiler.reads.code_facts import Facts, line_that_sets, words
 from stepnet.compiler.reads.numbers import Number, but_for_numbers
 from stepnet.compiler.reads.reach import Reach
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
-from stepnet.compiler.reads.walk import OF_BACKWARD_HOOKS
-from stepnet.compiler.reads.walk_code import END
+from stepnet.compiler.reads.walk_state import END
+from stepnet.compiler.reads.walk_torch_modules import OF_BACKWARD_HOOKS
 from stepnet.compiler.rewritten.inner_loops import MOST, inner_loops, too_long
 from stepnet.compiler.trace.draws import kept
 from stepnet.compiler.trace.iteration import code_of, iteration, reached

@@ -12,14 +12,14 @@ from typing import Any
 
 from stepnet.errors import Unsupported
 
-from .walked_steps import kept_while_alive, place_of
+from .kept_by_step import KeptByStep
 
 _LONG = 0.003  # seconds
-_TIMES = 20  # as long as it took
-clock = time.monotonic
-_until: dict[Any, tuple[Any, float]] = {}
-_met: dict[Any, tuple[Any, Any]] = {}  # by the step: why it was refused before, for what it changes
-_looked: dict[Any, tuple[Any, Any]] = {}  # the same of open steps, which are recorded at each call
+TIMES = 20  # as long as it took
+clock = time.perf_counter  # by which all looks are timed
+_until = KeptByStep[float]()
+_met = KeptByStep[Any]()  # why a step was refused before, for what it changes
+_looked = KeptByStep[Any]()  # the same of open steps, which are recorded at each call
 
 
 class Rests(Unsupported):
@@ -28,17 +28,14 @@ class Rests(Unsupported):
 
 def rests(step: Any) -> bool:
     """Whether a step is to run by the plain loop without a look at it."""
-    known = _until.get(place_of(step)) if _until else None
-    return known is not None and known[0]() is not None and clock() < known[1]
+    until = _until.of(step)
+    return until is not None and clock() < until
 
 
 def note_refused(step: Any, seconds: float) -> None:
     """A walk that took so long refused a step."""
-    if seconds < _LONG:
-        return
-    alive = kept_while_alive(_until, step)
-    if alive is not None:
-        _until[place_of(step)] = alive, clock() + _TIMES * seconds
+    if seconds >= _LONG:
+        _until.note(step, clock() + TIMES * seconds)
 
 
 def note_changes_again(step: Any, why: Any, seconds: float) -> None:
@@ -52,20 +49,16 @@ def note_open_again(step: Any, why: Any, seconds: float) -> None:
     _note_again(_looked, step, why, seconds)
 
 
-def _note_again(before: dict[Any, tuple[Any, Any]], step: Any, why: Any, seconds: float) -> None:
-    met = before.get(place_of(step))
-    if met is not None and met[0]() is not None and met[1] == why:
+def _note_again(before: KeptByStep[Any], step: Any, why: Any, seconds: float) -> None:
+    if before.of(step) == why:
         note_refused(step, seconds)
     else:
-        alive = kept_while_alive(before, step)
-        if alive is not None:
-            before[place_of(step)] = alive, why
+        before.note(step, why)
 
 
 def changes_objects(step: Any) -> bool:
     """Whether a step was refused for the objects that it changes."""
-    known = _met.get(place_of(step))
-    return known is not None and known[0]() is not None
+    return _met.of(step) is not None
 
 
 def forget_resting() -> None:

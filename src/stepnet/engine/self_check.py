@@ -130,8 +130,7 @@ class _Sample:
     def _by_loop(
         self, x: Sequence[Tensor], states: Sequence[Tensor], own: Sequence[Tensor] | None = None
     ) -> Results:
-        swap = zip(self._weights, self.own if own is None else own, strict=True)
-        with Replaced({id(w): t for w, t in swap}):
+        with Replaced.by(self._weights, self.own if own is None else own):
             return self._plain(x, states)
 
     def plain(self) -> list[Tensor]:

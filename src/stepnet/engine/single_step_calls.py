@@ -10,7 +10,6 @@ noise: plans draw other numbers, and which way a call goes is to show in none.
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from stepnet.executors.registry import AUTO
 from stepnet.ir.loop import Body
 from stepnet.watchers import is_noted
 
-from .walked_steps import kept_while_alive, owner_of, place_of
+from .kept_by_step import KeptByStep, owner_of
 
 _MOST = 4  # looks of the calls of one step
 _LONG_WAY = 6  # calls after which a step is still looked into each time
@@ -68,7 +67,7 @@ class _Like:
             self.is_faster = self.own <= self.others
 
 
-_steps: dict[Any, tuple[weakref.ref[Any], Bounded[int, _Like]]] = {}
+_steps = KeptByStep[Bounded[int, _Like]]()
 
 
 def run_lone(of: Any, step: Any, x: Any, state: Any, way: Any) -> tuple[Any, Any] | None:
@@ -78,11 +77,11 @@ def run_lone(of: Any, step: Any, x: Any, state: Any, way: Any) -> tuple[Any, Any
     Raises:
         StepError: as the plain loop.
     """
-    known = _steps.get(place_of(step))
+    known = _steps.of(step)
     if known is None or type(x) is not Tensor or is_noted() or is_kept_twice():
         return None
     states, form = ([state], LEAF) if type(state) is Tensor else flatten(state)
-    like = _found(known[1], _kind(step, way), form, (x, *states))
+    like = _found(known, _kind(step, way), form, (x, *states))
     if like is None or not nothing_around() or like.is_faster is False:
         return None
     tried = like.is_faster is None
@@ -213,18 +212,14 @@ def _noted(step: Any, x: Any, states: Sequence[Any], form: Spec, way: Any) -> _L
     odd = any(t.shape[0] != x.shape[1 - way[2]] for t in states)
     if odd or autocast_dtype("cpu") is not None or not nothing_around():
         return None
-    place = place_of(step)
-    known = _steps.get(place)
+    known = _steps.made(step, lambda _: Bounded(_MOST))
     if known is None:
-        alive = kept_while_alive(_steps, step)
-        if alive is None:
-            return None
-        known = _steps[place] = alive, Bounded(_MOST)
+        return None
     given, kind = (x, *states), _kind(step, way)
-    like = _found(known[1], kind, form, given)
+    like = _found(known, kind, form, given)
     if like is None:
         like = _Like(kind, form, given)
-        known[1][id(like)] = like
+        known[id(like)] = like
     return like
 
 

@@ -24,6 +24,7 @@ from stepnet.errors import Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 
+from .entries import Weights
 from .rounding import looseness, same
 from .rows import Sequences
 from .self_check import sampled
@@ -41,7 +42,7 @@ class _Gives(NamedTuple):
 
 
 def check_strided(
-    loop: Loop, compiled: Compiled, sequences: Sequences, weights: Sequence[tuple[int, Tensor, bool]],
+    loop: Loop, compiled: Compiled, sequences: Sequences, weights: Weights,
     generators: Sequence[torch.Generator],
 ) -> None:  # fmt: skip
     """Run a step on rows and weights that lie in one piece, and on the same numbers that lie otherwise.
@@ -88,8 +89,7 @@ def check_strided(
 
 
 def _run(loop: Loop, sequences: Sequences, given: _Given, read: Sequence[Tensor]) -> _Gives:
-    swap = {id(t): own for t, own in zip(read, given.weights, strict=True)}
-    with Replaced(swap):
+    with Replaced.by(read, given.weights):
         _, y, new = iteration(loop, given.x, given.states, sequences.shared)
     results = [t for t in (*y, *new) if isinstance(t, Tensor)]
     wanted = [t for t in (*given.x, *given.states, *given.weights) if t.requires_grad]

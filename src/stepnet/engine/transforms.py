@@ -23,8 +23,8 @@ from stepnet.ir.loop import Code, Loop
 
 from .cached_parametrizations import cached_again
 from .ensembles import loop_of_members
+from .entries import Entry
 from .jvp_plan import Find, RunsAlong
-from .make import Entry
 from .plain import plain_loop
 from .reads import Reads, asks_for_gradients, closed
 from .rows import Sequences, as_rows

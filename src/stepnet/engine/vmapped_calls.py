@@ -21,7 +21,7 @@ from stepnet.errors import Unsupported
 from stepnet.executors.call import Call, not_asked_for
 from stepnet.executors.transformed import each_by_places
 
-from .make import Entry
+from .entries import Entry
 from .plans import find_plan, finding, is_as_ever, run_warm
 from .reads import asks_for_gradients, closed, looks
 from .transforms import Swapped

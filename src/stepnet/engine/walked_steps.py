@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import types
 import weakref
 from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
@@ -17,8 +16,9 @@ from stepnet.data.attributes import begins_by_itself
 from stepnet.executors.c.dict_watcher import watcher
 from stepnet.executors.c.memory import unchanged
 
+from .kept_by_step import KeptByStep
+
 counts_by(watcher)
-_LIMIT = 512
 _SURE = 1  # walks that found what the one before did, until it is written down
 _RARELY = 256  # walks, at most, before it is written down anew what is to stay as it is
 
@@ -76,38 +76,12 @@ def _same(one: Reach, other: Reach) -> bool:
     return one.key == other.key and _same_tensors(one, other)
 
 
-_steps: dict[Any, _Step] = {}
-
-
-def place_of(step: Any) -> Any:
-    """What a step is found by while it is alive; a bound method is made anew wherever it is named."""
-    if type(step) is types.MethodType:
-        return id(step.__func__), place_of(step.__self__)
-    return id(step)
-
-
-def owner_of(step: Any) -> Any:
-    """What a step is alive with."""
-    while type(step) is types.MethodType:
-        step = step.__self__
-    return step
-
-
-def kept_while_alive(kept: dict[Any, Any], step: Any) -> weakref.ref[Any] | None:
-    """A reference that takes what is kept by the place of a step away with the step, and makes room for it;
-    None: nothing tells when the step is gone."""
-    place = place_of(step)
-    if len(kept) >= _LIMIT:
-        kept.clear()
-    try:
-        return weakref.ref(owner_of(step), lambda _: kept.pop(place, None))
-    except TypeError:
-        return None
+_steps = KeptByStep[_Step]()
 
 
 def unchanged_step(step: Any) -> tuple[Found, list[Tensor]] | None:
     """What walks found of a step, and the tensors that it reads, if another walk would find the same."""
-    known = _steps.get(place_of(step))
+    known = _steps.of(step)
     found = None if known is None else known.found
     if found is None:
         return None
@@ -117,20 +91,15 @@ def unchanged_step(step: Any) -> tuple[Found, list[Tensor]] | None:
 
 def boots(step: Any) -> bool:
     """Whether a step that was written down is one that tells what it begins with."""
-    known = _steps.get(place_of(step))
+    known = _steps.of(step)
     return known is not None and known.found is not None and known.boots
 
 
 def note(step: Any, function: Callable[..., Any], given: Sequence[type], found: Reach) -> None:
     """A walk found this of a step; `function` is the form of it that runs, `given` as for `reach`."""
-    place = place_of(step)
-    known = _steps.get(place)
-    if known is None:
-        alive = kept_while_alive(_steps, step)
-        if alive is None:
-            return
-        known = _steps[place] = _Step(alive)
-    known.note(step, function, given, found)
+    known = _steps.made(step, _Step)
+    if known is not None:
+        known.note(step, function, given, found)
 
 
 def is_closed(found: Reach) -> bool:

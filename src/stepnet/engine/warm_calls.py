@@ -2,9 +2,9 @@
 to look through as a step of a small cell.
 
 What tells two calls apart is what tells two plans apart (`plans.lookup`): all that the body's Python reads,
-and what its inputs look like. The step is walked anew, unless it is known to read what it read (`walked`); of
-such a step calls on equal shapes are found at once (`warm`). Whatever is out of the ordinary (modes,
-transforms, traces) goes the long way, and so does the first call of each kind.
+and what its inputs look like. The step is walked anew, unless it is known to read what it read (see
+`walked_steps`); of such a step calls on equal shapes are found at once (`warm`). Whatever is out of the
+ordinary (modes, transforms, traces) goes the long way, and so does the first call of each kind.
 """
 
 from __future__ import annotations
@@ -40,16 +40,17 @@ from stepnet.watchers import is_noted, note_run
 
 from . import open_steps
 from .code_in_backward import check_backward
+from .entries import Entry
 from .executor_choice import about_as_many
 from .inputs import inputs_of
 from .jvp_plan import Find, RunsAlong
-from .make import Entry, apart
 from .plain import plain_loop
 from .reads import Reads, looks
-from .refused_steps import rests
+from .refused_steps import clock, rests
 from .rows import Sequences
 from .single_step_calls import note_faster
 from .single_step_timing import is_faster, one_step
+from .trial import apart
 from .walked_steps import Found, boots, forget_steps, is_closed, note, unchanged_step
 
 _LIMIT = 512
@@ -362,11 +363,11 @@ def asked(
             return state, None
         function = of.wrap(known_by)
         given = own_classes((x_spec, spec))
-        began = open_steps.clock()
+        began = clock()
         walked = reach(function, given)
         if not is_closed(walked):
             if walked.open is not None and walked.refused is None:
-                open_steps.note_walk(known_by, open_steps.clock() - began)
+                open_steps.note_walk(known_by, clock() - began)
             return state, None
         note(known_by, function, given, walked)
         key, tensors, names = walked.key, walked.tensors, walked.names

@@ -6,10 +6,9 @@ Of a small step, to find values by their names takes longer than to compute them
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,90 +28,23 @@ from stepnet.data.unpatched_torch import (
     zeros_like,
 )
 
+from .addresses import MOST, Place, Places, Run, Size, addressed, outline, ran, size_of
 from .c.few_rows import earlier
+from .direct_backward import Backward, WayBack
 from .gradient_flow import carry_gradients, reached
 from .gradients import asked_of
 from .higher_order import is_plain
 from .layout import Layout
-from .loop import Lone, PreparedLoop, run_nodes
-from .ready import Ready, Sources
+from .loop import Lone, run_nodes
+from .ready import Ready
 from .tables import as_table
 
-MOST = 1 << 20  # bytes of a table, and of what is kept for backward, which lies in one piece
 _SURE = 3  # runs on the same sequences by names, for what is laid out takes as long as a few more of those
 _LINE = 64  # numbers that one value of those begins after another at the least
 _MOST_KINDS = 64  # of gradients that are asked of one
 _MOST_RUNS = 16  # kinds of runs that are known at a time
 _native: Any = torch._C
 _ONE_STEP = Layout.dense(1, 1, True, False)  # what holds after it for all results and inputs holds after more
-
-_Size = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-Run = Callable[[Sequence[int], Layout], None]  # a scan of some sequences, on what lies at some addresses
-
-
-class Place(NamedTuple):
-    """So many bytes after one of the addresses that a scan is given; None: in memory of its own."""
-
-    which: int | None
-    offset: int = 0
-
-
-class Places(NamedTuple):
-    """Where a call has what a scan reads and makes, by name.
-
-    Attributes:
-        values: what it reads.
-        strides: of inputs among those.
-        boots: of carries, and of the rows that are moved by a step.
-        made: what it makes that is asked for: tables, sums (of zeros) and products.
-        lasts: the last values of carries that are asked for.
-    """
-
-    values: Mapping[str, Place]
-    strides: Mapping[str, Sequence[int]]
-    boots: Mapping[str, Place]
-    made: Mapping[str, Place]
-    lasts: Mapping[str, Place]
-
-
-class _Backward(NamedTuple):
-    """How gradients are made.
-
-    Attributes:
-        run: the scan.
-        zeros: what stands for each result that nothing comes in for.
-        shifted: tables that are read one step earlier and boot values, among what is saved; and the shape.
-        made: what makes each table that the scan makes; or it is one like so many'th of what is saved.
-        out: which of those each input gets.
-        copies: the inputs that get a copy, because another one has it, too.
-        before, after: the maps around it.
-        given: what it is given of those before.
-        reads: what maps read, its place among what is at hand, and its part of that.
-        late: the inputs that get a value of the maps after it.
-        loose: whether some of those are no tensors made for them alone, as they are.
-        any_lengths: whether it is the same for sequences of any lengths.
-    """
-
-    run: Run
-    zeros: list[Tensor]
-    shifted: list[tuple[int, int, tuple[int, ...]]]
-    made: list[tuple[Callable[[], Tensor], int | None]]
-    out: list[int | None]
-    copies: list[int]
-    before: list[Any]
-    after: list[Any]
-    given: list[str]
-    reads: list[tuple[str, int, int | None, tuple[int, ...]]]
-    late: list[tuple[int, str]]
-    loose: bool
-    any_lengths: bool
-
-    def zero(self, k: int, rows: int) -> Tensor:
-        """What stands for a result that nothing comes in for, of so many rows at the least."""
-        zero = self.zeros[k]
-        if zero.shape[0] < rows:
-            zero = self.zeros[k] = zero.new_zeros((2 * rows, *zero.shape[1:]))
-        return zero
 
 
 class Direct:
@@ -141,15 +73,15 @@ class Direct:
         self.steps, self._threads = steps, torch.get_num_threads()
         self.trains = any(needs)
         self.ready, self.layout = ready, layout
-        self._inputs = [_outline(t.shape, t.dtype) for t in inputs]
+        self._inputs = [outline(t.shape, t.dtype) for t in inputs]
         self._strides = {name: stride(t) for name, t in zip(ready.names, inputs, strict=False)}
         self.most = layout.rows if self.trains or steps else (1 << layout.rows.bit_length()) - 1
         rows = steps or (layout.rows,)
-        self._y = [_outline((*rows, *kinds[name].shape), dtype_of(kinds[name].dtype)) for name in plan.y]
+        self._y = [outline((*rows, *kinds[name].shape), dtype_of(kinds[name].dtype)) for name in plan.y]
         self._shapes = {name: (self.most, *kinds[name].shape) for name in ready.extra}
         sizes = [-(-math.prod(shape) // _LINE) * _LINE for shape in self._shapes.values()]
         types = {kinds[name].dtype for name in ready.extra}
-        self._kept = [_outline((sum(sizes),), dtype_of(each)) for each in types]
+        self._kept = [outline((sum(sizes),), dtype_of(each)) for each in types]
         item = sum(t.dtype.itemsize for t in self._kept)
         self._begins = [sum(sizes[:k]) for k in range(len(sizes))]
         as_usual = (
@@ -179,14 +111,14 @@ class Direct:
             lone = ready.forward.lone(None, False)
             if lone is not None and (lone.before or lone.after):
                 raise LookupError
-            self._run = _addressed(lone, layout, self.most, at)
-        self._made = [*self._y, *self._kept, *(_outline(t.shape, t.dtype) for t in states)]
-        self._sizes = [*map(_size, self._made)]
+            self._run = addressed(lone, layout, self.most, at)
+        self._made = [*self._y, *self._kept, *(outline(t.shape, t.dtype) for t in states)]
+        self._sizes = [*map(size_of, self._made)]
         self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
         carry = carry_gradients(plan, layout, needs) if self.trains else ()
         self.still = [k for k, carries in enumerate(carry) if not carries]
         self._any_lengths = not self.trains or all(carry_gradients(plan, _ONE_STEP, needs))
-        self._backwards = Bounded[tuple[bool, ...], "_Backward | None"](_MOST_KINDS)
+        self._backwards = Bounded[tuple[bool, ...], "Backward | None"](_MOST_KINDS)
         if self.trains:  # backward by names takes longer of what is kept here
             given = (True,) * (len(self._y) + len(states))
             self._backwards[(*given, *needs)] = self._backward(given, tuple(needs))
@@ -204,7 +136,7 @@ class Direct:
             raise LookupError
         first = len(self._kept)
         self._kept += [
-            _outline((self.most, *kinds[name].shape), dtype_of(kinds[name].dtype)) for name in between
+            outline((self.most, *kinds[name].shape), dtype_of(kinds[name].dtype)) for name in between
         ]
         if sum(t.numel() * t.dtype.itemsize for t in self._kept) >= MOST:
             raise LookupError
@@ -212,7 +144,7 @@ class Direct:
         lasts = {name: place._replace(which=(place.which or 0) + after) for name, place in at.lasts.items()}
         made = {**at.made, **{name: Place(n + k) for k, name in enumerate(between, first)}}
         runs = [
-            _addressed(
+            addressed(
                 Lone(scan, None, [], []), self.layout, self.most,
                 at._replace(
                     values={**at.values, **made}, lasts=lasts,
@@ -253,12 +185,12 @@ class Direct:
         else:
             return None
         addresses = [*map(data_ptr, inputs), *map(data_ptr, made)]
-        if not _ran(self._run, addresses, layout):
+        if not ran(self._run, addresses, layout):
             return None
         return made[:y] + made[kept:], made[:kept]
 
     @property
-    def sizes(self) -> tuple[Sequence[_Size], Sequence[int]]:
+    def sizes(self) -> tuple[Sequence[Size], Sequence[int]]:
         """Of all that a run on the same sequences makes: sizes, strides and types. And the places of y and of
         the last states among that."""
         kept = len(self._y) + len(self._kept)
@@ -267,7 +199,7 @@ class Direct:
     def run_at(self, addresses: Sequence[int], made: Sequence[Tensor]) -> bool:
         """A run on the same sequences that is given where its inputs lie, each in one piece, and what to make
         (`sizes`), in any shape; False: not of these."""
-        return _ran(self._run, [*addresses, *map(data_ptr, made)], self.layout)
+        return ran(self._run, [*addresses, *map(data_ptr, made)], self.layout)
 
     def each(self, runs: Sequence[Sequence[Tensor]], layout: Layout) -> list[Tensor] | None:
         """y and the last states of many runs, those of all in one table each; None: not of these."""
@@ -310,7 +242,7 @@ class Direct:
             run_nodes(way.before, values, layout.rows)
             made += [as_table(values[name]) for name in way.given]
         addresses = [*kept, *map(data_ptr, tables), *map(data_ptr, made)]
-        if not _ran(way.run, addresses, layout.backward):
+        if not ran(way.run, addresses, layout.backward):
             return None
         out = [None if k is None else made[k] for k in way.out]
         for k in way.copies:
@@ -326,7 +258,7 @@ class Direct:
                 out[k] = t
         return out
 
-    def _way_back(self, grads: Sequence[Tensor | None], needed: tuple[bool, ...]) -> _Backward | None:
+    def _way_back(self, grads: Sequence[Tensor | None], needed: tuple[bool, ...]) -> Backward | None:
         """How gradients are made of these; None: not by addresses."""
         around = _native._len_torch_function_stack() or _native._len_torch_dispatch_stack()
         if around or _native._is_any_autocast_enabled() or self._threads != torch.get_num_threads():
@@ -352,7 +284,7 @@ class Direct:
         """A table of rows; of what is kept in one piece, the one that begins there."""
         return (table if begin is None else table[begin : begin + math.prod(shape)]).view(shape)
 
-    def _backward(self, given: tuple[bool, ...], needed: tuple[bool, ...]) -> _Backward:
+    def _backward(self, given: tuple[bool, ...], needed: tuple[bool, ...]) -> Backward:
         """How gradients are made. `given`: which results something comes in for. Raises LookupError."""
         ready, layout = self.ready, self.layout
         sources = ready.sources(len(self._inputs))
@@ -365,7 +297,7 @@ class Direct:
         results = [*self._y, *self._made[len(self._y) + len(self._kept) :]]
         likes = [*self._inputs, *self._y, *self._kept, *results]
         types = [t.dtype for t in (*self._inputs, *self._y, *self._kept * len(self._shapes))]
-        way = _WayBack(ready, ready.backward, layout, lone, likes, len(likes) - len(results))
+        way = WayBack(ready, ready.backward, layout, lone, likes, len(likes) - len(results))
         way.read_saved(sources, self._saved, self._begins, types)
         way.read_gradients(sources, results)
         way.make(asked.has, self._inputs)
@@ -373,169 +305,6 @@ class Direct:
         most = {*range(self._states.start, self._states.stop)}.union(*ready.plan.flow)
         any_lengths = all(got or k not in most for k, got in enumerate(reached(ready.plan, _ONE_STEP, given)))
         return way.found(self._strides, zeros, any_lengths)
-
-
-class _WayBack:
-    """The scan of a backward loop by addresses, being found out. Each step raises LookupError: it is none.
-
-    At hand are, one after the other: what is saved, the gradients of the results, what is made here, tables
-    moved by a step, and what maps before the scan give it.
-
-    Attributes:
-        likes: what is at hand first, as tensors without memory; so many of that are saved.
-        values, boots: see `Places`.
-        at_hand: where the values that maps may read are, and `begins` in what is kept in one piece.
-        places: where those are among what is made, and `of` the states whose gradients are.
-    """
-
-    def __init__(
-        self, ready: Ready, loop: PreparedLoop, layout: Layout, lone: Lone, likes: list[Tensor], saved: int
-    ) -> None:
-        self.ready, self.loop, self.layout, self.lone = ready, loop, layout, lone
-        self.likes, self.saved, self.kinds = likes, saved, loop.plan.body.values
-        self.values, self.boots = dict[str, Place](), dict[str, Place]()
-        self.at_hand, self.begins, self.places = dict[str, int](), dict[str, int](), dict[str, int]()
-        self.shifted = dict[str, tuple[int, int, tuple[int, ...]]]()
-        self.made: list[tuple[Callable[[], Tensor], Tensor]] = []
-        self.out: list[int | None] = []
-        self.copies, self.late = list[int](), list[tuple[int, str]]()
-        self.of = dict[int, int]()
-        self.before, self.by_maps = (
-            {name for node in nodes for name in node.outputs} for nodes in (lone.before, lone.after)
-        )
-        self.tangents = ready.plan.tangents[len(ready.plan.y) :]
-
-    def read_saved(
-        self, sources: Sources, saved: Sequence[Place], begins: Sequence[int], types: Sequence[torch.dtype]
-    ) -> None:
-        """Find what is saved, and what of that is read one step earlier."""
-        whole = len(saved) - len(begins)  # before what is kept in one piece
-        self.values = {name: saved[k] for name, k in sources.values}
-        self.at_hand = {name: min(k, whole) for name, k in sources.values}
-        self.begins = {name: begins[k - whole] for name, k in sources.values if k >= whole}
-        for name, k, of in sources.shifted:
-            if types[k] is not types[of]:
-                raise LookupError
-            if self.ready.is_few(self.layout) and name in self.loop.moved:
-                self.values[name], self.boots[name] = saved[k], saved[of]
-            else:
-                self.shifted[name] = k, of, (self.layout.rows, *self.kinds[name].shape)
-
-    def read_gradients(self, sources: Sources, results: Sequence[Tensor]) -> None:
-        """Find what comes in for the results."""
-        for name, k, _, dtype in sources.tangents:
-            (self.values if dtype is None else self.boots)[name] = Place(self.saved + k)
-            if dtype is None:
-                self.at_hand[name] = self.saved + k
-            elif dtype is not results[k].dtype:
-                raise LookupError
-
-    def make(self, has: Sequence[bool], inputs: Sequence[Tensor]) -> None:
-        """Find where the gradients of the inputs that get one are made."""
-        plan, layout = self.ready.plan, self.layout
-        self.out = [None] * len(inputs)
-        n_x = len(plan.x)
-        names = [*plan.gradients[:n_x], *self.tangents, *plan.gradients[n_x + len(self.tangents) :]]
-        for k, name in enumerate(names):
-            if not has[k]:
-                continue
-            if name is None:
-                raise LookupError
-            like, value = inputs[k], self.kinds[name]
-            if name in self.by_maps:
-                self.late.append((k, name))
-            elif name in self.places:
-                self.copies.append(k)
-            else:
-                self.places[name] = len(self.made)
-                if name in self.tangents:
-                    self.of[len(self.made)] = k
-                self._add(name, like)
-            rows = layout.sequences if name in self.tangents else layout.rows if value.kind == "row" else 1
-            alike = like.dtype is dtype_of(value.dtype) and like.numel() == rows * math.prod(value.shape)
-            if name in self.places:
-                self.out[k] = self.places[name]
-                alike = alike and self.made[self.places[name]][1].shape == like.shape
-            if not alike:
-                raise LookupError
-
-    def _add(self, name: str, like: Tensor) -> None:
-        """Make a table; one of sums, to which the scan adds, of zeros."""
-        adds = self.kinds[name].kind == "sum" and name not in (self.lone.products or ())
-        self.made.append((functools.partial(_zeros if adds else empty_on_cpu, *_size(like)), like))
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        rows = (self.layout.rows,) if self.kinds[name].kind == "row" else ()
-        return (*rows, *self.kinds[name].shape)
-
-    def found(
-        self, strides: Mapping[str, Sequence[int]], zeros: list[Tensor], any_lengths: bool
-    ) -> _Backward:
-        """All of it, with what maps read besides."""
-        lone, maps = self.lone, (*self.lone.before, *self.lone.after)
-        read = {name for node in maps for name in node.inputs} - self.before - self.by_maps
-        for name in sorted(read - {*self.at_hand, *self.shifted, *self.places}):
-            self.places[name] = len(self.made)
-            like = _outline(self._shape(name), dtype_of(self.kinds[name].dtype))
-            self._add(name, like)
-        after = len(self.likes)
-        self.at_hand |= {name: after + k for name, k in self.places.items()}
-        made = {name: Place(after + k) for name, k in self.places.items()}
-        after += len(self.made)
-        for k, name in enumerate((*self.shifted, *self.before), after):
-            self.values[name] = Place(k)
-        self.at_hand |= {name: k for k, name in enumerate(self.shifted, after)}
-        lasts = {name: made.pop(name) for name in self.tangents if name in made}
-        at = Places(self.values, strides, self.boots, made, lasts)
-        run = _addressed(lone, self.layout.backward, self.layout.rows, at)
-        likes = [*self.likes, *(like for _, like in self.made)]
-        reads: list[tuple[str, int, int | None, tuple[int, ...]]] = []
-        for name in sorted(read):
-            k, begin, shape = self.at_hand[name], self.begins.get(name), self._shape(name)
-            if begin is None and k < len(likes) and likes[k].numel() != math.prod(shape):
-                raise LookupError
-            reads.append((name, k, begin, shape))
-        made = [(make, self.of.get(k)) for k, (make, _) in enumerate(self.made)]
-        parts = made, self.out, self.copies, lone.before, lone.after, [*self.before], reads, self.late
-        names = {name for _, name in self.late}
-        as_they_are = all(self._shape(name) == self.likes[k].shape for k, name in self.late)
-        loose = len(names) < len(self.late) or not (names <= self.ready.own_gradients and as_they_are)
-        return _Backward(run, zeros, [*self.shifted.values()], *parts, loose, any_lengths)
-
-
-def _addressed(lone: Lone | None, layout: Layout, most: int, at: Places) -> Run:
-    """The scan with which a loop begins. `most`: rows of a call. Raises LookupError."""
-    scan = None if lone is None else getattr(lone.scan, "addressed", None)
-    if lone is None or scan is None:
-        raise LookupError
-    return scan(layout, most, at, lone.products)
-
-
-def _ran(run: Run, addresses: Sequence[int], layout: Layout) -> bool:
-    """Run a scan. False: it is not of these sequences, or something has no memory."""
-    if not all(addresses):
-        return False
-    try:
-        run(addresses, layout)
-    except LookupError:
-        return False
-    return True
-
-
-def _outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor to make others like, without memory."""
-    like = empty(shape, dtype=dtype, device="cpu")
-    like.untyped_storage().resize_(0)
-    return like
-
-
-def _size(like: Tensor) -> _Size:
-    """What `empty_on_cpu` takes."""
-    return (*like.shape,), like.stride(), like.dtype
-
-
-def _zeros(*size: Any) -> Tensor:
-    return empty_on_cpu(*size).zero_()
 
 
 class Lately(LeftByRuns):

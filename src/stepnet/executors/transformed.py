@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.func import vjp
 
 from stepnet.data.in_graph import not_followed
 from stepnet.data.modes import (
@@ -31,11 +30,10 @@ from stepnet.data.modes import (
 from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import StepError, Unsupported
 
-from . import batched, gradient_flow
+from . import batched, gradient_flow, transformed_plainly
 from .autograd import forward, is_computed_again
 from .call import Call
 from .direct import Lately
-from .forward_mode import pushed
 from .gradients import gradients, has_gradient
 from .higher_order import again, asked_again, at_places, is_plain, second_by_plain_loop, total
 from .nodes import applied, one_level_down
@@ -329,7 +327,7 @@ class _Gradient(torch.autograd.Function):
             of_grads = [m if want else None for m, want in zip(moved, wanted[n:], strict=True)]
         except Unsupported:
             how = run.call, tensors, grads, asked.needed, along, wanted
-            both = second_by_plain_loop(*how) if _of_no_transform(along) else _second_by_plain_loop(*how)
+            both = second_by_plain_loop(*how) if _of_no_transform(along) else transformed_plainly.second(*how)
             found, of_grads = both[:n], both[n:]
         last = [m for m, g in zip(of_grads, asked.given, strict=True) if g]
         return (None, *found, *(None,) * len(kept), *last)
@@ -356,7 +354,7 @@ class _Gradient(torch.autograd.Function):
             try:
                 parts.append(_second(run, tensors, grads, along, has, forward_mode=True)[0])
             except Unsupported:
-                parts.append(_moved_gradient_by_plain_loop(run.call, tensors, grads, has, along))
+                parts.append(transformed_plainly.moved_gradient(run.call, tensors, grads, has, along))
         sums = [total(part[i] for part in parts) for i in range(asked.count)]
         both = zip(sums, tensors, has, strict=True)
         return tuple(torch.zeros_like(t) if term is None else term for term, t, one in both if one)
@@ -509,78 +507,10 @@ def _along(
         if moves is not None:
             run.still[:] = [k for k, each in enumerate(moves) if not each]
             return of.results(run_transformed(of.run, *of.run.call.ready.plan.parted(inputs)))
-    moved = _along_by_plain_loop(call, tensors, directions, run.still)
+    moved = transformed_plainly.along(call, tensors, directions, run.still)
     if not recorded:
         ready.histories[like] = tuple(k not in run.still for k in range(len(moved)))
     return moved
-
-
-def _along_by_plain_loop(
-    call: Call, tensors: Sequence[Tensor], directions: Sequence[Tensor | None], still: list[int]
-) -> list[Tensor | None]:
-    """The derivative of each result along directions, by the plain loop. `still`: see `pushed`."""
-    places = [i for i, v in enumerate(directions) if v is not None]
-
-    def results(*moving: Tensor) -> tuple[Tensor, ...]:
-        return tuple(call.by_loop(_with(tensors, places, moving)))
-
-    along = [v for v in directions if v is not None]
-    moved = pushed(results, [tensors[i] for i in places], along, still)
-    return [m if m.is_floating_point() else None for m in moved]
-
-
-def _with(values: Sequence[Any], places: Sequence[int], others: Sequence[Any]) -> list[Any]:
-    """Values with others at some places."""
-    own = list(values)
-    for i, value in zip(places, others, strict=True):
-        own[i] = value
-    return own
-
-
-def _gradient_by_plain_loop(
-    call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
-    asked: Sequence[int],
-) -> Callable[..., tuple[Tensor, ...]]:  # fmt: skip
-    """The gradients of the plain loop, as a function of some of its inputs and of `grads`."""
-    wants = [i for i, need in enumerate(needed) if need]
-
-    def gradient(*moving: Tensor) -> tuple[Tensor, ...]:
-        at = _with([*own, *grads], asked, moving)
-
-        def results(*inputs: Tensor) -> tuple[Tensor, ...]:
-            out = call.by_loop(_with(at[: len(own)], wants, inputs))
-            return tuple(t for t, g in zip(out, grads, strict=True) if g is not None)
-
-        pull = vjp(results, *(at[i] for i in wants))[1]
-        return pull(tuple(g for g in at[len(own) :] if g is not None))
-
-    return gradient
-
-
-def _second_by_plain_loop(
-    call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
-    directions: Sequence[Tensor | None], wanted: Sequence[bool],
-) -> list[Tensor | None]:  # fmt: skip
-    """The gradients of the gradient, of each tensor and each of `grads`, by the plain loop."""
-    held = [*own, *grads]
-    asked = [i for i, w in enumerate(wanted) if w]
-    gradient = _gradient_by_plain_loop(call, own, grads, needed, asked)
-    pulled: Any = vjp(gradient, *(held[i] for i in asked))
-    found, pull = pulled
-    along = [directions[i] for i, need in enumerate(needed) if need]
-    seeds = tuple(torch.zeros_like(f) if v is None else v for f, v in zip(found, along, strict=True))
-    return at_places(pull(seeds), wanted)
-
-
-def _moved_gradient_by_plain_loop(
-    call: Call, own: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
-    directions: Sequence[Tensor | None],
-) -> list[Tensor | None]:  # fmt: skip
-    """The derivative of the gradients along directions of the inputs, by the plain loop."""
-    asked = [i for i, v in enumerate(directions) if v is not None]
-    gradient = _gradient_by_plain_loop(call, own, grads, needed, asked)
-    moved = pushed(gradient, [own[i] for i in asked], [v for v in directions if v is not None])
-    return at_places(moved, needed)
 
 
 def _kinds(run: Run, count: int) -> list[str]:

@@ -132,13 +132,12 @@ class BodyTrace:
     def _traced(self, run: Body, owner: Any, given: Sequence[Tensor]) -> Program:
         def whole(*leaves: Tensor) -> Sequence[Tensor]:
             sizes = self.count + len(self.loose)
-            swap = {id(t): leaf for t, leaf in zip(self.loose, leaves[self.count : sizes], strict=True)}
             if any(t.dtype == torch.float64 for t in self.examples[: self.count]):
                 for size in leaves[sizes:]:
                     of_python(size)
             more = iter(leaves[sizes:])
             numbers = [next(more) if of is None else of(leaves) for of in self.known]
-            with Replaced(swap) as fed:
+            with Replaced.by(self.loose, leaves[self.count : sizes]) as fed:
                 return fed.results(run(leaves[: self.count], numbers))
 
         dynamic = [

@@ -92,9 +92,8 @@ def iterations(port: ir.Slice | ir.Concat, size: Any) -> Any:
 def iterator(call: int, inputs: list[Tensor], weights: list[Tensor], sizes: list[Tensor]) -> list[Tensor]:
     made: IteratorCall = call_of(call)
     feeds = dict(zip(made.sources, inputs, strict=True))
-    swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
     body = made.loop.body
-    with Replaced(swap) as fed, KeepingSizes(), made.inner.traced(no_lengths):
+    with Replaced.by(made.weights, weights) as fed, KeepingSizes(), made.inner.traced(no_lengths):
         results = fed.results(body(*(part_of(port, feeds[port.source]) for port in made.ports)))
     named = dict(zip(body.results, results, strict=True))
     made.known += [feeds[port.source].shape[port.axis] for port in made.loop.slices]

@@ -122,9 +122,8 @@ def _row_shapes(
     step = [
         t.new_empty([batch, *t.shape[1:]]) if made.ragged else t.select(int(made.axis == 1), 0) for t in x
     ]
-    swap = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}
     traced = unanswered() if made.inner is None else made.inner.traced(no_lengths)
-    with Replaced(swap) as fed, KeepingSizes(), traced:
+    with Replaced.by(made.weights, weights) as fed, KeepingSizes(), traced:
         _, y, _ = iteration(made.loop, step, state, ())
     return [(t.shape[1:], t.dtype) for t in fed.results(y)]
 

@@ -101,8 +101,8 @@ def while_node(call: int, state: list[Tensor], weights: list[Tensor], sizes: lis
             shape[d] = torch.library.get_ctx().new_dynamic_size()
         out.append(value.new_empty(shape))
     if made.joined:
-        swap, inner = {id(t): fake for t, fake in zip(made.weights, weights, strict=True)}, made.inner[1]
-        with Replaced(swap) as fed, KeepingSizes(), inner.traced(no_lengths), Picked():
+        replaced, traced = Replaced.by(made.weights, weights), made.inner[1].traced(no_lengths)
+        with replaced as fed, KeepingSizes(), traced, Picked():
             rows = fed.results(made.turn(made.functions(sizes)[1], state)[1])
         steps = torch.library.get_ctx().new_dynamic_size()
         out += [row.new_empty((steps, *row.shape)) for row in rows]

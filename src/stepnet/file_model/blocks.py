@@ -1,4 +1,4 @@
-"""Blocks of images put back where they were cut out, summed where they overlap."""
+"""Blocks of images put back where they were cut out, summed where they overlap; blocks as channels."""
 
 from __future__ import annotations
 
@@ -50,3 +50,25 @@ def put_back(
         ways = zip(at, dilations, strides, counts, strict=True)
         out[(..., *(slice(k * d, k * d + s * (n - 1) + 1, s) for k, d, s, n in ways))] += part
     return out[(..., *(slice(a, a + size) for a, size in zip(begin, image, strict=True)))]
+
+
+def depth_to_space(x: Tensor, block: int, blocks_first: bool) -> Tensor:
+    """Blocks of so many channels side by side in space. `blocks_first`: how the channels are numbered."""
+    batch, channels, *space = x.shape
+    rank = len(space)
+    kept, blocks = channels // block**rank, [block] * rank
+    x = x.reshape([batch, *blocks, kept, *space] if blocks_first else [batch, kept, *blocks, *space])
+    at = 1 if blocks_first else 2
+    order = [0, rank + 1 if blocks_first else 1]
+    order += [place for k in range(rank) for place in (rank + 2 + k, at + k)]
+    return x.permute(order).reshape([batch, kept, *(size * block for size in space)])
+
+
+def space_to_depth(x: Tensor, block: int, blocks_first: bool) -> Tensor:
+    """The inverse."""
+    batch, channels, *space = x.shape
+    rank = len(space)
+    x = x.reshape([batch, channels, *(part for size in space for part in (size // block, block))])
+    inner, outer = [3 + 2 * k for k in range(rank)], [2 + 2 * k for k in range(rank)]
+    x = x.permute([0, *inner, 1, *outer] if blocks_first else [0, 1, *inner, *outer])
+    return x.reshape([batch, channels * block**rank, *(size // block for size in space)])

@@ -10,9 +10,9 @@ from .capture import can_be_node as can_be_node
 from .capture import captured as captured
 from .capture import first_leaf as first_leaf
 from .capture import out_of_graph as out_of_graph
-from .capture import packed_tables as packed_tables
 from .capture import side_by_side as side_by_side
 from .capture import traced_step as traced_step
 from .decomposed import decompositions as decompositions
 from .flow import Rounding as Rounding
+from .records import each_leaf as each_leaf
 from .recurrence import answer_with as answer_with

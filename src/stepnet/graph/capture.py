@@ -28,7 +28,6 @@ from torch.utils import _pytree
 
 from stepnet.compiler.reads.reach import reach
 from stepnet.data import in_graph
-from stepnet.data.convert import pack_like
 from stepnet.data.in_graph import CAN_CAPTURE, is_exporting, teach_forms
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
@@ -264,12 +263,6 @@ def side_by_side(static: Any) -> Any:
         return Padded(*in_graph.call("beside", [leaf.values], [leaf.structure]))
 
     return None if static is None else _pytree.tree_map(seen, static, is_leaf=_is_whole)
-
-
-def packed_tables(like: PackedSequence, y: Any) -> Any:
-    """LoDTensors in a nesting as PackedSequences like another."""
-    leaves, spec = flat(y)
-    return nested([pack_like(like, leaf.values) for leaf in leaves], spec)
 
 
 TAKES = (

@@ -39,6 +39,16 @@ def nested(leaves: Any, spec: Any) -> Any:
     return tuple(leaves) if isinstance(spec, int) else _pytree.tree_unflatten(leaves, spec)
 
 
+def each_leaf(change: Any, tree: Any) -> Any:
+    """A nesting of what `change` gives for each leaf.
+
+    >>> each_leaf(lambda leaf: -leaf, (2, [3]))
+    (-2, [-3])
+    """
+    leaves, spec = flat(tree)
+    return nested([change(leaf) for leaf in leaves], spec)
+
+
 def _are_side_by_side(tree: Any) -> bool:
     """Whether a nesting is a tuple of tensors; Dynamo follows a loop for less than `all`."""
     if type(tree) is not tuple:

@@ -11,10 +11,11 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 from itertools import pairwise
 
-from stepnet.ir.graph import Graph, Node, Value
+from stepnet.ir.graph import Graph, Node
 from stepnet.ir.plan import Carry
 
 from .fission import depths, is_product
+from .new_values import further
 
 
 def columns_apart(body: Graph, carries: Sequence[Carry]) -> Graph:
@@ -26,8 +27,8 @@ def columns_apart(body: Graph, carries: Sequence[Carry]) -> Graph:
         for start, end, slices in groups:
             left, matrix = node.inputs
             shape = (values[matrix].shape[0], end - start)
-            part = _further(values, f"{matrix}_columns{start}", matrix, shape)
-            made = _further(values, f"{node.output}_columns{start}", node.output, shape[1:])
+            part = further(values, f"{matrix}_columns{start}", values[matrix], shape=shape)
+            made = further(values, f"{node.output}_columns{start}", values[node.output], shape=shape[1:])
             nodes.append(_slice(matrix, part, 1, start, end, node.line))
             nodes.append(replace(node, inputs=(left, part), outputs=(made,)))
             for own in slices:
@@ -37,13 +38,6 @@ def columns_apart(body: Graph, carries: Sequence[Carry]) -> Graph:
         if not groups and id(node) not in replaced:
             nodes.append(node)
     return replace(body, nodes=tuple(nodes), values=values) if replaced else body
-
-
-def _further(values: dict[str, Value], name: str, like: str, shape: tuple[int, ...]) -> str:
-    while name in values:  # a user's name may look like one of these
-        name += "_"
-    values[name] = replace(values[like], name=name, shape=shape)
-    return name
 
 
 def _slice(source: str, name: str, dim: int, start: int, end: int, line: str | None) -> Node:

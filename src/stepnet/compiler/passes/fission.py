@@ -16,6 +16,8 @@ from stepnet.ir.graph import Graph, Node, in_order
 from stepnet.ir.ops import OPS, ROUNDED, VIEWS, Stage, is_cheap
 from stepnet.ir.plan import Carry, LoopPlan, Region
 
+from .new_values import further
+
 
 def fission(
     body: Graph, carries: Sequence[Carry], wanted: Sequence[str], *, fuse: bool, beside: bool = False
@@ -274,10 +276,7 @@ def _spread(body: Graph, maps: list[list[Node]]) -> Graph:
                 continue
             for name in names:
                 if name not in rows:
-                    rows[name] = f"{name}_rows"
-                    while rows[name] in values:  # a user's name may look like one of these
-                        rows[name] += "_"
-                    values[rows[name]] = replace(values[name], name=rows[name], kind="row")
+                    rows[name] = further(values, f"{name}_rows", values[name], kind="row")
                     maps[0].insert(0, Node("spread", (name,), (rows[name],)))
             nodes[nodes.index(node)] = replace(node, inputs=tuple(rows.get(n, n) for n in node.inputs))
     return replace(body, values=values)

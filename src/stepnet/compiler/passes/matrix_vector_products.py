@@ -12,6 +12,8 @@ from dataclasses import replace
 
 from stepnet.ir.graph import Graph, Kind, Node, Value
 
+from .new_values import further
+
 
 def narrow(graph: Graph) -> Graph:
     """A body that reads values per sequence, without such products."""
@@ -79,9 +81,7 @@ class _Narrower:
 
     def _new(self, node: Node, op: str, inputs: tuple[str, ...], kind: Kind, shape: tuple[int, ...],
              **attrs: object) -> str:  # fmt: skip
-        name = f"{node.output}_{op}"
-        while name in self.values:  # a user's name may look like one of these
-            name += "_"
-        self.values[name] = Value(name, kind, shape, self.values[node.output].dtype)
+        like = self.values[node.output]
+        name = further(self.values, f"{node.output}_{op}", like, kind=kind, shape=shape)
         self.nodes.append(Node(op, inputs, (name,), tuple(attrs.items()), node.line))
         return name

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from stepnet.ir.graph import Graph, Kind, Node, Value
 
-from .reassociate import declare
+from .new_values import numbered
 
 
 class _Padded(NamedTuple):
@@ -102,7 +102,7 @@ class _Joiner:
         **attrs: object,
     ) -> str:  # fmt: skip
         like = Value(node.output, kind, shape, dtype)
-        name = declare(node.output, len(self.values), like, kind, self.values)
+        name = numbered(node.output, len(self.values), like, kind, self.values)
         self.nodes.append(Node(op, inputs, (name,), tuple(attrs.items()), node.line))
         return name
 

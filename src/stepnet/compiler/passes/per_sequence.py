@@ -17,6 +17,8 @@ from stepnet.compiler.rules.normal import Joint
 from stepnet.ir.graph import Graph, Node, Value, in_order
 from stepnet.ir.ops import FLOATS, OPS, RANDOM, ROUNDED, Stage
 
+from .new_values import further
+
 _MOVES = frozenset({"reshape", "permute", "expand", "flip", "neg", "copy"})
 _COUNTS = frozenset({"int64", "int32", "int16", "int8", "uint8", "bool"})  # they have no gradient
 _SHRINKS = frozenset({"sum", "slice"})  # what they read is larger: summed only where it is summed anyway
@@ -111,11 +113,7 @@ def _mark(nodes: Sequence[Node], values: dict[str, Value]) -> None:
 
 def _fresh(like: str, tail: Any, values: dict[str, Value], kind: Any = None) -> str:
     """A new value with the shape of another one; `tail`: of its name, and its kind unless that is told."""
-    name = f"{like}_{tail}"
-    while name in values:
-        name += "_"
-    values[name] = replace(values[like], name=name, kind=kind or tail)
-    return name
+    return further(values, f"{like}_{tail}", values[like], kind=kind or tail)
 
 
 def _row_of(name: str, nodes: list[Node], values: dict[str, Value]) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from stepnet.ir.graph import Graph, Node, Value
 
+from .new_values import numbered
+
 
 def reassociate(graph: Graph, carried: Sequence[str]) -> Graph:
     """Regroup chains of `add` in a body graph; `carried` are the parameters that change with the step."""
@@ -88,7 +90,7 @@ def _chain(node: Node, groups: tuple[list[str], ...], values: dict[str, Value]) 
             total = name
             continue
         last = i == len(order) - 1
-        fresh = node.output if last else declare(node.output, len(values), result, "row", values)
+        fresh = node.output if last else numbered(node.output, len(values), result, "row", values)
         out.append(Node("add", (total, name), (fresh,), (), node.line))
         total = fresh
     return out
@@ -100,15 +102,7 @@ def _joined(names: list[str], like: Value, values: dict[str, Value], out: list[N
         return names
     total = names[0]
     for name in names[1:]:
-        fresh = declare(total, len(values), like, "shared", values)
+        fresh = numbered(total, len(values), like, "shared", values)
         out.append(Node("add", (total, name), (fresh,)))
         total = fresh
     return [total]
-
-
-def declare(base: str, number: int, like: Value, kind: str, values: dict[str, Value]) -> str:
-    """A further value, of a name that `stored` knows: made of that of the one it is for."""
-    while (name := f"{base}_s{number}") in values:  # of an earlier pass, before the graph lost values
-        number += 1
-    values[name] = Value(name, kind, like.shape, like.dtype)  # pyright: ignore[reportArgumentType]
-    return name

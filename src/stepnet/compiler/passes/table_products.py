@@ -17,7 +17,7 @@ from typing import Any
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.tables import is_kept
 
-from .reassociate import declare
+from .new_values import numbered
 
 _MOST = 256  # rows of a table
 
@@ -107,6 +107,6 @@ class _Tables:
         """A further value, of rows if what it is made of is."""
         kind = "row" if any(self.values[name].kind == "row" for name in inputs) else "shared"
         like = replace(self.values[node.output], shape=shape)
-        name = declare(node.output, len(self.values), like, kind, self.values)
+        name = numbered(node.output, len(self.values), like, kind, self.values)
         self.nodes.append(Node(op, inputs, (name,), tuple(attrs.items()), node.line))
         return name

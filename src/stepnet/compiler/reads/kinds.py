@@ -22,6 +22,7 @@ from .survey import Same
 from .trust import is_installed, is_trusted_class, words
 
 MISSING = object()
+PLAIN = frozenset({int, bool, str, type(None)})  # which are what they are by their value
 UNREAD = words(  # of a class, unless code names them, or does what calls them
     """__dict__ __weakref__ __doc__ __module__ __annotations__ __qualname__ __firstlineno__ __slotnames__
     __static_attributes__ __repr__ __str__ __reduce__ __reduce_ex__ __getstate__ __setstate__

@@ -31,7 +31,7 @@ from .code_facts import Facts, facts
 from .monkeypatches import DISTRIBUTIONS, patched
 from .numbers import but_for_numbers
 from .trust import is_machinery
-from .walk import IMPLICIT, Walk
+from .walk import Walk
 
 
 @dataclass
@@ -70,6 +70,8 @@ class Reach:
         return frozenset(name for name in files if not is_machinery(name))
 
 
+# Called by operators, torch and Python itself, not by name.
+_IMPLICIT = frozenset({"forward", "backward", "setup_context", "vmap", "jvp", "_compiled_call_impl"})
 # Steps whose Python asks for the numbers of captured tensors: their keys, as hashes, by their root. Python's
 # numbers in them may be others by now.
 _ASKING: dict[Any, set[int]] = {}
@@ -98,8 +100,8 @@ def reach(step: Callable[..., Any], given: Sequence[type] = (), *, everything: b
 
 
 def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everything: bool) -> Reach:
-    (names, prefixes, sets), others = _NAMES.get(root, (IMPLICIT, (), frozenset())), patched()
-    anew = names is IMPLICIT
+    (names, prefixes, sets), others = _NAMES.get(root, (_IMPLICIT, (), frozenset())), patched()
+    anew = names is _IMPLICIT
     while True:
         walk = Walk(set(names), prefixes=prefixes, sets=set(sets))
         walk.visit(step)
@@ -110,10 +112,10 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
         if more or len(walk.names) > len(names):
             names, prefixes, sets = walk.names, walk.prefixes, walk.sets
             # an attribute of a new name may have been passed by
-        elif anew or not walk.complete or names - IMPLICIT <= walk.told:
+        elif anew or not walk.complete or names - _IMPLICIT <= walk.told:
             break
         else:  # code that was reached before, and is not now, named more: what it led to is not the step's
-            names, prefixes, sets, anew = IMPLICIT, (), frozenset(), True
+            names, prefixes, sets, anew = _IMPLICIT, (), frozenset(), True
     _NAMES[root] = names, prefixes, sets
     if not DISTRIBUTIONS.isdisjoint(names):  # whether they check their arguments is set for all of them
         walk.key += ("_validate_args", Distribution._validate_args)

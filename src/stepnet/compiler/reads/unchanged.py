@@ -28,13 +28,14 @@ from torch.nn.modules import module as _torch_module
 
 from .code_facts import facts
 from .dict_changes import changes_at, counts_changes
-from .kinds import MISSING, Names, has_slots, passed_by, shows_attributes
+from .kinds import MISSING, PLAIN, Names, has_slots, passed_by, shows_attributes
 from .monkeypatches import places
 from .reach import Reach
 from .survey import Survey
 from .trust import BY_VALUE, is_checking_class, is_trusted_class
-from .walk import HOOKS, MODULE_HOOKS, PLAIN, has_attributes
+from .walk import has_attributes
 from .walk_code import OF_FUNCTIONS
+from .walk_torch_modules import HOOKS, MODULE_HOOKS
 
 _CELL = _REFERENCE = _SIZE = 16  # bytes from the start of an object to what it holds: of CPython 3.10 to 3.13
 _TYPE, _ITEMS = 8, 24

@@ -3,80 +3,64 @@ runs: no truth value, no length, no comparison, no property."""
 
 from __future__ import annotations
 
-import abc
 import array
 import collections
 import contextvars
 import enum
 import functools
-import gc
 import inspect
 import logging
-import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, nn
-from torch.nn.modules import module as _torch_module
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
-from torch.nn.utils import parametrize
 
 from stepnet.data.recording import Interned, ToldByContent
 
 from .as_written import written_as
-from .code_facts import MAKES, words
-from .contents import SPARSE, at_once, content, entries
+from .code_facts import words
+from .contents import SPARSE, content, entries
 from .kinds import (
     MISSING,
-    UNREAD,
-    caches,
+    PLAIN,
     hidden_attributes,
     led_to,
     more_than_attributes,
     passed_by,
     read_whole,
-    registered,
     shows_attributes,
     slot_values,
 )
-from .survey import Same, Seen, Walked
+from .survey import Same, Seen
 from .trust import (
     BY_VALUE,
     HEAP,
-    OF_ENUMS,
     is_checking_class,
-    is_module_of_python,
     is_of_users,
     is_stateful,
     is_trusted_class,
     stays_as_it_was,
 )
-from .walk_code import END, CodeWalk
+from .walk_state import END, LIMIT
+from .walk_torch_modules import TorchModuleWalk
 
-_LIMIT = 4000  # objects; a step that reaches more is not worth keying
 # Visits in each other, each a few calls of Python, which has a limit: what lies deeper is visited after them.
 _DEEPEST = 30
 _MOST_BYTES = 4096  # of an array whose numbers are part of the key
-_FEW = 64  # items that are visited one by one, whatever they are
-_TABLES = ("_parameters", "_buffers", "_modules")
+_OF_LOGGERS = frozenset(vars(logging.Logger("")))
 _TELL_STATES = words("initial_seed get_state graphsafe_get_state clone_state")  # of torch.Generator
 _TELL_CACHES = words("cache_info cache_clear")  # of functions of `functools.lru_cache`
-_MODULE_NOISE = frozenset(nn.Module().__dict__) - {"training"}  # which has places of its own here
-HOOKS = tuple(name for name, held in vars(nn.Module()).items() if "hook" in name and isinstance(held, dict))
-OF_BACKWARD_HOOKS = ("register_full_backward_hook",)  # what stands for those of a module among its names
-MODULE_HOOKS = tuple(name for name in vars(_torch_module) if name.startswith("_global_") and "hook" in name)
-# Called by operators, torch and Python itself, not by name.
-IMPLICIT = frozenset({"forward", "backward", "setup_context", "vmap", "jvp", "_compiled_call_impl"})
 
 
 @dataclass
-class Walk(CodeWalk):
+class Walk(TorchModuleWalk):
     """The walk over values of all kinds."""
 
     def visit(self, value: Any) -> None:
@@ -93,7 +77,7 @@ class Walk(CodeWalk):
             if self.everything and isinstance(value, Tensor):
                 self.met_tensors.append(value)
             return
-        if len(self.seen) >= _LIMIT:
+        if len(self.seen) >= LIMIT:
             self.complete = False
             return
         self.seen.setdefault(place, len(self.seen))
@@ -181,83 +165,7 @@ class Walk(CodeWalk):
         self.complete &= content.nbytes <= _MOST_BYTES
         self.key.append((type(value), content.format, bytes(content.cast("B")[: _MOST_BYTES + 1])))
 
-    # ---- containers
-
-    def _interned(self, value: Any) -> None:
-        self.key.append(value)
-        for item in value.held:
-            self.visit(item)
-
-    def _sequence(self, value: Any) -> None:
-        kind = type(value)
-        walk = next(each.__iter__ for each in (list, tuple, collections.deque) if issubclass(kind, each))
-        items = list(walk(value))
-        most = _MAXLEN.__get__(value) if issubclass(kind, collections.deque) else None
-        self.key.append((kind, len(items), most))
-        self._items(items)
-        self._own_parts(value)
-
-    def _set(self, value: Any) -> None:
-        kind = type(value)
-        items = list((set if issubclass(kind, set) else frozenset).__iter__(value))
-        self.key.append((kind, len(items)))
-        self._items(items)
-        self._own_parts(value)
-
-    def _items(self, items: Sequence[Any]) -> None:
-        """What a container holds: many plain ones at once."""
-        if len(items) <= _FEW:
-            for item in items:
-                self.visit(item)
-            return
-        told = at_once(items, PLAIN)
-        if told is not None:
-            self.key.append(told)
-            return
-        for item in items:
-            if len(self.seen) >= _LIMIT:
-                self.complete = False
-                return
-            self.visit(item)
-
-    def _dict(self, kind: type, value: dict[Any, Any]) -> None:
-        self.key.append((kind, dict.__len__(value)))
-        self._items(list(dict.keys(value)))
-        self._items(list(dict.values(value)))
-
-    def _mapping(self, value: Any) -> None:
-        if value is sys.modules:
-            way = self.way_to(value, "read")
-            self.refused = self.refused or f"{way} sys.modules, which leads to everything"
-            return
-        if passed_by(value, self.names) and not self.everything:
-            self.key.append(type(value))
-            return
-        self._dict(type(value), value)
-        if isinstance(value, collections.defaultdict):
-            self.visit(_FACTORY.__get__(value))
-        if isinstance(value, collections.OrderedDict):  # it has an order of its own
-            self._items(list(collections.OrderedDict.__iter__(value)))
-        self._own_parts(value)
-
-    def _proxy(self, value: Any) -> None:
-        [behind] = gc.get_referents(value)
-        if type(behind) in (dict, collections.OrderedDict):
-            self._dict(type(value), behind)
-        else:
-            self.opened("a mapping proxy of a mapping of its own kind")
-
-    def _signature(self, value: inspect.Signature) -> None:
-        """What decorators bind arguments by, which never changes."""
-        parts = value.parameters if type(value) is inspect.Signature else {}
-        if not parts.keys() or any(type(each) is not inspect.Parameter for each in parts.values()):
-            self._object(value)
-            return
-        self.key += (type(value), Same(inspect.Signature._bind))  # pyright: ignore[reportAttributeAccessIssue]
-        for name, each in parts.items():
-            self.key += (name, int(each.kind))
-            self._items((each.default, each.annotation))
-        self.visit(value.return_annotation)
+    # ---- what stands for others
 
     def _of_thread(self, value: Any) -> None:  # what it holds for this one
         self.key.append(kind := type(value))
@@ -277,6 +185,17 @@ class Walk(CodeWalk):
             self.visit(value.get())  # what it is made with, too
         except LookupError:
             self.visit(MISSING)
+
+    def _weak(self, value: Any) -> None:
+        """What a weak reference leads to, or that it is gone. What objects of ours hold so is theirs."""
+        found = value()
+        ours = str(type(found).__module__).partition(".")[0] in ("torch", "stepnet")
+        ours = ours and not isinstance(found, Tensor | torch.nn.Module)
+        if type(value) is not weakref.ref or ours:
+            self._unknown(value)
+            return
+        self.key.append(weakref.ref)
+        self.visit(found)
 
     def _own_parts(self, value: Any) -> None:
         """What a container has besides its items, of a class of the user's or as attributes."""
@@ -324,11 +243,13 @@ class Walk(CodeWalk):
             else:
                 self.visit(held)
 
-    def _attributes(self, own: dict[str, Any], all_of_them: bool = False) -> None:
+    def _attributes(
+        self, own: dict[str, Any], all_of_them: bool = False, but: Set[str] = frozenset()
+    ) -> None:
         self.found_by_prefix(own)
         names = own.keys() if all_of_them or self.everything else self.names
         for name, item in list(own.items()):
-            if name in names:
+            if name in names and name not in but:
                 kind = type(item)
                 if kind in PLAIN:  # as `visit` has it
                     self.key += (name, item, kind)
@@ -337,137 +258,23 @@ class Walk(CodeWalk):
                     self.visit(item)
         self.key.append(END)
 
-    def _told_by_content(self, module: Any) -> None:
-        """Such a module is its content, its tensors, and the hooks on it."""
-        kind = type(module)
-        own_class = (
-            "content" in vars(kind) and kind.forward.__module__ == kind.__module__
-        )  # as it was written
-        content = module.content if own_class else None
-        parts: list[nn.Module] = list(module.modules()) if content is not None else []
-        if content is None or any("forward" in vars(part) or caches(part) for part in parts):
-            self._module(module)
+    def _logger(self, value: logging.Logger) -> None:
+        """Whether it would log: what it logs to is another matter (see `logs_and_prints`)."""
+        if type(value).__module__ != logging.__name__:
+            self._object(value)
             return
-        self.key += (kind, content, module.training)
-        for part in parts:
-            own = part.__dict__
-            self.hold(own)
-            self._hooks(own)
-            for name in _TABLES:
-                self.hold(own[name])
-            for name in _TABLES[:2]:
-                self._attributes(own[name], all_of_them=True)
+        found: logging.Logger | None = value
+        while found is not None:
+            self.hold(vars(found))
+            found = None if found.level else found.parent
+        self.hold(vars(value.manager))
+        self._attributes({name: held for name, held in vars(value).items() if name not in _OF_LOGGERS})
+        self.key.append((logging.Logger, value.disabled, value.getEffectiveLevel(), value.manager.disable))
 
-    def _hooks(self, own: dict[str, Any]) -> None:
-        """What torch calls around a module with these attributes."""
-        if not self.hooks and not self.everything:
-            self.hooks = True
-            for name in MODULE_HOOKS:
-                if vars(_torch_module)[name]:
-                    self.visit(vars(_torch_module)[name])
-        if self.everything:
-            self.holders += [own[name] for name in HOOKS if isinstance(own.get(name), dict)]
-        for name in filter(own.get, HOOKS):
-            if name.startswith("_backward"):
-                self.named(OF_BACKWARD_HOOKS)
-            self.visit(own[name])
-
-    def _module(self, module: nn.Module) -> None:
-        kind = type(module)
-        key, visit = self.key, self.visit
-        key.append(kind)
-        self._known_class(kind)
-        whole = self.everything or read_whole(kind)
-        own = module.__dict__
-        self.hold(own)
-        self._hooks(own)
-        for name in _TABLES:
-            table = own.get(name)
-            self.hold(table)
-            if table:
-                key.append(name)
-                self._attributes(table, whole or not self.names.isdisjoint(_TABLE_READERS))
-        if caches(module):
-            for name in own["_modules"]["parametrizations"]._modules:
-                if whole or name in self.names:
-                    made = parametrize._cache.get((id(module), name))
-                    self.visit(made)
-                    if made is None:
-                        self.uncached.append((module, name))
-        self.found_by_prefix(own)
-        names = own.keys() if whole else self.names
-        for name, item in list(own.items()):
-            if name not in _MODULE_NOISE and name in names:
-                at = type(item)
-                if at in PLAIN:
-                    key += (name, item, at)
-                else:
-                    key.append(name)
-                    visit(item)
-        key.append(END)
-        if not is_trusted_class(kind):  # last: its code may lead to more than a walk goes through
-            self._class(kind)
-
-    def _class(self, kind: type, makes: bool = False) -> None:
-        """What code may find on a class: the attributes it names, and what operators call."""
-        self.key.append(Walked(kind))
-        for klass in kind.__mro__:
-            if is_trusted_class(klass) or (id(klass), makes) in self.classes:
-                continue
-            self.classes.add((id(klass), makes))
-            module = sys.modules.get(klass.__module__) if type(klass.__module__) is str else None
-            before, self.in_python = self.in_python, is_module_of_python(module)
-            self.hold(klass)
-            self.found_by_prefix(klass.__dict__)
-            for name, item in list(klass.__dict__.items()):
-                named = name in self.names
-                if (name in UNREAD or (name in MAKES and not makes)) and not named:
-                    continue
-                if name in ("__getattr__", "__getattribute__"):
-                    self.opened(f"{klass.__name__}.{name}, which finds attributes by itself")
-                if named or (name[:2] == "__" == name[-2:]):
-                    self.key.append(name)
-                    self._class_item(item)
-                    if name == "__match_args__" and isinstance(item, tuple):
-                        self.named([part for part in item if isinstance(part, str)])
-            for name in ("__name__", "__qualname__"):
-                if name in self.names:
-                    self.key.append(_OF_TYPES[name].__get__(klass))
-            self.key.append(END)
-            self.in_python = before
-        meta = type(kind)
-        if not is_trusted_class(meta):
-            self._class(meta)
-        elif meta is enum.EnumMeta:
-            self.named(OF_ENUMS)
-
-    def _class_item(self, item: Any) -> None:
-        if isinstance(item, (staticmethod, classmethod)):
-            if isinstance(item, classmethod):  # it may call what it is given
-                self.named(MAKES)
-            self.visit(item.__func__)
-        elif isinstance(item, property):
-            self.visit(item.fget)
-        elif isinstance(item, functools.cached_property):
-            self.visit(item.func)
-        elif isinstance(item, types.DynamicClassAttribute) and is_trusted_class(type(item)):  # of enums
-            self.hold(vars(item))
-            self.visit(item.fget)
-        elif isinstance(item, _PLACE):
-            self.key.append(item.__reduce__()[1][0])
-        elif not isinstance(item, _DESCRIPTORS):
-            self.visit(item)
-
-    def _type(self, kind: type) -> None:
-        """A class that code names: it may be called, and asked for its attributes."""
-        self.key.append(Same(kind) if is_trusted_class(kind) else Walked(kind))
-        self._known_class(kind)
-        if isinstance(kind, abc.ABCMeta):
-            self.key.append(registered(kind))
-        if not is_trusted_class(kind):
-            self._class(kind, makes=True)
-        elif is_stateful(kind) and kind not in _ITERATORS:  # what these make is the step's own
-            self.opened(f"{kind.__qualname__}, whose objects hold a state of their own")
+    def _member(self, value: enum.Enum) -> None:
+        """What a member of an enum is besides its attributes, a number or a text, never changes."""
+        self.key.append(Same(value))
+        self._object(value)
 
     def _mode(self, value: Any) -> None:
         """Autocast or a mode of gradients, made once: beside how it is set it notes what was set where it is
@@ -527,19 +334,6 @@ class Walk(CodeWalk):
 def _a(kind: type) -> str:
     """An object of a class, whose own name may be whole, where C made it."""
     return f"a {kind.__module__}.{kind.__qualname__.removeprefix(f'{kind.__module__}.')}"
-
-
-PLAIN = frozenset({int, bool, str, type(None)})
-_TABLE_READERS = words(
-    """parameters named_parameters buffers named_buffers children named_children modules named_modules
-    state_dict _parameters _buffers _modules get_submodule get_parameter get_buffer apply extra_repr"""
-)
-_ITERATORS = frozenset({enumerate, filter, map, reversed, zip})
-_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
-_PLACE: Any = type(vars(collections.namedtuple("_", "a"))["a"])  # what reads a field of a NamedTuple
-_FACTORY: Any = collections.defaultdict.__dict__["default_factory"]
-_MAXLEN: Any = collections.deque.__dict__["maxlen"]
-_OF_TYPES: Any = type.__dict__
 
 
 @functools.lru_cache(maxsize=4096)

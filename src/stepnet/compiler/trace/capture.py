@@ -10,7 +10,7 @@ import contextlib
 import functools
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -128,6 +128,11 @@ class Replaced(TorchFunctionMode):
         super().__init__()
         self.swap = swap
         self._functions = applied(self.replaced, self.made)
+
+    @staticmethod
+    def by(tensors: Iterable[Tensor], others: Iterable[Tensor]) -> Replaced:
+        """Others in the place of some tensors, one for each."""
+        return Replaced({id(tensor): other for tensor, other in zip(tensors, others, strict=True)})
 
     def __enter__(self) -> Any:
         self._functions.__enter__()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.unpatched_torch import data_ptr, empty
-from stepnet.executors.direct import Place
+from stepnet.executors.addresses import Place
 from stepnet.executors.layout import Layout
 
 from . import few_rows as c_few

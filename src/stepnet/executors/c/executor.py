@@ -78,7 +78,7 @@ class GeneratedC(Executor):
         return summed_by_blocks(graph, joined(graph, nodes), kept)
 
     def for_few(self, scan: Scan) -> Literal["turns", "features"] | None:
-        return scan.for_few if isinstance(scan, CScan) else None
+        return scan.placements.for_few if isinstance(scan, CScan) else None
 
     def line(self, line: Line) -> RunLine:
         return line_in_c(line)

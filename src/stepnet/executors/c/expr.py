@@ -248,8 +248,7 @@ class _LoopText:
         table, index = node.inputs
         row = self.w.p.value(table).shape[1:]
         lead = len(self.loop.shape) - len(row)
-        shape = self.w.p.value(index).shape
-        seen = self.w.p.access.get(index) or Access(index, 0, shape, contiguous(shape))
+        seen = self.w.p.seen(index)
         strides = [0 if n == 1 else s for n, s in zip(seen.shape, seen.strides, strict=True)]
         strides += [0] * len(row)
         return [
@@ -306,18 +305,13 @@ class _LoopText:
         return f"sn_{how}imum_{self.w.suffix}({a}, {b})"
 
     def _whole(self) -> Access:
-        return Access("", 0, self.loop.shape, contiguous(self.loop.shape))
+        return Access.of("", self.loop.shape)
 
     def _reduced(self, node: Node) -> Access:
-        shape = self.w.p.value(node.output).shape
-        return broadcast(Access(node.output, 0, shape, contiguous(shape)), self.loop.shape)
+        return broadcast(Access.of(node.output, self.w.p.value(node.output).shape), self.loop.shape)
 
     def _read(self, operand: str) -> Access:
-        p = self.w.p
-        seen = p.access.get(operand)
-        if seen is None:
-            shape = p.value(operand).shape
-            seen = Access(operand, 0, shape, contiguous(shape))
+        seen = self.w.p.seen(operand)
         if not self.loop.shape:
             return Access(seen.base, seen.offset, (), ())
         return broadcast(seen, self.loop.shape)

@@ -118,9 +118,8 @@ def call_text(w: Places, node: Node) -> list[str]:
 
 def _pointer(w: Places, name: str) -> str:
     """Where the elements of an operand begin: they stand one after the other."""
-    seen = w.p.access.get(name)
-    base, offset = (name, 0) if seen is None else (seen.base, seen.offset)
-    return f"{w.pointer(base, None)} + {offset}" if offset else w.pointer(base, None)
+    seen = w.p.seen(name)
+    return f"{w.pointer(seen.base, None)} + {seen.offset}" if seen.offset else w.pointer(seen.base, None)
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -186,8 +186,7 @@ class _Writer:
         )
 
     def _late_bytes(self) -> int:
-        seen = [self.p.access.get(node.inputs[0]) for node in self.p.late]
-        read = {node.inputs[0] if of is None else of.base for node, of in zip(self.p.late, seen, strict=True)}
+        read = {self.p.seen(node.inputs[0]).base for node in self.p.late}
         return sum(self._rows(name)["bytes"] for name in (*read, *(node.output for node in self.p.late)))
 
     def _rows(self, value: str) -> dict[str, Any]:
@@ -281,8 +280,8 @@ class _Writer:
         """A product of the rows of some steps: ahead of these one after the other, else where rows stand."""
         p, w = self.p, self.w
         _, k, n = self._matrix(node.inputs[1])
-        seen = p.access.get(node.inputs[0])
-        operand, offset = (node.inputs[0], 0) if seen is None else (seen.base, seen.offset)
+        seen = p.seen(node.inputs[0])
+        operand, offset = seen.base, seen.offset
         shift = f" + {offset}" if offset else ""
         wide, made = p.value(operand).size, w.apart(node.output)
         product = w.product(node.inputs[1])
@@ -358,9 +357,8 @@ class _Writer:
 
     def _matmul(self, node: Node) -> list[str]:
         p, w = self.p, self.w
-        seen = p.access.get(node.inputs[0])
-        operand = node.inputs[0] if seen is None else seen.base
-        offset = 0 if seen is None else seen.offset
+        seen = p.seen(node.inputs[0])
+        operand, offset = seen.base, seen.offset
         heads, k, n = self._matrix(node.inputs[1])
         wide, size = p.value(operand).size, p.value(node.output).size
         shape = p.value(node.inputs[0]).shape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepnet.executors.schedule.views import Access, broadcast, contiguous
+from stepnet.executors.schedule.views import Access, broadcast
 
 from .places import Places
 
@@ -13,16 +13,11 @@ def is_below_the_largest(w: Places, name: str) -> bool:
     made = w.made.get(name)
     if made is None or made.op != "sub":
         return False
-    x, most = (_seen(w, operand) for operand in made.inputs)
+    x, most = map(w.p.seen, made.inputs)
     largest = w.made.get(most.base)
     if largest is None or largest.op != "amax":
         return False
-    among, over = _seen(w, largest.inputs[0]), largest.attr("dims")
+    among, over = w.p.seen(largest.inputs[0]), largest.attr("dims")
     kept = tuple(1 if dim in over else size for dim, size in enumerate(among.shape))
-    beside = broadcast(Access(most.base, 0, kept, contiguous(kept)), among.shape)
+    beside = broadcast(Access.of(most.base, kept), among.shape)
     return x == among and broadcast(most, among.shape) == beside
-
-
-def _seen(w: Places, name: str) -> Access:
-    shape = w.p.value(name).shape
-    return w.p.access.get(name) or Access(name, 0, shape, contiguous(shape))

@@ -78,7 +78,7 @@ class _Steps:
             return False
         shape = iteration_shape(p, node)
         axis, size = outer(shape)
-        read = [seen for seen in map(self._seen, node.inputs) if seen.base in self.apart]
+        read = [seen for seen in map(self.p.seen, node.inputs) if seen.base in self.apart]
         if size % self.count:
             self.common.add(node.output)
             return not read and node.op not in TOTALS and node.output not in self.kept
@@ -86,10 +86,6 @@ class _Steps:
         if stage is Stage.REDUCE and (node.op not in ("sum", "amax", "amin") or axis in node.attr("dims")):
             return False
         return all(self._is_in_step(seen, shape, axis) for seen in read)
-
-    def _seen(self, name: str) -> Access:
-        shape = self.p.value(name).shape
-        return self.p.access.get(name) or Access(name, 0, shape, contiguous(shape))
 
     def _is_in_step(self, seen: Access, shape: tuple[int, ...], axis: int) -> bool:
         """Whether a node reads of each feature what lies in that feature."""

@@ -87,6 +87,10 @@ class Program:
         """A value by name."""
         return self.graph.values[name]
 
+    def seen(self, name: str) -> Access:
+        """How the elements of a value lie in memory."""
+        return self.access.get(name) or Access.of(name, self.value(name).shape)
+
 
 def program(loop: LoopPlan, region: Region, real: str) -> Program:
     """Prepare a scan whose numbers are of the type `real`."""
@@ -244,8 +248,7 @@ class _Maker:
     def access_of(self, name: str) -> Access:
         """How a name is read."""
         if name not in self.access:
-            value = self.values[name]
-            self.access[name] = Access(name, 0, value.shape, contiguous(value.shape))
+            self.access[name] = Access.of(name, self.values[name].shape)
         return self.access[name]
 
     def _add(self, node: Node) -> None:

@@ -21,7 +21,7 @@ from stepnet.ir.op_rules import broadcast
 from stepnet.ir.ops import OPS, Stage
 from stepnet.ir.plan import Region
 
-from .views import VIEWS, Access, contiguous, view
+from .views import VIEWS, Access, view
 
 PLACES = {"argmax": "amax", "argmin": "amin"}
 _REDUCTIONS = ("sum", "amax", "amin", *PLACES)
@@ -108,8 +108,7 @@ class _Rewriter:
 
     def _seen(self, name: str) -> Access:
         """How the elements of a value lie in memory."""
-        shape = self.values[name].shape
-        return self.access.get(name) or Access(name, 0, shape, contiguous(shape))
+        return self.access.get(name) or Access.of(name, self.values[name].shape)
 
     def _new(self, op: str, inputs: tuple[str, ...], like: str, shape: tuple[int, ...], line: str | None,
              dtype: str = "", **attrs: object) -> str:  # fmt: skip
@@ -239,7 +238,7 @@ def walk(body: Graph, node: Node) -> str:
     def seen(name: str) -> Access:
         maker, shape = body.producers.get(name), body.values[name].shape
         found = view(maker, shape, seen(maker.inputs[0])) if maker is not None and maker.op in VIEWS else None
-        return found or Access(name, 0, shape, contiguous(shape))
+        return found or Access.of(name, shape)
 
     a, b = (_last_steps(seen(name)) for name in node.inputs)
     return _walk(*sizes(body.values, node), a, b)

@@ -19,6 +19,11 @@ class Access:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
+    @staticmethod
+    def of(name: str, shape: tuple[int, ...]) -> Access:
+        """Of a value that is stored: all of it, element after element."""
+        return Access(name, 0, shape, contiguous(shape))
+
     @property
     def is_whole(self) -> bool:
         """True if the elements stand one after the other."""

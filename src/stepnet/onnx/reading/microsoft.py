@@ -14,7 +14,7 @@ from .cells import Cell
 from .elementwise import activation
 from .info import Info, Misfit, Run, op
 from .spaces import each
-from .whole_numbers import rounded
+from .whole_numbers import in_bytes, rounded
 
 DOMAIN = "com.microsoft"
 OWN = frozenset((
@@ -117,10 +117,7 @@ def _concat(node: Info) -> Run:
 def quantised(x: Tensor, dim: int | None = None) -> Tensor:
     """Numbers as 256 steps between the least and the largest of them can say; of each row along `dim`."""
     low, high = (x.amin(), x.amax()) if dim is None else (x.amin(dim, True), x.amax(dim, True))
-    low, high = low.clamp(max=0.0), high.clamp(min=0.0)
-    scale = (high - low) / 255
-    scale = torch.where(scale == 0, 1.0, scale)
-    zero = (-low / scale).round().clamp(0, 255)
+    scale, zero = in_bytes(low, high)
     return (((x / scale).round() + zero).clamp(0, 255) - zero) * scale
 
 

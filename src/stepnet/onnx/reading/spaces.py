@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import Misfit, Window, axis_in, max_places, max_pool, mean_pool, transposed
+from stepnet.file_model import Misfit, Window, axis_in, blocks, max_places, max_pool, mean_pool, transposed
 
 from .elementwise import cast
 from .info import Info, Run, dtype_of, op
@@ -163,13 +163,8 @@ def _depth_to_space(node: Info) -> Run:
     k, blocks_first = node.get("blocksize", 1), node.get("mode", "DCR") == "DCR"
 
     def depth_to_space(x: Tensor) -> Tensor:
-        batch, channels, *space = _blocks(x, k, channels=True)
-        rows, columns = space
-        if blocks_first:
-            x = x.reshape(batch, k, k, channels, rows, columns).permute(0, 3, 4, 1, 5, 2)
-        else:
-            x = x.reshape(batch, channels, k, k, rows, columns).permute(0, 1, 4, 2, 5, 3)
-        return x.reshape(batch, channels, rows * k, columns * k)
+        _check_blocks(x, k, channels=True)
+        return blocks.depth_to_space(x, k, blocks_first)
 
     return depth_to_space
 
@@ -179,20 +174,17 @@ def _space_to_depth(node: Info) -> Run:
     k, blocks_first = node.get("blocksize", 1), node.get("mode", "DCR") == "DCR"
 
     def space_to_depth(x: Tensor) -> Tensor:
-        batch, channels, rows, columns = _blocks(x, k, channels=False)
-        x = x.reshape(batch, channels, rows, k, columns, k)
-        x = x.permute(0, 3, 5, 1, 2, 4) if blocks_first else x.permute(0, 1, 3, 5, 2, 4)
-        return x.reshape(batch, channels * k * k, rows, columns)
+        _check_blocks(x, k, channels=False)
+        return blocks.space_to_depth(x, k, blocks_first)
 
     return space_to_depth
 
 
-def _blocks(x: Tensor, k: int, *, channels: bool) -> tuple[int, int, int, int]:
-    """The sizes of x, with the channels, or the axes of space, counted in blocks."""
+def _check_blocks(x: Tensor, k: int, *, channels: bool) -> None:
+    """Refuse images whose channels, or whose axes of space, are no blocks."""
     if x.dim() != 4 or k < 1:
         raise Misfit("needs [batch, channels, rows, columns] and a block of one at least", [*x.shape], k)
-    batch, depth, rows, columns = x.shape
+    _, depth, rows, columns = x.shape
     parts = (depth % (k * k),) if channels else (rows % k, columns % k)
     if any(parts):
         raise Misfit(f"does not fall into blocks of {k} by {k}", [*x.shape])
-    return (batch, depth // (k * k), rows, columns) if channels else (batch, depth, rows // k, columns // k)

@@ -98,6 +98,14 @@ def _matmul(node: Info) -> Run:
     return matmul
 
 
+def in_bytes(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale and the zero point by which bytes say the numbers between these two, and zero."""
+    low, high = low.clamp(max=0.0), high.clamp(min=0.0)
+    scale = (high - low) / 255
+    scale = torch.where(scale == 0, 1.0, scale)
+    return scale, (-low / scale).round().clamp(0, 255)
+
+
 @op("DynamicQuantizeLinear")
 def _dynamic(node: Info) -> Run:
     def quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,11 +113,7 @@ def _dynamic(node: Info) -> Run:
             raise Misfit("of another type", dtype_name(x.dtype), "float32")
         if not x.numel():
             raise Misfit("there are no numbers to be quantised", [*x.shape], "one at least")
-        low, high = torch.aminmax(x)
-        low, high = low.clamp(max=0.0), high.clamp(min=0.0)
-        scale = (high - low) / 255
-        scale = torch.where(scale == 0, 1.0, scale)
-        zero = (-low / scale).round().clamp(0, 255)
+        scale, zero = in_bytes(*torch.aminmax(x))
         return (x / scale).round().add(zero).clamp(0, 255).to(torch.uint8), scale, zero.to(torch.uint8)
 
     return quantize

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.file_model import sliced
+from stepnet.file_model import blocks, sliced
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
@@ -51,18 +51,13 @@ def _depth_to_space(layer: Layer, attributes: Attributes) -> Function:
     first, block = _space(layer, attributes)
 
     def depth_to_space(x: Tensor) -> Tensor:
-        batch, channels, *space = _of_space(x)
+        _, channels, *space = _of_space(x)
         rank = len(space)
         if channels % block**rank:
             raise Misfit(
                 f"{channels} channels are no blocks of {block}^{rank}", dims=(channels, block), got=channels
             )
-        kept, blocks = channels // block**rank, [block] * rank
-        x = x.reshape([batch, *blocks, kept, *space] if first else [batch, kept, *blocks, *space])
-        at = 1 if first else 2
-        order = [0, rank + 1 if first else 1]
-        order += [place for k in range(rank) for place in (rank + 2 + k, at + k)]
-        return x.permute(order).reshape([batch, kept, *(size * block for size in space)])
+        return blocks.depth_to_space(x, block, first)
 
     return depth_to_space
 
@@ -71,14 +66,10 @@ def _space_to_depth(layer: Layer, attributes: Attributes) -> Function:
     first, block = _space(layer, attributes)
 
     def space_to_depth(x: Tensor) -> Tensor:
-        batch, channels, *space = _of_space(x)
+        _, _, *space = _of_space(x)
         if any(size % block for size in space):
             raise Misfit(f"the sizes of {shape_text(x)} are no blocks of {block}", dims=(str(space), block))
-        rank = len(space)
-        x = x.reshape([batch, channels, *(part for size in space for part in (size // block, block))])
-        inner, outer = [3 + 2 * k for k in range(rank)], [2 + 2 * k for k in range(rank)]
-        x = x.permute([0, *inner, 1, *outer] if first else [0, 1, *inner, *outer])
-        return x.reshape([batch, channels * block**rank, *(size // block for size in space)])
+        return blocks.space_to_depth(x, block, first)
 
     return space_to_depth
 

@@ -1,0 +1,79 @@
+"""Runs of scans by addresses: where what they read and make lies, and memory for that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stepnet.data.unpatched_torch import empty, empty_on_cpu
+
+from .layout import Layout
+from .loop import Lone
+
+MOST = 1 << 20  # bytes of a table, and of what is kept for backward, which lies in one piece
+
+Size = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+Run = Callable[[Sequence[int], Layout], None]  # a scan of some sequences, on what lies at some addresses
+
+
+class Place(NamedTuple):
+    """So many bytes after one of the addresses that a scan is given; None: in memory of its own."""
+
+    which: int | None
+    offset: int = 0
+
+
+class Places(NamedTuple):
+    """Where a call has what a scan reads and makes, by name.
+
+    Attributes:
+        values: what it reads.
+        strides: of inputs among those.
+        boots: of carries, and of the rows that are moved by a step.
+        made: what it makes that is asked for: tables, sums (of zeros) and products.
+        lasts: the last values of carries that are asked for.
+    """
+
+    values: Mapping[str, Place]
+    strides: Mapping[str, Sequence[int]]
+    boots: Mapping[str, Place]
+    made: Mapping[str, Place]
+    lasts: Mapping[str, Place]
+
+
+def addressed(lone: Lone | None, layout: Layout, most: int, at: Places) -> Run:
+    """The scan with which a loop begins. `most`: rows of a call. Raises LookupError."""
+    scan = None if lone is None else getattr(lone.scan, "addressed", None)
+    if lone is None or scan is None:
+        raise LookupError
+    return scan(layout, most, at, lone.products)
+
+
+def ran(run: Run, addresses: Sequence[int], layout: Layout) -> bool:
+    """Run a scan. False: it is not of these sequences, or something has no memory."""
+    if not all(addresses):
+        return False
+    try:
+        run(addresses, layout)
+    except LookupError:
+        return False
+    return True
+
+
+def outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor to make others like, without memory."""
+    like = empty(shape, dtype=dtype, device="cpu")
+    like.untyped_storage().resize_(0)
+    return like
+
+
+def size_of(like: Tensor) -> Size:
+    """What `empty_on_cpu` takes."""
+    return (*like.shape,), like.stride(), like.dtype
+
+
+def zeros_on_cpu(*size: Any) -> Tensor:
+    return empty_on_cpu(*size).zero_()

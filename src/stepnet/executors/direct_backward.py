@@ -1,0 +1,185 @@
+"""How a plan's gradients are made by one scan of its backward loop, which is given addresses."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from stepnet.data.dtypes import dtype_of
+from stepnet.data.unpatched_torch import empty_on_cpu
+
+from .addresses import Place, Places, Run, addressed, outline, size_of, zeros_on_cpu
+from .layout import Layout
+from .loop import Lone, PreparedLoop
+from .ready import Ready, Sources
+
+
+class Backward(NamedTuple):
+    """How gradients are made.
+
+    Attributes:
+        run: the scan.
+        zeros: what stands for each result that nothing comes in for.
+        shifted: tables that are read one step earlier and boot values, among what is saved; and the shape.
+        made: what makes each table that the scan makes; or it is one like so many'th of what is saved.
+        out: which of those each input gets.
+        copies: the inputs that get a copy, because another one has it, too.
+        before, after: the maps around it.
+        given: what it is given of those before.
+        reads: what maps read, its place among what is at hand, and its part of that.
+        late: the inputs that get a value of the maps after it.
+        loose: whether some of those are no tensors made for them alone, as they are.
+        any_lengths: whether it is the same for sequences of any lengths.
+    """
+
+    run: Run
+    zeros: list[Tensor]
+    shifted: list[tuple[int, int, tuple[int, ...]]]
+    made: list[tuple[Callable[[], Tensor], int | None]]
+    out: list[int | None]
+    copies: list[int]
+    before: list[Any]
+    after: list[Any]
+    given: list[str]
+    reads: list[tuple[str, int, int | None, tuple[int, ...]]]
+    late: list[tuple[int, str]]
+    loose: bool
+    any_lengths: bool
+
+    def zero(self, k: int, rows: int) -> Tensor:
+        """What stands for a result that nothing comes in for, of so many rows at the least."""
+        zero = self.zeros[k]
+        if zero.shape[0] < rows:
+            zero = self.zeros[k] = zero.new_zeros((2 * rows, *zero.shape[1:]))
+        return zero
+
+
+class WayBack:
+    """The scan of a backward loop by addresses, being found out. Each step raises LookupError: it is none.
+
+    At hand are, one after the other: what is saved, the gradients of the results, what is made here, tables
+    moved by a step, and what maps before the scan give it.
+
+    Attributes:
+        likes: what is at hand first, as tensors without memory; so many of that are saved.
+        values, boots: see `Places`.
+        at_hand: where the values that maps may read are, and `begins` in what is kept in one piece.
+        places: where those are among what is made, and `of` the states whose gradients are.
+    """
+
+    def __init__(
+        self, ready: Ready, loop: PreparedLoop, layout: Layout, lone: Lone, likes: list[Tensor], saved: int
+    ) -> None:
+        self.ready, self.loop, self.layout, self.lone = ready, loop, layout, lone
+        self.likes, self.saved, self.kinds = likes, saved, loop.plan.body.values
+        self.values, self.boots = dict[str, Place](), dict[str, Place]()
+        self.at_hand, self.begins, self.places = dict[str, int](), dict[str, int](), dict[str, int]()
+        self.shifted = dict[str, tuple[int, int, tuple[int, ...]]]()
+        self.made: list[tuple[Callable[[], Tensor], Tensor]] = []
+        self.out: list[int | None] = []
+        self.copies, self.late = list[int](), list[tuple[int, str]]()
+        self.of = dict[int, int]()
+        self.before, self.by_maps = (
+            {name for node in nodes for name in node.outputs} for nodes in (lone.before, lone.after)
+        )
+        self.tangents = ready.plan.tangents[len(ready.plan.y) :]
+
+    def read_saved(
+        self, sources: Sources, saved: Sequence[Place], begins: Sequence[int], types: Sequence[torch.dtype]
+    ) -> None:
+        """Find what is saved, and what of that is read one step earlier."""
+        whole = len(saved) - len(begins)  # before what is kept in one piece
+        self.values = {name: saved[k] for name, k in sources.values}
+        self.at_hand = {name: min(k, whole) for name, k in sources.values}
+        self.begins = {name: begins[k - whole] for name, k in sources.values if k >= whole}
+        for name, k, of in sources.shifted:
+            if types[k] is not types[of]:
+                raise LookupError
+            if self.ready.is_few(self.layout) and name in self.loop.moved:
+                self.values[name], self.boots[name] = saved[k], saved[of]
+            else:
+                self.shifted[name] = k, of, (self.layout.rows, *self.kinds[name].shape)
+
+    def read_gradients(self, sources: Sources, results: Sequence[Tensor]) -> None:
+        """Find what comes in for the results."""
+        for name, k, _, dtype in sources.tangents:
+            (self.values if dtype is None else self.boots)[name] = Place(self.saved + k)
+            if dtype is None:
+                self.at_hand[name] = self.saved + k
+            elif dtype is not results[k].dtype:
+                raise LookupError
+
+    def make(self, has: Sequence[bool], inputs: Sequence[Tensor]) -> None:
+        """Find where the gradients of the inputs that get one are made."""
+        plan, layout = self.ready.plan, self.layout
+        self.out = [None] * len(inputs)
+        n_x = len(plan.x)
+        names = [*plan.gradients[:n_x], *self.tangents, *plan.gradients[n_x + len(self.tangents) :]]
+        for k, name in enumerate(names):
+            if not has[k]:
+                continue
+            if name is None:
+                raise LookupError
+            like, value = inputs[k], self.kinds[name]
+            if name in self.by_maps:
+                self.late.append((k, name))
+            elif name in self.places:
+                self.copies.append(k)
+            else:
+                self.places[name] = len(self.made)
+                if name in self.tangents:
+                    self.of[len(self.made)] = k
+                self._add(name, like)
+            rows = layout.sequences if name in self.tangents else layout.rows if value.kind == "row" else 1
+            alike = like.dtype is dtype_of(value.dtype) and like.numel() == rows * math.prod(value.shape)
+            if name in self.places:
+                self.out[k] = self.places[name]
+                alike = alike and self.made[self.places[name]][1].shape == like.shape
+            if not alike:
+                raise LookupError
+
+    def _add(self, name: str, like: Tensor) -> None:
+        """Make a table; one of sums, to which the scan adds, of zeros."""
+        adds = self.kinds[name].kind == "sum" and name not in (self.lone.products or ())
+        self.made.append((functools.partial(zeros_on_cpu if adds else empty_on_cpu, *size_of(like)), like))
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        rows = (self.layout.rows,) if self.kinds[name].kind == "row" else ()
+        return (*rows, *self.kinds[name].shape)
+
+    def found(self, strides: Mapping[str, Sequence[int]], zeros: list[Tensor], any_lengths: bool) -> Backward:
+        """All of it, with what maps read besides."""
+        lone, maps = self.lone, (*self.lone.before, *self.lone.after)
+        read = {name for node in maps for name in node.inputs} - self.before - self.by_maps
+        for name in sorted(read - {*self.at_hand, *self.shifted, *self.places}):
+            self.places[name] = len(self.made)
+            like = outline(self._shape(name), dtype_of(self.kinds[name].dtype))
+            self._add(name, like)
+        after = len(self.likes)
+        self.at_hand |= {name: after + k for name, k in self.places.items()}
+        made = {name: Place(after + k) for name, k in self.places.items()}
+        after += len(self.made)
+        for k, name in enumerate((*self.shifted, *self.before), after):
+            self.values[name] = Place(k)
+        self.at_hand |= {name: k for k, name in enumerate(self.shifted, after)}
+        lasts = {name: made.pop(name) for name in self.tangents if name in made}
+        at = Places(self.values, strides, self.boots, made, lasts)
+        run = addressed(lone, self.layout.backward, self.layout.rows, at)
+        likes = [*self.likes, *(like for _, like in self.made)]
+        reads: list[tuple[str, int, int | None, tuple[int, ...]]] = []
+        for name in sorted(read):
+            k, begin, shape = self.at_hand[name], self.begins.get(name), self._shape(name)
+            if begin is None and k < len(likes) and likes[k].numel() != math.prod(shape):
+                raise LookupError
+            reads.append((name, k, begin, shape))
+        made = [(make, self.of.get(k)) for k, (make, _) in enumerate(self.made)]
+        parts = made, self.out, self.copies, lone.before, lone.after, [*self.before], reads, self.late
+        names = {name for _, name in self.late}
+        as_they_are = all(self._shape(name) == self.likes[k].shape for k, name in self.late)
+        loose = len(names) < len(self.late) or not (names <= self.ready.own_gradients and as_they_are)
+        return Backward(run, zeros, [*self.shifted.values()], *parts, loose, any_lengths)
