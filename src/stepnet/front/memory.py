@@ -30,7 +30,7 @@ class Memory:
         pre_name: by which it reads what the step before wrote.
         init: the name, in the outer scope, of the value that the first step reads: [B, ...], a row per
             sequence in the order of the inputs.
-        shape: without `init`, the shape of the value, without the batch. Its dtype is that of the first input:
+        shape: without `init`, the shape of the value, without the batch. Its dtype is the first input's:
             where that holds integers, such as words, and the memory does not, give an init.
         value: without `init`, the number that fills it.
 
