@@ -88,6 +88,12 @@ class LoopError(StepnetError, ValueError):
     """A loop (TensorIterator) whose ports, back edges or body do not fit together."""
 
 
+class OutputError(StepnetError, KeyError, IndexError):
+    """A loop or a model gives no output of that name or number."""
+
+    __str__ = Exception.__str__  # a KeyError's own is a repr, all on one line
+
+
 class GraphError(StepnetError, ValueError):
     """A graph of the intermediate representation breaks a rule of its stage."""
 

@@ -204,9 +204,10 @@ def test_the_same_stepnet_runs_in_both():
         ({"x": torch.ones(3, 2)}, ["input 'x' is float32[3, 2]", "RecurrentOp"]),
         ({"boot": torch.ones(2, 2)}, ["init 'boot' of memory 'h' is float32[2, 2]", "3 rows"]),
         ({"scale": torch.ones(4, 1)}, ["static input 'scale' is float32[4, 1]", "3 rows"]),
+        ({"scale": None}, ["static input 'scale' is not in the scope"]),
         ({"m": LoDTensor.from_lengths(torch.ones(9, 1), [[5, 3, 1]])}, ["same lengths"]),
     ],
-    ids=["no LoDTensor", "init", "static input", "lengths"],
+    ids=["no LoDTensor", "init", "static input", "no static input", "lengths"],
 )
 def test_errors_name_what_does_not_fit(values, words):
     scope = a_scope([3, 5, 1])
@@ -216,6 +217,23 @@ def test_errors_name_what_does_not_fit(values, words):
         dynamic_recurrent(rnn, scope, ["x", "m"], ["y"], MEMORIES, static_inputs=["scale"])
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"inputs": "xm"}, "'inputs' must be a list"),
+        ({"outputs": "y"}, "'outputs' must be a list"),
+        ({"static_inputs": "scale"}, "'static_inputs' must be a list"),
+        ({"padded": [3]}, "'padded' must be a list"),
+        ({"level": "words"}, "'level' must be a whole number"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_arguments_of_another_kind_are_told(wrong, words):
+    given = {"inputs": ["x", "m"], "outputs": ["y"], "memories": MEMORIES} | wrong
+    with pytest.raises(StepError, match=f"dynamic_recurrent: {words}"):
+        dynamic_recurrent(rnn, a_scope([2, 1]), **given)
 
 
 def test_what_the_stepnet_forgets_is_named():

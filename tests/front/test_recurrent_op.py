@@ -341,6 +341,28 @@ def test_names_are_exported():
     assert stepnet.Memory is Memory
 
 
+def test_outputs_of_no_steps_have_the_dtypes_of_others():
+    def counting(step):
+        step["n"] = step["n_pre"] + 1
+        step["odd"], step["wide"] = step["n"] % 2 == 1, step["x"].double()
+
+    op = RecurrentOp(counting, ["x"], ["n", "odd", "wide", "x"], [Memory("n", "n_pre", "n_boot")])
+    found = []
+    for steps in (2, 0):
+        scope = Scope({"x": torch.ones(steps, 3, 2), "n_boot": torch.zeros(3, dtype=torch.int64)})
+        op.run(scope)
+        found.append([(scope[name].dtype, scope[name].shape[1:]) for name in op.outputs])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("step", ["h", slice(1, 3), 1.0])
+def test_scopes_are_asked_for_by_number(step):
+    op = an_op()
+    op.run(a_scope())
+    with pytest.raises(StepError, match=r"op.scopes: a step must be a whole number"):
+        op.scopes[step]
+
+
 @pytest.mark.parametrize("steps", [0, 2])
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_last_memories_are_no_tensors_of_the_callers(steps, keep):

@@ -428,6 +428,22 @@ def test_errors(kind, words):
     TensorArray(unstack_from=torch.ones(1)).stack()  # nothing is recorded after an error
 
 
+@pytest.mark.parametrize(
+    ("base", "words"),
+    [(0, "index 6 is out of range at step 6"), (-1, "index -1 is out of range at step 0")],
+    ids=["behind", "before"],
+)
+@pytest.mark.parametrize("make", [stepnet.create_whileloop, recorded], ids=["raised", "recorded"])
+def test_a_place_that_is_not_there_is_told_with_the_step_and_the_line(make, base, words):
+    rows, doubled, loop = TensorArray(unstack_from=X), TensorArray(), make([torch.tensor(0)])
+    with pytest.raises(ArrayError) as caught, loop.frame() as (s,):  # noqa: PT012
+        loop.break_if(s == 8)
+        doubled.write(s, rows.read(s + base) * 2)
+        loop.update(s, s + 1)
+    assert f"{words} (test_while_frame.py:" in str(caught.value)
+    assert len(doubled) == (0 if base else 6)
+
+
 def test_a_frame_is_entered_once():
     loop = stepnet.create_whileloop(loop_vars=[torch.tensor(0)])
     frame = loop.frame()

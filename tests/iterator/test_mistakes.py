@@ -10,7 +10,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stepnet import BackEdge, InputPort, LoDTensor, OutputPort, TensorIterator
-from stepnet.errors import LoopError, StepError
+from stepnet.data.outputs import Outputs
+from stepnet.errors import LoopError, OutputError, StepError
 
 PORTS = (InputPort("x", "x", axis=1), InputPort("h0", "h"), OutputPort("y", 1, axis=1), OutputPort("h", 0))
 EDGES = (BackEdge(0, "h"),)
@@ -224,6 +225,17 @@ def test_calls_are_checked(args, named, expected):
     with pytest.raises(LoopError, match="TensorIterator over 'body'") as raised:
         loop(*map(torch.zeros, args), **{name: torch.zeros(shape) for name, shape in named.items()})
     assert lines(raised) == expected
+
+
+@pytest.mark.parametrize("asked", ["yy", 2, -3, 0.5, None])
+def test_outputs_that_are_not_there(asked):
+    out = Outputs(("y", "h"), (torch.zeros(1), torch.ones(1)))
+    assert (out["h"], out[-1], out[0]) == (1, 1, 0)
+    assert out.get("yy") is None
+    with pytest.raises(
+        OutputError, match=r"there is no output.*\n.*got: .*\n.*expected: 'y', 'h'; or 0 to 1\n"
+    ):
+        out[asked]
 
 
 def test_only_tensors_are_taken():

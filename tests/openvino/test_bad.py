@@ -502,6 +502,18 @@ def test_every_refusal_says_what_it_got_and_what_it_expects(tmp_path, request):
     assert not silent, silent[0]
 
 
+def test_parameters_of_a_body_fit_what_they_are_fed_where_sizes_are_open(tmp_path):
+    path = summing(tmp_path)
+    text = path.read_text().replace('shape="2,', 'shape="?,')
+    path.write_text(re.sub("<dim>2</dim>", "<dim>-1</dim>", text))
+    load(path)
+    before, after = path.read_text().split('name="xi"')
+    path.write_text(before + 'name="xi"' + after.replace('shape="?,1,', 'shape="?,3,', 1))
+    says = r"Parameter layer 0 'xi': what it is fed has another shape\n.*\?,1,3\n.*\?,3,3"
+    with pytest.raises(IRError, match=BODY + says):
+        load(path)
+
+
 def test_errors_of_open_sizes_are_in_the_sizes_of_the_file(tmp_path):
     net = Net()
     x, w = net.parameter("x", "?,3"), net.const(np.ones((4, 5), "f4"))

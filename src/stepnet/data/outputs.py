@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from stepnet.data import pytree
+from stepnet.errors import OutputError
 
 
 class Outputs(Mapping[Any, Tensor]):
@@ -27,12 +28,15 @@ class Outputs(Mapping[Any, Tensor]):
         self._values = values
 
     def __getitem__(self, key: str | int) -> Tensor:
-        if isinstance(key, str):
-            try:
-                return self._values[self._names.index(key)]
-            except ValueError:
-                raise KeyError(key) from None
-        return self._values[key]
+        try:
+            return self._values[self._names.index(key) if isinstance(key, str) else key]
+        except (ValueError, IndexError, TypeError):
+            raise OutputError(
+                "there is no output of this name or number",
+                got=repr(key),
+                expected=", ".join(map(repr, self._names)) + f"; or 0 to {len(self) - 1}",
+                remedy="out.keys() are the names, in order",
+            ) from None
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._values)

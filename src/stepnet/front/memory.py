@@ -30,7 +30,8 @@ class Memory:
         pre_name: by which it reads what the step before wrote.
         init: the name, in the outer scope, of the value that the first step reads: [B, ...], a row per
             sequence in the order of the inputs.
-        shape: without `init`, the shape of the value, without the batch.
+        shape: without `init`, the shape of the value, without the batch. Its dtype is the first input's:
+            where that holds integers, such as words, and the memory does not, give an init.
         value: without `init`, the number that fills it.
 
     Raises:
@@ -150,7 +151,8 @@ class ScopeStep:
         for name, value in zip(self.static, static, strict=True):
             scope[name] = self._sequences(name, value) if name in self.ragged else value
         self.stepnet(scope)
-        missing = [n for n in (*self.outputs, *(m.name for m in self.memories)) if n not in list(scope)]
+        wanted = dict.fromkeys((*self.outputs, *(m.name for m in self.memories)))
+        missing = [name for name in wanted if name not in list(scope)]
         if missing:
             raise StepError(
                 f"stepnet '{self.__name__}' did not write {', '.join(map(repr, missing))}",
@@ -174,4 +176,5 @@ def check_rows(what: str, value: Any, rows: int, remedy: str) -> str | None:
     count = len(value) if isinstance(value, LoDTensor) else value.shape[0] if plain and value.dim() else None
     if count is not None and not surely_differ(count, rows):
         return None
-    return f"{what} is {describe_leaf(value)}, and must have {rows} rows ({remedy})"
+    found = "not in the scope" if value is None else describe_leaf(value)
+    return f"{what} is {found}, and must have {rows} rows ({remedy})"

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.array import contents_of
+from stepnet.data.array import TensorArray, contents_of
 from stepnet.data.steps import Steps
 from stepnet.data.values import integer, whole_number
-from stepnet.errors import Unsupported
+from stepnet.errors import ArrayError, Unsupported
 from stepnet.ir.loop import Loop
 from stepnet.ir.sweep import over_rows
 
@@ -166,7 +166,7 @@ def _first_state(loop: WhileLoop, form: ScanForm, start: int) -> list[Any]:
         if isinstance(before, torch.SymInt) and default is not None and not contents_of(array).values:
             state.append(default)
         else:
-            state.append(array.read(before, default))
+            state.append(_value(op, array, before, default))
     for value, new in zip(state, form.step.new, strict=True):
         like = form.example(program, new)
         if like is None or not isinstance(value, Tensor):
@@ -191,10 +191,18 @@ def _column(loop: WhileLoop, op: Read, first: int, steps: int) -> Tensor:
     if whole is not None and first >= 0 and first + steps <= whole.shape[0]:
         return whole if steps == whole.shape[0] else whole.narrow(0, first, steps)
     default = resolve(op.default, loop.program.constants)
-    values = [array.read(place, default) for place in range(first, first + steps)]
+    values = [_value(op, array, place, default) for place in range(first, first + steps)]
     like = values[0]
     if not all(isinstance(v, Tensor) for v in values):
         raise rule("an array holds LoDTensors, or its default is no tensor", op)
     if not all(v.shape == like.shape and v.dtype == like.dtype for v in values):
         raise rule("the values of an array differ in shape or dtype", op)
     return torch.stack(values)
+
+
+def _value(op: Read, array: TensorArray, place: Any, default: Any) -> Any:
+    """What a read gives. Where it is an error, the loop runs as recorded, to say at which step."""
+    try:
+        return array.read(place, default)
+    except ArrayError as error:
+        raise rule(f"there is nothing at index {place} of an array that is read", op) from error

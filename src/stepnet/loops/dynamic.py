@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stepnet.checks import sequences_of
+from stepnet.data.arguments import listed, whole
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import AS_A_LAYER, InGrid, StandIn
 from stepnet.errors import StepError
@@ -81,6 +82,11 @@ def dynamic_recurrent(
             backend=other or backend,
         )  # fmt: skip
 
+    inputs = listed("dynamic_recurrent: 'inputs'", inputs, str)
+    outputs = listed("dynamic_recurrent: 'outputs'", outputs, str)
+    static_inputs = listed("dynamic_recurrent: 'static_inputs'", static_inputs, str)
+    padded = listed("dynamic_recurrent: 'padded'", padded, str)
+    level = whole("dynamic_recurrent: 'level'", level)
     memories = memories_of("dynamic_recurrent", memories, (*inputs, *static_inputs), outputs)
     recorded = run_in_frame(scope, run, outputs, memories)
     if recorded is not None:

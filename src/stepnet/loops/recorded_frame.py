@@ -13,11 +13,11 @@ from stepnet.data.array import contents_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import is_wrapped
 from stepnet.data.storage import apart
-from stepnet.errors import StepError
+from stepnet.errors import ArrayError, StepError
 from stepnet.executors import naive
 from stepnet.front.examples import does_not_fit
 from stepnet.front.frame import Recording, WhileLoop, check_kind, is_one_boolean, not_one_boolean
-from stepnet.front.recorded import Break, Call
+from stepnet.front.recorded import Break, Call, Read, Write
 from stepnet.front.step import kept_dtypes
 from stepnet.front.template import places, resolve
 from stepnet.ir.loop import BackEdge, Iteration, Last, Loop, Merged
@@ -132,6 +132,13 @@ class FrameBody:
             if not isinstance(op, Break):
                 try:
                     op.do(values, program.arrays, at)
+                except ArrayError as error:
+                    if not isinstance(op, Read | Write):
+                        raise
+                    raise ArrayError(  # of a place that is known at this step only
+                        f"{error.where}{at} ({op.line})",
+                        got=error.got, expected=error.expected, remedy=error.remedy,
+                    ) from error  # fmt: skip
                 except (RuntimeError, IndexError) as error:
                     if type(error) not in (RuntimeError, IndexError) or not isinstance(op, Call):
                         raise

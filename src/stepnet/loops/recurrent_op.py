@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.arguments import function, listed
+from stepnet.data.arguments import function, listed, whole
 from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor
 from stepnet.data.recording import AS_A_LAYER, LeftByRuns, StandIn
-from stepnet.errors import StepError
+from stepnet.errors import StepError, StepIndexError
 from stepnet.executors import naive
 from stepnet.executors.base import Backend
 from stepnet.front.memory import Memory, Stepnet, memories_of
@@ -35,6 +35,7 @@ class StepScopes:
         return self._steps
 
     def __getitem__(self, t: int) -> Scope:
+        t = whole("op.scopes: a step", t, error=StepIndexError, remedy="op.scopes[t], one at a time")
         place = t + self._steps if t < 0 else t
         if not 0 <= place < self._steps:
             raise IndexError(f"there is no step {t}: the run had {self._steps}")
@@ -152,6 +153,17 @@ class RecurrentOp:
         Raises:
             StepError: all that does not fit, each by its name.
         """
+        steps = self._first_step(scope)
+        return {
+            name: torch.Size((scope[self.inputs[0]].shape[0], *step.shape)) for name, step in steps.items()
+        }
+
+    def _first_step(self, scope: Scope) -> dict[str, Tensor]:
+        """The outputs of one step, without data.
+
+        Raises:
+            StepError: as `infer_shape`.
+        """
         self._check(scope)
         bare = {n: without_data(v) if isinstance(v, Tensor) else v for n, v in scope.all_values().items()}
         shadow = Scope(bare)
@@ -174,8 +186,7 @@ class RecurrentOp:
                 wrong.append(f"memory '{name}' starts as {describe_leaf(boot)} and becomes "
                              f"{describe_leaf(step[name])}")  # fmt: skip
         self._report(wrong)
-        steps = scope[self.inputs[0]].shape[0]
-        return {name: torch.Size((steps, *step[name].shape)) for name in self.outputs}
+        return {name: step[name] for name in self.outputs}
 
     def create_scopes(self, scope: Scope) -> list[Scope]:
         """The step scopes, with the inputs of their steps: one per step, or two in inference.
@@ -258,8 +269,10 @@ class RecurrentOp:
             feeds = {name: scope[name] for name in self.inputs}
             outputs = naive.run(body.loop(), feeds | dict(zip(body.memories, boots, strict=True)))
         else:
-            shapes = self.infer_shape(scope)
-            outputs = {name: x.new_zeros(shapes[name]) for name in self.outputs}
+            outputs = {
+                name: x.new_zeros((0, *step.shape), dtype=step.dtype)
+                for name, step in self._first_step(scope).items()
+            }
         for name in self.outputs:
             scope[name] = outputs[name]
         last = boots

@@ -223,7 +223,7 @@ class Walk:
         shape = declared_shape(parameter)
         if shape and _is_misfed(parameter, value):
             said = {"got": shape_text(tuple(value.shape)), "expected": shape_text(shape)}
-            fault = _Fault.at(parameter, "what it is fed has another shape", str(value.shape), **said)
+            fault = _Fault.at(parameter, "what it is fed has another shape", _differ(shape, value), **said)
             self.faults.setdefault(parameter.where, fault)
 
     def _check_given(self, layer: Layer, results: Sequence[Any]) -> None:
@@ -231,13 +231,9 @@ class Walk:
         for port, value in zip(layer.outputs, results, strict=False):
             if not isinstance(value, Tensor) or not port.shape or fits(port.shape, value.shape):
                 continue  # () is also what a port has that says no dims
-            pairs = [*enumerate(zip(port.shape, value.shape, strict=False))]
-            key = str([(i, *p) for i, p in pairs if -1 not in p and p[0] != p[1]])
-            if len(port.shape) != value.dim():
-                key = f"{len(port.shape)}, {value.dim()}"
             got, made = shape_text(port.shape), shape_text(tuple(value.shape))
             what = f"output port {port.id} declares {got}, but the layer gives {made}"
-            fault = _Fault.at(layer, what, key, got=got, expected=made)
+            fault = _Fault.at(layer, what, _differ(port.shape, value), got=got, expected=made)
             self.misdeclared.setdefault(layer.where, fault)
 
     def branch(self) -> Walk:
@@ -513,6 +509,14 @@ class Walk:
 # when the file is read; a call of torch takes many times as long as a look.
 _KNOWN: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {}
 _MOST_KNOWN = 4_000
+
+
+def _differ(declared: Sequence[int], value: Tensor) -> str:
+    """Where a shape differs from the declared one: the same at other sizes of the dynamic dimensions."""
+    if len(declared) != value.dim():
+        return f"{len(declared)}, {value.dim()}"
+    pairs = enumerate(zip(declared, value.shape, strict=True))
+    return str([(i, *pair) for i, pair in pairs if -1 not in pair and pair[0] != pair[1]])
 
 
 def _is_misfed(parameter: Layer, value: Any) -> bool:
