@@ -246,9 +246,7 @@ NETS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("make", "use"), few(NETS.values(), [NETS["LSTM"], NETS["Stack of one"]]), ids=NETS
-)
+@pytest.mark.parametrize(("make", "use"), few(NETS.values(), [NETS["LSTM"], NETS["Stack of one"]]), ids=NETS)
 def test_a_module_gives_its_state_in_its_own_parts(make, use):
     x, net = torch.randn(4, 1, 3, 2, dtype=torch.float64, requires_grad=True), make().double()
     same(lambda v, s, out: use(*net(v[0])), [TensorArray(unstack_from=x)], 4, (x,))
