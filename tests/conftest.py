@@ -26,7 +26,7 @@ def pytest_configure(config):
     if not config.getoption("exhaustive") and hasattr(providers, "_get_local_constants"):
         # Numbers and words of the source are tried as examples, too: to look for them is to parse all that is
         # imported, in each process, and examples would depend on which tests a process has run before.
-        none = providers.Constants()
+        none = providers.Constants()  # pyright: ignore[reportPrivateImportUsage]
         providers._get_local_constants = lambda: none
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         # not in the process that only hands out tests, which others wait for: it needs no torch

@@ -180,11 +180,13 @@ def assert_same_without_stepnet(
 
 
 def loaded(folder: Path) -> None:
+    from torch.utils._pytree import tree_leaves
+
     for path in sorted(folder.glob("*.pt2")):
         stepnet.set_backend("naive" if path.stem == "documents" else "eager")
         program = torch.export.load(path).module()
         for args, expected in torch.load(path.with_suffix(".pt")):
-            found = torch.utils._pytree.tree_leaves(program(*args))
+            found = tree_leaves(program(*args))
             for a, b in zip(found, expected, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
         print(path.stem, "equal")
