@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
 from covering import left_out
 
@@ -22,6 +23,11 @@ settings.register_profile("ordinary", settings.get_profile("exhaustive"), max_ex
 
 def pytest_configure(config):
     settings.load_profile("exhaustive" if config.getoption("exhaustive") else "ordinary")
+    if not config.getoption("exhaustive") and hasattr(providers, "_get_local_constants"):
+        # Numbers and words of the source are tried as examples, too: to look for them is to parse all that is
+        # imported, in each process, and examples would depend on which tests a process has run before.
+        none = providers.Constants()  # pyright: ignore[reportPrivateImportUsage]
+        providers._get_local_constants = lambda: none
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         # not in the process that only hands out tests, which others wait for: it needs no torch
         config.pluginmanager.register(importlib.import_module("around_tests"))

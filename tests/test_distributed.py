@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import stepnet
-from covering import few
+from covering import every, few
 from stepnet import LoDTensor, Recurrent, cells, recurrent
 from stepnet.errors import LoDError, StepError
 
@@ -101,7 +101,7 @@ def test_fully_shard(rnn):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("make", [lambda: nn.LSTMCell(F_IN, H), lambda: cells.GRU(F_IN, H)])
+@pytest.mark.parametrize("make", every(2, [lambda: nn.LSTMCell(F_IN, H), lambda: cells.GRU(F_IN, H)]))
 def test_fully_shard_of_a_cell(make):
     """Its weights are whole only while a step runs; it begins with zeros like a part of them."""
     from torch.distributed.device_mesh import init_device_mesh

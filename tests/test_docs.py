@@ -15,6 +15,7 @@ from covering import few
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES.remove(ROOT / "docs" / "command_line.md")  # which tests/commands/test_page.py runs, with its commands
 WHEELS = {"10_letters_to_sounds.py": ["g2p_en"], "11_speech_or_not.py": ["silero_vad", "onnx_ir"]}
 OF_OTHERS = {  # who runs recurrences is for other pages
     "cells.md", "compile_and_export.md", "nn.md", "onnx.md", "openvino.md", "precision.md",

@@ -206,6 +206,8 @@ def ranked(rank: int, port: int) -> bool:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_they_train_as_one() -> None:
+    import torch.distributed.fsdp  # noqa: F401 - once, not in each of them
+
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]

@@ -134,8 +134,9 @@ def test_a_transform_is_refused_by_name(backend):
     torch.testing.assert_close(torch.func.functionalize(partial(run, backend="naive"))(x), run(x))
 
 
+@pytest.mark.exhaustive  # graphs around a recurrence: tests/graph
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # dynamo's own, at any graph break
-@pytest.mark.parametrize("backend", few(["auto", *BACKENDS], ["naive"]))
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
 def test_inside_a_compiled_region(backend):
     """Dynamo breaks its graph around the loop, and goes on after it."""
     rnn = Recurrent(cell_of(), backend=backend)

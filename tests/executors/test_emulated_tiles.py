@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from c_programs import TILE_FLAGS, can_emulate_tiles, emulator_library
+from stepnet.executors.c.products import has_tiles
+
+# A process that imports torch anew: where a CPU has tiles, all other tests run by them.
+pytestmark = [pytest.mark.exhaustive] if has_tiles() else []
 
 PROGRAM = (
     f"""

@@ -126,7 +126,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("kind", few(["LSTM", "GRU", "RNN"], ["GRU"]))
+@pytest.mark.parametrize("kind", few(["LSTM", "GRU", "RNN"], ["RNN"]))
 def test_training_is_that_of_torch(kind):
     """4 steps of each optimizer, with gradients accumulated, clipped, scaled, and zeroed in place."""
     ours = getattr(stepnet.nn, kind)(D, 4, num_layers=2, dtype=DTYPE)

@@ -95,7 +95,7 @@ def test_a_call_between_graphs(call):
         assert counters["frames"]["total"] <= 8  # the call and what is left of it, for two lengths
 
 
-@pytest.mark.parametrize("ending", ["xml", "onnx"])
+@pytest.mark.parametrize("ending", few(["xml", "onnx"], ["onnx"]))
 def test_a_model_from_a_file(ending, tmp_path):
     path = tmp_path / f"model.{ending}"
     library = stepnet.openvino if ending == "xml" else pytest.importorskip("stepnet.onnx")

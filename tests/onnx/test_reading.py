@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import stepnet
-from covering import few
+from covering import every, few
 from saved_modules import plain_loops
 from stepnet import cells
 
@@ -331,7 +331,7 @@ def test_a_body_that_cuts_the_sizes_that_it_reads(tmp_path):
     stepnet.onnx.save(read, tmp_path / "again.onnx", (torch.ones(2, 3, 3), torch.ones(3, 3)))
 
 
-@pytest.mark.parametrize(("kind", "suffix"), [("onnx", "m.onnx"), ("openvino", "m.xml")])
+@pytest.mark.parametrize(("kind", "suffix"), every(2, [("onnx", "m.onnx"), ("openvino", "m.xml")]))
 def test_a_read_model_as_the_step_of_a_recurrence_is_compiled_and_follows_its_weights(kind, suffix, tmp_path):
     """Its code is not walked: that ended at `sys.modules`, after half a second in each call."""
     cell = nn.GRUCell(3, 4).eval()
