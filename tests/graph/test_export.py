@@ -558,8 +558,7 @@ def test_a_lodtensor_as_an_argument(strict: bool) -> None:
             self.rnn = Recurrent(nn.GRUCell(3, 4))
 
         def forward(self, x: LoDTensor) -> Any:
-            y, last = self.rnn(x)
-            return y, last
+            return self.rnn(x)
 
     model, x = Of(), LoDTensor.from_lengths(torch.randn(5, 3), [[3, 0, 2]])
     program = export(model, (x,), strict=strict).module()
