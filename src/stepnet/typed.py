@@ -90,6 +90,18 @@ class RecurrentFunction(Protocol):
 
     @overload
     def __call__(
+        self, step: Callable[[Any, State], tuple[Any, State]], x: None, state: State,
+        *, steps: Any, static: None = None, scopes: Literal[False] = False, **how: Unpack[How],
+    ) -> tuple[Any, State]: ...  # fmt: skip
+
+    @overload
+    def __call__(
+        self, step: Callable[[Tensor, State, Any], tuple[Tensor, State]], x: Rows, state: State,
+        *, steps: None = None, static: Any, scopes: Literal[False] = False, **how: Unpack[How],
+    ) -> tuple[Rows, State]: ...  # fmt: skip
+
+    @overload
+    def __call__(
         self, step: Callable[[Any, State, Any], tuple[Any, State]], x: Any, state: State,
         *, steps: Any = None, static: Any, scopes: Literal[False] = False, **how: Unpack[How],
     ) -> tuple[Any, State]: ...  # fmt: skip

@@ -306,6 +306,11 @@ REFUSED: dict[str, tuple[Callable[[LoDTensor], Any], str, str]] = {
     "mse_loss": (lambda x: F.mse_loss(x, x), "reduction='mean'", "reduction='none'"),
     "cross_entropy": (lambda x: F.cross_entropy(x, x.argmax(-1)), "reduction='mean'", "reduction='none'"),
     "module cross_entropy": (lambda x: nn.CrossEntropyLoss()(x, x), "reduction='mean'", "reduction='none'"),
+    "a class a row": (
+        lambda x: F.multilabel_soft_margin_loss(x, x.sum(-1), reduction="none"),
+        "1 dimensions",
+        "sequence_pool",
+    ),
     "einsum": (lambda x: torch.einsum("rf,rg->fg", x, x), "einsum", "to_padded"),
     "LSTM": (nn.LSTM(7, 3).double(), "lstm", "stepnet.nn.LSTM"),
     "LSTMCell": (nn.LSTMCell(7, 3).double(), "lstm_cell", "recurrent"),

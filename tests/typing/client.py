@@ -30,6 +30,10 @@ def attending(x: Tensor, h: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
     return h, h + x + memory
 
 
+def counting(_: None, n: Tensor) -> tuple[Tensor, Tensor]:
+    return n, n + 1
+
+
 class Counter:
     """A step with an initial state of its own."""
 
@@ -56,8 +60,9 @@ assert_type(recurrent(stepnet.cells.LSTM(1, 2), x), tuple[LoDTensor, LSTMState])
 assert_type(recurrent(stepnet.cells.GRU(1, 2), x, reverse=True), tuple[LoDTensor, Tensor])
 assert_type(recurrent(nn.LSTMCell(1, 2), x), tuple[LoDTensor, LSTMState])
 assert_type(recurrent(nn.GRUCell(1, 2), x, backend="naive"), tuple[LoDTensor, Tensor])
-_, attended = recurrent(attending, x, h0, static=h0)
-assert_type(attended, Tensor)
+assert_type(recurrent(attending, x, h0, static=h0), tuple[LoDTensor, Tensor])
+_, counted = recurrent(counting, None, h0, steps=3)
+assert_type(counted, Tensor)
 _, _, scopes = recurrent(tanh_step, x, h0, scopes=True)
 first: Tensor = scopes[0]["h"]
 recurrent(tanh_step, x, h0, backend=BackendName("naive"))

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.offsets import LoD
+from stepnet.errors import LoDError
 from stepnet.watchers import instead
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -25,6 +26,8 @@ _VERSION: Any = torch.__version__
 # Whether torch.export traces what runs; torch 2.6 tells it from nothing else that traces.
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 _LODTENSORS = "stepnet.data.lod"
+NO_RESULT = "a program that torch.export writes is for any lengths, and cannot give a LoDTensor of them"
+AS_TENSORS = "return x.values and x.lod, which are tensors of the program"
 CAN_CAPTURE: bool = _VERSION >= (2, 13)  # what the nodes stand on is private to torch, and changes
 
 
@@ -149,7 +152,33 @@ def teach_forms() -> bool:
 
     known.call_invert, known.call_matmul = method("__invert__"), method("__matmul__")
     functions._flatten_vts = in_tuples
+    _give_lodtensors()
     return True
+
+
+def _give_lodtensors() -> None:
+    """Let Dynamo give, from what it exports, LoDTensors of offsets that came in with an argument, which a
+    program is for; of others say that it cannot."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.variables.base import AsPythonConstantNotImplementedError
+    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+
+    class NoResult(AsPythonConstantNotImplementedError, LoDError):
+        def __init__(self, variable: Any) -> None:
+            LoDError.__init__(self, NO_RESULT, remedy=AS_TENSORS)
+            self.vt = variable
+
+    of_object: Any = UserDefinedObjectVariable.as_python_constant
+
+    @functools.wraps(of_object)
+    def constant(self: Any) -> Any:
+        if type(self.value) is LoD and InstructionTranslator.current_tx().export:
+            if not hasattr(self.value, "levels"):  # made by what is exported: Dynamo fills none
+                raise NoResult(self)
+            return self.value
+        return of_object(self)
+
+    UserDefinedObjectVariable.as_python_constant = constant
 
 
 for _told in (tell_products_apart, teach_forms):

@@ -573,10 +573,7 @@ def _check_batches(batches: Any) -> None:
 
 def _flatten(x: LoDTensor) -> tuple[list[Tensor], LoD]:
     if in_program(x.structure.levels[0]):
-        raise LoDError(
-            "a program that torch.export writes is for any lengths, and cannot give a LoDTensor of them",
-            remedy="return x.values and x.lod, which are tensors of the program",
-        )
+        raise LoDError(in_graph.NO_RESULT, remedy=in_graph.AS_TENSORS)
     return [x._values], x.structure
 
 
@@ -592,3 +589,4 @@ pytree.register_node(
     dump=lambda lod: [level.tolist() for level in lod.levels],
     load=LoD,
 )
+pytree.name_packed_sequences()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
 
@@ -33,3 +35,12 @@ def register_node(
         from_dumpable_context=load,
         flatten_with_keys_fn=flatten_with_keys,
     )
+
+
+def name_packed_sequences() -> None:
+    """Let torch.export save programs that take or give PackedSequences: to torch they are tuples without a
+    name for it to write down."""
+    if PackedSequence not in _pytree.SUPPORTED_SERIALIZED_TYPES:
+        name = f"{PackedSequence.__module__}.{PackedSequence.__qualname__}"
+        _pytree._register_namedtuple(PackedSequence, serialized_type_name=name)
+    torch.serialization.add_safe_globals([PackedSequence])  # a program holds its example
