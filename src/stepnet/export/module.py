@@ -33,6 +33,7 @@ from . import (  # noqa: F401  (they fill tables)
     aten_pick,
     aten_shape,
     guarded_values,
+    numbers_of_tensors,
     iterators,
     recurrences,
     sequences,

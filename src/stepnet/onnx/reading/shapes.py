@@ -10,11 +10,13 @@ from torch import Tensor
 from stepnet.file_model import (
     axes_in,
     axis_in,
+    by_data,
     from_front,
     gather,
     gather_elements,
     gather_nd,
     laid_out,
+    laid_out_by,
     one_hot,
     padded,
     reversed_within,
@@ -33,6 +35,8 @@ def _reshape(node: Info) -> Run:
 
     def reshape(*inputs: Any) -> Tensor:
         x, wanted = inputs[0], sizes(inputs)
+        if by_data(wanted):
+            return laid_out_by(x, wanted, not zero)
         if not zero:
             if any(isinstance(size, int) and size == 0 for size in wanted[x.dim() :]):
                 raise Misfit("a size of 0 keeps one that is not there", wanted, f"sizes for {list(x.shape)}")
@@ -212,7 +216,7 @@ def _pad(node: Info) -> Run:
         before, after = [0] * x.dim(), [0] * x.dim()
         for k, axis in enumerate(along):
             before[axis], after[axis] = wanted[k], wanted[k + len(along)]
-        check_size([max(a + n + b, 0) for a, n, b in zip(before, x.shape, after, strict=True)])
+        check_size([torch.sym_max(a + n + b, 0) for a, n, b in zip(before, x.shape, after, strict=True)])
         return padded(x, before, after, mode, number)
 
     return pad

@@ -21,8 +21,10 @@ from .row import (
     Row,
     axes_in,
     axis_in,
+    by_data,
     check_size,
     laid_out,
+    laid_out_by,
     listed,
     number,
     plain,
@@ -36,7 +38,10 @@ def _reshape(layer: Layer, attributes: Attributes) -> Function:
     special_zero = attributes.bool("special_zero", False)
 
     def reshape(x: Tensor, pattern: Any) -> Tensor:
-        return laid_out(x, reshaped(x, listed(pattern), special_zero))
+        wanted = listed(pattern)
+        if by_data(wanted):
+            return laid_out_by(x, wanted, special_zero)
+        return laid_out(x, reshaped(x, wanted, special_zero))
 
     return reshape
 
@@ -156,6 +161,8 @@ def _variadic_split(layer: Layer, attributes: Attributes) -> Function:
         if len(parts) != count:
             said = {"got": f"{len(parts)} lengths", "expected": f"{count}, one for each output"}
             raise Misfit("split_lengths does not fit the outputs", **said, dims=(len(parts), count))
+        if by_data(parts):
+            return x.split(parts, at)
         if -1 in parts:
             parts = [x.shape[at] - (sum(parts) + 1) if p == -1 else p for p in parts]
         if any(p < 0 for p in parts) or sum(parts) != x.shape[at]:
