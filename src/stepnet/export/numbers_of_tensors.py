@@ -1,4 +1,4 @@
-"""Shapes, bounds and counts that numbers of the inputs decide: ops of a trace that take them as tensors, since
+"""Shapes, bounds and counts that numbers of the inputs decide: ops of a trace that take them as tensors, for
 torch asks of a number that it knows nothing of whether it is negative, 0 or 1."""
 
 from __future__ import annotations

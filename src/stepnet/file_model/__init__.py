@@ -2,6 +2,7 @@
 
 from .blocks import put_back as put_back
 from .by_data import by_data as by_data
+from .by_data import differ as differ
 from .by_data import laid_out_by as laid_out_by
 from .distinct import distinct as distinct
 from .edges import extreme as extreme

@@ -1,4 +1,4 @@
-"""Numbers that data decide, where a model is traced to be written: what is laid out, cut or padded by them."""
+"""What is laid out, cut or padded by numbers that data decide, where a model is traced to be written."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def by_data(numbers: Iterable[Any]) -> bool:
     """
     open_ones = [n for n in numbers if isinstance(n, (torch.SymInt, torch.SymFloat))]
     return bool(open_ones) and not nobody_answers() and any(map(_is_by_data, open_ones))
+
+
+def differ(one: Any, other: Any) -> bool:
+    """Whether sizes differ; where data decide one of them, what runs the file finds out.
+
+    >>> differ(3, 4), differ(3, 3)
+    (True, False)
+    """
+    return not by_data((one, other)) and one != other
 
 
 def _is_by_data(number: Any) -> bool:
@@ -53,9 +62,7 @@ def padded_by(x: Tensor, before: Sequence[Any], after: Sequence[Any], mode: str,
     if mode == "constant":
         fill = 0 if fill is None else fill
         fill = fill.to(x.dtype) if isinstance(fill, Tensor) else torch.scalar_tensor(fill, dtype=x.dtype)
-        new = [
-            -1 if by_data((a, b)) else a + n + b for a, n, b in zip(before, x.shape, after, strict=True)
-        ]
+        new = [-1 if by_data((a, b)) else a + n + b for a, n, b in zip(before, x.shape, after, strict=True)]
         ends = in_a_tensor(before), in_a_tensor(after)
         return torch.ops.stepnet.padded_by(x, *ends, fill.reshape(()), new)
     for axis, (a, b) in enumerate(zip(before, after, strict=True)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -51,10 +52,8 @@ def _flatten(node: Info) -> Run:
     axis = node.get("axis", 1)
 
     def flatten(x: Tensor) -> Tensor:
-        rows = 1
-        for size in x.shape[: axis if axis >= 0 else x.dim() + axis]:
-            rows *= size
-        return x.reshape(rows, x.numel() // rows if rows else -1)
+        at = axis if axis >= 0 else x.dim() + axis
+        return x.reshape(math.prod(x.shape[:at]), math.prod(x.shape[at:]))
 
     return flatten
 
@@ -74,6 +73,8 @@ def _squeeze(node: Info) -> Run:
         if wanted is None:
             return x.squeeze()
         gone = axes_in(wanted, x.dim())
+        if by_data([x.shape[axis] for axis in gone]):
+            return laid_out_by(x, [size for axis, size in enumerate(x.shape) if axis not in gone], False)
         for axis in gone:
             if x.shape[axis] != 1:
                 raise Misfit("an axis that goes must have one element", x.shape[axis], 1)

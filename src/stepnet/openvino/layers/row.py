@@ -11,6 +11,7 @@ from stepnet.file_model import axes_in as axes_in
 from stepnet.file_model import axis_in as axis_in
 from stepnet.file_model import by_data as by_data
 from stepnet.file_model import check_size as check_size
+from stepnet.file_model import differ as differ
 from stepnet.file_model import integers as integers
 from stepnet.file_model import laid_out as laid_out
 from stepnet.file_model import laid_out_by as laid_out_by

@@ -23,6 +23,7 @@ from .row import (
     axis_in,
     by_data,
     check_size,
+    differ,
     laid_out,
     laid_out_by,
     listed,
@@ -81,6 +82,9 @@ def _squeeze(layer: Layer, attributes: Attributes) -> Function:
         if axes is None or axes == []:
             return x.reshape([d for d in x.shape if d != 1])
         chosen = axes_in(listed(axes), x.dim())
+        sizes = [x.shape[axis] for axis in chosen]
+        if by_data(sizes) and not skip:
+            return laid_out_by(x, [d for axis, d in enumerate(x.shape) if axis not in chosen], False)
         for axis in chosen:
             if x.shape[axis] != 1 and not skip:
                 raise Misfit(
@@ -124,7 +128,7 @@ def _concat(layer: Layer, attributes: Attributes) -> Function:
                     f"cannot join {shape_text(parts[0])} and {shape_text(part)}", dims=(rank, part.dim())
                 )
             for i in range(rank):
-                if i != at and part.shape[i] != parts[0].shape[i]:
+                if i != at and differ(part.shape[i], parts[0].shape[i]):
                     raise Misfit(
                         f"cannot join {shape_text(parts[0])} and {shape_text(part)} along axis {at}",
                         got=f"{parts[0].shape[i]} and {part.shape[i]} along axis {i}",
