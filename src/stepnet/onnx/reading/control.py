@@ -51,7 +51,7 @@ class LoopRunner:
         if scanned < 0 or len(body.outputs) != 1 + carried + scanned:
             raise Misfit("the body gives another number of values", len(body.outputs), 1 + node.count)
         goes_on = origin(body.outputs[0])
-        always = ir.convenience.get_const_tensor(goes_on)
+        always = None if goes_on.is_graph_input() else ir.convenience.get_const_tensor(goes_on)
         # it hands its condition on, or this is always true: nothing but the count ends it
         counted = goes_on is body.inputs[1] or (always is not None and bool(always.numpy().all()))
         self.by_rows = CountedLoop(node, body, carried, scanned) if counted else None
