@@ -24,6 +24,7 @@ from .misfit import attributes_text as attributes_text
 from .misfit import axes_in as axes_in
 from .misfit import axis_in as axis_in
 from .misfit import check_size as check_size
+from .misfit import check_turns as check_turns
 from .misfit import error as error
 from .misfit import given as given
 from .misfit import laid_out as laid_out

@@ -16,6 +16,7 @@ from stepnet.export.open_sizes import open_count, plain
 from stepnet.file_model import (
     LoopReport,
     Opaque,
+    check_turns,
     decided,
     has_one,
     not_in_recordings,
@@ -73,6 +74,8 @@ class LoopRunner:
         trips = plain(trips)
         most = None if trips is None else max(_one(trips, "trip count", torch.int64), 0)
         goes = True if going is None else bool(_one(going, "condition"))
+        if self.by_rows is not None and goes:
+            check_turns(most or 0)
         if self.by_rows is not None and most is not None and goes and not is_watched():
             out = self.by_rows(most, state, around)
             if out is not None:
