@@ -134,3 +134,15 @@ def test_a_sequence_that_is_filled(kind, tmp_path, opened):
             with nullcontext() if compiled else plain_loops():
                 slopes += torch.autograd.grad(written.read(xs, h0)["ys"].square().sum(), xs)
         torch.testing.assert_close(*slopes)
+
+
+def test_turns_that_nothing_else_ends_have_a_bound(tmp_path):
+    """Nothing is allocated for them; a loop that its body ends may have any trip count."""
+    body, given = LOOP.replace("STEP", STEPS["nothing picked"][0]), [torch.ones(2, 2, 3).double()] * 2
+    given = [given[0], given[1][0], torch.tensor(2**56), torch.eye(3).double()]
+    onnx.save(onnx.parser.parse_model(body), tmp_path / "m.onnx")
+    with pytest.raises(IRError, match=r"\(Loop\): nothing but the trip count ends the loop"):
+        stepnet.onnx.load(tmp_path / "m.onnx")(*given)
+    ends = body.replace("d = Identity(c)", "o = Constant<value = int64 {3}>()  d = Less(i, o)")
+    onnx.save(onnx.parser.parse_model(ends), tmp_path / "e.onnx")
+    assert stepnet.onnx.load(tmp_path / "e.onnx")(*given)[1].shape == (4, 2, 3)

@@ -16,7 +16,7 @@ from stepnet import cells
 
 onnx = pytest.importorskip("onnx")
 runtime = pytest.importorskip("onnxruntime")
-from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from onnx import TensorProto, helper, numpy_helper, parser  # noqa: E402
 
 import stepnet.onnx  # noqa: E402
 from stepnet.errors import IRError  # noqa: E402
@@ -366,3 +366,44 @@ def test_what_is_made_as_often_as_a_size_that_is_open_leaves_it_open(tmp_path):
     onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
     stepnet.onnx.save(stepnet.onnx.load(tmp_path / "m.onnx"), tmp_path / "n.onnx", torch.arange(2))
     assert stepnet.onnx.load(tmp_path / "n.onnx").inputs[0].shape == (-1,)
+
+
+DEFAULTS = """<ir_version: 9, opset_import: ["": 18]>
+    g (float[T,4] x, float[4] w, int64[2] s, int64 n) => (float[N,M] y) {
+    c = Constant<value = int64 {1}>()  t = Cast<to = 9>(c)
+    l = Loop(n, t, x) <body = b (int64 i, bool go, float[T,4] a) => (bool on, float[T,4] z)
+    { z = Mul(a, w)  on = Identity(go) }>  y = Reshape(l, s) }"""
+
+
+@pytest.mark.parametrize("version", [3, 9])
+@plain_loops()
+def test_constants_that_are_inputs_are_defaults(version, tmp_path):
+    """As in ONNX Runtime: since version 4 of the format a call may give others, by name."""
+    proto = parser.parse_model(DEFAULTS)
+    own = {"w": np.array([1, 2, 3, 4], np.float32), "s": np.array([2, -1]), "n": np.array(2)}
+    proto.graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in own.items())
+    proto.ir_version = version
+    onnx.save(proto, tmp_path / "m.onnx")
+    model, x = stepnet.onnx.load(tmp_path / "m.onnx"), torch.randn(6, 4)
+    assert [s.name for s in model.inputs] == ["x"]
+    assert [s.name for s in model.defaults] == ([*own] if version > 3 else [])
+    torch.testing.assert_close(model(x)[0], (x * torch.tensor(own["w"]) ** 2).reshape(2, -1))
+    if version == 3:
+        with pytest.raises(IRError, match="no input 'w'"):
+            model(x, w=torch.ones(4))
+        return
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    session = runtime.InferenceSession(str(tmp_path / "m.onnx"), options, providers=["CPUExecutionProvider"])
+    given = {"w": torch.randn(4, requires_grad=True), "s": torch.tensor([-1, 8]), "n": torch.tensor(3)}
+    for names in ("w", "s", "n", "wsn", ""):
+        others = {name: given[name] for name in names}
+        fed = {name: value.detach().numpy() for name, value in {"x": x, **others}.items()}
+        for again in (model, copy.deepcopy(model)):
+            torch.testing.assert_close(
+                again(x, **others)[0].detach(), torch.tensor(session.run(None, fed)[0])
+            )
+    model(x, **given)[0].sum().backward()
+    torch.testing.assert_close(given["w"].grad, 3 * given["w"].detach() ** 2 * x.sum(0))
+    with pytest.raises(IRError, match="input 'w' does not fit"):
+        model(x, w=torch.ones(5))

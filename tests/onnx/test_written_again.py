@@ -233,15 +233,14 @@ def test_a_branch_that_does_not_run_at_the_sizes_of_the_example(tmp_path, opened
         opened(tmp_path / "again.onnx")(x, yes)
 
 
-def test_shapes_that_are_inputs_are_refused(tmp_path):
-    head = '<ir_version: 9, opset_import: ["": 18]> g (float[T,4] x, int64[2] s) => (float[N,M] y) '
-    onnx.save(onnx.parser.parse_model(f"{head} {{ y = Reshape(x, s) }}"), tmp_path / "m.onnx")
+def test_axes_that_are_inputs_are_refused(tmp_path):
+    head = '<ir_version: 9, opset_import: ["": 18]> g (float[T,4] x, int64 a) => (float[N,M] y) '
+    onnx.save(onnx.parser.parse_model(f"{head} {{ y = CumSum(x, a) }}"), tmp_path / "m.onnx")
     read = stepnet.onnx.load(tmp_path / "m.onnx")
-    example = torch.randn(4, 4), torch.tensor([2, 8])
     with pytest.raises(
-        IRError, match=r"node 0 .*\(Reshape\): numbers of its inputs decide(.|\n)*remedy:.*constant"
+        IRError, match=r"node 0 .*\(CumSum\): numbers of its inputs decide(.|\n)*remedy:.*constant"
     ):
-        stepnet.onnx.save(read, tmp_path / "again.onnx", example)
+        stepnet.onnx.save(read, tmp_path / "again.onnx", (torch.randn(4, 4), torch.tensor(1)))
 
 
 BATCHED = """<ir_version: 8, opset_import: ["": 8]>
@@ -275,20 +274,45 @@ def test_a_batch_of_opset_8_stays_open(way, lengths, tmp_path):
             torch.testing.assert_close(model(h, x, ends).tuple(), (last, y))
 
 
+# What numbers of an input lay out, cut, repeat or pad: the node, and such numbers.
+BY_NUMBERS = {
+    "y = Expand(x, s)": ([2, 3, 4], [1, 1, 4]),
+    "y = Tile(x, s)": ([2, 3, 4], [1, 1, 4]),
+    "y = ConstantOfShape(s)": ([2, 3, 4], [1, 1, 4]),
+    "y = Reshape(x, s)": ([3, 2, 2], [0, -1, 1], [1, 0, 4]),
+    "y = Slice(x, s, e)": ([0, 1, 0], [0, -2, 1], [0, 9, 0]),
+    "y = Slice(x, s, f, a, g)": ([0, 1, 0], [0, -2, 1], [0, 9, 3]),
+    "q = Concat<axis = 0>(s, s)  y = Pad(x, q)": ([0, 1, 2], [1, 0, -1]),
+    """q = Concat<axis = 0>(s, s)  y = Pad<mode = "reflect">(x, q)""": ([0, 1, 2], [0, 0, -1]),
+    """q = Concat<axis = 0>(s, s)  y = Pad<mode = "edge">(x, q)""": ([0, 1, 2], [0, 2, 0]),
+    """q = Concat<axis = 0>(s, s)  y = Pad<mode = "wrap">(x, q)""": ([0, 1, 2], [0, 2, 0]),
+    "k = ReduceMin<keepdims = 1>(s)  y, i = TopK(x, k)": ([2, 3, 4], [1, 9, 9]),
+    """y = Resize<mode = "linear">(x, , , s)""": ([1, 6, 4], [1, 2, 9]),
+}
+NUMBERS = """e = Constant<value = int64[3] {9, 9, 9223372036854775807}>()
+    a = Constant<value = int64[3] {0, 1, 2}>()  b = Constant<value = int64[1] {1}>()
+    f = Constant<value = int64[3] {-9223372036854775808, -9, -9}>()
+    g = Constant<value = int64[3] {-1, -2, -1}>()"""
+
+
 @since
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("node", ["Expand(x, s)", "Tile(x, s)", "ConstantOfShape(s)"])
+@pytest.mark.parametrize("node", BY_NUMBERS)
 def test_shapes_that_are_inputs_are_written(node, tmp_path, opened):
     """As OpenVINO IR, read and written as ONNX, and again: where one of the steps is repeated, too."""
-    head = '<ir_version: 9, opset_import: ["": 18]> g (float[1,T,4] x, int64[3] s) => (float[N,M,K] y) '
-    onnx.save(onnx.parser.parse_model(f"{head} {{ y = {node} }}"), tmp_path / "m.onnx")
+    head = '<ir_version: 9, opset_import: ["": 20]> g (float[1,T,4] x, int64[3] s) => (float[N,M,K] y) '
+    onnx.save(onnx.parser.parse_model(f"{head} {{ {NUMBERS} {node} }}"), tmp_path / "m.onnx")
     written = opened(tmp_path / "m.onnx")
-    again, example = written.read, (torch.randn(1, 3, 4), torch.tensor([2, 3, 4]))
-    given = [example, (torch.randn(1, 3, 4), torch.tensor([1, 1, 4])), (torch.randn(1, 1, 4), example[1])]
+    numbers = [torch.tensor(given) for given in BY_NUMBERS[node]]
+    again, example = written.read, (torch.randn(1, 3, 4), numbers[0])
+    given = [(torch.randn(1, 3, 4), said) for said in numbers]
+    given += (
+        [(torch.randn(1, 1, 4), numbers[0])] if "Expand" in node else [(torch.randn(1, 6, 4), numbers[-1])]
+    )
     for name in ("a.xml", "b.onnx", "c.xml"):
         library = stepnet.onnx if name.endswith("onnx") else stepnet.openvino
         library.save(again, tmp_path / name, example)
         again = library.load(tmp_path / name)
         for values in given:
-            assert again(*values)[0].equal(written(*values)[0])
-    assert opened(tmp_path / "b.onnx")(*given[2])[0].equal(written(*given[2])[0])
+            torch.testing.assert_close(again(*values)[0], written(*values)[0])
+    torch.testing.assert_close(opened(tmp_path / "b.onnx")(*given[-1])[0], written(*given[-1])[0])

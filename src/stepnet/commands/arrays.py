@@ -118,7 +118,7 @@ def fill(
         if socket.name not in sizes:
             raise CommandError(f"input '{socket.name}' has no shape", remedy=f"--shape {socket.name}=2,10,64")
         filled[socket.name] = _random(socket, sizes[socket.name], make)
-    return filled
+    return filled | model.others(found)
 
 
 def write(path: Path, values: Mapping[str, Tensor]) -> None:
@@ -164,7 +164,7 @@ def _is_ir(model: Any) -> bool:
 def _names(model: OpenVINOModel) -> dict[str, str]:
     """The inputs by every name that they have: their layers', then those of the tensors."""
     if not _is_ir(model):
-        return {socket.name: socket.name for socket in model.inputs}
+        return {socket.name: socket.name for socket in (*model.inputs, *model.defaults)}
     net = model.graph.net
     pairs = list(zip(model.inputs, (net.layers[i] for i in net.parameters), strict=True))
     aliases = {alias: socket.name for socket, layer in pairs for alias in layer.outputs[0].names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -73,13 +73,15 @@ def versus(
         IRError: we do not take the inputs.
     """
     runtime = "ONNX Runtime" if is_onnx(path) else "OpenVINO"
-    theirs, version = _onnxruntime(path, model) if runtime != "OpenVINO" else _openvino(path, bin, model)
+    others = model.others(values)
+    names = [*(socket.name for socket in model.inputs), *others]
+    theirs, version = _onnxruntime(path, names) if runtime != "OpenVINO" else _openvino(path, bin, model)
     inputs = model.checked(tuple(values[socket.name] for socket in model.inputs), {})
-    order = [array(value) for value in inputs]
+    order = [*map(array, inputs), *(array(torch.as_tensor(value)) for value in others.values())]
 
     def ours() -> Any:
         with torch.no_grad():
-            return model(*inputs)
+            return model(*inputs, **others)
 
     ours_found, ours_first = _time(ours)
     try:
@@ -144,7 +146,7 @@ def _openvino(
     return run, openvino.__version__.split("-")[0]
 
 
-def _onnxruntime(path: Path, model: Any) -> tuple[Callable[[list[Any]], list[Any]], str]:
+def _onnxruntime(path: Path, names: Sequence[str]) -> tuple[Callable[[list[Any]], list[Any]], str]:
     onnxruntime = _imported("onnxruntime", "ONNX Runtime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 4
@@ -152,8 +154,7 @@ def _onnxruntime(path: Path, model: Any) -> tuple[Callable[[list[Any]], list[Any
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # of no class of its own
         raise CommandError(f"ONNX Runtime does not take {path}: {_reason(error)}") from error
-    names = [socket.name for socket in model.inputs]
-    taken = {value.name for value in session.get_inputs()}
+    taken = {v.name for v in (*session.get_inputs(), *session.get_overridable_initializers())}
 
     def run(order: list[Any]) -> list[Any]:
         fed = zip(names, order, strict=True)

@@ -34,6 +34,7 @@ from . import (  # noqa: F401  (they fill tables)
     aten_shape,
     guarded_values,
     iterators,
+    numbers_of_tensors,
     recurrences,
     sequences,
     torch_rnns,

@@ -1,6 +1,9 @@
 """What models from files share, whatever the format."""
 
 from .blocks import put_back as put_back
+from .by_data import by_data as by_data
+from .by_data import differ as differ
+from .by_data import laid_out_by as laid_out_by
 from .distinct import distinct as distinct
 from .edges import extreme as extreme
 from .edges import mean as mean
@@ -21,6 +24,7 @@ from .misfit import attributes_text as attributes_text
 from .misfit import axes_in as axes_in
 from .misfit import axis_in as axis_in
 from .misfit import check_size as check_size
+from .misfit import check_turns as check_turns
 from .misfit import error as error
 from .misfit import given as given
 from .misfit import laid_out as laid_out

@@ -155,6 +155,17 @@ def check_size(shape: Sequence[Any]) -> list[Any]:
     return list(shape)
 
 
+def check_turns(count: int) -> None:
+    """Refuse so many turns of a loop that nothing else ends.
+
+    Raises:
+        Misfit: no table of its steps is made.
+    """
+    if count > MOST:
+        what = "nothing but the trip count ends the loop, and it is too large"
+        raise Misfit(what, count, f"at most {MOST} turns", dims=count)
+
+
 def together(one: Sequence[Any], two: Sequence[Any]) -> list[Any]:
     """The sizes that both broadcast to. Where they do not fit, `expand` says so.
 

@@ -144,10 +144,12 @@ class FileModel(ToldByContent, nn.Module):
     Attributes:
         inputs: name, shape and dtype of each input, in the order of the file.
         outputs: the same of each output.
+        defaults: the same of inputs that a call may leave out, and gives by name alone.
         states: the output that is the value after a call, by the input that is the value before it.
     """
 
     takes_sequences = True
+    defaults: tuple[Socket, ...] = ()
     _begun: frozenset[str] = frozenset()  # inputs that the file begins, where a call leaves them out
     _own: frozenset[str] = frozenset()  # names of what the constructor puts into it
 
@@ -203,6 +205,10 @@ class FileModel(ToldByContent, nn.Module):
             return None
         return repr((graph, self._where, self.inputs, self.outputs))
 
+    def others(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of some values by name that are of inputs which a call may leave out."""
+        return {socket.name: values[socket.name] for socket in self.defaults if socket.name in values}
+
     @property
     def open_sizes(self) -> dict[str, list[int]]:
         """The dimensions of the inputs that take any size; of any rank: none."""
@@ -243,7 +249,8 @@ class FileModel(ToldByContent, nn.Module):
         for key, value in kwargs.items():
             name = self._aliases.get(key)
             if name is None:
-                raise Misgiven(f"{where} has no input '{shorten(key)}'", got=key, expected=names)
+                known = [*names, *(socket.name for socket in self.defaults)]
+                raise Misgiven(f"{where} has no input '{shorten(key)}'", got=key, expected=known)
             if name in values:
                 raise Misgiven(
                     f"{where} is given input '{name}' twice", got="by place and by name", expected="once"

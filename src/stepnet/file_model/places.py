@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
 
+from .by_data import by_data, largest_by, padded_by
 from .misfit import Misfit, axis_in, shape_text
 from .slices import sliced
 
@@ -183,6 +184,8 @@ def padded(
     """x with so many elements more at both ends of each axis, or fewer: `fill` ("constant"), the last one
     again ("edge"), or those of x from the other end ("wrap"), or mirrored, with the last one ("symmetric") or
     without ("reflect"). What is cut off is not there to be mirrored."""
+    if by_data((*before, *after)):
+        return padded_by(x, before, after, mode, fill)
     for axis, (a, b) in enumerate(zip(before, after, strict=True)):
         if a < 0 or b < 0:
             cut, size = (max(0, -a), max(0, -b)), x.shape[axis]
@@ -227,6 +230,8 @@ def largest(x: Tensor, count: int, axis: int, *, smallest: bool = False) -> tupl
         Misfit: there are not as many.
     """
     at = axis_in(axis, x.dim())
+    if by_data((count,)):
+        return largest_by(x, count, at, smallest)
     if not 0 <= count <= x.shape[at]:
         raise Misfit(f"k is {count}, but axis {at} of {shape_text(x)} is shorter", dims=(count, x.shape[at]))
     values, index = torch.sort(x, dim=at, descending=not smallest, stable=True)

@@ -15,14 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .by_data import by_data
 from .misfit import Misfit, check_size
 
 WHERE: dict[str, Callable[[Tensor, int, int, float], Tensor]] = {
     "half_pixel": lambda k, old, new, scale: (k + 0.5) / scale - 0.5,
-    "pytorch_half_pixel": lambda k, old, new, scale: (k + 0.5) / scale - 0.5 if new > 1 else k * 0.0,
+    "pytorch_half_pixel": lambda k, old, new, scale: ((k + 0.5) / scale - 0.5) * torch.sym_min(new - 1, 1),
     "asymmetric": lambda k, old, new, scale: k / scale,
     "tf_half_pixel_for_nn": lambda k, old, new, scale: (k + 0.5) / scale,
-    "align_corners": lambda k, old, new, scale: k * ((old - 1) / (new - 1)) if new > 1 else k * 0.0,
+    "align_corners": lambda k, old, new, scale: k * ((old - 1) / torch.sym_max(new - 1, 1)),
     "half_pixel_symmetric": lambda k, old, new, scale: (
         old / 2 * (1 - new / (scale * old)) + (k + 0.5) / scale - 0.5
     ),
@@ -69,7 +70,7 @@ class Resizing:
                 made = made.round().clamp(torch.iinfo(x.dtype).min, torch.iinfo(x.dtype).max)
             return made.to(x.dtype)
         for axis, size, scale in zip(axes, sizes, scales, strict=True):
-            if scale != 1 or size != x.shape[axis]:
+            if by_data((size, scale)) or scale != 1 or size != x.shape[axis]:
                 x = self._along(x, axis, size, scale)
         return x
 
@@ -83,7 +84,7 @@ class Resizing:
         return self._between(x, axis, at, scale)
 
     def _between(self, x: Tensor, axis: int, at: Tensor, scale: float) -> Tensor:
-        old, wide = x.shape[axis], 1.0 if scale >= 1 or not self.antialias else scale
+        old, wide = x.shape[axis], 1.0 if not self.antialias or scale >= 1 else scale
         reach = min(math.ceil((1 if self.kind == "linear" else 2) / wide), old + 2)
         first = at.floor()
         near = torch.arange(1 - reach, reach + 1, dtype=at.dtype, device=at.device)
@@ -109,6 +110,8 @@ class Resizing:
 
 def times(size: Any, scale: float, slack: float = 0.0) -> Any:
     """A size that a scale makes; in whole numbers where it can be, which open sizes are."""
+    if by_data((scale,)):
+        return torch.sym_int(size * scale + slack)  # math.floor of what a trace knows nothing of has no node
     if scale == int(scale):
         return size * int(scale)
     return size // int(1 / scale) if 1 / scale == int(1 / scale) else math.floor(size * scale + slack)
@@ -118,7 +121,9 @@ def check_new_sizes(x: Tensor, axes: Sequence[int], sizes: Sequence[Any]) -> Non
     """Refuse sizes that no tensor has, or that x has no numbers for."""
     shape = list(x.shape)
     for axis, size in zip(axes, sizes, strict=True):
-        if size < 0 or (size and not shape[axis]):
+        if by_data((size,)):
+            torch._check(size >= 0)
+        elif size < 0 or (size and not shape[axis]):
             raise Misfit(f"axis {axis} of {list(x.shape)} cannot have such a size", size, dims=(axis, size))
         shape[axis] = size
     check_size(shape)

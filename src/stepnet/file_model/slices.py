@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .by_data import by_data, cut_by
 from .misfit import Misfit, axis_in
 
 _MOST = 2**62
@@ -23,6 +24,8 @@ def sliced(x: Tensor, axis: int, start: int | None, stop: int | None, step: int)
     >>> sliced(torch.arange(6), 0, 4, None, -2)
     tensor([4, 2, 0])
     """
+    if by_data((start, stop, step)):
+        return cut_by(x, axis_in(axis, x.dim()), start, stop, step)
     if step == 0:
         raise Misfit("step must not be 0", got="step 0", dims=0)
     before = (slice(None),) * axis_in(axis, x.dim())

@@ -23,7 +23,7 @@ from stepnet.executors import naive
 from stepnet.executors.segment import Count, Cut
 from stepnet.export.calls import unanswered
 from stepnet.export.open_sizes import plain, settled
-from stepnet.file_model import Broken, LoopReport, Misfitting, not_in_recordings, shorten
+from stepnet.file_model import Broken, LoopReport, Misfitting, check_turns, not_in_recordings, shorten
 from stepnet.file_model.branching import Branching, Reading
 from stepnet.file_model.endless import Endless
 from stepnet.file_model.joined_steps import ScanStep
@@ -405,6 +405,8 @@ class LoopRunner:
         feeds = {f"port {port}": values[i] for port, i in self.index.items()}
         if trips < -1:
             raise Misfit("the trip count is negative", got=trips, expected=_COUNTS)
+        if self.goes_on_always:
+            check_turns(trips)
         slices = [Cut.of(port, feeds[port.source]).steps for port in self.loop.slices]
         longest = min(slices, default=None)
         if longest is not None and longest < trips:

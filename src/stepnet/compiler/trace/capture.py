@@ -145,6 +145,8 @@ class Replaced(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in OWN_STATE:
             args, kwargs = self.replaced(args, kwargs)
+        if func is Tensor.tolist:  # torch's own is of tensors that hold numbers
+            return args[0].tolist()
         return func(*args, **(kwargs or {}))
 
     def replaced(self, args: Any, kwargs: Any) -> Any:

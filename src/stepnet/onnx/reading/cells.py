@@ -142,7 +142,7 @@ class Cell:
             if (
                 lengths is None
                 and few is None
-                and (x.shape[0] == 1 and instead() is None and not torch.compiler.is_compiling())
+                and (instead() is None and not torch.compiler.is_compiling() and x.shape[0] == 1)
             ):
                 # of a stream, say: there is nothing to loop over
                 y, last = step(x[0], state)

@@ -16,6 +16,7 @@ from stepnet.export.open_sizes import open_count, plain
 from stepnet.file_model import (
     LoopReport,
     Opaque,
+    check_turns,
     decided,
     has_one,
     not_in_recordings,
@@ -51,7 +52,7 @@ class LoopRunner:
         if scanned < 0 or len(body.outputs) != 1 + carried + scanned:
             raise Misfit("the body gives another number of values", len(body.outputs), 1 + node.count)
         goes_on = origin(body.outputs[0])
-        always = ir.convenience.get_const_tensor(goes_on)
+        always = None if goes_on.is_graph_input() else ir.convenience.get_const_tensor(goes_on)
         # it hands its condition on, or this is always true: nothing but the count ends it
         counted = goes_on is body.inputs[1] or (always is not None and bool(always.numpy().all()))
         self.by_rows = CountedLoop(node, body, carried, scanned) if counted else None
@@ -73,6 +74,8 @@ class LoopRunner:
         trips = plain(trips)
         most = None if trips is None else max(_one(trips, "trip count", torch.int64), 0)
         goes = True if going is None else bool(_one(going, "condition"))
+        if self.by_rows is not None and goes:
+            check_turns(most or 0)
         if self.by_rows is not None and most is not None and goes and not is_watched():
             out = self.by_rows(most, state, around)
             if out is not None:

@@ -113,18 +113,22 @@ class Graph:
         constants: the tensors of all constants so far, by their values; those of this graph are added.
         opset: the version of the operators.
         where: the file, for errors.
+        fed: constants that are inputs here, behind the others.
 
     Raises:
         IRError: a node cannot run.
     """
 
-    def __init__(self, graph: ir.Graph, constants: dict[ir.Value, Tensor], opset: int, where: str) -> None:
-        self.inputs = inputs_of(graph)
+    def __init__(
+        self, graph: ir.Graph, constants: dict[ir.Value, Tensor], opset: int, where: str,
+        fed: Sequence[ir.Value] = (),
+    ) -> None:  # fmt: skip
+        self.inputs = [*inputs_of(graph), *fed]
         self.outputs = list(graph.outputs)
         self.where = where
         own = set(self.inputs)
         for value in graph.initializers.values():
-            if value.const_value is not None and value not in own:
+            if value.const_value is not None and value not in own and value not in constants:
                 place = f"{where}: constant '{value.name}'"
                 constants[value] = tensor_of(value.const_value, place, value)
         self.steps: list[Step] = []

@@ -61,6 +61,7 @@ class ONNXModel(FileModel):
     Attributes:
         inputs: name, shape and dtype of each input, in the order of the file.
         outputs: the same of each output.
+        defaults: the same of constants that are inputs, too: a call may give others, by name.
         metadata: what the file notes of itself, text by key.
         opset: the version of its operators.
 
@@ -81,13 +82,21 @@ class ONNXModel(FileModel):
             )
         constants: dict[ir.Value, Tensor] = {}
         graph = Graph(model.graph, constants, opset, where)
+        fed = _given_defaults(model)
         ends = inputs_of(model.graph), model.graph.outputs
         inputs, outputs = ([_socket(value, where) for value in values] for values in ends)
         if not outputs:
             raise Broken(f"{where}: the graph has no outputs", got=0, expected="one at least")
         super().__init__(model.graph.name or "", where, tuple(inputs), tuple(outputs))
         self.graph, self.metadata, self.opset = graph, dict(model.metadata_props), opset
-        for sockets in (self.inputs, self.outputs):
+        self.defaults, self._fed = tuple(_socket(value, where) for value in fed), fed
+        # what runs where a call gives others: nothing that a constant decides is decided in it
+        self._general = graph
+        if fed:
+            known = {v: data for v, data in constants.items() if v.is_initializer() and v not in fed}
+            self._general = Graph(model.graph, known, opset, where, fed)
+            constants = known | constants
+        for sockets in ((*self.inputs, *self.defaults), self.outputs):
             names = [socket.name for socket in sockets]
             if len(set(names)) < len(names):
                 what = f"{where}: two inputs or outputs have one name"
@@ -96,7 +105,7 @@ class ONNXModel(FileModel):
         self._names = tuple(socket.name for socket in self.outputs)
         self._model = model
         self._constants: dict[ir.Value, str] = {}
-        for value in self.graph.captured:
+        for value in dict.fromkeys((*self.graph.captured, *self._general.captured, *fed)):
             name = f"constant_{len(self._constants)}"
             self._constants[value] = name
             data = constants[value]
@@ -109,7 +118,8 @@ class ONNXModel(FileModel):
     @property
     def content(self) -> str | None:
         """See `ToldByContent`."""
-        return self._content_with(self.graph.content)
+        general = self._general.content if self.defaults else ""
+        return self._content_with(self.graph.content + general)
 
     def _said_states(self) -> dict[str, str]:
         """The pairs that the metadata lists."""
@@ -118,7 +128,7 @@ class ONNXModel(FileModel):
             said = json.loads(text)
         except ValueError:
             said = None
-        ends = {s.name for s in self.inputs}, {s.name for s in self.outputs}
+        ends = {s.name for s in (*self.inputs, *self.defaults)}, {s.name for s in self.outputs}
         if not isinstance(said, dict) or not all(a in ends[0] and b in ends[1] for a, b in said.items()):
             raise Broken(
                 f"{self._where}: the metadata '{STATES}' is no pairs of inputs and outputs",
@@ -163,17 +173,27 @@ class ONNXModel(FileModel):
             IRError: an input is missing, unknown, or of another type or shape than the file declares; or a
                 node cannot run on what it is given.
         """
-        checked, constants = self.checked(args, kwargs), _Constants(self)
-        results = self.graph.again(checked, constants)
+        constants, graph, others = _Constants(self), self.graph, []
+        given = self.others(kwargs)
+        if given:
+            graph = self._general
+            kwargs = {name: value for name, value in kwargs.items() if name not in given}
+            others = [
+                self._checked(socket, given[socket.name]) if socket.name in given else constants[value]
+                for socket, value in zip(self.defaults, self._fed, strict=True)
+            ]
+        checked = [*self.checked(args, kwargs), *others]
+        results = graph.again(checked, constants)
         if results is None:
             with beside(checked):
-                results = self.graph.run(checked, constants)
+                results = graph.run(checked, constants)
         return Outputs(self._names, tuple(results))
 
     @property
     def loops(self) -> tuple[LoopReport, ...]:
         """How each Scan and each Loop ran last: compiled, or by the plain loop and why."""
-        return tuple(_reports(self.graph))
+        found = tuple(_reports(self.graph))
+        return found if not self.defaults or any(it.ran for it in found) else tuple(_reports(self._general))
 
     def _takes(self, given: torch.dtype, declared: torch.dtype) -> bool:
         return given in {t.dtype for t in (*self.parameters(), *self.buffers())}
@@ -210,6 +230,13 @@ class _Constants(Mapping[ir.Value, Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _given_defaults(model: ir.Model) -> list[ir.Value]:
+    """The constants that a call may give others for: before version 4 of the format all are listed so."""
+    if model.ir_version < 4:
+        return []
+    return [value for value in model.graph.inputs if value.const_value is not None]
 
 
 def _reports(graph: Graph) -> Iterator[LoopReport]:

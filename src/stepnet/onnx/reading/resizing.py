@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stepnet.file_model import ROUNDED, WHERE, Misfit, Resizing, axis_in, times
+from stepnet.file_model import ROUNDED, WHERE, Misfit, Resizing, axis_in, by_data, times
 
 from .info import Info, Run, op
 
@@ -65,7 +65,8 @@ def _resize(node: Info) -> Run:
 
 def _scaled(how: Resizing, x: Tensor, axes: Sequence[int], scales: Any) -> Tensor:
     scales = scales if isinstance(scales, list) else []
-    if len(scales) != len(axes) or not all(0 < scale < 2**31 for scale in scales):
+    known = all(by_data((scale,)) or 0 < scale < 2**31 for scale in scales)
+    if len(scales) != len(axes) or not known:
         raise Misfit("needs a scale above zero for each axis", scales, f"{len(axes)} numbers")
     sizes = [times(x.shape[axis], scale) for axis, scale in zip(axes, scales, strict=True)]
     return how.run(x, axes, sizes, scales)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -10,11 +11,13 @@ from torch import Tensor
 from stepnet.file_model import (
     axes_in,
     axis_in,
+    by_data,
     from_front,
     gather,
     gather_elements,
     gather_nd,
     laid_out,
+    laid_out_by,
     one_hot,
     padded,
     reversed_within,
@@ -33,6 +36,8 @@ def _reshape(node: Info) -> Run:
 
     def reshape(*inputs: Any) -> Tensor:
         x, wanted = inputs[0], sizes(inputs)
+        if by_data(wanted):
+            return laid_out_by(x, wanted, not zero)
         if not zero:
             if any(isinstance(size, int) and size == 0 for size in wanted[x.dim() :]):
                 raise Misfit("a size of 0 keeps one that is not there", wanted, f"sizes for {list(x.shape)}")
@@ -47,10 +52,8 @@ def _flatten(node: Info) -> Run:
     axis = node.get("axis", 1)
 
     def flatten(x: Tensor) -> Tensor:
-        rows = 1
-        for size in x.shape[: axis if axis >= 0 else x.dim() + axis]:
-            rows *= size
-        return x.reshape(rows, x.numel() // rows if rows else -1)
+        at = axis if axis >= 0 else x.dim() + axis
+        return x.reshape(math.prod(x.shape[:at]), math.prod(x.shape[at:]))
 
     return flatten
 
@@ -70,6 +73,8 @@ def _squeeze(node: Info) -> Run:
         if wanted is None:
             return x.squeeze()
         gone = axes_in(wanted, x.dim())
+        if by_data([x.shape[axis] for axis in gone]):
+            return laid_out_by(x, [size for axis, size in enumerate(x.shape) if axis not in gone], False)
         for axis in gone:
             if x.shape[axis] != 1:
                 raise Misfit("an axis that goes must have one element", x.shape[axis], 1)
@@ -212,7 +217,7 @@ def _pad(node: Info) -> Run:
         before, after = [0] * x.dim(), [0] * x.dim()
         for k, axis in enumerate(along):
             before[axis], after[axis] = wanted[k], wanted[k + len(along)]
-        check_size([max(a + n + b, 0) for a, n, b in zip(before, x.shape, after, strict=True)])
+        check_size([torch.sym_max(a + n + b, 0) for a, n, b in zip(before, x.shape, after, strict=True)])
         return padded(x, before, after, mode, number)
 
     return pad

@@ -67,7 +67,8 @@ def _of_one_shape(reader: ir.Node, element: ir.Value) -> bool:
         return False
     axes = maker.attributes.get_ints("axes", None)
     if axes is None and len(maker.inputs) == 2 and maker.inputs[1] is not None:
-        known = ir.convenience.get_const_tensor(maker.inputs[1])
+        fed = maker.inputs[1].is_graph_input()  # a call may give another
+        known = None if fed else ir.convenience.get_const_tensor(maker.inputs[1])
         axes = None if known is None else known.numpy().reshape(-1).tolist()
     return axes is not None and reader.attributes.get_int("axis", 0) in axes
 

@@ -99,7 +99,7 @@ def _pad(layer: Layer, attributes: Attributes) -> Function:
                 got=f"{len(before)} and {len(after)}",
                 dims=(len(before), len(after), x.dim()),
             )
-        check_size([max(a + n + b, 0) for a, n, b in zip(before, x.shape, after, strict=True)])
+        check_size([torch.sym_max(a + n + b, 0) for a, n, b in zip(before, x.shape, after, strict=True)])
         return padded(x, before, after, mode, value)
 
     return pad

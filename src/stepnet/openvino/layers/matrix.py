@@ -15,7 +15,7 @@ from stepnet.file_model import Window, max_places, max_pool, mean_pool, transpos
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, listed, same_types, shape_text
+from .row import Function, Misfit, Row, axis_in, differ, listed, same_types, shape_text
 
 _AUTO_PAD = ("explicit", "notset", "same_upper", "same_lower", "valid")
 
@@ -30,7 +30,7 @@ def _mat_mul(layer: Layer, attributes: Attributes) -> Function:
         x = a.transpose(-1, -2) if left and a.dim() > 1 else a
         y = b.transpose(-1, -2) if right and b.dim() > 1 else b
         m, n = x.shape[-1], y.shape[-2 if y.dim() > 1 else 0]
-        if m != n:
+        if differ(m, n):
             raise Misfit(
                 f"{shape_text(x)} x {shape_text(y)} do not match",
                 got=f"{m} columns and {n} rows",
@@ -103,7 +103,7 @@ def _convolution(grouped: bool) -> Callable[[Layer, Attributes], Function]:
                     expected="1 to 3 spatial axes, and strides and dilations for each",
                     dims=(x.dim(), weight.dim(), len(shape.strides)),
                 )
-            if x.shape[1] != weight.shape[1] * groups:
+            if differ(x.shape[1], weight.shape[1] * groups):
                 raise Misfit(
                     f"data {shape_text(x)} and kernel {shape_text(weight)} do not fit",
                     got=f"{x.shape[1]} channels, the kernel takes {weight.shape[1] * groups}",

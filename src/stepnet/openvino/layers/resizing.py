@@ -11,7 +11,7 @@ from stepnet.file_model import ROUNDED, WHERE, Resizing, put_back, times
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, check_size, listed, shape_text
+from .row import Function, Misfit, Row, axis_in, by_data, check_size, listed, shape_text
 
 _KINDS = {"nearest": "nearest", "linear": "linear", "linear_onnx": "linear", "cubic": "cubic"}
 _PLACES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "tf_half_pixel_for_nn", "align_corners")
@@ -49,7 +49,7 @@ def _interpolate(layer: Layer, attributes: Attributes) -> Function:
         x = _padded(x, *pads)
         old = [x.shape[axis] for axis in axes]
         scales = said if by_scales else [n / o if o else 1.0 for n, o in zip(said, old, strict=True)]
-        if by_scales and not all(0 < scale < 2**31 for scale in said):
+        if by_scales and not all(by_data((scale,)) or 0 < scale < 2**31 for scale in said):
             raise Misfit("scales must be above zero", got=said, dims=str(said))
         if smooth and min(scales, default=1) < 1 < max(scales, default=1):
             what = "antialias of axes that grow beside such that shrink is not read"

@@ -9,9 +9,12 @@ from typing import Any
 from stepnet.file_model import Misfit
 from stepnet.file_model import axes_in as axes_in
 from stepnet.file_model import axis_in as axis_in
+from stepnet.file_model import by_data as by_data
 from stepnet.file_model import check_size as check_size
+from stepnet.file_model import differ as differ
 from stepnet.file_model import integers as integers
 from stepnet.file_model import laid_out as laid_out
+from stepnet.file_model import laid_out_by as laid_out_by
 from stepnet.file_model import same_types as same_types
 from stepnet.file_model import shape_text as shape_text
 from stepnet.file_model import together as together

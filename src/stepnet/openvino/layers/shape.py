@@ -21,8 +21,11 @@ from .row import (
     Row,
     axes_in,
     axis_in,
+    by_data,
     check_size,
+    differ,
     laid_out,
+    laid_out_by,
     listed,
     number,
     plain,
@@ -36,7 +39,10 @@ def _reshape(layer: Layer, attributes: Attributes) -> Function:
     special_zero = attributes.bool("special_zero", False)
 
     def reshape(x: Tensor, pattern: Any) -> Tensor:
-        return laid_out(x, reshaped(x, listed(pattern), special_zero))
+        wanted = listed(pattern)
+        if by_data(wanted):
+            return laid_out_by(x, wanted, special_zero)
+        return laid_out(x, reshaped(x, wanted, special_zero))
 
     return reshape
 
@@ -76,6 +82,9 @@ def _squeeze(layer: Layer, attributes: Attributes) -> Function:
         if axes is None or axes == []:
             return x.reshape([d for d in x.shape if d != 1])
         chosen = axes_in(listed(axes), x.dim())
+        sizes = [x.shape[axis] for axis in chosen]
+        if by_data(sizes) and not skip:
+            return laid_out_by(x, [d for axis, d in enumerate(x.shape) if axis not in chosen], False)
         for axis in chosen:
             if x.shape[axis] != 1 and not skip:
                 raise Misfit(
@@ -119,7 +128,7 @@ def _concat(layer: Layer, attributes: Attributes) -> Function:
                     f"cannot join {shape_text(parts[0])} and {shape_text(part)}", dims=(rank, part.dim())
                 )
             for i in range(rank):
-                if i != at and part.shape[i] != parts[0].shape[i]:
+                if i != at and differ(part.shape[i], parts[0].shape[i]):
                     raise Misfit(
                         f"cannot join {shape_text(parts[0])} and {shape_text(part)} along axis {at}",
                         got=f"{parts[0].shape[i]} and {part.shape[i]} along axis {i}",
@@ -156,6 +165,8 @@ def _variadic_split(layer: Layer, attributes: Attributes) -> Function:
         if len(parts) != count:
             said = {"got": f"{len(parts)} lengths", "expected": f"{count}, one for each output"}
             raise Misfit("split_lengths does not fit the outputs", **said, dims=(len(parts), count))
+        if by_data(parts):
+            return x.split(parts, at)
         if -1 in parts:
             parts = [x.shape[at] - (sum(parts) + 1) if p == -1 else p for p in parts]
         if any(p < 0 for p in parts) or sum(parts) != x.shape[at]:
