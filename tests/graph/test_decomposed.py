@@ -77,6 +77,25 @@ def test_gradients_of_models_that_are_decomposed(case: str) -> None:
         assert_same_gradients(model, module, args)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
+def test_weights_that_are_read_outside_of_the_loop_too_under_autocast() -> None:
+    class Shared(Recurred):
+        def forward(self, x: Tensor, h: Tensor) -> Any:
+            y, _ = super().forward(x, h)
+            return self.h(y)
+
+    model = Shared(lambda self, x, h: (torch.tanh(self.x(x) + self.h(h)), h))
+    args = torch.randn(4, 3, 3), torch.randn(3, 4)
+    module = export(model, args).run_decompositions(decompositions()).module()
+    grads = list[Any]()
+    for call in (model, module):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = call(*args).float().square().sum()
+        grads.append(torch.autograd.grad(loss, [*model.parameters()]))
+    torch.testing.assert_close(*grads, rtol=0.05, atol=0.05)
+
+
 def test_what_a_loop_carries_is_differentiated_once() -> None:
     w, carried = torch.randn(3, requires_grad=True), [torch.full((2,), -0.0), torch.tensor([1])]
     table, count = _differentiable_once(carried, [torch.tensor([float("nan")]), w, carried[1]])

@@ -85,7 +85,9 @@ def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
         return (t + 1, *y, *new)
 
     begin_with = [t.clone(memory_format=torch.contiguous_format) for t in state]
-    same = (longest, starts, lengths, *rows, *static, *reads)
+    # as views: of a leaf, autocast would keep the cast that torch's loop makes where gradients are off, for
+    # what is outside of the loop, too
+    same = (longest, starts, lengths, *rows, *[t.view(t.shape) for t in (*static, *reads)])
     carried = _differentiable_once([*tables, *begin_with], [*begin_with, *same])
     first: Any = (torch.zeros((), dtype=torch.int64, device=device), *carried)
     # nothing in place, as the body of a loop has to be
