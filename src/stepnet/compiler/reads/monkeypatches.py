@@ -250,7 +250,8 @@ def _words_of(function: Any) -> list[int]:
     words = [id(function) + offset for offset in range(16, 128, 8)]
     held = [ctypes.c_int64.from_address(word).value for word in words]
     code = id(function.__code__)
-    return words[held.index(code) : held.index(code) + 3] if held.count(code) == 1 else []
+    count = 3 if function.__code__.co_kwonlyargcount else 2  # else nothing is named
+    return words[held.index(code) : held.index(code) + count] if held.count(code) == 1 else []
 
 
 _probe: Any = lambda given=1, *, named=2: None  # noqa: E731
@@ -309,7 +310,11 @@ def places() -> list[int]:
 def _counter() -> Callable[[], Any]:
     """Tells what is another value, for each of the dicts and for the kernels, after one was changed."""
     if not places():
-        return lambda: [*(tuple(map(id, space.held.values())) for space in _spaces()), len(_KERNELS)]
+        return lambda: [
+            *(tuple(map(id, space.held.values())) for space in _spaces()),
+            len(_KERNELS),
+            *(tuple(map(id, _parts(one.function))) for one in _FUNCTIONS),
+        ]
     start = min(places())
     first = np.ctypeslib.as_array((ctypes.c_int64 * 1).from_address(start))
     memory = np.lib.stride_tricks.as_strided(first, shape=((max(places()) - start) // 8 + 1,), strides=(8,))
