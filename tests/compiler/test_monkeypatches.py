@@ -141,6 +141,59 @@ def test_another_function(kind):
     assert patched() == ()
 
 
+def _doubled(input, alpha=1.0, inplace=False):
+    return input * 2 * alpha
+
+
+def _named(input, *, alpha=3.0, inplace=False):
+    return input * alpha
+
+
+PARTS = {
+    "defaults": (F.elu, {"__defaults__": (3.0, False)}),
+    "code": (F.elu, {"__code__": _doubled.__code__}),
+    "names": (F.elu, {"__code__": _named.__code__, "__kwdefaults__": _named.__kwdefaults__}),
+    "defaults of a method": (Tensor.norm, {"__defaults__": (1.0, None, False, None)}),
+    "code of a layer": (nn.Linear.forward, {"__code__": (lambda self, input: input * 2).__code__}),
+}
+
+
+class Python(Layers):
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = F.elu(self.into(x) + h) / h.norm(dim=-1, keepdim=True)
+        return h, h
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_code_and_defaults_of_a_function_of_torch(part):
+    (function, parts), step = PARTS[part], Python()
+    key = reach(step).key
+    assert patched() == ()
+    first = {name: getattr(function, name) for name in parts}
+    try:
+        for name, value in parts.items():
+            setattr(function, name, value)
+        assert [patch.held for patch in patched()] == [function]
+        assert reach(step).key != key
+    finally:
+        for name, value in first.items():
+            setattr(function, name, value)
+    assert reach(step).key == key
+    assert patched() == ()
+
+
+@pytest.mark.exhaustive
+@torch.no_grad()
+def test_results_by_other_defaults():
+    step, x, h = Python(), torch.randn(3, 2, 3, dtype=D), torch.ones(2, 3, dtype=D)
+    for defaults in ((1.0, False), (3.0, False), (5.0, False), (1.0, False)):
+        with mock.patch.object(F.elu, "__defaults__", defaults):
+            for _ in range(3):
+                torch.testing.assert_close(
+                    recurrent(step, x, h)[0], recurrent(step, x, h, backend="naive")[0]
+                )
+
+
 class Seeded(Layers):
     """Its noise is made with it: no step sets a seed."""
 

@@ -60,6 +60,13 @@ def assert_alike(model: nn.Module, compiled: Any, args: Sequence[Any]) -> None:
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
+def assert_same_gradients(model: nn.Module, module: Any, args: Sequence[Tensor]) -> None:
+    """As `assert_alike`, of a model as torch's own operators."""
+    for a, b in zip(gradients(model, model, args), gradients(model, module, args), strict=True):
+        # torch's loop gives zeros where no gradient is
+        torch.testing.assert_close(b, torch.zeros_like(b) if a is None and b is not None else a)
+
+
 def state(n: int, *sizes: int) -> Tensor:
     """A random state that wants a gradient."""
     return torch.randn(n, *(sizes or (4,)), dtype=torch.float64, requires_grad=True)

@@ -3,7 +3,8 @@
     while t < the longest length:
         x_t = x[start + t * stride];  y_t, h = step(x_t, h);  y[start + t * stride] = y_t
 
-A sequence that has ended keeps its state, and what its step gives goes to a row that is cut off.
+A sequence that has ended keeps its state, and what its step gives goes to a row that is cut off. That step is
+of its own last row: it has no gradient, unless it gives NaN.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from stepnet.errors import StepError
 
 from .recurrence import Recurrence
 
@@ -46,6 +50,8 @@ def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
     if way.reverse:
         starts, stride = starts + (lengths - 1) * stride, -stride
     count = rows[0].shape[0]
+    # torch's backward calls the body where there is no step, too: then of a row of zeros
+    rows = [torch.cat([t, t.new_zeros(1, *t.shape[1:])]) for t in rows]
     tables = [
         torch.zeros((count + 1, *leaf.shape), dtype=dtype, device=device)
         for leaf, dtype in zip(call.y, call.types_of(tensors), strict=True)
@@ -63,10 +69,11 @@ def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
         rows, static, reads = rest[:n_x], rest[n_x : n_x + n_static], rest[n_x + n_static :]
         runs = t < lengths
         row = starts + t * stride
-        here = [table.index_select(0, torch.where(runs, row, 0)) for table in rows]
-        with _WithoutWrites():
+        last = starts + torch.minimum(t, lengths - 1) * stride
+        here = [table.index_select(0, torch.where(lengths > 0, last, 0)) for table in rows]
+        with _Written(way.name):
             results = call.step(*here, *state, *static, *reads)
-        to = torch.where(runs, row, count)
+        to = torch.where(runs, row, rows[0].shape[0] - 1)
         y = [
             table.index_copy(0, to, value.to(table.dtype))
             for table, value in zip(tables, results[:n_y], strict=True)
@@ -78,8 +85,11 @@ def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
         return (t + 1, *y, *new)
 
     begin_with = [t.clone(memory_format=torch.contiguous_format) for t in state]
-    first: Any = (torch.zeros((), dtype=torch.int64, device=device), *tables, *begin_with)
-    same = (longest, starts, lengths, *rows, *static, *reads)
+    # as views: of a leaf, autocast would keep the cast that torch's loop makes where gradients are off, for
+    # what is outside of the loop, too
+    same = (longest, starts, lengths, *rows, *[t.view(t.shape) for t in (*static, *reads)])
+    carried = _differentiable_once([*tables, *begin_with], [*begin_with, *same])
+    first: Any = (torch.zeros((), dtype=torch.int64, device=device), *carried)
     # nothing in place, as the body of a loop has to be
     _, *last = while_loop_op(goes_on, dispatch_functionalize(body), first, same)
     y = [table[:count].clone() for table in last[:n_y]]
@@ -88,17 +98,50 @@ def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [*y, *last[n_y:]]
 
 
-class _WithoutWrites(TorchFunctionMode):
-    """Writes out what `functionalize` leaves in place: torch's cells; a constant's making."""
+def _differentiable_once(carried: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """What a loop carries, as it is, that needs a gradient where an input does.
+
+    Torch's loop drops the gradients of what needs none before its first step, and gives wrong second
+    derivatives: the distance here, which is chosen nowhere, has none.
+    """
+    floats = [t for t in inputs if t.is_floating_point()]
+    if not floats:
+        return [*carried]
+    no = torch.zeros((), dtype=torch.bool, device=floats[0].device)
+    zeros = torch.stack([torch.where(no, t.sum(dtype=torch.float32), 0.0) for t in floats])
+    far = torch.cdist(zeros[None], torch.zeros_like(zeros)[None], p=1.0).reshape(())
+    return [torch.where(no, far.to(t.dtype), t) if t.is_floating_point() else t for t in carried]
+
+
+class _Written(TorchFunctionMode):
+    """Writes out what `functionalize` leaves in place: torch's cells; a constant's making. What is computed
+    where gradients are off, of which the operators of a trace tell nothing, is detached."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.recorded = name, True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         aten = torch.ops.aten
+        if func is torch._C._set_grad_enabled:
+            (self.recorded,) = args
+            return func(*args)
         written = {
             aten.gru_cell.default: _gru,
             aten.lstm_cell.default: _lstm,
             aten.detach_.default: aten.detach.default,
         }
-        return written.get(func, func)(*args, **(kwargs or {}))
+        out = written.get(func, func)(*args, **(kwargs or {}))
+        if self.recorded:
+            return out
+        if str(func).split(".")[1].endswith("_") and func is not aten.detach_.default:
+            raise StepError(
+                f"step '{self.name}' cannot be written as torch's while_loop",
+                got=f"it writes in place ({func}) under no_grad",
+                remedy="compute a new tensor there, or leave the recurrence as it is: without "
+                "stepnet.graph.decompositions()",
+            )
+        return tree_map_only(Tensor, aten.detach.default, out)
 
 
 def _gru(

@@ -21,10 +21,17 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     resets, with detach_every= or decomposed under autocast, and what repeats or joins whole sequences.
     Offsets are not checked any more as the program runs.
 
+    The program can be trained. A gradient that is to be differentiated again is an error of torch.
+
     >>> [*decompositions()]
-    [<OpOverload(op='stepnet.run', overload='default')>]
+    [<OpOverload(op='stepnet.run', overload='default')>, <OpOverload(op='aten.copy', overload='default')>]
     """
-    return {torch.ops.stepnet.run.default: _decomposed}
+    return {torch.ops.stepnet.run.default: _decomposed, torch.ops.aten.copy.default: _copied}
+
+
+def _copied(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """What a write to rows of a tensor becomes, which has no derivative in torch."""
+    return source.to(into.dtype).expand(into.shape).clone()
 
 
 def _decomposed(tensors: list[Tensor], sizes: list[int], what: str) -> Any:

@@ -75,10 +75,10 @@ class Patch(NamedTuple):
 class _Space:
     """The dict of a module or class, and what was in it."""
 
-    __slots__ = ("_empty", "_first", "_is_class", "_is_over", "held", "name")
+    __slots__ = ("_empty", "_first", "_is_over", "held", "is_class", "name")
 
     def __init__(self, name: str, held: Any, beneath: Any = None, *, is_class: bool) -> None:
-        self.name, self.held, self._is_class, self._is_over = name, held, is_class, beneath is not None
+        self.name, self.held, self.is_class, self._is_over = name, held, is_class, beneath is not None
         self._first = {key: getattr(beneath, key, MISSING) for key in dir(beneath)} if beneath else {}
         self._first |= {key: MISSING if _is_foreign(item) else item for key, item in held.items()}
         self._empty = {key for key, item in held.items() if type(item) is dict and not item}
@@ -100,7 +100,7 @@ class _Space:
                 yield Patch(f"{self.name}.{key}", MISSING, by=self._by(key))
 
     def _by(self, key: str) -> frozenset[str] | None:
-        if self._is_class and key in UNREAD:
+        if self.is_class and key in UNREAD:
             return frozenset((key,))
         if self.name.startswith(OF_DISTRIBUTIONS):
             return DISTRIBUTIONS
@@ -108,12 +108,12 @@ class _Space:
 
     def _finds(self, key: str) -> bool:
         """Whether a name that was not there may be found, in the place of one beneath."""
-        return key not in UNREAD if self._is_class else key in vars(builtins)
+        return key not in UNREAD if self.is_class else key in vars(builtins)
 
     def _read(self, key: str) -> frozenset[str]:
         """The names looked up by functions that find this one."""
         items = list(self.held.values())
-        for kind in [] if self._is_class else list(items):
+        for kind in [] if self.is_class else list(items):
             if isinstance(kind, type) and kind.__module__ == self.name:
                 items += vars(kind).values()
         known = [facts(item.__code__) for item in items if isinstance(item, types.FunctionType)]
@@ -215,6 +215,56 @@ CLASSES: set[type] = set()  # in which nothing is replaced unseen
 _TORCH = list(_of_torch())
 
 
+class _Written(NamedTuple):
+    """A function of torch in Python, and what it was: somebody may set its code and its defaults."""
+
+    patch: Patch
+    function: Any
+    first: tuple[Any, ...]
+    named: dict[str, Any]
+
+
+def _parts(function: Any) -> tuple[Any, ...]:
+    return function.__code__, function.__defaults__, function.__kwdefaults__
+
+
+def _functions() -> Iterator[_Written]:
+    for space in _TORCH:
+        of_layers = space.is_class and space.name.startswith("torch.nn.modules.")
+        if of_layers or space.name in ("torch.nn.functional", "torch.functional", "torch._tensor", "Tensor"):
+            for key, item in space.held.items():
+                if isinstance(item, types.FunctionType) and (key == "forward" or not of_layers):
+                    yield _Written(
+                        Patch(f"{space.name}.{key}", item),
+                        item,
+                        _parts(item),
+                        dict(item.__kwdefaults__ or {}),
+                    )
+
+
+_FUNCTIONS = list(_functions())
+
+
+def _words_of(function: Any) -> list[int]:
+    """The words of memory that hold its parts; none where they are not found."""
+    words = [id(function) + offset for offset in range(16, 128, 8)]
+    held = [ctypes.c_int64.from_address(word).value for word in words]
+    code = id(function.__code__)
+    count = 3 if function.__code__.co_kwonlyargcount else 2  # else nothing is named
+    return words[held.index(code) : held.index(code) + count] if held.count(code) == 1 else []
+
+
+_probe: Any = lambda given=1, *, named=2: None  # noqa: E731
+
+
+@functools.cache
+def _tells_parts() -> bool:
+    """Whether what follows a function's code in memory is its defaults."""
+    return [ctypes.c_int64.from_address(word).value for word in _words_of(_probe)] == [
+        *map(id, _parts(_probe))
+    ]
+
+
 @functools.cache
 def _spaces() -> list[_Space]:
     """Those of torch as when stepnet was imported, ours, all of which are imported by the first call, and
@@ -251,14 +301,20 @@ def places() -> list[int]:
     """Words of memory one of which is another after something was replaced; none where Python has no such."""
     if not counts_changes():
         return []
-    return [*(changes_at(space.held) for space in _spaces()), id(_KERNELS) + _SIZE]
+    words = [word for one in _FUNCTIONS for word in _words_of(one.function)] if _tells_parts() else []
+    words += [changes_at(one.first[-1]) for one in _FUNCTIONS if one.first[-1]]
+    return [*(changes_at(space.held) for space in _spaces()), id(_KERNELS) + _SIZE, *words]
 
 
 @functools.cache
 def _counter() -> Callable[[], Any]:
     """Tells what is another value, for each of the dicts and for the kernels, after one was changed."""
     if not places():
-        return lambda: [*(tuple(map(id, space.held.values())) for space in _spaces()), len(_KERNELS)]
+        return lambda: [
+            *(tuple(map(id, space.held.values())) for space in _spaces()),
+            len(_KERNELS),
+            *(tuple(map(id, _parts(one.function))) for one in _FUNCTIONS),
+        ]
     start = min(places())
     first = np.ctypeslib.as_array((ctypes.c_int64 * 1).from_address(start))
     memory = np.lib.stride_tricks.as_strided(first, shape=((max(places()) - start) // 8 + 1,), strides=(8,))
@@ -272,6 +328,13 @@ def _kernels() -> Iterator[Patch]:
         space, _, key = name.split("/")
         if space == "aten" and key not in _WHERE_NOT:
             yield Patch(name, KERNEL)
+
+
+def _is_as_it_was(one: _Written) -> bool:
+    same = all(a is b for a, b in zip(_parts(one.function), one.first, strict=True))
+    return same and all(
+        one.named[k] is v for k, v in (one.function.__kwdefaults__ or {}).items() if k in one.named
+    )
 
 
 def _changed(now: Any, before: Any) -> set[int]:
@@ -311,6 +374,7 @@ def patched() -> Sequence[Patch]:
             tuple(space.replaced()) if changed is None or i in changed or of_each[i] else ()
             for i, space in enumerate(spaces)
         ]
-        found = (*itertools.chain(*of_each), *_kernels())
+        written = (one.patch for one in _FUNCTIONS if not _is_as_it_was(one))
+        found = (*itertools.chain(*of_each), *_kernels(), *written)
         _known = now, of_each, found
     return found
