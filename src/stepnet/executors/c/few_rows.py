@@ -19,7 +19,7 @@ from stepnet.ir.plan import LoopPlan, Region
 from .build import build
 
 MOST = 256  # rows, which are added up one after the other
-WORK = 1 << 20  # multiplications, for more of which torch's are faster (measured)
+WORK = 1 << 21  # multiplications, for more of which torch's are faster (measured)
 _LANES = 16
 
 _TEXT = """
