@@ -68,8 +68,8 @@ def is_faster(
     by_itself: Callable[..., Out | None],
     besides: float = 0.0,
 ) -> str | None:
-    """Times of both if a step itself is clearly faster than its plan, forward and with a backward together, and
-    gives tensors that look the same.
+    """Times of both if a step itself is clearly faster than its plan, forward and with a backward together,
+    and gives tensors that look the same.
 
     Args:
         inputs: those of a call.

@@ -64,23 +64,22 @@ struct served {
     int64_t rows, moves, products;
 };
 
-/* sums[i, j] of TALL rows and the columns of one TYPE, which stay in registers while rows go by, one after the other. */
-#define BLOCK(TYPE, TALL)                                                                                             \
-    {                                                                                                                 \
-        TYPE sums[TALL];                                                                                              \
-        const float *a = p->a + i, *b = p->b + j;                                                                     \
-        UNROLL for (int t = 0; t < TALL; ++t) sums[t] = (TYPE){0};                                                    \
-        for (int64_t row = 0; row < rows; ++row, a += p->k, b += p->n) {                                              \
-            const TYPE own = *(const TYPE *)b;                                                                        \
-            UNROLL for (int t = 0; t < TALL; ++t) sums[t] += a[t] * own;                                              \
-        }                                                                                                             \
-        UNROLL for (int t = 0; t < TALL; ++t) *(TYPE *)(p->sums + (i + t) * p->n + j) = sums[t];                      \
-    }
-#define COLUMNS(TYPE)                                                                                                 \
-    for (; j + (int64_t)(sizeof(TYPE) / sizeof(float)) <= p->n; j += sizeof(TYPE) / sizeof(float)) {                  \
-        int64_t i = 0;                                                                                                \
-        for (; i + 8 <= p->k; i += 8) BLOCK(TYPE, 8)                                                                  \
-        for (; i < p->k; ++i) BLOCK(TYPE, 1)                                                                          \
+/* The sums of TALL rows and of the columns of one TYPE, in registers while rows go by one after the other. */
+#define BLOCK(TYPE, TALL) {                                                          \\
+    TYPE sums[TALL];                                                                 \\
+    const float *a = p->a + i, *b = p->b + j;                                        \\
+    UNROLL for (int t = 0; t < TALL; ++t) sums[t] = (TYPE){0};                       \\
+    for (int64_t row = 0; row < rows; ++row, a += p->k, b += p->n) {                 \\
+        const TYPE own = *(const TYPE *)b;                                           \\
+        UNROLL for (int t = 0; t < TALL; ++t) sums[t] += a[t] * own;                 \\
+    }                                                                                \\
+    UNROLL for (int t = 0; t < TALL; ++t) *(TYPE *)(p->sums + (i + t) * p->n + j) = sums[t]; \\
+}
+#define COLUMNS(TYPE)                                                                \\
+    for (const int64_t wide = sizeof(TYPE) / sizeof(float); j + wide <= p->n; j += wide) {   \\
+        int64_t i = 0;                                                               \\
+        for (; i + 8 <= p->k; i += 8) BLOCK(TYPE, 8)                                 \\
+        for (; i < p->k; ++i) BLOCK(TYPE, 1)                                         \\
     }
 
 static void product(const struct product *p, int64_t rows) {
