@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
 from covering import few
 from outcomes import as_the_plain_loop
 from stepnet.cells import GRU, LSTM
+from stepnet.executors.c.few_rows import served
+from stepnet.executors.layout import Layout
 
 BACKEND = "c"
 
@@ -18,3 +22,23 @@ def test_as_the_plain_loop(cell, steps):
     x = torch.randn(steps, 2, 3, requires_grad=True)
     cell = cell(3, 4)
     as_the_plain_loop(cell, x, cell.initial_state(2), rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_products_of_any_width(rows):
+    sizes = [(k, n) for k in (1, 8, 19) for n in (1, 4, 13, 16, 47)]
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda pool, arguments: None)
+    layout = Layout.dense(rows, 1, True, False)
+    given = [(torch.randn(rows, k), torch.randn(rows, n)) for k, n in sizes]
+    made = [torch.full((k * n + 2,), torch.nan) for k, n in sizes]
+    address = ctypes.cast(run, ctypes.c_void_p).value
+    products = [
+        (out[1:].data_ptr(), a.data_ptr(), b.data_ptr(), a.shape[1], b.shape[1])
+        for out, (a, b) in zip(made, given, strict=True)
+    ]
+    assert address is not None
+    served(address, 0, 0, layout, [], products)
+    for out, (a, b) in zip(made, given, strict=True):
+        assert out[[0, -1]].isnan().all()  # nothing beside it is written
+        want = a.double().T @ b.double()
+        torch.testing.assert_close(out[1:-1].double().view(want.shape), want, rtol=1e-6, atol=1e-5)

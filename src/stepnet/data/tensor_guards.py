@@ -31,10 +31,15 @@ def alike(tensors: Sequence[Tensor], *, any_rows: int = 0) -> Callable[..., bool
     if len(first) < len(tensors):  # torch's guards tell of tensors that are not the same
         places, same = [first[id(t)] for t in tensors], sorted(first.values())
         once = alike([tensors[k] for k in same], any_rows=sum(k < any_rows for k in same))
-        return lambda *others: (
-            all(t is others[k] for t, k in zip(others, places, strict=True))
-            and once(*[others[k] for k in same])
-        )
+        again = [(k, place) for k, place in enumerate(places) if k != place]
+
+        def check(*others: Tensor) -> bool:
+            for k, place in again:
+                if others[k] is not others[place]:
+                    return False
+            return once(*[others[k] for k in same])
+
+        return check
     if TensorGuards is None:
         looks = _looks(tensors, any_rows)
         return lambda *others: (

@@ -104,9 +104,13 @@ def _reached(ready: Ready, layout: Layout, tensors: Sequence[Tensor]) -> Sequenc
     those that are read as numbers, the numbers."""
     if numbers := ready.plan.as_numbers:
         tensors = [t.detach().clone() if k in numbers else t for k, t in enumerate(tensors)]
-    if layout.turns and not ready.cut_off:
+    n = len(tensors)
+    places = ready.cut_off if layout.turns else range(n)
+    for k in places:
+        if k < n and tensors[k].requires_grad:
+            break
+    else:
         return tensors
-    places, n = ready.cut_off if layout.turns else range(len(tensors)), len(tensors)
     cut = {k for k in places if k < n and tensors[k].requires_grad}
     if cut and (0 in layout.ends or not layout.turns):  # a sequence of no steps gives its initial state
         cut.difference_update(ready.state_places)

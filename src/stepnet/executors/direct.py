@@ -263,9 +263,12 @@ class Direct:
         around = _native._len_torch_function_stack() or _native._len_torch_dispatch_stack()
         if around or _native._is_any_autocast_enabled() or self._threads != torch.get_num_threads():
             return None
-        if not all(map(is_plain, grads)) or any(grad is not None and grad.is_neg() for grad in grads):
-            return None
-        kind = *[grad is not None for grad in grads], *needed
+        given: list[bool] = []
+        for grad in grads:
+            if grad is not None and (not is_plain(grad) or grad.is_neg()):
+                return None
+            given.append(grad is not None)
+        kind = *given, *needed
         if kind not in self._backwards:
             try:
                 self._backwards[kind] = self._backward(kind[: len(grads)], needed)

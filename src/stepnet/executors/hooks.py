@@ -52,7 +52,7 @@ def guard_inputs(
     """See to the hooks of those of a node's inputs, and of what they are views of, for which a backward of it
     has no gradient, though they `needed` one: the engine leads to no others."""
     for tensor, gradient, leads in zip(inputs, gradients, needed, strict=False):
-        if gradient is None and leads:
+        if leads and gradient is None:
             for each in (tensor, tensor._base):
                 if each is not None and (hooks := each._backward_hooks):
                     for key, hook in hooks.items():
