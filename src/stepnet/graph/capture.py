@@ -34,7 +34,7 @@ from stepnet.data.offsets import LoD
 from stepnet.front.static import Padded
 from stepnet.front.step import TorchCell
 
-from . import autograd_grad, calls
+from . import autograd_grad, calls, grad_modes
 from .flow import Rounding, Way
 from .functions import put_together
 from .guards import forget_ours
@@ -175,6 +175,12 @@ def captured(
         if not torch.compiler.is_dynamo_compiling():
             y, final = outside()
             return y, opened(final)
+        if not exported or torch.is_grad_enabled():
+            return stepped()
+        with torch.enable_grad():  # a program is for both, and torch notes no mode that is on already
+            return stepped()
+
+    def stepped() -> Any:
         cut = offsets[levels - inside : levels]
         rows = torch.ops.stepnet.rows(values, [*state_leaves, *static_leaves], cut, axis, levels)
         x_leaves_t, lod = rows[:n_x], None
@@ -388,8 +394,12 @@ class _Lowered:
         in_order = sorted(operands, key=lambda n: not isinstance(n.meta["example_value"], Tensor))
         known = {n: graph.placeholder(n.name) for n in in_order}
         gradients = is_exporting() and autograd_grad.asks(nodes)
+        modes = grad_modes.GradModes() if is_exporting() else None
         for n in nodes[len(operands) :]:
             if gradients and autograd_grad.marks(n):
+                continue
+            if modes is not None and grad_modes.sets(n):
+                modes.copy(n, graph)
                 continue
             if gradients and n.target is torch.autograd.grad:
                 known[n] = self._gradient(n, graph, known, way)

@@ -131,7 +131,7 @@ def _by_names(known: Known, tensors: list[Tensor], keep: bool) -> Ran:
 @from_the_top
 def _at_length(call: Call, tensors: list[Tensor], sizes: list[int]) -> list[Tensor]:
     with torch.no_grad():
-        return [laid_out(t) for t in call.run(tensors, sizes)]
+        return [laid_out(t.detach()) for t in call.run(tensors, sizes)]
 
 
 @not_followed

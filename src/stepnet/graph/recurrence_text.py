@@ -214,7 +214,8 @@ def _traced(
             inputs += [torch.empty(m + 1, dtype=torch.int64) for m in ends]
             inputs += [torch.empty(shape, dtype=d, device=at) for shape, d, at in fixed]
         try:
-            with fake, autocast_as(around):  # what the step makes from nothing, too
+            # Autocast is of what the step makes from nothing, too; gradients are off where it says so.
+            with fake, autocast_as(around), torch.enable_grad():
                 step = recurrence.step
                 if recurrence.transforms:
                     step = with_no_grad_noted(step, functools.partial(refusal, recurrence))

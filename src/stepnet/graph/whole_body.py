@@ -79,7 +79,7 @@ def _on_any_rows(
         with fake:
             inputs = [torch.empty((n, *shape), dtype=t.dtype, device=t.device) for shape, t in shapes]
             inputs += [torch.empty(shape, dtype=t.dtype, device=t.device) for shape, t in fixed]
-            with autocast_as(around):
+            with autocast_as(around), torch.enable_grad():
                 graph = make_fx(step, pre_dispatch=True)(*inputs)
         (out,) = next(node for node in graph.graph.nodes if node.op == "output").args
         if any(not _is(node.meta["val"].shape[:1], n) for node in out) or _asked(env) > known:
