@@ -336,44 +336,6 @@ def test_compiled_ahead_of_time_as_an_operator(tmp_path: Path) -> None:
             torch.testing.assert_close(leaves_of(packaged(x)), leaves_of(model(x)), rtol=1e-9, atol=1e-9)
 
 
-class Modes(nn.Module):
-    """A step that sets gradients on and off, around another recurrence too."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        def step(x: Tensor, h: Tensor) -> Any:
-            with torch.no_grad():
-                a = torch.sigmoid(h)
-                with torch.enable_grad():
-                    a = a + x.sin() * h
-                _, a = recurrent(lambda x, h: (h, x * h), a.T[..., None], a[:, :1])
-            with torch.inference_mode():
-                b = h.tanh()
-            y = torch.tanh(x + a * h) + b.clone() * h
-            return y, y
-
-        return recurrent(step, x, x[0].cos())[0]
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own
-@pytest.mark.filterwarnings("ignore:step")  # the inner recurrence has another plan
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("decomposed", [False, True])
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_gradients_on_and_off_in_a_step(mode: Any, decomposed: bool) -> None:
-    """They are as in the plain loop, whatever is around the export and the run."""
-    model, x = Modes(), torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
-    with mode():
-        program = export(model, (x.detach(),))
-        program = program.run_decompositions(decompositions()) if decomposed else program
-    called = program.module()
-    found, want = called(x), model(x)
-    torch.testing.assert_close(found, want)
-    torch.testing.assert_close(*(torch.autograd.grad(y.cos().sum(), x)[0] for y in (found, want)))
-    with torch.no_grad():
-        assert not called(x).requires_grad
-        assert not torch.is_grad_enabled()
-
-
 @pytest.mark.parametrize(
     "call",
     [
