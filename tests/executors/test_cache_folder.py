@@ -27,7 +27,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def path_of(cache, data=DATA):
-    return cache / f"{KEY}-{hashlib.sha256(data).hexdigest()}.plan"
+    return cache / KEY[:2] / f"{KEY}-{hashlib.sha256(data).hexdigest()}.plan"
 
 
 def test_what_is_written_is_read_and_is_private(cache):
@@ -39,7 +39,8 @@ def test_what_is_written_is_read_and_is_private(cache):
     assert plan_files.read(KEY) == DATA
     assert stat.S_IMODE(path_of(cache).stat().st_mode) == 0o600
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
-    assert [path.name for path in cache.iterdir()] == [path_of(cache).name]
+    assert stat.S_IMODE(path_of(cache).parent.stat().st_mode) == 0o700
+    assert [path for path in cache.rglob("*") if not path.is_dir()] == [path_of(cache)]
 
 
 def _link(path, outside):
@@ -111,14 +112,20 @@ def test_a_file_of_another_owner_is_not_read(cache, monkeypatch):
 def _linked_folder(cache):
     elsewhere = cache.parent / "elsewhere"
     elsewhere.mkdir(mode=0o700)
-    cache.rmdir()
+    _remove(cache)
     cache.symlink_to(elsewhere)
+
+
+def _remove(cache):
+    for part in cache.iterdir():
+        part.rmdir()
+    cache.rmdir()
 
 
 FOLDERS = {
     "a link": _linked_folder,
-    "a link to nothing": lambda cache: (cache.rmdir(), cache.symlink_to("nothing")),
-    "a link to itself": lambda cache: (cache.rmdir(), cache.symlink_to(cache)),
+    "a link to nothing": lambda cache: (_remove(cache), cache.symlink_to("nothing")),
+    "a link to itself": lambda cache: (_remove(cache), cache.symlink_to(cache)),
     "its group may write": lambda cache: cache.chmod(0o720),
     "all may write": lambda cache: cache.chmod(0o702),
     "sticky, and all may write": lambda cache: cache.chmod(0o1777),
@@ -136,6 +143,24 @@ def test_a_folder_that_others_can_change_is_refused(name, cache):
         plan_files.write(KEY, DATA)
     assert not path_of(cache).exists()
     assert plan_files.read(KEY) == DATA  # from a folder of this process alone
+
+
+PARTS = {
+    "a link": lambda part, outside: (part.rename(outside), part.symlink_to(outside)),
+    "all may write": lambda part, _: part.chmod(0o702),
+    "its group may write": lambda part, _: part.chmod(0o720),
+    "a file": lambda part, outside: (part.rename(outside), part.write_bytes(b"in the way")),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_folder_inside_that_others_can_change_is_not_read_nor_written(name, cache, tmp_path):
+    plan_files.write(KEY, DATA)
+    PARTS[name](path_of(cache).parent, tmp_path / "outside")
+    assert plan_files.read(KEY) is None
+    kept = sorted(tmp_path.rglob("*.plan"))
+    plan_files.write(KEY, b"other")
+    assert sorted(tmp_path.rglob("*.plan")) == kept
 
 
 @pytest.mark.parametrize(("group", "refused"), [("its owner's", False), ("another", True)])
@@ -181,7 +206,7 @@ def test_a_write_replaces_a_link_and_does_not_follow_it(to, cache, tmp_path):
     outside = tmp_path / "outside"
     if to == "a file":
         outside.write_bytes(b"precious")
-    cache.mkdir(parents=True, mode=0o700)
+    path_of(cache).parent.mkdir(parents=True, mode=0o700)
     path_of(cache).symlink_to(outside)
     plan_files.write(KEY, DATA)
     assert not path_of(cache).is_symlink()

@@ -17,7 +17,9 @@ needs_compiler = pytest.mark.skipif(c_build.available() is not None, reason=f"{c
 
 
 def library(folder, number, hours_ago, size=1000):
-    path = folder / f"{number:040x}-{number:064x}.so"
+    key = f"{number % 256:02x}{number:038x}"
+    path = folder / key[:2] / f"{key}-{number:064x}.so" if number % 3 else folder / f"{key}-{number:064x}.so"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x" * size)
     then = time.time() - hours_ago * HOUR
     os.utime(path, (then, then))
@@ -73,6 +75,14 @@ def test_a_link_is_not_followed(tmp_path):
     assert outside.exists()
 
 
+def test_a_folder_inside_that_is_a_link_is_not_looked_into(tmp_path):
+    outside = library(tmp_path / "outside", 1, hours_ago=9)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / outside.parent.name).symlink_to(outside.parent)
+    cache_trim.trim(tmp_path / "cache", 0)
+    assert outside.exists()
+
+
 def test_no_folder(tmp_path):
     cache_trim.trim(tmp_path / "none", 0)
     cache_trim.used(tmp_path / "none")
@@ -123,6 +133,6 @@ def test_processes_may_trim_at_once(tmp_path):
     command = [sys.executable, "-c", code, cache_trim.__file__, str(tmp_path)]
     running = [subprocess.Popen(command) for _ in range(4)]
     assert [process.wait(120) for process in running] == [0] * 4
-    left = sorted(int(p.name[:40], 16) for p in tmp_path.iterdir())
+    left = sorted(int(p.name[2:40], 16) for p in tmp_path.rglob("*.so"))
     assert left == list(range(300 - len(left), 300))  # the newest
     assert 0 < len(left) <= 50

@@ -69,7 +69,7 @@ def run(step=step, backend="eager"):
 
 
 def kept(cache):
-    return sorted(cache.glob("*.plan"))
+    return sorted(cache.rglob("*.plan"))
 
 
 def test_the_next_process_compiles_nothing(cache, compiled):

@@ -1,10 +1,11 @@
 """The private folder of built libraries and plans. What lies in it is input from outside until it is checked.
 
-A file is named `KEY-DIGEST.ending`. KEY is the hash of all that the content depends on; DIGEST is that of the
-file's own bytes. A file is opened once: owner, mode and size are those of what was opened, and the bytes that
-were hashed are the bytes that are used. A library can be loaded by its path alone, so the folder, and every
-folder on the way to it, must be one in which no other user can put another file at that path. Files appear by
-atomic rename, which replaces what is there and follows no link.
+A file is named `KE/KEY-DIGEST.ending`. KEY is the hash of all that the content depends on; DIGEST is that of
+the file's own bytes; KE, the first letters of KEY, is a folder of few files, so that one among thousands is
+found as soon. A file is opened once: owner, mode and size are those of what was opened, and the bytes that
+were hashed are those that are used. A library can be loaded by its path alone, so the folder, those inside,
+and every folder on the way to it, must be ones in which no other user can put another file at that path.
+Files appear by atomic rename, which replaces what is there and follows no link.
 """
 
 from __future__ import annotations
@@ -68,12 +69,15 @@ def read(key: str, ending: str, most: int) -> Iterator[tuple[Path, bytes]]:
 
 def files(folder: Path, key: str, ending: str) -> list[Path]:
     """What has the name of a file of this key."""
+    part = folder / key[: cache_trim.PART]
     try:
-        names = os.listdir(folder)
-    except OSError:  # removed meanwhile
+        if _can_be_changed(part.lstat()) is not None:
+            return []
+        names = os.listdir(part)
+    except OSError:  # none yet, or removed meanwhile
         return []
     mine = [name for name in names if name.startswith(f"{key}-") and name.endswith(f".{ending}")]
-    return [folder / name for name in sorted(mine)]
+    return [part / name for name in sorted(mine)]
 
 
 def keep(folder: Path, key: str, made: Path) -> Path:
@@ -83,7 +87,12 @@ def keep(folder: Path, key: str, made: Path) -> Path:
         OSError: it cannot be moved.
     """
     made.chmod(0o700 if made.suffix == ".so" else 0o600)  # a umask of 0 would let others write
-    path = folder / f"{key}-{hashlib.sha256(made.read_bytes()).hexdigest()}{made.suffix}"
+    part = folder / key[: cache_trim.PART]
+    part.mkdir(mode=0o700, exist_ok=True)
+    reason = _can_be_changed(part.lstat())
+    if reason is not None:
+        raise OSError(f"nothing can be kept in {part}: {reason}")
+    path = part / f"{key}-{hashlib.sha256(made.read_bytes()).hexdigest()}{made.suffix}"
     os.replace(made, path)
     return path
 
@@ -182,14 +191,9 @@ def _unfit(folder: Path) -> str | None:
         above = [(at, at.lstat()) for at in folder.parent.resolve(strict=True).joinpath("-").parents]
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
         return str(error)
-    if stat.S_ISLNK(found.st_mode):
-        return "it is a link (name the folder it leads to)"
-    if not stat.S_ISDIR(found.st_mode):
-        return "it is no folder"
-    if found.st_uid != os.geteuid():
-        return "it belongs to another user"
-    if found.st_mode & _OTHERS_WRITE:
-        return "other users may write in it (chmod 700 it)"
+    reason = _can_be_changed(found)
+    if reason is not None:
+        return reason
     for at, known in above:
         if known.st_uid not in (0, os.geteuid(), _UNKNOWN_OWNER):
             return f"another user may replace it ({at} belongs to them)"
@@ -199,6 +203,19 @@ def _unfit(folder: Path) -> str | None:
             return f"other users may replace it (they may write in {at})"
     if not os.access(folder, os.W_OK | os.X_OK):
         return "it is not writable"
+    return None
+
+
+def _can_be_changed(found: os.stat_result) -> str | None:
+    """Why another user may put something else in the place of what lies in a folder, or None."""
+    if stat.S_ISLNK(found.st_mode):
+        return "it is a link (name the folder it leads to)"
+    if not stat.S_ISDIR(found.st_mode):
+        return "it is no folder"
+    if found.st_uid != os.geteuid():
+        return "it belongs to another user"
+    if found.st_mode & _OTHERS_WRITE:
+        return "other users may write in it (chmod 700 it)"
     return None
 
 

@@ -16,8 +16,10 @@ from pathlib import Path
 MOST_BYTES = 200 << 20
 YOUNG = 600.0  # seconds in which a library that was used may be about to be loaded
 ABANDONED = 86400.0  # seconds after which the workplace of a build that never ended is removed
+PART = 2  # letters that the files of one folder inside begin with
 _FEW = 64  # a process looks again when it has added this part of what the folder may hold
 
+_PART = re.compile(rf"[0-9a-f]{{{PART}}}")
 _BUILT = re.compile(r"[0-9a-f]{40}-[0-9a-f]{64}\.(so|o|plan)")
 _added: dict[Path, int] = {}  # bytes since this process last looked into a folder
 
@@ -44,17 +46,9 @@ def trim(folder: Path, most_bytes: int | None = None) -> None:
     """
     most_bytes = MOST_BYTES if most_bytes is None else most_bytes
     now = time.time()
-    found: list[tuple[float, int, str]] = []
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):  # gone meanwhile
-                known = entry.stat(follow_symlinks=False)
-                if _BUILT.fullmatch(entry.name):
-                    found.append((known.st_mtime, known.st_size, entry.path))
-                elif entry.name.startswith("build-") and now - known.st_mtime > ABANDONED:
-                    shutil.rmtree(entry.path, ignore_errors=True)
-                elif entry.name.startswith("lock-") and now - known.st_mtime > ABANDONED:
-                    os.unlink(entry.path)
+    found = list[tuple[float, int, str]]()
+    for part in _look_into(folder, found, now):
+        _look_into(part, found, now)
     total = sum(size for _, size, _ in found)
     for when, size, path in sorted(found):
         if total <= most_bytes or now - when < YOUNG:
@@ -62,3 +56,23 @@ def trim(folder: Path, most_bytes: int | None = None) -> None:
         with contextlib.suppress(OSError):
             os.unlink(path)
         total -= size
+
+
+def _look_into(folder: str | Path, found: list[tuple[float, int, str]], now: float) -> list[str]:
+    """Add what was built, by when it was used; remove what dead builds left. The folders that hold more."""
+    parts = list[str]()
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # gone meanwhile
+                if _PART.fullmatch(entry.name):
+                    if entry.is_dir(follow_symlinks=False):
+                        parts.append(entry.path)
+                    continue
+                known = entry.stat(follow_symlinks=False)
+                if _BUILT.fullmatch(entry.name):
+                    found.append((known.st_mtime, known.st_size, entry.path))
+                elif entry.name.startswith("build-") and now - known.st_mtime > ABANDONED:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+                elif entry.name.startswith("lock-") and now - known.st_mtime > ABANDONED:
+                    os.unlink(entry.path)
+    return parts
