@@ -246,7 +246,5 @@ def test_only_tensors_are_taken():
 
 def test_a_joined_output_is_named_in_a_call():
     loop = make(*PORTS, OutputPort("wide", 0, axis=9))
-    with pytest.raises(
-        StepError, match="output .wide., of result 0, has too few dimensions"
-    ):
+    with pytest.raises(StepError, match=r"output 'wide', of result 0, has too few dimensions"):
         loop(x=torch.randn(2, 6, 3), h0=torch.randn(2, 3))
