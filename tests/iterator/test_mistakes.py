@@ -242,3 +242,9 @@ def test_only_tensors_are_taken():
     loop = make(*PORTS)
     with pytest.raises(LoopError, match="input 'x' must be a tensor, not LoDTensor"):
         loop(LoDTensor.from_lengths(torch.zeros(3, 2), [[2, 1]]), [1.0])
+
+
+def test_a_joined_output_is_named_in_a_call():
+    loop = make(*PORTS, OutputPort("wide", 0, axis=9))
+    with pytest.raises(StepError, match=r"output 'wide', of result 0, has too few dimensions"):
+        loop(x=torch.randn(2, 6, 3), h0=torch.randn(2, 3))

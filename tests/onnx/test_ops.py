@@ -34,6 +34,13 @@ CALLS = {
             F.avg_pool1d(x, 3, 2, 1, count_include_pad=False), F.adaptive_avg_pool1d(x, 1),
         ),
     ),
+    "grid sample": (
+        lambda x: (
+            F.grid_sample(x.unsqueeze(1), x[:, None, :, :2].tanh() * 1.3, align_corners=False),
+            F.grid_sample(x.unsqueeze(1), x[:, None, :, :2].tanh(), "bicubic", "border", align_corners=True),
+            F.grid_sample(x.unsqueeze(1), x[:, None, :, :2], "nearest", "reflection", align_corners=False),
+        ),
+    ),
     "layer norm": (lambda x, m: m(x), nn.LayerNorm(4)),
     "linear": (lambda x, m: m(x), nn.Linear(4, 3)),
     "attention": (lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1),),

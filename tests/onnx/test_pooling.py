@@ -56,6 +56,44 @@ def test_rounded_up_and_dilated(pooled):
     torch.testing.assert_close(norm, sum(part.abs() for part in parts))
 
 
+@pytest.mark.parametrize("corners", [0, 1])
+@pytest.mark.parametrize("sizes", [[2, 1, 4, 5], [2, 1, 1, 3], [2, 1, 3, 4, 2]])
+def test_places_of_images_whose_sizes_are_an_input(sizes, corners, tmp_path):
+    space = len(sizes) - 2
+    declared = "float[A,B,C,D] y" if space == 2 else "float[A,B,C,D,E] y"
+    text = f"g (float[N,{space},{space + 1}] x, int64[{space + 2}] s) => ({declared})"
+    text += f"{{ y = AffineGrid<align_corners={corners}>(x, s) }}"
+    model = parser.parse_model('<ir_version: 9, opset_import: ["": 20]>\n' + text)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    x = torch.randn(2, space, space + 1)
+    got = stepnet.onnx.load(tmp_path / "m.onnx")(x, torch.tensor(sizes))[0]
+    wide = [max(size, 2) for size in sizes]  # torch warns of one place from corner to corner: the middle
+    if corners and 1 in sizes[2:]:
+        right = F.affine_grid(x, wide, align_corners=True).mean(1, keepdim=True)
+    else:
+        right = F.affine_grid(x, sizes, align_corners=bool(corners))
+    torch.testing.assert_close(got, right)
+
+
+def test_put_back_where_the_largest_stood(tmp_path):
+    text = "g (float[N,C,H,W] x, int64[N,C,H,W] i, int64[K] s) => (float[A,B,C,D] y, float[A,B,C,D] z)"
+    node = "MaxUnpool<kernel_shape=[2,3], strides=[2,3]>"
+    model = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 22]>\n{text} {{ y = {node}(x, i) z = {node}(x, i, s) }}'
+    )
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    x, places = F.max_pool2d(X[:, :, :6], (2, 3), return_indices=True)
+    places_of_all = places + 36 * torch.arange(6).reshape(2, 3, 1, 1)
+    model = stepnet.onnx.load(tmp_path / "m.onnx")
+    own, wide = model(x, places_of_all, torch.tensor([2, 3, 6, 8])).values()
+    right = F.max_unpool2d(x, places, (2, 3))
+    assert torch.equal(own, right)
+    assert torch.equal(wide.reshape(-1)[:216], right.reshape(-1))
+    assert wide.shape == (2, 3, 6, 8)
+    with pytest.raises(IRError, match=r"node 1 '' \(MaxUnpool\).*output_shape needs a size for each axis"):
+        model(x, places_of_all, torch.tensor([3, 7, 6]))
+
+
 @pytest.mark.parametrize("include", [0, 1])
 @pytest.mark.parametrize("ceil", [0, 1])
 def test_means(pooled, include, ceil):

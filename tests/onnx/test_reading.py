@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper, parser  # noqa: E402
 
 import stepnet.onnx  # noqa: E402
 from stepnet.errors import IRError  # noqa: E402
+from stepnet.report.inspect import inspect_model  # noqa: E402
 
 F, H = 3, 4
 CELLS = {
@@ -387,6 +389,10 @@ def test_constants_that_are_inputs_are_defaults(version, tmp_path):
     model, x = stepnet.onnx.load(tmp_path / "m.onnx"), torch.randn(6, 4)
     assert [s.name for s in model.inputs] == ["x"]
     assert [s.name for s in model.defaults] == ([*own] if version > 3 else [])
+    if version > 3:
+        shown = inspect_model(tmp_path / "m.onnx")
+        assert [(s.name, s.value.shape) for s in shown.defaults] == [("w", (4,)), ("s", (2,)), ("n", ())]
+        assert re.search(r"default +w +float32\[4\]", str(shown))
     torch.testing.assert_close(model(x)[0], (x * torch.tensor(own["w"]) ** 2).reshape(2, -1))
     if version == 3:
         with pytest.raises(IRError, match="no input 'w'"):

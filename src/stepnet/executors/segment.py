@@ -264,6 +264,8 @@ def join_along(kept: list[Any], port: Concat, empty: bool, name: str) -> Tensor:
     """
     axis, part = port.axis, port.part_size
     first = kept[0].shape
+    if part is not None and name != port.output:  # a port of an iterator
+        name = f"output '{port.output}', of {name},"
     for t, value in enumerate(kept):
         if value.shape != first or isinstance(value, LoDTensor):
             raise StepError(

@@ -132,6 +132,16 @@ def _pooled(
     )
 
 
+@rule("grid_sampler", "grid_sampler_2d")
+def _grid_sample(b: AtenNet, x: Any, grid: Any, mode: int, padding: int, corners: bool) -> Any:
+    if b.is_ragged(x) or b.is_ragged(grid) or len(b.shape(x)) != 4:
+        return NotImplemented
+    return b.emit.call(
+        "grid_sample", b.out(x), b.out(grid), mode=("bilinear", "nearest", "bicubic")[mode],
+        padding_mode=("zeros", "border", "reflection")[padding], align_corners=bool(corners),
+    )  # fmt: skip
+
+
 @rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
 def _parts_mean(b: AtenNet, x: Any, sizes: Any) -> Any:
     return _in_parts(b, "mean", x, sizes)

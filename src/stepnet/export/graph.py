@@ -42,6 +42,9 @@ OPS = _ops(
     "matmul conv conv_transpose",
     # x; attributes kernel, strides, dilations and pads (of either side); mean_pool: with_padding
     "max_pool mean_pool",
+    # images [batch, channels, height, width], places [batch, height, width, 2]; attributes mode, padding_mode
+    # and align_corners, those of torch
+    "grid_sample",
     # x, shape; attribute zero_keeps: 0 keeps a dimension; expand: to what both shapes broadcast to
     "reshape expand tile",
     # x, axes; permute: x, dims; pad: x, before, after, number; slice: x, starts, ends, steps, axes

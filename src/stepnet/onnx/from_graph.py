@@ -298,6 +298,15 @@ def _conv(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     )  # fmt: skip
 
 
+@_rule("grid_sample")
+def _grid_sample(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    said, modes = node.attributes, {"bilinear": "linear", "nearest": "nearest", "bicubic": "cubic"}
+    return w.call(
+        "GridSample", *inputs, mode=modes[said["mode"]],
+        padding_mode=said["padding_mode"], align_corners=int(said["align_corners"]),
+    )  # fmt: skip
+
+
 @_rule("max_pool", "mean_pool")
 def _pool(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     said = node.attributes

@@ -56,6 +56,7 @@ def inspect_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Inspectio
         parameters=sum(t.numel() for t in constants if t.is_floating_point()),
         weight_bytes=tensor_bytes(*constants),
         cost=net.cost,
+        defaults=tuple(Socket(s.name, declared(s)) for s in model.defaults),
     )
 
 

@@ -163,6 +163,7 @@ class Inspection(Report):
         counted_at: the sizes of the inputs for which costs and steps are counted.
         weight_bytes: of constants, each place in the file once.
         cost: of a run.
+        defaults: constants that a call may give otherwise, by name.
     """
 
     kind = "inspection"
@@ -177,6 +178,7 @@ class Inspection(Report):
     parameters: int
     weight_bytes: int
     cost: Cost
+    defaults: tuple[Socket, ...] = ()
 
     def loops(self) -> tuple[tuple[Layer, LayerLoop], ...]:
         """All loops and sequence layers, those of a body after the loop that contains them."""

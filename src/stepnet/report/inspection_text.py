@@ -44,7 +44,7 @@ def show(it: Inspection, console: Console, *, every: bool = False) -> None:
 def _parts(it: Inspection, every: bool) -> Iterator[RenderableType]:
     yield _head(it)
     ends = table("", "name", "type and shape")
-    for kind, sockets in (("input", it.inputs), ("output", it.outputs)):
+    for kind, sockets in (("input", it.inputs), ("default", it.defaults), ("output", it.outputs)):
         for socket in sockets:
             add_row(ends, kind, socket.name, typed(socket.value))
     yield ends

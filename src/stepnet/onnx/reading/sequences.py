@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stepnet.export.open_sizes import Sizes, plain
-from stepnet.file_model import axis_in, same_types
+from stepnet.file_model import axis_in, by_data, same_types
 from stepnet.watchers import instead
 
 from .info import Info, Misfit, Run, dtype_of, given, op
@@ -127,6 +127,12 @@ def _split(node: Info) -> Run:
             if not table:
                 _check_count(rows.shape[0])
             return rows if table else list(rows.unbind(0))
+        if by_data([wanted] if not isinstance(wanted, list) else wanted):
+            raise Misfit(
+                "the parts of a split that numbers of an input decide are in no file that is saved",
+                "sizes that an input holds",
+                "sizes that are a constant of the model",
+            )
         if wanted < 1 if isinstance(wanted, int) else any(not isinstance(size, int) for size in wanted):
             raise Misfit("parts must have sizes", wanted, "a number above 0, or one for each part")
         if isinstance(wanted, int):

@@ -6,9 +6,12 @@ from stepnet.openvino.records import Net
 from stepnet.openvino.writing.edit import Editor, all_nets, copied
 
 from .dropped_slices import told_count
+from .floor_division import rounded_down
 from .left_out import with_defaults
+from .lrn_bias import with_whole_bias
 from .no_steps import taken_out
 from .old_cells import plain_cells
+from .quantised_ranges import of_one_shape
 from .ranges import whole_ranges
 from .shapes import with_shapes
 from .shared_input import tables_apart
@@ -30,6 +33,9 @@ def worked_around(net: Net) -> Net:
         for layer in list(inner.layers.values()):
             with_defaults(layer)
             apart_from_products(edit, layer)
+            with_whole_bias(edit, layer)
+            rounded_down(edit, layer)
+            of_one_shape(edit, layer)
             if layer.bodies:
                 one_port_each(edit, layer)
             if layer.bodies and layer.type != "If":

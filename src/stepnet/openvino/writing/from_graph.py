@@ -37,7 +37,7 @@ _ATTRIBUTES: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
     "round": lambda a: {"mode": "half_to_even"},
     "cast": lambda a: {"destination_type": a["dtype"]},
     "gelu": lambda a: {"approximation_mode": _GELU[a["approximate"]]},
-    "floor_divide": lambda a: {"m_pythondiv": True},
+    "floor_divide": lambda a: {"m_pythondiv": False},  # what divides evenly or is not negative
     **dict.fromkeys(("sum", "mean", "amax", "amin", "prod"), lambda a: {"keep_dims": a["keepdim"]}),
     "topk": lambda a: {**a, "sort": "value", "index_element_type": "i64", "stable": True},
     "unique": lambda a: {"sorted": True, "index_element_type": "i64", "count_element_type": "i64"},

@@ -34,6 +34,7 @@ LAYERS = {
     "scatter": "ScatterElementsUpdate@12", "gather_nd": "GatherND@8", "scatter_nd": "ScatterNDUpdate@4",
     "bitwise_and": "BitwiseAnd@13", "bitwise_or": "BitwiseOr@13", "bitwise_xor": "BitwiseXor@13",
     "bitwise_not": "BitwiseNot@13", "bitwise_right_shift": "BitwiseRightShift@15",
+    "grid_sample": "GridSample@9",
 }  # fmt: skip
 
 
