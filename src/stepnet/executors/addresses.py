@@ -35,6 +35,8 @@ class Places(NamedTuple):
         boots: of carries, and of the rows that are moved by a step.
         made: what it makes that is asked for: tables, sums (of zeros) and products.
         lasts: the last values of carries that are asked for.
+        filled: which addresses are filled before the scan with a number at which; its bytes, and how often.
+            Those that are the same are left alone.
         zeroed: which addresses have zeros before the scan, and how many bytes.
         copied: which get a copy after it, of what lies at which, and how many bytes.
     """
@@ -44,6 +46,7 @@ class Places(NamedTuple):
     boots: Mapping[str, Place]
     made: Mapping[str, Place]
     lasts: Mapping[str, Place]
+    filled: Sequence[tuple[int, int, int, int]] = ()
     zeroed: Sequence[tuple[int, int]] = ()
     copied: Sequence[tuple[int, int, int]] = ()
 

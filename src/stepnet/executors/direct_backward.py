@@ -35,6 +35,7 @@ class Backward(NamedTuple):
         late: the inputs that get a value of the maps after it.
         loose: whether some of those are no tensors made for them alone, as they are.
         any_lengths: whether it is the same for sequences of any lengths.
+        fills: whether gradients of y may be a number each, which is told last.
     """
 
     run: Run
@@ -50,6 +51,7 @@ class Backward(NamedTuple):
     late: list[tuple[int, str]]
     loose: bool
     any_lengths: bool
+    fills: bool
 
     def zero(self, k: int, rows: int) -> Tensor:
         """What stands for a result that nothing comes in for, of so many rows at the least."""
@@ -179,7 +181,10 @@ class WayBack:
             self.values[name] = Place(k)
         self.at_hand |= {name: k for k, name in enumerate(self.shifted, after)}
         lasts = {name: made.pop(name) for name in self.tangents if name in made}
-        at = Places(self.values, strides, self.boots, made, lasts, self.zeroed, self.copied)
+        numbers = after + len(self.shifted)
+        y = self.likes[self.saved :][: 0 if self.before else len(self.ready.plan.y)]  # which maps may read
+        filled = [(self.saved + k, numbers + k, t.dtype.itemsize, t.numel()) for k, t in enumerate(y)]
+        at = Places(self.values, strides, self.boots, made, lasts, filled, self.zeroed, self.copied)
         run = addressed(lone, self.layout.backward, self.layout.rows, at)
         likes = [*self.likes, *(like for _, like in self.made)]
         reads: list[tuple[str, int, int | None, tuple[int, ...]]] = []
@@ -193,4 +198,4 @@ class WayBack:
         names = {name for _, name in self.late}
         as_they_are = all(self._shape(name) == self.likes[k].shape for k, name in self.late)
         loose = len(names) < len(self.late) or not (names <= self.ready.own_gradients and as_they_are)
-        return Backward(run, zeros, [*self.shifted.values()], *parts, loose, any_lengths)
+        return Backward(run, zeros, [*self.shifted.values()], *parts, loose, any_lengths, bool(filled))

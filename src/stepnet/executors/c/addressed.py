@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.unpatched_torch import data_ptr, empty
-from stepnet.executors.addresses import Place
+from stepnet.executors.addresses import Place, Places
 from stepnet.executors.layout import Layout
 
 from . import few_rows as c_few
@@ -28,13 +28,11 @@ class Writer:
 
     Args:
         count: how many arguments the scan itself has; what `few.served` is told comes after them.
-        zeroed, copied: see `Places`.
+        at: what is filled, zeroed and copied around it.
     """
 
-    def __init__(
-        self, count: int, zeroed: Sequence[tuple[int, int]], copied: Sequence[tuple[int, int, int]]
-    ) -> None:
-        self.zeroed, self.copied = zeroed, copied
+    def __init__(self, count: int, at: Places) -> None:
+        self.around = at.filled, at.zeroed, at.copied
         self.count, self.size = count, 0
         self.of_sequences = False  # whether some of that is for a value of each sequence
         self.served: list[int] = []
@@ -154,13 +152,13 @@ class Addressed:
 def _head(written: Writer) -> tuple[list[int], int]:
     """What `few_rows.by_addresses` is told before the addresses; and of how many."""
     places = [(at, p.which, p.offset) for at, p in written.places if p.which is not None]
-    zeroed, copied = written.zeroed, written.copied
-    head = [0, 0, 0, 0, len(places), len(zeroed), len(copied)]
-    for part in (*places, *zeroed, *copied):
+    filled, zeroed, copied = written.around
+    head = [0, 0, 0, 0, len(places), len(filled), len(zeroed), len(copied)]
+    for part in (*places, *filled, *zeroed, *copied):
         head += part
     read = (
         {which for _, which, _ in places}
         | {k for k, _ in zeroed}
-        | {k for to, of, _ in copied for k in (to, of)}
+        | {k for to, of, *_ in (*filled, *copied) for k in (to, of)}
     )
     return head, 1 + max(read, default=-1)

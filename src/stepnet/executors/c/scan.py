@@ -215,7 +215,7 @@ class CScan:
         self, layout: Layout, tables: Sequence[Table], at: Places, products: Sequence[str] | None, room: int
     ) -> Writer:
         """What writes the arguments of a call. `room`: the sequences that its own memory is for."""
-        w, kinds = Writer(self._desks.count, at.zeroed, at.copied), self._loop.body.values
+        w, kinds = Writer(self._desks.count, at), self._loop.body.values
         values, made = dict(at.values), dict(at.made)
 
         def size(name: str, rows: int = 1) -> int:
