@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.modes import autocast_dtype, is_kept_twice, nothing_around
+from stepnet.data.storage import differ
 from stepnet.data.tensor_guards import alike
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.executors import naive
@@ -101,7 +102,8 @@ def run_lone(of: Any, step: Any, x: Any, state: Any, way: Any) -> tuple[Any, Any
 
 def _drawn(noise: Tensor) -> bool:
     """Whether numbers were drawn since the state of the generator was this."""
-    return noise.numpy().tobytes() != torch.default_generator.get_state().numpy().tobytes()
+    now = torch.default_generator.get_state()
+    return differ(noise.data_ptr(), now.data_ptr(), noise.nbytes)
 
 
 def _kind(step: Any, way: Any) -> tuple[Any, ...]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stepnet.data.unpatched_torch import empty, empty_on_cpu
+from stepnet.data.unpatched_torch import empty
 
 from .layout import Layout
 from .loop import Lone
@@ -35,6 +35,10 @@ class Places(NamedTuple):
         boots: of carries, and of the rows that are moved by a step.
         made: what it makes that is asked for: tables, sums (of zeros) and products.
         lasts: the last values of carries that are asked for.
+        filled: which addresses are filled before the scan with a number at which; its bytes, and how often.
+            Those that are the same are left alone.
+        zeroed: which addresses have zeros before the scan, and how many bytes.
+        copied: which get a copy after it, of what lies at which, and how many bytes.
     """
 
     values: Mapping[str, Place]
@@ -42,6 +46,9 @@ class Places(NamedTuple):
     boots: Mapping[str, Place]
     made: Mapping[str, Place]
     lasts: Mapping[str, Place]
+    filled: Sequence[tuple[int, int, int, int]] = ()
+    zeroed: Sequence[tuple[int, int]] = ()
+    copied: Sequence[tuple[int, int, int]] = ()
 
 
 def addressed(lone: Lone | None, layout: Layout, most: int, at: Places) -> Run:
@@ -75,5 +82,6 @@ def size_of(like: Tensor) -> Size:
     return (*like.shape,), like.stride(), like.dtype
 
 
-def zeros_on_cpu(*size: Any) -> Tensor:
-    return empty_on_cpu(*size).zero_()
+def bytes_of(like: Tensor) -> int:
+    """How many it takes in one piece."""
+    return like.numel() * like.dtype.itemsize

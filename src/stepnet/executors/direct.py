@@ -226,11 +226,7 @@ class Direct:
         kept = [*map(data_ptr, saved)]
         if not (all(kept) and all(map(is_contiguous, saved))):
             return None
-        n_y, n = len(self._y), layout.sequences
-        tables = [
-            way.zero(k, n if k >= n_y else 0) if grad is None else contiguous(grad)
-            for k, grad in enumerate(grads)
-        ]
+        tables, numbers = self._tables(way, grads, layout.sequences)
         made = [make() if like is None else empty_like(saved[like]) for make, like in way.made]
         made += [earlier(saved[k], shape, saved[of], layout) for k, of, shape in way.shifted]
         values: dict[str, Tensor] = {}
@@ -242,6 +238,8 @@ class Direct:
             run_nodes(way.before, values, layout.rows)
             made += [as_table(values[name]) for name in way.given]
         addresses = [*kept, *map(data_ptr, tables), *map(data_ptr, made)]
+        if way.fills:
+            addresses += map(data_ptr, numbers)
         if not ran(way.run, addresses, layout.backward):
             return None
         out = [None if k is None else made[k] for k in way.out]
@@ -275,6 +273,25 @@ class Direct:
             except LookupError:
                 self._backwards[kind] = None
         return self._backwards.get(kind)
+
+    def _tables(
+        self, way: Backward, grads: Sequence[Tensor | None], sequences: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The gradients of the results, each in one piece; and of y, where the scan fills one, its number."""
+        tables, numbers, n_y = list[Tensor](), list[Tensor](), len(self._y)
+        for k, grad in enumerate(grads):
+            if grad is None:
+                tables.append(way.zero(k, sequences if k >= n_y else 0))
+            elif is_contiguous(grad):
+                tables.append(grad)
+            elif way.fills and k < n_y and grad.shape == self._y[k].shape and not any(stride(grad)):
+                tables.append(empty_on_cpu(*self._sizes[k]))
+                numbers.append(grad)
+            else:
+                tables.append(contiguous(grad))
+            if len(numbers) < len(tables):
+                numbers.append(tables[-1])
+        return tables, numbers[:n_y]
 
     def by_names(self, saved: Sequence[Tensor]) -> list[Tensor]:
         """What is saved, as calls by names save it: each kept value is one tensor."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.unpatched_torch import empty_on_cpu
 
-from .addresses import Place, Places, Run, addressed, outline, size_of, zeros_on_cpu
+from .addresses import Place, Places, Run, addressed, bytes_of, outline, size_of
 from .layout import Layout
 from .loop import Lone, PreparedLoop
 from .ready import Ready, Sources
@@ -35,6 +35,7 @@ class Backward(NamedTuple):
         late: the inputs that get a value of the maps after it.
         loose: whether some of those are no tensors made for them alone, as they are.
         any_lengths: whether it is the same for sequences of any lengths.
+        fills: whether gradients of y may be a number each, which is told last.
     """
 
     run: Run
@@ -50,6 +51,7 @@ class Backward(NamedTuple):
     late: list[tuple[int, str]]
     loose: bool
     any_lengths: bool
+    fills: bool
 
     def zero(self, k: int, rows: int) -> Tensor:
         """What stands for a result that nothing comes in for, of so many rows at the least."""
@@ -70,6 +72,7 @@ class WayBack:
         values, boots: see `Places`.
         at_hand: where the values that maps may read are, and `begins` in what is kept in one piece.
         places: where those are among what is made, and `of` the states whose gradients are.
+        zeroed, copied: see `Places`.
     """
 
     def __init__(
@@ -84,6 +87,7 @@ class WayBack:
         self.out: list[int | None] = []
         self.copies, self.late = list[int](), list[tuple[int, str]]()
         self.of = dict[int, int]()
+        self.zeroed, self.copied = list[tuple[int, int]](), list[tuple[int, int, int]]()
         self.before, self.by_maps = (
             {name for node in nodes for name in node.outputs} for nodes in (lone.before, lone.after)
         )
@@ -125,12 +129,10 @@ class WayBack:
                 continue
             if name is None:
                 raise LookupError
-            like, value = inputs[k], self.kinds[name]
+            like, value, first = inputs[k], self.kinds[name], self.places.get(name)
             if name in self.by_maps:
                 self.late.append((k, name))
-            elif name in self.places:
-                self.copies.append(k)
-            else:
+            elif first is None:
                 self.places[name] = len(self.made)
                 if name in self.tangents:
                     self.of[len(self.made)] = k
@@ -138,15 +140,26 @@ class WayBack:
             rows = layout.sequences if name in self.tangents else layout.rows if value.kind == "row" else 1
             alike = like.dtype is dtype_of(value.dtype) and like.numel() == rows * math.prod(value.shape)
             if name in self.places:
-                self.out[k] = self.places[name]
+                self.out[k] = at = self.places[name]
+                if first is not None and name in self.tangents:  # of as many sequences as there are
+                    self.copies.append(k)
+                elif first is not None:
+                    self.out[k], after = self._new(like), len(self.likes)
+                    self.copied.append((after + len(self.made) - 1, after + at, bytes_of(like)))
                 alike = alike and self.made[self.places[name]][1].shape == like.shape
             if not alike:
                 raise LookupError
 
     def _add(self, name: str, like: Tensor) -> None:
-        """Make a table; one of sums, to which the scan adds, of zeros."""
-        adds = self.kinds[name].kind == "sum" and name not in (self.lone.products or ())
-        self.made.append((functools.partial(zeros_on_cpu if adds else empty_on_cpu, *size_of(like)), like))
+        """Make a table; of sums, to which the scan adds, are zeros there."""
+        if self.kinds[name].kind == "sum" and name not in (self.lone.products or ()):
+            self.zeroed.append((len(self.likes) + len(self.made), bytes_of(like)))
+        self._new(like)
+
+    def _new(self, like: Tensor) -> int:
+        """Make a table; gives its place among those."""
+        self.made.append((functools.partial(empty_on_cpu, *size_of(like)), like))
+        return len(self.made) - 1
 
     def _shape(self, name: str) -> tuple[int, ...]:
         rows = (self.layout.rows,) if self.kinds[name].kind == "row" else ()
@@ -168,7 +181,10 @@ class WayBack:
             self.values[name] = Place(k)
         self.at_hand |= {name: k for k, name in enumerate(self.shifted, after)}
         lasts = {name: made.pop(name) for name in self.tangents if name in made}
-        at = Places(self.values, strides, self.boots, made, lasts)
+        numbers = after + len(self.shifted)
+        y = self.likes[self.saved :][: 0 if self.before else len(self.ready.plan.y)]  # which maps may read
+        filled = [(self.saved + k, numbers + k, t.dtype.itemsize, t.numel()) for k, t in enumerate(y)]
+        at = Places(self.values, strides, self.boots, made, lasts, filled, self.zeroed, self.copied)
         run = addressed(lone, self.layout.backward, self.layout.rows, at)
         likes = [*self.likes, *(like for _, like in self.made)]
         reads: list[tuple[str, int, int | None, tuple[int, ...]]] = []
@@ -182,4 +198,4 @@ class WayBack:
         names = {name for _, name in self.late}
         as_they_are = all(self._shape(name) == self.likes[k].shape for k, name in self.late)
         loose = len(names) < len(self.late) or not (names <= self.ready.own_gradients and as_they_are)
-        return Backward(run, zeros, [*self.shifted.values()], *parts, loose, any_lengths)
+        return Backward(run, zeros, [*self.shifted.values()], *parts, loose, any_lengths, bool(filled))

@@ -4,6 +4,7 @@ where its own tensors lie."""
 from __future__ import annotations
 
 import ctypes
+import struct
 from array import array
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.unpatched_torch import data_ptr, empty
-from stepnet.executors.addresses import Place
+from stepnet.executors.addresses import Place, Places
 from stepnet.executors.layout import Layout
 
 from . import few_rows as c_few
@@ -27,9 +28,11 @@ class Writer:
 
     Args:
         count: how many arguments the scan itself has; what `few.served` is told comes after them.
+        at: what is filled, zeroed and copied around it.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, at: Places) -> None:
+        self.around = at.filled, at.zeroed, at.copied
         self.count, self.size = count, 0
         self.of_sequences = False  # whether some of that is for a value of each sequence
         self.served: list[int] = []
@@ -58,6 +61,8 @@ class _Laid(NamedTuple):
 
     desk: Desk
     kept: Tensor
+    told: array[int]  # what `few_rows.by_addresses` is told
+    address: int  # of that
 
 
 class Addressed:
@@ -69,21 +74,21 @@ class Addressed:
         moved: that of other sequences, over as many rows at the most. Raises LookupError: they ask for other
             arguments.
         by_one: a placement on one thread in place of one that has a pace.
-        run: its function.
-        address: of that.
+        address: of its function.
         written: the rest of its arguments.
         parts: what `float_parts` is to say at a call; None: it makes no difference.
     """
 
     def __init__(
         self, desks: Desks, placed: Placed, moved: Callable[[Layout], Placed],
-        by_one: Callable[[Placed], Placed], run: Callable[..., None], address: int, written: Writer,
-        parts: int | None,
+        by_one: Callable[[Placed], Placed], address: int, written: Writer, parts: int | None,
     ) -> None:  # fmt: skip
         self._desks, self._placed, self._moved, self._written = desks, placed, moved, written
         self._by_one, self._last, self._rooms = by_one, placed, desks.rooms
-        self._run, self._address, self._parts = run, address, parts
-        self._places = [(at, p.which, p.offset) for at, p in written.places if p.which is not None]
+        self._run, self._address, self._parts = c_few.by_addresses(), address, parts
+        self._head, self._count = _head(written)
+        self._write = struct.Struct(f"{self._count}q").pack_into
+        self._first = 8 * len(self._head)
         self._idle: list[_Laid] = []  # list.pop and append are atomic
         self._rows: tuple[Layout | None, array[int]] = None, array("q")  # of those, where they stand
 
@@ -107,20 +112,20 @@ class Addressed:
             room = empty(placed.size, dtype=torch.uint8)  # another call may be in that of the desk
         if placed is not one.desk.placed or room is not one.desk.space:
             one = one._replace(desk=self._desks.moved(one.desk, placed, room))
-        _, room, numbers, address = one.desk
-        for at, which, offset in self._places:
-            numbers[at] = addresses[which] + offset
-        pool, served = c_threads.pool(placed.used), self._written.count
-        began = 0 if pace is None else perf_counter_ns()
+        (_, room, numbers, _), _, told, address = one
+        if len(addresses) != self._count:
+            addresses = addresses[: self._count]
+        self._write(told, self._first, *addresses)
+        pool, served = ctypes.addressof(c_threads.pool(placed.used)), self._written.count
+        told[3] = pool
         if len(numbers) > served:
-            numbers[served + 1] = ctypes.addressof(pool)
+            numbers[served + 1] = pool
             rows = self._rows
             if rows[0] is not layout:
                 rows = self._rows = layout, array("q", c_few.rows_of(layout))
             numbers[served + 3 : served + 7] = rows[1]
-            c_few.library()(address + 8 * served)
-        else:
-            self._run(pool, address)
+        began = 0 if pace is None else perf_counter_ns()
+        self._run(address)
         if pace is not None:
             pace.note(by_all, perf_counter_ns() - began, layout.rows)
         self._rooms.append(room)
@@ -138,4 +143,22 @@ class Addressed:
                 numbers[at] = padded(data_ptr(space)) + place.offset
         if written.served:
             numbers[written.count], numbers[written.count + 2] = self._address, address
-        return _Laid(desk._replace(numbers=numbers, address=address), space)
+        told = array("q", [*self._head, *(0,) * self._count])
+        served = address + 8 * written.count if written.served else 0
+        told[:3] = array("q", (address, served, self._address))
+        return _Laid(desk._replace(numbers=numbers, address=address), space, told, told.buffer_info()[0])
+
+
+def _head(written: Writer) -> tuple[list[int], int]:
+    """What `few_rows.by_addresses` is told before the addresses; and of how many."""
+    places = [(at, p.which, p.offset) for at, p in written.places if p.which is not None]
+    filled, zeroed, copied = written.around
+    head = [0, 0, 0, 0, len(places), len(filled), len(zeroed), len(copied)]
+    for part in (*places, *filled, *zeroed, *copied):
+        head += part
+    read = (
+        {which for _, which, _ in places}
+        | {k for k, _ in zeroed}
+        | {k for to, of, *_ in (*filled, *copied) for k in (to, of)}
+    )
+    return head, 1 + max(read, default=-1)

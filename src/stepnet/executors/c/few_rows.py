@@ -118,6 +118,40 @@ void sn_served(const struct served *s) {
     s->run(s->pool, s->arguments);
     for (const struct product *p = products; p < products + s->products; ++p) product(p, s->rows);
 }
+
+/* A scan whose arguments are so many bytes after some addresses, which come last. Before it some tables are
+   filled with a number that lies elsewhere, or with zeros, and after it some are copied. */
+struct addressed {
+    int64_t *arguments;
+    const struct served *served;
+    void (*run)(const void *pool, const void *arguments);
+    const void *pool;
+    int64_t places, fills, zeros, copies;
+};
+
+void sn_addressed(const struct addressed *a) {
+    const int64_t *p = (const void *)(a + 1);
+    const int64_t *at = p + 3 * (a->places + a->copies) + 4 * a->fills + 2 * a->zeros;
+    for (int64_t n = a->places; n > 0; --n, p += 3)
+        a->arguments[p[0]] = at[p[1]] + p[2];
+    for (int64_t n = a->fills; n > 0; --n, p += 4) {
+        char *to = (char *)at[p[0]];
+        if (at[p[0]] == at[p[1]])
+            continue;
+        const size_t size = (size_t)p[2], all = size * (size_t)p[3];
+        memcpy(to, (const void *)at[p[1]], size);
+        for (size_t done = size; done < all; done *= 2)
+            memcpy(to + done, to, done < all - done ? done : all - done);
+    }
+    for (int64_t n = a->zeros; n > 0; --n, p += 2)
+        memset((void *)at[p[0]], 0, (size_t)p[1]);
+    if (a->served)
+        sn_served(a->served);
+    else
+        a->run(a->pool, a->arguments);
+    for (int64_t n = a->copies; n > 0; --n, p += 3)
+        memcpy((void *)at[p[0]], (const void *)at[p[1]], (size_t)p[2]);
+}
 """
 
 
@@ -198,12 +232,18 @@ def library() -> Callable[[int], None]:
     return _functions()[0]
 
 
+def by_addresses() -> Callable[[int], None]:
+    """The function in C that runs a scan on what lies at some addresses."""
+    return _functions()[2]
+
+
 @functools.cache
-def _functions() -> tuple[Callable[[int], None], Callable[[int], None]]:
+def _functions() -> tuple[Callable[[int], None], ...]:
     """Those in C.
 
     Raises:
         BuildError: they cannot be built.
     """
     built = build(_TEXT)
-    return built.function("sn_served", ctypes.c_void_p), built.function("sn_earlier", ctypes.c_void_p)
+    names = "sn_served", "sn_earlier", "sn_addressed"
+    return tuple(built.function(name, ctypes.c_void_p) for name in names)

@@ -200,9 +200,7 @@ class CScan:
         code, room = self.placements.code(placed.sharing), 1 << layout.sequences.bit_length()
         w = self._writer(layout, tables, at, products, room)
         others = self._for_others(placed, w, most, parts or 0, room)
-        return Addressed(
-            self._desks, placed, others, self.placements.by_one, code.run, code.address, w, parts
-        )
+        return Addressed(self._desks, placed, others, self.placements.by_one, code.address, w, parts)
 
     def _is_by_addresses(self, placed: Placed, tables: Sequence[Table]) -> bool:
         """Whether a call takes addresses alone: what it makes is small, and summed by one thread."""
@@ -217,7 +215,7 @@ class CScan:
         self, layout: Layout, tables: Sequence[Table], at: Places, products: Sequence[str] | None, room: int
     ) -> Writer:
         """What writes the arguments of a call. `room`: the sequences that its own memory is for."""
-        w, kinds = Writer(self._desks.count), self._loop.body.values
+        w, kinds = Writer(self._desks.count, at), self._loop.body.values
         values, made = dict(at.values), dict(at.made)
 
         def size(name: str, rows: int = 1) -> int:
