@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from stepnet.data.heap import KEPT, LARGE, new_table
 from stepnet.data.unpatched_torch import empty, empty_on_cpu
 
 from .layout import Layout
 from .loop import Lone
 
-MOST = 1 << 20  # bytes of a table, and of what is kept for backward, which lies in one piece
+MOST = LARGE  # bytes of a table, and of what is kept for backward, which lies in one piece
 
 Size = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 Run = Callable[[Sequence[int], Layout], None]  # a scan of some sequences, on what lies at some addresses
@@ -73,6 +76,13 @@ def outline(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def size_of(like: Tensor) -> Size:
     """What `empty_on_cpu` takes."""
     return (*like.shape,), like.stride(), like.dtype
+
+
+def maker_of(like: Tensor, shown: bool = True) -> Callable[[], Tensor]:
+    """What makes empty tensors like one that lies in one piece. `shown`: see `new_table`."""
+    if math.prod(like.shape) * like.dtype.itemsize < KEPT:
+        return functools.partial(empty_on_cpu, *size_of(like))
+    return functools.partial(new_table, (*like.shape,), like.dtype, shown=shown)
 
 
 def zeros_on_cpu(*size: Any) -> Tensor:

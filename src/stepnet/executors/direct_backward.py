@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
-from stepnet.data.unpatched_torch import empty_on_cpu
 
-from .addresses import Place, Places, Run, addressed, outline, size_of, zeros_on_cpu
+from .addresses import Place, Places, Run, addressed, maker_of, outline, size_of, zeros_on_cpu
 from .layout import Layout
 from .loop import Lone, PreparedLoop
 from .ready import Ready, Sources
@@ -146,7 +145,8 @@ class WayBack:
     def _add(self, name: str, like: Tensor) -> None:
         """Make a table; one of sums, to which the scan adds, of zeros."""
         adds = self.kinds[name].kind == "sum" and name not in (self.lone.products or ())
-        self.made.append((functools.partial(zeros_on_cpu if adds else empty_on_cpu, *size_of(like)), like))
+        make = functools.partial(zeros_on_cpu, *size_of(like)) if adds else maker_of(like)
+        self.made.append((make, like))
 
     def _shape(self, name: str) -> tuple[int, ...]:
         rows = (self.layout.rows,) if self.kinds[name].kind == "row" else ()
