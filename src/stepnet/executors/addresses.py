@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from stepnet.data.heap import KEPT, LARGE, new_table
+from stepnet.data.heap import LARGE, new_table
 from stepnet.data.unpatched_torch import empty, empty_on_cpu
 
 from .layout import Layout
 from .loop import Lone
 
 MOST = LARGE  # bytes of a table, and of what is kept for backward, which lies in one piece
+_FOUND = 1 << 20  # bytes of a table from which earlier memory is found faster than new memory (measured)
 
 Size = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 Run = Callable[[Sequence[int], Layout], None]  # a scan of some sequences, on what lies at some addresses
@@ -80,7 +81,7 @@ def size_of(like: Tensor) -> Size:
 
 def maker_of(like: Tensor, shown: bool = True) -> Callable[[], Tensor]:
     """What makes empty tensors like one that lies in one piece. `shown`: see `new_table`."""
-    if math.prod(like.shape) * like.dtype.itemsize < KEPT:
+    if math.prod(like.shape) * like.dtype.itemsize < _FOUND:
         return functools.partial(empty_on_cpu, *size_of(like))
     return functools.partial(new_table, (*like.shape,), like.dtype, shown=shown)
 
