@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from stepnet.data.unpatched_torch import empty
+from stepnet.data.heap import LARGE, new_table
+from stepnet.data.unpatched_torch import empty, empty_on_cpu
 
 from .layout import Layout
 from .loop import Lone
 
-MOST = 1 << 20  # bytes of a table, and of what is kept for backward, which lies in one piece
+MOST = LARGE  # bytes of a table, and of what is kept for backward, which lies in one piece
+_FOUND = 1 << 20  # bytes of a table from which earlier memory is found faster than new memory (measured)
 
 Size = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 Run = Callable[[Sequence[int], Layout], None]  # a scan of some sequences, on what lies at some addresses
@@ -85,3 +88,10 @@ def size_of(like: Tensor) -> Size:
 def bytes_of(like: Tensor) -> int:
     """How many it takes in one piece."""
     return like.numel() * like.dtype.itemsize
+
+
+def maker_of(like: Tensor, shown: bool = True) -> Callable[[], Tensor]:
+    """What makes empty tensors like one that lies in one piece. `shown`: see `new_table`."""
+    if bytes_of(like) < _FOUND:
+        return functools.partial(empty_on_cpu, *size_of(like))
+    return functools.partial(new_table, (*like.shape,), like.dtype, shown=shown)

@@ -22,13 +22,12 @@ from stepnet.data.unpatched_torch import (
     data_ptr,
     empty,
     empty_like,
-    empty_on_cpu,
     is_contiguous,
     stride,
     zeros_like,
 )
 
-from .addresses import MOST, Place, Places, Run, Size, addressed, outline, ran, size_of
+from .addresses import MOST, Place, Places, Run, Size, addressed, maker_of, outline, ran, size_of
 from .c.few_rows import earlier
 from .direct_backward import Backward, WayBack
 from .gradient_flow import carry_gradients, reached
@@ -43,6 +42,7 @@ _SURE = 3  # runs on the same sequences by names, for what is laid out takes as 
 _LINE = 64  # numbers that one value of those begins after another at the least
 _MOST_KINDS = 64  # of gradients that are asked of one
 _MOST_RUNS = 16  # kinds of runs that are known at a time
+_MOST_ROWS = 1 << 18  # of one
 _native: Any = torch._C
 _ONE_STEP = Layout.dense(1, 1, True, False)  # what holds after it for all results and inputs holds after more
 
@@ -114,6 +114,8 @@ class Direct:
             self._run = addressed(lone, layout, self.most, at)
         self._made = [*self._y, *self._kept, *(outline(t.shape, t.dtype) for t in states)]
         self._sizes = [*map(size_of, self._made)]
+        hidden = range(len(self._y), len(self._y) + len(self._kept))
+        self._makers = [maker_of(like, k not in hidden) for k, like in enumerate(self._made)]
         self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
         carry = carry_gradients(plan, layout, needs) if self.trains else ()
         self.still = [k for k, carries in enumerate(carry) if not carries]
@@ -173,15 +175,15 @@ class Direct:
                 return None
             likes = [*likes[:kept], *inputs[self._states]]
         if into and 0 < layout.rows <= self.most:
-            made = [*into[:y], *map(empty_like, likes[y:kept]), *into[y:]]
+            made = [*into[:y], *[make() for make in self._makers[y:kept]], *into[y:]]
         elif layout is self.layout:
-            made = [empty_on_cpu(*size) for size in self._sizes]
+            made = [make() for make in self._makers]
         elif layout.rows == self.layout.rows:
-            made = [empty_like(like) for like in likes]
+            made = [*[make() for make in self._makers[:kept]], *map(empty_like, likes[kept:])]
         elif 0 < layout.rows <= self.most:
             shapes = [(layout.rows, *like.shape[1:]) for like in likes[:y]]
             made = [empty(s, dtype=t.dtype, device="cpu") for s, t in zip(shapes, likes, strict=False)]
-            made += map(empty_like, likes[y:])
+            made += [*[make() for make in self._makers[y:kept]], *map(empty_like, likes[kept:])]
         else:
             return None
         addresses = [*map(data_ptr, inputs), *map(data_ptr, made)]
@@ -285,7 +287,7 @@ class Direct:
             elif is_contiguous(grad):
                 tables.append(grad)
             elif way.fills and k < n_y and grad.shape == self._y[k].shape and not any(stride(grad)):
-                tables.append(empty_on_cpu(*self._sizes[k]))
+                tables.append(self._makers[k]())
                 numbers.append(grad)
             else:
                 tables.append(contiguous(grad))
@@ -366,7 +368,7 @@ class Lately(LeftByRuns):
             self._last = layout, how, known
             return known
         if known < _SURE:
-            if 4 * layout.rows < MOST:  # else a number for each row is too much
+            if layout.rows < _MOST_ROWS:  # else a number for each row is too much
                 self._known[kind] = known + 1
             return None
         if needs is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,9 +10,8 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
-from stepnet.data.unpatched_torch import empty_on_cpu
 
-from .addresses import Place, Places, Run, addressed, bytes_of, outline, size_of
+from .addresses import Place, Places, Run, addressed, bytes_of, maker_of, outline
 from .layout import Layout
 from .loop import Lone, PreparedLoop
 from .ready import Ready, Sources
@@ -158,7 +156,7 @@ class WayBack:
 
     def _new(self, like: Tensor) -> int:
         """Make a table; gives its place among those."""
-        self.made.append((functools.partial(empty_on_cpu, *size_of(like)), like))
+        self.made.append((maker_of(like), like))
         return len(self.made) - 1
 
     def _shape(self, name: str) -> tuple[int, ...]:
