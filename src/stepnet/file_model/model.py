@@ -234,6 +234,16 @@ class FileModel(ToldByContent, nn.Module):
             self._taken[form] = [places[id(value)] for value in found], alike(given)
         return found
 
+    def ordered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any] | None:
+        """The inputs of a call in order, if some before named the same of them; nothing else is checked."""
+        taken = self._taken.get((len(args), *kwargs))
+        if taken is None:
+            return None
+        if not kwargs:
+            return args
+        given = (*args, *kwargs.values())
+        return [given[place] for place in taken[0]]
+
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """As of any module: it may take inputs of another type then."""
         self._taken = {}

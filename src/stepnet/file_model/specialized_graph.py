@@ -98,6 +98,10 @@ class Prepared(LeftByRuns):
         except (StepnetError, *ERRORS):
             return self._node_by_node(graph, arguments, around, again.kind)
 
+    def forget_last(self) -> None:
+        """Have the next call be like none before."""
+        self._again = None
+
     def run(
         self, graph: Plain, arguments: Sequence[Any], around: Mapping[Any, Any], ended: Function | None = None
     ) -> Any:

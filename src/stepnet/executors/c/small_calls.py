@@ -193,7 +193,8 @@ class _Writer:
             for part in parts:
                 product += self._product(self._rows(room), "before", first, part) + " "
                 room = room._replace(begin=room.begin + part.shape[1])
-        elif to.shape[0] * count >= worth_packing(4 * depth * columns):
+        # of one step, each panel of the matrix is used once
+        elif to.shape[0] > 1 and to.shape[0] * count >= worth_packing(4 * depth * columns):
             packed = self._room(4 * depth * padded(columns))
             lies = f"{self._start(matrix)}, {matrix.strides[0]}, {matrix.strides[1]}"
             self.lines.append(f"    sn_pack_f32({packed}, {lies}, {depth}, {columns});")

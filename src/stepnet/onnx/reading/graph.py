@@ -199,6 +199,10 @@ class Graph:
         """The outputs in a call like the one before; None: it is not."""
         return self._prepared.again(self, arguments, around) if SEEN.get() is None else None
 
+    def forget_last(self) -> None:
+        """Have the next call be like none before."""
+        self._prepared.forget_last()
+
     def run(self, arguments: Sequence[Any], around: Mapping[ir.Value, Any]) -> tuple[Any, ...]:
         """The outputs, for the inputs and what it captures."""
         if SEEN.get() is None and plainly_fed(arguments):
