@@ -15,7 +15,9 @@ from covering import few
 from outcomes import tensors
 from stepnet import LoDTensor, recurrent
 from stepnet.cells import LSTM
+from stepnet.data import heap
 from stepnet.errors import StepError
+from stepnet.executors import addresses
 from stepnet.executors.direct import Direct, Lately
 from threads import at_once
 
@@ -278,6 +280,15 @@ def test_as_by_names(way, step, form, moving):
         if one is not None:
             torch.testing.assert_close(one[0], other[0], rtol=0, atol=0, equal_nan=True)
             assert one[1:] == other[1:]
+
+
+@pytest.mark.parametrize("way", few(WAYS, WAYS[:1]), ids=lambda way: way.__name__)
+def test_tables_in_memory_of_earlier_ones(monkeypatch, way):
+    """As those of more than a MiB are."""
+    monkeypatch.setattr(addresses, "_FOUND", 0)
+    monkeypatch.setattr(heap, "KEPT", 1)
+    for _ in range(2):
+        test_as_by_names(way, "lstm", "dense", True)
 
 
 def test_memory_that_is_gone():
