@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import parametrize
 
 import stepnet
 from covering import every, examples
@@ -111,6 +112,27 @@ def as_it_was_made(make, change, monkeypatch):
     parts = [live.push({k: rows[k] for k in (0, 1)}) for rows in x.split((2, 3, 1), 1)]
     parts = [torch.stack([part[0], part[1]]) for part in parts]
     torch.testing.assert_close(torch.cat(parts, 1), whole(net, x.transpose(0, 1)).transpose(0, 1), **CLOSE)
+
+
+@pytest.mark.parametrize("make", MODULES[::2], ids=["recurrent", "gru"])
+def test_weights_that_are_parametrized_between_pushes(make):
+    """As a changed weight is: the state goes on, and is loaded, under the weights that there are now."""
+    net, x, expected, h = double(make()), torch.randn(4, 1, 1, F, dtype=DTYPE), [], None
+    name, of = next((name, of) for of in net.modules() for name in of._parameters if "weight_hh" in name)
+    live, got = stream(net), []
+    live.open(0)
+    for k, row in enumerate(x):
+        if k == 1:
+            parametrize.register_parametrization(of, name, nn.Tanh())
+        elif k == 2:
+            saved, live = live.state_dict(), stream(net)
+            parametrize.remove_parametrizations(of, name)
+            live.load_state_dict(saved)
+        with torch.no_grad():
+            y, h = net(row, h)
+        expected.append(y[0])
+        got.append(live.push({0: row[0]})[0])
+    torch.testing.assert_close(torch.cat(got), torch.cat(expected), **CLOSE)
 
 
 def test_rows_that_do_not_fit_the_layers():

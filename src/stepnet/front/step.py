@@ -31,15 +31,22 @@ def step_name(step: Callable[..., Any]) -> str:
     'gru'
     """
     if isinstance(step, TorchCell):
-        return type(step.cell).__name__
+        return _class_name(step.cell)
     if isinstance(step, nn.Module):
-        return type(step).__name__
+        return _class_name(step)
     if isinstance(step, functools.partial):
         return step_name(step.func)
     if isinstance(step, MethodType) and attribute(step, "__name__") is None:  # an object bound to a step
         own: Any = step.__self__
         return step_name(own)
     return attribute(step, "__name__", type(step).__name__)
+
+
+def _class_name(module: nn.Module) -> str:
+    """The class that a module was made of: `register_parametrization` gives it one of its own."""
+    kind = type(module)
+    before = kind.__bases__[0].__name__
+    return before if kind.__name__ == f"Parametrized{before}" else kind.__name__
 
 
 def signature_of(function: Any) -> inspect.Signature:

@@ -21,6 +21,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.errors import StepError
+from stepnet.front.step import step_name
 from stepnet.graph import Rounding
 from stepnet.resets import as_resets
 from stepnet.watchers import instead
@@ -224,7 +225,7 @@ class RNNBase(nn.Module):
         step, function = steps.get(suffix), self.step
         if step is None or not step.is_of(self, function, dtype, rounded):
             weights = self.weights(suffix)
-            step = LayerStep(f"{type(self).__name__} {suffix}", suffix, function, weights, dtype, rounded)
+            step = LayerStep(f"{step_name(self)} {suffix}", suffix, function, weights, dtype, rounded)
             if all(type(weight) is nn.Parameter for weight in weights.values()):
                 steps[suffix] = step
         return step
