@@ -9,15 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import stepnet
-from covering import few
 from front.live_memory import LiveMemory
 from stepnet.compiler.reads.reach import reach
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
-from stepnet.executors import setting
 from stepnet.front.memory import Memory
 from stepnet.front.scope import Scope
-from stepnet.loops.dynamic import dynamic_recurrent
 from stepnet.loops.recurrent_op import RecurrentOp
 
 T, B, I, H = 7, 5, 3, 2
@@ -356,38 +353,6 @@ def test_outputs_of_no_steps_have_the_dtypes_of_others():
         op.run(scope)
         found.append([(scope[name].dtype, scope[name].shape[1:]) for name in op.outputs])
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("way", ["scopes", "compiled", "ragged"])
-@pytest.mark.parametrize("dtype", few([torch.float32, torch.float64], [torch.float64]))
-def test_memories_over_words_start_in_the_dtype_that_the_stepnet_hands_on(way, dtype, capsys, monkeypatch):
-    monkeypatch.setattr(setting, "_default", "eager")
-    words, E, calls = torch.tensor([[1, 2], [0, 1], [2, 2]]), torch.randn(3, H, dtype=dtype), []
-    loop = torch.zeros(2, H, dtype=dtype)
-    for row in words:
-        loop = torch.tanh(E[row] + loop @ U.to(dtype))
-
-    def stepnet(step):
-        if way == "scopes":  # what the step does beside is done once a step
-            calls.append(len(calls)), print("called")
-        step["h"] = torch.tanh(E[step["x"]] + step["h_pre"] @ U.to(dtype))
-        step["n"], step["half"] = step["n_pre"] + 1, step["half_pre"] * 1.0
-
-    memories = [Memory("h", "h_pre", shape=(H,)), Memory("n", "n_pre", shape=(1,), value=2)]
-    memories.append(Memory("half", "half_pre", shape=(), value=0.5))
-    if way == "ragged":
-        scope = Scope({"x": LoDTensor.from_padded(words, [3, 3], batch_first=False)})
-        last = dynamic_recurrent(stepnet, scope, ["x"], ["h"], memories)
-    else:
-        op, scope = RecurrentOp(stepnet, ["x"], ["h"], memories), Scope({"x": words})
-        op.run(scope, keep_scopes=way == "scopes")
-        last = op.last
-    torch.testing.assert_close(last["h"], loop)
-    assert last["n"].dtype is torch.int64
-    assert last["n"].tolist() == [[5], [5]]
-    assert last["half"].tolist() == [0.5, 0.5]
-    assert calls == ([0, 1, 2] if way == "scopes" else [])
-    assert capsys.readouterr().out == "called\n" * len(calls)
 
 
 @pytest.mark.parametrize("step", ["h", slice(1, 3), 1.0])

@@ -32,7 +32,7 @@ class Memory:
             sequence in the order of the inputs.
         shape: without `init`, the shape of the value, without the batch. Its dtype is the first input's;
             where that holds integers, such as words, the one that the stepnet hands on: a counter counts in
-            integers, a state of floats starts as floats. An init saves each run the step that tells it.
+            integers, a state of floats starts as floats.
         value: without `init`, the number that fills it.
 
     Raises:

@@ -67,8 +67,8 @@ def _found(
     stepnet: Stepnet, scope: Scope, memories: Sequence[Memory], rows: tuple[int, Tensor],
     own: _Dtypes, one_step: Callable[[], Mapping[str, Any]],
 ) -> _Dtypes:  # fmt: skip
-    """The dtypes that one step, run for its shapes, hands on as it was given them: those of `own`, which are
-    integers, where it does so with these, as a counter; else floats. `own`, where it does with none."""
+    """The dtypes that one step, run for its shapes, hands on as it was given them: those of `own`, of integers,
+    where it does with these, as a counter; else of floats. `own`, where it does with none."""
     reached = reach(stepnet, everything=True)
     # To run it would use something up; of a model that is traced, that is how a trace counts its tensors.
     if reached.refused is not None and not isinstance(rows[1], FakeTensor):
@@ -102,10 +102,8 @@ def _found(
     def search() -> _Dtypes:
         whole = {memory.name for memory in memories if float(memory.value).is_integer()}
         found = settled(own) if whole.issuperset(own) else None
-        if found is not None:
-            return found
-        floats = dict.fromkeys((torch.get_default_dtype(), *_FLOATS))
-        found = next(filter(None, (settled(dict.fromkeys(own, dtype)) for dtype in floats)), None)
+        for dtype in dict.fromkeys((torch.get_default_dtype(), *_FLOATS)):
+            found = found or settled(dict.fromkeys(own, dtype))
         if found is None:
             return own
         for name in whole & own.keys():  # a counter beside a state of floats
