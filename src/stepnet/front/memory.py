@@ -30,9 +30,8 @@ class Memory:
         pre_name: by which it reads what the step before wrote.
         init: the name, in the outer scope, of the value that the first step reads: [B, ...], a row per
             sequence in the order of the inputs.
-        shape: without `init`, the shape of the value, without the batch. Its dtype is the first input's;
-            where that holds integers, such as words, the one that the stepnet hands on: a counter counts in
-            integers, a state of floats starts as floats.
+        shape: without `init`, the shape of the value, without the batch. Its dtype is the first input's:
+            where that holds integers, such as words, and the memory does not, give an init.
         value: without `init`, the number that fills it.
 
     Raises:
@@ -72,12 +71,12 @@ class Memory:
                 remedy=f"Memory('{self.name}', '{self.name}_before', ...)",
             )
 
-    def boot(self, scope: Scope, rows: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """The value that the first step reads: its init, or rows of its own, of `dtype` or that of `like`."""
+    def boot(self, scope: Scope, rows: int, like: Tensor) -> Tensor:
+        """The value that the first step reads."""
         if self.init is not None:
             return scope[self.init]
         assert self.shape is not None
-        return torch.full((rows, *self.shape), self.value, dtype=dtype or like.dtype, device=like.device)
+        return torch.full((rows, *self.shape), self.value, dtype=like.dtype, device=like.device)
 
 
 def memories_of(

@@ -18,8 +18,6 @@ from stepnet.front.memory import Memory, ScopeStep, Stepnet
 from stepnet.front.scope import Scope, check_scope
 from stepnet.watchers import said
 
-from .boots import bare, boots_of, one_of
-
 Last = dict[str, Tensor]
 
 
@@ -31,7 +29,7 @@ def run_as_step(
     """Run a stepnet over the inputs in a scope; writes the outputs to the scope, gives the last memories.
 
     Args:
-        rows: how many a memory without an init has, and the rows of the first input.
+        rows: how many a memory without an init has, and a tensor of the dtype and on the device of its own.
         static: what each step sees of the static inputs.
         ragged: those of which it sees sequences.
         how: as in `recurrent`.
@@ -48,13 +46,7 @@ def run_as_step(
         if how.get("backend") is not None and check_backend(how["backend"]) not in (AUTO, PLAIN.name):
             raise refusal
         how["backend"] = PLAIN.name
-
-    def one_step() -> dict[str, Any]:
-        level = how.get("level", -1)
-        whole = {n: bare(ragged[n] if ragged and n in ragged else value) for n, value in static.items()}
-        return {n: one_of(scope[n], rows[0], level) for n in inputs} | whole
-
-    boots = boots_of(stepnet, scope, memories, rows, one_step)
+    boots = tuple(memory.boot(scope, *rows) for memory in memories)
     x = tuple(scope[name] for name in inputs)
     y, last = recurrent(step, x, boots, static=tuple(static.values()) or None, **how)
     for name, value in zip(outputs, y, strict=True):

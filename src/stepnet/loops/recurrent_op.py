@@ -23,7 +23,6 @@ from stepnet.ir.loop import BackEdge, Concat, Iteration, Loop, Merged, Slice
 from stepnet.watchers import instead
 
 from .as_step import run_as_step, run_in_frame
-from .boots import bare, boots_of, one_of
 
 
 class StepScopes:
@@ -228,16 +227,12 @@ class RecurrentOp:
             before = step
 
     def _link(self, step: Scope, before: Scope | None, infer_shape_mode: bool = False) -> None:
-        if before is not None:
-            for memory in self.memories:
+        for memory in self.memories:
+            if before is not None:
                 step.share(memory.pre_name, before.var(memory.name))
-            return
-        assert step.parent is not None
-        boots = boots_of(
-            self.stepnet, step.parent, self.memories, self._batch(step),
-            lambda: {name: bare(step[name]) for name in self.inputs},
-        )  # fmt: skip
-        for memory, boot in zip(self.memories, boots, strict=True):
+                continue
+            assert step.parent is not None
+            boot = memory.boot(step.parent, *self._batch(step))
             step.share(memory.pre_name, Variable(without_data(boot) if infer_shape_mode else boot))
 
     def _batch(self, step: Scope) -> tuple[int, Tensor]:
@@ -269,10 +264,7 @@ class RecurrentOp:
         self._check(scope)
         x = scope[self.inputs[0]]
         body = _ScopedBody(self, scope)
-        boots = boots_of(
-            self.stepnet, scope, self.memories, _rows(x),
-            lambda: {name: one_of(scope[name], len(x), -1) for name in self.inputs},
-        )  # fmt: skip
+        boots = [memory.boot(scope, *_rows(x)) for memory in self.memories]
         if len(x):
             feeds = {name: scope[name] for name in self.inputs}
             outputs = naive.run(body.loop(), feeds | dict(zip(body.memories, boots, strict=True)))
@@ -283,7 +275,7 @@ class RecurrentOp:
             }
         for name in self.outputs:
             scope[name] = outputs[name]
-        last: Sequence[Tensor] = boots
+        last = boots
         if body.before is not None:
             last = kept_dtypes(boots, [body.before[memory.name] for memory in self.memories])
         # of its own memory: a stepnet may hand on what it was given

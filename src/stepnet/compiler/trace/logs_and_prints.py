@@ -19,7 +19,6 @@ from stepnet.watchers import during
 
 _LIBRARIES = ("torch", "stepnet")
 _refused: ContextVar[list[Unsupported] | None] = ContextVar("stepnet_remarks", default=None)
-_unheard: ContextVar[bool] = ContextVar("stepnet_unheard", default=False)
 
 
 @contextlib.contextmanager
@@ -30,30 +29,13 @@ def no_remarks() -> Iterator[None]:
         Unsupported: it does, even if it caught that.
     """
     refused = list[Unsupported]()
-    with _in_place(refused, unheard=False):
-        yield
-    if refused:
-        raise refused[0]
-
-
-def unheard() -> contextlib.AbstractContextManager[None]:
-    """Drop what a step logs and prints in here, in this thread. One that asks the user is refused where it
-    does.
-
-    >>> with unheard():
-    ...     print("from a trial")
-    """
-    return _in_place([], unheard=True)
-
-
-@contextlib.contextmanager
-def _in_place(refused: list[Unsupported], unheard: bool) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(during(_refused, refused))
-        stack.enter_context(during(_unheard, unheard))
         for swapped in (_HANDLE, *_BUILTINS):
             stack.enter_context(swapped.inside())
         yield
+    if refused:
+        raise refused[0]
 
 
 def _refuse(refused: list[Unsupported], does: str, remedy: str | None = None) -> Unsupported:
@@ -64,8 +46,6 @@ def _refuse(refused: list[Unsupported], does: str, remedy: str | None = None) ->
 def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
     refused = _refused.get()
     if refused is not None and logger.name.partition(".")[0] not in _LIBRARIES:
-        if _unheard.get():
-            return
         raise _refuse(
             refused,
             f"logs to {logger.name!r}",
@@ -81,8 +61,6 @@ def _stopped(name: str) -> Swapped:
     def called(*args: Any, **kwargs: Any) -> Any:
         refused = _refused.get()
         if refused is not None and not is_trusted_code(sys._getframe(1).f_code.co_filename):
-            if name == "print" and _unheard.get():
-                return None
             raise _refuse(refused, f"calls {name}()")
         return swapped.original(*args, **kwargs)
 
