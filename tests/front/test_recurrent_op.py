@@ -376,3 +376,32 @@ def test_the_last_memories_are_no_tensors_of_the_callers(steps, keep):
     op.last["h"].add_(1.0)
     assert not op.last["g"].any()
     assert not scope["boot"].any()
+
+
+def test_a_memory_over_words_says_its_dtype():
+    table, words = nn.Embedding(5, H).double(), torch.randint(5, (T, B))
+    memories = [Memory("h", "h_pre", shape=(H,), dtype=torch.float64), Memory("count", "count_pre", shape=())]
+
+    def read(step: Scope) -> None:
+        step["h"] = torch.tanh(step["h_pre"] @ U + table(step["word"]))
+        step["count"] = step["count_pre"] + 1
+
+    h, expected = torch.zeros(B, H, dtype=torch.float64), []
+    for word in words:
+        h = torch.tanh(h @ U + table(word))
+        expected.append(h)
+    scopes = [Scope({"word": words}) for _ in range(3)]
+    RecurrentOp(read, ["word"], ["h", "count"], memories).run(scopes[0])
+    RecurrentOp(read, ["word"], ["h", "count"], memories).run(scopes[1], keep_scopes=False)
+    for scope in scopes[:2]:
+        torch.testing.assert_close(scope["h"], torch.stack(expected))
+        assert scope["count"].dtype is torch.int64
+        assert scope["count"][-1].eq(T).all()
+    with pytest.raises(StepError, match=r"memory 'h'(.|\n)*dtype="):
+        RecurrentOp(read, ["word"], ["h"], [Memory("h", "h_pre", shape=(H,)), memories[1]]).run(scopes[2])
+
+
+@pytest.mark.parametrize("how", [{"init": "boot", "dtype": torch.int64}, {"shape": (1,), "dtype": "float32"}])
+def test_a_dtype_is_that_of_a_memory_without_an_init(how):
+    with pytest.raises(StepError, match="memory 'h': 'dtype'"):
+        Memory("h", "h_pre", **how)

@@ -30,15 +30,15 @@ class Memory:
         pre_name: by which it reads what the step before wrote.
         init: the name, in the outer scope, of the value that the first step reads: [B, ...], a row per
             sequence in the order of the inputs.
-        shape: without `init`, the shape of the value, without the batch. Its dtype is the first input's:
-            where that holds integers, such as words, and the memory does not, give an init.
+        shape: without `init`, the shape of the value, without the batch.
         value: without `init`, the number that fills it.
+        dtype: without `init`, its dtype; None: that of the first input. Say it where that holds words.
 
     Raises:
         StepError: neither or both of `init` and `shape` are given, or one of these is no such thing.
 
     >>> Memory("h", "h_pre", init="h_boot")
-    Memory(name='h', pre_name='h_pre', init='h_boot', shape=None, value=0.0)
+    Memory(name='h', pre_name='h_pre', init='h_boot', shape=None, value=0.0, dtype=None)
     """
 
     name: str
@@ -46,6 +46,7 @@ class Memory:
     init: str | None = None
     shape: tuple[int, ...] | None = None
     value: float = 0.0
+    dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         name_of("Memory: 'name'", self.name)
@@ -65,6 +66,13 @@ class Memory:
         for size in self.shape or ():
             whole(f"memory '{self.name}': a size in 'shape'", size, 0)
         number(f"memory '{self.name}': 'value'", self.value)
+        if self.dtype is not None and (self.init is not None or not isinstance(self.dtype, torch.dtype)):
+            raise StepError(
+                f"memory '{self.name}': 'dtype' is that of a memory without an init",
+                got=brief(self.dtype),
+                expected="a torch.dtype beside shape=, or None",
+                remedy="leave dtype= out beside an init, which has its own",
+            )
         if self.name == self.pre_name:
             raise StepError(
                 f"memory '{self.name}' and its pre-memory need two names",
@@ -76,7 +84,7 @@ class Memory:
         if self.init is not None:
             return scope[self.init]
         assert self.shape is not None
-        return torch.full((rows, *self.shape), self.value, dtype=like.dtype, device=like.device)
+        return torch.full((rows, *self.shape), self.value, dtype=self.dtype or like.dtype, device=like.device)
 
 
 def memories_of(

@@ -363,7 +363,7 @@ class RecurrentOp:
                 got="; ".join(wrong),
                 remedy=remedy
                 or "inputs [T, B, ...] of one length, inits in the outer scope; the stepnet writes all "
-                "outputs and memories, these in the shape and dtype of their init",
+                "outputs and memories, these in the shape and dtype of their init, or Memory(shape=, dtype=)",
             )
 
 
