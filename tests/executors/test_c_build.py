@@ -267,7 +267,13 @@ def test_a_folder_others_can_change_is_refused(hostile, cache, monkeypatch):
     elif hostile == "parent":
         cache.parent.chmod(0o777)
     elif hostile == "owner":
-        monkeypatch.setattr(os, "geteuid", lambda: cache.stat().st_uid + 1)
+        lstat = Path.lstat
+
+        def of_another_user(path):
+            found = lstat(path)
+            return os.stat_result((*found[:4], found.st_uid + 1, *found[5:])) if path == cache else found
+
+        monkeypatch.setattr(Path, "lstat", of_another_user)
     with pytest.warns(RuntimeWarning, match="cannot be the cache of built libraries"):
         library = c_build.build(_source())
     assert _answer(library) == 42
