@@ -102,15 +102,16 @@ def _differentiable_once(carried: Sequence[Tensor], inputs: Sequence[Tensor]) ->
     """What a loop carries, as it is, that needs a gradient where an input does.
 
     Torch's loop drops the gradients of what needs none before its first step, and gives wrong second
-    derivatives: the distance here, which is chosen nowhere, has none.
+    derivatives: the sum of segments here, which is chosen nowhere, has none in any torch (2.6 to 2.14).
     """
     floats = [t for t in inputs if t.is_floating_point()]
     if not floats:
         return [*carried]
     no = torch.zeros((), dtype=torch.bool, device=floats[0].device)
     zeros = torch.stack([torch.where(no, t.sum(dtype=torch.float32), 0.0) for t in floats])
-    far = torch.cdist(zeros[None], torch.zeros_like(zeros)[None], p=1.0).reshape(())
-    return [torch.where(no, far.to(t.dtype), t) if t.is_floating_point() else t for t in carried]
+    lengths = torch.full((1,), len(floats), device=floats[0].device)
+    total = torch.segment_reduce(zeros, "sum", lengths=lengths, unsafe=True).reshape(())
+    return [torch.where(no, total.to(t.dtype), t) if t.is_floating_point() else t for t in carried]
 
 
 class _Written(TorchFunctionMode):
