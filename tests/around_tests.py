@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import linecache
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
-from _pytest.doctest import DoctestModule
 from _pytest.runner import runtestprotocol  # as plugins do that say what is told of a test
 
 import signal_stack
@@ -90,8 +88,6 @@ def _around_a_file(request):
     if allocated > MANY or collections:
         gc.collect()
         gc.freeze()
-    if isinstance(request.node, DoctestModule):
-        linecache.clearcache()  # each example looks on the disk whether all that is known there has changed
     with pytest.MonkeyPatch.context() as patched, contextlib.ExitStack() as around:
         _nothing_is_timed(request, patched)
         _plans_are_made_anew(request, patched)

@@ -113,7 +113,6 @@ class Direct:
                 raise LookupError
             self._run = addressed(lone, layout, self.most, at)
         self._made = [*self._y, *self._kept, *(outline(t.shape, t.dtype) for t in states)]
-        self._sizes = [*map(size_of, self._made)]
         hidden = range(len(self._y), len(self._y) + len(self._kept))
         self._makers = [maker_of(like, k not in hidden) for k, like in enumerate(self._made)]
         self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
@@ -196,7 +195,7 @@ class Direct:
         """Of all that a run on the same sequences makes: sizes, strides and types. And the places of y and of
         the last states among that."""
         kept = len(self._y) + len(self._kept)
-        return self._sizes, [*range(len(self._y)), *range(kept, len(self._sizes))]
+        return [*map(size_of, self._made)], [*range(len(self._y)), *range(kept, len(self._made))]
 
     def run_at(self, addresses: Sequence[int], made: Sequence[Tensor]) -> bool:
         """A run on the same sequences that is given where its inputs lie, each in one piece, and what to make

@@ -22,6 +22,7 @@ from torch.fx import _symbolic_trace
 from .code_facts import MAKES, facts
 from .dict_changes import changes_at, counts_changes
 from .kinds import MISSING, UNREAD
+from .object_words import places_of_a_function
 from .trust import COMPUTING, is_of_arrays, is_of_python, is_trusted_code, is_trusted_module, words
 
 _FAMILIES = (
@@ -247,22 +248,9 @@ _FUNCTIONS = list(_functions())
 
 def _words_of(function: Any) -> list[int]:
     """The words of memory that hold its parts; none where they are not found."""
-    words = [id(function) + offset for offset in range(16, 128, 8)]
-    held = [ctypes.c_int64.from_address(word).value for word in words]
-    code = id(function.__code__)
+    places = places_of_a_function() or ()
     count = 3 if function.__code__.co_kwonlyargcount else 2  # else nothing is named
-    return words[held.index(code) : held.index(code) + count] if held.count(code) == 1 else []
-
-
-_probe: Any = lambda given=1, *, named=2: None  # noqa: E731
-
-
-@functools.cache
-def _tells_parts() -> bool:
-    """Whether what follows a function's code in memory is its defaults."""
-    return [ctypes.c_int64.from_address(word).value for word in _words_of(_probe)] == [
-        *map(id, _parts(_probe))
-    ]
+    return [id(function) + place for place in places[:count]]
 
 
 @functools.cache
@@ -301,7 +289,7 @@ def places() -> list[int]:
     """Words of memory one of which is another after something was replaced; none where Python has no such."""
     if not counts_changes():
         return []
-    words = [word for one in _FUNCTIONS for word in _words_of(one.function)] if _tells_parts() else []
+    words = [place for one in _FUNCTIONS for place in _words_of(one.function)]
     words += [changes_at(one.first[-1]) for one in _FUNCTIONS if one.first[-1]]
     return [*(changes_at(space.held) for space in _spaces()), id(_KERNELS) + _SIZE, *words]
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import abc
 import builtins
-import ctypes
 import functools
 import gc
 import types
@@ -30,6 +29,7 @@ from .code_facts import facts
 from .dict_changes import changes_at, counts_changes
 from .kinds import MISSING, PLAIN, Names, has_slots, passed_by, shows_attributes
 from .monkeypatches import places
+from .object_words import place_of, places_of_a_function, word
 from .reach import Reach
 from .survey import Survey
 from .trust import BY_VALUE, is_checking_class, is_trusted_class
@@ -113,11 +113,11 @@ class _Writer:
         self._dicts = set[int]()
 
     def word(self, address: int) -> None:
-        self.checks.extend((0, address, _word(address)))
+        self.checks.extend((0, address, word(address)))
 
     def link(self, address: int, value: Any) -> None:
         """A word that is the address of a value."""
-        if _word(address) != id(value):
+        if word(address) != id(value):
             raise _Untold
         self.word(address)
         self._stays(value)
@@ -193,7 +193,7 @@ class _Writer:
         at = id(value) + _ITEMS
         if type(value) is list:
             self.word(at)
-            at = _word(at)
+            at = word(at)
         for n, item in enumerate(value):
             self.link(at + 8 * n, item)
 
@@ -256,10 +256,6 @@ def _is_weak(value: Any) -> bool:
     return type(value) is weakref.ref and value.__callback__ is None
 
 
-def _word(address: int) -> int:
-    return ctypes.c_int64.from_address(address).value
-
-
 def _behind(space: Any) -> dict[str, Any]:
     """The dict of a module, or that of a class."""
     return space if type(space) is dict else gc.get_referents(space)[0]
@@ -276,32 +272,22 @@ def _offsets() -> _Offsets | None:
 
         new: Any
 
-    def function(x: Any = _FIXED, *, y: Any = _FIXED) -> Any:
-        return x, y
-
     one = Plain()
     attributes = vars(one)
-    told = function.__code__, function.__defaults__, function.__kwdefaults__, function.__dict__
-    places = [_place_of(part, function, range(16, 128, 8)) for part in told]
-    mro = _place_of(Plain.__mro__, Plain, range(16, 600, 8))
-    managed = _place_of(attributes, one, range(-32, 0, 8)) if Plain.__flags__ & _MANAGED else 0
+    function = places_of_a_function()
+    mro = place_of(Plain.__mro__, Plain, range(16, 600, 8))
+    managed = place_of(attributes, one, range(-32, 0, 8)) if Plain.__flags__ & _MANAGED else 0
     cell, items, pair, reference = types.CellType(one), [one, one], (one, one), weakref.ref(one)
     count = changes_at(attributes)
-    before = _word(count)
+    before = word(count)
     one.new = one  # which no watcher is told of in CPython 3.13.0
     as_known = (
-        _word(id(cell) + _CELL) == _word(id(reference) + _REFERENCE) == id(one)
-        and _word(_word(id(items) + _ITEMS)) == _word(id(pair) + _ITEMS) == id(one)
-        and _word(id(items) + _SIZE) == len(items)
-        and _word(id(one) + _TYPE) == id(Plain)
-        and _word(count) != before
+        word(id(cell) + _CELL) == word(id(reference) + _REFERENCE) == id(one)
+        and word(word(id(items) + _ITEMS)) == word(id(pair) + _ITEMS) == id(one)
+        and word(id(items) + _SIZE) == len(items)
+        and word(id(one) + _TYPE) == id(Plain)
+        and word(count) != before
     )
-    if not as_known or None in places or mro is None or managed is None:
+    if not as_known or function is None or mro is None or managed is None:
         return None
-    return _Offsets(tuple(place for place in places if place is not None), mro, managed)
-
-
-def _place_of(value: Any, owner: Any, where: Sequence[int]) -> int | None:
-    """The one place in an object that holds the address of a value."""
-    found = [offset for offset in where if _word(id(owner) + offset) == id(value)]
-    return found[0] if len(found) == 1 else None
+    return _Offsets(function, mro, managed)
