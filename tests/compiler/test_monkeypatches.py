@@ -20,9 +20,11 @@ from covering import few
 from stepnet import cells, recurrent
 from stepnet.compiler.reads.monkeypatches import patched
 from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.reads.unchanged import words
 from stepnet.data import sequence
 from stepnet.data.offsets import LoD
 from stepnet.errors import Unsupported
+from stepnet.executors.c.memory import unchanged
 from stepnet.executors.layout import Layout, _ragged
 
 BACKEND = "eager"  # another plan is made, whoever runs it
@@ -192,6 +194,42 @@ def test_results_by_other_defaults():
                 torch.testing.assert_close(
                     recurrent(step, x, h)[0], recurrent(step, x, h, backend="naive")[0]
                 )
+
+
+OF_NORMAL = {
+    "code of a method": (near, "__code__", (lambda self, value: value * self.scale).__code__),
+    "defaults of a method": (torch.distributions.Normal.__init__, "__defaults__", (False,)),
+    "code of a property": (
+        torch.distributions.Normal.mean.fget,  # pyright: ignore[reportAttributeAccessIssue]
+        "__code__",
+        (lambda self: self.loc * 2).__code__,
+    ),
+}
+
+
+@pytest.mark.parametrize("part", OF_NORMAL)
+def test_code_and_defaults_of_distributions(part, monkeypatch):
+    """They are looked at for steps that come by torch.distributions, in words of memory, too."""
+    (function, name, other), step = OF_NORMAL[part], Deep()
+    (key, others), told = (reach(step).key, reach(Layers()).key), words(reach(step))
+    assert told is not None
+    ask = unchanged(told.checks, told.tensors)
+    assert ask is None or ask() is not None
+    monkeypatch.setattr(function, name, other)
+    assert reach(step).key != key
+    assert reach(Layers()).key == others
+    assert ask is None or ask() is None
+    monkeypatch.undo()
+    assert reach(step).key == key
+
+
+@torch.no_grad()
+def test_results_by_other_code_of_a_distribution(monkeypatch):
+    step, x, h = Deep(), torch.randn(3, 2, 3, dtype=D), torch.ones(2, 3, dtype=D)
+    for code in (near.__code__, (lambda self, value: value * self.loc).__code__, near.__code__):
+        monkeypatch.setattr(near, "__code__", code)
+        for _ in range(3):
+            torch.testing.assert_close(recurrent(step, x, h)[0], recurrent(step, x, h, backend="naive")[0])
 
 
 class Seeded(Layers):

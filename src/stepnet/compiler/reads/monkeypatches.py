@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, distributions
+from torch.distributions.utils import lazy_property
 from torch.fx import _symbolic_trace
 
 from .code_facts import MAKES, facts
@@ -229,21 +230,36 @@ def _parts(function: Any) -> tuple[Any, ...]:
     return function.__code__, function.__defaults__, function.__kwdefaults__
 
 
+def _written(space: _Space, items: Iterable[tuple[str, Any]]) -> Iterator[_Written]:
+    for key, item in items:
+        if isinstance(item, types.FunctionType):
+            named = dict(item.__kwdefaults__ or {})
+            yield _Written(Patch(f"{space.name}.{key}", item), item, _parts(item), named)
+
+
 def _functions() -> Iterator[_Written]:
     for space in _TORCH:
-        of_layers = space.is_class and space.name.startswith("torch.nn.modules.")
-        if of_layers or space.name in ("torch.nn.functional", "torch.functional", "torch._tensor", "Tensor"):
-            for key, item in space.held.items():
-                if isinstance(item, types.FunctionType) and (key == "forward" or not of_layers):
-                    yield _Written(
-                        Patch(f"{space.name}.{key}", item),
-                        item,
-                        _parts(item),
-                        dict(item.__kwdefaults__ or {}),
-                    )
+        if space.is_class and space.name.startswith("torch.nn.modules."):
+            yield from _written(space, [("forward", space.held.get("forward"))])
+        elif space.name in ("torch.nn.functional", "torch.functional", "torch._tensor", "Tensor"):
+            yield from _written(space, space.held.items())
+
+
+def _functions_of_distributions() -> Iterator[_Written]:
+    for space in _TORCH:
+        if space.name.startswith(OF_DISTRIBUTIONS):
+            yield from _written(space, [(key, _inner(item)) for key, item in space.held.items()])
+
+
+def _inner(item: Any) -> Any:
+    """The function that a method of a class of distributions, or a property, is made of."""
+    if isinstance(item, lazy_property):
+        return item.wrapped
+    return item.fget if isinstance(item, property) else getattr(item, "__func__", item)
 
 
 _FUNCTIONS = list(_functions())
+_FUNCTIONS_OF_DISTRIBUTIONS = list(_functions_of_distributions())
 
 
 def _words_of(function: Any) -> list[int]:
@@ -251,6 +267,11 @@ def _words_of(function: Any) -> list[int]:
     places = places_of_a_function() or ()
     count = 3 if function.__code__.co_kwonlyargcount else 2  # else nothing is named
     return [id(function) + place for place in places[:count]]
+
+
+def _words_of_all(functions: Sequence[_Written]) -> list[int]:
+    words = [place for one in functions for place in _words_of(one.function)]
+    return words + [changes_at(one.first[-1]) for one in functions if one.first[-1]]
 
 
 @functools.cache
@@ -289,9 +310,14 @@ def places() -> list[int]:
     """Words of memory one of which is another after something was replaced; none where Python has no such."""
     if not counts_changes():
         return []
-    words = [place for one in _FUNCTIONS for place in _words_of(one.function)]
-    words += [changes_at(one.first[-1]) for one in _FUNCTIONS if one.first[-1]]
-    return [*(changes_at(space.held) for space in _spaces()), id(_KERNELS) + _SIZE, *words]
+    dicts = (changes_at(space.held) for space in _spaces())
+    return [*dicts, id(_KERNELS) + _SIZE, *_words_of_all(_FUNCTIONS)]
+
+
+@functools.cache
+def places_of_distributions() -> list[int]:
+    """The same of the code and the defaults of torch.distributions, which few steps come by."""
+    return _words_of_all(_FUNCTIONS_OF_DISTRIBUTIONS) if counts_changes() else []
 
 
 @functools.cache
@@ -301,12 +327,28 @@ def _counter() -> Callable[[], Any]:
         return lambda: [
             *(tuple(map(id, space.held.values())) for space in _spaces()),
             len(_KERNELS),
-            *(tuple(map(id, _parts(one.function))) for one in _FUNCTIONS),
+            *_ids_of(_FUNCTIONS),
         ]
-    start = min(places())
+    return _reader(places())
+
+
+@functools.cache
+def _counter_of_distributions() -> Callable[[], Any]:
+    """The same of the functions of torch.distributions."""
+    functions = _FUNCTIONS_OF_DISTRIBUTIONS
+    return _reader(places_of_distributions()) if places_of_distributions() else lambda: _ids_of(functions)
+
+
+def _ids_of(functions: Sequence[_Written]) -> list[tuple[int, ...]]:
+    return [tuple(map(id, _parts(one.function))) for one in functions]
+
+
+def _reader(places: Sequence[int]) -> Callable[[], bytes]:
+    """Reads the words of memory at these places, all at once."""
+    start = min(places)
     first = np.ctypeslib.as_array((ctypes.c_int64 * 1).from_address(start))
-    memory = np.lib.stride_tricks.as_strided(first, shape=((max(places()) - start) // 8 + 1,), strides=(8,))
-    at = np.array([(place - start) // 8 for place in places()])
+    memory = np.lib.stride_tricks.as_strided(first, shape=((max(places) - start) // 8 + 1,), strides=(8,))
+    at = np.array([(place - start) // 8 for place in places])
     return lambda: memory.take(at).tobytes()
 
 
@@ -334,6 +376,20 @@ def _changed(now: Any, before: Any) -> set[int]:
 
 # The counter's last value; what was found in each space, and in all of them.
 _known: tuple[Any, list[tuple[Patch, ...]], Sequence[Patch]] = None, [], ()
+
+
+_known_of_distributions: tuple[Any, Sequence[Patch]] = None, ()
+
+
+def distributions_patched() -> Sequence[Patch]:
+    """The functions of torch.distributions whose code or defaults somebody set."""
+    global _known_of_distributions
+    now = _counter_of_distributions()()
+    before, found = _known_of_distributions
+    if now != before:
+        found = tuple(one.patch for one in _FUNCTIONS_OF_DISTRIBUTIONS if not _is_as_it_was(one))
+        _known_of_distributions = now, found
+    return found
 
 
 def patched() -> Sequence[Patch]:

@@ -28,7 +28,7 @@ from stepnet.interrupts import let_through
 
 from .attributes import WithAttributes
 from .code_facts import Facts, facts
-from .monkeypatches import DISTRIBUTIONS, patched
+from .monkeypatches import DISTRIBUTIONS, distributions_patched, patched
 from .numbers import but_for_numbers
 from .trust import is_machinery
 from .walk import Walk
@@ -108,6 +108,8 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
         for kind in given:
             walk.visit(kind)
         walk.replaced(others)
+        if not DISTRIBUTIONS.isdisjoint(walk.names):
+            walk.replaced(distributions_patched())
         more = len(walk.prefixes) > len(prefixes) or len(walk.sets) > len(sets)
         if more or len(walk.names) > len(names):
             names, prefixes, sets = walk.names, walk.prefixes, walk.sets
@@ -119,6 +121,7 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
     _NAMES[root] = names, prefixes, sets
     if not DISTRIBUTIONS.isdisjoint(names):  # whether they check their arguments is set for all of them
         walk.key += ("_validate_args", Distribution._validate_args)
+        others = *others, *distributions_patched()
     beneath = Walk(set(names))
     beneath.replaced(others)
     if beneath.open is not None:  # torch's functions call it where no record sees it

@@ -28,7 +28,7 @@ from torch.nn.modules import module as _torch_module
 from .code_facts import facts
 from .dict_changes import changes_at, counts_changes
 from .kinds import MISSING, PLAIN, Names, has_slots, passed_by, shows_attributes
-from .monkeypatches import places
+from .monkeypatches import DISTRIBUTIONS, places, places_of_distributions
 from .object_words import place_of, places_of_a_function, word
 from .reach import Reach
 from .survey import Survey
@@ -43,7 +43,7 @@ _MANAGED = 1 << 4  # of a class's flags: the dict of an object stands before it
 _FIXED = frozenset({*PLAIN, *BY_VALUE, slice})  # never change
 # Modules are looked into by name, methods and functions of C are what they are of.
 _NEVER_CHANGE = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, types.ModuleType)
-_MOST = 2500  # words
+_MOST = 1500  # words, but for those of torch itself
 
 
 class Words(NamedTuple):
@@ -76,6 +76,9 @@ def words(reach: Reach, key: Sequence[Any] = (), root: weakref.ref[Any] | None =
         writer.dict(vars(builtins))
         for place in places():
             writer.word(place)
+        for place in [] if DISTRIBUTIONS.isdisjoint(reach.names) else places_of_distributions():
+            writer.word(place)
+        of_torch = len(writer.checks)
         writer.dict(vars(_torch_module))
         for name in MODULE_HOOKS:
             if isinstance(hooks := vars(_torch_module)[name], dict):
@@ -87,7 +90,7 @@ def words(reach: Reach, key: Sequence[Any] = (), root: weakref.ref[Any] | None =
                 writer.kept.append(part)
         for held in reach.holders:
             writer.held(held)
-        if len(writer.checks) > 3 * _MOST:
+        if len(writer.checks) > of_torch + 3 * _MOST:
             return None
         return Words(writer.checks, array("q", map(id, reach.tensors)), writer.kept)
     except _Untold:
