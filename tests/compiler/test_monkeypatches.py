@@ -196,7 +196,32 @@ def test_results_by_other_defaults():
                 )
 
 
-OF_NORMAL = {
+class Deeper(Deep):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 1, 1)
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(self.conv(x[:, None])[:, 0], h)
+
+
+def _plain(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    return F.softmax(x, -1), h
+
+
+def _called(self, *args, **kwargs):
+    return args
+
+
+def _convolved(self, input, weight, bias):
+    return input
+
+
+def _normed(self, weight_g, weight_v):
+    return weight_v
+
+
+SET = {
     "code of a method": (near, "__code__", (lambda self, value: value * self.scale).__code__),
     "defaults of a method": (torch.distributions.Normal.__init__, "__defaults__", (False,)),
     "code of a property": (
@@ -204,20 +229,30 @@ OF_NORMAL = {
         "__code__",
         (lambda self: self.loc * 2).__code__,
     ),
+    "code that calls layers": (nn.Module._call_impl, "__code__", _called.__code__),
+    "code within a layer": (nn.Conv1d._conv_forward, "__code__", _convolved.__code__),
+    "code of a parametrization": (
+        nn.utils.parametrizations._WeightNorm.forward,  # pyright: ignore[reportPrivateUsage]
+        "__code__",
+        _normed.__code__,
+    ),
 }
 
 
-@pytest.mark.parametrize("part", OF_NORMAL)
-def test_code_and_defaults_of_distributions(part, monkeypatch):
-    """They are looked at for steps that come by torch.distributions, in words of memory, too."""
-    (function, name, other), step = OF_NORMAL[part], Deep()
-    (key, others), told = (reach(step).key, reach(Layers()).key), words(reach(step))
+@pytest.mark.parametrize("part", SET)
+def test_code_and_defaults_of_what_a_step_comes_by(part, monkeypatch):
+    """They are looked at for steps that come by torch.distributions or a layer, in words of memory, too."""
+    (function, name, other), step = SET[part], Deeper()
+    told, others = words(reach(step)), reach(_plain).key
     assert told is not None
     ask = unchanged(told.checks, told.tensors)
     assert ask is None or ask() is not None
+    if part == "code of a parametrization":  # of which no words tell
+        nn.utils.parametrizations.weight_norm(step.conv)
+    key = reach(step).key
     monkeypatch.setattr(function, name, other)
     assert reach(step).key != key
-    assert reach(Layers()).key == others
+    assert reach(_plain).key == others
     assert ask is None or ask() is None
     monkeypatch.undo()
     assert reach(step).key == key

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, distributions
-from torch.distributions.utils import lazy_property
 from torch.fx import _symbolic_trace
 
 from .code_facts import MAKES, facts
@@ -214,10 +213,10 @@ def _behind(kind: type) -> Any:
 
 
 CLASSES: set[type] = set()  # in which nothing is replaced unseen
-_TORCH = list(_of_torch())
+TORCH = list(_of_torch())
 
 
-class _Written(NamedTuple):
+class Written(NamedTuple):
     """A function of torch in Python, and what it was: somebody may set its code and its defaults."""
 
     patch: Patch
@@ -230,36 +229,22 @@ def _parts(function: Any) -> tuple[Any, ...]:
     return function.__code__, function.__defaults__, function.__kwdefaults__
 
 
-def _written(space: _Space, items: Iterable[tuple[str, Any]]) -> Iterator[_Written]:
+def written_in(name: str, items: Iterable[tuple[str, Any]]) -> Iterator[Written]:
+    """The functions among what a module or class of this name holds."""
     for key, item in items:
         if isinstance(item, types.FunctionType):
-            named = dict(item.__kwdefaults__ or {})
-            yield _Written(Patch(f"{space.name}.{key}", item), item, _parts(item), named)
+            yield Written(Patch(f"{name}.{key}", item), item, _parts(item), dict(item.__kwdefaults__ or {}))
 
 
-def _functions() -> Iterator[_Written]:
-    for space in _TORCH:
+def _functions() -> Iterator[Written]:
+    for space in TORCH:
         if space.is_class and space.name.startswith("torch.nn.modules."):
-            yield from _written(space, [("forward", space.held.get("forward"))])
+            yield from written_in(space.name, [("forward", space.held.get("forward"))])
         elif space.name in ("torch.nn.functional", "torch.functional", "torch._tensor", "Tensor"):
-            yield from _written(space, space.held.items())
-
-
-def _functions_of_distributions() -> Iterator[_Written]:
-    for space in _TORCH:
-        if space.name.startswith(OF_DISTRIBUTIONS):
-            yield from _written(space, [(key, _inner(item)) for key, item in space.held.items()])
-
-
-def _inner(item: Any) -> Any:
-    """The function that a method of a class of distributions, or a property, is made of."""
-    if isinstance(item, lazy_property):
-        return item.wrapped
-    return item.fget if isinstance(item, property) else getattr(item, "__func__", item)
+            yield from written_in(space.name, space.held.items())
 
 
 _FUNCTIONS = list(_functions())
-_FUNCTIONS_OF_DISTRIBUTIONS = list(_functions_of_distributions())
 
 
 def _words_of(function: Any) -> list[int]:
@@ -269,7 +254,12 @@ def _words_of(function: Any) -> list[int]:
     return [id(function) + place for place in places[:count]]
 
 
-def _words_of_all(functions: Sequence[_Written]) -> list[int]:
+def words_of_functions(functions: Iterable[Written]) -> list[int]:
+    """Words of memory one of which is another after somebody set a part of one of these functions; none where
+    Python has no such."""
+    if not counts_changes():
+        return []
+    functions = list(functions)
     words = [place for one in functions for place in _words_of(one.function)]
     return words + [changes_at(one.first[-1]) for one in functions if one.first[-1]]
 
@@ -278,7 +268,7 @@ def _words_of_all(functions: Sequence[_Written]) -> list[int]:
 def _spaces() -> list[_Space]:
     """Those of torch as when stepnet was imported, ours, all of which are imported by the first call, and
     those of libraries as when they were first seen."""
-    return [*_TORCH, *_of_families(_OURS)]
+    return [*TORCH, *_of_families(_OURS)]
 
 
 _modules: Any = None  # how many were imported when it was looked for libraries, and which of those
@@ -311,13 +301,7 @@ def places() -> list[int]:
     if not counts_changes():
         return []
     dicts = (changes_at(space.held) for space in _spaces())
-    return [*dicts, id(_KERNELS) + _SIZE, *_words_of_all(_FUNCTIONS)]
-
-
-@functools.cache
-def places_of_distributions() -> list[int]:
-    """The same of the code and the defaults of torch.distributions, which few steps come by."""
-    return _words_of_all(_FUNCTIONS_OF_DISTRIBUTIONS) if counts_changes() else []
+    return [*dicts, id(_KERNELS) + _SIZE, *words_of_functions(_FUNCTIONS)]
 
 
 @functools.cache
@@ -327,23 +311,17 @@ def _counter() -> Callable[[], Any]:
         return lambda: [
             *(tuple(map(id, space.held.values())) for space in _spaces()),
             len(_KERNELS),
-            *_ids_of(_FUNCTIONS),
+            *parts_of(_FUNCTIONS),
         ]
-    return _reader(places())
+    return reader(places())
 
 
-@functools.cache
-def _counter_of_distributions() -> Callable[[], Any]:
-    """The same of the functions of torch.distributions."""
-    functions = _FUNCTIONS_OF_DISTRIBUTIONS
-    return _reader(places_of_distributions()) if places_of_distributions() else lambda: _ids_of(functions)
-
-
-def _ids_of(functions: Sequence[_Written]) -> list[tuple[int, ...]]:
+def parts_of(functions: Iterable[Written]) -> list[tuple[int, ...]]:
+    """What is another value after somebody set a part of one of these functions."""
     return [tuple(map(id, _parts(one.function))) for one in functions]
 
 
-def _reader(places: Sequence[int]) -> Callable[[], bytes]:
+def reader(places: Sequence[int]) -> Callable[[], bytes]:
     """Reads the words of memory at these places, all at once."""
     start = min(places)
     first = np.ctypeslib.as_array((ctypes.c_int64 * 1).from_address(start))
@@ -360,7 +338,8 @@ def _kernels() -> Iterator[Patch]:
             yield Patch(name, KERNEL)
 
 
-def _is_as_it_was(one: _Written) -> bool:
+def is_as_it_was(one: Written) -> bool:
+    """Whether nobody set a part of a function."""
     same = all(a is b for a, b in zip(_parts(one.function), one.first, strict=True))
     return same and all(
         one.named[k] is v for k, v in (one.function.__kwdefaults__ or {}).items() if k in one.named
@@ -376,20 +355,6 @@ def _changed(now: Any, before: Any) -> set[int]:
 
 # The counter's last value; what was found in each space, and in all of them.
 _known: tuple[Any, list[tuple[Patch, ...]], Sequence[Patch]] = None, [], ()
-
-
-_known_of_distributions: tuple[Any, Sequence[Patch]] = None, ()
-
-
-def distributions_patched() -> Sequence[Patch]:
-    """The functions of torch.distributions whose code or defaults somebody set."""
-    global _known_of_distributions
-    now = _counter_of_distributions()()
-    before, found = _known_of_distributions
-    if now != before:
-        found = tuple(one.patch for one in _FUNCTIONS_OF_DISTRIBUTIONS if not _is_as_it_was(one))
-        _known_of_distributions = now, found
-    return found
 
 
 def patched() -> Sequence[Patch]:
@@ -418,7 +383,7 @@ def patched() -> Sequence[Patch]:
             tuple(space.replaced()) if changed is None or i in changed or of_each[i] else ()
             for i, space in enumerate(spaces)
         ]
-        written = (one.patch for one in _FUNCTIONS if not _is_as_it_was(one))
+        written = (one.patch for one in _FUNCTIONS if not is_as_it_was(one))
         found = (*itertools.chain(*of_each), *_kernels(), *written)
         _known = now, of_each, found
     return found

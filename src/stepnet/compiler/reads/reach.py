@@ -28,7 +28,8 @@ from stepnet.interrupts import let_through
 
 from .attributes import WithAttributes
 from .code_facts import Facts, facts
-from .monkeypatches import DISTRIBUTIONS, distributions_patched, patched
+from .functions_set import functions_set
+from .monkeypatches import DISTRIBUTIONS, patched
 from .numbers import but_for_numbers
 from .trust import is_machinery
 from .walk import Walk
@@ -108,8 +109,8 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
         for kind in given:
             walk.visit(kind)
         walk.replaced(others)
-        if not DISTRIBUTIONS.isdisjoint(walk.names):
-            walk.replaced(distributions_patched())
+        set_parts = functions_set(walk.known, not DISTRIBUTIONS.isdisjoint(walk.names))
+        walk.replaced(set_parts)
         more = len(walk.prefixes) > len(prefixes) or len(walk.sets) > len(sets)
         if more or len(walk.names) > len(names):
             names, prefixes, sets = walk.names, walk.prefixes, walk.sets
@@ -121,9 +122,8 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
     _NAMES[root] = names, prefixes, sets
     if not DISTRIBUTIONS.isdisjoint(names):  # whether they check their arguments is set for all of them
         walk.key += ("_validate_args", Distribution._validate_args)
-        others = *others, *distributions_patched()
     beneath = Walk(set(names))
-    beneath.replaced(others)
+    beneath.replaced([*others, *set_parts])
     if beneath.open is not None:  # torch's functions call it where no record sees it
         walk.refused = (
             walk.refused or f"it runs what was put in the place of torch's or stepnet's own: {beneath.open}"

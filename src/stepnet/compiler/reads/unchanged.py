@@ -27,8 +27,9 @@ from torch.nn.modules import module as _torch_module
 
 from .code_facts import facts
 from .dict_changes import changes_at, counts_changes
+from .functions_set import places_of_functions
 from .kinds import MISSING, PLAIN, Names, has_slots, passed_by, shows_attributes
-from .monkeypatches import DISTRIBUTIONS, places, places_of_distributions
+from .monkeypatches import DISTRIBUTIONS, places
 from .object_words import place_of, places_of_a_function, word
 from .reach import Reach
 from .survey import Survey
@@ -74,9 +75,9 @@ def words(reach: Reach, key: Sequence[Any] = (), root: weakref.ref[Any] | None =
             writer.word(id(root) + _REFERENCE)
             writer.kept.append(root)
         writer.dict(vars(builtins))
-        for place in places():
-            writer.word(place)
-        for place in [] if DISTRIBUTIONS.isdisjoint(reach.names) else places_of_distributions():
+        kinds = {part for part in {*reach.key, *key} if isinstance(part, type)}
+        of_kinds = places_of_functions(kinds, not DISTRIBUTIONS.isdisjoint(reach.names))
+        for place in (*places(), *of_kinds):
             writer.word(place)
         of_torch = len(writer.checks)
         writer.dict(vars(_torch_module))
