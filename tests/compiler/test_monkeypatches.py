@@ -20,9 +20,11 @@ from covering import few
 from stepnet import cells, recurrent
 from stepnet.compiler.reads.monkeypatches import patched
 from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.reads.unchanged import words
 from stepnet.data import sequence
 from stepnet.data.offsets import LoD
 from stepnet.errors import Unsupported
+from stepnet.executors.c.memory import unchanged
 from stepnet.executors.layout import Layout, _ragged
 
 BACKEND = "eager"  # another plan is made, whoever runs it
@@ -192,6 +194,77 @@ def test_results_by_other_defaults():
                 torch.testing.assert_close(
                     recurrent(step, x, h)[0], recurrent(step, x, h, backend="naive")[0]
                 )
+
+
+class Deeper(Deep):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 1, 1)
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(self.conv(x[:, None])[:, 0], h)
+
+
+def _plain(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    return F.softmax(x, -1), h
+
+
+def _called(self, *args, **kwargs):
+    return args
+
+
+def _convolved(self, input, weight, bias):
+    return input
+
+
+def _normed(self, weight_g, weight_v):
+    return weight_v
+
+
+SET = {
+    "code of a method": (near, "__code__", (lambda self, value: value * self.scale).__code__),
+    "defaults of a method": (torch.distributions.Normal.__init__, "__defaults__", (False,)),
+    "code of a property": (
+        torch.distributions.Normal.mean.fget,  # pyright: ignore[reportAttributeAccessIssue]
+        "__code__",
+        (lambda self: self.loc * 2).__code__,
+    ),
+    "code that calls layers": (nn.Module._call_impl, "__code__", _called.__code__),
+    "code within a layer": (nn.Conv1d._conv_forward, "__code__", _convolved.__code__),
+    "code of a parametrization": (
+        nn.utils.parametrizations._WeightNorm.forward,  # pyright: ignore[reportPrivateUsage]
+        "__code__",
+        _normed.__code__,
+    ),
+}
+
+
+@pytest.mark.parametrize("part", SET)
+def test_code_and_defaults_of_what_a_step_comes_by(part, monkeypatch):
+    """They are looked at for steps that come by torch.distributions or a layer, in words of memory, too."""
+    (function, name, other), step = SET[part], Deeper()
+    told, others = words(reach(step)), reach(_plain).key
+    assert told is not None
+    ask = unchanged(told.checks, told.tensors)
+    assert ask is None or ask() is not None
+    if part == "code of a parametrization":  # of which no words tell
+        nn.utils.parametrizations.weight_norm(step.conv)
+    key = reach(step).key
+    monkeypatch.setattr(function, name, other)
+    assert reach(step).key != key
+    assert reach(_plain).key == others
+    assert ask is None or ask() is None
+    monkeypatch.undo()
+    assert reach(step).key == key
+
+
+@torch.no_grad()
+def test_results_by_other_code_of_a_distribution(monkeypatch):
+    step, x, h = Deep(), torch.randn(3, 2, 3, dtype=D), torch.ones(2, 3, dtype=D)
+    for code in (near.__code__, (lambda self, value: value * self.loc).__code__, near.__code__):
+        monkeypatch.setattr(near, "__code__", code)
+        for _ in range(3):
+            torch.testing.assert_close(recurrent(step, x, h)[0], recurrent(step, x, h, backend="naive")[0])
 
 
 class Seeded(Layers):

@@ -43,6 +43,22 @@ def a_cached_function() -> Kept:
     return lambda: called(1) or calls[0], lambda: calls[0]
 
 
+def a_cache_that_held_something(most: int | None = 128) -> Kept:
+    calls = [0]
+
+    @functools.lru_cache(maxsize=most)
+    def called(_):
+        calls[0] += 1
+        return calls[0]
+
+    called(1)
+    return lambda: called(2) * calls[0], lambda: (*calls, called(1), called(2), *called.cache_info()[2:])
+
+
+def a_cache_without_bounds() -> Kept:
+    return a_cache_that_held_something(None)
+
+
 def bytes_that_grow() -> Kept:
     kept = bytearray(1)
     return lambda: kept.append(1) or len(kept), lambda: bytes(kept)
@@ -93,8 +109,8 @@ def a_database() -> Kept:
 
 
 KINDS = [
-    a_variable_not_assigned_yet, a_cached_function, bytes_that_grow, numbers_that_grow, memory, an_order,
-    a_heap, a_name_of_a_module, a_database,
+    a_variable_not_assigned_yet, a_cached_function, a_cache_that_held_something, a_cache_without_bounds,
+    bytes_that_grow, numbers_that_grow, memory, an_order, a_heap, a_name_of_a_module, a_database,
 ]  # fmt: skip
 
 

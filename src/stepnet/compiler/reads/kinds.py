@@ -139,16 +139,33 @@ def led_to(value: Any) -> list[Any]:
     if type(value) not in _LEAD_ON:
         return []
     parts = gc.get_referents(value)
-    if type(value) is _LEAD_ON[0]:  # keys and results; a dict of results or of what holds them; the function
-        places = [n for n, part in enumerate(parts) if isinstance(part, type) and part.__name__ == _IN_ORDER]
-        if not places or type(parts[places[-1] - 3]) is not dict:
+    if type(value) is _LEAD_ON[0]:
+        place = _place_of_entries(parts)
+        if place is None:
             return []
-        parts = [*parts[: places[-1] - 3], *parts[places[-1] - 3].values()]
+        parts = [*parts[:place], *parts[place].values()]
     return [
         part
         for part in parts
         if type(part).__name__ != _IN_ORDER and not (isinstance(part, type) and is_trusted_class(part))
     ]
+
+
+def entries_of(cache: Any) -> dict[Any, Any] | None:
+    """Where a cache of functools keeps results, or what holds them; None if that is not told.
+
+    >>> cached = functools.lru_cache(abs)
+    >>> [cached(-1), *entries_of(cached)]
+    [1, -1]
+    """
+    place = _place_of_entries(parts := gc.get_referents(cache))
+    return None if place is None else parts[place]
+
+
+def _place_of_entries(parts: list[Any]) -> int | None:
+    """Among keys and results, a dict of results or of what holds them, and the function."""
+    places = [n for n, part in enumerate(parts) if isinstance(part, type) and part.__name__ == _IN_ORDER]
+    return places[-1] - 3 if places and type(parts[places[-1] - 3]) is dict else None
 
 
 _IN_ORDER = "_lru_list_elem"  # a class: what a cache of a bounded size holds results by

@@ -213,10 +213,10 @@ def _behind(kind: type) -> Any:
 
 
 CLASSES: set[type] = set()  # in which nothing is replaced unseen
-_TORCH = list(_of_torch())
+TORCH = list(_of_torch())
 
 
-class _Written(NamedTuple):
+class Written(NamedTuple):
     """A function of torch in Python, and what it was: somebody may set its code and its defaults."""
 
     patch: Patch
@@ -229,18 +229,19 @@ def _parts(function: Any) -> tuple[Any, ...]:
     return function.__code__, function.__defaults__, function.__kwdefaults__
 
 
-def _functions() -> Iterator[_Written]:
-    for space in _TORCH:
-        of_layers = space.is_class and space.name.startswith("torch.nn.modules.")
-        if of_layers or space.name in ("torch.nn.functional", "torch.functional", "torch._tensor", "Tensor"):
-            for key, item in space.held.items():
-                if isinstance(item, types.FunctionType) and (key == "forward" or not of_layers):
-                    yield _Written(
-                        Patch(f"{space.name}.{key}", item),
-                        item,
-                        _parts(item),
-                        dict(item.__kwdefaults__ or {}),
-                    )
+def written_in(name: str, items: Iterable[tuple[str, Any]]) -> Iterator[Written]:
+    """The functions among what a module or class of this name holds."""
+    for key, item in items:
+        if isinstance(item, types.FunctionType):
+            yield Written(Patch(f"{name}.{key}", item), item, _parts(item), dict(item.__kwdefaults__ or {}))
+
+
+def _functions() -> Iterator[Written]:
+    for space in TORCH:
+        if space.is_class and space.name.startswith("torch.nn.modules."):
+            yield from written_in(space.name, [("forward", space.held.get("forward"))])
+        elif space.name in ("torch.nn.functional", "torch.functional", "torch._tensor", "Tensor"):
+            yield from written_in(space.name, space.held.items())
 
 
 _FUNCTIONS = list(_functions())
@@ -253,11 +254,21 @@ def _words_of(function: Any) -> list[int]:
     return [id(function) + place for place in places[:count]]
 
 
+def words_of_functions(functions: Iterable[Written]) -> list[int]:
+    """Words of memory one of which is another after somebody set a part of one of these functions; none where
+    Python has no such."""
+    if not counts_changes():
+        return []
+    functions = list(functions)
+    words = [place for one in functions for place in _words_of(one.function)]
+    return words + [changes_at(one.first[-1]) for one in functions if one.first[-1]]
+
+
 @functools.cache
 def _spaces() -> list[_Space]:
     """Those of torch as when stepnet was imported, ours, all of which are imported by the first call, and
     those of libraries as when they were first seen."""
-    return [*_TORCH, *_of_families(_OURS)]
+    return [*TORCH, *_of_families(_OURS)]
 
 
 _modules: Any = None  # how many were imported when it was looked for libraries, and which of those
@@ -289,9 +300,8 @@ def places() -> list[int]:
     """Words of memory one of which is another after something was replaced; none where Python has no such."""
     if not counts_changes():
         return []
-    words = [place for one in _FUNCTIONS for place in _words_of(one.function)]
-    words += [changes_at(one.first[-1]) for one in _FUNCTIONS if one.first[-1]]
-    return [*(changes_at(space.held) for space in _spaces()), id(_KERNELS) + _SIZE, *words]
+    dicts = (changes_at(space.held) for space in _spaces())
+    return [*dicts, id(_KERNELS) + _SIZE, *words_of_functions(_FUNCTIONS)]
 
 
 @functools.cache
@@ -301,12 +311,22 @@ def _counter() -> Callable[[], Any]:
         return lambda: [
             *(tuple(map(id, space.held.values())) for space in _spaces()),
             len(_KERNELS),
-            *(tuple(map(id, _parts(one.function))) for one in _FUNCTIONS),
+            *parts_of(_FUNCTIONS),
         ]
-    start = min(places())
+    return reader(places())
+
+
+def parts_of(functions: Iterable[Written]) -> list[tuple[int, ...]]:
+    """What is another value after somebody set a part of one of these functions."""
+    return [tuple(map(id, _parts(one.function))) for one in functions]
+
+
+def reader(places: Sequence[int]) -> Callable[[], bytes]:
+    """Reads the words of memory at these places, all at once."""
+    start = min(places)
     first = np.ctypeslib.as_array((ctypes.c_int64 * 1).from_address(start))
-    memory = np.lib.stride_tricks.as_strided(first, shape=((max(places()) - start) // 8 + 1,), strides=(8,))
-    at = np.array([(place - start) // 8 for place in places()])
+    memory = np.lib.stride_tricks.as_strided(first, shape=((max(places) - start) // 8 + 1,), strides=(8,))
+    at = np.array([(place - start) // 8 for place in places])
     return lambda: memory.take(at).tobytes()
 
 
@@ -318,7 +338,8 @@ def _kernels() -> Iterator[Patch]:
             yield Patch(name, KERNEL)
 
 
-def _is_as_it_was(one: _Written) -> bool:
+def is_as_it_was(one: Written) -> bool:
+    """Whether nobody set a part of a function."""
     same = all(a is b for a, b in zip(_parts(one.function), one.first, strict=True))
     return same and all(
         one.named[k] is v for k, v in (one.function.__kwdefaults__ or {}).items() if k in one.named
@@ -362,7 +383,7 @@ def patched() -> Sequence[Patch]:
             tuple(space.replaced()) if changed is None or i in changed or of_each[i] else ()
             for i, space in enumerate(spaces)
         ]
-        written = (one.patch for one in _FUNCTIONS if not _is_as_it_was(one))
+        written = (one.patch for one in _FUNCTIONS if not is_as_it_was(one))
         found = (*itertools.chain(*of_each), *_kernels(), *written)
         _known = now, of_each, found
     return found

@@ -28,6 +28,7 @@ from stepnet.interrupts import let_through
 
 from .attributes import WithAttributes
 from .code_facts import Facts, facts
+from .functions_set import functions_set
 from .monkeypatches import DISTRIBUTIONS, patched
 from .numbers import but_for_numbers
 from .trust import is_machinery
@@ -108,6 +109,8 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
         for kind in given:
             walk.visit(kind)
         walk.replaced(others)
+        set_parts = functions_set(walk.known, not DISTRIBUTIONS.isdisjoint(walk.names))
+        walk.replaced(set_parts)
         more = len(walk.prefixes) > len(prefixes) or len(walk.sets) > len(sets)
         if more or len(walk.names) > len(names):
             names, prefixes, sets = walk.names, walk.prefixes, walk.sets
@@ -120,7 +123,7 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
     if not DISTRIBUTIONS.isdisjoint(names):  # whether they check their arguments is set for all of them
         walk.key += ("_validate_args", Distribution._validate_args)
     beneath = Walk(set(names))
-    beneath.replaced(others)
+    beneath.replaced([*others, *set_parts])
     if beneath.open is not None:  # torch's functions call it where no record sees it
         walk.refused = (
             walk.refused or f"it runs what was put in the place of torch's or stepnet's own: {beneath.open}"

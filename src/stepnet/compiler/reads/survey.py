@@ -90,7 +90,7 @@ class Survey:
         elif names is None:
             for klass in owner.__mro__:
                 if klass is nn.Module:
-                    self._class(klass, sorted(_CALLS))
+                    self._class(klass, sorted(CALLS))
                 elif klass.__flags__ & HEAP and is_trusted_class(klass):
                     self._sizes.append((klass.__dict__, _size(klass.__dict__)))
                     self._class(klass, [name for name in klass.__dict__ if name != KEPT_BY_COPY])
@@ -195,7 +195,7 @@ def _is_fixed(value: Any) -> bool:
     return kind in _CONSTANTS or issubclass(kind, _DESCRIPTORS)
 
 
-_CALLS = words("__call__ _call_impl _wrapped_call_impl __getattr__ __setattr__ forward train eval")
+CALLS = words("__call__ _call_impl _wrapped_call_impl __getattr__ __setattr__ forward train eval")
 # Classes of the user's are among the owners: none is held for longer than its survey is of use.
 _EQUAL: weakref.WeakValueDictionary[Any, Survey] = weakref.WeakValueDictionary()
 

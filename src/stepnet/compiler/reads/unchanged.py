@@ -27,8 +27,9 @@ from torch.nn.modules import module as _torch_module
 
 from .code_facts import facts
 from .dict_changes import changes_at, counts_changes
+from .functions_set import places_of_functions
 from .kinds import MISSING, PLAIN, Names, has_slots, passed_by, shows_attributes
-from .monkeypatches import places
+from .monkeypatches import DISTRIBUTIONS, places
 from .object_words import place_of, places_of_a_function, word
 from .reach import Reach
 from .survey import Survey
@@ -43,7 +44,7 @@ _MANAGED = 1 << 4  # of a class's flags: the dict of an object stands before it
 _FIXED = frozenset({*PLAIN, *BY_VALUE, slice})  # never change
 # Modules are looked into by name, methods and functions of C are what they are of.
 _NEVER_CHANGE = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, types.ModuleType)
-_MOST = 2500  # words
+_MOST = 1500  # words, but for those of torch itself
 
 
 class Words(NamedTuple):
@@ -74,8 +75,11 @@ def words(reach: Reach, key: Sequence[Any] = (), root: weakref.ref[Any] | None =
             writer.word(id(root) + _REFERENCE)
             writer.kept.append(root)
         writer.dict(vars(builtins))
-        for place in places():
+        kinds = {part for part in {*reach.key, *key} if isinstance(part, type)}
+        of_kinds = places_of_functions(kinds, not DISTRIBUTIONS.isdisjoint(reach.names))
+        for place in (*places(), *of_kinds):
             writer.word(place)
+        of_torch = len(writer.checks)
         writer.dict(vars(_torch_module))
         for name in MODULE_HOOKS:
             if isinstance(hooks := vars(_torch_module)[name], dict):
@@ -87,7 +91,7 @@ def words(reach: Reach, key: Sequence[Any] = (), root: weakref.ref[Any] | None =
                 writer.kept.append(part)
         for held in reach.holders:
             writer.held(held)
-        if len(writer.checks) > 3 * _MOST:
+        if len(writer.checks) > of_torch + 3 * _MOST:
             return None
         return Words(writer.checks, array("q", map(id, reach.tensors)), writer.kept)
     except _Untold:

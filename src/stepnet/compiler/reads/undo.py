@@ -26,7 +26,7 @@ from torch import Tensor
 
 from stepnet.data.bounded_cache import Bounded
 
-from .kinds import MISSING, Names, slot_values
+from .kinds import MISSING, Names, entries_of, slot_values
 from .survey import KEPT_BY_COPY
 
 _CLASS_ATTRIBUTES = (types.FunctionType, property, staticmethod, classmethod)
@@ -120,7 +120,7 @@ def _changed_by_others(holders: Iterable[Any], seconds: float) -> frozenset[int]
 def _restore(taken: Iterable[Snapshot], only: frozenset[int] | None = None) -> None:
     for snapshot in reversed([*taken]):
         if snapshot.restore(only):
-            snapshot.empty_caches()
+            snapshot.restore_caches()
 
 
 class Snapshot:
@@ -129,10 +129,10 @@ class Snapshot:
 
     def __init__(self, holders: Iterable[Any]) -> None:
         self._kept: list[tuple[Any, Way, Any]] = []
-        self._empty_caches: list[Any] = []
+        self._caches: list[tuple[Any, dict[Any, Any]]] = []
         for holder in holders:
-            if type(holder) is _CACHE and not holder.cache_info().currsize:
-                self._empty_caches.append(holder)
+            if type(holder) is _CACHE and not any(holder is known for known, _ in self._caches):
+                self._caches.append((holder, (entries_of(holder) or {}).copy()))
             way = way_of(type(holder))
             if way is not None and holder is not sys.modules:  # what is imported stays so
                 self._kept.append((holder, way, way.read(holder)))
@@ -203,11 +203,17 @@ class Snapshot:
             found = True
         return found
 
-    def empty_caches(self) -> None:
-        """Forget what caches of functools hold that held nothing: a function that counts its calls is called
-        again."""
-        for cache in self._empty_caches:
-            cache.cache_clear()
+    def restore_caches(self) -> None:
+        """Forget what caches of functools hold since: a function that counts its calls is called again. What
+        a full one let go is gone."""
+        for cache, held in self._caches:
+            if not held:
+                cache.cache_clear()
+                continue
+            now = entries_of(cache)
+            if now is not None and len(now) > len(held) and {*map(id, held)} <= {*map(id, now)}:
+                now.clear()
+                now.update(held)  # into nothing: no code of the keys' runs
 
 
 class Way(NamedTuple):
