@@ -17,9 +17,11 @@ from stepnet.executors.layout import Layout
 from stepnet.ir.plan import LoopPlan, Region
 
 from .build import build
+from .products.cpu import has_wide_vectors
 
 MOST = 256  # rows, which are added up one after the other
-WORK = 1 << 21  # multiplications, for more of which torch's are faster (measured)
+# multiplications, for more of which torch's are faster (measured): with AVX-512, and without
+WORK = 1 << 21, 1 << 22
 _LANES = 16
 
 _TEXT = """
@@ -196,7 +198,7 @@ def few(loop: LoopPlan, region: Region) -> list[Few]:
 def most_rows(products: list[Few]) -> int:
     """Of how many rows all of these are made sooner here."""
     work = sum(each.k * -(-each.n // _LANES) * _LANES for each in products)
-    return min(MOST, WORK // max(work, 1))
+    return min(MOST, WORK[not has_wide_vectors()] // max(work, 1))
 
 
 def served(
