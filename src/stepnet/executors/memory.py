@@ -69,16 +69,14 @@ class Memory(NamedTuple):
         of those that no derivative depends on."""
         own: list[tuple[int, Tensor, Tensor]] = []
         others: list[tuple[int, int]] = []
-        unread: dict[int, tuple[Tensor, int]] = {}
         for k, t in enumerate(tensors):
             if t is None:
                 continue
             if t.is_leaf and (k >= rows or t.requires_grad or k in not_read):
                 own.append((k, t, t.data))
-                if k in not_read:
-                    unread[k] = t, t._version
             elif not t._is_view():
                 others.append((k, memory_of(t)))
+        unread = {k: (t, t._version) for k, t, _ in own if k in not_read} if not_read else {}
         return cls(own, unread, others, inert)
 
     def save(self, ctx: Any, inputs: Sequence[Tensor | None], kept: Sequence[Tensor] = ()) -> None:

@@ -17,9 +17,11 @@ from stepnet.executors.layout import Layout
 from stepnet.ir.plan import LoopPlan, Region
 
 from .build import build
+from .products.cpu import has_wide_vectors
 
 MOST = 256  # rows, which are added up one after the other
-WORK = 1 << 21  # multiplications, for more of which torch's are faster (measured)
+# multiplications, for more of which torch's are faster (measured): with AVX-512, and without
+WORK = 1 << 21, 1 << 22
 _LANES = 16
 
 _TEXT = """
@@ -64,30 +66,42 @@ struct served {
     int64_t rows, moves, products;
 };
 
-/* The sums of TALL rows and of the columns of one TYPE, in registers while rows go by one after the other. */
-#define BLOCK(TYPE, TALL) {                                                          \\
-    TYPE sums[TALL];                                                                 \\
+/* The sums of TALL rows and of the columns of some registers, which stay there while rows go by one after the
+   other. A vector wider than the machine's would be one in memory. */
+#define EACH(COUNT, AT) UNROLL for (int AT = 0; AT < COUNT; ++AT)
+#define BLOCK(TYPE, TALL, WIDE) {                                                    \\
+    TYPE sums[TALL][WIDE], own[WIDE];                                                \\
     const float *a = p->a + i, *b = p->b + j;                                        \\
-    UNROLL for (int t = 0; t < TALL; ++t) sums[t] = (TYPE){0};                       \\
+    float *to = p->sums + i * p->n + j;                                              \\
+    EACH(TALL, t) EACH(WIDE, w) sums[t][w] = (TYPE){0};                              \\
     for (int64_t row = 0; row < rows; ++row, a += p->k, b += p->n) {                 \\
-        const TYPE own = *(const TYPE *)b;                                           \\
-        UNROLL for (int t = 0; t < TALL; ++t) sums[t] += a[t] * own;                 \\
+        EACH(WIDE, w) own[w] = ((const TYPE *)b)[w];                                 \\
+        EACH(TALL, t) EACH(WIDE, w) sums[t][w] += a[t] * own[w];                     \\
     }                                                                                \\
-    UNROLL for (int t = 0; t < TALL; ++t) *(TYPE *)(p->sums + (i + t) * p->n + j) = sums[t]; \\
+    EACH(TALL, t) EACH(WIDE, w) ((TYPE *)(to + t * p->n))[w] = sums[t][w];           \\
 }
-#define COLUMNS(TYPE)                                                                \\
-    for (const int64_t wide = sizeof(TYPE) / sizeof(float); j + wide <= p->n; j += wide) {   \\
+#define COLUMNS(TYPE, TALL, WIDE)                                                    \\
+    for (const int64_t wide = WIDE * sizeof(TYPE) / sizeof(float); j + wide <= p->n; j += wide) { \\
         int64_t i = 0;                                                               \\
-        for (; i + 8 <= p->k; i += 8) BLOCK(TYPE, 8)                                 \\
-        for (; i < p->k; ++i) BLOCK(TYPE, 1)                                         \\
+        for (; i + TALL <= p->k; i += TALL) BLOCK(TYPE, TALL, WIDE)                  \\
+        for (; i < p->k; ++i) BLOCK(TYPE, 1, WIDE)                                   \\
     }
 
 static void product(const struct product *p, int64_t rows) {
     int64_t j = 0;
-    COLUMNS(sixteen)
-    COLUMNS(eight)
-    COLUMNS(four)
-    COLUMNS(one)
+#if defined(__AVX512F__)
+    COLUMNS(sixteen, 8, 1)
+    COLUMNS(eight, 8, 1)
+    COLUMNS(four, 8, 1)
+#elif defined(__AVX__)
+    COLUMNS(eight, 6, 2)
+    COLUMNS(eight, 8, 1)
+    COLUMNS(four, 8, 1)
+#else
+    COLUMNS(four, 6, 2)
+    COLUMNS(four, 8, 1)
+#endif
+    COLUMNS(one, 8, 1)
 }
 
 /* A table of the rows one step earlier, with a boot where sequences begin. */
@@ -184,7 +198,7 @@ def few(loop: LoopPlan, region: Region) -> list[Few]:
 def most_rows(products: list[Few]) -> int:
     """Of how many rows all of these are made sooner here."""
     work = sum(each.k * -(-each.n // _LANES) * _LANES for each in products)
-    return min(MOST, WORK // max(work, 1))
+    return min(MOST, WORK[not has_wide_vectors()] // max(work, 1))
 
 
 def served(

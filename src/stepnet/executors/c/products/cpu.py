@@ -32,6 +32,12 @@ def has_pairs() -> bool:
     return sys.platform == "linux" and platform.machine() == "x86_64" and set(_flags()) >= _PAIRS
 
 
+@functools.cache
+def has_wide_vectors() -> bool:
+    """Whether the CPU has AVX-512."""
+    return "avx512f" in _flags()
+
+
 def _flags() -> list[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
