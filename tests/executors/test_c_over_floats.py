@@ -12,8 +12,8 @@ OPTIMISED = False
 SIZES = {
     "one feature": (256, 1, (1,)),
     "less than a panel": (300, 7, (5, 17)),
-    "whole panels": (384, 48, (64, 32)),
-    "more strips than are packed at once": (257, 389, (33, 3)),
+    "whole panels": (1100, 48, (64, 32)),
+    "more strips than are packed at once": (530, 389, (33, 3)),
     "more panels than are packed at once": (260, 12, (530,)),
 }
 

@@ -1,12 +1,12 @@
 /* Products over rows, C[k, n] = A[rows, k]' B[rows, n], in floats: what gradients of weights are, of one table B or of two
  * that multiply the same A.
  *
- *     depth     rows that go by at a time: their sums stay in registers, and are then added to C
- *     strip     OVER_TALL columns of A, row after row
+ *     strip     SN_OVER_TALL columns of A, row after row
  *     panel     two vectors of columns of B, row after row
+ *     near      so many rows go by all strips before the next ones do: caches still have those of B
  *
- * Threads take strips of A, so that each element is summed in the same order whatever their number: rows of one depth one
- * after the other, then the sums of these. Stands on sn_matmul.h and sn_parallel.h.
+ * Of a strip and a panel, the sums over SN_OVER_SUMMED rows stay in registers, and are then added to C. Threads take strips
+ * of A, so that each element is summed in the same order whatever their number. Stands on sn_matmul.h and sn_parallel.h.
  */
 #ifndef SN_OVER_FLOATS_H
 #define SN_OVER_FLOATS_H
@@ -23,9 +23,9 @@ typedef struct {
     sn_over_table tables[2];
 } sn_over_floats;
 
-/* A depth of strips, and one of panels, stay in the second cache; a panel in the first one. */
-enum { SN_OVER_TALL = 6, SN_OVER_WIDE = 2 * sn_lanes_f32, SN_OVER_AT_ONCE = 128, SN_OVER_STRIPS = 64 };
-enum { SN_OVER_COLUMNS = 512, SN_OVER_STRIP = SN_OVER_AT_ONCE * SN_OVER_TALL + sn_lanes_f32 };
+/* Strips and panels of SN_OVER_AT_ONCE rows stay in the second cache, a strip and a panel in the first one. */
+enum { SN_OVER_TALL = 6, SN_OVER_WIDE = 2 * sn_lanes_f32, SN_OVER_SUMMED = 128, SN_OVER_AT_ONCE = 256, SN_OVER_NEAR = 512 };
+enum { SN_OVER_STRIPS = 64, SN_OVER_COLUMNS = 256, SN_OVER_STRIP = SN_OVER_AT_ONCE * SN_OVER_TALL + sn_lanes_f32 };
 
 /* Columns 0 .. m of A in strips; it has k of them. A vector that is put down for six numbers ends in the place of those
  * that follow. */
@@ -33,9 +33,11 @@ static void sn_pack_strips(float *restrict to, const float *restrict a, int64_t 
     for (int64_t t = 0; t < depth; ++t, a += stride) {
         float *at = to + t * SN_OVER_TALL;
         int64_t i = 0;
-        if (sn_lanes_f32 > SN_OVER_TALL)
-            for (; i < m && i + sn_lanes_f32 <= k; i += SN_OVER_TALL, at += SN_OVER_STRIP)
+        if (SN_VECTOR_BYTES > SN_OVER_TALL * (int)sizeof *a)
+            for (; i < m && i + sn_lanes_f32 <= k; i += SN_OVER_TALL, at += SN_OVER_STRIP) {
+                __builtin_prefetch(a + i + 8 * stride);
                 *(sn_vec_u_f32 *)at = *(const sn_vec_u_f32 *)(a + i);
+            }
         for (; i < m; i += SN_OVER_TALL, at += SN_OVER_STRIP)
             for (int64_t u = 0; u < SN_OVER_TALL && i + u < k; ++u) at[u] = a[i + u];
     }
@@ -46,9 +48,11 @@ static void sn_pack_panels(float *restrict to, const float *restrict b, int64_t 
     for (int64_t t = 0; t < depth; ++t, b += stride) {
         float *at = to + t * SN_OVER_WIDE;
         int64_t j = 0;
-        for (; j + SN_OVER_WIDE <= n; j += SN_OVER_WIDE, at += SN_OVER_AT_ONCE * SN_OVER_WIDE)
+        for (; j + SN_OVER_WIDE <= n; j += SN_OVER_WIDE, at += SN_OVER_AT_ONCE * SN_OVER_WIDE) {
+            __builtin_prefetch(b + j + 8 * stride);
             SN_UNROLL for (int v = 0; v < 2 * sn_lanes_f32; v += sn_lanes_f32)
                 *(sn_vec_u_f32 *)(at + v) = *(const sn_vec_u_f32 *)(b + j + v);
+        }
         if (j < n) for (int64_t u = 0; u < SN_OVER_WIDE; ++u) at[u] = j + u < n ? b[j + u] : 0;
     }
 }
@@ -80,12 +84,16 @@ SN_INLINE void sn_over_strip(float *C, int64_t next, const float *a, const float
 
 static __attribute__((noinline)) void sn_over_strips(float *C, int64_t next, const float *a, const float *b, int64_t depth,
                                                      int is_first, int64_t rows) {
-    switch (rows) {
+    for (int64_t t = 0; t < depth; t += SN_OVER_SUMMED, a += SN_OVER_SUMMED * SN_OVER_TALL, b += SN_OVER_SUMMED * SN_OVER_WIDE) {
+        const int64_t some = depth - t < SN_OVER_SUMMED ? depth - t : SN_OVER_SUMMED;
+        const int is_new = is_first && t == 0;
+        switch (rows) {
 #define SN_CASE(m) \
-    case m: sn_over_strip(C, next, a, b, depth, is_first, m); break
-        SN_CASE(1); SN_CASE(2); SN_CASE(3); SN_CASE(4); SN_CASE(5);
+    case m: sn_over_strip(C, next, a, b, some, is_new, m); break
+            SN_CASE(1); SN_CASE(2); SN_CASE(3); SN_CASE(4); SN_CASE(5);
 #undef SN_CASE
-        default: sn_over_strip(C, next, a, b, depth, is_first, SN_OVER_TALL);
+            default: sn_over_strip(C, next, a, b, some, is_new, SN_OVER_TALL);
+        }
     }
 }
 
@@ -120,13 +128,16 @@ static void sn_over_floats_share(void *data, int64_t share, int64_t shares) {
     const int64_t all = (o->k + SN_OVER_TALL - 1) / SN_OVER_TALL, most = SN_OVER_STRIPS * SN_OVER_TALL;
     const int64_t first = all * share / shares * SN_OVER_TALL;
     const int64_t end = share + 1 == shares ? o->k : all * (share + 1) / shares * SN_OVER_TALL;
-    for (int64_t m0 = first; m0 < end; m0 += most) {
-        const int64_t m = end - m0 < most ? end - m0 : most;
-        for (int64_t r = 0; r < o->rows; r += SN_OVER_AT_ONCE) {
-            const int64_t depth = o->rows - r < SN_OVER_AT_ONCE ? o->rows - r : SN_OVER_AT_ONCE;
-            sn_pack_strips(strips, o->a + r * o->stride + m0, o->stride, depth, m, o->k - m0);
-            for (int w = 0; w < 2; ++w)
-                if (o->tables[w].sums) sn_over_one(&o->tables[w], panels, strips, r, depth, m0, m);
+    for (int64_t near = 0; near < o->rows; near += SN_OVER_NEAR) {
+        const int64_t last = o->rows - near < SN_OVER_NEAR ? o->rows : near + SN_OVER_NEAR;
+        for (int64_t m0 = first; m0 < end; m0 += most) {
+            const int64_t m = end - m0 < most ? end - m0 : most;
+            for (int64_t r = near; r < last; r += SN_OVER_AT_ONCE) {
+                const int64_t depth = last - r < SN_OVER_AT_ONCE ? last - r : SN_OVER_AT_ONCE;
+                sn_pack_strips(strips, o->a + r * o->stride + m0, o->stride, depth, m, o->k - m0);
+                for (int w = 0; w < 2; ++w)
+                    if (o->tables[w].sums) sn_over_one(&o->tables[w], panels, strips, r, depth, m0, m);
+            }
         }
     }
 }
