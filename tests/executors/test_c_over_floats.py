@@ -44,8 +44,9 @@ def test_sums_over_rows(name, monkeypatch):
 def test_numbers_that_are_not_ordinary(number):
     a, (b,) = _rows(300, 40, (70,))
     a[7, 39], b[270, 69] = number, number
-    (found,) = c_over_rows.in_floats(a, [b], 300)
-    torch.testing.assert_close(found, a.t() @ b, equal_nan=True, rtol=1e-4, atol=1e-4)
+    found = c_over_rows.in_floats(a, [b], 300)
+    assert found is not None
+    torch.testing.assert_close(found[0], a.t() @ b, equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
 def test_few_rows_and_turned_tables_are_left_to_torch():
@@ -76,7 +77,7 @@ def test_gradients_of_weights(monkeypatch):
         found(x)[0].square().sum().backward()
         assert together == [(128, [32] if frozen else [32, 36], True)]
         for (name, mine), theirs in zip(found.named_parameters(), wanted.parameters(), strict=True):
-            if mine.grad is not None:
+            if mine.grad is not None and theirs.grad is not None:
                 off = (mine.grad.double() - theirs.grad).abs().max() / theirs.grad.abs().max()
                 assert off < 2e-6, name
                 assert mine.grad.untyped_storage().nbytes() == mine.numel() * 4
