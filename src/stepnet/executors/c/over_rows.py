@@ -1,4 +1,5 @@
-"""Products over rows by the tile instructions of AMX: what gradients of weights are."""
+"""Products over rows, which gradients of weights are: by the tile instructions of AMX, or in floats where
+torch's own are slower."""
 
 from __future__ import annotations
 
@@ -16,12 +17,14 @@ from stepnet.ir.graph import Graph, Node
 
 from . import build as c_build
 from . import threads as c_threads
-from .products import BY_DTYPE, float_parts, over_rows, split
+from .products import BY_DTYPE, are_slow_in_torch, float_parts, over_floats, over_rows, split
 
 # features or columns, and their product, below which splitting rows takes longer than tiles save (measured)
 _LEAST, _SIZE = 128, 1 << 15
 _MOST_TOGETHER = 256  # features of two tables that go together: `SN_OVER_FEATURES`
 _SHARE = 256  # rows of a thread, below which there is nothing to gain
+_FEW_FLOATS = 32  # features or columns, below which products in floats are not faster than torch's (measured)
+_MULTIPLIED = 1 << 20  # numbers that a thread multiplies at least
 
 
 class _Over(ctypes.Structure):
@@ -36,13 +39,37 @@ class _Over(ctypes.Structure):
     )
 
 
+class _Table(ctypes.Structure):
+    """`sn_over_table` of sn_over_floats.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("sums", "rows")),
+        ("stride", ctypes.c_int64),
+        ("n", ctypes.c_int64),
+    )
+
+
+class _OverFloats(ctypes.Structure):
+    """`sn_over_floats`."""
+
+    _fields_ = (
+        ("a", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("stride", "rows", "k")),
+        ("tables", _Table * 2),
+    )
+
+
 def product_over_rows(graph: Graph, node: Node, by_torch: Run) -> Run:
     """a' b for rows a [rows, k] and b [rows, n] of float32, as exact as torch's; else torch's own."""
     a, b = (graph.values[name] for name in node.inputs)
     out = graph.values[node.output]
     flat = len(a.shape) == len(b.shape) == 1 and not node.attr("batch")
-    few = min(*a.shape, *b.shape) < _LEAST or math.prod((*a.shape, *b.shape)) < _SIZE
-    if not flat or few or {a.dtype, b.dtype, out.dtype} != {"float32"}:
+    if not flat or {a.dtype, b.dtype, out.dtype} != {"float32"}:
+        return by_torch
+    least = min(*a.shape, *b.shape)
+    if are_slow_in_torch() and least >= _FEW_FLOATS:
+        return _product_in_floats(by_torch)
+    if least < _LEAST or math.prod((*a.shape, *b.shape)) < _SIZE:
         return by_torch
 
     def product(a: Tensor, b: Tensor, rows: int) -> Tensor:
@@ -53,6 +80,34 @@ def product_over_rows(graph: Graph, node: Node, by_torch: Run) -> Run:
         return _by_tiles(run, a, b, rows, parts)
 
     return product
+
+
+def _product_in_floats(by_torch: Run) -> Run:
+    def product(a: Tensor, b: Tensor, rows: int) -> Tensor:
+        found = in_floats(a, (b,), rows)
+        return by_torch(a, b, rows=rows) if found is None else found[0]
+
+    return product
+
+
+def in_floats(a: Tensor, tables: Sequence[Tensor], rows: int) -> list[Tensor] | None:
+    """a' b for each b of one or two tables; None of few rows, or where numbers do not lie side by side."""
+    if rows < _SHARE or any(stride(table)[1] != 1 for table in (a, *tables)):
+        return None
+    run = library_of_floats()
+    if run is None:
+        return None
+    k = a.shape[1]
+    found = [empty((k, table.shape[1]), dtype=torch.float32) for table in tables]
+    told = [
+        _Table(data_ptr(sums), data_ptr(table), stride(table)[0], table.shape[1])
+        for sums, table in zip(found, tables, strict=True)
+    ]
+    work = rows * k * sum(table.shape[1] for table in tables)
+    threads = max(1, min(torch.get_num_threads(), work // _MULTIPLIED))
+    over = _OverFloats(data_ptr(a), stride(a)[0], rows, k, (_Table * 2)(*told))
+    run(c_threads.pool(threads), ctypes.byref(over))
+    return found
 
 
 def _by_tiles(run: Callable[..., None], a: Tensor, b: Tensor, rows: int, parts: int) -> Tensor:
@@ -104,11 +159,15 @@ def _go_together(graph: Graph, first: Bound, second: Bound) -> bool:
         return False
     (k,), (one,), _, (other,) = (v.shape for v in values[:4])
     wide = one + other
+    if are_slow_in_torch():
+        return min(k, one, other) >= _FEW_FLOATS
     return (one, other) == (one // 16 * 16, other // 16 * 16) and _LEAST <= wide <= min(_MOST_TOGETHER, k)
 
 
 def _both(first: Bound, second: Bound) -> Bound:
     def products(rows_of: Tensor, x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, ...]:
+        if are_slow_in_torch() and (found := in_floats(rows_of, (x, y), rows)):
+            return tuple(found)
         parts = float_parts()
         in_a_row = stride(rows_of)[1] == stride(x)[1] == stride(y)[1] == 1
         run = library() if parts > 1 and rows >= _SHARE and in_a_row else None
@@ -119,6 +178,15 @@ def _both(first: Bound, second: Bound) -> Bound:
         return tuple(_run(run, (x, y), rows_of, rows, parts, turned=True))
 
     return Bound(products, "matmul_tn", (*first.inputs, second.inputs[1]), (*first.outputs, *second.outputs))
+
+
+@c_build.until_built
+def library_of_floats() -> Callable[..., None]:
+    """The function in C of products in floats."""
+    text = c_build.preamble("f32", linked=True) + over_floats()
+    text += "\nvoid run(const sn_pool *pool, sn_over_floats *over) { sn_over_in_floats(pool, over); }\n"
+    library = c_build.build(text, "f32", libm=False)
+    return library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.POINTER(_OverFloats))
 
 
 @c_build.until_built

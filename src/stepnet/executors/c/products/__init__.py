@@ -1,5 +1,6 @@
 """Products of rows and matrices in C: for each element type how a matrix is packed and multiplied."""
 
+from .cpu import are_slow_in_torch as are_slow_in_torch
 from .cpu import has_tiles as has_tiles
 from .precision import asked_precision as asked_precision
 from .precision import float_parts as float_parts
@@ -7,6 +8,7 @@ from .product import BY_DTYPE as BY_DTYPE
 from .product import BY_SUFFIX as BY_SUFFIX
 from .product import Product as Product
 from .product import common as common
+from .product import over_floats as over_floats
 from .product import over_rows as over_rows
 from .product import paired as paired
 from .product import split as split

@@ -108,6 +108,11 @@ def over_rows() -> str:
     return _file("sn_over_rows.h")
 
 
+def over_floats() -> str:
+    """The C of products over rows in floats, behind that of floats."""
+    return _file("sn_over_floats.h")
+
+
 def common() -> str:
     """The C that all of it, and generated code, stands on: functions of numbers, and numbers of 16 bits."""
     return "\n".join(

@@ -1,0 +1,106 @@
+"""Products over rows in floats against float64, and where they stand in for torch's."""
+
+import pytest
+import torch
+
+from stepnet import nn
+from stepnet.executors.c import over_rows as c_over_rows
+from stepnet.executors.c.products import cpu
+
+OPTIMISED = False
+# Rows, features, columns of each table: of one strip and many, of one panel and many, whole and cut ones.
+SIZES = {
+    "one feature": (256, 1, (1,)),
+    "less than a panel": (300, 7, (5, 17)),
+    "whole panels": (1100, 48, (64, 32)),
+    "more strips than are packed at once": (530, 389, (33, 3)),
+    "more panels than are packed at once": (260, 12, (530,)),
+}
+
+
+def _rows(rows, k, columns):
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(rows, k + 3, generator=generator)[:, 1 : k + 1]
+    return a, [torch.randn(rows, n + 2, generator=generator)[:, :n] for n in columns]
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sums_over_rows(name, monkeypatch):
+    monkeypatch.setattr(c_over_rows, "_MULTIPLIED", 1)
+    rows, k, columns = SIZES[name]
+    a, tables = _rows(rows, k, columns)
+    by_threads = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        by_threads.append(c_over_rows.in_floats(a, tables, rows))
+    for b, found, *others in zip(tables, *by_threads, strict=True):
+        exact, sizes = a.double().t() @ b.double(), a.double().abs().t() @ b.double().abs()
+        assert ((found - exact).abs() <= 2.0**-20 * sizes).all()
+        assert all(torch.equal(found, other) for other in others)  # whatever the number of threads
+        assert found.untyped_storage().nbytes() == found.numel() * 4  # a gradient keeps nothing else alive
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 1e-42, 3e38])
+def test_numbers_that_are_not_ordinary(number):
+    a, (b,) = _rows(300, 40, (70,))
+    a[7, 39], b[270, 69] = number, number
+    found = c_over_rows.in_floats(a, [b], 300)
+    assert found is not None
+    torch.testing.assert_close(found[0], a.t() @ b, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_few_rows_and_turned_tables_are_left_to_torch():
+    a, (b,) = _rows(300, 40, (50,))
+    assert c_over_rows.in_floats(a[:255], [b[:255]], 255) is None
+    assert c_over_rows.in_floats(a, [b.t().contiguous().t()], 300) is None
+
+
+def test_gradients_of_weights(monkeypatch):
+    together, made = [], c_over_rows.in_floats
+
+    def noted(a, tables, rows):
+        found = made(a, tables, rows)
+        together.append((a.shape[1], [table.shape[1] for table in tables], found is not None))
+        return found
+
+    monkeypatch.setattr(c_over_rows, "in_floats", noted)
+    monkeypatch.setattr(c_over_rows, "are_slow_in_torch", lambda: True)
+    torch.manual_seed(0)
+    wanted, found = torch.nn.LSTM(36, 32), nn.LSTM(36, 32)
+    found.load_state_dict(wanted.state_dict())
+    x = torch.randn(33, 8, 36)
+    wanted.double()(x.double())[0].square().sum().backward()
+    for frozen in (False, True):
+        found.zero_grad()
+        found.weight_ih_l0.requires_grad_(not frozen)
+        together.clear()
+        found(x)[0].square().sum().backward()
+        assert together == [(128, [32] if frozen else [32, 36], True)]
+        for (name, mine), theirs in zip(found.named_parameters(), wanted.parameters(), strict=True):
+            if mine.grad is not None and theirs.grad is not None:
+                off = (mine.grad.double() - theirs.grad).abs().max() / theirs.grad.abs().max()
+                assert off < 2e-6, name
+                assert mine.grad.untyped_storage().nbytes() == mine.numel() * 4
+
+
+AMD = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 fma\n\nvendor_id\t: GenuineIntel\nflags\t: none\n"
+
+
+@pytest.mark.parametrize(
+    ("told", "slow"),
+    [
+        (AMD, True),
+        (AMD.replace("AuthenticAMD", "GenuineIntel"), False),
+        (AMD.replace("avx2", "avx2 avx512f"), False),
+        (AMD.replace("fma", "sse"), False),
+        ("", False),
+    ],
+)
+def test_whose_products_are_slow(told, slow, monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").write_text(told)
+    monkeypatch.setattr(cpu, "Path", lambda name: tmp_path / "cpuinfo")
+    monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert cpu.are_slow_in_torch.__wrapped__() is slow
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    assert cpu.are_slow_in_torch.__wrapped__() is False
