@@ -50,7 +50,7 @@ def are_slow_in_torch() -> bool:
     """
     if sys.platform != "linux" or platform.machine() != "x86_64" or not torch.backends.mkl.is_available():
         return False
-    return _maker() == "AuthenticAMD" and set(_flags()) >= {"avx2", "fma"} and not has_wide_vectors()
+    return _maker() == "AuthenticAMD" and set(_flags()) >= {"avx2", "fma"} and "avx512f" not in _flags()
 
 
 def _flags() -> list[str]:
