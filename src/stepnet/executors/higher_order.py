@@ -139,7 +139,8 @@ class _Gradient(torch.autograd.Function):
         ctx: Any, node: Node, follows: bool, call: Call, compute: Callable[[], list[Tensor | None]],
         kept: KeptRows, needed: tuple[bool, ...], history: Sequence[bool], *given: Tensor | None,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        ctx.node, ctx.follows, ctx.call, ctx.needed, ctx.kept = node, follows, call, needed, kept._replace(rows=())
+        ctx.node, ctx.follows, ctx.call, ctx.needed = node, follows, call, needed
+        ctx.kept = kept._replace(rows=())
         ctx.set_materialize_grads(False)
         Memory.of(given[: len(needed)], 0).save(ctx, given, kept.rows)
         found = compute()
