@@ -218,6 +218,7 @@ def test_what_the_run_kept_is_not_computed_again(written: bool) -> None:
     assert [made is None for made in runs] == [written] * 4
 
 
+@pytest.mark.exhaustive  # the values are those of the test above
 def test_earlier_rows_are_copied_once() -> None:
     """Those of the state, and those of its derivative."""
     torch.manual_seed(3)
