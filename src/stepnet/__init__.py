@@ -1,6 +1,6 @@
 """stepnet: write one recurrent step in plain PyTorch and run it over ragged sequences."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import cells as cells
 from . import datasets as datasets
@@ -43,6 +43,11 @@ from .streams import truncated as truncated
 from .tape import Tape as Tape
 from .tape import TapeItem as TapeItem
 from .tape import Topology as Topology
+
+if TYPE_CHECKING:
+    from . import onnx as onnx
+    from . import openvino as openvino
+    from .saving.load import load as load
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,7 @@ from .ir.loop import Loop
 from .nested import as_one_again, lifting, over_sentences
 from .resets import Resets, as_resets, run_with_resets
 from .sharded import gathered, sharded
-from .typed import Booting, Rows, Settings, State, typed
+from .typed import Booting, ModuleCall, OfStep, Output, Settings, State, typed
 from .watchers import Instead, instead, is_kept, kept, nobody_else, replaced, watched, watching
 from .windows import check_windows, run_in_windows
 
@@ -462,7 +462,7 @@ def _observed(loop: Loop, feeds: dict[str, Any], body: StepBody) -> tuple[dict[s
         return naive.run(loop, feeds, observe), step_scopes
 
 
-class Recurrent(nn.Module, Generic[State]):
+class Recurrent(nn.Module, Generic[State, Output]):
     """A step as a module over sequences; see `recurrent` for the meaning of every argument.
 
     >>> import torch
@@ -473,36 +473,52 @@ class Recurrent(nn.Module, Generic[State]):
     """
 
     @overload
-    def __init__(self, step: Booting[State], *, scopes: bool = False, **how: Unpack[Settings]) -> None: ...
-
-    @overload
     def __init__(
-        self: Recurrent[tuple[Tensor, Tensor]], step: nn.LSTMCell,
-        *, scopes: bool = False, **how: Unpack[Settings],
+        self: Recurrent[OfStep, Tensor], step: Booting[OfStep],
+        *, scopes: Literal[False] = False, **how: Unpack[Settings],
     ) -> None: ...  # fmt: skip
 
     @overload
     def __init__(
-        self: Recurrent[Tensor], step: nn.GRUCell | nn.RNNCell,
-        *, scopes: bool = False, **how: Unpack[Settings],
+        self: Recurrent[tuple[Tensor, Tensor], Tensor], step: nn.LSTMCell,
+        *, scopes: Literal[False] = False, **how: Unpack[Settings],
     ) -> None: ...  # fmt: skip
 
     @overload
     def __init__(
-        self: Recurrent[Any], step: nn.Module, *, scopes: bool = False, **how: Unpack[Settings]
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self, step: Callable[[Any, State], tuple[Any, State]],
-        *, scopes: bool = False, **how: Unpack[Settings],
+        self: Recurrent[Tensor, Tensor], step: nn.GRUCell | nn.RNNCell,
+        *, scopes: Literal[False] = False, **how: Unpack[Settings],
     ) -> None: ...  # fmt: skip
 
     @overload
     def __init__(
-        self, step: Callable[[Any, State, Any], tuple[Any, State]],
-        *, scopes: bool = False, **how: Unpack[Settings],
+        self: Recurrent[OfStep, Tensor],
+        step: Callable[[Any, OfStep], tuple[Tensor, OfStep]]
+        | Callable[[Any, OfStep, Any], tuple[Tensor, OfStep]],
+        *, scopes: Literal[False] = False, **how: Unpack[Settings],
     ) -> None: ...  # fmt: skip
+
+    @overload
+    def __init__(
+        self: Recurrent[Any, Tensor], step: nn.Module,
+        *, scopes: Literal[False] = False, **how: Unpack[Settings],
+    ) -> None: ...  # fmt: skip
+
+    @overload
+    def __init__(
+        self: Recurrent[OfStep, object],
+        step: Callable[[Any, OfStep], tuple[Any, OfStep]] | Callable[[Any, OfStep, Any], tuple[Any, OfStep]],
+        *, scopes: Literal[False] = False, **how: Unpack[Settings],
+    ) -> None: ...  # fmt: skip
+
+    @overload
+    def __init__(
+        self: Recurrent[OfStep, Scope], step: Callable[..., tuple[Any, OfStep]], *, scopes: Literal[True],
+        **how: Unpack[Settings],
+    ) -> None: ...  # fmt: skip
+
+    @overload
+    def __init__(self, step: Callable[..., Any], *, scopes: bool, **how: Unpack[Settings]) -> None: ...
 
     def __init__(
         self,
@@ -539,20 +555,7 @@ class Recurrent(nn.Module, Generic[State]):
     __prepare_scriptable__ = staticmethod(unscripted)
 
     if TYPE_CHECKING:
-
-        @overload
-        def __call__(
-            self, x: Rows, state: State | None = None, resets: Any = None,
-            *, steps: None = None, static: Any = None,
-        ) -> tuple[Rows, State]: ...  # fmt: skip
-
-        @overload
-        def __call__(
-            self, x: Any = None, state: State | None = None, resets: Any = None,
-            *, steps: Any = None, static: Any = None,
-        ) -> tuple[Any, State]: ...  # fmt: skip
-
-        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+        __call__: ModuleCall[State, Output]  # pyright: ignore[reportIncompatibleMethodOverride]
 
     def extra_repr(self) -> str:
         shown = {"reverse": False, "level": -1, "axis": 0, "scopes": False, "backend": None}

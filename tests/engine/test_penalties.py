@@ -14,9 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from covering import few
 from outcomes import same
-from stepnet import LoDTensor, recurrent
+from stepnet import LoDTensor, cells, recurrent
+from stepnet.engine import jvp_on_saved_rows
 from stepnet.engine.jvp_on_saved_rows import SharedRows
-from stepnet.executors.loop import PreparedLoop
+from stepnet.executors import gradients
+from stepnet.executors.loop import PreparedLoop, shift
 from threads import at_once
 
 LENGTHS = [3, 0, 1, 5]
@@ -214,6 +216,31 @@ def test_what_the_run_kept_is_not_computed_again(written: bool) -> None:
         for _ in range(2):
             same(found("eager"), expected, atol=1e-9)
     assert [made is None for made in runs] == [written] * 4
+
+
+@pytest.mark.exhaustive  # the values are those of the test above
+def test_earlier_rows_are_copied_once() -> None:
+    """Those of the state, and those of its derivative."""
+    torch.manual_seed(3)
+    cell, moved = cells.GRU(3, 4).double(), list[Any]()
+    made = [torch.randn(size, dtype=torch.float64) for size in ((6, 2, 3), (2, 4))]
+
+    def noted(rows: Tensor, boot: Tensor, layout: Any) -> Tensor:
+        moved.append(rows)
+        return shift(rows, boot, layout)
+
+    def found(backend: Any) -> list[Any]:
+        x, h = (t.clone().requires_grad_() for t in made)
+        y, _ = recurrent(cell, x, h, backend=backend)
+        (g,) = torch.autograd.grad(y.square().sum(), [x], create_graph=True)
+        moved.clear()
+        return [*torch.autograd.grad(g.square().sum(), [x, h, *cell.parameters()])]
+
+    expected = found("naive")
+    with patch.object(jvp_on_saved_rows, "shift", noted), patch.object(gradients, "shift", noted):
+        for _ in range(2):  # the first makes the plans
+            same(found("eager"), expected, atol=1e-9)
+    assert len(moved) == 2
 
 
 def test_second_gradients_from_threads() -> None:

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from typing_extensions import assert_type
 
 import stepnet
-from stepnet import LoDTensor, Recurrent, recurrent, while_loop
+from stepnet import LoDTensor, Recurrent, Resets, Scope, recurrent, truncated, while_loop
 from stepnet.executors import BackendName
 
 LSTMState = tuple[Tensor, Tensor]
@@ -28,6 +28,15 @@ def two_states(x: Tensor, state: LSTMState) -> tuple[Tensor, LSTMState]:
 
 def attending(x: Tensor, h: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
     return h, h + x + memory
+
+
+def two_results(x: Tensor, h: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    return (x, h), h
+
+
+def by_sentence(words: LoDTensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    _, h = recurrent(tanh_step, words, h)
+    return h, h
 
 
 def counting(_: None, n: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,10 +70,16 @@ assert_type(recurrent(stepnet.cells.GRU(1, 2), x, reverse=True), tuple[LoDTensor
 assert_type(recurrent(nn.LSTMCell(1, 2), x), tuple[LoDTensor, LSTMState])
 assert_type(recurrent(nn.GRUCell(1, 2), x, backend="naive"), tuple[LoDTensor, Tensor])
 assert_type(recurrent(attending, x, h0, static=h0), tuple[LoDTensor, Tensor])
-_, counted = recurrent(counting, None, h0, steps=3)
-assert_type(counted, Tensor)
-_, _, scopes = recurrent(tanh_step, x, h0, scopes=True)
-first: Tensor = scopes[0]["h"]
+assert_type(recurrent(counting, None, h0, steps=3), tuple[Tensor, Tensor])
+assert_type(recurrent(counting, state=h0, steps=[3, 1]), tuple[LoDTensor, Tensor])
+first: Tensor = recurrent(tanh_step, x, h0, scopes=True)[2][0]["h"]
+assert_type(recurrent(two_states, x, (h0, h0), scopes=True), tuple[LoDTensor, LSTMState, list[Scope]])
+starts = torch.tensor([True, False, True, True])
+assert_type(recurrent(tanh_step, x, h0, resets=starts), tuple[LoDTensor, Tensor])
+assert_type(recurrent(tanh_step, x, h0, resets=x.with_values(starts)), tuple[LoDTensor, Tensor])
+assert_type(recurrent(tanh_step, x, h0, resets=Resets(done=starts)), tuple[LoDTensor, Tensor])
+text = LoDTensor.from_lengths(torch.ones(4, 1), [[2], [3, 1]])
+assert_type(recurrent(by_sentence, text, torch.zeros(1, 1), level=0), tuple[LoDTensor, Tensor])
 recurrent(tanh_step, x, h0, backend=BackendName("naive"))
 
 # What a step is explained by has an executor; a model has recurrences.
@@ -78,11 +93,33 @@ assert_type(stepnet.explain(stepnet.nn.GRU(1, 1), x), stepnet.Explanation | step
 assert_type(Recurrent(tanh_step)(x, h0), tuple[LoDTensor, Tensor])
 assert_type(Recurrent(nn.LSTMCell(1, 2))(x), tuple[LoDTensor, LSTMState])
 assert_type(Recurrent(stepnet.cells.GRU(1, 2), backend="eager")(x), tuple[LoDTensor, Tensor])
+assert_type(Recurrent(tanh_step)(x, h0, resets=starts), tuple[LoDTensor, Tensor])
+assert_type(Recurrent(counting)(None, h0, steps=3), tuple[Tensor, Tensor])
+assert_type(Recurrent(two_states, scopes=True)(x, (h0, h0))[1:], tuple[LSTMState, list[Scope]])
+both: tuple[LoDTensor, LoDTensor] = Recurrent(two_results)(x, h0)[0]
 assert_type(stepnet.nn.LSTM(1, 2)(x), tuple[LoDTensor, LSTMState])
 assert_type(stepnet.nn.GRU(1, 2)(torch.zeros(3, 2, 1)), tuple[Tensor, Tensor])
 assert_type(stepnet.nn.RNN(1, 2)(packed), tuple[PackedSequence, Tensor])
 output, _ = stepnet.nn.Stack([stepnet.cells.GRU(1, 2)])(x)
 assert_type(output, LoDTensor)
+
+
+class Layer(Recurrent[Tensor]):
+    """A module by its state."""
+
+    def __init__(self) -> None:
+        super().__init__(tanh_step, reverse=True)
+
+
+assert_type(Layer()(x, h0), tuple[LoDTensor, Tensor])
+
+# Pieces are like the batch that they are of.
+for piece in truncated(x, h0, rows=2):
+    assert_type(piece.x, LoDTensor)
+    rows, piece.state = recurrent(tanh_step, piece.x, piece.state)
+    assert_type(rows, LoDTensor)
+for begun in truncated(x, rows=2):
+    rows, begun.state = Recurrent(nn.GRUCell(1, 2))(begun.x, begun.state)
 
 # Loops keep the types of their variables.
 step, total = while_loop(
@@ -104,8 +141,5 @@ assert_type(y.map(head).with_values(y.values), LoDTensor)
 
 def read_and_run(name: str, x: Tensor) -> Tensor:
     """What is read from a file gives tensors, by place or by name."""
-    import stepnet.onnx
-    import stepnet.openvino
-
     assert_type(stepnet.openvino.load(name)(x)["y"], Tensor)
     return stepnet.onnx.load(name)(x=x)[0]

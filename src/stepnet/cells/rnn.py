@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from stepnet.errors import StepError
 
 from .cell import Cell, seen
 
+Nonlinearity: TypeAlias = Literal["tanh", "relu"]
 NONLINEARITIES = {"tanh": torch.tanh, "relu": torch.relu}
 
 
@@ -20,7 +23,7 @@ def rnn_step(
     weight_hh: Tensor,
     bias_ih: Tensor | None = None,
     bias_hh: Tensor | None = None,
-    nonlinearity: str = "tanh",
+    nonlinearity: Nonlinearity = "tanh",
     mask: Tensor | None = None,
 ) -> Tensor:
     """One step of the simple recurrent network; returns the new h.
@@ -34,7 +37,7 @@ def rnn_step(
     return new.to(h.dtype)  # under autocast both products have the lower precision, and so would the state
 
 
-def check_nonlinearity(module: nn.Module, name: str) -> str:
+def check_nonlinearity(module: nn.Module, name: Nonlinearity) -> Nonlinearity:
     """The name of a known nonlinearity, or an error."""
     if name not in NONLINEARITIES:
         raise StepError(
@@ -78,12 +81,12 @@ class RNN(Cell):
         input_size: int,
         hidden_size: int,
         bias: bool = True,
-        nonlinearity: str = "tanh",
+        nonlinearity: Nonlinearity = "tanh",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, bias, device, dtype)
-        self.nonlinearity = check_nonlinearity(self, nonlinearity)
+        self.nonlinearity: Nonlinearity = check_nonlinearity(self, nonlinearity)
 
     def forward(self, x: Tensor, state: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """One step; `mask` multiplies h where it meets weight_hh."""

@@ -19,22 +19,23 @@ from stepnet.executors.gradients import gradients
 from stepnet.executors.loop import PreparedLoop, shift
 from stepnet.executors.memory import are_written
 from stepnet.executors.ready import Ready, make_loop
-from stepnet.executors.tables import EARLIER
+from stepnet.executors.tables import EARLIER, earlier
 
 
 class SharedRun(NamedTuple):
-    """A run that autograd does not see: what it gave, and what its backward needs."""
+    """A run that autograd does not see: what it gave, and what its backward needs; see `gradients`."""
 
     call: Call
     inputs: Sequence[Tensor]
     out: list[Tensor]
     kept: Sequence[Tensor]
     led: Sequence[str]
+    known: Mapping[str, Tensor]
 
     @torch.no_grad()
     def gradients(self, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
         """The gradient of each input."""
-        return gradients(self.call, self.inputs, self.kept, grads, needed, self.led)
+        return gradients(self.call, self.inputs, self.kept, grads, needed, self.led, self.known)
 
 
 class SharedRows:
@@ -101,7 +102,8 @@ class SharedRows:
             # of what was known the last value is a name for its gradient: nobody reads it
             out.append(finals[name].to(t.dtype) if name in finals else t.new_empty(0))
         rows = [*out[: len(plan.y)], *(values[name] for name in call.ready.extra)]
-        return SharedRun(call, inputs, out, rows, [n for n in plan.shifted if EARLIER + n in values])
+        led = [name for name in plan.shifted if EARLIER + name in values]
+        return SharedRun(call, inputs, out, rows, led, given)
 
     def _tables(
         self, known: KnownRows, kept: KeptRows, boots: Mapping[str, Tensor], call: Call
@@ -116,5 +118,8 @@ class SharedRows:
             rows = at_hand[new[of] if shifted else of]
             if rows.dtype is not dtype_of(kind.dtype) or rows.shape != (layout.rows, *kind.shape):
                 return None
-            found[name] = shift(rows, boots[of].to(rows.dtype), layout) if shifted else rows
+            if shifted:
+                before = earlier(rows, layout.stride) if of in kept.led else None
+                rows = shift(rows, boots[of].to(rows.dtype), layout) if before is None else before
+            found[name] = rows
         return found

@@ -423,7 +423,7 @@ def _backward(
 
         if torch.is_grad_enabled():
             # hooks would be given it once more
-            rows = KeptRows() if sees_saved_tensors() else KeptRows(kept, ctx.results)
+            rows = KeptRows() if sees_saved_tensors() else KeptRows(kept, ctx.results, ctx.led)
             return differentiable(call, first, tensors, grads, needed, ctx, rows)
         return first()
 

@@ -21,10 +21,11 @@ Moving = tuple["list[Tensor | None]", "list[Tensor]", "Pull | None"]
 
 class KeptRows(NamedTuple):
     """What a run kept for its backward: the rows of y, then the plan's `extra`; none, if it is made again.
-    And what counts how often they are written to."""
+    What counts how often they are written to; and the states before whose rows their boot values lie."""
 
     rows: Sequence[Tensor] = ()
     written: Counters | tuple[()] = ()
+    led: Sequence[str] = ()
 
 
 class Along(Protocol):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -17,16 +18,19 @@ from .loop import last, shift
 from .ready import Asked, Ready, Sources
 from .tables import as_table, earlier
 
+_NONE: Mapping[str, Tensor] = MappingProxyType({})
+
 
 def gradients(
     call: Call, tensors: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor | None],
-    needed: Sequence[bool], led: Sequence[str] = (),
+    needed: Sequence[bool], led: Sequence[str] = (), known: Mapping[str, Tensor] = _NONE,
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradient of each tensor, by the plan. `kept`: the rows of y, then the plan's `extra`. `led`: the
-    states before whose rows their boot values lie."""
+    states before whose rows their boot values lie. `known`: rows of states that are at hand one step earlier,
+    by name."""
     ready, layout = call.ready, call.layout
     plan = ready.plan
-    values, states = _read(call, (*tensors, *kept), ready.sources(len(tensors)), grads, led)
+    values, states = _read(call, (*tensors, *kept), ready.sources(len(tensors)), grads, led, known)
     done, finals = {}, {}
     has, wanted = asked_of(ready, layout, tuple([grad is not None for grad in grads]), tuple(needed))
     if ready.backward is not None:  # else initial states alone get one, of sequences of no steps
@@ -60,7 +64,7 @@ def gradients(
 
 def _read(
     call: Call, at_hand: Sequence[Tensor], sources: Sources, grads: Sequence[Tensor | None],
-    led: Sequence[str],
+    led: Sequence[str], known: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:  # fmt: skip
     """What the backward loop reads by name, and its initial states."""
     ready, layout = call.ready, call.layout
@@ -74,6 +78,9 @@ def _read(
         rows, boot = at_hand[k], at_hand[of]
         if name in moved and rows.dtype is boot.dtype:
             values[name], states[name] = rows, boot
+            continue
+        if name in known:
+            values[name] = known[name]
             continue
         rows = rows.reshape(layout.rows, *boot.shape[1:])
         before = earlier(rows, layout.stride) if name in led else None

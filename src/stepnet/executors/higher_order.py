@@ -139,7 +139,8 @@ class _Gradient(torch.autograd.Function):
         ctx: Any, node: Node, follows: bool, call: Call, compute: Callable[[], list[Tensor | None]],
         kept: KeptRows, needed: tuple[bool, ...], history: Sequence[bool], *given: Tensor | None,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        ctx.node, ctx.follows, ctx.call, ctx.needed, ctx.written = node, follows, call, needed, kept.written
+        ctx.node, ctx.follows, ctx.call, ctx.needed = node, follows, call, needed
+        ctx.kept = kept._replace(rows=())
         ctx.set_materialize_grads(False)
         Memory.of(given[: len(needed)], 0).save(ctx, given, kept.rows)
         found = compute()
@@ -155,7 +156,7 @@ class _Gradient(torch.autograd.Function):
         found, _, has_moved = ctx.memory.found(saved(ctx, ctx.call.ready), differentiated=True)
         if has_moved:
             raise changed("a gradient is differentiated, but a weight or x")
-        given, kept = found[: len(wanted)], KeptRows(found[len(wanted) :], ctx.written)
+        given, kept = found[: len(wanted)], ctx.kept._replace(rows=found[len(wanted) :])
         tensors, grads = given[:n], given[n:]
         if all(v is None for v in directions):
             return (*skip, *(None,) * len(given))

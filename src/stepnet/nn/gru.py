@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from stepnet.cells.gru import gru_step
-from stepnet.typed import Rows
+from stepnet.typed import Marks, Rows
 
 from .base import RNNBase
 from .batch import Batch
@@ -51,7 +51,7 @@ class GRU(RNNBase):
     if TYPE_CHECKING:
 
         def __call__(
-            self, input: Rows, hx: Tensor | None = None, resets: Any = None
+            self, input: Rows, hx: Tensor | None = None, resets: Marks = None
         ) -> tuple[Rows, Tensor]: ...
 
     @property

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.cells.lstm import lstm_step
-from stepnet.typed import Rows
+from stepnet.typed import Marks, Rows
 
 from .base import RNNBase
 from .batch import Batch
@@ -58,7 +58,7 @@ class LSTM(RNNBase):
     if TYPE_CHECKING:
 
         def __call__(
-            self, input: Rows, hx: tuple[Tensor, Tensor] | None = None, resets: Any = None
+            self, input: Rows, hx: tuple[Tensor, Tensor] | None = None, resets: Marks = None
         ) -> tuple[Rows, tuple[Tensor, Tensor]]: ...
 
     @property

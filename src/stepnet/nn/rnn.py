@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from stepnet.cells.rnn import check_nonlinearity, rnn_step
-from stepnet.typed import Rows
+from stepnet.cells.rnn import Nonlinearity, check_nonlinearity, rnn_step
+from stepnet.typed import Marks, Rows
 
 from .base import RNNBase
 
@@ -39,7 +39,7 @@ class RNN(RNNBase):
         input_size: int,
         hidden_size: int,
         num_layers: int = 1,
-        nonlinearity: str = "tanh",
+        nonlinearity: Nonlinearity = "tanh",
         bias: bool = True,
         batch_first: bool = False,
         dropout: float = 0.0,
@@ -55,7 +55,7 @@ class RNN(RNNBase):
     if TYPE_CHECKING:
 
         def __call__(
-            self, input: Rows, hx: Tensor | None = None, resets: Any = None
+            self, input: Rows, hx: Tensor | None = None, resets: Marks = None
         ) -> tuple[Rows, Tensor]: ...
 
     @property

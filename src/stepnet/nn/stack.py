@@ -22,7 +22,7 @@ from stepnet.data.values import without_packed
 from stepnet.errors import StepError
 from stepnet.front.step import TorchCell, as_step, describe_leaf, step_name
 from stepnet.resets import as_resets
-from stepnet.typed import Rows
+from stepnet.typed import Marks, Rows
 
 from .batch import dropped, side_by_side
 
@@ -66,7 +66,7 @@ class Stack(nn.Module):
 
     def __init__(
         self,
-        cells: Iterable[Any],
+        cells: Iterable[Callable[..., Any]],
         *,
         dropout: float = 0.0,
         residual: bool | Sequence[bool] = False,
@@ -118,7 +118,7 @@ class Stack(nn.Module):
     if TYPE_CHECKING:
 
         def __call__(
-            self, input: Rows, hx: Sequence[Any] | None = None, resets: Any = None
+            self, input: Rows, hx: Sequence[Any] | None = None, resets: Marks = None
         ) -> tuple[Rows, tuple[Any, ...]]: ...
 
     def _states(self, name: str, hx: Any) -> list[Any]:

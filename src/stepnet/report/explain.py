@@ -67,7 +67,7 @@ def explain(
 ) -> Explanation: ...  # fmt: skip
 @overload
 def explain(
-    step: Any, x: Any = None, state: Any = None, **how: Unpack[_How]
+    step: Callable[..., Any], x: Any = None, state: Any = None, **how: Unpack[_How]
 ) -> Explanation | ModelExplanation: ...
 @not_followed
 def explain(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -19,9 +19,12 @@ from stepnet.data.windows import part
 from stepnet.errors import LoDError, StepError
 from stepnet.front.step import describe_leaf
 
+X = TypeVar("X")
+State = TypeVar("State")
+
 
 @dataclass
-class Piece:
+class Piece(Generic[X, State]):
     """Some steps of some sequences.
 
     Attributes:
@@ -38,16 +41,16 @@ class Piece:
     [1] [2] [4.0]
     """
 
-    x: Any
-    state: Any
+    x: X
+    state: State
     sequences: Tensor
     starts: Tensor
 
 
-class Truncated:
+class Truncated(Generic[X, State]):
     """The pieces of a batch, in turn; made by `truncated`."""
 
-    def __init__(self, x: Any, state: Any, rows: int, at_once: int | None, axis: int) -> None:
+    def __init__(self, x: X, state: State, rows: int, at_once: int | None, axis: int) -> None:
         rows, axis = whole("truncated: 'rows'", rows, 1), whole("truncated: 'axis'", axis)
         if at_once is not None:
             at_once = whole("truncated: 'at_once'", at_once, 1)
@@ -68,14 +71,14 @@ class Truncated:
             self._keep(torch.arange(len(self._lengths)), state)
 
     @property
-    def state(self) -> Any:
+    def state(self) -> State:
         """The last state of every sequence that a piece held, in the order of x, without a gradient."""
         if self._last is None or self._state_spec is None:
-            return None
+            return None  # pyright: ignore[reportReturnType]  # where none was given, it is Any
         return unflatten(self._state_spec, [leaf.clone() for leaf in self._last])
 
     @not_followed
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[Piece[X, State]]:
         lengths, n = self._lengths, len(self._lengths)
         at = torch.zeros(n, dtype=torch.int64)
         entered = min(self._at_once, n)
@@ -93,7 +96,9 @@ class Truncated:
             running = torch.cat([running, fresh])
 
     @not_followed
-    def _piece(self, running: Tensor, fresh: Tensor, starts: Tensor, counts: Tensor) -> Iterator[Piece]:
+    def _piece(
+        self, running: Tensor, fresh: Tensor, starts: Tensor, counts: Tensor
+    ) -> Iterator[Piece[X, State]]:
         x, state = self._cut(running, starts, counts), self._start(running, fresh)
         piece = Piece(x, state, running.clone(), starts.clone())  # the caller's own, to write to
         before = piece.state
@@ -163,10 +168,22 @@ class Truncated:
         return unflatten(self._spec, cut)
 
 
+@overload
+def truncated(
+    x: X, state: None = None, *, rows: int, at_once: int | None = None, axis: int = 0
+) -> Truncated[X, Any]: ...
+
+
+@overload
+def truncated(
+    x: X, state: State, *, rows: int, at_once: int | None = None, axis: int = 0
+) -> Truncated[X, State]: ...
+
+
 @by_python("how many pieces there are is known from the lengths")
 def truncated(
     x: Any, state: Any = None, *, rows: int, at_once: int | None = None, axis: int = 0
-) -> Truncated:
+) -> Truncated[Any, Any]:
     """Cut a batch into pieces of at most so many steps of each sequence, for training step by step.
 
     Means, for each sequence::
