@@ -148,7 +148,7 @@ class SlowPathWarning(UserWarning):
         super().__init__(
             describe(
                 f"step '{name}' runs by the plain loop: {refusal.args[0].splitlines()[0]}",
-                remedy=refusal.remedy or "backend='naive' says that this is meant, and is silent",
+                remedy=refusal.remedy or "backend='naive' accepts that, without a warning",
             )
         )
 
@@ -174,7 +174,7 @@ class TorchOpsWarning(SlowPathWarning):
             self,
             describe(
                 f"{what}: {refusal.args[0].splitlines()[0]}",
-                remedy=refusal.remedy or "backend='eager' says that this is meant, and is silent",
+                remedy=refusal.remedy or "backend='eager' accepts that, without a warning",
             ),
         )
 

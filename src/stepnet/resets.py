@@ -113,49 +113,71 @@ def run_with_resets(
     rows = _rows(x, level, axis)
     marks = rows.aligned(marks)
     given = None if state is None else _one_a_sequence(function, state, rows.n)
-    booted = given is None and reset_state is None
+    begun = _Begun(function, rows.n, given, reset_state)
+    as_it_is = unflatten(rows.spec, rows.leaves)
     flags = None if look or traced() or not rows.movable else truths(marks)
-    one_step = flags is not None and rows.is_one_step
-    if flags is not None and one_step and flags.any():
-        start = boot_state(function, rows.n) if given is None else given
-        anew = functools.partial(_begun_anew, flags, function, reset_state, start)
-        if at_ends == reverse and not booted:
-            start = anew(start)
-        how |= {"level": rows.level, "axis": axis}
-        y, final = run(step, unflatten(rows.spec, rows.leaves), start, reverse=reverse, **how)
-        return y, final if at_ends == reverse else anew(final)
-    pieces = None if flags is None or one_step else rows.pieces(flags, at_ends)
-    if pieces is not None:
-        begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
-        if booted:
-            start = boot_state(function, len(pieces.owner))
-        else:
-            given = boot_state(function, rows.n) if given is None else given
-            if reset_state is given:
-                start = rows_at(given, pieces.owner)
-            else:
-                start = _fresh(function, reset_state, given, len(pieces.owner), pieces.owner)
-                start = by_leaf(lambda new, old: new.index_copy(0, beside(begin, new), old), start, given)
-        # where all end without a row, the last states are initial ones, and carry the gradient of those alone
-        rowless = at_ends != reverse and torch.is_grad_enabled() and _are_rowless(pieces, end)
-        laid = None if in_place is None else rows.laid(pieces, reverse)
-        if laid is not None:
-            assert in_place is not None
-            out = in_place(step, rows.leaves[0], start, laid, reverse=reverse, axis=rows.axis, **how)
-            if out is not None:
-                return out[0], rows_at(start if rowless else out[1], end)
-        y, final = run(step, rows.cut(pieces), start, reverse=reverse, level=0, **how)
-        return rows.whole(y), rows_at(start if rowless else final, end)
-    given = boot_state(function, rows.n) if given is None else given
-    if flags is not None:  # no row is marked
-        how |= {"level": rows.level, "axis": axis}
-        return run(step, unflatten(rows.spec, rows.leaves), given, reverse=reverse, **how)
-    marked = _Marked(function, at_ends != reverse, how.pop("detach_every", None))
-    fresh = _fresh(function, reset_state, given, rows.n)
-    x_marked = (unflatten(rows.spec, rows.leaves), rows.beside(marks))
-    start = (given, fresh, marked.first(marks, rows.n))
-    y, (final, *_) = run(marked, x_marked, start, reverse=reverse, level=rows.level, axis=axis, **how)
-    return y, final
+    if flags is None:  # the step looks at each mark
+        marked = _Marked(function, at_ends != reverse, how.pop("detach_every", None))
+        fresh = _fresh(function, reset_state, begun.first, rows.n)
+        start = (begun.first, fresh, marked.first(marks, rows.n))
+        x_marked = (as_it_is, rows.beside(marks))
+        y, (final, *_) = run(marked, x_marked, start, reverse=reverse, level=rows.level, axis=axis, **how)
+        return y, final
+    if rows.is_one_step and flags.any():
+        # whether what is marked begins anew before its only row, or behind it
+        anew, before = functools.partial(begun.anew, flags), at_ends == reverse
+        start = anew(begun.first) if before and not begun.alike else begun.first
+        y, final = run(step, as_it_is, start, reverse=reverse, level=rows.level, axis=axis, **how)
+        return y, final if before else anew(final)
+    pieces = None if rows.is_one_step else rows.pieces(flags, at_ends)
+    if pieces is None:  # no row is marked
+        return run(step, as_it_is, begun.first, reverse=reverse, level=rows.level, axis=axis, **how)
+    begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
+    start = begun.of_pieces(pieces, begin)
+    # where all end without a row, the last states are initial ones, and carry the gradient of those alone
+    rowless = at_ends != reverse and torch.is_grad_enabled() and _are_rowless(pieces, end)
+    laid = None if in_place is None else rows.laid(pieces, reverse)
+    if laid is not None:
+        assert in_place is not None
+        out = in_place(step, rows.leaves[0], start, laid, reverse=reverse, axis=rows.axis, **how)
+        if out is not None:
+            return out[0], rows_at(start if rowless else out[1], end)
+    y, final = run(step, rows.cut(pieces), start, reverse=reverse, level=0, **how)
+    return rows.whole(y), rows_at(start if rowless else final, end)
+
+
+class _Begun:
+    """The states that the sequences of a call begin with, and begin anew with.
+
+    Args:
+        function: the step.
+        n: how many sequences there are.
+        given: their initial state; None: the step's own.
+        reset_state: what they begin anew with; None: the same.
+    """
+
+    def __init__(self, function: Any, n: int, given: Any, reset_state: Any) -> None:
+        self.function, self.n, self.given, self.reset_state = function, n, given, reset_state
+        self.alike = given is None and reset_state is None  # each begins as the step says, first and anew
+
+    @functools.cached_property
+    def first(self) -> Any:
+        """What each sequence begins with."""
+        return boot_state(self.function, self.n) if self.given is None else self.given
+
+    def anew(self, flags: Any, state: Any) -> Any:
+        """The state, and where there are flags what begins anew."""
+        return _begun_anew(flags, self.function, self.reset_state, self.first, state)
+
+    def of_pieces(self, pieces: Any, begin: Tensor) -> Any:
+        """What each piece begins with; `begin`: those that begin as their sequence does."""
+        count = len(pieces.owner)
+        if self.alike:
+            return boot_state(self.function, count)
+        if self.reset_state is self.first:
+            return rows_at(self.first, pieces.owner)
+        fresh = _fresh(self.function, self.reset_state, self.first, count, pieces.owner)
+        return by_leaf(lambda new, old: new.index_copy(0, beside(begin, new), old), fresh, self.first)
 
 
 def as_pieces(

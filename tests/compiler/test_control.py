@@ -232,7 +232,7 @@ def test_what_holds_at_the_first_step_alone():
     state = (h, torch.zeros(len(LENGTHS), dtype=torch.int64))
     with pytest.warns(SlowPathWarning):
         as_the_plain_loop(at_the_first_step, x, state, "auto", weights=[W])
-    with pytest.raises(Unsupported, match="holds of all rows, which is not so at every step"):
+    with pytest.raises(Unsupported, match="holds for all rows, and at some step it does not"):
         recurrent(at_the_first_step, x, state, backend="c")
 
 
@@ -242,7 +242,7 @@ def of_one_row(x: Tensor, h: Tensor) -> Any:
 
 
 def test_one_row_is_made_something_else_of():
-    assert "of one it makes something else than of several" in refused(of_one_row)
+    assert "for one it gives other results than for several" in refused(of_one_row)
 
 
 def of_columns(x: Tensor, h: Tensor) -> Any:

@@ -233,18 +233,18 @@ WORDS = {
     "numbered_rows": "numbers its rows",
     "by_the_number_of_rows": "number of rows",
     "by_len": "number of rows",
-    "by_int_of_the_rows": "makes a plain number of the number of rows",
+    "by_int_of_the_rows": "makes a plain Python number out of the number of rows",
     "by_numpy_of_the_rows": "computes with the number of rows",
     "branch_on_the_number_of_rows": "depends on how many rows it is given",
     "loop_over_rows": "rows",
-    "branch_on_a_value": "asks whether something holds of all rows, which is not so at every step",
+    "branch_on_a_value": "asks whether something holds for all rows, and at some step it does not",
     "item": "depends on the values of a tensor",
     "to_list": "values",
     "numpy": "numpy",
     "boolean_mask": "a mask picks",
     "counts_of_a_table": "whose shape depends on values",
     "nonzero": "how many values a mask picks",
-    "hook_on_the_state": "hooks onto the gradient of a tensor that it did not make",
+    "hook_on_the_state": "registers a hook on the gradient of a tensor that it did not make",
     "changes_a_captured_tensor": "changes a tensor it did not make, in place",
     "other_memory_by_data": "gives a tensor other memory",
     "other_memory_by_set": "gives a tensor other memory",
@@ -430,9 +430,9 @@ def test_aliases_that_torch_tells_no_mode_of():
     torch.testing.assert_close(got, wanted)
     for made in (Variable, nn.Parameter, lambda t: t.as_subclass(torch.Tensor)):
         told = explain(lambda x, h, made=made: (x, torch.tanh(made(h))), x, h).refusals[0]
-        assert "of which torch tells nobody" in told.reason
+        assert "by a call that torch does not report" in told.reason
         assert "leave out" in told.remedy
-    assert "of which torch tells nobody" in explain(captured, x, h).refusals[0].reason
+    assert "by a call that torch does not report" in explain(captured, x, h).refusals[0].reason
 
 
 SCALES = torch.ones(D)

@@ -188,7 +188,7 @@ def test_the_engine_takes_sweeps(changes, sweeps):
     assert (loop.sweep is not None) == sweeps
     if not sweeps:
         feeds = {"x": torch.ones(3, 2, 1), "s0": torch.zeros(2, 1), "w": torch.ones(2, 1), "go0": True}
-        with pytest.raises(Unsupported, match="no pass over rows"):
+        with pytest.raises(Unsupported, match="not one pass over rows"):
             engine.run(loop, feeds | {"limit": 1}, backend="eager")
 
 

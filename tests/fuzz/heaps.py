@@ -29,7 +29,7 @@ T, B, H, LINES = 3, 4, 3, 22
 SHAPES = {(T, B, H): "X", (B, H): "S", (H, H): "W"}
 LENGTHS = ([3, 0, 4, 5], [1, 1, 1, 9], [3, 3, 3, 3], [0, 12, 0, 0], [2, 4, 1, 5])
 # Where errors are ours alone: one node has all results, and keeps what torch's ops may have no need of.
-STRICTER = ("modified by an inplace", "a second time", "reads something else by now")
+STRICTER = ("modified by an inplace", "a second time", "no longer reads what it read")
 Weights = dict[str, Tensor]
 
 

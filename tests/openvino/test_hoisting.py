@@ -60,7 +60,7 @@ def attention(folder, form, trainable=False):
 
 def body_of(model):
     (runner,) = model.graph.runners()
-    return runner.rows.constant[0], runner.rows.trained[0]
+    return runner.rows.body
 
 
 FORMS = [pytest.param(form, id=str(form)) for form in itertools.product((False, True), repeat=3)]
@@ -69,9 +69,7 @@ FORMS = [pytest.param(form, id=str(form)) for form in itertools.product((False, 
 @pytest.mark.parametrize("form", few(FORMS, [form for form in FORMS if sum(form.values[0]) % 2]))
 def test_attention_runs_as_generated_code_and_gives_what_the_plain_loop_gives(tmp_path, form):
     model = attention(tmp_path, form).double()
-    body, _ = body_of(model)
-    assert "keys" in [node.layer.name for node in body.before]
-    assert len(body.products) == 2
+    assert "keys" in [node.layer.name for node in body_of(model).before]
     for batch in (1, B, S):
         inputs = [torch.randn(*shape).double() for shape in ((batch, T, N), (batch, S, N), (batch, N))]
         set_backend("naive")
@@ -113,7 +111,6 @@ def test_several_heads_over_keys_and_values(tmp_path):
     loop, port = net.loop(body, [x, k, v, h], rows + sliced("output", 4, y, axis=1), edge(state, hi[0]))
     net.result((loop, port))
     model = load(net.write(tmp_path)).double()
-    assert len(body_of(model)[0].products) == 2
     q, k, v = torch.randn(batch, heads * width).double(), *torch.randn(2, batch, S, heads * width).double()
     x = torch.randn(batch, T, heads * width).double()
     wanted, at = [], q
@@ -130,9 +127,7 @@ def test_several_heads_over_keys_and_values(tmp_path):
 
 def test_gradients_reach_the_memory_and_what_is_computed_of_it(tmp_path):
     model = attention(tmp_path, (False, False, False), trainable=True).double()
-    _, body = body_of(model)
-    assert "keys" in [node.layer.name for node in body.before]
-    assert not body.products
+    assert "keys" in [node.layer.name for node in body_of(model).before]
     inputs = [torch.randn(*shape).double().requires_grad_() for shape in ((B, T, N), (B, S, N), (B, N))]
     found = []
     for backend in ("naive", "auto"):
@@ -143,17 +138,6 @@ def test_gradients_reach_the_memory_and_what_is_computed_of_it(tmp_path):
     assert model.loops[0].compiled, model.explain()
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
-def test_a_product_of_other_shapes_than_declared_is_the_matmul_it_was(tmp_path):
-    model = attention(tmp_path, (False, False, False))
-    body, _ = body_of(model)
-    product = next(p for p in body.products.values() if p.after)
-    for rows in (1, 2):
-        row, matrix = torch.randn(B, rows, S), torch.randn(B, S, N)
-        torch.testing.assert_close(product(row, matrix.transpose(1, 2)), row @ matrix)
-    with pytest.raises(RuntimeError):
-        product(torch.randn(B, 1, 1), torch.randn(B, N, S))
 
 
 def test_an_unread_invariant_is_not_passed_and_results_may_be_invariants(tmp_path):
@@ -171,7 +155,7 @@ def test_an_unread_invariant_is_not_passed_and_results_may_be_invariants(tmp_pat
     for i in range(3):
         net.result((loop, port + i))
     model = load(net.write(tmp_path))
-    assert not any("ui" in name for name in body_of(model)[0].parameters)
+    assert not any("ui" in name for name in body_of(model).parameters)
     x, m = torch.randn(B, T, 2), torch.randn(B, 1, 2)
     for backend in ("naive", "auto"):
         set_backend(backend)

@@ -231,7 +231,7 @@ def test_x_that_backward_reads_may_not_be_written_to() -> None:
         ) as caught:
             torch.autograd.backward([g.sum() for g in grads])
         assert isinstance(caught.value, RuntimeError)
-        assert "call backward before" in str(caught.value)
+        assert "call backward first" in str(caught.value)
 
 
 def test_hooks_give_back_what_was_saved() -> None:

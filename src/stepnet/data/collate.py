@@ -59,6 +59,7 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
 
 
 def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bool, depth: int = 0) -> Any:
+    """Samples of one kind as what a batch holds of them."""
     _check_depth(depth, where)
     samples = samples if is_dense else _as_rows(samples)
     first = samples[0]
@@ -69,41 +70,51 @@ def _joined(samples: list[Any], where: str, dense: Collection[Any], is_dense: bo
                 got=brief(sample),
                 expected=_kind(first),
             )
+
+    def part(column: list[Any], place: str, name: Any) -> Any:
+        return _joined(column, where + place, dense, name in dense, depth + 1)
+
     if isinstance(first, Tensor) and first.is_nested:
         samples = [LoDTensor.from_nested(sample) for sample in samples]
     if isinstance(first, PackedSequence):
         samples = [LoDTensor.from_packed(sample) for sample in samples]
     if isinstance(samples[0], LoDTensor):
         return _told(_nested, samples, where)
+    if isinstance(first, (Mapping, tuple)) or _is_record(first):
+        return _container(samples, where, part)
+    if isinstance(first, _NUMBERS):
+        return _told(_numbers, samples, where)
+    is_array = isinstance(first, (Tensor, np.ndarray))
+    if is_array and (is_dense or first.ndim == 0):
+        return _stacked([_told(_as_tensor, sample, where) for sample in samples], where)
+    if is_array or _holds_numbers(samples, where):
+        return _told(torch.tensor if is_dense else LoDTensor.from_sequences, samples, where)
+    return samples
 
-    def part(column: list[Any], place: str, name: Any) -> Any:
-        return _joined(column, where + place, dense, name in dense, depth + 1)
 
+def _is_record(sample: Any) -> bool:
+    return dataclasses.is_dataclass(sample) and not isinstance(sample, type)
+
+
+def _container(samples: list[Any], where: str, part: Callable[[list[Any], str, Any], Any]) -> Any:
+    """Mappings, dataclasses or tuples as one, of what `part` makes of each column, its place and its name."""
+    first = samples[0]
     if isinstance(first, Mapping):
         _check_parts([list(sample) for sample in samples], where)
         whole = copy.copy(first) if isinstance(first, MutableMapping) else {}
         for key in first:
             whole[key] = part([sample[key] for sample in samples], f"[{key!r}]", key)
         return whole
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+    if _is_record(first):
         names = [field.name for field in dataclasses.fields(first) if field.init]
         columns = {name: [getattr(sample, name) for sample in samples] for name in names}
         parts = {name: part(column, f".{name}", name) for name, column in columns.items()}
         return dataclasses.replace(first, **parts)
-    if isinstance(first, tuple):
-        _check_parts([[None] * len(sample) for sample in samples], where)
-        names = getattr(first, "_fields", range(len(first)))
-        columns = zip(names, zip(*samples, strict=True), strict=True)
-        parts = [part(list(column), f"[{name!r}]", name) for name, column in columns]
-        return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
-    if isinstance(first, _NUMBERS):
-        return _told(_numbers, samples, where)
-    if isinstance(first, (Tensor, np.ndarray)) and (is_dense or first.ndim == 0):
-        arrays = [_told(_as_tensor, sample, where) for sample in samples]
-        return _stacked(arrays, where)
-    if isinstance(first, (Tensor, np.ndarray)) or _holds_numbers(samples, where):
-        return _told(torch.tensor if is_dense else LoDTensor.from_sequences, samples, where)
-    return samples
+    _check_parts([[None] * len(sample) for sample in samples], where)
+    names = getattr(first, "_fields", range(len(first)))
+    columns = zip(names, zip(*samples, strict=True), strict=True)
+    parts = [part(list(column), f"[{name!r}]", name) for name, column in columns]
+    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
 
 
 def _as_rows(samples: list[Any]) -> list[Any]:

@@ -431,7 +431,7 @@ def integers(given: Any, what: str) -> Tensor:
 def _without_numbers(given: Tensor, what: str) -> LoDError:
     if is_wrapped(given):
         return LoDError(
-            f"{what}: of what torch.vmap maps over, each has numbers of its own",
+            f"{what}: torch.vmap would give each of the batches that it maps over other lengths",
             got=brief(given),
             remedy="make it outside of what is mapped",
         )

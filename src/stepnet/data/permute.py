@@ -40,7 +40,7 @@ class PermuteRows(torch.autograd.Function):
                 "a hook for saved tensors gave back something else than the order of rows that was saved",
                 got=typed_shape(order),
                 expected="int64",
-                remedy="what a hook makes of a tensor at first it must undo later: type, shape, device",
+                remedy="the hook that unpacks must undo what the one that packs did: type, shape, device",
             )
         return None if grad is None else permute_rows(grad, invert(order)), None
 

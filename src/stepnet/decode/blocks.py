@@ -227,7 +227,7 @@ def _tell(step: Step, error: Unsupported) -> None:
             raise error
         return
     told = error.fresh()
-    told.remedy = error.remedy or "stepnet.set_backend('eager') says that this is meant, and is silent"
+    told.remedy = error.remedy or "stepnet.set_backend('eager') accepts that, without a warning"
     words = getattr(step, "__self__", step)
     kind = TorchOpsWarning if isinstance(error, NotBuilt) else SlowPathWarning
     tell(kind, step_name(words), _code(words), told)

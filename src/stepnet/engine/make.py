@@ -115,7 +115,7 @@ def _make(
 
 def _failed(error: Exception) -> Unsupported:
     reason = (str(error).splitlines() or [""])[0]
-    return Unsupported(f"to compile it fails: {type(error).__name__}: {reason}")
+    return Unsupported(f"compiling it fails: {type(error).__name__}: {reason}")
 
 
 def _compile(

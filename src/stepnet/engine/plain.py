@@ -87,7 +87,7 @@ def read_again(
     now = reader(loop, sequences.x_rows, sequences.states, sequences.shared)
     if now.refusal is not None or now.whole != reads.whole:
         raise StepError(
-            f"step '{loop.body.name}' reads something else by now than when it ran, {why}",
+            f"step '{loop.body.name}' no longer reads what it read when it ran, {why}",
             remedy="change what the step reads after the last backward; or backend='naive'",
         )
     return now

@@ -390,7 +390,7 @@ def find_plan(
     reads = now()
     if any(map(has_tangent, (*sequences.x_rows, *sequences.states, *reads.tensors))):
         if batches():
-            raise Unsupported("forward mode carries many tangents at once along")
+            raise Unsupported("forward mode carries several tangents at once")
         raise _Moves("a forward-mode tangent is carried along")
     entry = lookup(loop, reads, sequences, backend)
     if refused_as(AsksCaptured, entry):

@@ -140,7 +140,7 @@ class FailsOnSamples(Unsupported):
         super().__init__(
             f"the step fails on sample rows: {text.splitlines()[0]}",
             remedy="a step is tried on rows of its own and other numbers of sequences: let it take those "
-            "(x_t.shape[0] is their number); backend='naive' says that this is meant, and is silent",
+            "(x_t.shape[0] is their number); backend='naive' accepts that, without a warning",
             line=None if line is None else line.short,
         )
         self.error = error

@@ -22,8 +22,8 @@ from .rows import Sequences
 _LIMIT = 512
 _told: set[Any] = set()  # steps and reasons that were warned of
 DOES_NOT_HOLD = Unsupported(
-    "a check in the step does not hold of all rows, rows disagree on what it asks all of them, or take more "
-    "steps than the max_steps of a while_loop in it",
+    "a check in the step does not hold for all rows, rows disagree on a question that it asks all of them, "
+    "or a while_loop in it takes more than its max_steps",
     remedy="torch.where(condition, a, b) with a condition for each row",
 )
 _ONE_PER_SEQUENCE = Unsupported(

@@ -41,7 +41,7 @@ def as_rows(loop: Loop, feeds: Mapping[str, Any], *, transforms: bool = False) -
         Unsupported: its steps are not rows, or torch is to see each of them.
     """
     if loop.sweep is None:
-        raise Unsupported("it is no pass over rows: its ports cut in different ways, or a condition ends it")
+        raise Unsupported("it is not one pass over rows: its ports cut differently, or a condition ends it")
     cut, carried, same = loop.sources
     leaves = [feeds[source] for source in cut]
     states, shared = [feeds[source] for source in carried], [feeds[source] for source in same]

@@ -74,9 +74,9 @@ def self_check(
                     raise
                 _compare(loop, ready, compiled, noise, sequences, weights, [0, 3, 6])
                 raise Unsupported(
-                    "the step depends on how many rows it is given: of one it makes something else than of "
-                    "several",
-                    remedy="treat one row as any number of them",
+                    "the step depends on how many rows it is given: for one it gives other results than "
+                    "for several",
+                    remedy="treat one row like any number of rows",
                 ) from None
         else:
             return
@@ -175,7 +175,7 @@ def _compare(
         if ENDED in compiled.y_spec.keys:
             raise TooFewSteps("a while_loop in the step takes more steps on sample rows than were unrolled")
         raise Unsupported(
-            "its Python asks whether something holds of all rows, which is not so at every step",
+            "its Python asks whether something holds for all rows, and at some step it does not",
             remedy="torch.where(condition, a, b) with a condition for each row",
         )
     if sample.guarded:

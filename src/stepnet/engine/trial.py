@@ -93,7 +93,7 @@ def try_on_rows(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows
             )
         if not all(a is b for a, b in zip(again.read, reads.read, strict=True)):
             raise Unsupported(
-                f"the step reads a tensor made where no call of torch's functions shows, by {reads.open}",
+                f"the step reads a tensor that was made without a call that torch reports, by {reads.open}",
                 remedy="make it by torch's functions, in Python that is not scripted; or backend='naive'",
             )
         seen = Seen(reads.read, None, again.answers, [], asks_captured=False, strides_matter=True)
@@ -141,7 +141,7 @@ def _check_draws(
     rows = all(a.shape == b.shape for a, (_, b) in zip(noise, draws, strict=True))
     if not rows:
         raise Unsupported(
-            "what the step draws from its own generator is not a row for each sequence",
+            "what the step draws from its own generator does not have a row for each sequence",
             remedy="torch.rand(x.shape[0], ..., generator=g)",
         )
     if not alike or not all(map(torch.equal, after, states)):
@@ -161,7 +161,7 @@ def weights_of(tensors: Sequence[Tensor], reads: Reads, rows: Sequence[Tensor]) 
         tensors = [tensor for tensor in tensors if id(tensor) in places or not may_be_constant(tensor)]
     if alike:
         raise Unsupported(
-            "the step makes one tensor of another by a call of which torch tells nobody",
+            "the step makes one tensor from another by a call that torch does not report",
             remedy="leave out Variable(t), nn.Parameter(t) and t.as_subclass(); t.detach() has no gradient",
         )
     if lost:

@@ -345,7 +345,7 @@ def _save(ctx: Any, ready: Ready, tensors: Sequence[Tensor], kept: Sequence[Tens
 def _written(*_: Any) -> Any:
     raise StepError(
         "a gradient computes the recurrence again, but a weight or x was written to after it ran",
-        remedy="call backward before",
+        remedy="call backward first",
     )
 
 

@@ -130,5 +130,5 @@ def changed(what: str) -> WrittenError:
     """What is raised where an input is not what it was, and that is not known."""
     return WrittenError(
         f"{what} got other memory (`.data = ...`, `.to()`) or was written to after the recurrence ran",
-        remedy="call backward before",
+        remedy="call backward first",
     )

@@ -131,5 +131,5 @@ def _is_same(was: Tensor, now: Tensor) -> bool:
 def _refusal(what: str) -> StepError:
     return StepError(
         f"{what} got other memory (`.data = ...`, `.to()`) after the recurrence ran",
-        remedy="call backward before, or backend='naive'",
+        remedy="call backward first; or backend='naive'",
     )

@@ -43,7 +43,7 @@ def saved(ctx: Any, ready: Ready) -> Sequence[Tensor]:
             f"x, a state, a weight or a result of step '{ready.plan.name}' has been modified by an inplace "
             "operation after the recurrence ran, and a gradient is asked for that reads it",
             got=which.partition(" Hint:")[0],
-            remedy="make a new tensor of it (`x = x * 2`), or call backward before",
+            remedy="make a new tensor of it (`x = x * 2`), or call backward first",
         ) from error
     looks = ctx.looks
     for tensor, look in zip(found, looks, strict=False) if looks else ():
@@ -53,7 +53,7 @@ def saved(ctx: Any, ready: Ready) -> Sequence[Tensor]:
                 f"a hook for saved tensors gave back something else than step '{ready.plan.name}' saved",
                 got=f"{typed_shape(tensor)} on {tensor.device}",
                 expected=f"{typed_shape(torch.empty(shape, dtype=dtype, device='meta'))} on {device}",
-                remedy="what a hook makes of a tensor at first it must undo later: type, shape, device",
+                remedy="the hook that unpacks must undo what the one that packs did: type, shape, device",
             )
     return found
 

@@ -111,7 +111,7 @@ class Count(WholeCut):
             raise LoopError(
                 f"the joined outputs of the loop over '{loop.body.name}' count different numbers of steps",
                 got=", ".join(f"{name}: {count}" for name, count in counts.items()),
-                remedy="ports with the same start, end and stride; of -1 they follow the inputs",
+                remedy="give these ports the same start, end and stride; an end of -1 follows the inputs",
             )
         self.steps = next(iter(counts.values()), 1)
 

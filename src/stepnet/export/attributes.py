@@ -27,6 +27,20 @@ class Kept:
     numbers: list[str] = field(default_factory=list)
     after: list[tuple[Any, Any]] = field(default_factory=list)
 
+    def note(self, path: str, space: Any, old: Any) -> None:
+        """Note what a run changed in a list or a dict, which held `old`."""
+        now, then = _by_name(space), _by_name(old)
+        changed = _changed(now, then)
+        for name in changed:
+            known = f"{path}.{name}" if path else str(name)
+            for tensor in leaves(then.get(name), Tensor):
+                self.replaced[known] = tensor
+            if isinstance(then.get(name), (int, float)) and isinstance(now.get(name), (int, float)):
+                self.numbers.append(known)
+        if changed:
+            left = [*space] if isinstance(space, list) else {n: now[n] for n in changed if n in now}
+            self.after.append((space, left))
+
     def put_back(self) -> None:
         """Let the attributes be what the run left."""
         for space, left in self.after:
@@ -46,26 +60,20 @@ def as_it_was(module: nn.Module) -> Iterator[Kept]:
         yield kept
     finally:
         for path, space, old in before:
-            now = dict(enumerate(space)) if isinstance(space, list) else space
-            then = dict(enumerate(old)) if isinstance(old, list) else old
-            changed = [name for name in {**then, **now} if _is_changed(name, now, then)]
-            for name in changed:
-                known = f"{path}.{name}" if path else str(name)
-                for tensor in leaves(then.get(name), Tensor):
-                    kept.replaced[known] = tensor
-                if isinstance(then.get(name), (int, float)) and isinstance(now.get(name), (int, float)):
-                    kept.numbers.append(known)
-            if changed:
-                left = {name: now[name] for name in changed if name in now}
-                kept.after.append((space, [*space] if isinstance(space, list) else left))
-            if isinstance(space, list):
-                space[:] = old
-                continue
-            for name in changed:
-                if name in then:
-                    space[name] = then[name]
-                else:
-                    del space[name]
+            kept.note(path, space, old)
+            _put_back(space, old)
+
+
+def _put_back(space: Any, old: Any) -> None:
+    """Let a list or a dict hold what it held; in a dict what is no data stays."""
+    if isinstance(space, list):
+        space[:] = old
+        return
+    for name in _changed(space, old):
+        if name in old:
+            space[name] = old[name]
+        else:
+            del space[name]
 
 
 @contextmanager
@@ -122,6 +130,15 @@ def _spaces(module: nn.Module) -> Iterator[tuple[str, Any]]:
         for name, value in vars(part).items():
             if type(value) in (dict, list) and name not in _OWN:
                 yield f"{path}.{name}" if path else name, value
+
+
+def _by_name(space: Any) -> dict[Any, Any]:
+    return dict(enumerate(space)) if isinstance(space, list) else space
+
+
+def _changed(now: dict[Any, Any], then: dict[Any, Any]) -> list[Any]:
+    """The names by which there is other data now."""
+    return [name for name in {**then, **now} if _is_changed(name, now, then)]
 
 
 def _is_changed(name: Any, now: dict[Any, Any], then: dict[Any, Any]) -> bool:

@@ -199,28 +199,33 @@ def dynamic_of(
         )
     chosen: list[dict[int, bool]] = []
     for i in inputs:
+        sizes = i.value.shape
         if i.lod is not None:
             chosen.append({0: True})
         elif lods:  # the batch is a number that stands for any, see `repeated`
             chosen.append({})
         elif declared is not None:
-            sizes = i.value.shape
             chosen.append({d: False for d in declared.get(i.name, ()) if sizes[d] > 1})
         elif dynamic is None:
-            last = i.value.dim() - 1 if _has_features(i.value) and not wide else -1
-            chosen.append({d: False for d, size in enumerate(i.value.shape) if size > 1 and d != last})
+            last = len(sizes) - 1 if _has_features(i.value) and not wide else -1
+            chosen.append({d: False for d, size in enumerate(sizes) if size > 1 and d != last})
         else:
-            dims = dynamic.get(i.name, ())
-            wrong = [d for d in dims if not -i.value.dim() <= d < i.value.dim()]
-            if wrong:
-                raise IRError(
-                    f"{where}: input '{i.name}' has no dimension {wrong[0]} to be dynamic",
-                    got=list(i.value.shape),
-                    expected=f"dimensions from {-i.value.dim()} to {i.value.dim() - 1}",
-                    remedy=f"dynamic={{{i.name!r}: ...}} with dimensions that it has",
-                )
-            chosen.append({d % i.value.dim(): True for d in dims})
+            chosen.append(dict.fromkeys(_asked_for(i, dynamic.get(i.name, ()), where), True))
     return chosen + [{} for _ in range(lods)]
+
+
+def _asked_for(i: Input, dims: Sequence[int], where: str) -> list[int]:
+    """The dimensions of an input that were asked for, counted from the front."""
+    rank = i.value.dim()
+    wrong = [d for d in dims if not -rank <= d < rank]
+    if wrong:
+        raise IRError(
+            f"{where}: input '{i.name}' has no dimension {wrong[0]} to be dynamic",
+            got=list(i.value.shape),
+            expected=f"dimensions from {-rank} to {rank - 1}",
+            remedy=f"dynamic={{{i.name!r}: ...}} with dimensions that it has",
+        )
+    return [d % rank for d in dims]
 
 
 def _has_features(x: Tensor) -> bool:
@@ -239,32 +244,7 @@ def without_features(
     """Of the dimensions that could be open: those that a recurrence knows as time or batch, and of the others
     the first two, but not the last of numbers, nor those that a recurrence knows as features. `memories`:
     the rows of what a step reads for each sequence are no features."""
-    steps: set[str] = set()
-    features: set[str] = set()
-    read: list[Tensor] = []  # what steps read besides what is cut for each
-    for node in made.nodes:
-        if str(node.target).startswith("stepnet.recurrence"):
-            number, x, state, weights, _, _ = node.args
-            call = call_of(cast(int, number))
-            alone = call.alone  # then it is not said what else its one row holds
-            lead = 1 if call.ragged else 2
-            own = {text for leaf in x for text in _symbols(leaf.meta["val"].shape[lead : lead + 1])}  # pyright: ignore
-            read += (leaf.meta["val"] for leaf in (*state, *weights))  # pyright: ignore
-            for leaves, skip in ((x, lead), (state, 1), (weights, 0)):
-                for leaf in leaves:  # pyright: ignore
-                    steps |= _symbols(leaf.meta["val"].shape[:skip])
-                    if not alone or leaves is weights:
-                        found = _symbols(leaf.meta["val"].shape[skip:])
-                        features |= found - own if alone else found  # zeros of as many rows as it has
-        elif str(node.target).startswith("stepnet.iterator"):
-            steps |= {text for size in _cut_sizes(node) for text in _symbols([size])}
-        if str(node.target).startswith("stepnet.") and isinstance(node.args[0], int):
-            steps |= set(_inner_sizes(call_of(node.args[0])))
-    for value in read if memories else ():  # [sequences, rows, features], and of numbers no features
-        lead = _symbols(value.shape[:1])
-        if _before_features(value) > 1 and lead and lead <= steps:
-            features -= _symbols(value.shape[1:2])
-    features -= steps
+    steps, features = _known_sizes(made, memories=memories)
     kept = []
     for node, dims, example in zip(made.inputs, chosen, examples, strict=True):
         shape = sizes_of(node.meta["val"])
@@ -274,6 +254,42 @@ def without_features(
         front = {d for d, text in texts.items() if d < most and text not in features}
         kept.append({d: must for d, must in dims.items() if must or d not in texts or d in known | front})
     return kept
+
+
+def _known_sizes(made: Program, *, memories: bool) -> tuple[set[str], set[str]]:
+    """The sizes that recurrences of a program know as time or batch, and those that they know as features,
+    as torch writes them. `memories`: see `without_features`."""
+    steps: set[str] = set()
+    features: set[str] = set()
+    read: list[Tensor] = []  # what steps read besides what is cut for each
+    for node in made.nodes:
+        target = str(node.target)
+        if target.startswith("stepnet.recurrence"):
+            number, *groups, _, _ = node.args
+            call = call_of(cast(int, number))
+            x, state, weights = ([leaf.meta["val"] for leaf in group] for group in groups)  # pyright: ignore
+            read += (*state, *weights)
+            lead = 1 if call.ragged else 2  # dimensions of x before its features
+            # A batch of one row: of that row nobody says what else it holds, such as zeros for as many rows.
+            alone = call.alone
+            own = {text for value in x for text in _symbols(value.shape[lead : lead + 1])}
+            for values, skip in ((x, lead), (state, 1), (weights, 0)):
+                for value in values:
+                    steps |= _symbols(value.shape[:skip])
+                    found = _symbols(value.shape[skip:])
+                    if not alone:
+                        features |= found
+                    elif values is weights:
+                        features |= found - own
+        elif target.startswith("stepnet.iterator"):
+            steps |= {text for size in _cut_sizes(node) for text in _symbols([size])}
+        if target.startswith("stepnet.") and isinstance(node.args[0], int):
+            steps |= set(_inner_sizes(call_of(node.args[0])))
+    for value in read if memories else ():  # [sequences, rows, features], and of numbers no features
+        lead = _symbols(value.shape[:1])
+        if _before_features(value) > 1 and lead and lead <= steps:
+            features -= _symbols(value.shape[1:2])
+    return steps, features - steps
 
 
 def alone_as_long(

@@ -59,7 +59,7 @@ def memory_of(leaf: Any, n: int, what: str) -> Tensor | Padded:
         raise StepError(
             f"{what} must be a tensor or a LoDTensor",
             got=describe_leaf(leaf),
-            remedy="what is the same for all sequences, a step reads from its closure or its module",
+            remedy="a step reads what is the same for all sequences from its closure or its module",
         )
     if ragged and leaf.lod_level != 1:
         raise StepError(
@@ -73,7 +73,7 @@ def memory_of(leaf: Any, n: int, what: str) -> Tensor | Padded:
             f"{what} must have one {'sequence of rows' if ragged else 'row'} per sequence of x",
             got=f"{describe_leaf(leaf)}, {entries} of them",
             expected=f"{n} {'sequences' if ragged else 'rows'}",
-            remedy="what is the same for all sequences, a step reads from its closure or its module",
+            remedy="a step reads what is the same for all sequences from its closure or its module",
         )
     return padded(leaf) if ragged else leaf
 

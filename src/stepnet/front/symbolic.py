@@ -72,7 +72,7 @@ class Symbolic(InFrame):
             return self.program.device
         if name in _OF_AUTOGRAD:
             raise StepError(
-                f"what autograd knows of a value in a frame is not known while the frame is written ({name})",
+                f"the autograd state of a value in a frame is not known while the frame is written ({name})",
                 got=user_line().short,
                 remedy="leave it to autograd, or ask outside of the frame",
             )

@@ -379,21 +379,64 @@ def _lower(subgraph: fx.GraphModule, operands: Sequence[Any], way: dict[str, Any
     return lowered(operands)
 
 
+def _in_order(operands: Sequence[Any]) -> list[Any]:
+    """Operands as the operator is given them: tensors, and then sizes."""
+    return sorted(operands, key=lambda n: not isinstance(n.meta["example_value"], Tensor))
+
+
 class _Lowered:
     """A body of Dynamo without its markers, as an entry of the table of calls."""
 
     def __init__(self, subgraph: fx.GraphModule, way: Way) -> None:
-        nodes = [*subgraph.graph.nodes]
-        (rows,) = (n for n in nodes if n.target is torch.ops.stepnet.rows)
+        nodes: list[Any] = [*subgraph.graph.nodes]
         (tables,) = (n for n in nodes if n.target is torch.ops.stepnet.tables)
-        y, new, x, states, static, beside, _, _, inside, whole = tables.args
+        y, _, x, states, static, beside, _, _, _, whole = tables.args
         operands = [n for n in nodes if n.op == "placeholder"]
-        graph, inside_of = fx.Graph(), list[_Lowered]()
-        given = [graph.placeholder(f"row_{i}") for i in range(len(x) + len(states) + len(static) + inside)]
-        # sizes after tensors, as those whom the operator is given
-        in_order = sorted(operands, key=lambda n: not isinstance(n.meta["example_value"], Tensor))
-        known = {n: graph.placeholder(n.name) for n in in_order}
         gradients = is_exporting() and autograd_grad.asks(nodes)
+        graph, known, inner = self._copied(subgraph, operands, tables, way, gradients)
+        place = {n: i for i, n in enumerate(operands)}
+        self._inputs = [place[n] for n in (*x, *states, *static, *beside)]
+        self._reads = [place[n] for n in _in_order(operands) if known[n].users]
+        for n in operands:
+            if not known[n].users:
+                graph.erase_node(known[n])
+        (out,) = nodes[-1].args
+        self._results = [n.args[1] for n in out]
+        code = graph.python_code("self")
+        rows_of_y = [n.meta["example_value"] for n in y]
+        leaves = tuple(Leaf(tuple(t.shape[1:]), t.dtype, of) for t, of in zip(rows_of_y, whole, strict=True))
+        n_fresh = len(beside) - len(x) * way.levels - bool(way.resets)
+        counts = len(x), len(states), len(static), n_fresh
+        random = any(NOISE.search(str(n.target)) for n in graph.nodes)
+        held = {str(n.target): getattr(subgraph, str(n.target)) for n in graph.nodes if n.op == "get_attr"}
+        transforms = gradients or _TRANSFORMS in code.src or any(i._recurrence.transforms for i in inner)
+        if transforms and way.autocast is None:  # its text is of what ran here, casts and all
+            way = replace(way, autocast=autocast_now())
+        self._recurrence = Recurrence(way, _function(code, held), counts, leaves, random, transforms)
+        self._digest = hashlib.sha256(repr((code.src, way)).encode()).hexdigest()[:16]
+        self._what = f"compiled {self._digest}#{next(_ordinals)}"  # two calls stay two, however alike
+
+    def _copied(
+        self, subgraph: fx.GraphModule, operands: Sequence[Any], tables: Any, way: Way, gradients: bool
+    ) -> tuple[fx.Graph, dict[Any, Any], list[_Lowered]]:
+        """The graph of one step: its rows, then the operands, to y and the new state.
+
+        Args:
+            subgraph: the body, whose markers `rows` and `tables` stand for what the loop cuts and joins.
+            operands: of the body.
+            tables: that marker.
+            way: how the loop runs.
+            gradients: whether it holds calls of `torch.autograd.grad`.
+
+        Returns:
+            The graph, the node of each node that was copied, and the recurrences inside.
+        """
+        nodes: list[Any] = [*subgraph.graph.nodes]
+        (rows,) = (n for n in nodes if n.target is torch.ops.stepnet.rows)
+        y, new, x, states, static, _, _, _, inside, _ = tables.args
+        graph, inner = fx.Graph(), list[_Lowered]()
+        given = [graph.placeholder(f"row_{i}") for i in range(len(x) + len(states) + len(static) + inside)]
+        known: dict[Any, Any] = {n: graph.placeholder(n.name) for n in _in_order(operands)}
         modes = grad_modes.GradModes() if is_exporting() else None
         for n in nodes[len(operands) :]:
             if gradients and autograd_grad.marks(n):
@@ -409,9 +452,8 @@ class _Lowered:
                 graph.output(tuple(known[n] for n in (*y, *new)))
                 break
             elif n.target is _node:
-                inner = _Lowered(getattr(subgraph, n.args[0].target), Way(**n.kwargs))
-                inside_of.append(inner)
-                known[n] = graph.call_function(inner.inside(), tuple(known[m] for m in n.args[1:]))
+                inner.append(_Lowered(getattr(subgraph, n.args[0].target), Way(**n.kwargs)))
+                known[n] = graph.call_function(inner[-1].inside(), tuple(known[m] for m in n.args[1:]))
             elif n.target is autograd_function_apply:
                 forth, back = (getattr(subgraph, str(body.target)) for body in n.args[:2])
                 applied = put_together(forth, back, n.kwargs)
@@ -423,30 +465,7 @@ class _Lowered:
         graph.eliminate_dead_code(_is_to_stay)
         for n in graph.nodes:
             n.target = _PUBLIC.get(n.target, n.target)
-        place = {n: i for i, n in enumerate(operands)}
-        reads = [n for n in in_order if known[n].users]
-        for n in operands:
-            if not known[n].users:
-                graph.erase_node(known[n])
-        code = graph.python_code("self")
-        self._inputs = [place[n] for n in (*x, *states, *static, *beside)]
-        self._reads = [place[n] for n in reads]
-        (out,) = nodes[-1].args
-        self._results = [n.args[1] for n in out]
-        rows_of_y = [n.meta["example_value"] for n in y]
-        leaves = tuple(Leaf(tuple(t.shape[1:]), t.dtype, of) for t, of in zip(rows_of_y, whole, strict=True))
-        n_fresh = len(beside) - len(x) * way.levels - bool(way.resets)
-        counts = len(x), len(states), len(static), n_fresh
-        random = any(NOISE.search(str(n.target)) for n in graph.nodes)
-        held = {str(n.target): getattr(subgraph, str(n.target)) for n in graph.nodes if n.op == "get_attr"}
-        transforms = (
-            gradients or _TRANSFORMS in code.src or any(inner._recurrence.transforms for inner in inside_of)
-        )
-        if transforms and way.autocast is None:  # its text is of what ran here, casts and all
-            way = replace(way, autocast=autocast_now())
-        self._recurrence = Recurrence(way, _function(code, held), counts, leaves, random, transforms)
-        self._digest = hashlib.sha256(repr((code.src, way)).encode()).hexdigest()[:16]
-        self._what = f"compiled {self._digest}#{next(_ordinals)}"  # two calls stay two, however alike
+        return graph, known, inner
 
     @staticmethod
     def _gradient(node: fx.Node, graph: fx.Graph, known: dict[fx.Node, fx.Node], way: Way) -> fx.Node:

@@ -208,32 +208,42 @@ class RowLoop:
         x, reverse, batch = self._inputs(feeds, state, steps, axes, blocks, leads.cut)
         time = 0 if first == 0 else 1
         invariants = {port.parameter: feeds[port.source] for port in self.loop.invariants}
-        alike = [name for name, value in invariants.items() if value.dim() and value.shape[0] == batch]
-        wide = [name for name in alike if invariants[name].dim() > 1]
         run, exact = self.loop.body, True
         if self.adapt is not None:
             run, exact = self.adapt(batch, 0 if first == 0 and not blocks else 1)
         found = False
-        for lone in self._lone(state, batch):
-            free = self._numbered is not None or bool(lone)
+        for rows, lone, rank in self._ways(state, invariants, batch):
             carried = state | {name: state[name].reshape(1).expand(batch) for name in lone}
-            for rows in dict.fromkeys((tuple(alike), tuple(wide), ())):
-                own = carried | {name: invariants[name] for name in rows}
-                most = max((value.dim() for value in own.values()), default=1)
-                for rank in range(most + 1, 0, -1) if free else (1,):
-                    layout = RowLayout(
-                        tuple(axes.values()), rows, tuple(lone), rank, blocks, time, reverse, leads
-                    )
-                    loop, body = self._sweep(layout, run)
-                    sources = {x_name(name): value for name, value in x.items()}
-                    sources |= {state_name(name): value for name, value in own.items()}
-                    sources |= {name: invariants[name] for name in body.shared}
-                    call = RowCall(loop, body, x, own, sources, lone, exact)
-                    if (exact and not free) or self._known_to_fit(call, feeds):
-                        found = True
-                        yield call
+            own = carried | {name: invariants[name] for name in rows}
+            layout = RowLayout(tuple(axes.values()), rows, tuple(lone), rank, blocks, time, reverse, leads)
+            loop, body = self._sweep(layout, run)
+            sources = {x_name(name): value for name, value in x.items()}
+            sources |= {state_name(name): value for name, value in own.items()}
+            sources |= {name: invariants[name] for name in body.shared}
+            call = RowCall(loop, body, x, own, sources, lone, exact)
+            free = self._numbered is not None or bool(lone)
+            if (exact and not free) or self._known_to_fit(call, feeds):
+                found = True
+                yield call
         if not found:
             raise Unsupported("the body does not treat the rows of the batch alike")
+
+    def _ways(
+        self, state: Mapping[str, Tensor], invariants: Mapping[str, Tensor], batch: int
+    ) -> Iterator[tuple[tuple[str, ...], dict[str, torch.Size], int]]:
+        """What may be of rows, best first: which invariants are, which states are one element for all rows,
+        and as values of how many dimensions the body is given those and the number of the iteration."""
+        alike = [name for name, value in invariants.items() if value.dim() and value.shape[0] == batch]
+        wide = [name for name in alike if invariants[name].dim() > 1]
+        for lone in self._lone(state, batch):
+            for rows in dict.fromkeys((tuple(alike), tuple(wide), ())):
+                if self._numbered is None and not lone:
+                    yield rows, lone, 1
+                    continue
+                ranks = [1 if name in lone else state[name].dim() for name in state]
+                most = max((*ranks, *(invariants[name].dim() for name in rows)), default=1)
+                for rank in range(most + 1, 0, -1):
+                    yield rows, lone, rank
 
     def _sweep(self, layout: RowLayout, run: Run) -> tuple[Loop, RowBody]:
         """The loop over rows that lie so, and its body."""

@@ -57,7 +57,7 @@ class Words:
         return self.table.shape[0]
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise Unsupported("the step asks for more of its sequences than that recurrences run over them")
+        raise Unsupported("the step does more with its sequences than run recurrences over them")
 
     def cut(self, rows: Tensor) -> LoDTensor:
         """Words as the sentences that they are of."""

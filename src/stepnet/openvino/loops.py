@@ -218,28 +218,19 @@ class RowRunner:
     def __init__(self, loop: Loop, graph: Graph) -> None:
         self.loop = loop
         self.graph = graph
-        # gradients of a sum of products are no matmuls, and cost more than a matmul saves
-        self.constant = self._of(products=True)
-        self.trained = self._of(products=False) if self.constant[0].products else self.constant
+        self.body = Hoisted(graph, loop)
+        self.sweep = RowLoop(self.body.loop, Adapter(self.body))
         holds_loops = any(node.layer.bodies or hasattr(node.run, "reports") for node in graph.nodes)
         self.reason = "its body holds a loop or a branch" if holds_loops else None
-
-    def _of(self, *, products: bool) -> tuple[Hoisted, RowLoop]:
-        body = Hoisted(self.graph, self.loop, products=products)
-        return body, RowLoop(body.loop, Adapter(body))
 
     def run(self, feeds: Mapping[str, Any], steps: int | None, report: LoopReport) -> dict[str, Any] | None:
         """The outputs by name; None: it is not compiled, and the report says why."""
 
         def by_rows(backend: str) -> dict[str, Any]:
-            learns = torch.is_grad_enabled() and any(
-                v.requires_grad for v in (*feeds.values(), *self.constant[0].constants())
-            )
-            body, rows = self.trained if learns else self.constant
+            fed = self.body.feeds(feeds)
             if for_program():
-                fed = body.feeds(feeds)
-                return in_program(rows, fed, steps, body.constants(), body.reading)
-            return rows.run(body.feeds(feeds), backend, steps=steps, reads=body.constants())
+                return in_program(self.sweep, fed, steps, self.body.constants(), self.body.reading)
+            return self.sweep.run(fed, backend, steps=steps, reads=self.body.constants())
 
         return compiled(self.loop, feeds, steps, report, self.reason, by_rows)
 
@@ -275,7 +266,7 @@ class TensorIteratorRunner:
 
     def as_scan(self, node: Node) -> ScanStep | None:
         """It as a loop whose steps the layers around may become part of: all is cut and joined alike."""
-        loop, graph, hoisted = self.loop, self.rows.graph, self.rows.constant[0]
+        loop, graph, hoisted = self.loop, self.rows.graph, self.rows.body
         joined = [port for port in loop.outputs if isinstance(port, Concat)]
         finals = {port.result: port.output for port in loop.outputs if isinstance(port, Last)}
         cut = [*loop.slices, *joined]
@@ -285,7 +276,7 @@ class TensorIteratorRunner:
         ((axis, *way),) = ways
         if axis < 0 or way not in ([0, -1, 1, 1], [-1, 0, -1, 1]):  # all steps, one by one
             return None
-        others = hoisted.before or hoisted.picks or hoisted.products or not loop.slices
+        others = hoisted.before or hoisted.picks or not loop.slices
         counts = any(isinstance(port, Iteration) for port in loop.inputs)
         carried = [*loop.carried.values()]
         one_each = len(finals) + len(joined) == len(loop.outputs) and len({*carried}) == len(carried)

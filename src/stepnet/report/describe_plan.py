@@ -124,34 +124,37 @@ class _Describer:
         A scan to which generated C adds matmuls on all rows, before and after its own ops, is three regions:
         the matmuls are maps, which run in blocks.
         """
-        plans, values = (self.ready.plan.forward, self.ready.plan.backward), loop.body.values
-        planned = {
-            id(n) for p in plans if p is not None for r in p.regions if r.kind == "scan" for n in r.nodes
-        }
         for region in loop.regions:
-            scan = region.kind == "scan"
-            own = [
-                k
-                for k, n in enumerate(region.nodes)
-                if not scan or id(n) in planned or n.op != "matmul" or values[n.inputs[1]].kind == "row"
-            ]
-            first, last = (own[0], own[-1] + 1) if own else (0, 0)
-            own_nodes = region.nodes[first:last]
-            own_reads = {name for n in own_nodes for name in n.inputs}
+            first, last = self._own(loop, region)
+            own = region.nodes[first:last]
+            own_reads = {name for node in own for name in node.inputs}
             inputs, outputs = region_border(loop, region)
-            for nodes in (region.nodes[:first], own_nodes, region.nodes[last:]):
-                adopted = scan and nodes != own_nodes
+            for nodes in (region.nodes[:first], own, region.nodes[last:]):
+                adopted = region.kind == "scan" and nodes != own
                 if not nodes and (adopted or not region.carries):
                     continue
-                results = {name for n in nodes for name in n.outputs}
-                if adopted:
-                    reads = {name for n in nodes for name in n.inputs} - own_reads
+                made = {name for node in nodes for name in node.outputs}
+                if adopted:  # what the scan reads anyhow is drawn there
+                    reads = {name for node in nodes for name in node.inputs} - own_reads
                 else:
                     reads = own_reads | {c.result for c in region.carries}
-                    results |= {c.parameter for c in region.carries}
-                read = [name for name in inputs if name in reads]
-                written = [name for name in outputs if name in results]
-                yield self._region(loop, region, nodes, direction, labels, (read, written), adopted)
+                    made |= {c.parameter for c in region.carries}
+                border = [n for n in inputs if n in reads], [n for n in outputs if n in made]
+                yield self._region(loop, region, nodes, direction, labels, border, adopted)
+
+    def _own(self, loop: ir.LoopPlan, region: ir.Region) -> tuple[int, int]:
+        """Where a region's own nodes begin and end; around those of a scan stand matmuls that generated C
+        took into it."""
+        if region.kind != "scan":
+            return 0, len(region.nodes)
+        plans = [plan for plan in (self.ready.plan.forward, self.ready.plan.backward) if plan is not None]
+        planned = {id(n) for p in plans for r in p.regions if r.kind == "scan" for n in r.nodes}
+        own = [
+            k
+            for k, node in enumerate(region.nodes)
+            if id(node) in planned or node.op != "matmul" or loop.body.values[node.inputs[1]].kind == "row"
+        ]
+        return (own[0], own[-1] + 1) if own else (0, 0)
 
     def _region(
         self, loop: ir.LoopPlan, region: ir.Region, nodes: Sequence[Node], direction: Direction,

@@ -98,7 +98,7 @@ class BothWays(Choices):
 
 def _chosen(taken: Tensor, first: Iteration, second: Iteration) -> Iteration:
     if first[0] != second[0]:
-        raise Unsupported("the results are nested in another way where something does not hold of all rows")
+        raise Unsupported("the results are nested in another way where something does not hold for all rows")
     y, new = (
         [_one(taken, a, b) for a, b in zip(*both, strict=True)]
         for both in zip(first[1:], second[1:], strict=True)
@@ -112,7 +112,7 @@ def _one(taken: Tensor, first: Any, second: Any) -> Any:
     if not (isinstance(first, Tensor) and isinstance(second, Tensor) and first.dim()):
         raise Unsupported("a result is a number where something holds of all rows")
     if first.dtype != second.dtype or str(first.shape) != str(second.shape):
-        raise Unsupported("a result has another type or shape where something does not hold of all rows")
+        raise Unsupported("a result has another type or shape where something does not hold for all rows")
     if first.requires_grad != second.requires_grad:
         raise Unsupported("a result carries a gradient only where something holds of all rows, or does not")
     if str(first.shape[0]) != str(taken.shape[0]):

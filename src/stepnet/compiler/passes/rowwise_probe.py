@@ -6,7 +6,7 @@ on sums    op(2 a) == 2 op(a) and op(a + b) == op(a) + op(b): it may then wait f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +34,6 @@ def check_opaque(
     """
     if not any(node.op == "opaque" and _kind(graph, node) != "shared" for node in graph.nodes):
         return
-    order = torch.tensor(_ORDER)
     values = dict(inputs)
     for node in graph.nodes:
         run = bind(graph, node)
@@ -44,19 +43,26 @@ def check_opaque(
             if node.op == "opaque" and _kind(graph, node) == "sum":
                 _check_linear(graph, node, run, given, out)
             if node.op == "opaque" and _kind(graph, node) == "row":
-                rows = [graph.values[name].kind == "row" for name in node.inputs]
-                mixed = [g[order] if r else g for g, r in zip(given, rows, strict=True)]
-                first = [g[:1] if r else g for g, r in zip(given, rows, strict=True)]
-                permuted = _outputs(run(*mixed, rows=ROWS), node)
-                one = _outputs(run(*first, rows=1), node)
-                for name, a, b, c in zip(node.outputs, out, permuted, one, strict=True):
-                    if name and not (_equal(a[order], b) and _equal(a[:1], c)):
-                        raise Unsupported(f"{node.attr('target')} mixes rows", line=node.line)
+                _check_apart(graph, node, run, given, out)
         except RuntimeError as error:
             raise Unsupported(
                 f"'{node.op}' could not be tried on sample rows: {error}", line=node.line
             ) from error
         values.update((n, o) for n, o in zip(node.outputs, out, strict=True) if n)
+
+
+def _check_apart(
+    graph: Graph, node: Node, run: Callable[..., Any], given: Sequence[Any], out: Sequence[Any]
+) -> None:
+    """Rows in another order must give the results in that order, and the first row alone its own."""
+    order = torch.tensor(_ORDER)
+    is_row = [graph.values[name].kind == "row" for name in node.inputs]
+    mixed = [g[order] if row else g for g, row in zip(given, is_row, strict=True)]
+    first = [g[:1] if row else g for g, row in zip(given, is_row, strict=True)]
+    permuted, alone = _outputs(run(*mixed, rows=ROWS), node), _outputs(run(*first, rows=1), node)
+    for name, a, b, c in zip(node.outputs, out, permuted, alone, strict=True):
+        if name and not (_equal(a[order], b) and _equal(a[:1], c)):
+            raise Unsupported(f"{node.attr('target')} mixes rows", line=node.line)
 
 
 def _kind(graph: Graph, node: Node) -> str:

@@ -101,7 +101,7 @@ def _rows(graph: Graph, results: Sequence[str | None]) -> tuple[str, ...]:
     if len(rows) < len(results):
         raise Unsupported(
             "y or the new state is the same for every row, not one row per sequence",
-            remedy="expand it to [rows, ...]; backend='naive' says that it is meant so, and is silent",
+            remedy="expand it to [rows, ...]; backend='naive' accepts it, without a warning",
         )
     return rows
 

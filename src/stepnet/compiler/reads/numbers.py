@@ -180,4 +180,4 @@ def _dropout(input: Tensor, p: Tensor, training: bool = True, inplace: bool = Fa
     return torch.where(kept, input * scale, 0.0)
 
 
-_NOT_THE_SAME = Unsupported("the step hands torch other numbers as it is traced than on sample rows")
+_NOT_THE_SAME = Unsupported("the step hands torch other numbers when it is traced than on sample rows")

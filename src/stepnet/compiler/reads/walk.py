@@ -126,7 +126,7 @@ class Walk(TorchModuleWalk):
                 self.refused = self.refused or "it has lazy parameters that its first run makes"
             elif not (of_torch and isinstance(value, (nn.Parameter, nn.Buffer))):
                 self.refused = self.refused or (
-                    f"it reads a {kind.__name__}, which is dispatched by rules of its own"
+                    f"it reads a {kind.__name__}, a tensor class with dispatch rules of its own"
                 )
         if self.refused is None and value.layout is not torch.strided:
             self.refused = (

@@ -36,7 +36,7 @@ def too_long(line: str | None = None) -> Unsupported:
     """Why a step is not compiled in which recurrences take many steps."""
     return Unsupported(
         f"recurrences inside the step take more than {MOST} steps: each of them runs by a plan of its own",
-        remedy="backend='naive' says that this is meant, and is silent",
+        remedy="backend='naive' accepts that, without a warning",
         line=line,
     )
 

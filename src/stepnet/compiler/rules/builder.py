@@ -276,7 +276,7 @@ class Builder:
             return at, int(number)
         if self.batch.isdigit():  # which left it open no longer
             raise Unsupported(
-                "the step makes a plain number of the number of rows",
+                "the step makes a plain Python number out of the number of rows",
                 remedy="x.shape[0] // 4 in place of int(x.shape[0] / 4); -1 in a view for what depends on it",
             )
         if text.isdigit() or re.search(r"\bu\d", text):  # that torch's trace could not know, or not at first

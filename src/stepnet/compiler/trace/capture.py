@@ -471,7 +471,8 @@ def _check_nothing_becomes_zeros(
         grads = torch.autograd.grad(nothing, wanted, seed, retain_graph=True, allow_unused=True)
         if any(grad is not None for grad in grads):
             raise Unsupported(
-                "a Function of the step gives None for a gradient, of which another one makes zeros",
+                "an autograd Function of the step returns None as a gradient, which another one would get as "
+                "zeros",
                 remedy="return torch.zeros_like(input) in place of None from its backward",
             )
         more = {k for k in ways[n_y + i - states.start][1] if k in states} - without

@@ -88,7 +88,7 @@ def draw_of(func: Any, args: Any, kwargs: Any, place: int) -> tuple[Draw, Any]:
         name, numbers = getattr(func, "__name__", str(func)), ()
     if like is None or next(leaves((numbers, named), Tensor), None) is not None:
         raise Unsupported(
-            f"{name} draws from the step's own generator by a law that no plan knows beforehand",
+            f"{name} draws from the step's own generator in a way that cannot be drawn before the loop",
             line=user_line().short,
             remedy="draw by torch.rand or torch.randn(..., generator=g), and compute from that",
         )
@@ -100,7 +100,7 @@ def draw_of(func: Any, args: Any, kwargs: Any, place: int) -> tuple[Draw, Any]:
 
 def _not_rows() -> Unsupported:
     return Unsupported(
-        "what the step draws from its own generator is not a row for each sequence",
+        "what the step draws from its own generator does not have a row for each sequence",
         line=user_line().short,
         remedy="torch.rand(x.shape[0], ..., generator=g)",
     )

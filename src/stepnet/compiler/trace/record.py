@@ -205,7 +205,7 @@ class _Reader(TorchFunctionMode):
                 self.add(tensor)  # by an alias that torch tells no mode of, as Variable(x)
                 return
             if getattr(kind, _DISPATCH, None) is not getattr(Tensor, _DISPATCH, None):  # torch compiles
-                raise Unsupported(f"it meets a {kind.__name__}, which is dispatched by rules of its own")
+                raise Unsupported(f"it meets a {kind.__name__}, which has dispatch rules of its own")
             self.add(tensor)
             self.read.add(id(tensor))
             self.of_captured.add([tensor])
@@ -359,7 +359,7 @@ class _Recorder(_Reader):
     def told(self, args: Any, out: Any) -> None:
         """The same, of a tensor that is no row."""
         if self.of_rows.has(args):
-            raise Unsupported("the step asks rows where they lie, or what autograd knows of them")
+            raise Unsupported("the step asks how its rows lie in memory, or about their autograd state")
         super().told(args, out)
 
     def coded(self, value: Any) -> Any:

@@ -52,7 +52,7 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
         if is_sparse(right) and right.dim() == 2 and not is_sparse(left) and left.dim() == 2:
             return _product(right, left.mT, turned=True).mT
     raise Unsupported(
-        f"{getattr(func, '__name__', func)} of a sparse matrix, of which no plan knows",
+        f"{getattr(func, '__name__', func)} of a sparse matrix is not compiled",
         line=user_line().short,
         remedy="torch.sparse.mm(w, x), or w.to_dense()",
     )

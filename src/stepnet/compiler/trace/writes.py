@@ -27,8 +27,8 @@ _READ_ONLY = frozenset({"__invert__", "__int__", "__index__", "__iter__"})  # th
 def hooks_on_others() -> Unsupported:
     """Why a step is refused that hooks onto what it is given or reads: of a state, that may be y, too."""
     return Unsupported(
-        "the step hooks onto the gradient of a tensor that it did not make, once for each step",
-        remedy="hook onto what the step makes, or onto x, the first state or a weight before the call",
+        "the step registers a hook on the gradient of a tensor that it did not make, at every step",
+        remedy="register it on what the step makes; or, before the call, on x, the first state or a weight",
         line=user_line().short,
     )
 

@@ -379,7 +379,7 @@ def _made(
             done = _run(command)
             if done.returncode != 0 or not binary.is_file():
                 message = _first_lines(done.stderr, 12) or f"exit status {done.returncode}, and no message"
-                remedy = "this is a fault of the generated source or of the compiler: try another one by CC"
+                remedy = "the generated source or the compiler is at fault: set CC to another compiler"
                 if "No space left" in done.stderr:
                     remedy = "free some disk space, or set STEPNET_CACHE_DIR to a folder that has some"
                 raise BuildError(f"the C compiler failed: {shlex.join(command)}", got=message, remedy=remedy)
@@ -388,7 +388,7 @@ def _made(
             cache_trim.added(folder, len(data))
     except subprocess.TimeoutExpired as error:
         raise BuildError(
-            f"the C compiler gave no answer in {_TIMEOUT:.0f} s", remedy="try another one by CC"
+            f"the C compiler did not finish in {_TIMEOUT:.0f} s", remedy="set CC to another compiler"
         ) from error
     except OSError as error:
         let_through(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Sequence
 
 from stepnet.ir.graph import Node, Value, in_order
 from stepnet.ir.ops import OPS, Stage
@@ -11,45 +12,47 @@ from stepnet.ir.ops import OPS, Stage
 def split_by_slices(nodes: list[Node], values: dict[str, Value], wanted: set[str]) -> list[Node]:
     """slice(f(a, b)) -> f(slice(a), slice(b)), where every reader of f slices the last dimension."""
     out = list(nodes)
-    changed = True
-    while changed:
-        changed = False
+    while True:
         readers: dict[str, list[Node]] = {}
         for node in out:
             for name in node.inputs:
                 readers.setdefault(name, []).append(node)
-        for node in out:
-            if OPS[node.op].stage is not Stage.POINTWISE or node.output in wanted:
-                continue
-            last = len(values[node.output].shape) - 1
-            use = readers.get(node.output, [])
-            if len(use) < 2 or not all(
-                u.op == "slice" and u.attr("dim") == last and u.attr("step") == 1 for u in use
-            ):
-                continue
-            spans = sorted((u.attr("start"), u.attr("end")) for u in use)
-            if any(a[1] > b[0] for a, b in itertools.pairwise(spans)):
-                continue  # overlapping: work would be done twice
-            for u in use:
-                at = out.index(u)
-                start, end = u.attr("start"), u.attr("end")
-                pieces, inputs = [], []
-                for name in node.inputs:
-                    value = values[name]
-                    if not value.shape or value.shape[-1] == 1:
-                        inputs.append(name)
-                        continue
-                    part = f"{name}_{start}_{end}"
-                    if part not in values:
-                        shape = (*value.shape[:-1], end - start)
-                        values[part] = Value(part, value.kind, shape, value.dtype)
-                    dim = len(value.shape) - 1
-                    attrs = (("dim", dim), ("start", start), ("end", end), ("step", 1))
-                    if not any(part in n.outputs for n in (*out, *pieces)):
-                        pieces.append(Node("slice", (name,), (part,), attrs, node.line))
-                    inputs.append(part)
-                out[at : at + 1] = [*pieces, Node(node.op, tuple(inputs), u.outputs, node.attrs, node.line)]
-            out.remove(node)
-            changed = True
-            break
-    return list(in_order(out))  # a slice for several readers comes before all of them
+        splits = (n for n in out if n.output not in wanted and _splits(n, values, readers.get(n.output, [])))
+        node = next(splits, None)
+        if node is None:
+            return list(in_order(out))  # a slice for several readers comes before all of them
+        for reader in readers[node.output]:
+            at = out.index(reader)
+            out[at : at + 1] = _sliced(node, reader, values, {name for n in out for name in n.outputs})
+        out.remove(node)  # and go on: the slices may meet another pointwise op
+
+
+def _splits(node: Node, values: dict[str, Value], readers: Sequence[Node]) -> bool:
+    """Whether a pointwise op is read by slices of its last dimension alone, several that do not overlap."""
+    if OPS[node.op].stage is not Stage.POINTWISE or len(readers) < 2:
+        return False
+    last = len(values[node.output].shape) - 1
+    if not all(n.op == "slice" and n.attr("dim") == last and n.attr("step") == 1 for n in readers):
+        return False
+    spans = sorted((n.attr("start"), n.attr("end")) for n in readers)
+    return all(a[1] <= b[0] for a, b in itertools.pairwise(spans))  # of others work would be done twice
+
+
+def _sliced(node: Node, reader: Node, values: dict[str, Value], made: Collection[str]) -> list[Node]:
+    """What a slice of an op gives: the op on slices of its inputs, behind those that are not `made` yet."""
+    start, end = reader.attr("start"), reader.attr("end")
+    pieces: dict[str, Node] = {}
+    inputs: list[str] = []
+    for name in node.inputs:
+        value = values[name]
+        if not value.shape or value.shape[-1] == 1:  # it is broadcast
+            inputs.append(name)
+            continue
+        part = f"{name}_{start}_{end}"
+        if part not in values:
+            values[part] = Value(part, value.kind, (*value.shape[:-1], end - start), value.dtype)
+        if part not in made:
+            attrs = (("dim", len(value.shape) - 1), ("start", start), ("end", end), ("step", 1))
+            pieces[part] = Node("slice", (name,), (part,), attrs, node.line)
+        inputs.append(part)
+    return [*pieces.values(), Node(node.op, tuple(inputs), reader.outputs, node.attrs, node.line)]

@@ -116,12 +116,15 @@ class LinearScan(EagerScan):
     def _coefficients(
         self, parameter: str, result: str, values: Mapping[str, Tensor], rows: int
     ) -> tuple[Tensor, Tensor]:
-        """a and b of `result = a * parameter + b`, as tables of rows."""
+        """a and b of `result = a * parameter + b`, as tables of rows.
+
+        The nodes between the parameter and the result are followed, with the pair (a, b) of each value on the
+        way; the other operands are `free` of the parameter, that is, (0, their value).
+        """
         shape = self.body.values[parameter].shape
         dtype = dtype_of(self.body.values[parameter].dtype)
-        found = {
-            parameter: (torch.ones((rows, *shape), dtype=dtype), torch.zeros((rows, *shape), dtype=dtype))
-        }
+        one, zero = (make((rows, *shape), dtype=dtype) for make in (torch.ones, torch.zeros))
+        found: dict[str, tuple[Tensor, Tensor]] = {parameter: (one, zero)}
 
         def free(name: str) -> Tensor:
             value = self.body.values[name]
@@ -130,37 +133,37 @@ class LinearScan(EagerScan):
             return values[name].reshape(rows, *(1,) * (len(shape) - len(value.shape)), *value.shape)
 
         for node in self.joined:
-            if not any(name in found for name in node.inputs):
+            inputs, on_way = node.inputs, [found.get(name) for name in node.inputs]
+            if not any(on_way):
                 continue  # on the way of another state
-            pairs = [found.get(name) for name in node.inputs]
-            first, second = (*pairs, None)[:2]
             if node.op in ("add", "sub"):
                 sign = -1 if node.op == "sub" else 1
-                (a1, b1), (a2, b2) = (
-                    pair if pair is not None else (None, free(name))
-                    for pair, name in zip(pairs, node.inputs, strict=True)
-                )
-                a = a1 if a2 is None else a2 * sign if a1 is None else a1 + sign * a2
-                assert a is not None
-                found[node.output] = a, b1 + sign * b2
+                first, second = on_way
+                if first is not None and second is not None:
+                    pair = first[0] + sign * second[0], first[1] + sign * second[1]
+                elif first is not None:
+                    pair = first[0], first[1] + sign * free(inputs[1])
+                else:
+                    assert second is not None
+                    pair = second[0] * sign, free(inputs[0]) + sign * second[1]
             elif node.op in ("mul", "div"):
-                at = 0 if first is not None else 1
-                pair, factor = pairs[at], free(node.inputs[1 - at])
-                assert pair is not None
-                a, b = (part / factor if node.op == "div" else part * factor for part in pair)
-                found[node.output] = a, b
+                at = 0 if on_way[0] is not None else 1
+                scaled, factor = on_way[at], free(inputs[1 - at])
+                assert scaled is not None
+                a, b = scaled
+                pair = (a / factor, b / factor) if node.op == "div" else (a * factor, b * factor)
             elif node.op == "where":
-                zero = torch.zeros((), dtype=dtype)
+                nothing = torch.zeros((), dtype=dtype)
                 (a1, b1), (a2, b2) = (
-                    pair if pair is not None else (zero, free(name))
-                    for pair, name in zip(pairs[1:], node.inputs[1:], strict=True)
+                    known or (nothing, free(name)) for known, name in zip(on_way[1:], inputs[1:], strict=True)
                 )
-                chosen = free(node.inputs[0])
-                found[node.output] = torch.where(chosen, a1, a2), torch.where(chosen, b1, b2)
-            else:
-                assert first is not None
-                assert second is None
-                found[node.output] = (-first[0], -first[1]) if node.op == "neg" else first
+                chosen = free(inputs[0])
+                pair = torch.where(chosen, a1, a2), torch.where(chosen, b1, b2)
+            else:  # neg, or what only hands it on
+                (only,) = on_way
+                assert only is not None
+                pair = (-only[0], -only[1]) if node.op == "neg" else only
+            found[node.output] = pair
         return found[result]
 
 
