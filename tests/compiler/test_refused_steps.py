@@ -144,6 +144,12 @@ class Steps:
         h = torch.stack([torch.tanh(a + b) for a, b in zip(x, h)])  # noqa: B905
         return h, h
 
+    def numbers_rows_by_range(x, h):
+        z, h = torch.tanh(x + h), torch.zeros_like(h)
+        for i in range(z.shape[0]):  #
+            h[i] = z[i].flip(0)
+        return h, h
+
     def branch_on_a_value(x, h):
         if h.sum() > 0:
             h = h - 1
@@ -237,6 +243,7 @@ WORDS = {
     "by_numpy_of_the_rows": "computes with the number of rows",
     "branch_on_the_number_of_rows": "depends on how many rows it is given",
     "loop_over_rows": "rows",
+    "numbers_rows_by_range": "makes a plain number of the number of rows, as a loop over rows does",
     "branch_on_a_value": "asks whether something holds of all rows, which is not so at every step",
     "item": "depends on the values of a tensor",
     "to_list": "values",
@@ -348,6 +355,40 @@ def test_naive_by_name_is_silent(backend):
         else:
             with torch.no_grad(), pytest.warns(SlowPathWarning, match="backend='naive'"):
                 recurrent(lambda x, h: (h.mean(0) + x, h), x, h, backend=backend)
+
+
+def test_a_step_that_torch_has_no_gradient_of():
+    """The line whose gradient needs what was written into is named; without gradients it is compiled."""
+
+    def step(x, state):
+        h = state.clone()
+        y = torch.tanh(x @ W) * h  # the gradient of x needs h
+        h += y
+        return y, h
+
+    x, h = inputs()
+    (told,) = explain(step, x, h).refusals
+    assert "torch has no gradient of the step" in told.reason
+    assert told.code == "y = torch.tanh(x @ W) * h  # the gradient of x needs h"
+    assert "clone()" in told.remedy
+    with torch.no_grad():
+        assert explain(step, x, h).executor != "naive"
+
+
+def test_what_stands_in_the_place_of_a_loop_over_rows_is_named():
+    def by_zip(x, h):
+        h = torch.stack([torch.tanh(a + b.flip(0)) for a, b in zip(x, h)])  # noqa: B905
+        return h, h
+
+    def at_once(x, h):
+        h = torch.func.vmap(lambda a, b: torch.tanh(a + b.flip(0)))(x, h)
+        return h, h
+
+    x, h = inputs()
+    (told,) = explain(by_zip, x, h).refusals
+    assert "torch.func.vmap(f)(x, h)" in told.remedy
+    assert explain(at_once, x, h).executor != "naive"
+    torch.testing.assert_close(recurrent(at_once, x, h), recurrent(by_zip, x, h, backend="naive"))
 
 
 class Inside(nn.Module):
