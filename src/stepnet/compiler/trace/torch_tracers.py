@@ -64,7 +64,8 @@ def by_torch(
         raise Unsupported(
             "the step makes a plain number of the number of rows, as a loop over rows does",
             remedy="torch.func.vmap(f)(x, h), for a function of one row, in place of a loop over "
-            "range(x.shape[0]); x.shape[0] // 4 in place of int(x.shape[0] / 4); -1 in a view for what depends on it",
+            "range(x.shape[0]); x.shape[0] // 4 in place of int(x.shape[0] / 4); -1 in a view for what "
+            "depends on it",
             line=numbered_at,
         )
     _check_guards(env, batch)

@@ -54,7 +54,7 @@ def written_over(error: BaseException, line: str | None) -> Unsupported | None:
         return None
     return Unsupported(
         "torch has no gradient of the step: a value that this line's gradient needs is written into later",
-        remedy="write into a clone() of it, or make a new tensor, as x = x + 1 does in place of x += 1; or run "
+        remedy="write into a clone() of it, or make a new tensor, as x = x + 1 does for x += 1; or run "
         "the step under torch.no_grad()",
         line=line,
     )
