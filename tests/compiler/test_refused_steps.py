@@ -203,7 +203,7 @@ class Steps:
         return h, h
 
     def gradients_of_a_weight(x, h):
-        (W[0] * x.detach()).sum().backward()
+        (W[0] * x.detach()).sum().backward()  #
         h = torch.tanh(x @ W + h)
         return h, h
 
