@@ -375,6 +375,44 @@ def test_a_step_that_torch_has_no_gradient_of():
         assert explain(step, x, h).executor != "naive"
 
 
+def test_code_that_is_not_run_is_no_reason_to_refuse():
+    """A method that calls backward(), which the step does not; an iterator that has nothing left to give."""
+
+    class Law:
+        def __init__(self, mean):
+            self.mean = mean
+
+        def mode(self):
+            guess = self.mean.detach().requires_grad_()
+            (guess - 1).square().sum().backward()
+            return guess
+
+        def sample(self):
+            return torch.tanh(self.mean)
+
+    class Layers(nn.Module):
+        def __init__(self, sizes):
+            super().__init__()
+            self.sizes, self.left = sizes, iter(sizes)
+
+        def rest(self):
+            return sum(self.left)
+
+        def forward(self, x, h):
+            h = Law(x @ W + h).sample()
+            return (h, h) if self.sizes[0] else (h, h + self.rest())
+
+    (x, h), step = inputs(), Layers([1, 2])
+    assert "used up" in explain(step, x, h).refusals[0].reason
+    assert list(step.left) == [1, 2]
+    assert explain(step, x, h).executor != "naive"
+    step.left = iter(step.sizes)
+    assert [*zip([0, 0], step.left)] == [(0, 1), (0, 2)]  # noqa: B905 - at its end, which it was not asked for
+    assert explain(step, x, h).executor != "naive"
+    step.sizes.append(3)
+    assert "used up" in explain(step, x, h).refusals[0].reason
+
+
 def test_what_stands_in_the_place_of_a_loop_over_rows_is_named():
     def by_zip(x, h):
         h = torch.stack([torch.tanh(a + b.flip(0)) for a, b in zip(x, h)])  # noqa: B905
