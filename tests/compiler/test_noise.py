@@ -114,6 +114,31 @@ def test_laws_are_those_of_torch(law):
         assert (quantiles - at_most.double().mean(1)).max() < 0.025
 
 
+def test_noise_of_rows_that_stand_several_to_a_row():
+    """`h.view(n * 2, 4)` and noise like it: a number for each, of one law, that the state carries on."""
+
+    def particles(x, h):
+        h = h.reshape(-1, 4) * 0.5
+        normal, odds = torch.randn_like(h), torch.bernoulli(torch.full_like(h, 0.25))
+        waited, whole = torch.empty_like(h).exponential_(2.0), torch.randint_like(h, 3)
+        h = (h + normal).view(-1, 2, 4)
+        return [h, *(t.view(-1, 2, 4) for t in (normal, odds, waited, whole))], h
+
+    state = torch.ones(B, 2, 4, dtype=DTYPE)
+    (y, normal, odds, waited, whole), final = recurrent(particles, ones(), state, backend="eager")
+    h = state
+    for now, noise in zip(y, normal, strict=True):
+        h = h * 0.5 + noise
+        torch.testing.assert_close(now, h, rtol=0, atol=1e-12)
+    torch.testing.assert_close(final, h, rtol=0, atol=1e-12)
+    for drawn, mean in ((normal, 0), (odds, 0.25), (waited, 0.5), (whole, 1)):
+        assert (
+            drawn.mean((0, 1)) - mean
+        ).abs().max() < 0.13  # 4 of its standard deviations, 1,000 draws each
+    for drawn in (normal, waited):
+        assert len(drawn.unique()) == drawn.numel()
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_state_carries_the_noise(backend):
     noise, final = recurrent(jittered, ones(), zeros(), backend=backend)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from covering import few
 from outcomes import as_the_plain_loop
-from stepnet import LoDTensor, recurrent
+from stepnet import LoDTensor, explain, recurrent
 from stepnet.compiler.rewritten.pooling import POOLING
 from stepnet.errors import StepError
 
@@ -44,6 +44,23 @@ def maxima(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     line, grid = (h * (h.detach().abs() > 0.7))[:, None], h.view(-1, 2, 2, 3)
     h = F.max_pool1d(line, 3, 1, 1)[:, 0] + nn.MaxPool2d((2, 1), 1)(grid).repeat(1, 1, 2, 1).flatten(1)
     h = h + F.max_pool1d(line, 2, 1, dilation=2)[:, 0].repeat(1, 2)[:, :12]
+    return h, torch.tanh(h * 0.3 + x)
+
+
+def maxima_apart(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """Windows that share no element, with a rest, with borders, one for all, and of two dimensions."""
+    line, grid = (h * (h.detach().abs() > 0.7))[:, None], h.view(-1, 2, 2, 3)
+    h = F.max_pool1d(line, 5)[:, 0].repeat(1, 6) + F.max_pool1d(line, 12)[:, 0]
+    h = (
+        h
+        + F.max_pool1d(line, 5, 5, 2)[:, 0].repeat(1, 4)
+        + F.max_pool1d(line, 5, ceil_mode=True).repeat(1, 1, 4)[:, 0]
+    )
+    h = (
+        h
+        + nn.MaxPool2d((2, 1))(grid).repeat(1, 1, 2, 1).flatten(1)
+        + F.max_pool2d(grid, 2, 2, 1).flatten(1).repeat(1, 2)[:, :12]
+    )
     return h, torch.tanh(h * 0.3 + x)
 
 
@@ -95,10 +112,23 @@ def rounded_up(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     return h, torch.tanh(h * 0.3 + x)
 
 
-@pytest.mark.parametrize("step", few([means, maxima, of_nothing, beside, largest, rounded_up], [means]))
+@pytest.mark.parametrize(
+    "step", few([means, maxima, maxima_apart, of_nothing, beside, largest, rounded_up], [means, maxima_apart])
+)
 def test_as_the_plain_loop(step):
     x, h = (torch.randn(n, 12, dtype=torch.float64, requires_grad=True) for n in (5, 3))
     as_the_plain_loop(step, LoDTensor.from_lengths(x, [LENGTHS]), h, atol=1e-11)
+
+
+def test_windows_apart_take_as_many_calls_whatever_their_size():
+    def of(size: int) -> int:
+        def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            return F.max_pool1d(h[:, None], size)[:, 0], torch.tanh(h + x)
+
+        told = explain(step, torch.randn(5, 3, 12), torch.randn(3, 12, requires_grad=True), backend="eager")
+        return sum(len(region.ops) for region in told.regions)
+
+    assert of(3) == of(6)
 
 
 def test_infinities_stay_in_their_windows():

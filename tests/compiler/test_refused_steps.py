@@ -144,6 +144,12 @@ class Steps:
         h = torch.stack([torch.tanh(a + b) for a, b in zip(x, h)])  # noqa: B905
         return h, h
 
+    def numbers_rows_by_range(x, h):
+        z, h = torch.tanh(x + h), torch.zeros_like(h)
+        for i in range(z.shape[0]):  #
+            h[i] = z[i].flip(0)
+        return h, h
+
     def branch_on_a_value(x, h):
         if h.sum() > 0:
             h = h - 1
@@ -197,7 +203,7 @@ class Steps:
         return h, h
 
     def gradients_of_a_weight(x, h):
-        (W[0] * x.detach()).sum().backward()
+        (W[0] * x.detach()).sum().backward()  #
         h = torch.tanh(x @ W + h)
         return h, h
 
@@ -238,6 +244,7 @@ WORDS = {
     "branch_on_the_number_of_rows": "depends on how many rows it is given",
     "loop_over_rows": "rows",
     "branch_on_a_value": "asks whether something holds for all rows, and at some step it does not",
+    "numbers_rows_by_range": "makes a plain number of the number of rows, as a loop over rows does",
     "item": "depends on the values of a tensor",
     "to_list": "values",
     "numpy": "numpy",
@@ -348,6 +355,78 @@ def test_naive_by_name_is_silent(backend):
         else:
             with torch.no_grad(), pytest.warns(SlowPathWarning, match="backend='naive'"):
                 recurrent(lambda x, h: (h.mean(0) + x, h), x, h, backend=backend)
+
+
+def test_a_step_that_torch_has_no_gradient_of():
+    """The line whose gradient needs what was written into is named; without gradients it is compiled."""
+
+    def step(x, state):
+        h = state.clone()
+        y = torch.tanh(x @ W) * h  # the gradient of x needs h
+        h += y
+        return y, h
+
+    x, h = inputs()
+    (told,) = explain(step, x, h).refusals
+    assert "torch has no gradient of the step" in told.reason
+    assert told.code == "y = torch.tanh(x @ W) * h  # the gradient of x needs h"
+    assert "clone()" in told.remedy
+    with torch.no_grad():
+        assert explain(step, x, h).executor != "naive"
+
+
+def test_code_that_is_not_run_is_no_reason_to_refuse():
+    """A method that calls backward(), which the step does not; an iterator that has nothing left to give."""
+
+    class Law:
+        def __init__(self, mean):
+            self.mean = mean
+
+        def mode(self):
+            guess = self.mean.detach().requires_grad_()
+            (guess - 1).square().sum().backward()
+            return guess
+
+        def sample(self):
+            return torch.tanh(self.mean)
+
+    class Layers(nn.Module):
+        def __init__(self, sizes):
+            super().__init__()
+            self.sizes, self.left = sizes, iter(sizes)
+
+        def rest(self):
+            return sum(self.left)
+
+        def forward(self, x, h):
+            h = Law(x @ W + h).sample()
+            return (h, h) if self.sizes[0] else (h, h + self.rest())
+
+    (x, h), step = inputs(), Layers([1, 2])
+    assert "used up" in explain(step, x, h).refusals[0].reason
+    assert list(step.left) == [1, 2]
+    assert explain(step, x, h).executor != "naive"
+    step.left = iter(step.sizes)
+    assert [*zip([0, 0], step.left)] == [(0, 1), (0, 2)]  # noqa: B905 - at its end, which it was not asked for
+    assert explain(step, x, h).executor != "naive"
+    step.sizes.append(3)
+    assert "used up" in explain(step, x, h).refusals[0].reason
+
+
+def test_what_stands_in_the_place_of_a_loop_over_rows_is_named():
+    def by_zip(x, h):
+        h = torch.stack([torch.tanh(a + b.flip(0)) for a, b in zip(x, h)])  # noqa: B905
+        return h, h
+
+    def at_once(x, h):
+        h = torch.func.vmap(lambda a, b: torch.tanh(a + b.flip(0)))(x, h)
+        return h, h
+
+    x, h = inputs()
+    (told,) = explain(by_zip, x, h).refusals
+    assert "torch.func.vmap(f)(x, h)" in told.remedy
+    assert explain(at_once, x, h).executor != "naive"
+    torch.testing.assert_close(recurrent(at_once, x, h), recurrent(by_zip, x, h, backend="naive"))
 
 
 class Inside(nn.Module):

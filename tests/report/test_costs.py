@@ -125,3 +125,17 @@ def test_what_is_kept_is_what_autograd_saves(step, state, backend, monkeypatch):
     told = explain(step, x, state)
     assert told.saved_bytes > 0
     assert told.saved_bytes == saved_by_autograd(step, x, state)
+
+
+def test_places_of_the_largest_are_kept():
+    """To look for them again takes as long as in forward."""
+
+    moves = torch.randn(4, 4, requires_grad=True)
+
+    def viterbi(emitted, scores):
+        best, place = (scores.unsqueeze(2) + moves + emitted.unsqueeze(1)).max(1)
+        return place, best
+
+    told = explain(viterbi, torch.randn(5, 3, 4), torch.randn(3, 4, requires_grad=True), backend="eager")
+    assert told.find("argmax", direction="forward")
+    assert not told.find("argmax", direction="backward")

@@ -1,8 +1,8 @@
 """What the forward loop keeps for the backward one: the fewest bytes a row, by a minimum cut.
 
-Every forward value is an edge as wide as its bytes; matmuls, sorts and factors, noise, torch calls and sums
-of large rows are never computed twice, everything else may be. Of equal cuts the one nearest to the backward
-loop is taken, so that gates are kept rather than what they were computed from.
+Every forward value is an edge as wide as its bytes; matmuls, sorts and factors, places of the largest,
+noise, torch calls and sums of large rows are never computed twice, everything else may be. Of equal cuts the
+one nearest to the backward loop is taken, so that gates are kept rather than what they were computed from.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from stepnet.ir.graph import Graph, Node
 from stepnet.ir.ops import OPS, RANDOM, Stage
 
 _KEPT_STAGES = (Stage.MATMUL, Stage.WHOLE, Stage.OPAQUE)
+_PICKS = ("embed", "argmax", "argmin")  # places: few, and looked for among many
 _LARGE, _SMALLER = 1024, 16  # elements that a sum is not taken of again, if it is so many times smaller
 
 
 def recomputable(node: Node) -> bool:
     """True if computing a node again is cheap and gives the same."""
-    return OPS[node.op].stage not in _KEPT_STAGES and node.op not in RANDOM and node.op != "embed"
+    return OPS[node.op].stage not in _KEPT_STAGES and node.op not in RANDOM and node.op not in _PICKS
 
 
 def _is_sum_of_much(graph: Graph, node: Node) -> bool:

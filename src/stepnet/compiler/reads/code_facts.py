@@ -68,6 +68,8 @@ _ELSEWHERE = frozenset(
     {*REFLECTION, *TENSOR_STATE, *SETTINGS, *AROUND, *AMBIENT_NAMES, *MAKES, *TEXTS, "backward"}
 )
 
+CALLS_BACKWARD = "it calls backward(), which adds to gradients of others; torch.autograd.grad(...) does not"
+
 
 class Facts:
     """One code object; equal code has the same facts, so they stand for it in a key.

@@ -126,7 +126,9 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
     beneath.replaced([*others, *set_parts])
     if beneath.open is not None:  # torch's functions call it where no record sees it
         walk.refused = (
-            walk.refused or f"it runs what was put in the place of torch's or stepnet's own: {beneath.open}"
+            walk.refused
+            or "it runs with what somebody put in the place of torch's or stepnet's own, which leads to what "
+            f"no key tells: {beneath.open}"
         )
     if root in _ASKING and hash(but_for_numbers(walk.key)) in _ASKING[root]:
         walk.opened("its Python asks for the numbers of tensors")

@@ -367,6 +367,20 @@ def is_stateful(kind: type) -> bool:
     return made_by_c and hasattr(kind, "__next__")
 
 
+def is_used_up(iterator: Any) -> bool:
+    """True for an iterator over a list or a tuple that has nothing left: it gives nothing unless the list
+    grows.
+
+    >>> at_its_end = iter([1])
+    >>> is_used_up(at_its_end), next(at_its_end), is_used_up(at_its_end)
+    (False, 1, True)
+    """
+    return type(iterator) in _OVER_SEQUENCES and not operator.length_hint(iterator)
+
+
+_OVER_SEQUENCES = frozenset({type(iter([])), type(iter(()))})
+
+
 @functools.lru_cache(maxsize=4096)
 def stays_as_it_was(kind: type) -> bool:
     """True for kinds of objects made by C that use leaves as they were, as far as is known."""

@@ -46,6 +46,7 @@ from .trust import (
     is_of_users,
     is_stateful,
     is_trusted_class,
+    is_used_up,
     stays_as_it_was,
 )
 from .walk_state import END, LIMIT
@@ -296,6 +297,11 @@ class Walk(TorchModuleWalk):
             self.opened("a torch.Generator, of which it reads the seed or the state")
 
     def _stateful(self, value: Any) -> None:
+        if is_used_up(value):
+            self.key.append(type(value))
+            for items in value.__reduce__()[1]:  # one list, which may grow
+                self.visit(items)
+            return
         self._not_tried(value, "which no run leaves as it was: it would be used up on sample rows")
 
     def _not_tried(self, value: Any, why: str) -> None:

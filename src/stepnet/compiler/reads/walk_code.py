@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 
 from .as_written import written_as
-from .code_facts import AROUND, EFFECTS, PURE, REFLECTION, SETTINGS, TENSOR_STATE, Facts, facts
+from .code_facts import (
+    AROUND,
+    CALLS_BACKWARD,
+    EFFECTS,
+    PURE,
+    REFLECTION,
+    SETTINGS,
+    TENSOR_STATE,
+    Facts,
+    facts,
+)
 from .kinds import MISSING, Names
 from .monkeypatches import DISTRIBUTIONS, OF_DISTRIBUTIONS
 from .survey import Same, survey
@@ -40,6 +50,15 @@ _OF_TORCH = sorted({*dir(Tensor), *dir(torch.nn.Module), *dir(torch.Generator), 
 _LOOKED_UP = frozenset({"globals", "eval", "exec"})  # which may find any global
 _KINDS = words("__class__ __code__ __defaults__ __kwdefaults__ __bases__")  # that code may set of objects
 _BUILTINS = dict(vars(builtins))
+
+
+def _may_call_backward(function: types.FunctionType, known: Facts) -> bool:
+    """Whether code may call `torch.autograd.backward`, of which torch tells no mode."""
+    if function.__code__.co_name == "backward":  # of a Function
+        return False
+    asked = any(names and "backward" in names for names in known.asked.values())
+    of_autograd = "autograd" in known.names or "autograd" in known.globals
+    return asked or "backward" in known.globals or (of_autograd and "backward" in known.names)
 
 
 class CodeWalk(ModuleWalk):
@@ -177,10 +196,8 @@ class CodeWalk(ModuleWalk):
             self.refused = self.refused or f"it sets {min(kinds)}, once for each step"
         if known.around:
             self._around(known.around)
-        if "backward" in known.names and function.__code__.co_name != "backward":  # of a Function
-            self.refused = self.refused or (
-                "it calls backward(), which adds to gradients of others; torch.autograd.grad(...) does not"
-            )
+        if _may_call_backward(function, known):
+            self.refused = self.refused or CALLS_BACKWARD
         if not known.names.isdisjoint(REFLECTION):
             self.opened(f"{function.__name__} looks into the insides of objects")
         if not known.names.isdisjoint(TENSOR_STATE):

@@ -56,8 +56,20 @@ class _Windows(NamedTuple):
 
     def seen(self, x: Tensor, beside: float) -> list[Tensor]:
         """The elements of all windows, by their place in them; `beside` is what stands beyond the borders."""
-        x = _beside(self.padded(x, beside), [(0, far) for far in self.beyond], beside)
-        return by_tap(x, self.taps, self.counts, self.steps, self.dilations)
+        return by_tap(self._all(x, beside), self.taps, self.counts, self.steps, self.dilations)
+
+    def stacked(self, x: Tensor, beside: float) -> Tensor:
+        """The same, along a last dimension: where no two windows share an element, x in another shape."""
+        apart = self.steps == self.taps and not any(d > 1 for d in self.dilations)
+        if not apart:
+            return torch.stack(self.seen(x, beside), -1)
+        x, dims = self._all(x, beside), len(self.taps)
+        for i, (count, tap) in enumerate(zip(reversed(self.counts), reversed(self.taps), strict=True)):
+            x = x.narrow(-1 - 2 * i, 0, count * tap).unflatten(-1 - 2 * i, (count, tap))
+        return x.movedim([*range(1 - 2 * dims, 0, 2)], [*range(-dims, 0)]).flatten(-dims)
+
+    def _all(self, x: Tensor, beside: float) -> Tensor:
+        return _beside(self.padded(x, beside), [(0, far) for far in self.beyond], beside)
 
 
 def _beside(x: Tensor, sizes: Sequence[tuple[int, int]], value: float) -> Tensor:
@@ -129,12 +141,12 @@ def _max_pool(dims: int) -> Callable[..., Any]:
         windows = _windows(input, dims, kernel_size, stride, padding, dilation, ceil_mode)
         if windows is None or return_indices:
             return NotImplemented
-        taps = torch.stack(windows.seen(input, -torch.inf), -1)
+        taps = windows.stacked(input, -torch.inf)
         best = _largest(taps, -1).squeeze(-1)
         if windows.all_inside:
             return best
         there = torch.ones(*input.shape[-dims:], dtype=input.dtype)  # what is beyond a border is not chosen
-        first = torch.stack(windows.seen(there, 0.0), -1).argmax(-1, keepdim=True).expand_as(taps[..., :1])
+        first = windows.stacked(there, 0.0).argmax(-1, keepdim=True).expand_as(taps[..., :1])
         return torch.where(best == -torch.inf, taps.gather(-1, first).squeeze(-1), best)
 
     return pool

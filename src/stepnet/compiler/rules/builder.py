@@ -274,11 +274,6 @@ class Builder:
         number, star, symbol = text.partition("*")
         if star and symbol == self.batch and number.isdigit():
             return at, int(number)
-        if self.batch.isdigit():  # which left it open no longer
-            raise Unsupported(
-                "the step makes a plain Python number out of the number of rows",
-                remedy="x.shape[0] // 4 in place of int(x.shape[0] / 4); -1 in a view for what depends on it",
-            )
         if text.isdigit() or re.search(r"\bu\d", text):  # that torch's trace could not know, or not at first
             raise Unsupported("an op makes a result whose shape depends on values", line=self.line)
         raise Unsupported(f"the batch dimension became {text}: the step mixes rows", line=self.line)

@@ -14,16 +14,19 @@ from .builder import Builder, Ref, rule, rules
 def _drawn(b: Builder, op: str, dtype: str | None = None) -> Ref:
     """Noise as large as the result at hand."""
     at, times, own = b.shown()
-    if at is None or times != 1:
+    if at is None or (times != 1 and at):
         raise Unsupported(
-            "noise that is shared by all rows of a step cannot be drawn for all steps", line=b.line
+            "noise that is shared by all rows of a step cannot be drawn for all steps",
+            remedy="torch.randn_like(h) or torch.rand(x.shape[0], ...): a number for each row",
+            line=b.line,
         )
-    return Ref(b.emit(op, (), own, dtype or b.meta_dtype(), "row"), at)
+    lead = () if times == 1 else (times,)
+    return Ref(b.emit(op, (), (*lead, *own), dtype or b.meta_dtype(), "row"), at, len(lead))
 
 
 def _noise(op: str, b: Builder, *_: Any, **__: Any) -> Ref:
     found = _drawn(b, op)
-    return b.result(found.name, found.bdim)
+    return b.result(found.name, found.bdim, found.fold)
 
 
 rules(_noise, {"rand": "rand", "rand_like": "rand", "randn": "randn", "randn_like": "randn"})
@@ -58,7 +61,7 @@ def _exponential(b: Builder, x: Any, rate: float = 1.0, **_: Any) -> Any:
 def _waiting(b: Builder, noise: Ref) -> Ref:
     """Exponential noise of uniform noise, which may be 0 and is never 1."""
     log = b.like(noise.name, "log1p", b.like(noise.name, "neg", noise.name))
-    return Ref(b.like(log, "neg", log), noise.bdim)
+    return Ref(b.like(log, "neg", log), noise.bdim, noise.fold)
 
 
 @rule("log_normal")
@@ -96,8 +99,8 @@ def _whole_numbers(b: Builder, low: int, high: int) -> Any:
     noise = _drawn(b, "rand", dtype="float64")
     name = b.like(noise.name, "mul", noise.name, high - low)
     name = b.like(name, "add", name, low)
-    whole = Ref(b.like(name, "floor", name), noise.bdim)
-    return b.result(b.cast(whole, b.meta_dtype()).name, noise.bdim)
+    whole = Ref(b.like(name, "floor", name), noise.bdim, noise.fold)
+    return b.result(b.cast(whole, b.meta_dtype()).name, noise.bdim, noise.fold)
 
 
 @rule("bernoulli.p", "bernoulli.default")
@@ -106,7 +109,7 @@ def _bernoulli(b: Builder, x: Ref, p: Any = None, **_: Any) -> Any:
     dtype, shape = b.values[noise.name].dtype, b.values[noise.name].shape
     name = b.operand(x if p is None else p, dtype, noise.bdim)
     hit = b.emit("lt", (noise.name, name), shape, "bool", "row")
-    return b.cast(Ref(hit, noise.bdim), b.meta_dtype())
+    return b.cast(Ref(hit, noise.bdim, noise.fold), b.meta_dtype())
 
 
 @rule("multinomial")

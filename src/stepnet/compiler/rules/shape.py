@@ -96,7 +96,11 @@ def feature_dim(b: Builder, x: Ref, dim: int) -> int:
     if x.bdim is None:
         return dim
     if dim == x.bdim:
-        raise Unsupported("the step picks, joins or slices rows by number", line=b.line)
+        raise Unsupported(
+            "the step picks, joins or slices rows by number",
+            remedy="torch.func.vmap(f)(x, h), for a function of one row, in place of a loop over rows",
+            line=b.line,
+        )
     return dim - (dim > x.bdim) + x.fold
 
 

@@ -39,7 +39,7 @@ from .traces import Input
 from .unseen_calls import applied
 from .untraced_constants import constant_of
 from .whole_calls import keep_whole
-from .writes import HOOKS_ON, hooks_on_others
+from .writes import HOOKS_ON, hooks_on_others, written_over
 
 _EXTRA = (
     "native_layer_norm native_layer_norm_backward _softmax _log_softmax _softmax_backward_data "
@@ -361,6 +361,8 @@ class _FlatStep:
 
 def _untraced(error: Exception, line: str | None) -> Unsupported:
     """Why a step cannot be traced, by what it raised at a line of the user's."""
+    if (refusal := written_over(error, None)) is not None:
+        return refusal
     why = _why(error)
     remedy = "write the step with torch ops on whole rows; stepnet runs it by the plain loop"
     if "torch.distributions" in why:

@@ -16,11 +16,13 @@ from torch.fx import traceback as fx_traceback
 
 from stepnet.data.autograd_history import history
 from stepnet.errors import Unsupported
+from stepnet.user_line import raised_at
 
 from .recorder import Writes, WritesIntoGiven, recorded
-from .row_count import NAME, Unusual
+from .row_count import NAME, AsNumber, Unusual
 from .symbolic_rows import blank
 from .traces import Decompositions, Flat, Input, Recorded, finished, recording
+from .writes import written_over
 
 _LIBRARY = torch.library.Library("stepnet_joint", "DEF")
 _LIBRARY.define("tangent(Tensor result) -> Tensor")
@@ -55,13 +57,14 @@ def joint_graph(
     """
     function = _joint(run) if with_gradients else run
     outlines = [blank(i.shape, i.dtype, rows=i.rows).requires_grad_(i.grad) for i in inputs]
-    made, writes = None, False
+    made, writes, numbered_at = None, False, None
     with _dispatch_kept():
         try:
             with recording(with_gradients):
                 graph, constants = recorded(function, outlines, decompositions)
             made = Recorded(finished(graph), constants, NAME)
         except (Unusual, Exception) as error:  # torch's tracer knows, or tells it in its own words
+            numbered_at = raised_at(error) if isinstance(error, AsNumber) else None
             if isinstance(error, Unsupported) and not _asked_for_numbers(error):
                 raise
             if isinstance(error, WritesIntoGiven):
@@ -70,7 +73,8 @@ def joint_graph(
     if made is None:
         from .torch_tracers import by_torch  # a second of imports
 
-        return by_torch(function, run, inputs, with_gradients, decompositions, writes=writes)
+        return by_torch(function, run, inputs, with_gradients, decompositions, writes=writes,
+                        numbered_at=None if numbered_at is None else numbered_at.short)  # fmt: skip
     return made
 
 
@@ -105,13 +109,29 @@ def _joint(run: Flat) -> Callable[..., tuple[Tensor | None, ...]]:
             _keep_lines([t.grad_fn for t in follow if t.grad_fn is not None])
             with torch.autocast("cpu", enabled=False):  # a loss is differentiated outside of it
                 # `torch.autograd.grad`, but that imports what torch traces with to compare shapes
-                parts = _engine_run_backward(
-                    tuple(follow), tuple(tangents), False, False, tuple(wanted), True, accumulate_grad=False
-                )
+                try:
+                    parts = _engine_run_backward(
+                        tuple(follow),
+                        tuple(tangents),
+                        False,
+                        False,
+                        tuple(wanted),
+                        True,
+                        accumulate_grad=False,
+                    )
+                except RuntimeError as error:
+                    if (refusal := written_over(error, _forward_line())) is None:
+                        raise
+                    raise refusal from error
         gradients = iter(parts)
         return (*results, *(next(gradients, None) if t.requires_grad else None for t in inputs))
 
     return joint
+
+
+def _forward_line() -> str | None:
+    """The line of the forward call whose gradient was being computed."""
+    return (fx_traceback.current_meta.get("stack_trace") or "").strip() or None
 
 
 def _keep_lines(roots: Sequence[Any]) -> None:

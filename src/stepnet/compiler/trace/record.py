@@ -21,6 +21,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import TorchFunctionMode
 
+from stepnet.compiler.reads.code_facts import CALLS_BACKWARD
 from stepnet.compiler.reads.numbers import Number, numbers_in
 from stepnet.compiler.reads.ranges import RANGES
 from stepnet.compiler.reads.reach import reach
@@ -227,6 +228,8 @@ class _Reader(TorchFunctionMode):
             return func(*args, **kwargs)
         if is_made_of_others(func, (args, kwargs)):
             raise Unsupported(f"it calls {func}, an operator made in Python, which no walk sees into")
+        if func is Tensor.backward:
+            raise Unsupported(CALLS_BACKWARD, line=user_line().short)
         self.note(func, args, kwargs)
         changed = list(written(func, args, kwargs))
         self.strides_matter |= bool(changed) or torch.is_grad_enabled() != self._grad

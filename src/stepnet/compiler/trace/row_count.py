@@ -20,6 +20,10 @@ class Unusual(BaseException):
     """A call that the recorder does not know how to record; no step is to catch it."""
 
 
+class AsNumber(Unusual):
+    """The number of rows is asked for as a plain number, as by `range(x.shape[0])`."""
+
+
 class RowCount:
     """`times * rows + plus`, as torch asks for it: see `torch.fx.experimental.sym_node.SymNode`.
 
@@ -61,7 +65,7 @@ class RowCount:
 
     def int_(self) -> int:
         if self.times:
-            raise Unusual("the number of rows as a number")
+            raise AsNumber
         return self.plus
 
     def guard_int(self, *_: Any) -> int:

@@ -30,9 +30,10 @@ from .traces import Decompositions, Flat, Input, Recorded, finished, recording
 
 def by_torch(
     joint: Callable[..., Any], run: Flat, inputs: Sequence[Input], with_gradients: bool,
-    decompositions: Decompositions, *, writes: bool = False,
+    decompositions: Decompositions, *, writes: bool = False, numbered_at: str | None = None,
 ) -> Recorded:  # fmt: skip
     """The joint graph of `run`; `joint` gives its gradients, too. `writes`: it is known to write into values.
+    `numbered_at`: the line where it asks for the number of rows as a plain number, as far as that is known.
 
     Raises:
         Unsupported: it depends on the number of rows. Whatever it raises comes through.
@@ -59,6 +60,14 @@ def by_torch(
             run, tuple(given), trace_joint=with_gradients, decompositions=decompositions
         )
         graph, constants = module.graph, _constants(module)
+    if not batch.node.expr.free_symbols:
+        raise Unsupported(
+            "the step makes a plain number of the number of rows, as a loop over rows does",
+            remedy="torch.func.vmap(f)(x, h), for a function of one row, in place of a loop over "
+            "range(x.shape[0]); x.shape[0] // 4 in place of int(x.shape[0] / 4); -1 in a view for what "
+            "depends on it",
+            line=numbered_at,
+        )
     _check_guards(env, batch)
     _strip_effects(graph)
     return Recorded(graph, constants, str(batch.node.expr))

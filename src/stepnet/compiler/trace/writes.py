@@ -43,6 +43,23 @@ def refuse_other_memory(func: Any) -> None:
         )
 
 
+def written_over(error: BaseException, line: str | None) -> Unsupported | None:
+    """Why a step is refused for which torch raised this as it computed gradients: None for other errors.
+
+    Args:
+        error: what torch raised.
+        line: that of the call whose gradient it was.
+    """
+    if "modified by an inplace operation" not in str(error):
+        return None
+    return Unsupported(
+        "torch has no gradient of the step: a value that this line's gradient needs is written into later",
+        remedy="write into a clone() of it, or make a new tensor, as x = x + 1 does for x += 1; or run "
+        "the step under torch.no_grad()",
+        line=line,
+    )
+
+
 def writes(name: str) -> bool:
     """True for torch functions that change their first argument.
 
