@@ -67,6 +67,35 @@ def test_branches_with_loops_are_written(tmp_path):
         np.testing.assert_allclose(found[0], model(given, h)[0].numpy(), atol=1e-5)
 
 
+RAGGED_IN_A_BRANCH = """<ir_version: 8, opset_import: ["": 17]>
+g (float[T,B,1] x, float[B,1] h0, int32[B] lengths) => (float[B,1] y, float[T,B,1] z)
+<float[1,1,1] w = {0.5}, float[1,1,1] r = {-0.7}> {
+    y, z = Scan<num_scan_inputs=1, body=a(float[B,1] h, float[B,1] t) => (float[B,1] n, float[B,1] o) {
+        s = ReduceSum<keepdims=0>(t)
+        zero = Constant<value_float=0.0>()
+        k = Greater(s, zero)
+        o = If<then_branch=i() => (float[B,1] q) {
+            all, last = RNN<hidden_size=1>(x, w, r, , lengths)
+            first = Constant<value=int64[1] {0}>()
+            q = Squeeze(last, first) }, else_branch=e() => (float[B,1] p) { p = Neg(t) }>(k)
+        n = Add(h, o) }>(h0, x)
+}"""
+
+
+def test_sequences_of_lengths_in_a_branch_of_a_loop_are_written(tmp_path):
+    model = read(RAGGED_IN_A_BRANCH, tmp_path)
+    stepnet.onnx.save(
+        model,
+        tmp_path / "again.onnx",
+        (torch.rand(3, 2, 1), torch.rand(2, 1), torch.tensor([3, 1], dtype=torch.int32)),
+    )
+    session = onnxruntime.InferenceSession(tmp_path / "again.onnx")
+    given = torch.randn(5, 3, 1), torch.randn(3, 1), torch.tensor([2, 5, 1], dtype=torch.int32)
+    found = session.run(None, dict(zip(("x", "h0", "lengths"), (v.numpy() for v in given), strict=True)))
+    for a, b in zip(found, model(*given), strict=True):
+        np.testing.assert_allclose(a, b.numpy(), rtol=1e-5, atol=1e-6)
+
+
 OF_TWO_SHAPES = {
     "by what is computed": ("float[B,4] h0", "c = Concat<axis=0>(x, x)\np = Neg(c)", "q = Tanh(x)"),
     "as it came": ("float[B,4] h0", "n, o = STEP(h0, x)\np = Concat<axis=0>(o, o)", "q = Identity(x)"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -93,8 +93,10 @@ class Branching(LeftByRuns):
     def _made(self, results: Results, way: bool, *, needed: bool = True) -> Sequence[Any] | None:
         """What a graph gives for these sizes, and nothing notes; None where it is not needed and does not run
         on them: one that the example does not take may be for others."""
+        answering = instead()
         try:
-            with self._unanswered():
+            # run otherwise, it would read other tensors than it will where it is traced
+            with self._unanswered() if answering is None or answering.keeps else nullcontext():
                 return results(way)
         except (StepnetError, Misfit):
             if needed:
