@@ -38,7 +38,13 @@ class _During(Generic[Value]):
 
 
 class Instead:
-    """Answers for recurrences in a block of code."""
+    """Answers for recurrences in a block of code.
+
+    Attributes:
+        keeps: whether it keeps a record of each, so that one that is only tried must go unseen.
+    """
+
+    keeps = True
 
     def __call__(
         self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool

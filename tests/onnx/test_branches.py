@@ -67,6 +67,52 @@ def test_branches_with_loops_are_written(tmp_path):
         np.testing.assert_allclose(found[0], model(given, h)[0].numpy(), atol=1e-5)
 
 
+HEAD = """<ir_version: 8, opset_import: ["": 17]> g (float[T,B,1] x, float[1,B,1] h, int32[B] lengths)
+=> (float[N,B,1] y) <float[1,1,1] w = {0.5}, float[1,1,1] r = {-0.7}, int64[1] b = {1}, int64[1] c = {2}> {
+    s = Shape(x)  n = Slice(s, b, c)  m = Concat<axis=0>(b, n, b)"""
+OF_T = """s2 = ReduceSum<keepdims=0>(t)  zero = Constant<value_float=0.0>()  k = Greater(s2, zero)"""
+IN_LOOPS = {
+    "lengths in a branch of a Scan": f"""f = Squeeze(h, z)
+    l, y = Scan<num_scan_inputs=1, body=a(float[B,1] i, float[B,1] t) => (float[B,1] j, float[B,1] o) {{
+        {OF_T}
+        o = If<then_branch=i() => (float[B,1] q) {{
+            all, last = RNN<hidden_size=1>(x, w, r, , lengths)
+            q = Squeeze(last, z) }}, else_branch=e() => (float[B,1] p) {{ p = Neg(t) }}>(k)
+        j = Add(i, o) }}>(f, x)""",
+    "zeros of the batch in a branch": f"""t = Identity(x)  {OF_T}
+    v = If<then_branch=i() => (float[1,B,1] q) {{ q = ConstantOfShape(m) }},
+           else_branch=e() => (float[1,B,1] p) {{ p = Expand(h, m) }}>(k)
+    a, y = RNN<hidden_size=1>(x, w, r, , , v)""",
+    "zeros of the batch in a branch of two sizes": f"""t = Identity(x)  {OF_T}
+    y = If<then_branch=i() => (float[1,B,1] q) {{ q = ConstantOfShape(m) }},
+           else_branch=e() => (float[2,B,1] p) {{ p = Concat<axis=0>(h, h) }}>(k)""",
+    "zeros like the state of a Scan": """f = Squeeze(h, z)
+    l, y = Scan<num_scan_inputs=1, body=a(float[B,1] i, float[B,1] t) => (float[B,1] j, float[B,1] o) {
+        u = Shape(i)  v = ConstantOfShape<value=float[1] {0.5}>(u)  o = Sum(i, v, t)
+        j = Tanh(o) }>(f, x)""",
+}
+
+
+@pytest.mark.parametrize(
+    "name", few(IN_LOOPS, ["lengths in a branch of a Scan", "zeros of the batch in a branch"])
+)
+def test_what_branches_and_loops_refer_to_is_found_again(name, tmp_path):
+    """The example takes one branch, what follows takes both."""
+    text = f"{HEAD}  z = Constant<value=int64[1] {{0}}>() {IN_LOOPS[name]} }}"
+    model = read(text, tmp_path)
+    lengths = torch.tensor([3, 1], dtype=torch.int32)
+    stepnet.onnx.save(model, tmp_path / "again.onnx", (torch.rand(3, 2, 1), torch.rand(1, 2, 1), lengths))
+    first, again = (onnxruntime.InferenceSession(tmp_path / f"{of}.onnx") for of in ("m", "again"))
+    lengths = torch.tensor([2, 5, 1], dtype=torch.int32)
+    for x in (torch.rand(5, 3, 1), -torch.rand(5, 3, 1)):
+        given = {"x": x.numpy(), "h": torch.randn(1, 3, 1).numpy(), "lengths": lengths.numpy()}
+        (wanted,) = first.run(None, given)
+        (found,) = again.run(None, {i.name: given[i.name] for i in again.get_inputs()})
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        own = model(*map(torch.from_numpy, given.values()))[0]
+        np.testing.assert_allclose(own.numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
 OF_TWO_SHAPES = {
     "by what is computed": ("float[B,4] h0", "c = Concat<axis=0>(x, x)\np = Neg(c)", "q = Tanh(x)"),
     "as it came": ("float[B,4] h0", "n, o = STEP(h0, x)\np = Concat<axis=0>(o, o)", "q = Identity(x)"),

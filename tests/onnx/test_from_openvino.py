@@ -202,3 +202,22 @@ def test_ends_that_are_told(name, tmp_path, opened):
             written = opened(tmp_path / "m.onnx")
         for a, b in zip(written(*values), wanted, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_branch_that_reads_a_size(tmp_path):
+    """The size is of the graph around it, and open."""
+    net = Net()
+    c, x = net.parameter("c", "", "bool"), net.parameter("x", "?")
+    size, inner = net.add("ShapeOf", [x], output_type="i64"), ""
+    for branch, number in (("then_", 2.0), ("else_", -1.0)):
+        body = net.body()
+        s = body.parameter("s", "1", "int64")
+        out = body.result(body.add("Broadcast", [body.const(np.float32(number)), s], mode="numpy"))
+        rows = sliced("input", 1, s[0]) + sliced("output", 2, out)
+        inner += f"<{branch}port_map>{rows}</{branch}port_map><{branch}body>{body.content()}</{branch}body>"
+    net.result(net.add("Add", [net.add("If", [c, size], version="opset8", inner=inner), x]))
+    model = stepnet.openvino.load(net.write(tmp_path))
+    stepnet.onnx.save(model, tmp_path / "b.onnx", (torch.tensor(True), torch.ones(3)))
+    again, x = stepnet.onnx.load(tmp_path / "b.onnx"), torch.randn(5)
+    torch.testing.assert_close(again(torch.tensor(False), x)[0], x - 1)
+    torch.testing.assert_close(again(torch.tensor(True), x)[0], x + 2)

@@ -370,6 +370,13 @@ def test_what_is_made_as_often_as_a_size_that_is_open_leaves_it_open(tmp_path):
     assert stepnet.onnx.load(tmp_path / "n.onnx").inputs[0].shape == (-1,)
 
 
+def test_no_whole_numbers_have_the_sizes_that_were_asked_for(tmp_path):
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[N,4] x) => (int64[N,4] y) {
+        n = Shape(x) y = ConstantOfShape <value: tensor = int64[1] {1}> (n) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    assert stepnet.onnx.load(tmp_path / "m.onnx")(torch.ones(0, 4))[0].shape == (0, 4)
+
+
 DEFAULTS = """<ir_version: 9, opset_import: ["": 18]>
     g (float[T,4] x, float[4] w, int64[2] s, int64 n) => (float[N,M] y) {
     c = Constant<value = int64 {1}>()  t = Cast<to = 9>(c)

@@ -35,7 +35,8 @@ class Sizes:
         if self.made is not None:
             return self.made
         if not any(isinstance(size, torch.SymInt) for size in self.array.flat):
-            return torch.tensor(self.array.tolist(), dtype=self.dtype)
+            made = torch.tensor(self.array.tolist(), dtype=self.dtype)
+            return made.reshape(self.array.shape)  # a list of no rows does not say how long they are
         sizes = [torch.scalar_tensor(size, dtype=self.dtype) for size in self.array.flat]
         return torch.stack(sizes).reshape(self.array.shape)  # torch.tensor of torch 2.6 makes sizes fixed
 
@@ -68,6 +69,16 @@ def open_count(value: Any) -> torch.SymInt | None:
 def plain(value: Any) -> Any:
     """A tensor in place of sizes."""
     return value.tensor() if isinstance(value, (Sizes, Repeated)) else value
+
+
+def plain_but_open(value: Any) -> Any:
+    """A tensor in place of truths and of sizes that are all known: in a branch only open ones must be sizes.
+
+    >>> plain_but_open(Sizes([2, 3]))
+    tensor([2, 3])
+    """
+    is_open = isinstance(value, Sizes) and any(isinstance(size, torch.SymInt) for size in value.array.flat)
+    return value if is_open else plain(value)
 
 
 def settled(truth: torch.SymBool) -> bool:

@@ -30,6 +30,8 @@ def tensors_read(run: Callable[[], Any], inputs: Sequence[Tensor]) -> list[Tenso
 class _Plainly(AsLoop):
     """Answers for recurrences, and for those of their steps, by the plain loop."""
 
+    keeps = False
+
     def loop(self, loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
         return naive.run(loop, feeds)
 

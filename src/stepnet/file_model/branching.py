@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -57,12 +57,13 @@ class Branching(LeftByRuns):
         # what notes that model, and what is told of its example
         self._told: tuple[Any, set[bool], Dims | None] = None, set(), None
 
-    def run(self, which: Tensor, results: Results) -> Sequence[Any]:
+    def run(self, which: Tensor, results: Results, alone: Callable[[], Results]) -> Sequence[Any]:
         """What the graph gives that a condition says.
 
         Args:
             which: the condition, a scalar.
             results: what the graph of a truth gives; it holds all tensors that these read.
+            alone: gives the same for a loop of its own, where open sizes that it reads are tensors.
         """
         noted = instead()
         if both_run(which):
@@ -70,7 +71,7 @@ class Branching(LeftByRuns):
             if noted is None or of is None or BOTH.get():
                 return tuple(chosen(which, *pair) for pair in zip(results(True), results(False), strict=True))
             if dims is not None:
-                return self._one_of(which, results, dims)
+                return self._one_of(which, alone(), dims)
             if len(fit) > 1:
                 return tuple(chosen(which, *pair) for pair in zip(results(True), results(False), strict=True))
             (way,) = fit
@@ -84,7 +85,7 @@ class Branching(LeftByRuns):
             fit, dims = fit | self._told[1], self._told[2] or dims
         self._told = noted, fit, dims
         if dims is not None:
-            return self._one_of(which, results, dims)
+            return self._one_of(which, alone(), dims)
         # it traces both, with the loops in them
         taken = {w: results(w) for w in (True, False) if made[w] is not None}[way]
         # what a graph gives as it is is in the trace no other tensor
@@ -93,8 +94,10 @@ class Branching(LeftByRuns):
     def _made(self, results: Results, way: bool, *, needed: bool = True) -> Sequence[Any] | None:
         """What a graph gives for these sizes, and nothing notes; None where it is not needed and does not run
         on them: one that the example does not take may be for others."""
+        answering = instead()
         try:
-            with self._unanswered():
+            # run otherwise, it would read other tensors than it will where it is traced
+            with self._unanswered() if answering is None or answering.keeps else nullcontext():
                 return results(way)
         except (StepnetError, Misfit):
             if needed:

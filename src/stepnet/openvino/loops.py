@@ -22,9 +22,9 @@ from stepnet.errors import IRError, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.segment import Count, Cut
 from stepnet.export.calls import unanswered
-from stepnet.export.open_sizes import plain, settled
+from stepnet.export.open_sizes import plain, plain_but_open, settled
 from stepnet.file_model import Broken, LoopReport, Misfitting, check_turns, not_in_recordings, shorten
-from stepnet.file_model.branching import Branching, Reading
+from stepnet.file_model.branching import Branching, Reading, Results
 from stepnet.file_model.endless import Endless
 from stepnet.file_model.joined_steps import ScanStep
 from stepnet.file_model.scan_loop import compiled
@@ -532,6 +532,8 @@ _BRANCHES = ("then_", "else_")
 class IfRunner:
     """Runs an If-8 layer: one of two bodies."""
 
+    takes_sizes = True
+
     def __init__(self, layer: Layer, graphs: Mapping[str, Any], constants: Mapping[int, Tensor]) -> None:
         self.layer = layer
         self.graphs = graphs
@@ -544,9 +546,17 @@ class IfRunner:
 
     def __call__(self, condition: Any, *rest: Any) -> Sequence[Any]:
         not_in_recordings()
-        which = _scalar(condition, "condition")
-        read = [condition, *rest, *(t for graph in self.graphs.values() for t in graph.tensors())]
-        return self.branching.run(which, Reading(self, read, IfRunner._branch))
+        condition = plain(condition)
+        which, weights = (
+            _scalar(condition, "condition"),
+            [t for g in self.graphs.values() for t in g.tensors()],
+        )
+
+        def results_of(given: Sequence[Any]) -> Results:
+            return Reading(self, [condition, *given, *weights], IfRunner._branch)
+
+        results = results_of([*map(plain_but_open, rest)])
+        return self.branching.run(which, results, lambda: results_of([*map(plain, rest)]))
 
     def _branch(self, read: Sequence[Any], way: bool) -> tuple[Any, ...]:
         """Run one of the bodies, on what is read first."""

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from stepnet.errors import StepnetError
 from stepnet.export.calls import unanswered
-from stepnet.export.open_sizes import Sizes, plain, settled
+from stepnet.export.open_sizes import Sizes, plain, plain_but_open, settled
 from stepnet.file_model.body_ended_loops import BOTH
-from stepnet.file_model.branching import Branching, Reading
+from stepnet.file_model.branching import Branching, Reading, Results
 from stepnet.watchers import instead
 
 from .graph import Graph
@@ -33,28 +33,32 @@ def _if(node: Info) -> Run:
     branches = {True: body_of(node, "then_branch", 0), False: body_of(node, "else_branch", 0)}
 
     _check_results(node, branches)
-    node.read.add(0)
+    node.read.update(range(1 + len(node.outer)))
     branching = Branching(unanswered)
 
     def run(condition: Tensor | Sizes, *outer: Any) -> Sequence[Any]:
-        around = dict(zip(node.outer, outer, strict=True))
+        around = {value: plain_but_open(v) for value, v in zip(node.outer, outer, strict=True)}
+        results = _of_both(branches, around)
 
-        bodies = {way: reading(body, around) for way, body in branches.items()}
-
-        def results(way: bool) -> Sequence[Any]:
-            return bodies[way]()
+        def alone() -> Results:
+            return _of_both(branches, {value: plain(v) for value, v in around.items()})
 
         truth = condition.array.item() if isinstance(condition, Sizes) and condition.array.size == 1 else None
         if isinstance(truth, bool):
             return results(truth)
         try:
-            return branching.run(one_value(plain(condition), "condition"), results)
+            return branching.run(one_value(plain(condition), "condition"), results, alone)
         except StepnetError:
             if BOTH.get() or instead() is None or not isinstance(truth, torch.SymBool):
                 raise
             return results(settled(truth))  # of two shapes, as for the example
 
     return run
+
+
+def _of_both(branches: Mapping[bool, Graph], around: Mapping[Any, Any]) -> Results:
+    bodies = {way: reading(body, around) for way, body in branches.items()}
+    return lambda way: bodies[way]()
 
 
 def _check_results(node: Info, branches: Mapping[bool, Graph]) -> None:

@@ -227,7 +227,9 @@ def _pad(node: Info) -> Run:
 def _constant_of_shape(node: Info) -> Run:
     sizes, content = node.numbers(0), node.get("value")
     value = torch.zeros(1) if content is None else tensor_of(content, node.where)
-    return lambda *inputs: value.reshape(()).expand(check_size(sizes(inputs))).clone()
+    # no tensor is held here: what writes a loop knows those alone that its body refers to
+    number, dtype = value.item(), value.dtype
+    return lambda *inputs: torch.full(check_size(sizes(inputs)), number, dtype=dtype)
 
 
 @op("Range", inputs=(3, 3))
