@@ -216,7 +216,7 @@ def steps_of(module: Any, x: LoDTensor) -> tuple[Sequence[Any], Backend | None]:
     kind = type(module)
     if (
         not (kind is Recurrent or hasattr(kind, "_in_turn"))
-        or kind.__call__ is not _CALL
+        or type(module).__call__ is not _CALL
         or "forward" in (own := vars(module))
         or not runs_alone(module)
         or hooks_of_all()
