@@ -63,11 +63,10 @@ from .refused_steps import (
     changes_objects,
     clock,
     forget_resting,
-    note_changes_again,
-    note_open_again,
     note_refused,
+    note_refused_again,
     rests,
-)
+)  # fmt: skip
 from .rows import Noise, Sequences, as_rows
 from .self_check import holds
 from .single_step_calls import forget_lone
@@ -191,13 +190,10 @@ def _check_goes_by_plan(loop: Loop, feeds: Mapping[str, Any], chooses: bool) -> 
 
 def _declined_again(asked: warm_calls.Asked, declined: Entry, backend: str) -> Unsupported:
     """Why a call like one that had no plan has none."""
-    reason = reason_of(declined)
-    if isinstance(reason, ChangesObjects):
-        _await_trials()
-    elif backend == AUTO:
+    if backend == AUTO:
         note_declined(asked, functools.partial(_misses.pop, declined.family, None))
     _misses.pop(declined.family, None)
-    return reason.fresh()
+    return reason_of(declined).fresh()
 
 
 def _refused_run(
@@ -214,11 +210,10 @@ def _refused_run(
     except Unsupported:
         if warn and not transformed:
             refusal = reason_of(entry)
-            why = refusal.reason, settings(), _is_training(step)
-            if isinstance(refusal, ChangesObjects):
-                note_changes_again(step, why, clock() - began)
-            elif reads.open is not None:
-                note_open_again(step, why, clock() - began)
+            changes = isinstance(refusal, ChangesObjects)
+            if changes or reads.open is not None:
+                why = refusal.reason, settings(), _is_training(step)
+                note_refused_again(step, why, clock() - began, changes=changes)
         raise
 
 

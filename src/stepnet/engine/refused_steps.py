@@ -17,9 +17,18 @@ from .kept_by_step import KeptByStep
 _LONG = 0.003  # seconds
 TIMES = 20  # as long as it took
 clock = time.perf_counter  # by which all looks are timed
-_until = KeptByStep[float]()
-_met = KeptByStep[Any]()  # why a step was refused before, for what it changes
-_looked = KeptByStep[Any]()  # the same of open steps, which are recorded at each call
+
+
+class _Refused:
+    """A step that was refused."""
+
+    def __init__(self) -> None:
+        self.until = 0.0  # when it is looked at again
+        self.why: Any = None  # of the last time, of a step that changes objects and of an open one
+        self.changes = False  # whether it was ever refused for objects that it changes
+
+
+_steps = KeptByStep[_Refused]()
 
 
 class Rests(Unsupported):
@@ -28,41 +37,33 @@ class Rests(Unsupported):
 
 def rests(step: Any) -> bool:
     """Whether a step is to run by the plain loop without a look at it."""
-    until = _until.of(step)
-    return until is not None and clock() < until
+    known = _steps.of(step)
+    return known is not None and clock() < known.until
 
 
 def note_refused(step: Any, seconds: float) -> None:
     """A walk that took so long refused a step."""
-    if seconds >= _LONG:
-        _until.note(step, clock() + TIMES * seconds)
+    if seconds >= _LONG and (known := _steps.made(step, lambda _: _Refused())) is not None:
+        known.until = clock() + TIMES * seconds
 
 
-def note_changes_again(step: Any, why: Any, seconds: float) -> None:
-    """A look that took so long refused a step that changes objects, as it did at the call before if that was
-    for the same: the first one may have tried and compiled what later ones need not."""
-    _note_again(_met, step, why, seconds)
-
-
-def note_open_again(step: Any, why: Any, seconds: float) -> None:
-    """The same of an open step, refused for what was found when it was recorded, or was to be."""
-    _note_again(_looked, step, why, seconds)
-
-
-def _note_again(before: KeptByStep[Any], step: Any, why: Any, seconds: float) -> None:
-    if before.of(step) == why:
+def note_refused_again(step: Any, why: Any, seconds: float, *, changes: bool) -> None:
+    """A look that took so long refused a step that changes objects, or an open one, as it did at the call
+    before if that was for the same: the first one may have tried and compiled what later ones need not."""
+    known = _steps.made(step, lambda _: _Refused())
+    if known is None:
+        return
+    if known.why == why:
         note_refused(step, seconds)
-    else:
-        before.note(step, why)
+    known.why, known.changes = why, known.changes or changes
 
 
 def changes_objects(step: Any) -> bool:
     """Whether a step was refused for the objects that it changes."""
-    return _met.of(step) is not None
+    known = _steps.of(step)
+    return known is not None and known.changes
 
 
 def forget_resting() -> None:
     """Look at every step at its next call."""
-    _until.clear()
-    _met.clear()
-    _looked.clear()
+    _steps.clear()

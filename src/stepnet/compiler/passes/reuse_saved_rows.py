@@ -62,24 +62,20 @@ def read_known_rows(
         names = [known(name) if name else "" for name in node.outputs]
         if None not in names:
             rows.update((name, of) for name, of in zip(node.outputs, names, strict=True) if name and of)
-    carries = []
-    for c in loop.carries:
-        of = known(c.parameter) if c.parameter != c.result else None
-        if of is None:
-            carries.append(c)
-        else:
-            rows[c.parameter] = of
+    changed = (c.parameter for c in loop.carries if c.parameter != c.result)
+    rows |= {name: of for name in changed if (of := known(name)) is not None}
+    carries = [c for c in loop.carries if c.parameter not in rows]
+    ends = [*loop.wanted, *(c.result for c in carries)]
     left = body.with_nodes(n for n in body.nodes if not any(name in rows for name in n.outputs))
-    nodes = left.needed([*loop.wanted, *(c.result for c in carries)])
+    nodes = left.needed(ends)
     spared = {id(node) for node in body.nodes}.difference(map(id, nodes))
     if not any(id(n) in spared and not is_cheap(n.op) and n.op not in VIEWS for n in body.nodes):
         return None
-    read = {name for node in nodes for name in node.inputs} | {*loop.wanted, *(c.result for c in carries)}
+    read = {name for node in nodes for name in node.inputs} | {*ends}
     rows = {name: of for name, of in rows.items() if name in read}
     parameters = (*(n for n in body.parameters if n not in rows), *rows)
-    results = tuple(c.result for c in carries)
-    results = tuple(dict.fromkeys((*(n for n in body.results if n in loop.wanted), *results)))
-    cut = replace(body, parameters=parameters, nodes=tuple(nodes), results=results)
+    results = dict.fromkeys((*(n for n in body.results if n in loop.wanted), *(c.result for c in carries)))
+    cut = replace(body, parameters=parameters, nodes=tuple(nodes), results=tuple(results))
     return KnownRows(fission(cut, carries, loop.wanted, fuse=fuse), rows)
 
 

@@ -135,23 +135,17 @@ class Cell:
         batch, hidden = x.shape[1], r.shape[2]
         ys, finals = [], []
         few = self._few_steps(inputs, x) if lengths is None else None
+        one = lengths is None and few is None and not traced and x.shape[0] == 1  # of a stream, say
         for d, reverse in enumerate(self.reversed):
             states = [self._first(s, d, x, batch, hidden) for s in first]
             state = tuple(states) if self.states > 1 else states[0]
             step = self._step(step_of, d, inputs)
-            if (
-                lengths is None
-                and few is None
-                and (instead() is None and not torch.compiler.is_compiling() and x.shape[0] == 1)
-            ):
-                # of a stream, say: there is nothing to loop over
+            if not one:
+                not_in_recordings(sized=True, settled=() if lengths is None else None, steps=few)
+            if one:  # there is nothing to loop over
                 y, last = step(x[0], state)
                 y = y.unsqueeze(0)
-                ys.append(y)
-                finals.append(last if self.states > 1 else (last,))
-                continue
-            not_in_recordings(sized=True, settled=() if lengths is None else None, steps=few)
-            if lengths is None:
+            elif lengths is None:
                 y, last = recurrent(step, x, state, reverse=reverse)
             elif instead() is not None:  # what writes the model knows no sequences but those of its inputs
                 y, last = recurrent(masked(step), (x, within(x, lengths)), state, reverse=reverse)

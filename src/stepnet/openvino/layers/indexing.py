@@ -65,23 +65,21 @@ def _strided_slice(layer: Layer, attributes: Attributes) -> Function:
                 dims=str((len(begins), len(ends), len(steps))),
             )
         no_begin, no_end, new_axis, shrink, ellipsis = masks
-        used = sum(not bit(new_axis, i) and not bit(ellipsis, i) for i in range(len(begins)))
         axis = 0
-        for i in range(len(begins)):
+        for i, step in enumerate(steps):
+            first = None if bit(no_begin, i) else begins[i]
+            last = None if bit(no_end, i) else ends[i]
             if bit(ellipsis, i):
-                axis += x.dim() - axis - sum(not bit(new_axis, j) for j in range(i + 1, len(begins)))
+                axis += x.dim() - axis - sum(not bit(new_axis, j) for j in range(i + 1, len(steps)))
             elif bit(new_axis, i):
                 x = x.unsqueeze(axis)
                 axis += 1
-            elif axis >= x.dim() or used > x.dim() + len(begins):
+            elif axis >= x.dim():
                 raise Misfit(f"slices more axes than {shape_text(x)} has", dims=(axis, x.dim()))
             elif bit(shrink, i):
-                at = 0 if bit(no_begin, i) else begins[i]
-                x = x.select(axis, at)
+                x = x.select(axis, 0 if first is None else first)
             else:
-                a = None if bit(no_begin, i) else begins[i]
-                b = None if bit(no_end, i) else ends[i]
-                x = sliced(x, axis, a, b, steps[i])
+                x = sliced(x, axis, first, last, step)
                 axis += 1
         return x
 
