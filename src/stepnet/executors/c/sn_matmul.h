@@ -130,6 +130,28 @@ SN_INLINE void sn_turn_words(float *to, int64_t stride_to, const float *from, in
         _mm512_storeu_pd((double *)(to + (k + 3) * stride_to), _mm512_unpackhi_pd(b[0], b[1]));
     }
 }
+#elif defined(__AVX__) && SN_VECTOR_BYTES == 32 && (!defined(SN_LINKED) || defined(SN_TURNS))
+#include <immintrin.h>
+#define SN_TURN_WORDS 1
+/* The same of 8 x 8 words, by halves of vectors. */
+SN_INLINE void sn_turn_words(float *to, int64_t stride_to, const float *from, int64_t stride_from) {
+    SN_UNROLL for (int k = 0; k < 8; k += 4) {
+        __m256d a[2], b[2];
+        __m256 row[4];
+        SN_UNROLL for (int j = 0; j < 4; ++j) {
+            const float *at = from + j * stride_from + k;
+            row[j] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(at)), _mm_loadu_ps(at + 4 * stride_from), 1);
+        }
+        SN_UNROLL for (int j = 0; j < 2; ++j) {
+            a[j] = _mm256_castps_pd(_mm256_unpacklo_ps(row[2 * j], row[2 * j + 1]));
+            b[j] = _mm256_castps_pd(_mm256_unpackhi_ps(row[2 * j], row[2 * j + 1]));
+        }
+        _mm256_storeu_pd((double *)(to + k * stride_to), _mm256_unpacklo_pd(a[0], a[1]));
+        _mm256_storeu_pd((double *)(to + (k + 1) * stride_to), _mm256_unpackhi_pd(a[0], a[1]));
+        _mm256_storeu_pd((double *)(to + (k + 2) * stride_to), _mm256_unpacklo_pd(b[0], b[1]));
+        _mm256_storeu_pd((double *)(to + (k + 3) * stride_to), _mm256_unpackhi_pd(b[0], b[1]));
+    }
+}
 #else
 #define SN_TURN_WORDS 0
 #endif
