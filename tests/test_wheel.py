@@ -58,6 +58,7 @@ def test_holds_every_file_of_the_package(names):
         "stepnet/executors/c/scan.c.in",
         "stepnet/executors/c/sn_math.h",
         "stepnet/executors/c/sn_matmul.h",
+        "stepnet/executors/c/sn_turn.h",
         "stepnet/executors/c/sn_parallel.h",
     ],
 )

@@ -80,7 +80,7 @@ def test_weights_that_share_rows_get_one_product(run, monkeypatch):
     torch.manual_seed(0)
     wanted, found = torch.nn.LSTM(80, 48), nn.LSTM(80, 48)
     found.load_state_dict(wanted.state_dict())
-    x = torch.randn(16, 8, 80)
+    x = torch.randn(32, 8, 80)  # more than are made in the call of the loop
     wanted.double()(x.double())[0].square().sum().backward()
     for frozen in (False, True):
         found.zero_grad()

@@ -104,35 +104,7 @@ SN_INLINE int64_t sn_split(int64_t rows, int64_t most) {
     return (rows + tiles - 1) / tiles;
 }
 
-#if defined(__AVX512F__) && SN_VECTOR_BYTES == 64 && (!defined(SN_LINKED) || defined(SN_TURNS))
-#include <immintrin.h>
-#define SN_TURN_WORDS 1
-/* to[k * stride_to + u] = from[u * stride_from + k], 16 x 16 words: quarters of vectors come from memory in their place,
- * and no shuffle crosses them. */
-SN_INLINE void sn_turn_words(float *to, int64_t stride_to, const float *from, int64_t stride_from) {
-    SN_UNROLL for (int k = 0; k < 16; k += 4) {
-        __m512d a[2], b[2];
-        __m512 row[4];
-        SN_UNROLL for (int j = 0; j < 4; ++j) {
-            const float *at = from + j * stride_from + k;
-            row[j] = _mm512_castps128_ps512(_mm_loadu_ps(at));
-            row[j] = _mm512_insertf32x4(row[j], _mm_loadu_ps(at + 4 * stride_from), 1);
-            row[j] = _mm512_insertf32x4(row[j], _mm_loadu_ps(at + 8 * stride_from), 2);
-            row[j] = _mm512_insertf32x4(row[j], _mm_loadu_ps(at + 12 * stride_from), 3);
-        }
-        SN_UNROLL for (int j = 0; j < 2; ++j) {
-            a[j] = _mm512_castps_pd(_mm512_unpacklo_ps(row[2 * j], row[2 * j + 1]));
-            b[j] = _mm512_castps_pd(_mm512_unpackhi_ps(row[2 * j], row[2 * j + 1]));
-        }
-        _mm512_storeu_pd((double *)(to + k * stride_to), _mm512_unpacklo_pd(a[0], a[1]));
-        _mm512_storeu_pd((double *)(to + (k + 1) * stride_to), _mm512_unpackhi_pd(a[0], a[1]));
-        _mm512_storeu_pd((double *)(to + (k + 2) * stride_to), _mm512_unpacklo_pd(b[0], b[1]));
-        _mm512_storeu_pd((double *)(to + (k + 3) * stride_to), _mm512_unpackhi_pd(b[0], b[1]));
-    }
-}
-#else
-#define SN_TURN_WORDS 0
-#endif
+#include "sn_turn.h"
 #endif
 
 typedef SN_REAL SN_(sn_vec) __attribute__((vector_size(SN_VECTOR_BYTES)));
@@ -366,6 +338,12 @@ SN_SHARED void SN_(sn_few)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source
 SN_INLINE void SN_(sn_lane_sums)(SN_REAL *to, SN_(sn_vec) *sum) {
     enum { L = SN_(sn_lanes) };
 #if SN_TURN
+#if SN_EIGHT_SUMS
+    if (sizeof(SN_REAL) == 4) {
+        sn_eight_sums((float *)to, (const float *)sum);
+        return;
+    }
+#endif
     typedef __typeof__((SN_(sn_vec)){0} == (SN_(sn_vec)){0}) lane_mask;
     lane_mask even, odd;
     SN_UNROLL for (int j = 0; j < L; ++j) {
