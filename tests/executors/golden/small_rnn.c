@@ -1,11 +1,11 @@
 /* scan of forward
  *   carry state <- v15
- *   v9: row[3] float32 = matmul(x, v8) {}  # rnn.py:32
+ *   v9: row[3] float32 = matmul(x, v8) {}  # rnn.py:35
  *   w1_s28: shared[3] float32 = add(w1, w3) {}
- *   v12: row[3] float32 = matmul(state, v11) {}  # rnn.py:32
- *   v14_s29: row[3] float32 = add(v9, w1_s28) {}  # rnn.py:32
- *   v14: row[3] float32 = add(v14_s29, v12) {}  # rnn.py:32
- *   v15: row[3] float32 = tanh(v14) {}  # rnn.py:31
+ *   v12: row[3] float32 = matmul(state, v11) {}  # rnn.py:35
+ *   v14_s29: row[3] float32 = add(v9, w1_s28) {}  # rnn.py:35
+ *   v14: row[3] float32 = add(v14_s29, v12) {}  # rnn.py:35
+ *   v15: row[3] float32 = tanh(v14) {}  # rnn.py:34
  *   out v15
  */
 typedef struct {
@@ -82,12 +82,12 @@ SN_RUN(run, pack, 2, 0)
 
 /* scan of backward
  *   carry d_1 <- v21
- *   v16: row[3] float32 = add(d_1, d_0) {}  # rnn.py:34
- *   v17: row[3] float32 = mul(v15, v15) {}  # rnn.py:31
- *   v19: row[3] float32 = sub(v18, v17) {}  # rnn.py:31
- *   v20: row[3] float32 = mul(v16, v19) {}  # rnn.py:31
- *   v21: row[3] float32 = matmul(v20, w2) {}  # rnn.py:32
- *   v24: sum[3] float32 = sum_rows(v20) {}  # rnn.py:32
+ *   v16: row[3] float32 = add(d_1, d_0) {}  # rnn.py:37
+ *   v17: row[3] float32 = mul(v15, v15) {}  # rnn.py:34
+ *   v19: row[3] float32 = sub(v18, v17) {}  # rnn.py:34
+ *   v20: row[3] float32 = mul(v16, v19) {}  # rnn.py:34
+ *   v21: row[3] float32 = matmul(v20, w2) {}  # rnn.py:35
+ *   v24: sum[3] float32 = sum_rows(v20) {}  # rnn.py:35
  *   out v20, v24
  */
 typedef struct {
