@@ -10,7 +10,7 @@
  *   v19_s36: row[9] float32 = add(v14, w2_s35) {}  # test_golden.py:26
  *   v19: row[9] float32 = add(v19_s36, v17) {}  # test_golden.py:26
  *   v20: row[9] float32 = tanh(v19) {}  # test_golden.py:26
- *   out v12, v20
+ *   out v10, v12, v20
  */
 typedef struct {
     SN_SCAN;
@@ -21,6 +21,7 @@ typedef struct {
     sn_matrix v16;
     sn_matrix v13_p0;
     SN_STATE(float, state);
+    int64_t *v10_copy0;
     float *v12;
     float *v20;
     int64_t *wrong;
@@ -35,9 +36,10 @@ static void run_share(SN_SHARE) {
     int64_t wrong = 0;
     for (int64_t t = 0; t < a->steps; ++t) {
         if ((active = sn_step(&of, t, active, row)) == 0) break;
-        /* row by row: v9_p0, v9, v11, v12 */
+        /* row by row: v9_p0, v9, v11, v12, v10_copy0 */
         for (int64_t i = member; i < active; i += members) {
             const float *restrict state_at = state + i * 9;
+            int64_t *restrict v10_copy0_at = a->v10_copy0 + row[i] * 1;
             const float *restrict w0_at = a->w0;
             const float *restrict x_at = a->x + row[i] * 2;
             float *restrict v12_at = a->v12 + row[i] * 2;
@@ -52,6 +54,8 @@ static void run_share(SN_SHARE) {
                 v9_first = v9_first < v9_place ? v9_first : v9_place;
             }
             const int64_t v9 = v9_first;
+            const int64_t v10_copy0 = v9;
+            v10_copy0_at[0] = v10_copy0;
             const int64_t v11_row = sn_lookup(v9, 9, &wrong);
             #pragma omp simd
             for (int64_t j = 0; j < 2; ++j) {
