@@ -26,7 +26,7 @@ from stepnet.executors import naive
 from stepnet.executors.naive import PlainRun, State
 from stepnet.executors.recompute_check import checkpointed
 from stepnet.executors.rows import RowArray
-from stepnet.front.step import describe_leaf, kept_dtypes, step_name
+from stepnet.front.step import describe_leaf, kept_dtypes, signature_of, step_name
 from stepnet.ir.loop import BackEdge, Concat, Iteration, Last, Loop, Merged
 from stepnet.watchers import WHILE_LOOPS
 
@@ -255,9 +255,17 @@ class WhileBody:
     def going(self, leaves: list[Any], step: int, rows: int | None = None) -> Any:
         """The condition at a step, checked; for each of `rows`."""
         with torch.no_grad() if torch.is_grad_enabled() else contextlib.nullcontext():
-            going = self.cond(*unflatten(self.spec, leaves))
+            going = self._called("condition", self.cond, leaves)
         with torch._C.DisableTorchFunction():  # what watches the step need not see the checks
             return self._checked(going, step, rows)
+
+    def _called(self, kind: str, function: Callable[..., Any], leaves: list[Any]) -> Any:
+        values = unflatten(self.spec, leaves)
+        try:
+            return function(*values)
+        except TypeError:
+            _check_parameters(kind, function, len(values))
+            raise
 
     def _checked(self, going: Any, step: int, rows: int | None) -> Any:
         if step == 0:
@@ -293,7 +301,7 @@ class WhileBody:
 
     def advance(self, leaves: list[Any], step: int) -> list[Any]:
         """The loop variables after a step, checked."""
-        result = self.body(*unflatten(self.spec, leaves))
+        result = self._called("body", self.body, leaves)
         if type(result) is list:
             result = tuple(result)
         new, spec = flatten_as(self.spec, result)
@@ -349,6 +357,24 @@ def _checkpointed(run: PlainRun, state: State, most: int) -> State:
     what = f"while_loop: body '{run.loop.body.name}'"
     values = state.values.values()
     return checkpointed(what, segment, *values, results=lambda state: list(state.values.values()))
+
+
+def _check_parameters(kind: str, function: Callable[..., Any], count: int) -> None:
+    """Refuse a function that does not take a value for each loop variable."""
+    try:
+        parameters = signature_of(function)
+    except (TypeError, ValueError):  # of a builtin
+        return
+    try:
+        parameters.bind(*range(count))
+    except TypeError as error:
+        name = step_name(function)
+        raise StepError(
+            f"while_loop: {kind} '{name}' does not take what it is called with: {error}",
+            got=f"{name}{parameters}",
+            expected=f"a parameter for each of the {count} loop variables",
+            remedy="condition and body take all loop variables; what stays the same is closed over",
+        ) from None
 
 
 def _names(body: Callable[..., Any], spec: Spec) -> list[str]:

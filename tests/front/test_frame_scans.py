@@ -301,3 +301,18 @@ def test_results_are_no_values_of_arrays(what):
     loop.results[1].zero_()
     assert x.all()
     assert torch.equal(outputs.read(2), before)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "computed"])
+def test_a_loop_that_ends_below_its_updates_gives_what_its_last_step_came_with(known):
+    x, sums = TensorArray(unstack_from=torch.ones(4, 2)), TensorArray()
+    loop = stepnet.create_whileloop([torch.tensor(0), torch.zeros(2)])
+    with loop.frame() as (s, h):
+        new = h + x.read(s)
+        sums.write(s, new)
+        loop.update(h, new)
+        loop.update(s, s + 1)
+        loop.break_if(s == 3 if known else new.sum() > 7)
+    last, h = loop.results
+    assert (last, h.tolist()) == (3, [3.0, 3.0])
+    assert sums.stack()[:, 0].tolist() == [1, 2, 3, 4]

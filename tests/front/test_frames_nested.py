@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import weakref
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from front.frame_laws import as_frame, same
 from stepnet import LoDTensor, Memory, RecurrentOp, Scope, TensorArray, dynamic_recurrent, sequence_pool
 from stepnet.data.recording import RECORDER
 from stepnet.errors import StepError
+from stepnet.export.captured_state import AsCalled
+from stepnet.loops.recorded_frame import LoopCall
 from threads import at_once
 
 W = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
@@ -105,6 +108,20 @@ def test_a_frame_in_a_frame_over_nested_sequences(groups):
             torch.autograd.grad(found.read(t).values.sum(), (rows, W), retain_graph=True),
             torch.autograd.grad(expected.values.sum(), (rows, W), retain_graph=True),
         )
+
+
+def test_what_a_loop_reads_stays_where_the_recorded_loop_is_gone():
+    """A call of an inner loop outlives the frame; it tells the loop how it ran, which no value depends on."""
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 3)
+        loop.update(s, s + 1)
+    call = LoopCall(loop, [])
+    then = AsCalled(lambda: call)
+    gone = weakref.ref(loop)
+    del loop, s
+    assert gone() is None
+    then.check("the loop")
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3])

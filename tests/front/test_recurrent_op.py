@@ -223,11 +223,25 @@ def test_a_memory_needs_one_beginning():
         ({"shape": 4}, "'shape' is that of one row, a tuple"),
         ({"shape": (2.5,)}, "a size in 'shape' must be"),
         ({"shape": (4,), "value": "zero"}, "'value' must be a number"),
+        ({"shape": (4,), "value": True}, "'value' must be a number"),
     ],
 )
 def test_a_memory_is_told_what_does_not_make_one(wrong, words):
     with pytest.raises(StepError, match=f"memory 'h': {words}"):
         Memory("h", "h_pre", **wrong)
+
+
+@pytest.mark.parametrize("start", [False, True])
+def test_a_memory_of_truth_values_starts_with_one(start):
+    def net(scope):
+        scope["seen"] = scope["seen_pre"] | (scope["x"] > 1)
+
+    op = RecurrentOp(
+        net, ["x"], ["seen"], [Memory("seen", "seen_pre", shape=(1,), value=start, dtype=torch.bool)]
+    )
+    scope = Scope({"x": torch.tensor([0.0, 2, 0]).reshape(3, 1, 1)})
+    op.run(scope)
+    assert scope["seen"].flatten().tolist() == [start, True, True]
 
 
 @pytest.mark.parametrize("given", [None, [3], [Scope({"x": 1, "m": 1})], [Scope().new_scope()]])

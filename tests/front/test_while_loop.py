@@ -297,6 +297,38 @@ def test_errors_say_what_is_wrong_in_the_users_words(cond, body, loop_vars, opti
         assert word in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("cond", "body", "words"),
+    [
+        (lambda i, h: i < 3, lambda i: (i + 1,), r"body '<lambda>' .*got:      <lambda>\(i\)"),
+        (lambda i: i < 3, lambda i, h: (i + 1, h), r"condition '<lambda>' .*got:      <lambda>\(i\)"),
+        (lambda i, h, k: i < 3, lambda i, h: (i + 1, h), r"condition .*'k'.* each of the 2 loop variables"),
+    ],
+)
+def test_a_function_that_does_not_take_the_loop_variables_is_told(cond, body, words):
+    with pytest.raises(StepError, match="(?s)while_loop: " + words):
+        while_loop(cond, body, (0, torch.ones(2)))
+
+
+def test_a_type_error_of_the_body_stays_what_it_is():
+    with pytest.raises(TypeError, match="unsupported operand"):
+        while_loop(lambda i: i < 3, lambda i: (i + "one",), (0,))
+
+
+def test_a_transform_in_a_body_is_run_but_under_a_checkpoint():
+    def descend(i: Any, h: Tensor) -> tuple[Any, Tensor]:
+        return i + 1, h - torch.func.grad(lambda x: (x**4).sum())(h)
+
+    def run(h: Tensor, **options: Any) -> Tensor:
+        return while_loop(lambda i, h: i < 2, descend, (0, h), **options)[1]
+
+    h = f64(3)
+    once = h - 4 * h**3
+    torch.testing.assert_close(gradients([run(h)], [h]), gradients([once - 4 * once**3], [h]))
+    with pytest.raises(StepError, match=r"(?s)body 'descend' calls a transform .*leave out checkpoint="):
+        run(h, checkpoint=True)
+
+
 def test_max_steps_may_be_just_enough():
     assert while_loop(lambda x: x < 4, lambda x: (x + 1,), (0,), max_steps=4) == (4,)
 

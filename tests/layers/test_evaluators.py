@@ -18,8 +18,10 @@ from stepnet.layers import (
     auc,
     chunk,
     classification_error,
+    concat,
     data,
     edit_distance,
+    fc,
     perplexity,
     precision_recall,
     recurrent_group,
@@ -204,6 +206,14 @@ def test_an_evaluator_is_no_layer_of_a_step():
         x, label = data("x", Sequence(Dense(3))), data("label", Sequence(Integer(3)))
         with pytest.raises(TapeError, match="classification_error"):
             recurrent_group(step, x)
+
+
+def test_no_layer_takes_an_evaluator():
+    with Tape():
+        wrong = classification_error(data("x", Dense(3)), data("label", Integer(3)), name="wrong")
+        for layer in (lambda: fc(wrong, 4), lambda: concat([wrong, wrong]), lambda: wrong + 1):
+            with pytest.raises(TapeError, match=r"'wrong',? (is )?an evaluator, whose value no layer takes"):
+                layer()
 
 
 def test_an_evaluator_and_its_labels_must_have_the_same_lengths():

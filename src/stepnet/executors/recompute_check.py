@@ -28,7 +28,7 @@ def checkpointed(
         results: what is to be the same each time, of what it gives.
 
     Raises:
-        StepError: in backward: it gives other numbers then.
+        StepError: it calls a transform of torch.func; or in backward: it gives other numbers then.
     """
     first: list[Tensor] | None = None
 
@@ -47,7 +47,16 @@ def checkpointed(
         return out
 
     with set_checkpoint_early_stop(False):  # each run is held against the first at its end
-        made: Any = checkpoint(held, *inputs, use_reentrant=False)
+        try:
+            made: Any = checkpoint(held, *inputs, use_reentrant=False)
+        except RuntimeError as error:
+            if "support saved tensor hooks" not in str(error):
+                raise
+            raise StepError(
+                f"{what} calls a transform of torch.func, which torch does not run under a checkpoint",
+                got=str(error).splitlines()[0],
+                remedy="leave out checkpoint=",
+            ) from error
     return made
 
 

@@ -88,6 +88,9 @@ class WhileLoop:
     def break_if(self, condition: Any) -> None:
         """End the loop where the condition is True, before what the frame does after this line.
 
+        Arrays keep what this step wrote before it. Loop variables are those that this step came with,
+        wherever the line stands, as `update` says what they are at the next step.
+
         Raises:
             StepError: the condition is not one boolean, or was not made from symbolic values.
         """

@@ -31,7 +31,7 @@ class Memory:
         init: the name, in the outer scope, of the value that the first step reads: [B, ...], a row per
             sequence in the order of the inputs.
         shape: without `init`, the shape of the value, without the batch.
-        value: without `init`, the number that fills it.
+        value: without `init`, the number that fills it; True or False where `dtype` is torch.bool.
         dtype: without `init`, its dtype; None: that of the first input. Say it where that holds words.
 
     Raises:
@@ -65,7 +65,8 @@ class Memory:
             )
         for size in self.shape or ():
             whole(f"memory '{self.name}': a size in 'shape'", size, 0)
-        number(f"memory '{self.name}': 'value'", self.value)
+        if self.dtype is not torch.bool or not isinstance(self.value, bool):
+            number(f"memory '{self.name}': 'value'", self.value)
         if self.dtype is not None and (self.init is not None or not isinstance(self.dtype, torch.dtype)):
             raise StepError(
                 f"memory '{self.name}': 'dtype' is that of a memory without an init",

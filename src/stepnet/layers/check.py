@@ -22,7 +22,7 @@ def unfit(kind: str, why: str, got: Any, **more: Any) -> TapeError:
 
 def describe_item(x: TapeItem) -> str:
     """What is known of an item's value."""
-    return describe(x.creation.example)
+    return describe(x.creation.example) or "an evaluator, whose value no layer takes"
 
 
 def check_item(kind: str, x: Any, what: str = "its input") -> TapeItem:

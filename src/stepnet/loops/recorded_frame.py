@@ -12,6 +12,7 @@ from stepnet.compiler.rewritten.inner_loops import inner
 from stepnet.data.array import contents_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import is_wrapped
+from stepnet.data.recording import LeftByRuns
 from stepnet.data.storage import apart
 from stepnet.errors import ArrayError, StepError
 from stepnet.executors import naive
@@ -33,6 +34,13 @@ def _gone() -> None:
     """The loop of a copy in another process."""
 
 
+class _Told(LeftByRuns):
+    """The loop that is told how it ran, while there is one. No value depends on it."""
+
+    def __init__(self, loop: Callable[[], WhileLoop | None]) -> None:
+        self.loop = loop
+
+
 class LoopCall:
     """What calls a recorded loop as one function: its program on the values that it is given."""
 
@@ -41,10 +49,10 @@ class LoopCall:
     def __init__(self, loop: WhileLoop, written: Sequence[int]) -> None:
         self.recording, self.places = Recording.of(loop), tuple(loop.program.constants)
         self.written = tuple(written)
-        self._loop: Callable[[], WhileLoop | None] = weakref.ref(loop)
+        self._told = _Told(weakref.ref(loop))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_loop": _gone}  # a pickled one tells nobody how it ran
+        return self.__dict__ | {"_told": _Told(_gone)}  # a pickled one tells nobody how it ran
 
     def __deepcopy__(self, memo: Any) -> LoopCall:
         return self  # it holds no values
@@ -55,7 +63,7 @@ class LoopCall:
     ) -> tuple[Any, ...]:  # fmt: skip
         """The loop variables after the last step, then the arrays that it writes."""
         ran = recording.run(loop_vars, dict(zip(self.places, constants, strict=True)), arrays)
-        loop = self._loop() if tell else None
+        loop = self._told.loop() if tell else None
         if loop is not None:
             loop.executor, loop.reason = ran.executor, ran.reason
         return (*ran.results, *(arrays[number] for number in self.written))

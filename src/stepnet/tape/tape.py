@@ -30,6 +30,7 @@ from .creation import (
     larger,
     trial,
 )
+from .evaluator import Evaluator
 from .holding import hold_tensors
 from .item import TapeItem
 from .topology import Topology, play, select
@@ -220,6 +221,14 @@ class Tape:
     def _try(self, creation: Creation, where: Place) -> Any:
         """The result for examples; unknown where one of the inputs is."""
         examples = {index: self._creations[index].example for index in creation.inputs}
+        for index in examples:
+            if isinstance(self._creations[index].function, Evaluator):
+                name = self._creations[index].name
+                raise TapeError(
+                    f"{where}: its input '{name}' is an evaluator, whose value no layer takes",
+                    got=f"{self._creations[index]}",
+                    remedy=f"metrics['{name}'] of what the topology gives is its value so far",
+                )
         if not examples or any(value is UNKNOWN for value in examples.values()):
             return UNKNOWN
         try:
