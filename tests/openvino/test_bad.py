@@ -321,9 +321,9 @@ def ranked(net, kind, outputs, version="opset11", **more):
     return net.add(kind, sources, ["FP32", "I64"][-outputs:], version, **more)
 
 
-def cut(net, begin_mask, end_mask):
+def cut(net, begin_mask, end_mask, **more):
     x, ones = net.parameter("x", "2,3"), net.const([1, 1])
-    return net.add("StridedSlice", [x, ones, ones], begin_mask=begin_mask, end_mask=end_mask)
+    return net.add("StridedSlice", [x, ones, ones], begin_mask=begin_mask, end_mask=end_mask, **more)
 
 
 LAYERS = {
@@ -364,6 +364,9 @@ LAYERS = {
     r"StridedSlice .*: begin_mask is of bits\n.*0,2\n.*0 or 1 each": lambda n: cut(n, "0,2", "0,0"),
     r"StridedSlice .*: its masks have different .*\n.*begin_mask of 2, end_mask of 1\n": lambda n: cut(
         n, "0,1", "0"
+    ),
+    r"StridedSlice .*: has two ellipses\n.*1, 1.*\n.*one bit": lambda n: cut(
+        n, "0,1", "0,0", ellipsis_mask="1,1"
     ),
     r"Range .*: a range is of numbers\n.*boolean\n": lambda n: n.add(
         "Range", [n.const(0), n.const(3), n.const(1)], ["BOOL"], "opset4", output_type="boolean"

@@ -57,6 +57,8 @@ def _strided_slice(layer: Layer, attributes: Attributes) -> Function:
             got=", ".join(f"{name} of {count}" for name, count in long.items()),
             expected="a bit for each element of begin, or none",
         )
+    if sum(masks[-1]) > 1:
+        raise Misfit("has two ellipses", got=f"ellipsis_mask={masks[-1]}", expected="one bit of it at most")
 
     def bit(mask: list[int], i: int) -> bool:
         return i < len(mask) and mask[i] == 1
