@@ -315,6 +315,17 @@ def variable(net, **more):
     return net.add("ReadValue", [x], version="opset6", variable_id="v", **more)
 
 
+def ranked(net, kind, outputs, version="opset11", **more):
+    x = net.parameter("x", "2,3")
+    sources = [x, net.const(2)] if outputs == 2 else [x]
+    return net.add(kind, sources, ["FP32", "I64"][-outputs:], version, **more)
+
+
+def cut(net, begin_mask, end_mask, **more):
+    x, ones = net.parameter("x", "2,3"), net.const([1, 1])
+    return net.add("StridedSlice", [x, ones, ones], begin_mask=begin_mask, end_mask=end_mask, **more)
+
+
 LAYERS = {
     r"If .*: its bodies give output port 2 values of different .*\n.*float32 of then.*bool": lambda n: (
         branches(n, n.parameter("x", "2,3"), n.parameter("c", "", "bool"), "Less")
@@ -344,7 +355,27 @@ LAYERS = {
     r"ReadValue .*: says only one of the type and the shape .*\n.*variable_type\n": lambda n: variable(
         n, variable_type="f32"
     ),
-}
+    r"TopK .*: index_element_type is the type of whole numbers .*\n.*f32\n.*i32 or i64": lambda n: ranked(
+        n, "TopK", 2, axis=-1, mode="max", sort="value", index_element_type="f32"
+    ),
+    r"NonZero .*: output_type is the type of whole numbers .*\n.*boolean\n": lambda n: ranked(
+        n, "NonZero", 1, "opset3", output_type="boolean"
+    ),
+    r"StridedSlice .*: begin_mask is of bits\n.*0,2\n.*0 or 1 each": lambda n: cut(n, "0,2", "0,0"),
+    r"StridedSlice .*: its masks have different .*\n.*begin_mask of 2, end_mask of 1\n": lambda n: cut(
+        n, "0,1", "0"
+    ),
+    r"StridedSlice .*: has two ellipses\n.*1, 1.*\n.*one bit": lambda n: cut(
+        n, "0,1", "0,0", ellipsis_mask="1,1"
+    ),
+    r"Range .*: a range is of numbers\n.*boolean\n": lambda n: n.add(
+        "Range", [n.const(0), n.const(3), n.const(1)], ["BOOL"], "opset4", output_type="boolean"
+    ),
+    r"BatchNormInference .*: epsilon must be >= 0\n.*-1.0\n": lambda n: n.add(
+        "BatchNormInference", [n.parameter("x", "2,3"), *[n.const(np.ones(3, "f4"))] * 4], version="opset5",
+        epsilon=-1,
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("says", LAYERS)

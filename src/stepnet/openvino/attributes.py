@@ -71,6 +71,27 @@ class Attributes:
         """An element type, such as f32."""
         return by_name(self.text(name, default), self.where, name)
 
+    def index_type(self, name: str, default: str | None = None) -> ElementType:
+        """The element type of places, counts or sizes: i32 or i64."""
+        found = self.element_type(name, default)
+        if found.name not in ("i32", "i64"):
+            raise Broken(
+                f"{self.where}: {name} is the type of whole numbers that count or name a place",
+                got=found.name,
+                expected="i32 or i64",
+            )
+        return found
+
+    def bits(self, name: str) -> list[int]:
+        """Numbers between commas that are 0 or 1 each; none if empty or missing."""
+        found = self.ints(name, [])
+        for bit in found:
+            if bit not in (0, 1):
+                raise Broken(
+                    f"{self.where}: {name} is of bits", got=shorten(self.text(name)), expected="0 or 1 each"
+                )
+        return found
+
     def int(self, name: str, default: int | None = None) -> int:
         """A whole number of at most 64 bits."""
         if default is not None and name not in self:

@@ -17,7 +17,7 @@ from .row import Function, Misfit, Row, axis_in, number, plain, shape_text
 def _unique(layer: Layer, attributes: Attributes) -> Function:
     in_order = attributes.bool("sorted", True)
     index, count = (
-        attributes.element_type(name, "i64").dtype for name in ("index_element_type", "count_element_type")
+        attributes.index_type(name, "i64").dtype for name in ("index_element_type", "count_element_type")
     )
 
     def unique(x: Tensor, axis: Any = None) -> tuple[Tensor, ...]:
@@ -81,7 +81,7 @@ def _ctc(layer: Layer, attributes: Attributes) -> Function:
 def _ctc_of_lengths(layer: Layer, attributes: Attributes) -> Function:
     merge = attributes.bool("merge_repeated", True)
     classes, counts = (
-        attributes.element_type(name, "i32").dtype for name in ("classes_index_type", "sequence_length_type")
+        attributes.index_type(name, "i32").dtype for name in ("classes_index_type", "sequence_length_type")
     )
 
     def decode(scores: Tensor, lengths: Tensor, blank: Any = None) -> tuple[Tensor, Tensor]:

@@ -48,13 +48,20 @@ def _slice(x: Tensor, start: Any, stop: Any, step: Any, axes: Any = None) -> Ten
 
 
 def _strided_slice(layer: Layer, attributes: Attributes) -> Function:
-    masks = [
-        attributes.ints(f"{name}_mask", [])
-        for name in ("begin", "end", "new_axis", "shrink_axis", "ellipsis")
-    ]
+    names = [f"{name}_mask" for name in ("begin", "end", "new_axis", "shrink_axis", "ellipsis")]
+    masks = [attributes.bits(name) for name in names]
+    long = {name: len(mask) for name, mask in zip(names, masks, strict=True) if mask}
+    if len(set(long.values())) > 1:
+        raise Misfit(
+            "its masks have different lengths",
+            got=", ".join(f"{name} of {count}" for name, count in long.items()),
+            expected="a bit for each element of begin, or none",
+        )
+    if sum(masks[-1]) > 1:
+        raise Misfit("has two ellipses", got=f"ellipsis_mask={masks[-1]}", expected="one bit of it at most")
 
     def bit(mask: list[int], i: int) -> bool:
-        return i < len(mask) and mask[i] != 0
+        return i < len(mask) and mask[i] == 1
 
     def strided_slice(x: Tensor, begin: Any, end: Any, strides: Any = None) -> Tensor:
         begins, ends = listed(begin), listed(end)
@@ -113,7 +120,7 @@ def _top_k(layer: Layer, attributes: Attributes) -> Function:
     axis = attributes.int("axis")
     smallest = attributes.choice("mode", ("max", "min")) == "min"
     by_index = attributes.choice("sort", ("value", "index", "none"), "value") == "index"
-    dtype = attributes.element_type("index_element_type", "i32").dtype
+    dtype = attributes.index_type("index_element_type", "i32").dtype
 
     def top_k(x: Tensor, k: Any) -> tuple[Tensor, Tensor]:
         values, index = largest(x, number(k, "k"), axis, smallest=smallest)
@@ -174,7 +181,7 @@ def _one_hot(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _non_zero(layer: Layer, attributes: Attributes) -> Function:
-    dtype = attributes.element_type("output_type", "i64").dtype
+    dtype = attributes.index_type("output_type", "i64").dtype
     return lambda x: torch.nonzero(x).t().to(dtype)
 
 

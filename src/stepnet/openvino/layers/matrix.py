@@ -186,7 +186,7 @@ _LARGEST = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
 
 def _adaptive(kind: Sequence[Callable[..., Any]]) -> Callable[[Layer, Attributes], Function]:
     def make(layer: Layer, attributes: Attributes) -> Function:
-        dtype = attributes.element_type("index_element_type", "i64").dtype
+        dtype = attributes.index_type("index_element_type", "i64").dtype
 
         def pool(x: Tensor, sizes: Any) -> Any:
             shape = listed(sizes)

@@ -169,7 +169,7 @@ def _eye(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _places_in(layer: Layer, attributes: Attributes, right: bool, sequence: Tensor, x: Tensor) -> Tensor:
-    dtype = attributes.element_type("output_type", "i64").dtype
+    dtype = attributes.index_type("output_type", "i64").dtype
     kind = torch.promote_types(sequence.dtype, x.dtype)
     found = torch.searchsorted(sequence.to(kind).contiguous(), x.to(kind).contiguous(), right=right)
     return found.to(dtype)

@@ -97,6 +97,8 @@ def _normalize_l2(layer: Layer, attributes: Attributes) -> Function:
 def _batch_norm(layer: Layer, attributes: Attributes) -> Function:
     eps = attributes.float("epsilon")
     early = layer.opset < 5
+    if not eps >= 0:
+        raise Misfit("epsilon must be >= 0", got=eps, expected="a small number, such as 1e-5")
 
     def batch_norm(*inputs: Tensor) -> Tensor:
         x, gamma, beta, mean, variance = inputs

@@ -50,7 +50,7 @@ def _roi_align(layer: Layer, attributes: Attributes) -> Function:
 def _non_max_suppression(layer: Layer, attributes: Attributes) -> Function:
     centred = attributes.choice("box_encoding", ("corner", "center"), "corner") == "center"
     best_first = attributes.bool("sort_result_descending", True)
-    dtype = torch.int64 if layer.opset < 3 else attributes.element_type("output_type", "i64").dtype
+    dtype = torch.int64 if layer.opset < 3 else attributes.index_type("output_type", "i64").dtype
     most = 6 if layer.opset >= 5 else 5  # a sigma, scores and a count came with the fifth
     outputs = 3 if layer.opset >= 5 else 1
     if len(layer.inputs) > most or len(layer.outputs) != outputs:

@@ -225,7 +225,7 @@ def _tile(x: Tensor, repeats: Any) -> Tensor:
 
 
 def _shape_of(layer: Layer, attributes: Attributes) -> Function:
-    dtype = attributes.element_type("output_type", "i64").dtype if layer.opset >= 3 else torch.int64
+    dtype = attributes.index_type("output_type", "i64").dtype if layer.opset >= 3 else torch.int64
 
     def shape_of(x: Tensor) -> Any:
         if is_exporting() or instead() is not None or not all(type(size) is int for size in x.shape):
@@ -238,6 +238,8 @@ def _shape_of(layer: Layer, attributes: Attributes) -> Function:
 def _range(layer: Layer, attributes: Attributes) -> Function:
     said = "output_type" in attributes or layer.outputs[0].type is not None
     dtype = declared_type(layer, "output_type").dtype if said else torch.float32
+    if dtype is torch.bool:
+        raise Misfit("a range is of numbers", got="boolean", expected="a type of numbers, such as i64")
 
     def arange(start: Any, stop: Any, step: Any) -> Tensor:
         a, b, by = number(start, "start"), number(stop, "stop"), number(step, "step")
