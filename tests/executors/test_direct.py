@@ -18,6 +18,7 @@ from stepnet.cells import LSTM
 from stepnet.data import heap
 from stepnet.errors import StepError
 from stepnet.executors import addresses
+from stepnet.executors.c import placement
 from stepnet.executors.direct import Direct, Lately
 from threads import at_once
 
@@ -413,3 +414,30 @@ def test_no_hook_is_called_where_the_results_in_use_bring_no_gradient(backend, u
     reached = ((rows, v), (h, w))
     assert all(t.grad is not None for t in reached[used])
     assert all(t.grad is None for t in reached[1 - used])
+
+
+@pytest.mark.parametrize("threads", few([2, 3], [2]))
+@pytest.mark.parametrize(
+    ("step", "form"), few([(s, f) for s in ("lstm", "maps") for f in ROWS], [("lstm", "ragged")])
+)
+def test_threads_that_sum_some_rows_each(monkeypatch, step, form, threads):
+    """The parts of a sum, one of each thread, are added up by places too."""
+    backward, went = Direct.gradients, []
+
+    def noted(self, *given):
+        out = backward(self, *given)
+        went.append(out is not None)
+        return out
+
+    monkeypatch.setattr(Direct, "gradients", noted)
+    monkeypatch.setattr(placement, "ALONE", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        (by_places, _), (by_names, _) = (outcome(once, step, form, True, direct) for direct in (True, False))
+    finally:
+        torch.set_num_threads(before)
+    assert went[-1]
+    assert [t and t[1:] for t in by_places] == [t and t[1:] for t in by_names]
+    values = ([t and t[0] for t in found] for found in (by_places, by_names))
+    torch.testing.assert_close(*values, rtol=0, atol=0)

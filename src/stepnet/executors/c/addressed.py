@@ -36,6 +36,7 @@ class Writer:
         self.count, self.size = count, 0
         self.of_sequences = False  # whether some of that is for a value of each sequence
         self.served: list[int] = []
+        self.sums: list[tuple[int, Place, int, int, int]] = []
         self.places: list[tuple[int, Place]] = []
         self.numbers: list[tuple[int, int]] = []
 
@@ -47,6 +48,12 @@ class Writer:
     def write(self, at: int, place: Place) -> None:
         """Let an argument be a place."""
         self.places.append((at, place))
+
+    def add_up(self, at: int, to: Place, count: int, parts: int, item: int) -> None:
+        """Let an argument be memory for a sum of so many numbers, of so many bytes each, that has parts.
+        Those begin as zeros, and what they add up to is put there."""
+        self.write(at, self.own(count * parts * item))
+        self.sums.append((at, to, count, parts, item))
 
     def serve(self, *entries: int | Place) -> None:
         """Tell `few.served` something more."""
@@ -153,11 +160,12 @@ def _head(written: Writer) -> tuple[list[int], int]:
     """What `few_rows.by_addresses` is told before the addresses; and of how many."""
     places = [(at, p.which, p.offset) for at, p in written.places if p.which is not None]
     filled, zeroed, copied = written.around
-    head = [0, 0, 0, 0, len(places), len(filled), len(zeroed), len(copied)]
-    for part in (*places, *filled, *zeroed, *copied):
+    sums = [(at, to.which or 0, to.offset, *size) for at, to, *size in written.sums]
+    head = [0, 0, 0, 0, len(places), len(filled), len(zeroed), len(sums), len(copied)]
+    for part in (*places, *filled, *zeroed, *sums, *copied):
         head += part
     read = (
-        {which for _, which, _ in places}
+        {which for _, which, *_ in (*places, *sums)}
         | {k for k, _ in zeroed}
         | {k for to, of, *_ in (*filled, *copied) for k in (to, of)}
     )

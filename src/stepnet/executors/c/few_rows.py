@@ -134,18 +134,28 @@ void sn_served(const struct served *s) {
 }
 
 /* A scan whose arguments are so many bytes after some addresses, which come last. Before it some tables are
-   filled with a number that lies elsewhere, or with zeros, and after it some are copied. */
+   filled with a number that lies elsewhere, or with zeros, and after it some are copied. Sums that have a
+   part for each thread, one after the other where an argument says, begin as zeros, and are added up to where
+   they belong. */
 struct addressed {
     int64_t *arguments;
     const struct served *served;
     void (*run)(const void *pool, const void *arguments);
     const void *pool;
-    int64_t places, fills, zeros, copies;
+    int64_t places, fills, zeros, sums, copies;
 };
+
+#define ADD_UP(TYPE) {                                                               \\
+    const TYPE *part = (const void *)a->arguments[p[0]];                             \\
+    TYPE *to = (void *)(at[p[1]] + p[2]);                                            \\
+    for (int64_t i = 0; i < p[3]; ++i) to[i] = 0 + part[i];                          \\
+    for (int64_t k = 1; k < p[4]; ++k)                                               \\
+        for (int64_t i = 0; i < p[3]; ++i) to[i] += part[k * p[3] + i];              \\
+}
 
 void sn_addressed(const struct addressed *a) {
     const int64_t *p = (const void *)(a + 1);
-    const int64_t *at = p + 3 * (a->places + a->copies) + 4 * a->fills + 2 * a->zeros;
+    const int64_t *at = p + 3 * (a->places + a->copies) + 4 * a->fills + 2 * a->zeros + 6 * a->sums;
     for (int64_t n = a->places; n > 0; --n, p += 3)
         a->arguments[p[0]] = at[p[1]] + p[2];
     for (int64_t n = a->fills; n > 0; --n, p += 4) {
@@ -159,10 +169,17 @@ void sn_addressed(const struct addressed *a) {
     }
     for (int64_t n = a->zeros; n > 0; --n, p += 2)
         memset((void *)at[p[0]], 0, (size_t)p[1]);
+    const int64_t *sums = p;
+    for (int64_t n = a->sums; n > 0; --n, p += 6)
+        memset((void *)a->arguments[p[0]], 0, (size_t)(p[3] * p[4] * p[5]));
     if (a->served)
         sn_served(a->served);
     else
         a->run(a->pool, a->arguments);
+    p = sums;
+    for (int64_t n = a->sums; n > 0; --n, p += 6)
+        if (p[5] == sizeof(float)) ADD_UP(float)
+        else ADD_UP(double)
     for (int64_t n = a->copies; n > 0; --n, p += 3)
         memcpy((void *)at[p[0]], (const void *)at[p[1]], (size_t)p[2]);
 }

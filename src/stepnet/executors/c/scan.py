@@ -42,6 +42,7 @@ from .source import Source, write
 from .weight_memory import before, constants, matrices
 
 WORTH_SPLITTING = 512  # rows, for fewer of which splitting a matrix takes longer than it saves (measured)
+_ADDED_UP = frozenset((torch.float32, torch.float64))  # of parts that threads make, by `few_rows`
 _NEW = ("out", "state", "sum", "total")  # what a call makes tensors for
 
 
@@ -198,23 +199,27 @@ class CScan:
         if not (known >= {*at.made} and self._is_by_addresses(placed, tables)):
             raise LookupError
         code, room = self.placements.code(placed.sharing), 1 << layout.sequences.bit_length()
-        w = self._writer(layout, tables, at, products, room)
+        w = self._writer(layout, tables, at, products, room, placed.parts)
         others = self._for_others(placed, w, most, parts or 0, room)
         return Addressed(self._desks, placed, others, self.placements.by_one, code.address, w, parts)
 
     def _is_by_addresses(self, placed: Placed, tables: Sequence[Table]) -> bool:
-        """Whether a call takes addresses alone: what it makes is small, and summed by one thread."""
+        """Whether a call takes addresses alone, and what it makes is small."""
         sums = self.source.program.sums
-        if self._held or self._may_fail or self.source.program.totals or (sums and placed.parts > 1):
+        if self._held or self._may_fail or self.source.program.totals:
+            return False
+        if placed.parts > 1 and not _ADDED_UP.issuperset(t.dtype for t in tables if t.name in sums):
             return False
         if placed.pace is not None and (sums or placed.sharing in ("turns", "features")):
             return False
         return all(math.prod(t.shape) * t.dtype.itemsize < MOST for t in tables)
 
     def _writer(
-        self, layout: Layout, tables: Sequence[Table], at: Places, products: Sequence[str] | None, room: int
-    ) -> Writer:
-        """What writes the arguments of a call. `room`: the sequences that its own memory is for."""
+        self, layout: Layout, tables: Sequence[Table], at: Places, products: Sequence[str] | None, room: int,
+        parts: int,
+    ) -> Writer:  # fmt: skip
+        """What writes the arguments of a call. `room`: the sequences that its own memory is for. `parts`: of
+        each sum."""
         w, kinds = Writer(self._desks.count, at), self._loop.body.values
         values, made = dict(at.values), dict(at.made)
 
@@ -223,8 +228,12 @@ class CScan:
 
         for table in tables:
             name = self._named.get(table.name, table.name)
+            count, item = math.prod(table.shape), table.dtype.itemsize
+            if parts > 1 and table.name in self.source.program.sums and name in made:
+                w.add_up(table.at, made[name], count // parts, parts, item)
+                continue
             if name not in made:
-                made[name] = w.own(math.prod(table.shape) * table.dtype.itemsize)
+                made[name] = w.own(count * item)
             w.write(table.at, made[name])
         moves = [name for name in self._movable if name in at.boots] if products is not None else []
         few = [self._few[name][0] for name in products or ()]
