@@ -244,7 +244,7 @@ WORDS = {
     "branch_on_the_number_of_rows": "depends on how many rows it is given",
     "loop_over_rows": "rows",
     "branch_on_a_value": "asks whether something holds for all rows, and at some step it does not",
-    "numbers_rows_by_range": "makes a plain number of the number of rows, as a loop over rows does",
+    "numbers_rows_by_range": "out of the number of rows, as a loop over rows does",
     "item": "depends on the values of a tensor",
     "to_list": "values",
     "numpy": "numpy",

@@ -40,7 +40,7 @@ def without_hooks() -> Iterator[None]:
     autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
     if not hasattr(autograd, "_top_saved_tensors_default_hooks"):  # torch 2.6 does not tell which there are
         if autograd._saved_tensors_hooks_is_enabled():
-            with saved_tensors_hooks(_itself, _itself):  # the last ones hide all before
+            with saved_tensors_hooks(_with_version, _as_saved):  # the last ones hide all before
                 yield
         else:
             yield
@@ -62,5 +62,13 @@ def without_compiled_autograd() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if compiled is None else compiled._disable()
 
 
-def _itself(tensor: Tensor) -> Tensor:
+def _with_version(tensor: Tensor) -> tuple[Tensor, int]:
+    return tensor, tensor._version
+
+
+def _as_saved(kept: tuple[Tensor, int]) -> Tensor:
+    """What was kept. With hooks torch does not see that it was written into since."""
+    tensor, version = kept
+    if tensor._version != version:
+        raise RuntimeError("a value needed for a gradient has been modified by an inplace operation")
     return tensor

@@ -62,7 +62,7 @@ def by_torch(
         graph, constants = module.graph, _constants(module)
     if not batch.node.expr.free_symbols:
         raise Unsupported(
-            "the step makes a plain number of the number of rows, as a loop over rows does",
+            "the step makes a plain Python number out of the number of rows, as a loop over rows does",
             remedy="torch.func.vmap(f)(x, h), for a function of one row, in place of a loop over "
             "range(x.shape[0]); x.shape[0] // 4 in place of int(x.shape[0] / 4); -1 in a view for what "
             "depends on it",
