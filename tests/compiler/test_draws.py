@@ -98,9 +98,9 @@ def by_columns(x: Tensor, h: Tensor) -> Any:
 
 WORDS = {
     seeds: "calls manual_seed",
-    of_odds: "a law that no plan knows beforehand (test_draws.py:",
-    of_all_rows: "not a row for each sequence",
-    by_columns: "not a row for each sequence",
+    of_odds: "in a way that cannot be drawn before the loop (test_draws.py:",
+    of_all_rows: "does not have a row for each sequence",
+    by_columns: "does not have a row for each sequence",
 }
 
 

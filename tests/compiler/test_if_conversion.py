@@ -80,7 +80,7 @@ def test_a_choice_by_a_tensor_asks_as_if_does():
     as_the_plain_loop(step, x, (h, n), weights=[W])
     assert entry_of(step, x, (h, n), backend="c").ready is not None
     apart = (n.detach() + torch.tensor([[0.0], [0.0], [1.0]])).requires_grad_()
-    with pytest.warns(SlowPathWarning, match="something holds of all rows"):
+    with pytest.warns(SlowPathWarning, match="something holds for all rows"):
         as_the_plain_loop(step, x, (h, apart), None, weights=[W])
 
 

@@ -86,9 +86,9 @@ class Levels(TorchDispatchMode):
         return id(tensor) in self._late
 
     def must_be(self, leaf: Any, *, words: bool) -> None:
-        """Refuse a result that has not a row for each word, or for each sentence."""
+        """Refuse a result that does not have a row for each word, or for each sentence."""
         if not isinstance(leaf, Tensor) or _level(leaf) != (WORDS if words else SENTENCES):
-            raise Unsupported("a result of the step has not a row for each sentence")
+            raise Unsupported("a result of the step does not have a row for each sentence")
 
 
 @contextlib.contextmanager

@@ -137,7 +137,7 @@ def _call(
     if not all(isinstance(leaf, Tensor) and not isinstance(leaf, LoDTensor) for leaf in beside):
         raise Unsupported("a recurrence inside looks at sequences of its own for each sentence")
     if any(not leaf.dim() or surely_differ(leaf.shape[0], words.table.shape[0]) for leaf in beside):
-        raise Unsupported("what a recurrence inside sees at each step has not a row for each sentence")
+        raise Unsupported("what a recurrence inside sees at each step does not have a row for each sentence")
     _, state_spec = flatten(state if static is None else WithStatic(state, static))
     return StepBody(function, spec, state_spec), [leaf.values for leaf in leaves], boot, beside
 

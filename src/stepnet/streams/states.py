@@ -118,7 +118,7 @@ class States:
         for name, state in recurrences:
             leaves, spec = flatten(state)
             if any(leaf.shape[0] != len(slots) for leaf in leaves):
-                raise ValueError("a state has not a row for each id")
+                raise ValueError("a state does not have a row for each id")
             if not all(map(_is_table, leaves)):
                 raise ValueError("a state is no table of numbers")
             calls.append((name, spec))

@@ -105,7 +105,7 @@ class Masks:
     def refuse(self, results: Any) -> None:
         """Hold that no result is what a mask picked."""
         if self._marks(results):
-            raise _refused("the step returns what a mask picks, and not a row for each sequence")
+            raise _refused("the step returns what a mask picks, which is not a row for each sequence")
 
     def _marks(self, values: Any) -> set[Any]:
         if not self._picked:
