@@ -29,7 +29,12 @@ T, B, H, LINES = 3, 4, 3, 22
 SHAPES = {(T, B, H): "X", (B, H): "S", (H, H): "W"}
 LENGTHS = ([3, 0, 4, 5], [1, 1, 1, 9], [3, 3, 3, 3], [0, 12, 0, 0], [2, 4, 1, 5])
 # Where errors are ours alone: one node has all results, and keeps what torch's ops may have no need of.
-STRICTER = ("modified by an inplace", "a second time", "no longer reads what it read")
+STRICTER = (
+    "modified by an inplace",
+    "a second time",
+    "no longer reads what it read",
+    "is differentiated, but",
+)
 Weights = dict[str, Tensor]
 
 
@@ -169,7 +174,13 @@ class Heap:
             "materialize_grads": self.choice([False, True]),
         }
         if total.requires_grad and by:
-            for g in torch.autograd.grad(total, by, allow_unused=True, retain_graph=True, **how):
+            # A run is one node, which the engine comes to where any of its inputs is asked for, and then what
+            # it gave retains a gradient: by single ops only what depends on that input.
+            retained = [(t, t.grad) for t in self.held.values() if t.retains_grad and not t.is_leaf]
+            found = torch.autograd.grad(total, by, allow_unused=True, retain_graph=True, **how)
+            for t, grad in retained:
+                t.grad = grad
+            for g in found:
                 if g is not None:
                     self.put(g)
 

@@ -457,16 +457,21 @@ def test_weights_that_are_written_to_before_backward(backend: str) -> None:
 
 
 def test_hooks_of_what_gets_no_gradient_are_not_called() -> None:
-    """Of a state that no step reads; and of x, where the loss needs the last state alone."""
+    """Of a state that no step reads; and of x, where the loss needs the last state alone. One for accumulated
+    gradients would see that of an earlier backward; it is called where one comes by another way."""
 
     def seen(step: Callable[..., Any], used: int, backend: str) -> list[str]:
         given = [torch.ones(2, 3, H, requires_grad=True), torch.ones(3, H, requires_grad=True)]
         called: list[str] = []
         for name, t in zip("xh", given, strict=True):
             t.register_hook(lambda g, name=name: called.append(name))
-        given[1].register_post_accumulate_grad_hook(lambda _: called.append("after h"))
-        recurrent(step, *given, backend=backend)[used].sum().backward()
-        return sorted(called)
+            t.register_post_accumulate_grad_hook(
+                lambda t, name=name: called.append(f"after {name}: {t.grad.sum()}")
+            )
+        for other in (0.0, given[used].cos().sum(), given[1 - used].cos().sum(), 0.0):
+            (recurrent(step, *given, backend=backend)[used].sum() + other).backward()
+            called.append("next")
+        return called
 
     for step, used in ((lambda x, h: (x, x * 2), 0), (lambda x, h: (x * 2, h * 2), 1)):
         assert seen(step, used, "eager") == seen(step, used, "naive")

@@ -29,6 +29,30 @@ def _called(hook: Any) -> Any:
     return hook if counts or isinstance(hook, _Called) else _Called(hook)
 
 
+class _Accumulated:
+    """A hook after the gradient of a leaf is accumulated that is not called where nothing came to it."""
+
+    def __init__(self, hook: Callable[[Tensor], None]):
+        self.hook = hook
+        self.before: tuple[Tensor | None, int] | None = None
+
+    def expect(self, leaf: Tensor) -> None:
+        """Note what the leaf has before the engine comes to it, perhaps with nothing."""
+        self.before = _accumulated(leaf)
+
+    def __call__(self, leaf: Tensor) -> None:
+        before, self.before = self.before, None
+        now = _accumulated(leaf)
+        if before is None or before[0] is not now[0] or before[1] != now[1]:
+            self.hook(leaf)
+
+
+def _accumulated(leaf: Tensor) -> tuple[Tensor | None, int]:
+    """The gradient of a leaf, and how often it was written to."""
+    grad = leaf.grad
+    return grad, 0 if grad is None else grad._version
+
+
 class _Hooks(OrderedDict[int, Any]):
     def __setitem__(self, key: int, hook: Any) -> None:
         super().__setitem__(key, _called(hook))
@@ -54,6 +78,15 @@ def guard_inputs(
     for tensor, gradient, leads in zip(inputs, gradients, needed, strict=False):
         if leads and gradient is None:
             for each in (tensor, tensor._base):
-                if each is not None and (hooks := each._backward_hooks):
-                    for key, hook in hooks.items():
-                        hooks[key] = _called(hook)
+                if each is not None:
+                    _guard(each)
+
+
+def _guard(tensor: Tensor) -> None:
+    if hooks := tensor._backward_hooks:
+        for key, hook in hooks.items():
+            hooks[key] = _called(hook)
+    if tensor.is_leaf and (hooks := tensor._post_accumulate_grad_hooks):
+        for key, hook in hooks.items():
+            hooks[key] = hook = hook if isinstance(hook, _Accumulated) else _Accumulated(hook)
+            hook.expect(tensor)
