@@ -297,7 +297,7 @@ class _PlanCall(torch.autograd.Function):
             else:
                 found = by_saved_leaves(*how, moved)
             if found is not None:
-                guard_inputs(inputs, found, needed)
+                guard_inputs(ctx, inputs, found, needed)
                 return (None, None, *found)
         again = are_written(ctx.results)
         if by_places is not None:
@@ -305,7 +305,7 @@ class _PlanCall(torch.autograd.Function):
             once = not later and not torch.is_grad_enabled() and not again
             found = direct.gradients(saved, grads, needed, layout) if once else None
             if found is not None:
-                guard_inputs(inputs, found, needed)
+                guard_inputs(ctx, inputs, found, needed)
                 return (None, None, *found)
             if not (later or again):
                 saved = direct.by_names(saved)
@@ -314,7 +314,7 @@ class _PlanCall(torch.autograd.Function):
         if again:
             saved = saved[: len(needed)]
         found = _backward(ctx, saved, grads, needed, later)
-        guard_inputs(inputs, found, needed)
+        guard_inputs(ctx, inputs, found, needed)
         return (None, None, *found)
 
 

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from stepnet.data.autograd_history import history
+
+_NEAR = 100  # operations before a recurrence, of whose leaves the hooks are seen to
 
 
 class _Called:
@@ -71,13 +76,15 @@ def guarded_results(function: type[torch.autograd.Function]) -> None:
 
 
 def guard_inputs(
-    inputs: Iterable[Tensor], gradients: Iterable[Tensor | None], needed: Iterable[bool]
+    node: Any, inputs: Iterable[Tensor], gradients: Iterable[Tensor | None], needed: Iterable[bool]
 ) -> None:
-    """See to the hooks of those of a node's inputs, and of what they are views of, for which a backward of it
-    has no gradient, though they `needed` one: the engine leads to no others."""
-    for tensor, gradient, leads in zip(inputs, gradients, needed, strict=False):
+    """See to the hooks of those of a node's inputs, and of what they are views or are made of, for which a
+    backward of it has no gradient, though they `needed` one: the engine leads to no others."""
+    for k, (tensor, gradient, leads) in enumerate(zip(inputs, gradients, needed, strict=False)):
         if leads and gradient is None:
-            for each in (tensor, tensor._base):
+            before = islice(history([node.next_functions[k][0]]), _NEAR)
+            leaves = [getattr(each, "variable", None) for each in before]
+            for each in (tensor, tensor._base, *leaves):
                 if each is not None:
                     _guard(each)
 
