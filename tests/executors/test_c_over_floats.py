@@ -1,8 +1,11 @@
 """Products over rows in floats against float64, and where they stand in for torch's."""
 
+import threading
+
 import pytest
 import torch
 
+from forks import in_a_fork
 from stepnet import nn
 from stepnet.executors.c import over_rows as c_over_rows
 from stepnet.executors.c.products import cpu
@@ -47,6 +50,24 @@ def test_numbers_that_are_not_ordinary(number):
     found = c_over_rows.in_floats(a, [b], 300)
     assert found is not None
     torch.testing.assert_close(found[0], a.t() @ b, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_a_thread_with_a_small_stack():
+    """What is packed does not lie on it: a process with such a thread ended."""
+    a, (b,) = _rows(300, 40, (70,))
+    assert c_over_rows.in_floats(a, [b], 300) is not None  # it is built
+
+    def summed():
+        torch.set_num_threads(1)
+        found = []
+        before = threading.stack_size(1 << 18)
+        thread = threading.Thread(target=lambda: found.extend(c_over_rows.in_floats(a, [b], 300)))
+        thread.start()
+        threading.stack_size(before)
+        thread.join()
+        return float((found[0] - a.t() @ b).abs().max())
+
+    assert in_a_fork(summed) < 1e-4
 
 
 def test_few_rows_and_turned_tables_are_left_to_torch():

@@ -66,7 +66,7 @@ from .refused_steps import (
     note_refused,
     note_refused_again,
     rests,
-)  # fmt: skip
+)
 from .rows import Noise, Sequences, as_rows
 from .self_check import holds
 from .single_step_calls import forget_lone

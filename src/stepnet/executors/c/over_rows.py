@@ -25,6 +25,7 @@ _MOST_TOGETHER = 256  # features of two tables that go together: `SN_OVER_FEATUR
 _SHARE = 256  # rows of a thread, below which there is nothing to gain
 _FEW_FLOATS = 32  # features or columns, below which products in floats are not faster than torch's (measured)
 _MULTIPLIED = 1 << 20  # numbers that a thread multiplies at least
+_ROOM = 164_992  # numbers of room of each thread, on whose stack they may not fit
 
 
 class _Over(ctypes.Structure):
@@ -56,6 +57,7 @@ class _OverFloats(ctypes.Structure):
         ("a", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("stride", "rows", "k")),
         ("tables", _Table * 2),
+        ("room", ctypes.c_void_p),
     )
 
 
@@ -105,7 +107,8 @@ def in_floats(a: Tensor, tables: Sequence[Tensor], rows: int) -> list[Tensor] | 
     ]
     work = rows * k * sum(table.shape[1] for table in tables)
     threads = max(1, min(torch.get_num_threads(), work // _MULTIPLIED))
-    over = _OverFloats(data_ptr(a), stride(a)[0], rows, k, (_Table * 2)(*told))
+    room = empty((threads, _ROOM), dtype=torch.float32)
+    over = _OverFloats(data_ptr(a), stride(a)[0], rows, k, (_Table * 2)(*told), data_ptr(room))
     run(c_threads.pool(threads), ctypes.byref(over))
     return found
 
@@ -183,7 +186,7 @@ def _both(first: Bound, second: Bound) -> Bound:
 @c_build.until_built
 def library_of_floats() -> Callable[..., None]:
     """The function in C of products in floats."""
-    text = c_build.preamble("f32", linked=True) + over_floats()
+    text = f"{c_build.preamble('f32', linked=True)}\n#define SN_OVER_ROOM {_ROOM}\n{over_floats()}"
     text += "\nvoid run(const sn_pool *pool, sn_over_floats *over) { sn_over_in_floats(pool, over); }\n"
     library = c_build.build(text, "f32", libm=False)
     return library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.POINTER(_OverFloats))

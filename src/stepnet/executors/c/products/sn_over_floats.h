@@ -21,11 +21,14 @@ typedef struct {
     const float *a;
     int64_t stride, rows, k;
     sn_over_table tables[2];
+    float *room; /* SN_OVER_ROOM numbers for each thread, whose stack may be small */
 } sn_over_floats;
 
 /* Strips and panels of SN_OVER_AT_ONCE rows stay in the second cache, a strip and a panel in the first one. */
 enum { SN_OVER_TALL = 6, SN_OVER_WIDE = 2 * sn_lanes_f32, SN_OVER_SUMMED = 128, SN_OVER_AT_ONCE = 256, SN_OVER_NEAR = 512 };
 enum { SN_OVER_STRIPS = 64, SN_OVER_COLUMNS = 256, SN_OVER_STRIP = SN_OVER_AT_ONCE * SN_OVER_TALL + sn_lanes_f32 };
+enum { SN_OVER_PACKED = SN_OVER_STRIPS * SN_OVER_STRIP };
+_Static_assert(SN_OVER_PACKED + SN_OVER_AT_ONCE * SN_OVER_COLUMNS <= SN_OVER_ROOM, "room for strips and panels");
 
 /* Columns 0 .. m of A in strips; it has k of them. A vector that is put down for six numbers ends in the place of those
  * that follow. */
@@ -123,8 +126,7 @@ static void sn_over_one(const sn_over_table *table, float *panels, const float *
 
 static void sn_over_floats_share(void *data, int64_t share, int64_t shares) {
     const sn_over_floats *o = (const sn_over_floats *)data;
-    float strips[SN_OVER_STRIPS * SN_OVER_STRIP] __attribute__((aligned(64)));
-    float panels[SN_OVER_AT_ONCE * SN_OVER_COLUMNS] __attribute__((aligned(64)));
+    float *strips = o->room + share * SN_OVER_ROOM, *panels = strips + SN_OVER_PACKED;
     const int64_t all = (o->k + SN_OVER_TALL - 1) / SN_OVER_TALL, most = SN_OVER_STRIPS * SN_OVER_TALL;
     const int64_t first = all * share / shares * SN_OVER_TALL;
     const int64_t end = share + 1 == shares ? o->k : all * (share + 1) / shares * SN_OVER_TALL;
