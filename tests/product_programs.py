@@ -12,7 +12,9 @@ from hurry import in_a_hurry
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c.products import BY_SUFFIX, common, over_rows, paired, split
 
-TABLE = "typedef struct { void *base; int64_t stride; const int64_t *index; } table;\n"
+TABLE = """typedef struct { void *base; int64_t stride; const int64_t *index; } table;
+static char room[SN_ROOM] __attribute__((aligned(64)));
+"""
 SPLIT = """
 int64_t panel_columns(void) { return SN_WIDTH * sn_lanes_f32; }
 int64_t split_size(int64_t K, int64_t n, int64_t split) { return sn_packed_split(K, n, split); }
@@ -23,7 +25,7 @@ void split_pack(float *to, const float *from, int64_t stride_k, int64_t stride_n
 void split_matmul(const table *c, const table *d, const table *a, const float *packed, int64_t rows,
                   int64_t K, int64_t N, int64_t split) {
     sn_matmul_split((sn_rows_f32){c->base, c->stride, c->index}, (sn_rows_f32){d->base, d->stride, d->index},
-                    (sn_rows_f32){a->base, a->stride, a->index}, packed, rows, K, N, split);
+                    (sn_rows_f32){a->base, a->stride, a->index}, packed, rows, K, N, split, room);
 }
 """
 PAIRS = """
@@ -35,7 +37,7 @@ void pairs_pack(uint16_t *to, const uint16_t *from, int64_t stride_k, int64_t st
 void pairs_matmul(const table *c, const table *d, const table *a, const uint16_t *packed, int64_t rows,
                   int64_t K, int64_t N) {
     sn_matmul_bf16((sn_rows_f32){c->base, c->stride, c->index}, (sn_rows_f32){d->base, d->stride, d->index},
-                   (sn_rows_bf16){a->base, a->stride, a->index}, packed, rows, K, N);
+                   (sn_rows_bf16){a->base, a->stride, a->index}, packed, rows, K, N, room);
 }
 #define EACH for (int64_t i = 0; i < n; ++i)
 void round_bf16(float *x, int64_t n) { EACH x[i] = sn_round_bf16(x[i]); }

@@ -306,8 +306,9 @@ static int check_pairs(int64_t rows, int64_t K, int64_t N, int turned) {
     for (int64_t i = 0; i < rows * N; ++i) D[i] = (float)(i % 3);
     const int64_t stride_k = turned ? 1 : N, stride_n = turned ? K : 1;
     sn_pack_bf16(packed, B, stride_k, stride_n, K, N);
+    char *room = aligned_alloc(64, SN_ROOM);
     sn_matmul_bf16((sn_rows_f32){C, N, 0}, (sn_rows_f32){D, N, 0}, (sn_rows_bf16){A, K, 0}, packed, rows, K,
-                   N);
+                   N, room);
     for (int64_t r = 0; r < rows; ++r)
         for (int64_t n = 0; n < N; ++n) {
             float want = D[r * N + n];
@@ -315,7 +316,7 @@ static int check_pairs(int64_t rows, int64_t K, int64_t N, int turned) {
                 want += sn_load_bf16(A[r * K + k]) * sn_load_bf16(B[k * stride_k + n * stride_n]);
             bad += C[r * N + n] != want;
         }
-    free(A), free(B), free(C), free(D), free(packed);
+    free(A), free(B), free(C), free(D), free(packed), free(room);
     return bad;
 }
 static int check(int64_t rows, int64_t K, int64_t N, int turned, int64_t split) {
@@ -328,8 +329,9 @@ static int check(int64_t rows, int64_t K, int64_t N, int turned, int64_t split) 
     for (int64_t i = 0; i < rows * N; ++i) D[i] = (float)(i % 3);
     const int64_t stride_k = turned ? 1 : N, stride_n = turned ? K : 1;
     sn_pack_split(packed, B, stride_k, stride_n, K, N, split);
+    char *room = aligned_alloc(64, SN_ROOM);
     sn_matmul_split((sn_rows_f32){C, N, 0}, (sn_rows_f32){D, N, 0}, (sn_rows_f32){A, K, 0}, packed, rows, K,
-                    N, split);
+                    N, split, room);
     for (int64_t r = 0; r < rows; ++r)
         for (int64_t n = 0; n < N; ++n) {
             float want = D[r * N + n]; /* all of it is exact in a float */
@@ -338,7 +340,7 @@ static int check(int64_t rows, int64_t K, int64_t N, int turned, int64_t split) 
                         B[k * stride_k + n * stride_n];
             bad += C[r * N + n] != want;
         }
-    free(A), free(B), free(C), free(D), free(packed);
+    free(A), free(B), free(C), free(D), free(packed), free(room);
     return bad;
 }
 int main(void) {

@@ -32,6 +32,7 @@ static void run_share(SN_SHARE) {
     int64_t *row = SN_TAKE(int64_t, count * members) + member * count;
     float *state = SN_TAKE(float, count * 9), *state_next = SN_TAKE(float, count * 9);
     float *v17_rows = SN_TAKE(float, count * 9);
+    char *const sn_room = SN_TAKE(char, 425984 * members) + member * 425984;
     sn_boot(&of, member, members, state, a->state_boot, a->state_final, 9 * sizeof(float));
     int64_t wrong = 0;
     for (int64_t t = 0; t < a->steps; ++t) {
@@ -66,7 +67,7 @@ static void run_share(SN_SHARE) {
         }
         SN_MEET;
         /* v17 = matmul(state, v16)  [9] x [9, 9] */
-        sn_columns_split((sn_rows_f32){(float *)v17_rows, 9, 0}, (sn_rows_f32){(float *)state, 9, 0}, &a->v16, a->few, active, 9, 9, member, members, a->split);
+        sn_columns_split((sn_rows_f32){(float *)v17_rows, 9, 0}, (sn_rows_f32){(float *)state, 9, 0}, &a->v16, a->few, active, 9, 9, member, members, a->split, sn_room);
         SN_MEET;
         /* row by row: w2_s35, v14_p2, v14_p3, v19_s36, v19, v20 */
         for (int64_t i = member; i < active; i += members) {
@@ -139,6 +140,7 @@ static void run_share(SN_SHARE) {
     int64_t *row = SN_TAKE(int64_t, count * members) + member * count;
     float *d_1 = SN_TAKE(float, count * 9), *d_1_next = SN_TAKE(float, count * 9);
     int64_t *chunk_row = SN_TAKE(int64_t, count * a->chunk * members) + member * count * a->chunk;
+    char *const sn_room = SN_TAKE(char, 425984 * members) + member * 425984;
     float v29_part[9] = {0}, *v29_sum = a->v29 + (slot * members + member) * 9;
     sn_boot(&of, member, members, d_1, a->d_1_boot, a->d_1_final, 9 * sizeof(float));
     for (int64_t t0 = 0; t0 < a->steps && active > 0; t0 += a->chunk) {
@@ -164,7 +166,7 @@ static void run_share(SN_SHARE) {
         }
         SN_MEET;
         /* v26 = matmul(v25, w3)  [9] x [9, 9] */
-        sn_columns_split((sn_rows_f32){(float *)d_1_next, 9, 0}, (sn_rows_f32){(float *)a->v25, 9, row}, &a->w3, a->few, active, 9, 9, member, members, a->split);
+        sn_columns_split((sn_rows_f32){(float *)d_1_next, 9, 0}, (sn_rows_f32){(float *)a->v25, 9, row}, &a->w3, a->few, active, 9, 9, member, members, a->split, sn_room);
         SN_MEET;
         sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 9 * sizeof(float), 9 * sizeof(float));
         { float *now = d_1; d_1 = d_1_next; d_1_next = now; }
@@ -174,7 +176,7 @@ static void run_share(SN_SHARE) {
     }
     SN_MEET;
     /* v31 = matmul(v25, w1)  [9] x [9, 2], rows of these steps */
-    sn_columns_split((sn_rows_f32){a->v31, 2, chunk_row}, (sn_rows_f32){(float *)a->v25, 9, chunk_row}, &a->w1, a->few, rows, 9, 2, member, members, a->split);
+    sn_columns_split((sn_rows_f32){a->v31, 2, chunk_row}, (sn_rows_f32){(float *)a->v25, 9, chunk_row}, &a->w1, a->few, rows, 9, 2, member, members, a->split, sn_room);
     }
     SN_ADD_UP(v29_sum, v29_part, 9)
 }

@@ -39,6 +39,7 @@ static void run_share(SN_SHARE) {
     int64_t *chunk_row = SN_TAKE(int64_t, count * a->chunk * members) + member * count * a->chunk;
     float *v9_rows = SN_TAKE(float, count * a->chunk * 9);
     float *v12_rows = SN_TAKE(float, count * 9);
+    char *const sn_room = SN_TAKE(char, 425984 * members) + member * 425984;
     sn_boot(&of, member, members, state, a->state_boot, a->state_final, 9 * sizeof(float));
     for (int64_t t0 = 0; t0 < a->steps && active > 0; t0 += a->chunk) {
     const int64_t t1 = t0 + a->chunk < a->steps ? t0 + a->chunk : a->steps;
@@ -46,13 +47,13 @@ static void run_share(SN_SHARE) {
     int64_t before = 0; /* of these, those of steps before t */
     SN_MEET;
     /* v9 = matmul(x, v8)  [2] x [2, 9], rows of these steps */
-    sn_columns_split((sn_rows_f32){v9_rows, 9, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, &a->v8, a->few, rows, 2, 9, member, members, a->split);
+    sn_columns_split((sn_rows_f32){v9_rows, 9, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, &a->v8, a->few, rows, 2, 9, member, members, a->split, sn_room);
     SN_MEET;
     for (int64_t t = t0; t < t1; ++t) {
         if ((active = sn_step(&of, t, active, row)) == 0) break;
         SN_MEET;
         /* v12 = matmul(state, v11)  [9] x [9, 9] */
-        sn_columns_split((sn_rows_f32){(float *)v12_rows, 9, 0}, (sn_rows_f32){(float *)state, 9, 0}, &a->v11, a->few, active, 9, 9, member, members, a->split);
+        sn_columns_split((sn_rows_f32){(float *)v12_rows, 9, 0}, (sn_rows_f32){(float *)state, 9, 0}, &a->v11, a->few, active, 9, 9, member, members, a->split, sn_room);
         SN_MEET;
         /* row by row: w1_s51, v14_s52, v14, v15, v17, v18, v20, v21, v22, v23, v24, v25, v27, v28, v29 */
         for (int64_t i = member; i < active; i += members) {
@@ -158,6 +159,7 @@ static void run_share(SN_SHARE) {
     SN_BEGIN;
     int64_t *row = SN_TAKE(int64_t, count * members) + member * count;
     float *d_1 = SN_TAKE(float, count * 9), *d_1_next = SN_TAKE(float, count * 9);
+    char *const sn_room = SN_TAKE(char, 425984 * members) + member * 425984;
     float v47_part[9] = {0}, *v47_sum = a->v47 + (slot * members + member) * 9;
     sn_boot(&of, member, members, d_1, a->d_1_boot, a->d_1_final, 9 * sizeof(float));
     for (int64_t t = 0; t < a->steps; ++t) {
@@ -219,7 +221,7 @@ static void run_share(SN_SHARE) {
         }
         SN_MEET;
         /* v44 = matmul(v43, w2)  [9] x [9, 9] */
-        sn_columns_split((sn_rows_f32){(float *)d_1_next, 9, 0}, (sn_rows_f32){(float *)a->v43, 9, row}, &a->w2, a->few, active, 9, 9, member, members, a->split);
+        sn_columns_split((sn_rows_f32){(float *)d_1_next, 9, 0}, (sn_rows_f32){(float *)a->v43, 9, row}, &a->w2, a->few, active, 9, 9, member, members, a->split, sn_room);
         SN_MEET;
         sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 9 * sizeof(float), 9 * sizeof(float));
         { float *now = d_1; d_1 = d_1_next; d_1_next = now; }

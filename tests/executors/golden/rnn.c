@@ -26,6 +26,7 @@ static void run_share(SN_SHARE) {
     int64_t *chunk_row = SN_TAKE(int64_t, count * a->chunk * members) + member * count * a->chunk;
     float *v9_rows = SN_TAKE(float, count * a->chunk * 9);
     float *v12_rows = SN_TAKE(float, count * 9);
+    char *const sn_room = SN_TAKE(char, 425984 * members) + member * 425984;
     sn_boot(&of, member, members, state, a->state_boot, a->state_final, 9 * sizeof(float));
     for (int64_t t0 = 0; t0 < a->steps && active > 0; t0 += a->chunk) {
     const int64_t t1 = t0 + a->chunk < a->steps ? t0 + a->chunk : a->steps;
@@ -33,13 +34,13 @@ static void run_share(SN_SHARE) {
     int64_t before = 0; /* of these, those of steps before t */
     SN_MEET;
     /* v9 = matmul(x, v8)  [2] x [2, 9], rows of these steps */
-    sn_columns_split((sn_rows_f32){v9_rows, 9, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, &a->v8, a->few, rows, 2, 9, member, members, a->split);
+    sn_columns_split((sn_rows_f32){v9_rows, 9, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, &a->v8, a->few, rows, 2, 9, member, members, a->split, sn_room);
     SN_MEET;
     for (int64_t t = t0; t < t1; ++t) {
         if ((active = sn_step(&of, t, active, row)) == 0) break;
         SN_MEET;
         /* v12 = matmul(state, v11)  [9] x [9, 9] */
-        sn_columns_split((sn_rows_f32){(float *)v12_rows, 9, 0}, (sn_rows_f32){(float *)state, 9, 0}, &a->v11, a->few, active, 9, 9, member, members, a->split);
+        sn_columns_split((sn_rows_f32){(float *)v12_rows, 9, 0}, (sn_rows_f32){(float *)state, 9, 0}, &a->v11, a->few, active, 9, 9, member, members, a->split, sn_room);
         SN_MEET;
         /* row by row: w1_s28, v14_s29, v14, v15 */
         for (int64_t i = member; i < active; i += members) {
@@ -98,6 +99,7 @@ static void run_share(SN_SHARE) {
     SN_BEGIN;
     int64_t *row = SN_TAKE(int64_t, count * members) + member * count;
     float *d_1 = SN_TAKE(float, count * 9), *d_1_next = SN_TAKE(float, count * 9);
+    char *const sn_room = SN_TAKE(char, 425984 * members) + member * 425984;
     float v24_part[9] = {0}, *v24_sum = a->v24 + (slot * members + member) * 9;
     sn_boot(&of, member, members, d_1, a->d_1_boot, a->d_1_final, 9 * sizeof(float));
     for (int64_t t = 0; t < a->steps; ++t) {
@@ -120,7 +122,7 @@ static void run_share(SN_SHARE) {
         }
         SN_MEET;
         /* v21 = matmul(v20, w2)  [9] x [9, 9] */
-        sn_columns_split((sn_rows_f32){(float *)d_1_next, 9, 0}, (sn_rows_f32){(float *)a->v20, 9, row}, &a->w2, a->few, active, 9, 9, member, members, a->split);
+        sn_columns_split((sn_rows_f32){(float *)d_1_next, 9, 0}, (sn_rows_f32){(float *)a->v20, 9, row}, &a->w2, a->few, active, 9, 9, member, members, a->split, sn_room);
         SN_MEET;
         sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 9 * sizeof(float), 9 * sizeof(float));
         { float *now = d_1; d_1 = d_1_next; d_1_next = now; }

@@ -25,6 +25,7 @@ static void run_share(SN_SHARE) {
     float *state = SN_TAKE(float, count * 3), *state_next = SN_TAKE(float, count * 3);
     int64_t *chunk_row = SN_TAKE(int64_t, count * a->chunk * members) + member * count * a->chunk;
     float *v9_rows = SN_TAKE(float, count * a->chunk * 3);
+    char *const sn_room = SN_TAKE(char, 425984 * members) + member * 425984;
     sn_boot(&of, member, members, state, a->state_boot, a->state_final, 3 * sizeof(float));
     for (int64_t t0 = 0; t0 < a->steps && active > 0; t0 += a->chunk) {
     const int64_t t1 = t0 + a->chunk < a->steps ? t0 + a->chunk : a->steps;
@@ -32,7 +33,7 @@ static void run_share(SN_SHARE) {
     int64_t before = 0; /* of these, those of steps before t */
     SN_MEET;
     /* v9 = matmul(x, v8)  [2] x [2, 3], rows of these steps */
-    sn_columns_split((sn_rows_f32){v9_rows, 3, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, &a->v8, a->few, rows, 2, 3, member, members, a->split);
+    sn_columns_split((sn_rows_f32){v9_rows, 3, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, &a->v8, a->few, rows, 2, 3, member, members, a->split, sn_room);
     SN_MEET;
     for (int64_t t = t0; t < t1; ++t) {
         if ((active = sn_step(&of, t, active, row)) == 0) break;

@@ -19,7 +19,8 @@ from stepnet.executors.layout import Layout
 
 from . import few_rows as c_few
 from . import threads as c_threads
-from .call_arguments import Desk, Desks, Placed, padded
+from .call_arguments import Desk, Desks, Placed
+from .places import padded
 from .products import float_parts
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from stepnet.data.unpatched_torch import data_ptr, empty
 from stepnet.executors.layout import Layout
 
+from .places import padded
 from .source import FIXED, Field
 from .thread_gain import Pace
 
@@ -131,8 +132,3 @@ class Desks:
         numbers[n], numbers[n + 1] = base, placed.share_bytes
         for (at, _), offset in zip(self._matrices, placed.packed_at, strict=True):
             numbers[at + 4] = base + offset
-
-
-def padded(size: int) -> int:
-    """A size or an address moved up to the next line of the cache."""
-    return (size + 63) // 64 * 64

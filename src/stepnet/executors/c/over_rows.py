@@ -17,7 +17,7 @@ from stepnet.ir.graph import Graph, Node
 
 from . import build as c_build
 from . import threads as c_threads
-from .products import BY_DTYPE, are_slow_in_torch, float_parts, over_floats, over_rows, split
+from .products import BY_DTYPE, OVER_ROOM, are_slow_in_torch, float_parts, over_floats, over_rows, split
 
 # features or columns, and their product, below which splitting rows takes longer than tiles save (measured)
 _LEAST, _SIZE = 128, 1 << 15
@@ -36,7 +36,7 @@ class _Over(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("a_stride", "b_stride", "rows", "k", "n", "parts")),
         ("a2", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("a2_stride", "k1")),
-        *((name, ctypes.c_void_p) for name in ("turned", "turned2")),
+        *((name, ctypes.c_void_p) for name in ("turned", "turned2", "room")),
     )
 
 
@@ -130,7 +130,8 @@ def _run(
     addresses = map(data_ptr, (sums, more, a[0], b))
     found = [empty((n, table.shape[1]), dtype=torch.float32) for table in a] if turned else [sums]
     places = (data_ptr(found[0]), data_ptr(found[-1])) if turned else (None, None)
-    others = data_ptr(a[-1]), stride(a[-1])[0], a[0].shape[1], *places
+    room = empty((threads, OVER_ROOM), dtype=torch.uint8)
+    others = data_ptr(a[-1]), stride(a[-1])[0], a[0].shape[1], *places, data_ptr(room)
     over = _Over(*addresses, stride(a[0])[0], stride(b)[0], rows, k, n, parts, *others)
     run(c_threads.pool(threads), ctypes.byref(over))
     return found

@@ -14,9 +14,10 @@ from stepnet.executors.schedule.features import features
 from stepnet.executors.schedule.turns import by_turns, waits_for_memory
 from stepnet.ir.plan import LoopPlan, Region
 
-from .call_arguments import Placed, Sharing, padded
+from .call_arguments import Placed, Sharing
 from .code import Code, codes
 from .new_tables import NewTables
+from .places import padded
 from .products import BY_DTYPE, has_tiles
 from .source import FIXED, Source, write
 from .thread_gain import SHORT, Pace

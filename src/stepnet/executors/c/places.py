@@ -164,3 +164,8 @@ class Places:
         """The number a value holds everywhere, if it is made by `full` outside the scan."""
         node = self.outer.get(base)
         return node.attr("value") if node is not None and node.op == "full" else None
+
+
+def padded(size: int) -> int:
+    """A size or an address moved up to the next line of the cache."""
+    return (size + 63) // 64 * 64

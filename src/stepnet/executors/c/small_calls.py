@@ -16,9 +16,9 @@ from stepnet.errors import BuildError, Unsupported
 from stepnet.executors.line import Ended, Line, Op, Place, Run, places_in
 
 from .build import build, preamble
-from .call_arguments import padded
 from .cells import steps_text
 from .numbers import OF_LIBM, TEXTS, literal
+from .places import padded
 from .weight_memory import worth_packing, worth_panels
 
 _KINDS = {"float32": ("float", 4), "int64": ("int64_t", 8), "bool": ("uint8_t", 1)}

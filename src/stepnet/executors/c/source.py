@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.errors import Unsupported
 from stepnet.executors.schedule.features import Features
 from stepnet.executors.schedule.loops import row_function
@@ -27,12 +28,14 @@ from stepnet.ir.text import print_name, print_region
 from .expr import loop_text
 from .library_calls import spare_bytes
 from .limits import check
-from .places import Places
+from .places import Places, padded
+from .products import ROOM
 from .template import fill
 from .text import comment
 
-# Bytes of rows between the loops of a row function: on the stack, of which threads may have little; at all.
-_MOST_STACK, _MOST_LINES = 1 << 15, 1 << 20
+# Bytes on the stack, of which threads may have little: of rows between the loops of a row function, and of
+# sums. Bytes of such rows at all.
+_MOST_STACK, _MOST_LINES = 1 << 14, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class _Writer:
         stages, after = self._stages()
         with_slots = any("chunk_slot" in line for line in after)
         scratch = [self._rows(name) for name, homes in w.homes.items() if homes == ["scratch"]]
-        sums = [{"c": w.c(name), "n": p.value(name).size, "type": w.real} for name in p.sums]
+        sums, sum_bytes = self._parts()
         for rows, node in zip(early, p.early, strict=True):
             rows["product"] = self._matmul_of_chunk(node)
         for rows in (*early, *scratch):
@@ -126,7 +129,10 @@ class _Writer:
             rows["mine"] = f" + member * count * a->chunk * {rows['n']}" if self.turns else ""
         late = [{"product": self._matmul_of_chunk(node)} for node in p.late]
         alike = [self._rows(name) | {"lines": lines} for name, (lines, _) in w.alike.items()]
-        own = {"sn_lines": -(-self.line_bytes // 64) * 64, "sn_spare": -(-self.spare_bytes // 64) * 64}
+        own = {"sn_lines": self.line_bytes, "sn_spare": self.spare_bytes, "sn_parts": sum_bytes}
+        own = {name: padded(size) for name, size in own.items()}
+        if any(w.product(name).has_room for name in p.matrices if name not in p.by_row):
+            own["sn_room"] = ROOM
         fields = self._fields()
         ahead = self._moved() if self.ahead else []
         packed = [(name, *self._matrix(name)) for name in p.matrices]
@@ -189,6 +195,21 @@ class _Writer:
         read = {self.p.seen(node.inputs[0]).base for node in self.p.late}
         return sum(self._rows(name)["bytes"] for name in (*read, *(node.output for node in self.p.late)))
 
+    def _parts(self) -> tuple[list[dict[str, Any]], int]:
+        """Where a share adds up its sums, and the bytes beside its stack that they take if they are many."""
+        p, w, kind, at = self.p, self.w, self.w.real, 0
+        size = dtype_of(p.real).itemsize
+        heap = size * sum(p.value(name).size for name in p.sums) > _MOST_STACK
+        found: list[dict[str, Any]] = []
+        for name in p.sums:
+            c, n = w.c(name), p.value(name).size
+            part = f"{c}_part[{n}] = {{0}}"
+            if heap:
+                part = f"*restrict const {c}_part = ({kind} *)memset(sn_parts + {at}, 0, {n * size})"
+                at += padded(n * size)
+            found.append({"c": c, "n": n, "type": kind, "part": part})
+        return found, at
+
     def _rows(self, value: str) -> dict[str, Any]:
         """A buffer of rows: the name of its value in C, elements and bytes of a row, and their type."""
         w, size = self.w, self.w.apart(value)
@@ -242,7 +263,8 @@ class _Writer:
         _, k, n = self._matrix(name)
         product, none = self.w.product(name), f"(sn_rows_{self.w.suffix}){{0, 0, 0}}"
         packed = f"a->{self.w.c(name)}.packed"
-        return f"sn_matmul_{product.suffix}({to}, {none}, {rows}, {packed}, {count}, {k}, {n}{product.last})"
+        last = product.last_of_product
+        return f"sn_matmul_{product.suffix}({to}, {none}, {rows}, {packed}, {count}, {k}, {n}{last})"
 
     def _columns(self, name: str, to: str, rows: str, count: str) -> str:
         """The same, of which each member does its own columns."""
@@ -251,7 +273,7 @@ class _Writer:
         few = few if product.rows == product.sums else ""
         return (
             f"sn_columns_{product.suffix}({to}, {rows}, &a->{self.w.c(name)}, {few}{count}, {k}, {n}, "
-            f"member, members{product.last});"
+            f"member, members{product.last_of_product});"
         )
 
     def _pack(self, number: int, name: str, heads: int, k: int, n: int) -> str:
@@ -384,12 +406,13 @@ class _Writer:
             return [*out, f"        {self._columns(node.inputs[1], to, of, count)}"]
         # one product for each leading index: of its own matrix, or all of the same
         block, packed = product.packed(k, n), f"a->{w.c(node.inputs[1])}.packed"
+        last = product.last_of_product
         out.append(f"        for (int64_t h = member; h < {times}; h += members)")
         matrix = f"({product.element} *){packed} + h * {block}" if heads > 1 else packed
         out.append(
             f"            sn_matmul_{product.suffix}({rows(node.output, size, f' + h * {n}')}, "
             f"(sn_rows_{w.suffix}){{0, 0, 0}}, "
-            f"{rows(operand, wide, f'{shift} + h * {k}')}, {matrix}, active, {k}, {n}{product.last});"
+            f"{rows(operand, wide, f'{shift} + h * {k}')}, {matrix}, active, {k}, {n}{last});"
         )
         return out
 

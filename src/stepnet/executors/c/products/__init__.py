@@ -6,6 +6,8 @@ from .precision import asked_precision as asked_precision
 from .precision import float_parts as float_parts
 from .product import BY_DTYPE as BY_DTYPE
 from .product import BY_SUFFIX as BY_SUFFIX
+from .product import OVER_ROOM as OVER_ROOM
+from .product import ROOM as ROOM
 from .product import Product as Product
 from .product import common as common
 from .product import over_floats as over_floats

@@ -11,6 +11,9 @@ from .cpu import has_pairs, has_tiles
 
 _HERE = Path(__file__).parent
 _LANES_BYTES = 64  # of the widest vectors; narrower ones need no more
+# Bytes of what a thread's products stand in, of which its stack may have too few: see `sn_pairs.h` and, over
+# rows, `sn_over_rows.h`.
+ROOM, OVER_ROOM = 425_984, 557_056
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,18 @@ class Product:
 
     @property
     def last(self) -> str:
-        """The last argument of what packs and multiplies."""
+        """The last argument of what packs."""
         return ", a->split" if self.is_split else ""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether what multiplies is given ROOM bytes of its thread."""
+        return self.suffix != self.sums
+
+    @property
+    def last_of_product(self) -> str:
+        """The last arguments of what multiplies."""
+        return f"{self.last}, sn_room" if self.has_room else self.last
 
     def packed(self, k: int, n: int) -> str:
         """The elements of a packed matrix [k, n]."""
@@ -106,7 +119,7 @@ def split(is_fast: bool) -> str:
 
 def over_rows() -> str:
     """The C of products over rows by tiles, behind that of floats that are split."""
-    return _file("sn_over_rows.h")
+    return f"#define SN_OVER_ROOM {OVER_ROOM}\n{_file('sn_over_rows.h')}"
 
 
 def over_floats() -> str:
@@ -116,9 +129,8 @@ def over_floats() -> str:
 
 def common() -> str:
     """The C that all of it, and generated code, stands on: functions of numbers, and numbers of 16 bits."""
-    return "\n".join(
-        (_file("sn_library.h", _HERE.parent), _file("sn_math.h", _HERE.parent), _file("sn_half.h"))
-    )
+    files = _file("sn_library.h", _HERE.parent), _file("sn_math.h", _HERE.parent), _file("sn_half.h")
+    return "\n".join((f"#define SN_ROOM {ROOM}", *files))
 
 
 BY_DTYPE = {

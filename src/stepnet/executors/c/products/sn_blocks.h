@@ -40,9 +40,10 @@ typedef struct {
     const uint16_t *base;
     int64_t vector, block;
 } sn_paneled;
-/* C[m, n] = A B, or plus (not where base is NULL) + A B, of `blocks` blocks. plus may be C. */
+/* C[m, n] = A B, or plus (not where base is NULL) + A B, of `blocks` blocks. plus may be C. `here`: room for
+ * SN_BLOCK_SUMS bytes. */
 SN_SHARED void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, sn_tiled A, int64_t m, sn_paneled B, int64_t blocks,
-                              int64_t n, int64_t parts);
+                              int64_t n, int64_t parts, float *here);
 #ifndef SN_LINKED
 
 enum { SN_NEAR_BLOCKS = 24 }; /* of all parts together: more are no faster, and round more often */
@@ -227,13 +228,12 @@ SN_BLOCK(3)
 #undef SN_BLOCK
 
 static void sn_panel_by_tiles(sn_rows_f32 C, sn_rows_f32 plus, sn_tiled A, int64_t m, sn_paneled B,
-                              int64_t blocks, int64_t n, int64_t parts, int narrow) {
+                              int64_t blocks, int64_t n, int64_t parts, float *here, int narrow) {
     if (parts == 1) {
         sn_block1((sn_sums){C, plus, n}, A, m, B, blocks, narrow);
         return;
     }
-    float here[SN_BLOCK_ROWS][32] __attribute__((aligned(64)));
-    const sn_rows_f32 kept = {here[0], 32, 0};
+    const sn_rows_f32 kept = {here, 32, 0};
     const int64_t some = SN_NEAR_BLOCKS / parts;
     for (int64_t c = 0; c < n; c += 32, B.base += 2 * B.vector)
         for (int64_t k = 0; k < blocks; k += some) {
@@ -257,9 +257,9 @@ static __thread struct {
 } sn_ways;
 
 void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, sn_tiled A, int64_t m, sn_paneled B, int64_t blocks,
-                    int64_t n, int64_t parts) {
+                    int64_t n, int64_t parts, float *here) {
     if (m <= 16 || (parts > 1 && blocks <= SN_NARROW_BLOCKS)) {
-        sn_panel_by_tiles(C, plus, A, m, B, blocks, n, parts, 1);
+        sn_panel_by_tiles(C, plus, A, m, B, blocks, n, parts, here, 1);
         return;
     }
     const uint64_t turn = sn_ways.panels++ % SN_TIMED;
@@ -269,7 +269,7 @@ void sn_tiles_block(sn_rows_f32 C, sn_rows_f32 plus, sn_tiled A, int64_t m, sn_p
         sn_tiles_begin(m);
     }
     const uint64_t began = turn < 2 ? SN_TILE_CLOCK() : 0;
-    sn_panel_by_tiles(C, plus, A, m, B, blocks, n, parts, narrow);
+    sn_panel_by_tiles(C, plus, A, m, B, blocks, n, parts, here, narrow);
     if (turn >= 2) return;
     const uint64_t took = SN_TILE_CLOCK() - began;
     const int64_t size = m * blocks * n * 4 + parts;

@@ -14,6 +14,7 @@ typedef struct {
     const float *a2; /* features of A from k1 on, k and k1 multiples of 16; k1 = k where one table has all */
     int64_t a2_stride, k1;
     float *turned, *turned2; /* C', of the features of either table; none is asked for: turned = 0 */
+    char *room;              /* SN_OVER_ROOM bytes for each thread, whose stack may be small */
 } sn_over;
 
 /* 16 features of A from m on, of rows r on. */
@@ -23,6 +24,14 @@ SN_INLINE sn_rows_f32 sn_over_features(const sn_over *o, int64_t r, int64_t m) {
 }
 
 enum { SN_OVER_DEPTH = 256, SN_OVER_FEATURES = 256 };
+/* In that room: rows, pairs, and a panel of floats or the sums of a block. */
+enum {
+    SN_OVER_ROWS = SN_OVER_FEATURES * SN_OVER_DEPTH * 3 * 2,
+    SN_OVER_PAIRS = SN_OVER_DEPTH * 3 * SN_WIDTH * sn_lanes_f32 * 2,
+    SN_OVER_PANEL = SN_OVER_DEPTH * SN_WIDTH * sn_lanes_f32 * 4
+};
+_Static_assert(SN_BLOCK_SUMS <= SN_OVER_PANEL, "room for sums");
+_Static_assert(SN_OVER_ROWS + SN_OVER_PAIRS + SN_OVER_PANEL <= SN_OVER_ROOM, "room for rows, pairs and a panel");
 
 /* Features m0 .. m0 + 16 of rows r .. r + 32, one after the other: to[16][32], zeros where there are none. */
 static void sn_turn_some(float *to, const float *a, int64_t stride, int64_t rows, int64_t features) {
@@ -40,9 +49,10 @@ static void sn_turn_some(float *to, const float *a, int64_t stride, int64_t rows
 
 /* `depth` rows, up to SN_OVER_DEPTH, of n columns as tiles of pairs, as sn_tiles_block takes them, and their sizes. */
 SN_INLINE sn_sizes sn_pair_rows_in(uint16_t *restrict to, const float *b, int64_t stride, int64_t depth, int64_t n,
-                                   const int parts) {
+                                   float *panel, const int parts) {
     const int64_t nv = sn_blocks_f32(n);
 #if SN_FAST_SPLIT
+    (void)panel;
     const int64_t apart = parts * sn_depth_bf16(depth) * sn_lanes_f32;
     sn_seen seen = sn_none_seen;
     const __m512i side_by_side = sn_side_by_side();
@@ -66,21 +76,20 @@ SN_INLINE sn_sizes sn_pair_rows_in(uint16_t *restrict to, const float *b, int64_
         }
     return sn_sizes_seen(seen);
 #else
-    float panel[SN_OVER_DEPTH * SN_WIDTH * sn_lanes_f32];
     sn_pack_f32(panel, b, stride, 1, depth, n);
     sn_split_panel((uint32_t *)to, panel, depth, nv * sn_lanes_f32, parts);
     return sn_sizes_of(sn_no_sizes, panel, depth * nv * sn_lanes_f32);
 #endif
 }
 SN_EACH_PARTS(sn_sizes, sn_pair_rows,
-              (uint16_t *restrict to, const float *b, int64_t stride, int64_t depth, int64_t n, int64_t parts), to, b,
-              stride, depth, n)
+              (uint16_t *restrict to, const float *b, int64_t stride, int64_t depth, int64_t n, float *panel,
+               int64_t parts),
+              to, b, stride, depth, n, panel)
 
 /* C += A' B of `depth` rows, some features of A, all columns. */
-static void sn_over_some(const sn_over *o, float *C, int64_t r, int64_t depth, int64_t m0, int64_t m) {
-    uint16_t rows[SN_OVER_FEATURES * SN_OVER_DEPTH * 3] __attribute__((aligned(64)));
-    uint16_t pairs[SN_OVER_DEPTH * 3 * SN_WIDTH * sn_lanes_f32] __attribute__((aligned(64)));
-    float panel[32 * SN_WIDTH * sn_lanes_f32] __attribute__((aligned(64)));
+static void sn_over_some(const sn_over *o, float *C, int64_t r, int64_t depth, int64_t m0, int64_t m, char *room) {
+    uint16_t *const rows = (uint16_t *)room, *const pairs = (uint16_t *)(room + SN_OVER_ROWS);
+    float *const panel = (float *)(room + SN_OVER_ROWS + SN_OVER_PAIRS);
     float turned[16 * 32] __attribute__((aligned(64)));
     const int64_t high = sn_tiled_high(m), next = high * SN_DEPTH_BF16, blocks = sn_depth_bf16(depth) / SN_DEPTH_BF16;
     const float *b = o->b + r * o->b_stride;
@@ -99,10 +108,10 @@ static void sn_over_some(const sn_over *o, float *C, int64_t r, int64_t depth, i
     for (int64_t c0 = 0; c0 < o->n; c0 += SN_WIDTH * sn_lanes_f32) {
         const int64_t n = o->n - c0 < SN_WIDTH * sn_lanes_f32 ? o->n - c0 : SN_WIDTH * sn_lanes_f32;
         const sn_rows_f32 to = {C + m0 * o->n + c0, o->n, 0};
-        if (sn_in_range(sizes, sn_pair_rows(pairs, b + c0, o->b_stride, depth, n, o->parts), depth)) {
+        if (sn_in_range(sizes, sn_pair_rows(pairs, b + c0, o->b_stride, depth, n, panel, o->parts), depth)) {
             const int64_t block = o->parts * SN_TILE_SIZE;
             sn_tiles_block(to, to, sn_tiled_of(rows, m, blocks, o->parts), m, (sn_paneled){pairs, blocks * block, block},
-                           blocks, n, o->parts);
+                           blocks, n, o->parts, panel);
             continue;
         }
         for (int64_t k = 0; k < depth; k += 32) {
@@ -130,7 +139,8 @@ static void sn_over_share(void *data, int64_t share, int64_t shares) {
         /* few rows at the end go with those before them: K of a product by tiles is not small */
         depth = last - r <= SN_OVER_DEPTH ? last - r : last - r < SN_OVER_DEPTH + 64 ? SN_OVER_DEPTH / 2 : SN_OVER_DEPTH;
         for (int64_t m0 = 0; m0 < o->k; m0 += SN_OVER_FEATURES)
-            sn_over_some(o, C, r, depth, m0, o->k - m0 < SN_OVER_FEATURES ? o->k - m0 : SN_OVER_FEATURES);
+            sn_over_some(o, C, r, depth, m0, o->k - m0 < SN_OVER_FEATURES ? o->k - m0 : SN_OVER_FEATURES,
+                         o->room + share * SN_OVER_ROOM);
     }
 }
 

@@ -37,11 +37,12 @@ SN_INLINE const uint16_t *sn_row_bf16(sn_rows_bf16 rows, int64_t r) {
  * holds sn_packed_bf16(K, n) elements. */
 SN_SHARED void sn_pack_bf16(uint16_t *restrict packed, const uint16_t *restrict source, int64_t stride_k,
                             int64_t stride_n, int64_t K, int64_t n);
+/* `room`: SN_ROOM bytes of this thread, whose stack may be small; they begin a line of the cache. */
 SN_SHARED void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *packed, int64_t rows,
-                              int64_t K, int64_t N);
+                              int64_t K, int64_t N, char *room);
 /* A member's columns of a product. */
 SN_SHARED void sn_columns_bf16(sn_rows_f32 C, sn_rows_bf16 A, const sn_matrix *B, int64_t rows, int64_t K, int64_t N,
-                               int64_t member, int64_t members);
+                               int64_t member, int64_t members, char *room);
 /* Rows r0 .. r1 of C in one panel of nv vectors, from `column` on: n columns, by vectors. */
 SN_SHARED void sn_panel_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *panel, int64_t r0,
                              int64_t r1, int64_t K, int64_t column, int64_t n, int64_t nv);
@@ -57,6 +58,9 @@ SN_INLINE sn_rows_f32 sn_part_f32(sn_rows_f32 rows, int64_t r, int64_t column) {
 /* Rows that are multiplied together, as numbers of bfloat16: as many of them, and as many of their columns at a time, where
  * each is `parts` numbers, as there is room for. Many rows read a matrix that no cache near a core holds less often. */
 enum { SN_BLOCK_SIZE = 196608, SN_BLOCK_ROWS = 256, SN_BLOCK_COLUMNS = 3072 };
+/* And the bytes of their sums, two vectors of columns at a time, which follow them in a thread's room. */
+enum { SN_BLOCK_BYTES = 2 * SN_BLOCK_SIZE, SN_BLOCK_SUMS = SN_BLOCK_ROWS * 32 * 4 };
+_Static_assert(SN_BLOCK_BYTES + SN_BLOCK_SUMS <= SN_ROOM, "room for rows and sums");
 SN_INLINE int64_t sn_block_depth(int64_t parts) { return SN_BLOCK_COLUMNS / parts; }
 SN_INLINE int64_t sn_block_rows(int64_t K, int64_t parts) {
     const int64_t rows = SN_BLOCK_SIZE / (sn_depth_bf16(K) * parts) / 32 * 32;
@@ -245,8 +249,8 @@ SN_INLINE int sn_tiled_as_they_lie(sn_rows_bf16 A, int64_t m, int64_t K) {
 
 /* Rows r .. r + m of C, m up to sn_block_rows(K, 1), by tiles. */
 static void sn_rows_by_tiles(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *packed, int64_t r,
-                             int64_t m, int64_t K, int64_t N) {
-    uint16_t rows[SN_BLOCK_SIZE] __attribute__((aligned(64)));
+                             int64_t m, int64_t K, int64_t N, char *room) {
+    uint16_t *const rows = (uint16_t *)room;
     sn_tiles_begin(m);
     for (int64_t k0 = 0; k0 < K; k0 += sn_block_depth(1)) {
         const int64_t depth = K - k0 < sn_block_depth(1) ? K - k0 : sn_block_depth(1);
@@ -264,7 +268,7 @@ static void sn_rows_by_tiles(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, 
             const sn_rows_f32 to = sn_part_f32(C, r, column);
             sn_tiles_block(to, k0 == 0 ? sn_part_f32(addend, r, column) : to, of, m,
                            (sn_paneled){packed + column * sn_depth_bf16(K) + k0 * W, SN_TILE_SIZE, nv * SN_TILE_SIZE},
-                           blocks, n, 1);
+                           blocks, n, 1, (float *)(room + SN_BLOCK_BYTES));
         }
     }
     sn_tiles_end();
@@ -272,16 +276,17 @@ static void sn_rows_by_tiles(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, 
 #endif
 
 void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint16_t *packed, int64_t rows,
-                    int64_t K, int64_t N) {
+                    int64_t K, int64_t N, char *room) {
 #if SN_TILES
     if (rows >= SN_FEW_ROWS && K > 0) {
         for (int64_t r = 0, m; r < rows; r += m) {
             m = sn_split(rows - r, sn_block_rows(K, 1));
-            sn_rows_by_tiles(C, addend, A, packed, r, m, K, N);
+            sn_rows_by_tiles(C, addend, A, packed, r, m, K, N, room);
         }
         return;
     }
 #endif
+    (void)room;
     const int64_t most_rows = 96; /* so that A stays in the first cache while the panels go by */
     for (int64_t r0 = 0; r0 < rows; r0 += most_rows) {
         const int64_t r1 = r0 + most_rows < rows ? r0 + most_rows : rows;
@@ -297,12 +302,12 @@ void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uin
 }
 
 void sn_columns_bf16(sn_rows_f32 C, sn_rows_bf16 A, const sn_matrix *B, int64_t rows, int64_t K, int64_t N,
-                     int64_t member, int64_t members) {
+                     int64_t member, int64_t members, char *room) {
     const int64_t c0 = first_column(N, member, members, SN_WIDTH * sn_lanes_f32);
     const int64_t c1 = first_column(N, member + 1, members, SN_WIDTH * sn_lanes_f32);
     const uint16_t *packed = (const uint16_t *)B->packed + c0 * sn_depth_bf16(K);
     C.base += c0;
-    if (c1 > c0) sn_matmul_bf16(C, (sn_rows_f32){0, 0, 0}, A, packed, rows, K, c1 - c0);
+    if (c1 > c0) sn_matmul_bf16(C, (sn_rows_f32){0, 0, 0}, A, packed, rows, K, c1 - c0, room);
 }
 #endif
 #endif

@@ -45,23 +45,24 @@ SN_INLINE void sn_pack_split(float *restrict packed, const float *restrict sourc
     sn_pack_f32(packed, source, stride_k, stride_n, K, n);
 }
 SN_INLINE void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const float *packed, int64_t rows,
-                               int64_t K, int64_t N, int64_t split) {
-    (void)split;
+                               int64_t K, int64_t N, int64_t split, char *room) {
+    (void)split, (void)room;
     sn_matmul_f32(C, addend, A, packed, rows, K, N);
 }
 SN_INLINE void sn_columns_split(sn_rows_f32 C, sn_rows_f32 A, const sn_matrix *B, int64_t few, int64_t rows, int64_t K,
-                                int64_t N, int64_t member, int64_t members, int64_t split) {
-    (void)split;
+                                int64_t N, int64_t member, int64_t members, int64_t split, char *room) {
+    (void)split, (void)room;
     sn_columns_f32(C, A, B, few, rows, K, N, member, members);
 }
 #else
 
 SN_SHARED void sn_pack_split(float *restrict packed, const float *restrict source, int64_t stride_k, int64_t stride_n,
                              int64_t K, int64_t n, int64_t split);
+/* `room`: as sn_matmul_bf16 has it. */
 SN_SHARED void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const float *packed, int64_t rows,
-                               int64_t K, int64_t N, int64_t split);
+                               int64_t K, int64_t N, int64_t split, char *room);
 SN_SHARED void sn_columns_split(sn_rows_f32 C, sn_rows_f32 A, const sn_matrix *B, int64_t few, int64_t rows, int64_t K,
-                                int64_t N, int64_t member, int64_t members, int64_t split);
+                                int64_t N, int64_t member, int64_t members, int64_t split, char *room);
 #ifndef SN_LINKED
 
 #if defined(__AVX512BF16__) && SN_VECTOR_BYTES == 64
@@ -259,8 +260,8 @@ SN_INLINE sn_sizes sn_split_tiles(uint16_t *to, sn_rows_f32 A, int64_t m, int64_
 
 /* Up to sn_block_rows(K, parts) rows of C. */
 static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const float *packed, int64_t m, int64_t K,
-                           int64_t N, int64_t parts) {
-    uint16_t rows[SN_BLOCK_SIZE] __attribute__((aligned(64)));
+                           int64_t N, int64_t parts, char *room) {
+    uint16_t *const rows = (uint16_t *)room;
     const int few = m < sn_few_split(parts), tiled = SN_TILES && (parts > 1 || m >= SN_FEW_ROWS) && !few;
     const int64_t most = few ? K : sn_block_depth(parts), deep = sn_deep_split(K, parts);
     const int64_t wide = sn_depth_bf16(K < most ? K : most);
@@ -292,7 +293,8 @@ static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, con
                 const int64_t apart = parts * sn_depth_bf16(K) * sn_lanes_f32, block = parts * SN_TILE_SIZE;
                 const sn_paneled B = parts == 1 ? (sn_paneled){pairs + k0 * W, SN_TILE_SIZE, nv * SN_TILE_SIZE}
                                                 : (sn_paneled){pairs + k0 * parts * sn_lanes_f32, apart, block};
-                sn_tiles_block(to, sum, sn_tiled_of(rows, m, blocks, parts), m, B, blocks, n, parts);
+                sn_tiles_block(to, sum, sn_tiled_of(rows, m, blocks, parts), m, B, blocks, n, parts,
+                               (float *)(room + SN_BLOCK_BYTES));
                 continue;
             }
 #endif
@@ -305,7 +307,7 @@ static void sn_block_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, con
 }
 
 void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const float *packed, int64_t rows, int64_t K,
-                     int64_t N, int64_t split) {
+                     int64_t N, int64_t split, char *room) {
     const int64_t parts = sn_parts(K, split);
     if (!parts) {
         sn_matmul_f32(C, addend, A, packed, rows, K, N);
@@ -313,12 +315,13 @@ void sn_matmul_split(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_f32 A, const flo
     }
     for (int64_t r = 0, m; r < rows; r += m) {
         m = sn_split(rows - r, sn_block_rows(K, parts));
-        sn_block_split(sn_part_f32(C, r, 0), sn_part_f32(addend, r, 0), sn_part_f32(A, r, 0), packed, m, K, N, parts);
+        sn_block_split(sn_part_f32(C, r, 0), sn_part_f32(addend, r, 0), sn_part_f32(A, r, 0), packed, m, K, N, parts,
+                       room);
     }
 }
 
 void sn_columns_split(sn_rows_f32 C, sn_rows_f32 A, const sn_matrix *B, int64_t few, int64_t rows, int64_t K, int64_t N,
-                      int64_t member, int64_t members, int64_t split) {
+                      int64_t member, int64_t members, int64_t split, char *room) {
     if (!sn_parts(K, split) || sn_lies(B, few)) {
         sn_columns_f32(C, A, B, few, rows, K, N, member, members);
         return;
@@ -327,7 +330,7 @@ void sn_columns_split(sn_rows_f32 C, sn_rows_f32 A, const sn_matrix *B, int64_t 
     const int64_t c1 = first_column(N, member + 1, members, SN_WIDTH * sn_lanes_f32);
     const float *packed = (const float *)B->packed + c0 * sn_deep_split(K, split);
     C.base += c0;
-    if (c1 > c0) sn_matmul_split(C, (sn_rows_f32){0, 0, 0}, A, packed, rows, K, c1 - c0, split);
+    if (c1 > c0) sn_matmul_split(C, (sn_rows_f32){0, 0, 0}, A, packed, rows, K, c1 - c0, split, room);
 }
 #endif
 #endif
