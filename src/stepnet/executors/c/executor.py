@@ -19,6 +19,7 @@ from stepnet.ir.tables import is_table
 
 from .kept_products import KeptProduct
 from .limits import DTYPES, check, fits
+from .on_rows import product_on_rows
 from .over_rows import joined, product_over_rows
 from .scan import CScan, build_all
 from .small_calls import line_in_c
@@ -72,7 +73,8 @@ class GeneratedC(Executor):
     def on_all_rows(self, graph: Graph, node: Node, by_torch: Run) -> Run:
         if is_table(graph, node):
             return KeptProduct(by_torch)
-        return product_over_rows(graph, node, by_torch) if node.op == "matmul_tn" else by_torch
+        own = {"matmul": product_on_rows, "matmul_tn": product_over_rows}.get(node.op)
+        return by_torch if own is None else own(graph, node, by_torch)
 
     def joined(self, graph: Graph, nodes: Sequence[Bound], kept: Collection[str]) -> list[Bound]:
         return summed_by_blocks(graph, joined(graph, nodes), kept)

@@ -10,6 +10,7 @@ from .product import OVER_ROOM as OVER_ROOM
 from .product import ROOM as ROOM
 from .product import Product as Product
 from .product import common as common
+from .product import on_rows as on_rows
 from .product import over_floats as over_floats
 from .product import over_rows as over_rows
 from .product import paired as paired

@@ -127,6 +127,11 @@ def over_floats() -> str:
     return _file("sn_over_floats.h")
 
 
+def on_rows() -> str:
+    """The C of all rows times a matrix in floats, behind that of floats."""
+    return _file("sn_on_rows.h")
+
+
 def common() -> str:
     """The C that all of it, and generated code, stands on: functions of numbers, and numbers of 16 bits."""
     files = _file("sn_library.h", _HERE.parent), _file("sn_math.h", _HERE.parent), _file("sn_half.h")
