@@ -14,6 +14,7 @@ OPTIMISED = False
 # Rows, features, columns of each table: of one strip and many, of one panel and many, whole and cut ones.
 SIZES = {
     "one feature": (256, 1, (1,)),
+    "few rows": (17, 70, (40,)),
     "less than a panel": (300, 7, (5, 17)),
     "whole panels": (1100, 48, (64, 32)),
     "more strips than are packed at once": (530, 389, (33, 3)),
@@ -30,6 +31,7 @@ def _rows(rows, k, columns):
 @pytest.mark.parametrize("name", SIZES)
 def test_sums_over_rows(name, monkeypatch):
     monkeypatch.setattr(c_over_rows, "_MULTIPLIED", 1)
+    monkeypatch.setattr(c_over_rows, "_WORK", 1)
     rows, k, columns = SIZES[name]
     a, tables = _rows(rows, k, columns)
     by_threads = []
@@ -70,9 +72,11 @@ def test_a_thread_with_a_small_stack():
     assert in_a_fork(summed) < 1e-4
 
 
-def test_few_rows_and_turned_tables_are_left_to_torch():
+def test_few_rows_little_work_and_turned_tables_are_left_to_torch():
     a, (b,) = _rows(300, 40, (50,))
+    assert c_over_rows.in_floats(a, [b], 300) is not None
     assert c_over_rows.in_floats(a[:255], [b[:255]], 255) is None
+    assert c_over_rows.in_floats(a[:15].repeat(1, 50), [b[:15]], 15) is None
     assert c_over_rows.in_floats(a, [b.t().contiguous().t()], 300) is None
 
 

@@ -17,10 +17,11 @@ from stepnet.executors.layout import Layout
 from stepnet.ir.plan import LoopPlan, Region
 
 from .build import build
-from .products.cpu import has_wide_vectors
+from .products.cpu import are_slow_in_torch, has_wide_vectors
 
 MOST = 256  # rows, which are added up one after the other
-# multiplications, for more of which torch's are faster (measured): with AVX-512, and without
+# multiplications, for more of which others are faster (measured): torch's with AVX-512; torch's without, and
+# those of `over_rows` in floats
 WORK = 1 << 21, 1 << 22
 _LANES = 16
 
@@ -215,7 +216,8 @@ def few(loop: LoopPlan, region: Region) -> list[Few]:
 def most_rows(products: list[Few]) -> int:
     """Of how many rows all of these are made sooner here."""
     work = sum(each.k * -(-each.n // _LANES) * _LANES for each in products)
-    return min(MOST, WORK[not has_wide_vectors()] // max(work, 1))
+    slow = not has_wide_vectors() or are_slow_in_torch()
+    return min(MOST, WORK[slow] // max(work, 1))
 
 
 def served(
