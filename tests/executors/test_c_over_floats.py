@@ -112,7 +112,7 @@ AMD = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu avx2 fma\n\nvendor_id\t: Genuin
     [
         (AMD, True),
         (AMD.replace("AuthenticAMD", "GenuineIntel"), False),
-        (AMD.replace("avx2", "avx2 avx512f"), False),
+        (AMD.replace("avx2", "avx2 avx512f"), True),
         (AMD.replace("fma", "sse"), False),
         ("", False),
     ],
