@@ -24,6 +24,7 @@ _LEAST, _SIZE = 128, 1 << 15
 _MOST_TOGETHER = 256  # features of two tables that go together: `SN_OVER_FEATURES`
 _SHARE = 256  # rows of a thread, below which there is nothing to gain
 _FEW_FLOATS = 32  # features or columns, below which products in floats are not faster than torch's (measured)
+_FEW_ROWS = 128  # rows, below which they are not
 _MULTIPLIED = 1 << 20  # numbers that a thread multiplies at least
 _ROOM = 164_992  # numbers of room of each thread, on whose stack they may not fit
 
@@ -94,7 +95,7 @@ def _product_in_floats(by_torch: Run) -> Run:
 
 def in_floats(a: Tensor, tables: Sequence[Tensor], rows: int) -> list[Tensor] | None:
     """a' b for each b of one or two tables; None of few rows, or where numbers do not lie side by side."""
-    if rows < _SHARE or any(stride(table)[1] != 1 for table in (a, *tables)):
+    if rows < _FEW_ROWS or any(stride(table)[1] != 1 for table in (a, *tables)):
         return None
     run = library_of_floats()
     if run is None:
