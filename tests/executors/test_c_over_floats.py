@@ -30,6 +30,7 @@ def _rows(rows, k, columns):
 @pytest.mark.parametrize("name", SIZES)
 def test_sums_over_rows(name, monkeypatch):
     monkeypatch.setattr(c_over_rows, "_MULTIPLIED", 1)
+    monkeypatch.setattr(c_over_rows, "_LITTLE", 1)
     rows, k, columns = SIZES[name]
     a, tables = _rows(rows, k, columns)
     by_threads = []
@@ -72,7 +73,8 @@ def test_a_thread_with_a_small_stack():
 
 def test_few_rows_and_turned_tables_are_left_to_torch():
     a, (b,) = _rows(300, 40, (50,))
-    assert c_over_rows.in_floats(a[:127], [b[:127]], 127) is None
+    assert c_over_rows.in_floats(a[:262], [b[:262]], 262) is None
+    assert c_over_rows.in_floats(a[:263], [b[:263]], 263) is not None
     assert c_over_rows.in_floats(a, [b.t().contiguous().t()], 300) is None
 
 

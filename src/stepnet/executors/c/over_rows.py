@@ -24,7 +24,7 @@ _LEAST, _SIZE = 128, 1 << 15
 _MOST_TOGETHER = 256  # features of two tables that go together: `SN_OVER_FEATURES`
 _SHARE = 256  # rows of a thread, below which there is nothing to gain
 _FEW_FLOATS = 32  # features or columns, below which products in floats are not faster than torch's (measured)
-_FEW_ROWS = 128  # rows, below which they are not
+_FEW_ROWS, _LITTLE = 32, 1 << 19  # rows, or multiplications, below which they are not
 _MULTIPLIED = 1 << 20  # numbers that a thread multiplies at least
 _ROOM = 164_992  # numbers of room of each thread, on whose stack they may not fit
 
@@ -95,18 +95,18 @@ def _product_in_floats(by_torch: Run) -> Run:
 
 def in_floats(a: Tensor, tables: Sequence[Tensor], rows: int) -> list[Tensor] | None:
     """a' b for each b of one or two tables; None of few rows, or where numbers do not lie side by side."""
-    if rows < _FEW_ROWS or any(stride(table)[1] != 1 for table in (a, *tables)):
+    k = a.shape[1]
+    work = rows * k * sum(table.shape[1] for table in tables)
+    if rows < _FEW_ROWS or work < _LITTLE or any(stride(table)[1] != 1 for table in (a, *tables)):
         return None
     run = library_of_floats()
     if run is None:
         return None
-    k = a.shape[1]
     found = [empty((k, table.shape[1]), dtype=torch.float32) for table in tables]
     told = [
         _Table(data_ptr(sums), data_ptr(table), stride(table)[0], table.shape[1])
         for sums, table in zip(found, tables, strict=True)
     ]
-    work = rows * k * sum(table.shape[1] for table in tables)
     threads = max(1, min(torch.get_num_threads(), work // _MULTIPLIED))
     room = empty((threads, _ROOM), dtype=torch.float32)
     over = _OverFloats(data_ptr(a), stride(a)[0], rows, k, (_Table * 2)(*told), data_ptr(room))
