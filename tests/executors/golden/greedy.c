@@ -98,7 +98,7 @@ static void run_share(SN_SHARE) {
                 state_new[j] = v20;
             }
         }
-        sn_end(&of, t, active, member, members, state_next, a->state_final, 9 * sizeof(float), 9 * sizeof(float));
+        if (sn_ends(&of, t, active)) sn_end(&of, t, active, member, members, state_next, a->state_final, 9 * sizeof(float), 9 * sizeof(float));
         { float *now = state; state = state_next; state_next = now; }
     }
     if (wrong) __atomic_store_n(a->wrong, wrong, __ATOMIC_RELAXED);
@@ -137,7 +137,6 @@ typedef struct {
 
 static void run_share(SN_SHARE) {
     SN_BEGIN;
-    int64_t *row = SN_TAKE(int64_t, count * members) + member * count;
     float *d_1 = SN_TAKE(float, count * 9), *d_1_next = SN_TAKE(float, count * 9);
     int64_t *chunk_row = SN_TAKE(int64_t, count * a->chunk * members) + member * count * a->chunk;
     char *const sn_room = SN_TAKE(char, 425984 * members) + member * 425984;
@@ -146,8 +145,10 @@ static void run_share(SN_SHARE) {
     for (int64_t t0 = 0; t0 < a->steps && active > 0; t0 += a->chunk) {
     const int64_t t1 = t0 + a->chunk < a->steps ? t0 + a->chunk : a->steps;
     const int64_t rows = sn_chunk(&of, t0, t1, active, chunk_row, 0);
+    int64_t before = 0; /* of these, those of steps before t */
     for (int64_t t = t0; t < t1; ++t) {
-        if ((active = sn_step(&of, t, active, row)) == 0) break;
+        if ((active = sn_reach(&of, t, active)) == 0) break;
+        const int64_t *row = chunk_row + before;
         /* row by row: v21, v22, v24, v25, v29 */
         for (int64_t i = member; i < active; i += members) {
             const float *restrict d_1_at = d_1 + i * 9;
@@ -168,8 +169,9 @@ static void run_share(SN_SHARE) {
         /* v26 = matmul(v25, w3)  [9] x [9, 9] */
         sn_columns_split((sn_rows_f32){(float *)d_1_next, 9, 0}, (sn_rows_f32){(float *)a->v25, 9, row}, &a->w3, a->few, active, 9, 9, member, members, a->split, sn_room);
         SN_MEET;
-        sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 9 * sizeof(float), 9 * sizeof(float));
+        if (sn_ends(&of, t, active)) sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 9 * sizeof(float), 9 * sizeof(float));
         { float *now = d_1; d_1 = d_1_next; d_1_next = now; }
+        before += active;
         if (t % 64 == 63) {
             SN_ADD_UP(v29_sum, v29_part, 9)
         }

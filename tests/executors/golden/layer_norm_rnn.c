@@ -34,7 +34,6 @@ typedef struct {
 
 static void run_share(SN_SHARE) {
     SN_BEGIN;
-    int64_t *row = SN_TAKE(int64_t, count * members) + member * count;
     float *state = SN_TAKE(float, count * 9), *state_next = SN_TAKE(float, count * 9);
     int64_t *chunk_row = SN_TAKE(int64_t, count * a->chunk * members) + member * count * a->chunk;
     float *v9_rows = SN_TAKE(float, count * a->chunk * 9);
@@ -50,7 +49,8 @@ static void run_share(SN_SHARE) {
     sn_columns_split((sn_rows_f32){v9_rows, 9, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, &a->v8, a->few, rows, 2, 9, member, members, a->split, sn_room);
     SN_MEET;
     for (int64_t t = t0; t < t1; ++t) {
-        if ((active = sn_step(&of, t, active, row)) == 0) break;
+        if ((active = sn_reach(&of, t, active)) == 0) break;
+        const int64_t *row = chunk_row + before;
         SN_MEET;
         /* v12 = matmul(state, v11)  [9] x [9, 9] */
         sn_columns_split((sn_rows_f32){(float *)v12_rows, 9, 0}, (sn_rows_f32){(float *)state, 9, 0}, &a->v11, a->few, active, 9, 9, member, members, a->split, sn_room);
@@ -99,7 +99,7 @@ static void run_share(SN_SHARE) {
                 state_new[j] = v29;
             }
         }
-        sn_end(&of, t, active, member, members, state_next, a->state_final, 9 * sizeof(float), 9 * sizeof(float));
+        if (sn_ends(&of, t, active)) sn_end(&of, t, active, member, members, state_next, a->state_final, 9 * sizeof(float), 9 * sizeof(float));
         { float *now = state; state = state_next; state_next = now; }
         before += active;
     }
@@ -223,7 +223,7 @@ static void run_share(SN_SHARE) {
         /* v44 = matmul(v43, w2)  [9] x [9, 9] */
         sn_columns_split((sn_rows_f32){(float *)d_1_next, 9, 0}, (sn_rows_f32){(float *)a->v43, 9, row}, &a->w2, a->few, active, 9, 9, member, members, a->split, sn_room);
         SN_MEET;
-        sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 9 * sizeof(float), 9 * sizeof(float));
+        if (sn_ends(&of, t, active)) sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 9 * sizeof(float), 9 * sizeof(float));
         { float *now = d_1; d_1 = d_1_next; d_1_next = now; }
         if (t % 64 == 63) {
             SN_ADD_UP(v47_sum, v47_part, 9)

@@ -21,7 +21,6 @@ typedef struct {
 
 static void run_share(SN_SHARE) {
     SN_BEGIN;
-    int64_t *row = SN_TAKE(int64_t, count * members) + member * count;
     float *state = SN_TAKE(float, count * 3), *state_next = SN_TAKE(float, count * 3);
     int64_t *chunk_row = SN_TAKE(int64_t, count * a->chunk * members) + member * count * a->chunk;
     float *v9_rows = SN_TAKE(float, count * a->chunk * 3);
@@ -36,7 +35,8 @@ static void run_share(SN_SHARE) {
     sn_columns_split((sn_rows_f32){v9_rows, 3, 0}, (sn_rows_f32){(float *)a->x, 2, chunk_row}, &a->v8, a->few, rows, 2, 3, member, members, a->split, sn_room);
     SN_MEET;
     for (int64_t t = t0; t < t1; ++t) {
-        if ((active = sn_step(&of, t, active, row)) == 0) break;
+        if ((active = sn_reach(&of, t, active)) == 0) break;
+        const int64_t *row = chunk_row + before;
         /* row by row: w1_s28, v12_p2, v12_p3, v14_s29, v14, v15 */
         for (int64_t i = member; i < active; i += members) {
             float v12_p3_line[3] __attribute__((aligned(64)));
@@ -66,7 +66,7 @@ static void run_share(SN_SHARE) {
                 state_new[j] = v15;
             }
         }
-        sn_end(&of, t, active, member, members, state_next, a->state_final, 3 * sizeof(float), 3 * sizeof(float));
+        if (sn_ends(&of, t, active)) sn_end(&of, t, active, member, members, state_next, a->state_final, 3 * sizeof(float), 3 * sizeof(float));
         { float *now = state; state = state_next; state_next = now; }
         before += active;
     }
@@ -142,7 +142,7 @@ static void run_share(SN_SHARE) {
                 d_1_new[j] = v21_copy0;
             }
         }
-        sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 3 * sizeof(float), 3 * sizeof(float));
+        if (sn_ends(&of, t, active)) sn_end(&of, t, active, member, members, d_1_next, a->d_1_final, 3 * sizeof(float), 3 * sizeof(float));
         { float *now = d_1; d_1 = d_1_next; d_1_next = now; }
         if (t % 64 == 63) {
             SN_ADD_UP(v24_sum, v24_part, 3)

@@ -65,6 +65,11 @@ SN_INLINE int64_t sn_reach(const sn_sequences *of, int64_t t, int64_t active) {
     return active;
 }
 
+/* Whether one of them ends with step t. */
+SN_INLINE int sn_ends(const sn_sequences *of, int64_t t, int64_t active) {
+    return of->length[sn_number(of, active - 1)] <= t + 1;
+}
+
 SN_THREADS char *sn_take(char **space, int64_t bytes);
 /* States begin as they are given; those of sequences without steps end so. Without `last` nobody asks for that. */
 SN_THREADS void sn_boot(const sn_sequences *of, int64_t member, int64_t members, void *state, const void *boot,

@@ -146,7 +146,6 @@ class _Writer:
                 "carries": carries,
                 "held": held,
                 "chunks": bool(early or late or self.turns),
-                "before": bool(early or (self.turns and scratch)),
                 "slots": with_slots,
                 "turns": self.turns,
                 "alone": self.alone,
