@@ -34,6 +34,21 @@ def from_front(indices: Tensor, size: int) -> Tensor:
     return torch.where(long < 0, long + size, long)
 
 
+def within(numbers: Tensor, most: int, what: str, expected: str) -> Tensor:
+    """Counts or places as int64, which lie in 0..most: a lookup, for it refuses others, also where what was
+    recorded runs again.
+
+    Raises:
+        Misfit: one lies outside.
+    """
+    long = integers(numbers, what)
+    try:
+        return torch.arange(most + 1, device=long.device).gather(0, long)
+    except (RuntimeError, IndexError) as error:
+        got = long.tolist()[:8]
+        raise Misfit(f"{what} must lie in 0..{most}", got=got, expected=expected, dims=most) from error
+
+
 def gather(x: Tensor, indices: Tensor, axis: int, shared: int = 0) -> Tensor:
     """The slices of x at the indices along an axis; the first `shared` axes go together."""
     at = axis_in(axis, x.dim())

@@ -29,6 +29,7 @@ from .layers.row import Misfit
 from .loops import IfRunner, LoopRunner, TensorIteratorRunner
 from .reader import declared_shape, fits, shape_text
 from .records import Layer
+from .table import ROWS
 from .weights import check_bytes
 
 # The first operator on a meta tensor imports much of torch: with this module, not within the first load.
@@ -248,6 +249,7 @@ class Walk:
             return self._loop(node, node.run, given)
         if isinstance(node.run, IfRunner):
             return self._if(node, node.run, given)
+        _check_kinds(node, given)
         for i in node.values:
             if i < len(given) and given[i].dim() > 1:
                 shown = typed_shape(given[i])
@@ -509,6 +511,17 @@ class Walk:
 # when the file is read; a call of torch takes many times as long as a look.
 _KNOWN: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {}
 _MOST_KNOWN = 4_000
+
+
+def _check_kinds(node: Node, given: Sequence[Any]) -> None:
+    """Refuse inputs of element types that a layer does not take."""
+    row = ROWS[node.layer.type.lower()]
+    for i, value in enumerate(given):
+        kind = row.refused(i, value.dtype)
+        if kind is not None:
+            name = dtype_name(value.dtype)
+            said = {"got": typed_shape(value), "expected": kind}
+            raise _Fault.at(node.layer, f"input {i} is of {name}", None, **said)
 
 
 def _differ(declared: Sequence[int], value: Tensor) -> str:

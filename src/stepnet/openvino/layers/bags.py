@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.file_model import within
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
@@ -22,7 +23,9 @@ def _summed(
     if not 0 <= count <= len(index) + _EMPTY:
         most = f"0 to {len(index) + _EMPTY}: one for each of {len(index)} words, and {_EMPTY} empty ones"
         raise Misfit("the number of bags does not fit", got=count, expected=most, dims=count)
-    rows = table[integers(index, "indices")]
+    if weights is not None and mean:
+        raise Misfit("per_sample_weights are of sums only", got='reduction="mean"', expected='"sum"')
+    rows = table.index_select(0, integers(index, "indices"))
     if weights is not None:
         rows = rows * weights.reshape(-1, *[1] * (rows.dim() - 1))
     out = table.new_zeros(count, *table.shape[1:]).index_add(0, bag, rows)
@@ -31,6 +34,9 @@ def _summed(
     if mean:
         out = out / size.clamp(min=1).to(out.dtype)
     row = -1 if default is None else number(default, "default_index")
+    if not -1 <= row < len(table):
+        rows = f"a row of {len(table)}, or -1 for zeros"
+        raise Misfit("default_index names no row", got=row, expected=rows, dims=(row, len(table)))
     return out if row < 0 else torch.where(size == 0, table[row], out)
 
 
@@ -47,8 +53,11 @@ def _offsets(layer: Layer, attributes: Attributes) -> Function:
         if index.dim() != 1 or starts.dim() != 1:
             shapes = f"{shape_text(index)} and {shape_text(starts)}"
             raise Misfit(f"indices and offsets of {shapes} are no lists", dims=shapes)
-        places = torch.arange(len(index), device=index.device)
-        bag = torch.searchsorted(integers(starts, "offsets"), places, right=True) - 1
+        places, ends = torch.arange(len(index), device=index.device), starts.new_full((1,), len(index))
+        sizes = torch.diff(torch.cat([integers(starts, "offsets"), ends.long()]))
+        ascending = f"0 at first, and then none below the one before, up to {len(index)}"
+        sizes = within(sizes, len(index), "the sizes of bags, which offsets say,", ascending)
+        bag = torch.searchsorted(len(index) - sizes.flip(0).cumsum(0).flip(0), places, right=True) - 1
         return _summed(table, index, bag, len(starts), default, weights, mean)
 
     return bags

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.file_model import distinct
+from stepnet.file_model import distinct, within
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, number, plain, shape_text
+from .row import Function, Misfit, Row, axis_in, differ, number, plain, shape_text
 
 
 def _unique(layer: Layer, attributes: Attributes) -> Function:
@@ -86,6 +86,11 @@ def _ctc_of_lengths(layer: Layer, attributes: Attributes) -> Function:
 
     def decode(scores: Tensor, lengths: Tensor, blank: Any = None) -> tuple[Tensor, Tensor]:
         _check_scores(scores)
+        batch, steps = scores.shape[:2]
+        if lengths.dim() != 1 or differ(len(lengths), batch):
+            raise Misfit(f"needs one length for each of {batch} sequences", shape_text(lengths), f"[{batch}]")
+        fit = f"0 to {steps}, the steps of {shape_text(scores)}"
+        lengths = within(lengths, steps, "sequence_length", fit)
         label = scores.shape[2] - 1 if blank is None else number(blank, "blank_index")
         found, some = _labels(scores, lengths, label, merge)
         return found.to(classes), some.to(counts)

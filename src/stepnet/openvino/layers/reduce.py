@@ -12,6 +12,7 @@ from stepnet.file_model import cumulated, extreme, mean
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
+from .elementwise import BROADCASTS, broadcast_together, start_axis
 from .row import Function, Misfit, Row, axes_in, axis_in, listed, number, shape_text
 
 Reduction = Callable[[Tensor, list[int], bool], Tensor]
@@ -22,7 +23,7 @@ def _reduce(name: str, function: Reduction) -> Row:
         keep = attributes.bool("keep_dims", False)
 
         def reduce(x: Tensor, axes: Any) -> Tensor:
-            chosen = axes_in(listed(axes), x.dim())
+            chosen = axes_in(listed(axes), x.dim()) if x.dim() else _of_number(listed(axes))
             if not chosen:  # over no axis: what is left is to take an amount, say
                 return function(x.unsqueeze(-1), [x.dim()], False).to(x.dtype)
             return function(x, chosen, keep).to(x.dtype)
@@ -30,6 +31,19 @@ def _reduce(name: str, function: Reduction) -> Row:
         return reduce
 
     return Row(name, make, (2, 2), values=(1,))
+
+
+def _of_number(axes: list[int]) -> list[int]:
+    """The axes of a number, which has none: 0 and -1 stand for all that it has."""
+    axes_in(axes, 1)
+    return []
+
+
+def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    """The mean; of nothing, 0."""
+    if any(isinstance(x.shape[axis], int) and x.shape[axis] == 0 for axis in axes):
+        return torch.sum(x, axes, keep)
+    return mean(x, axes, keep)
 
 
 def _one_by_one(function: Callable[[Tensor, int, bool], Tensor]) -> Reduction:
@@ -48,7 +62,9 @@ def _l2(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 def _softmax(function: Callable[[Tensor, int], Tensor]) -> Callable[[Layer, Attributes], Function]:
     def make(layer: Layer, attributes: Attributes) -> Function:
         axis = attributes.int("axis", 1)
-        return lambda x: function(x, axis_in(axis, x.dim()))
+        if axis < 0 and layer.opset < 8 and layer.type.lower() == "softmax":
+            raise Misfit("axis is not negative in the first version", got=axis, expected="0, 1, ...")
+        return lambda x: function(x, axis_in(axis, x.dim() or 1))
 
     return make
 
@@ -63,7 +79,8 @@ def _cum_sum(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _mvn(layer: Layer, attributes: Attributes) -> Function:
-    with_variance, eps = attributes.bool("normalize_variance"), attributes.float("eps")
+    said = None if layer.opset >= 6 else True
+    with_variance, eps = attributes.bool("normalize_variance", said), attributes.float("eps")
     inside = True
     if "eps_mode" in attributes:
         modes = ("inside_sqrt", "outside_sqrt", "inside", "outside")
@@ -72,12 +89,10 @@ def _mvn(layer: Layer, attributes: Attributes) -> Function:
 
     def mvn(x: Tensor, axes: Any = None) -> Tensor:
         chosen = list(range(1 if across else 2, x.dim())) if axes is None else axes_in(listed(axes), x.dim())
-        if not chosen:
-            return x
-        centred = x - x.mean(chosen, keepdim=True)
+        centred = x - (x.mean(chosen, keepdim=True) if chosen else x)
         if not with_variance:
             return centred
-        variance = (centred * centred).mean(chosen, keepdim=True)
+        variance = (centred * centred).mean(chosen, keepdim=True) if chosen else centred
         return centred / (torch.sqrt(variance + eps) if inside else torch.sqrt(variance) + eps)
 
     return mvn
@@ -88,7 +103,9 @@ def _normalize_l2(layer: Layer, attributes: Attributes) -> Function:
 
     def normalize(x: Tensor, axes: Any) -> Tensor:
         chosen = axes_in(listed(axes), x.dim())
-        squares = (x * x).sum(chosen, keepdim=True) if chosen else x * x
+        if not chosen:  # each number by itself
+            return x / torch.where(x == 0, 1, x)
+        squares = (x * x).sum(chosen, keepdim=True)
         return x / torch.sqrt(squares + eps if mode == "add" else squares.clamp(min=eps))
 
     return normalize
@@ -164,7 +181,10 @@ def _fake_quantize(layer: Layer, attributes: Attributes) -> Function:
     if steps < 1:
         raise Misfit("levels must be at least 2", got=steps + 1)
 
-    def fake_quantize(x: Tensor, low: Tensor, high: Tensor, out_low: Tensor, out_high: Tensor) -> Tensor:
+    mode, axis = attributes.choice("auto_broadcast", BROADCASTS, "numpy"), start_axis(attributes)
+
+    def fake_quantize(x: Tensor, *limits: Tensor) -> Tensor:
+        low, high, out_low, out_high = (broadcast_together(x, each, mode, axis)[1] for each in limits)
         step = torch.round((x - low) / (high - low) * steps)
         inside = step / steps * (out_high - out_low) + out_low
         below, above = x <= torch.minimum(low, high), x > torch.maximum(low, high)
@@ -175,7 +195,7 @@ def _fake_quantize(layer: Layer, attributes: Attributes) -> Function:
 
 ROWS = (
     _reduce("ReduceSum", lambda x, axes, keep: torch.sum(x, axes, keep)),
-    _reduce("ReduceMean", mean),
+    _reduce("ReduceMean", _mean),
     _reduce("ReduceMax", lambda x, axes, keep: extreme(x, axes, keep, "amax")),
     _reduce("ReduceMin", lambda x, axes, keep: extreme(x, axes, keep, "amin")),
     _reduce("ReduceProd", _one_by_one(lambda x, axis, keep: torch.prod(x, axis, keep))),
