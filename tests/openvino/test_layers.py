@@ -555,6 +555,24 @@ WRONG = [
     ("Convolution", [IMAGE, c(KERNEL, np.float32)],
      {"strides": "0, 1", "dilations": "1, 1", "pads_begin": "0, 0", "pads_end": "0, 0"},
      "must be at least 1"),
+    ("Add", [A, A[:, 0]], {"auto_broadcast": "pdpd"}, r"\[2, 3, 5\] and \[2, 5\] do not fit together .pdpd"),
+    ("Add", [A[0], A], {"auto_broadcast": "pdpd"}, r"\[3, 5\] and \[2, 3, 5\] do not fit together .pdpd"),
+    ("Add", [A > 0, A > 0], {}, "input 0 is of bool"),
+    ("LogicalAnd", [A, A], {}, "input 0 is of float32"),
+    ("IsNaN", [I], {}, "input 0 is of int64"),
+    ("BitwiseAnd", [A, A], {}, "input 0 is of float32"),
+    ("ConvertPromoteTypes", [A, I], {}, "no element type holds the numbers of both"),
+    ("Transpose", [A, c([-1, 0, 1])], {}, "order does not permute 3 axes"),
+    ("Unsqueeze", [A, c([])], {}, "axes name none"),
+    ("Softmax", [A], {"axis": "-1"}, "axis is not negative in the first version"),
+    ("SliceScatter", [A, A[:, :1], c([0]), c([2]), c([1]), c([1])], {}, r"\[2, 1, 5\] do not fit the slice"),
+    ("SearchSorted", [A[0, 0], I[0, 0]], {}, "inputs have different element types"),
+    ("EmbeddingBagOffsets", [B, c([0, 1]), c([0]), c(-1), c([1, 1], np.float32)], {"reduction": "mean"},
+     "per_sample_weights are of sums only"),
+    ("EmbeddingBagPacked", [B, c([[0, 1]]), c([[1, 1]], np.float32)], {"reduction": "mean"},
+     "per_sample_weights are of sums only"),
+    ("EmbeddingBagOffsets", [B, c([0, 1]), c([0]), c(3)], {}, "default_index names no row"),
+    ("SegmentMax", [A, c([0, 0, 0])], {"fill_mode": "ZERO"}, "needs the number of a segment for each row"),
 ]  # fmt: skip
 
 
@@ -566,6 +584,49 @@ def test_layers_that_do_not_fit_are_refused_when_read(tmp_path, kind, inputs, at
     with pytest.raises(IRError, match=says) as error:
         load(path)
     assert f"{kind} layer {len(inputs)}" in str(error.value)
+
+
+BAGS = ("EmbeddingBagOffsets", "EmbeddingBagOffsetsSum")
+THREE = np.array([0, 1, 2])
+UNFIT = [  # numbers that are known when the model runs
+    *(
+        (kind, [B, THREE, np.array(offsets)], "the sizes of bags, which offsets say, must lie in 0..3")
+        for kind in BAGS
+        for offsets in ([0, 2, 1], [0, 4], [-1, 2])
+    ),
+    *((kind, [B, np.array([0, -1]), np.array([0])], "index") for kind in BAGS),
+    *(
+        ("CTCGreedyDecoderSeqLen", [A, np.array(lengths, np.int32)], "sequence_length must lie in 0..3")
+        for lengths in ([4, 1], [3, -1])
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "inputs", "says"), UNFIT, ids=[f"{w[0]}-{i}" for i, w in enumerate(UNFIT)])
+def test_numbers_that_do_not_fit_are_refused_when_run(tmp_path, kind, inputs, says):
+    outputs = (A,) * (2 if kind.startswith("CTC") else 1)
+    path, given, _ = write(tmp_path, kind, inputs, outputs, f"opset{SINCE[kind.lower()]}", {}, dynamic=True)
+    model = load(path)
+    right = [*given[:-1], np.zeros_like(given[-1])]
+    right[1:-1] = [abs(values) for values in right[1:-1]]
+    for _ in range(3):  # as recorded, too
+        model(*right)
+        with pytest.raises(IRError, match=says):
+            model(*given)
+
+
+PROMOTED = {
+    ("int8", "uint8"): "int16", ("uint8", "int32"): "int32", ("bool", "uint8"): "uint8",
+    ("float16", "int8"): "float16", ("float16", "float64"): "float64", ("int64", "int32"): "int64",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pair", PROMOTED, ids="-".join)
+def test_types_promoted_without_loss(tmp_path, pair):
+    for one, other in (pair, pair[::-1]):
+        inputs = [np.ones(2, one), np.ones(3, other)]
+        path, given, _ = write(tmp_path, "ConvertPromoteTypes", inputs, (A, A), "opset14", {})
+        assert {str(value.dtype) for value in load(path)(*given)} == {f"torch.{PROMOTED[pair]}"}
 
 
 def test_unknown_types_are_all_in_one_error(tmp_path):

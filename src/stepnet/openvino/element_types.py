@@ -12,13 +12,19 @@ from stepnet.file_model import NotRead, shorten
 @dataclass(frozen=True)
 class ElementType:
     """One element type: `f32` in attributes, `FP32` on ports, torch.float32, 32 bits. Of less than a byte are
-    constants alone; torch has them in a type of 8 bits, or as the numbers of `table` that they stand for."""
+    constants alone; torch has them in a type of 8 bits, or as the numbers of `table` that they stand for, as
+    it has powers of two of a byte."""
 
     name: str
     precision: str
     dtype: torch.dtype
     bits: int
     table: tuple[float, ...] = ()
+
+    @property
+    def of_constants(self) -> bool:
+        """Whether constants alone are of it."""
+        return self.bits < 8 or bool(self.table)
 
     def bytes(self, count: int) -> int:
         """The size of so many numbers in the .bin file."""
@@ -32,6 +38,7 @@ _NF4 = (
     0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
     1.0,
 )  # fmt: skip
+_E8M0 = (*(2.0 ** (k - 127) for k in range(255)), float("nan"))
 ELEMENT_TYPES = (
     ElementType("f64", "FP64", torch.float64, 64),
     ElementType("f32", "FP32", torch.float32, 32),
@@ -48,6 +55,7 @@ ELEMENT_TYPES = (
     ElementType("u64", "U64", torch.uint64, 64),
     ElementType("f8e4m3", "F8E4M3", torch.float8_e4m3fn, 8),
     ElementType("f8e5m2", "F8E5M2", torch.float8_e5m2, 8),
+    ElementType("f8e8m0", "F8E8M0", torch.float32, 8, _E8M0),
     ElementType("i4", "I4", torch.int8, 4),
     ElementType("u4", "U4", torch.uint8, 4),
     ElementType("nf4", "NF4", torch.float32, 4, _NF4),

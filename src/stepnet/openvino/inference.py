@@ -469,8 +469,9 @@ class Walk:
         by_port = {port.output: _shape_of(named[port.result]) for port in loop.outputs}
         for port in loop.outputs:
             if isinstance(port, Concat) and isinstance(value := by_port[port.output], Tensor):
-                self._part(node, port, value)
-                by_port[port.output] = UNKNOWN
+                if steps is None:
+                    self._part(node, port, value)
+                by_port[port.output] = UNKNOWN if steps is None else self._joined(node, port, value, steps)
         return [by_port[f"port {p.id}"] for p in node.layer.outputs]
 
     def _check_one(self, node: Node, value: Any, what: str) -> None:

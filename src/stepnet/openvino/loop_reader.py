@@ -88,6 +88,9 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
     if purpose is None and external < 0:
         purposed = f', or purpose="{_SIDES[side][1]}"' if layer.type == "Loop" else ""
         raise Broken(f"{where}: names no port", got=external, expected=f"the id of a port{purposed}")
+    if purpose == PURPOSES[0] and external >= 0:
+        got, wanted = f"external_port_id={external}", 'external_port_id="-1", or no purpose'
+        raise Broken(f"{where}: {purpose} comes from no port", got=got, expected=wanted)
     axis = attributes.int("axis") if "axis" in attributes else None
     stride, part = attributes.int("stride", 1), attributes.int("part_size", 1)
     row = PortRow(

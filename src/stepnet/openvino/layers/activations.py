@@ -122,6 +122,7 @@ ROWS = (
     _one("Acosh", torch.acosh),
     _one("Atanh", torch.atanh),
     _one("Erf", torch.erf),
+    _one("ErfInv", torch.erfinv, REAL),
     _one("IsNaN", torch.isnan, REAL),
     _one("IsFinite", torch.isfinite, REAL),
     Row("IsInf", _is_inf, (1, 1), takes=(REAL,)),

@@ -1,4 +1,5 @@
-"""Sums of rows of a table: bags of words. A bag without words is the row of the default index, or zeros."""
+"""Sums of rows of a table: bags of words; a bag without words is the row of the default index, or zeros. And
+the largest of segments."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.file_model import within
+from stepnet.file_model import not_in_recordings, within
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, integers, number, shape_text
+from .row import NUMBERS, WHOLE, Function, Misfit, Row, integers, number, shape_text
 
 _EMPTY = 2**20  # bags more than there are words: a file says how many there are
 
@@ -87,10 +88,37 @@ def _segments(layer: Layer, attributes: Attributes) -> Function:
     return bags
 
 
+def _segment_max(layer: Layer, attributes: Attributes) -> Function:
+    lowest = attributes.choice("fill_mode", ("zero", "lowest")) == "lowest"
+
+    def largest(x: Tensor, index: Tensor, count: Any = None) -> Tensor:
+        if not x.dim() or index.shape != x.shape[:1]:
+            shapes = f"{shape_text(index)} and {shape_text(x)}"
+            raise Misfit("needs the number of a segment for each row", shapes, "[rows]", dims=shapes)
+        segment = integers(index, "segment_ids")
+        if count is None:
+            not_in_recordings()
+            most = int(segment.max()) + 1 if len(segment) else 0
+        else:
+            most = number(count, "num_segments")
+        if not 0 <= most <= len(index) + _EMPTY:
+            raise Misfit(
+                "the number of segments does not fit", most, f"0 to {len(index) + _EMPTY}", dims=most
+            )
+        kind = torch.finfo if x.dtype.is_floating_point else torch.iinfo
+        out = x.new_full((most + 1, *x.shape[1:]), kind(x.dtype).min if lowest else 0)
+        rows = segment.clamp(max=most)  # those behind the last segment are left out
+        rows = rows.reshape(-1, *[1] * (x.dim() - 1)).expand(x.shape)
+        return out.scatter_reduce(0, rows, x, "amax", include_self=False)[:most]
+
+    return largest
+
+
 ROWS = (
     Row("EmbeddingBagOffsetsSum", _offsets, (3, 5), values=(3,)),
     Row("EmbeddingBagOffsets", _offsets, (3, 5), values=(3,)),
     Row("EmbeddingBagPackedSum", _packed, (2, 3)),
     Row("EmbeddingBagPacked", _packed, (2, 3)),
     Row("EmbeddingSegmentsSum", _segments, (4, 6), values=(3, 4)),
+    Row("SegmentMax", _segment_max, (2, 3), values=(2,), takes=(NUMBERS, WHOLE)),
 )

@@ -130,8 +130,10 @@ def _select(layer: Layer, attributes: Attributes) -> Function:
 
 def _convert(layer: Layer, attributes: Attributes) -> Function:
     kind = attributes.element_type("destination_type")
-    if kind.bits < 8:
-        raise Misfit("only constants are of less than a byte", got=kind.name)
+    if kind.of_constants:
+        raise Misfit(
+            f"only constants are of {kind.name}", got=kind.name, expected="another type, such as f16"
+        )
     return lambda x: convert(x, kind.dtype)
 
 
