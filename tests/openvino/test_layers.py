@@ -572,6 +572,10 @@ WRONG = [
     ("EmbeddingBagPacked", [B, c([[0, 1]]), c([[1, 1]], np.float32)], {"reduction": "mean"},
      "per_sample_weights are of sums only"),
     ("EmbeddingBagOffsets", [B, c([0, 1]), c([0]), c(3)], {}, "default_index names no row"),
+    ("ScatterUpdate", [A, c([0, 1]), A[:, :, :2], c(1)], {}, r"updates \[2, 3, 2\] do not fit the indices"),
+    ("ScatterNDUpdate", [A, c([[0], [1]]), A[0]], {}, r"updates \[3, 5\] do not fit the indices"),
+    ("ScatterElementsUpdate", [A, c([[[0]]]), A, c(1)], {}, r"updates \[2, 3, 5\] do not fit the indices"),
+    ("GatherElements", [A, c([[[0]]])], {"axis": "1"}, r"indices \[1, 1, 1\] do not fit \[2, 3, 5\]"),
     ("SegmentMax", [A, c([0, 0, 0])], {"fill_mode": "ZERO"}, "needs the number of a segment for each row"),
 ]  # fmt: skip
 

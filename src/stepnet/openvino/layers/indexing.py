@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from stepnet.file_model.places import REDUCED
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, check_size, listed, number, plain, shape_text
+from .row import Function, Misfit, Row, axis_in, check_size, differ, listed, number, plain, shape_text
 
 
 def _gather(layer: Layer, attributes: Attributes) -> Function:
@@ -40,7 +41,19 @@ def _gather(layer: Layer, attributes: Attributes) -> Function:
 
 def _gather_elements(layer: Layer, attributes: Attributes) -> Function:
     axis = attributes.int("axis")
-    return lambda x, indices: gather_elements(x, indices, axis)
+
+    def run(x: Tensor, indices: Tensor) -> Tensor:
+        at = axis_in(axis, x.dim())
+        others = (k for k in range(x.dim()) if k != at)
+        if indices.dim() != x.dim() or any(differ(x.shape[k], indices.shape[k]) for k in others):
+            raise Misfit(
+                f"indices {shape_text(indices)} do not fit {shape_text(x)}",
+                expected=f"the sizes of {shape_text(x)}, but for axis {at}",
+                dims=str((x.shape, indices.shape)),
+            )
+        return gather_elements(x, indices, axis)
+
+    return run
 
 
 def _slice(x: Tensor, start: Any, stop: Any, step: Any, axes: Any = None) -> Tensor:
@@ -132,8 +145,21 @@ def _top_k(layer: Layer, attributes: Attributes) -> Function:
     return top_k
 
 
+def _check_updates(updates: Tensor, shape: Sequence[Any]) -> None:
+    """Refuse updates of another shape: torch reads some of these in another order, or in part."""
+    if updates.dim() != len(shape) or any(map(differ, updates.shape, shape)):
+        wanted = list(shape)
+        raise Misfit(
+            f"updates {shape_text(updates)} do not fit the indices",
+            got=shape_text(updates),
+            expected=wanted,
+            dims=str((updates.shape, wanted)),
+        )
+
+
 def _scatter_update(x: Tensor, indices: Tensor, updates: Tensor, axis: Any) -> Tensor:
     at = axis_in(number(axis, "axis"), x.dim())
+    _check_updates(updates, [*x.shape[:at], *indices.shape, *x.shape[at + 1 :]])
     flat = from_front(indices, x.shape[at]).reshape(-1)
     part = updates.reshape(*x.shape[:at], flat.shape[0], *x.shape[at + 1 :])
     return x.index_copy(at, flat, part.to(x.dtype))
@@ -144,6 +170,7 @@ def _scatter_elements(layer: Layer, attributes: Attributes) -> Function:
     with_old = attributes.bool("use_init_val", True)
 
     def run(x: Tensor, indices: Tensor, updates: Tensor, axis: Any) -> Tensor:
+        _check_updates(updates, indices.shape)
         at, new = number(axis, "axis"), updates.to(x.dtype)
         return scatter(x, indices, new, at, how, with_old=with_old)
 
@@ -154,7 +181,12 @@ def _scatter_nd(layer: Layer, attributes: Attributes) -> Function:
     ways = ("none", "sum", "sub", "prod", "min", "max")
     how = attributes.choice("reduction", ways, "none") if layer.opset >= 15 else "none"
 
-    return lambda x, indices, updates: scatter_nd(x, indices, updates.to(x.dtype), how)
+    def run(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+        if indices.dim() and isinstance(indices.shape[-1], int) and indices.shape[-1] <= x.dim():
+            _check_updates(updates, [*indices.shape[:-1], *x.shape[indices.shape[-1] :]])
+        return scatter_nd(x, indices, updates.to(x.dtype), how)
+
+    return run
 
 
 def _gather_nd(layer: Layer, attributes: Attributes) -> Function:
