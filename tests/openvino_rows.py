@@ -139,6 +139,8 @@ def joined(center, scale=1.0, length=None):
     return out[:, start : 23 - start] if length is None else out[:, start : start + length]
 
 
+HALVES = (np.arange(8) + 0.5) / 2 - 0.5  # of 4 numbers: where 8 stand
+F8 = np.apply_along_axis(lambda row: np.interp(HALVES, np.arange(4), row), 2, A)
 AFTER = np.triu(np.full((3, 3), -np.inf, np.float32), 1)
 CASES = [  # type, inputs, result, version, and attributes
     ("ROIAlign", [IMAGE, WHOLE - np.float32(0.5), SWAPPED], IMAGE[::-1], "opset3", aligned()),
@@ -307,6 +309,8 @@ CASES = [  # type, inputs, result, version, and attributes
     ("LogicalNot", [I], (I == 0).astype(np.int32), "opset1", {}),
     ("Elu", [I], np.where(I > 0, I, np.round(2 * np.expm1(np.minimum(I, 0)))).astype(np.int32), "opset1",
      {"alpha": "2"}),
+    ("Interpolate", [A, c([8])], F8, "opset1",
+     {"axes": "2", "mode": "linear", "align_corners": "false"}),
     ("ErfInv", [c([0.0, 1.0, -1.0], np.float32)], [0, np.inf, -np.inf], "opset17", {}),
     ("ReduceMean", [A[:, :0], c([1])], np.zeros((2, 4)), "opset1", {}),
     *(("ReduceSum", [A[0, 0, 0], c(axis)], A[0, 0, 0], "opset1", {}) for axis in ([0], [-1], [])),
@@ -319,6 +323,7 @@ CASES = [  # type, inputs, result, version, and attributes
     ("AvgPool", [IMAGE], IMAGE, "opset14",
      {"kernel": "1, 1", "strides": "1, 1", "pads_begin": "0, 0", "pads_end": "0, 1",
       "rounding_type": "ceil_torch"}),
+    ("NonZero", [A[0, 0, 0]], [[0]], "opset3", {}),
     ("SegmentMax", [TABLE, c([0, 0, 3, 3]), c(5)],
      np.stack([TABLE[:2].max(0), 0 * TABLE[0], 0 * TABLE[0], TABLE[2:].max(0), 0 * TABLE[0]]), "opset16",
      {"fill_mode": "ZERO"}),

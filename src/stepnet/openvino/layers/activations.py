@@ -14,7 +14,7 @@ from stepnet.file_model import sign
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import NUMBERS, REAL, Function, Misfit, Row, number, plain
+from .row import NUMBERS, REAL, Function, Misfit, Row, number, plain, same_types
 
 
 def _kept(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -82,10 +82,12 @@ def _swish(x: Tensor, beta: Any = 1.0) -> Tensor:
 
 
 def _selu(x: Tensor, alpha: Tensor, scale: Tensor) -> Tensor:
+    same_types((x, alpha, scale))
     return scale * torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
 
 
 def _hard_sigmoid(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    same_types((x, alpha, beta))
     return (alpha * x + beta).clamp(0, 1)
 
 
@@ -128,14 +130,14 @@ ROWS = (
     Row("IsInf", _is_inf, (1, 1), takes=(REAL,)),
     Row("Clamp", _clamp, (1, 1)),
     Row("Elu", _elu, (1, 1)),
-    Row("Gelu", _gelu, (1, 1)),
+    Row("Gelu", _gelu, (1, 1), takes=(REAL,)),
     Row("PReLU", plain(_prelu), (2, 2)),
     Row("Selu", plain(_selu), (3, 3), takes=(REAL,)),
     Row("Swish", plain(_swish), (1, 2), values=(1,), takes=(REAL,)),
     Row("HardSigmoid", plain(_hard_sigmoid), (3, 3), takes=(REAL,)),
     _one("HSigmoid", lambda x: (x + 3).clamp(0, 6) / 6),
     _one("HSwish", lambda x: x * (x + 3).clamp(0, 6) / 6),
-    _one("Mish", lambda x: x * torch.tanh(_softplus(x))),
-    _one("SoftPlus", _softplus),
+    _one("Mish", lambda x: x * torch.tanh(_softplus(x)), REAL),
+    _one("SoftPlus", _softplus, REAL),
     _one("SoftSign", lambda x: x / (1 + torch.abs(x)), REAL),
 )

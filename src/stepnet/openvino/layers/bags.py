@@ -12,7 +12,7 @@ from stepnet.file_model import not_in_recordings, within
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import NUMBERS, WHOLE, Function, Misfit, Row, integers, number, shape_text
+from .row import NUMBERS, PLACES, Function, Misfit, Row, integers, number, same_types, shape_text
 
 _EMPTY = 2**20  # bags more than there are words: a file says how many there are
 
@@ -54,6 +54,7 @@ def _offsets(layer: Layer, attributes: Attributes) -> Function:
         if index.dim() != 1 or starts.dim() != 1:
             shapes = f"{shape_text(index)} and {shape_text(starts)}"
             raise Misfit(f"indices and offsets of {shapes} are no lists", dims=shapes)
+        same_types((index, starts))
         places, ends = torch.arange(len(index), device=index.device), starts.new_full((1,), len(index))
         sizes = torch.diff(torch.cat([integers(starts, "offsets"), ends.long()]))
         ascending = f"0 at first, and then none below the one before, up to {len(index)}"
@@ -82,6 +83,7 @@ def _segments(layer: Layer, attributes: Attributes) -> Function:
     def bags(
         table: Tensor, index: Tensor, bag: Tensor, count: Any, default: Any = None, weights: Any = None
     ) -> Tensor:
+        same_types((index, bag))
         return _summed(table, index, integers(bag, "segment_ids"), number(count, "num_segments"), default,
                        weights, mean=False)  # fmt: skip
 
@@ -115,10 +117,10 @@ def _segment_max(layer: Layer, attributes: Attributes) -> Function:
 
 
 ROWS = (
-    Row("EmbeddingBagOffsetsSum", _offsets, (3, 5), values=(3,)),
-    Row("EmbeddingBagOffsets", _offsets, (3, 5), values=(3,)),
-    Row("EmbeddingBagPackedSum", _packed, (2, 3)),
-    Row("EmbeddingBagPacked", _packed, (2, 3)),
-    Row("EmbeddingSegmentsSum", _segments, (4, 6), values=(3, 4)),
-    Row("SegmentMax", _segment_max, (2, 3), values=(2,), takes=(NUMBERS, WHOLE)),
+    Row("EmbeddingBagOffsetsSum", _offsets, (3, 5), values=(3,), takes=("", PLACES, PLACES, "")),
+    Row("EmbeddingBagOffsets", _offsets, (3, 5), values=(3,), takes=("", PLACES, PLACES, "")),
+    Row("EmbeddingBagPackedSum", _packed, (2, 3), takes=("", PLACES, "")),
+    Row("EmbeddingBagPacked", _packed, (2, 3), takes=("", PLACES, "")),
+    Row("EmbeddingSegmentsSum", _segments, (4, 6), values=(3, 4), takes=("", PLACES, PLACES, "")),
+    Row("SegmentMax", _segment_max, (2, 3), values=(2,), takes=(NUMBERS, PLACES)),
 )

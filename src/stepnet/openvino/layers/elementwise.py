@@ -123,7 +123,7 @@ def _select(layer: Layer, attributes: Attributes) -> Function:
         same_types((a, b))
         a, b = broadcast_together(a, b, mode, axis)
         a, condition = broadcast_together(a, condition, mode, axis)
-        return torch.where(condition.bool(), a, b)
+        return torch.where(condition, a, b)
 
     return select
 
@@ -212,12 +212,12 @@ ROWS = (
     _two("BitwiseXor", torch.bitwise_xor, BITS),
     _two("BitwiseLeftShift", torch.bitwise_left_shift, WHOLE),
     _two("BitwiseRightShift", torch.bitwise_right_shift, WHOLE),
-    Row("BitwiseNot", plain(torch.bitwise_not), (1, 1)),
+    Row("BitwiseNot", plain(torch.bitwise_not), (1, 1), takes=(BITS,)),
     _two("LogicalAnd", torch.logical_and, TRUTH),
     _two("LogicalOr", torch.logical_or, TRUTH),
     _two("LogicalXor", torch.logical_xor, TRUTH),
     Row("LogicalNot", plain(lambda x: torch.logical_not(x.bool()).to(x.dtype)), (1, 1)),
-    Row("Select", _select, (3, 3)),
+    Row("Select", _select, (3, 3), takes=(TRUTH, "")),
     Row("Convert", _convert, (1, 1)),
     Row("ConvertLike", plain(lambda x, like: convert(x, like.dtype)), (2, 2)),
     Row("ConvertPromoteTypes", _promote, (2, 2), (2, 2)),

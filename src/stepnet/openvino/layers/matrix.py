@@ -15,7 +15,7 @@ from stepnet.file_model import Window, max_places, max_pool, mean_pool, transpos
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, differ, listed, same_types, shape_text
+from .row import NUMBERS, Function, Misfit, Row, axis_in, differ, listed, same_types, shape_text
 
 _AUTO_PAD = ("explicit", "notset", "same_upper", "same_lower", "valid")
 
@@ -209,13 +209,13 @@ def _pool_window(attributes: Attributes) -> Window:
 
 ROWS = (
     Row("MatMul", _mat_mul, (2, 2)),
-    Row("Einsum", _einsum, (1, 4096)),
+    Row("Einsum", _einsum, (1, 4096), takes=(NUMBERS,)),
     Row("Inverse", _inverse, (1, 1)),
     Row("ScaledDotProductAttention", _attention, (3, 5)),
-    Row("Convolution", _convolution(grouped=False), (2, 2)),
-    Row("GroupConvolution", _convolution(grouped=True), (2, 2)),
-    Row("ConvolutionBackpropData", _backprop(grouped=False), (2, 3), values=(2,)),
-    Row("GroupConvolutionBackpropData", _backprop(grouped=True), (2, 3), values=(2,)),
+    Row("Convolution", _convolution(grouped=False), (2, 2), takes=(NUMBERS,)),
+    Row("GroupConvolution", _convolution(grouped=True), (2, 2), takes=(NUMBERS,)),
+    Row("ConvolutionBackpropData", _backprop(grouped=False), (2, 3), values=(2,), takes=(NUMBERS,)),
+    Row("GroupConvolutionBackpropData", _backprop(grouped=True), (2, 3), values=(2,), takes=(NUMBERS,)),
     Row("AdaptiveAvgPool", _adaptive(_AVERAGES), (2, 2), values=(1,)),
     Row("AdaptiveMaxPool", _adaptive(_LARGEST), (2, 2), (2, 2), values=(1,)),
     Row("MaxPool", _max_pool, (1, 1), (1, 2)),

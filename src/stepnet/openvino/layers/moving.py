@@ -13,6 +13,7 @@ from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
 from .row import (
+    NUMBERS,
     Function,
     Misfit,
     Row,
@@ -222,7 +223,7 @@ ROWS = (
     Row("ShuffleChannels", _shuffle_channels, (1, 1)),
     Row("SliceScatter", plain(_slice_scatter), (5, 6), values=(2, 3, 4, 5)),
     Row("Eye", _eye, (3, 4), values=(0, 1, 2, 3)),
-    Row("Bucketize", _bucketize, (2, 2)),
+    Row("Bucketize", _bucketize, (2, 2), takes=(NUMBERS,)),
     Row("SearchSorted", _search_sorted, (2, 2)),
     Row("Identity", plain(lambda x: x), (1, 1)),
 )

@@ -13,7 +13,20 @@ from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
 from .elementwise import BROADCASTS, broadcast_together, start_axis
-from .row import Function, Misfit, Row, axes_in, axis_in, listed, number, shape_text
+from .row import (
+    NUMBERS,
+    REAL,
+    TRUTH,
+    Function,
+    Misfit,
+    Row,
+    axes_in,
+    axis_in,
+    listed,
+    number,
+    same_types,
+    shape_text,
+)
 
 Reduction = Callable[[Tensor, list[int], bool], Tensor]
 
@@ -30,7 +43,8 @@ def _reduce(name: str, function: Reduction) -> Row:
 
         return reduce
 
-    return Row(name, make, (2, 2), values=(1,))
+    kind = TRUTH if "Logical" in name else NUMBERS
+    return Row(name, make, (2, 2), values=(1,), takes=(kind,))
 
 
 def _of_number(axes: list[int]) -> list[int]:
@@ -118,6 +132,7 @@ def _batch_norm(layer: Layer, attributes: Attributes) -> Function:
         raise Misfit("epsilon must be >= 0", got=eps, expected="a small number, such as 1e-5")
 
     def batch_norm(*inputs: Tensor) -> Tensor:
+        same_types(inputs)
         x, gamma, beta, mean, variance = inputs
         if early:  # version 1 has the data in third place
             gamma, beta, x = x, gamma, beta
@@ -208,7 +223,7 @@ ROWS = (
     Row("CumSum", _cum_sum, (1, 2), values=(1,)),
     Row("MVN", _mvn, (1, 2), values=(1,)),
     Row("NormalizeL2", _normalize_l2, (2, 2), values=(1,)),
-    Row("BatchNormInference", _batch_norm, (5, 5)),
+    Row("BatchNormInference", _batch_norm, (5, 5), takes=(REAL,)),
     Row("LRN", _lrn, (2, 2), values=(1,)),
     Row("GRN", _grn, (1, 1)),
     Row("GroupNormalization", _group_norm, (3, 3)),

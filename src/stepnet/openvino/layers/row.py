@@ -31,8 +31,9 @@ KINDS: dict[str, Callable[[torch.dtype], bool]] = {
     "whole numbers": lambda dtype: not dtype.is_floating_point and dtype is not torch.bool,
     "whole numbers or truth values": lambda dtype: not dtype.is_floating_point,
     "truth values": lambda dtype: dtype is torch.bool,
+    "int32 or int64": lambda dtype: dtype in (torch.int32, torch.int64),
 }
-REAL, NUMBERS, WHOLE, BITS, TRUTH = KINDS
+REAL, NUMBERS, WHOLE, BITS, TRUTH, PLACES = KINDS
 
 
 @dataclass(frozen=True)
