@@ -514,7 +514,7 @@ ELSE: dict[str, set[tuple[int, str, str]]] = {}
 
 
 def taken(folder, kind, inputs, *more):
-    """Which inputs of a layer, in which element types, OpenVINO takes and we do not, or the other way round."""
+    """Inputs of a layer and element types that OpenVINO takes and we do not, or the other way round."""
     core, found = pytest.importorskip("openvino").Core(), set()
     arrays = [value[1] if isinstance(value, tuple) else value for value in inputs]
     for at, dtype in itertools.product(range(len(inputs)), ("float32", "float16", "int32", "uint8", "bool")):
