@@ -323,6 +323,7 @@ CASES = [  # type, inputs, result, version, and attributes
     ("AvgPool", [IMAGE], IMAGE, "opset14",
      {"kernel": "1, 1", "strides": "1, 1", "pads_begin": "0, 0", "pads_end": "0, 1",
       "rounding_type": "ceil_torch"}),
+    ("Broadcast", [A[0, :, 0], c([3, 2]), c([0])], np.stack([A[0, :, 0]] * 2, 1), "opset1", {}),
     ("NonZero", [A[0, 0, 0]], [[0]], "opset3", {}),
     ("SegmentMax", [TABLE, c([0, 0, 3, 3]), c(5)],
      np.stack([TABLE[:2].max(0), 0 * TABLE[0], 0 * TABLE[0], TABLE[2:].max(0), 0 * TABLE[0]]), "opset16",

@@ -71,6 +71,7 @@ WRONG = [
     ("ScatterNDUpdate", [A, c([[0], [1]]), A[0]], {}, r"updates \[3, 5\] do not fit the indices"),
     ("ScatterElementsUpdate", [A, c([[[0]]]), A, c(1)], {}, r"updates \[2, 3, 5\] do not fit the indices"),
     ("GatherElements", [A, c([[[0]]])], {"axis": "1"}, r"indices \[1, 1, 1\] do not fit \[2, 3, 5\]"),
+    ("Broadcast", [B[:, 0], c([2, 3]), c([0])], {}, r"cannot broadcast \[3\] to \[2, 3\]"),
     ("OneHot", [I, c(3), c(1.0, np.float32), c(0)], {"axis": "0"}, "inputs have different element types"),
     ("SegmentMax", [A, c([0, 0, 0])], {"fill_mode": "ZERO"}, "needs the number of a segment for each row"),
 ]  # fmt: skip

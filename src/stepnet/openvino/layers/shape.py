@@ -185,9 +185,15 @@ def _variadic_split(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _broadcast(layer: Layer, attributes: Attributes) -> Function:
-    mode = attributes.choice("mode" if "mode" in attributes else "broadcast_spec",
-                             ("numpy", "explicit", "none", "bidirectional", "pdpd"), "numpy")  # fmt: skip
+    first, mapped = layer.opset < 3, len(layer.inputs) == 3
+    mode = attributes.choice(
+        "mode" if "mode" in attributes else "broadcast_spec",
+        ("numpy", "explicit", "none", "bidirectional", "pdpd"),
+        "explicit" if first and mapped else "numpy",
+    )
     mode = "explicit" if mode == "none" else mode  # as OpenVINO writes it of opset1
+    if mapped and not first and mode != "explicit":
+        raise Misfit("axes_mapping is of the mode explicit", got=f"mode {mode}", expected="two inputs")
 
     def broadcast(x: Tensor, target: Any, mapping: Any = None) -> Tensor:
         shape = listed(target)
