@@ -47,7 +47,8 @@ class Row:
         outputs: the fewest and the most outputs.
         values: inputs that say a shape, an axis or another plain number: the function gets Python
             numbers or lists for them, not tensors.
-        takes: which element types (see `KINDS`) each input may be of, and at last all behind it; "" for any.
+        takes: which element types (see `KINDS`) each input may be of, but those of `values`, and at last all
+            behind it; "" for any.
     """
 
     type: str
@@ -59,7 +60,8 @@ class Row:
 
     def refused(self, index: int, dtype: torch.dtype) -> str | None:
         """What an input must be of, where it is of an element type that the layer does not take."""
-        kind = self.takes[min(index, len(self.takes) - 1)] if self.takes else ""
+        free = index in self.values or not self.takes
+        kind = "" if free else self.takes[min(index, len(self.takes) - 1)]
         return None if not kind or KINDS[kind](dtype) else kind
 
 
