@@ -457,9 +457,8 @@ class Walk:
         arguments |= {port.parameter: feeds[port.source] for port in whole}
         found = self.graph(runner.graph, [arguments[p] for p in loop.body.parameters if p in arguments])
         named = dict(zip(loop.body.results[-len(found) :], found, strict=True))
-        if runner.condition is not None:
-            going = found[runner.graph.net.results.index(runner.condition)]
-            self._check_one(node, going, "execution condition")
+        going = found[runner.graph.net.results.index(runner.condition)]
+        self._check_one(node, going, "execution condition")
         self._check_carried(node, loop, arguments, named)
         steps = None
         if runner.goes_on_always and runner.trips is not None:

@@ -179,8 +179,12 @@ def _check_outputs(layer: Layer, net: Net, rows: PortMap) -> None:
                 expected="one entry",
             )
         seen.add(row.external)
-    if conditions > 1:
-        raise Broken(f"{layer.where}: has two execution conditions", got=conditions, expected="one")
+    if layer.type == "Loop" and conditions != 1:
+        raise Broken(
+            f"{layer.where}: has {'two execution conditions' if conditions else 'no execution condition'}",
+            got=f"{conditions} outputs of this purpose",
+            expected='<output external_port_id="-1" internal_layer_id="..." purpose="execution_condition"/>',
+        )
     for port in ports:
         if port not in seen:
             raise Broken(
