@@ -322,7 +322,7 @@ CASES = [  # type, inputs, result, version, and attributes
     ("Reshape", [A[:0], c([0, -1])], np.zeros((0, 1)), "opset1", {"special_zero": "false"}),
     ("AvgPool", [IMAGE], IMAGE, "opset14",
      {"kernel": "1, 1", "strides": "1, 1", "pads_begin": "0, 0", "pads_end": "0, 1",
-      "rounding_type": "ceil_torch"}),
+      "rounding_type": "ceil_torch", "exclude-pad": "false"}),
     ("Broadcast", [A[0, :, 0], c([3, 2]), c([0])], np.stack([A[0, :, 0]] * 2, 1), "opset1", {}),
     ("NonZero", [A[0, 0, 0]], [[0]], "opset3", {}),
     ("SegmentMax", [TABLE, c([0, 0, 3, 3]), c(5)],

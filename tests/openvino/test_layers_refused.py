@@ -72,6 +72,8 @@ WRONG = [
     ("ScatterElementsUpdate", [A, c([[[0]]]), A, c(1)], {}, r"updates \[2, 3, 5\] do not fit the indices"),
     ("GatherElements", [A, c([[[0]]])], {"axis": "1"}, r"indices \[1, 1, 1\] do not fit \[2, 3, 5\]"),
     ("Broadcast", [B[:, 0], c([2, 3]), c([0])], {}, r"cannot broadcast \[3\] to \[2, 3\]"),
+    ("AvgPool", [IMAGE], {"kernel": "1, 2", "strides": "1, 1", "pads_begin": "0, 2", "pads_end": "0, 0"},
+     "a window lies in the padding alone"),
     ("OneHot", [I, c(3), c(1.0, np.float32), c(0)], {"axis": "0"}, "inputs have different element types"),
     ("SegmentMax", [A, c([0, 0, 0])], {"fill_mode": "ZERO"}, "needs the number of a segment for each row"),
 ]  # fmt: skip

@@ -177,6 +177,12 @@ def _max_pool(layer: Layer, attributes: Attributes) -> Function:
 
 def _avg_pool(layer: Layer, attributes: Attributes) -> Function:
     window, without = _pool_window(attributes), attributes.bool("exclude-pad", True)
+    pads = [max(pair) for pair in zip(window.begin, window.end, strict=True)]
+    if without and window.auto is None and any(p >= k for p, k in zip(pads, window.kernel, strict=True)):
+        what = "a window lies in the padding alone, which does not count"
+        raise Misfit(
+            what, got=f"pads of {pads}, a kernel of {list(window.kernel)}", expected="a wider kernel"
+        )
     return lambda x: mean_pool(window, x, with_padding=not without)
 
 
