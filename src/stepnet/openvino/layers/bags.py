@@ -55,11 +55,12 @@ def _offsets(layer: Layer, attributes: Attributes) -> Function:
             shapes = f"{shape_text(index)} and {shape_text(starts)}"
             raise Misfit(f"indices and offsets of {shapes} are no lists", dims=shapes)
         same_types((index, starts))
-        places, ends = torch.arange(len(index), device=index.device), starts.new_full((1,), len(index))
-        sizes = torch.diff(torch.cat([integers(starts, "offsets"), ends.long()]))
-        ascending = f"0 at first, and then none below the one before, up to {len(index)}"
-        sizes = within(sizes, len(index), "the sizes of bags, which offsets say,", ascending)
-        bag = torch.searchsorted(len(index) - sizes.flip(0).cumsum(0).flip(0), places, right=True) - 1
+        most, places = len(index), torch.arange(len(index), device=index.device)
+        first = within(starts[:1], 0, "the first of offsets", "0")
+        ascending = f"0 at first, and then none below the one before, up to {most}"
+        sizes = torch.diff(torch.cat([first, starts[1:].long(), starts.new_full((1,), most).long()]))
+        sizes = within(sizes, most, "the sizes of bags, which offsets say,", ascending)
+        bag = torch.searchsorted(sizes.cumsum(0) - sizes, places, right=True) - 1
         return _summed(table, index, bag, len(starts), default, weights, mean)
 
     return bags
@@ -100,6 +101,8 @@ def _segment_max(layer: Layer, attributes: Attributes) -> Function:
         segment = integers(index, "segment_ids")
         if count is None:
             not_in_recordings()
+            if segment.is_meta:
+                raise NotImplementedError("how many segments there are, the numbers say")
             most = int(segment.max()) + 1 if len(segment) else 0
         else:
             most = number(count, "num_segments")
