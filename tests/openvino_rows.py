@@ -311,6 +311,7 @@ CASES = [  # type, inputs, result, version, and attributes
      {"alpha": "2"}),
     ("Interpolate", [A, c([8])], F8, "opset1",
      {"axes": "2", "mode": "linear", "align_corners": "false"}),
+    ("HSwish", [c([65504.0, -4.0, 1.5], np.float16)], np.float16([65504, 0, 1.125]), "opset4", {}),
     ("ErfInv", [c([0.0, 1.0, -1.0], np.float32)], [0, np.inf, -np.inf], "opset17", {}),
     ("ReduceMean", [A[:, :0], c([1])], np.zeros((2, 4)), "opset1", {}),
     *(("ReduceSum", [A[0, 0, 0], c(axis)], A[0, 0, 0], "opset1", {}) for axis in ([0], [-1], [])),

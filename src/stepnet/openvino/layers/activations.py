@@ -136,7 +136,7 @@ ROWS = (
     Row("Swish", plain(_swish), (1, 2), values=(1,), takes=(REAL,)),
     Row("HardSigmoid", plain(_hard_sigmoid), (3, 3), takes=(REAL,)),
     _one("HSigmoid", lambda x: (x + 3).clamp(0, 6) / 6),
-    _one("HSwish", lambda x: x * (x + 3).clamp(0, 6) / 6),
+    _one("HSwish", lambda x: x * ((x + 3).clamp(0, 6) / 6)),
     _one("Mish", lambda x: x * torch.tanh(_softplus(x)), REAL),
     _one("SoftPlus", _softplus, REAL),
     _one("SoftSign", lambda x: x / (1 + torch.abs(x)), REAL),
