@@ -80,12 +80,7 @@ def by_name(name: str, where: str, attribute: str = "element_type") -> ElementTy
     """
     found = _BY_NAME.get(name.strip().lower())
     if found is None:
-        known = name.lower() in _NOT_READ or name.lower().startswith("f8") or name.lower().startswith("f4")
-        raise NotRead(
-            f"{where}: {attribute} {shorten(name, 40)} is {'not supported' if known else 'unknown'}",
-            got=shorten(name, 40),
-            expected=", ".join(t.name for t in ELEMENT_TYPES),
-        )
+        raise _not_read(f"{where}: {attribute}", name, [t.name for t in ELEMENT_TYPES])
     return found
 
 
@@ -98,14 +93,17 @@ def by_precision(name: str, where: str) -> ElementType:
     name = name.strip()
     found = _BY_PRECISION.get(name.upper(), _BY_NAME.get(name))
     if found is None:
-        raise NotRead(
-            f"{where}: precision {shorten(name, 40)} is unknown",
-            got=shorten(name, 40),
-            expected=", ".join(t.precision for t in ELEMENT_TYPES),
-        )
+        raise _not_read(f"{where}: precision", name, [t.precision for t in ELEMENT_TYPES])
     return found
 
 
 def by_dtype(dtype: torch.dtype) -> ElementType | None:
     """The type that torch's dtype is, None if IR has no such type here."""
     return _BY_DTYPE.get(dtype)
+
+
+def _not_read(what: str, name: str, read: list[str]) -> NotRead:
+    """The error of a type that is not one of those that are read."""
+    known = name.lower() in _NOT_READ or name.lower().startswith(("f8", "f4"))
+    text = f"{what} {shorten(name, 40)} is {'not supported' if known else 'unknown'}"
+    return NotRead(text, got=shorten(name, 40), expected=", ".join(read))
