@@ -76,6 +76,10 @@ def test_refused(tmp_path):
     with pytest.raises(IRError, match=r"Parameter layer 0 'x': only constants are of u4"):
         load(net.write(tmp_path))
     net = Net()
+    net.result(constant(net, "u3", "U3", [0, 0]))
+    with pytest.raises(IRError, match=r"Const layer 0 .*precision U3 is not supported"):
+        load(net.write(tmp_path))
+    net = Net()
     net.result(constant(net, "u4", "U4", [0, 0]))
     with pytest.raises(
         IRError, match=r"size 2 does not match element_type x shape\n.*\n.*3 bytes for u4 \[5\]"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from stepnet.errors import IRError
 from stepnet.file_model import NotRead, shorten
 
 
@@ -102,7 +103,7 @@ def by_dtype(dtype: torch.dtype) -> ElementType | None:
     return _BY_DTYPE.get(dtype)
 
 
-def _not_read(what: str, name: str, read: list[str]) -> NotRead:
+def _not_read(what: str, name: str, read: list[str]) -> IRError:
     """The error of a type that is not one of those that are read."""
     known = name.lower() in _NOT_READ or name.lower().startswith(("f8", "f4"))
     text = f"{what} {shorten(name, 40)} is {'not supported' if known else 'unknown'}"
