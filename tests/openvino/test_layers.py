@@ -508,8 +508,10 @@ def check(tmp_path, dynamic, *row):
 
 
 def of_type(value, kind):
-    """An input of a row in another element type."""
-    return ("const", value[1].astype(kind)) if isinstance(value, tuple) else np.asarray(value).astype(kind)
+    """As an input of a row, of another element type."""
+    constant = isinstance(value, tuple)
+    ones = np.ones(np.shape(value[1] if constant else value), kind)
+    return ("const", ones) if constant else ones
 
 
 def test_inputs_of_element_types_that_a_layer_does_not_take_are_refused(tmp_path):
