@@ -299,6 +299,7 @@ CASES = [  # type, inputs, result, version, and attributes
     ("GatherND", [A, EACH], np.take_along_axis(A, EACH, 2).reshape(6), "opset5", {"batch_dims": "2"}),
     ("Add", [A, A[:, :, 0]], A + A[:, :, :1], "opset1", {"auto_broadcast": "pdpd"}),
     ("Add", [A, A[0, :, :1]], A + A[0, :, :1], "opset1", {"auto_broadcast": "pdpd", "axis": "1"}),
+    ("Add", [A, A[:1, :, 0]], A + A[:1, :, :1], "opset1", {"auto_broadcast": "pdpd"}),
     ("Multiply", [A, c(3, np.float32)], A * 3, "opset1", {"auto_broadcast": "pdpd"}),
     ("Less", [A, A[0, 0]], A[0, 0] > A, "opset1", {"auto_broadcast": "pdpd", "axis": "-1"}),
     ("Select", [I[:, 0, 0] > 0, A, A[:, :, 0]], np.where(I[:, :1, :1] > 0, A, A[:, :, :1]), "opset1",

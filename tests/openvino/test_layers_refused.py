@@ -129,9 +129,17 @@ def test_numbers_that_do_not_fit_are_refused_when_run(tmp_path, kind, inputs, sa
 
 
 PROMOTED = {
-    ("int8", "uint8"): "int16", ("uint8", "int32"): "int32", ("bool", "uint8"): "uint8",
+    ("uint8", "int32"): "int32", ("bool", "uint8"): "uint8",
     ("float16", "int8"): "float16", ("float16", "float64"): "float64", ("int64", "int32"): "int64",
 }  # fmt: skip
+
+
+def test_types_that_are_promoted_with_a_loss_are_refused(tmp_path):
+    for one, other in (("int32", "float32"), ("int8", "uint8"), ("float16", "int32"), ("float32", "int64")):
+        inputs = [np.ones(2, one), np.ones(3, other)]
+        path, _, _ = write_layer(tmp_path, "ConvertPromoteTypes", inputs, (A, A), "opset14", {})
+        with pytest.raises(IRError, match="no element type holds the numbers of both"):
+            load(path)
 
 
 @pytest.mark.parametrize("pair", PROMOTED, ids="-".join)

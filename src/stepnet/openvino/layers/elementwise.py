@@ -60,7 +60,12 @@ def _along(a: Tensor, b: Tensor, axis: int) -> Tensor:
     while shape and shape[-1] == 1:
         shape.pop()
     inside = a.shape[max(at, 0) :][: len(shape)]
-    if at < 0 or b.dim() > a.dim() or len(inside) < len(shape) or any(map(differ, inside, shape)):
+    if (
+        at < 0
+        or b.dim() > a.dim()
+        or len(inside) < len(shape)
+        or any(n != 1 and differ(m, n) for m, n in zip(inside, shape, strict=True))
+    ):
         raise Misfit(
             f"shapes {shape_text(a)} and {shape_text(b)} do not fit together (pdpd)",
             got=f"{shape_text(b)} at axis {at}",
@@ -159,7 +164,7 @@ def _promoted(a: torch.dtype, b: torch.dtype, target: torch.dtype) -> tuple[torc
     if signed.itemsize > unsigned.itemsize:
         return signed, True
     wider = {1: torch.int16, 2: torch.int32, 4: torch.int64}.get(unsigned.itemsize)
-    return (target, False) if wider is None else (wider, True)
+    return target if wider is None else wider, False
 
 
 def _promote(layer: Layer, attributes: Attributes) -> Function:
