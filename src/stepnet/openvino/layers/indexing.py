@@ -160,8 +160,9 @@ def _top_k(layer: Layer, attributes: Attributes) -> Function:
     return top_k
 
 
-def _check_updates(updates: Tensor, shape: Sequence[Any]) -> None:
-    """Refuse updates of another shape: torch reads some of these in another order, or in part."""
+def _check_updates(x: Tensor, updates: Tensor, shape: Sequence[Any]) -> None:
+    """Refuse updates of another type or shape: torch reads some of these in another order, or in part."""
+    same_types((x, updates))
     if updates.dim() != len(shape) or any(map(differ, updates.shape, shape)):
         wanted = list(shape)
         raise Misfit(
@@ -174,11 +175,10 @@ def _check_updates(updates: Tensor, shape: Sequence[Any]) -> None:
 
 def _scatter_update(x: Tensor, indices: Tensor, updates: Tensor, axis: Any) -> Tensor:
     at = axis_in(number(axis, "axis"), x.dim())
-    same_types((x, updates))
-    _check_updates(updates, [*x.shape[:at], *indices.shape, *x.shape[at + 1 :]])
+    _check_updates(x, updates, [*x.shape[:at], *indices.shape, *x.shape[at + 1 :]])
     flat = from_front(indices, x.shape[at]).reshape(-1)
     part = updates.reshape(*x.shape[:at], flat.shape[0], *x.shape[at + 1 :])
-    return x.index_copy(at, flat, part)
+    return x.index_copy(at, flat, part.to(x.dtype))
 
 
 def _scatter_elements(layer: Layer, attributes: Attributes) -> Function:
@@ -186,10 +186,9 @@ def _scatter_elements(layer: Layer, attributes: Attributes) -> Function:
     with_old = attributes.bool("use_init_val", True)
 
     def run(x: Tensor, indices: Tensor, updates: Tensor, axis: Any) -> Tensor:
-        same_types((x, updates))
-        _check_updates(updates, indices.shape)
+        _check_updates(x, updates, indices.shape)
         at = number(axis, "axis")
-        return scatter(x, indices, updates, at, how, with_old=with_old)
+        return scatter(x, indices, updates.to(x.dtype), at, how, with_old=with_old)
 
     return run
 
@@ -199,10 +198,9 @@ def _scatter_nd(layer: Layer, attributes: Attributes) -> Function:
     how = attributes.choice("reduction", ways, "none") if layer.opset >= 15 else "none"
 
     def run(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-        same_types((x, updates))
         if indices.dim() and isinstance(indices.shape[-1], int) and indices.shape[-1] <= x.dim():
-            _check_updates(updates, [*indices.shape[:-1], *x.shape[indices.shape[-1] :]])
-        return scatter_nd(x, indices, updates, how)
+            _check_updates(x, updates, [*indices.shape[:-1], *x.shape[indices.shape[-1] :]])
+        return scatter_nd(x, indices, updates.to(x.dtype), how)
 
     return run
 
