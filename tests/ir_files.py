@@ -103,3 +103,31 @@ def sliced(kind: str, port: int, layer: int, **attributes: object) -> str:
 def edge(start: int, end: int) -> str:
     """A back edge."""
     return f'<edge from-layer="{start}" to-layer="{end}"/>'
+
+
+def write_layer(
+    folder: Path,
+    kind: str,
+    inputs: list,
+    expected: object,
+    version: str,
+    attributes: dict,
+    *,
+    dynamic: bool = False,
+) -> tuple[Path, list, tuple]:
+    """A model of one layer; what its inputs are given that are no constants, as `("const", array)` says; and
+    its outputs."""
+    net = Net()
+    sources, given = [], []
+    for i, value in enumerate(inputs):
+        if isinstance(value, tuple):
+            sources.append(net.const(value[1]))
+        else:
+            shape = ",".join("?" if dynamic else str(d) for d in value.shape)
+            sources.append(net.parameter(f"x{i}", shape, str(value.dtype)))
+            given.append(value)
+    outputs = expected if isinstance(expected, tuple) else (expected,)
+    layer, port = net.add(kind, sources, ["FP32"] * len(outputs), version, **attributes)
+    for i in range(len(outputs)):
+        net.result((layer, port + i))
+    return net.write(folder), given, outputs

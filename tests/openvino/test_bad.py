@@ -195,10 +195,15 @@ def another_state(net, x):
     ))  # fmt: skip
 
 
+def goes_on(body):
+    """The row of a condition that is always true, as the body's last result."""
+    return sliced("output", -1, body.result(body.const(True)), purpose="execution_condition")
+
+
 def trips(net, x, count=6):
     body = net.body()
     body.result(body.parameter("xi", "2,1,3"))
-    ports = sliced("input", 2, 0, axis=1) + sliced("output", 3, 1)
+    ports = sliced("input", 2, 0, axis=1) + sliced("output", 3, 1) + goes_on(body)
     inner = f"<port_map>{ports}</port_map><body>{body.content()}</body>"
     sources = [net.const(np.array(count)), net.const(np.array(True)), x]
     return net.add("Loop", sources, version="opset5", name="last", inner=inner)
@@ -253,6 +258,23 @@ def test_what_constants_say_is_known_when_it_is_read(says, tmp_path):
         load(net.write(tmp_path))
 
 
+@pytest.mark.parametrize(("more", "says"), [
+    ("", "has no execution condition\n.*0 outputs of this purpose\n.*purpose=\"execution_condition\""),
+    ("twice", "has two execution conditions"),
+    ("numbered", 'current_iteration comes from no port\n.*external_port_id=2\n.*external_port_id="-1"'),
+], ids=["none", "two", "of a port"])  # fmt: skip
+def test_what_loops_count_and_end_by(more, says, tmp_path):
+    net, body = Net(), Net()
+    number = sliced("input", 2 if more == "numbered" else -1, 0, purpose="current_iteration")
+    ports = number + sliced("output", 3, body.result(body.parameter("i", "", "int64")))
+    for _ in range({"": 0, "twice": 2}.get(more, 1)):
+        ports += goes_on(body)
+    inputs = [net.const(2), net.const(True), net.const(0)]
+    net.result(net.loop(body, inputs, ports, kind="Loop", version="opset5"))
+    with pytest.raises(IRError, match=r"Loop layer 3 .*" + says):
+        load(net.write(tmp_path))
+
+
 @pytest.mark.parametrize(("axis", "dtype", "says"), [
     ({"axis": 0}, "int64", "current_iteration is one value and not sliced\n.*axis=0"),
     ({}, "float32", "the number of the iteration is a whole number\n.*the Parameter 'i' of f32"),
@@ -261,7 +283,7 @@ def test_what_constants_say_is_known_when_it_is_read(says, tmp_path):
 def test_numbers_of_iterations(axis, dtype, says, tmp_path):
     net, body = Net(), Net()
     number = sliced("input", -1, 0, purpose="current_iteration", **axis)
-    ports = number + sliced("output", 2, body.result(body.parameter("i", "", dtype)))
+    ports = number + sliced("output", 2, body.result(body.parameter("i", "", dtype))) + goes_on(body)
     net.result(net.loop(body, [net.const(2), net.const(True)], ports, kind="Loop", version="opset5"))
     with pytest.raises(IRError, match=r"Loop layer 2 .*" + says):
         load(net.write(tmp_path))
@@ -298,7 +320,7 @@ def branches(net, x, condition, kind):
 def counted(net, trips, condition):
     body = net.body()
     body.result(body.add("Abs", [body.parameter("h", "2,3")]))
-    ports = sliced("input", 2, 0) + sliced("output", 3, 2)
+    ports = sliced("input", 2, 0) + sliced("output", 3, 2) + goes_on(body)
     x = net.parameter("x", "2,3")
     return net.loop(body, [trips, condition, x], ports, edge(2, 0), kind="Loop", version="opset5")
 
@@ -422,7 +444,7 @@ def test_what_decides_is_one_value(tmp_path):
     trips, go, x = net.parameter("n", "4", "int64"), net.parameter("go", "1", "bool"), net.parameter("x", "2")
     body = net.body()
     body.result(body.parameter("xi", "2"))
-    ports = sliced("input", 2, 0) + sliced("output", 3, 1)
+    ports = sliced("input", 2, 0) + sliced("output", 3, 1) + goes_on(body)
     net.result(net.loop(body, [trips, go, x], ports, edge(1, 0), kind="Loop", version="opset5"))
     with pytest.raises(IRError, match=r"Loop layer 3 'Loop_3': the trip count must be one value\n.*\[4\]"):
         load(net.write(tmp_path))
@@ -566,7 +588,7 @@ def test_what_a_loop_joins_is_known_when_it_is_read(axis, says, tmp_path):
     body = net.body()
     state = body.parameter("h", "1,3")
     new = body.result(body.add("Tanh", [state]))
-    ports = [sliced("input", 2, 0), sliced("output", 3, new, axis=axis)]
+    ports = [sliced("input", 2, 0), sliced("output", 3, new, axis=axis), goes_on(body)]
     net.result(net.loop(body, [trips, go, x], "".join(ports), edge(new, 0), kind="Loop", version="opset5"))
     with pytest.raises(IRError, match=rf"Loop layer 3 'Loop_3': {says}"):
         load(net.write(tmp_path))

@@ -21,6 +21,7 @@ CONSTANTS = {
     "u16": ("U16", [1, 0, 0, 1, 255, 255, 0, 0, 2, 0], [1, 256, 65535, 0, 2]),
     "u32": ("U32", [1, 0, 0, 0, 0, 0, 1, 0] + [0, 0, 0, 128] + [0] * 8, [1, 65536, 2**31, 0, 0]),
     "u64": ("U64", [1, 0, 0, 0, 0, 0, 0, 0] * 5, [1] * 5),
+    "f8e8m0": ("F8E8M0", [127, 128, 126, 137, 1], [1, 2, 0.5, 1024, 2.0**-126]),
     "f8e4m3": ("F8E4M3", [0x38, 0xB8, 0x40, 0x00, 0x30], [1, -1, 2, 0, 0.5]),
     "f8e5m2": ("F8E5M2", [0x3C, 0xBC, 0x40, 0x00, 0x38], [1, -1, 2, 0, 0.5]),
 }
@@ -75,6 +76,10 @@ def test_refused(tmp_path):
     with pytest.raises(IRError, match=r"Parameter layer 0 'x': only constants are of u4"):
         load(net.write(tmp_path))
     net = Net()
+    net.result(constant(net, "u3", "U3", [0, 0]))
+    with pytest.raises(IRError, match=r"Const layer 0 .*precision U3 is not supported"):
+        load(net.write(tmp_path))
+    net = Net()
     net.result(constant(net, "u4", "U4", [0, 0]))
     with pytest.raises(
         IRError, match=r"size 2 does not match element_type x shape\n.*\n.*3 bytes for u4 \[5\]"
@@ -82,7 +87,7 @@ def test_refused(tmp_path):
         load(net.write(tmp_path))
     net = Net()
     net.result(net.add("Convert", [net.parameter("x", "3")], ["I4"], destination_type="i4"))
-    with pytest.raises(IRError, match=r"Convert layer 1 .*only constants are of less than a byte"):
+    with pytest.raises(IRError, match=r"Convert layer 1 .*only constants are of i4"):
         load(net.write(tmp_path))
 
 

@@ -52,6 +52,7 @@ from .places import padded as padded
 from .places import reversed_within as reversed_within
 from .places import scatter as scatter
 from .places import scatter_nd as scatter_nd
+from .places import within as within
 from .recording import Opaque as Opaque
 from .recording import Recorder as Recorder
 from .recording import decided as decided

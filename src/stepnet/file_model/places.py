@@ -34,12 +34,40 @@ def from_front(indices: Tensor, size: int) -> Tensor:
     return torch.where(long < 0, long + size, long)
 
 
+def within(numbers: Tensor, most: int, what: str, expected: str) -> Tensor:
+    """Counts or places as int64, which lie in 0..most: a lookup, for it refuses others, also where what was
+    recorded runs again.
+
+    Raises:
+        Misfit: one lies outside.
+    """
+    long = integers(numbers, what)
+    try:
+        return torch.arange(most + 1, device=long.device).gather(0, long)
+    except (RuntimeError, IndexError) as error:
+        got = long.tolist()[:8]
+        raise Misfit(f"{what} must lie in 0..{most}", got=got, expected=expected, dims=most) from error
+
+
+def _at(look: Callable[[], Tensor], indices: Tensor, size: int) -> Tensor:
+    """What is found at indices, of which torch says in other words that one is outside."""
+    try:
+        return look()
+    except (RuntimeError, IndexError) as error:
+        if "out of" not in str(error):
+            raise
+        flat = indices.reshape(-1).tolist()
+        wrong = [index for index in flat if not -size <= index < size]
+        said = {"got": wrong[:8] or flat[:8], "expected": f"{-size} to {size - 1}" if size else "no indices"}
+        raise Misfit(f"index out of range: the axis has {size} elements", **said) from error
+
+
 def gather(x: Tensor, indices: Tensor, axis: int, shared: int = 0) -> Tensor:
     """The slices of x at the indices along an axis; the first `shared` axes go together."""
     at = axis_in(axis, x.dim())
     long = from_front(indices, x.shape[at])
     if not shared:
-        picked = x.index_select(at, long.reshape(-1))
+        picked = _at(lambda: x.index_select(at, long.reshape(-1)), indices, x.shape[at])
         return picked.reshape([*x.shape[:at], *indices.shape, *x.shape[at + 1 :]])
     if not 0 <= shared <= min(at, indices.dim()) or x.shape[:shared] != indices.shape[:shared]:
         raise _unshared(shared, x, indices)
@@ -47,7 +75,8 @@ def gather(x: Tensor, indices: Tensor, axis: int, shared: int = 0) -> Tensor:
     inner, count = math.prod(x.shape[at + 1 :]), math.prod(indices.shape[shared:])
     flat = x.reshape(rows, outer, x.shape[at], inner)
     index = long.reshape(rows, 1, count, 1).expand(rows, outer, count, inner)
-    return flat.gather(2, index).reshape(*x.shape[:at], *indices.shape[shared:], *x.shape[at + 1 :])
+    found = _at(lambda: flat.gather(2, index), indices, x.shape[at])
+    return found.reshape(*x.shape[:at], *indices.shape[shared:], *x.shape[at + 1 :])
 
 
 def _unshared(shared: int, x: Tensor, indices: Tensor) -> Misfit:
@@ -60,7 +89,8 @@ def _unshared(shared: int, x: Tensor, indices: Tensor) -> Misfit:
 def gather_elements(x: Tensor, indices: Tensor, axis: int) -> Tensor:
     """The element of x at each index along an axis."""
     at = axis_in(axis, x.dim())
-    return x.gather(at, from_front(indices, x.shape[at]))
+    long = from_front(indices, x.shape[at])
+    return _at(lambda: x.gather(at, long), indices, x.shape[at])
 
 
 def gather_nd(x: Tensor, indices: Tensor, shared: int = 0) -> Tensor:

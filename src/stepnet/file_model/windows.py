@@ -80,8 +80,8 @@ class Window:
                 continue
             rest = size + a + b - wide
             add = -rest % self.strides[i] if self.rounding != "floor" and rest >= 0 else 0
-            if self.rounding == "ceil_torch" and add and rest + add >= size + a:
-                add = 0  # the last window would begin in the padding
+            if self.rounding == "ceil_torch" and rest + add >= size + a:
+                add = 0 if add else -1  # the last window would begin in the padding
             extra.append(add)
         return extra
 

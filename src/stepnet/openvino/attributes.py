@@ -122,10 +122,10 @@ class Attributes:
         return [self._float(name, part) for part in self._parts(name)] if name in self else []
 
     def words(self, name: str, default: Sequence[str]) -> list[str]:
-        """Words between commas, in lower case."""
+        """Words between commas, in lower case; none if empty."""
         if name not in self:
             return list(default)
-        return [part.lower() for part in self._parts(name)] or list(default)
+        return [part.lower() for part in self._parts(name)]
 
     def bool(self, name: str, default: bool | None = None) -> bool:
         """true, false, 1 or 0 in any case."""

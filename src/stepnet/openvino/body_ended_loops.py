@@ -27,10 +27,10 @@ class WholeStep:
     Args:
         graph: the body.
         loop: its record, without its condition.
-        condition: which of the results says whether it goes on; None: it goes on.
+        condition: which of the results says whether it goes on.
     """
 
-    def __init__(self, graph: Graph, loop: Loop, condition: int | None) -> None:
+    def __init__(self, graph: Graph, loop: Loop, condition: int) -> None:
         self.graph, self.loop, self.condition = graph, loop, condition
         carried = loop.carried.values()
         self.joined = [  # and what only its last step gives
@@ -48,7 +48,7 @@ class WholeStep:
         self, arguments: Sequence[Any], around: Mapping[Any, Any], parts: Mapping[str, Any] = EMPTY
     ) -> tuple[Any, ...]:
         """Whether it goes on, what is carried, and what is joined; `parts`: what is cut of its inputs."""
-        number, going, *state = arguments
+        number, _, *state = arguments
         given = {port.parameter: around[port.source] for port in self.loop.invariants}
         given.update(parts)
         given |= dict(zip(self.loop.carried, state, strict=True))
@@ -58,8 +58,11 @@ class WholeStep:
                 given[port.parameter] = number.to(like.dtype).reshape(like.shape)
         results = self.graph.plainly([given[name] for name in self.loop.body.parameters], around, None)
         named = dict(zip(self.loop.body.results, results, strict=True))
-        going = going if self.condition is None else results[self.condition]
-        return (going, *(named[r] for r in self.loop.carried.values()), *(named[r] for r in self.joined))
+        return (
+            results[self.condition],
+            *(named[r] for r in self.loop.carried.values()),
+            *(named[r] for r in self.joined),
+        )
 
 
 class OwnEndRunner:

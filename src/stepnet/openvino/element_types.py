@@ -6,19 +6,26 @@ from dataclasses import dataclass
 
 import torch
 
+from stepnet.errors import IRError
 from stepnet.file_model import NotRead, shorten
 
 
 @dataclass(frozen=True)
 class ElementType:
     """One element type: `f32` in attributes, `FP32` on ports, torch.float32, 32 bits. Of less than a byte are
-    constants alone; torch has them in a type of 8 bits, or as the numbers of `table` that they stand for."""
+    constants alone; torch has them in a type of 8 bits, or as the numbers of `table` that they stand for, as
+    it has powers of two of a byte."""
 
     name: str
     precision: str
     dtype: torch.dtype
     bits: int
     table: tuple[float, ...] = ()
+
+    @property
+    def of_constants(self) -> bool:
+        """Whether constants alone are of it."""
+        return self.bits < 8 or bool(self.table)
 
     def bytes(self, count: int) -> int:
         """The size of so many numbers in the .bin file."""
@@ -32,6 +39,7 @@ _NF4 = (
     0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
     1.0,
 )  # fmt: skip
+_E8M0 = (*(2.0 ** (k - 127) for k in range(255)), float("nan"))
 ELEMENT_TYPES = (
     ElementType("f64", "FP64", torch.float64, 64),
     ElementType("f32", "FP32", torch.float32, 32),
@@ -48,6 +56,7 @@ ELEMENT_TYPES = (
     ElementType("u64", "U64", torch.uint64, 64),
     ElementType("f8e4m3", "F8E4M3", torch.float8_e4m3fn, 8),
     ElementType("f8e5m2", "F8E5M2", torch.float8_e5m2, 8),
+    ElementType("f8e8m0", "F8E8M0", torch.float32, 8, _E8M0),
     ElementType("i4", "I4", torch.int8, 4),
     ElementType("u4", "U4", torch.uint8, 4),
     ElementType("nf4", "NF4", torch.float32, 4, _NF4),
@@ -72,12 +81,7 @@ def by_name(name: str, where: str, attribute: str = "element_type") -> ElementTy
     """
     found = _BY_NAME.get(name.strip().lower())
     if found is None:
-        known = name.lower() in _NOT_READ or name.lower().startswith("f8") or name.lower().startswith("f4")
-        raise NotRead(
-            f"{where}: {attribute} {shorten(name, 40)} is {'not supported' if known else 'unknown'}",
-            got=shorten(name, 40),
-            expected=", ".join(t.name for t in ELEMENT_TYPES),
-        )
+        raise _not_read(f"{where}: {attribute}", name, [t.name for t in ELEMENT_TYPES])
     return found
 
 
@@ -90,14 +94,17 @@ def by_precision(name: str, where: str) -> ElementType:
     name = name.strip()
     found = _BY_PRECISION.get(name.upper(), _BY_NAME.get(name))
     if found is None:
-        raise NotRead(
-            f"{where}: precision {shorten(name, 40)} is unknown",
-            got=shorten(name, 40),
-            expected=", ".join(t.precision for t in ELEMENT_TYPES),
-        )
+        raise _not_read(f"{where}: precision", name, [t.precision for t in ELEMENT_TYPES])
     return found
 
 
 def by_dtype(dtype: torch.dtype) -> ElementType | None:
     """The type that torch's dtype is, None if IR has no such type here."""
     return _BY_DTYPE.get(dtype)
+
+
+def _not_read(what: str, name: str, read: list[str]) -> IRError:
+    """The error of a type that is not one of those that are read."""
+    known = name.lower() in _NOT_READ or name.lower().startswith(("f8", "f4"))
+    text = f"{what} {shorten(name, 40)} is {'not supported' if known else 'unknown'}"
+    return NotRead(text, got=shorten(name, 40), expected=", ".join(read))

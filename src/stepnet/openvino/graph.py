@@ -42,6 +42,7 @@ from .step_rules import RULES as RULES_OF_STEPS
 from .table import ROWS, is_constant
 from .weights import Weights
 
+_CONVERTS = ("convert", "convertlike", "convertpromotetypes")
 _ON_SIZES = {*RULES, *BY_LAYER}
 _LONGEST = 2**20  # numbers in a value input
 _FEW = 64  # numbers in a constant that shapes are computed with
@@ -127,7 +128,7 @@ class Node:
     def computed(self, arguments: Sequence[Any]) -> Any:
         """What its function gives; of unsigned types that torch does not compute with, by int64."""
         unsigned = any(isinstance(value, Tensor) and value.dtype in UNSIGNED for value in arguments)
-        if not unsigned or self.layer.bodies or self.layer.type.lower() in ("convert", "convertlike"):
+        if not unsigned or self.layer.bodies or self.layer.type.lower() in _CONVERTS:
             return self.run(*arguments)
         found = self.run(*widened(arguments))
         found = found if isinstance(found, (tuple, list)) else (found,)

@@ -29,6 +29,7 @@ from .layers.row import Misfit
 from .loops import IfRunner, LoopRunner, TensorIteratorRunner
 from .reader import declared_shape, fits, shape_text
 from .records import Layer
+from .table import ROWS
 from .weights import check_bytes
 
 # The first operator on a meta tensor imports much of torch: with this module, not within the first load.
@@ -248,6 +249,7 @@ class Walk:
             return self._loop(node, node.run, given)
         if isinstance(node.run, IfRunner):
             return self._if(node, node.run, given)
+        _check_kinds(node, given)
         for i in node.values:
             if i < len(given) and given[i].dim() > 1:
                 shown = typed_shape(given[i])
@@ -455,9 +457,8 @@ class Walk:
         arguments |= {port.parameter: feeds[port.source] for port in whole}
         found = self.graph(runner.graph, [arguments[p] for p in loop.body.parameters if p in arguments])
         named = dict(zip(loop.body.results[-len(found) :], found, strict=True))
-        if runner.condition is not None:
-            going = found[runner.graph.net.results.index(runner.condition)]
-            self._check_one(node, going, "execution condition")
+        going = found[runner.graph.net.results.index(runner.condition)]
+        self._check_one(node, going, "execution condition")
         self._check_carried(node, loop, arguments, named)
         steps = None
         if runner.goes_on_always and runner.trips is not None:
@@ -467,8 +468,9 @@ class Walk:
         by_port = {port.output: _shape_of(named[port.result]) for port in loop.outputs}
         for port in loop.outputs:
             if isinstance(port, Concat) and isinstance(value := by_port[port.output], Tensor):
-                self._part(node, port, value)
-                by_port[port.output] = UNKNOWN
+                if steps is None:
+                    self._part(node, port, value)
+                by_port[port.output] = UNKNOWN if steps is None else self._joined(node, port, value, steps)
         return [by_port[f"port {p.id}"] for p in node.layer.outputs]
 
     def _check_one(self, node: Node, value: Any, what: str) -> None:
@@ -509,6 +511,17 @@ class Walk:
 # when the file is read; a call of torch takes many times as long as a look.
 _KNOWN: dict[str, list[tuple[tuple[int, ...], torch.dtype]]] = {}
 _MOST_KNOWN = 4_000
+
+
+def _check_kinds(node: Node, given: Sequence[Any]) -> None:
+    """Refuse inputs of element types that a layer does not take."""
+    row = ROWS[node.layer.type.lower()]
+    for i, value in enumerate(given):
+        kind = row.refused(i, value.dtype)
+        if kind is not None:
+            name = dtype_name(value.dtype)
+            said = {"got": typed_shape(value), "expected": kind}
+            raise _Fault.at(node.layer, f"input {i} is of {name}", None, **said)
 
 
 def _differ(declared: Sequence[int], value: Tensor) -> str:

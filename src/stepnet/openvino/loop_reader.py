@@ -88,6 +88,9 @@ def _row(element: Any, layer: Layer, side: str) -> PortRow:
     if purpose is None and external < 0:
         purposed = f', or purpose="{_SIDES[side][1]}"' if layer.type == "Loop" else ""
         raise Broken(f"{where}: names no port", got=external, expected=f"the id of a port{purposed}")
+    if purpose == PURPOSES[0] and external >= 0:
+        got, wanted = f"external_port_id={external}", 'external_port_id="-1", or no purpose'
+        raise Broken(f"{where}: {purpose} comes from no port", got=got, expected=wanted)
     axis = attributes.int("axis") if "axis" in attributes else None
     stride, part = attributes.int("stride", 1), attributes.int("part_size", 1)
     row = PortRow(
@@ -176,8 +179,12 @@ def _check_outputs(layer: Layer, net: Net, rows: PortMap) -> None:
                 expected="one entry",
             )
         seen.add(row.external)
-    if conditions > 1:
-        raise Broken(f"{layer.where}: has two execution conditions", got=conditions, expected="one")
+    if layer.type == "Loop" and conditions != 1:
+        raise Broken(
+            f"{layer.where}: has {'two execution conditions' if conditions else 'no execution condition'}",
+            got=f"{conditions} outputs of this purpose",
+            expected='<output external_port_id="-1" internal_layer_id="..." purpose="execution_condition"/>',
+        )
     for port in ports:
         if port not in seen:
             raise Broken(

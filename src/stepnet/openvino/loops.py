@@ -84,20 +84,18 @@ class LoopBody(GraphBody):
     Args:
         graph: the body.
         name: the name of its layer.
-        condition: the Result that says it; None: it goes on.
+        condition: the Result that says it.
     """
 
-    def __init__(self, graph: Graph, name: str, condition: int | None) -> None:
+    def __init__(self, graph: Graph, name: str, condition: int) -> None:
         super().__init__(graph, name)
         self.parameters, self.results = (GOING, *self.parameters), (GOING, *self.results)
-        self.condition = None if condition is None else graph.net.results.index(condition)
+        self.condition = graph.net.results.index(condition)
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
-        going, *rest = values
+        _, *rest = values
         results = self.graph(*rest)
-        if self.condition is not None:
-            going = bool(_one(results[self.condition], "execution condition"))
-        return going, *results
+        return bool(_one(results[self.condition], "execution condition")), *results
 
 
 def counted_loop(layer: Layer, body: GraphBody) -> Loop:
@@ -333,7 +331,7 @@ class LoopRunner:
         rows = layer.maps[""]
         self.index = {p.id: i for i, p in enumerate(layer.inputs)}
         self.carried = {to: start for start, to in layer.back_edges}
-        self.condition = next((r.internal for r in rows.outputs if r.purpose == "execution_condition"), None)
+        self.condition = next(r.internal for r in rows.outputs if r.purpose == "execution_condition")
         trips, start = (constants.get(source) for source, _ in layer.sources[:2])
         self.trips = None if trips is None or trips.numel() != 1 else int(trips.reshape(()))
         begins = None if start is None or start.numel() != 1 else bool(start.reshape(()))
@@ -362,8 +360,7 @@ class LoopRunner:
             if row.purpose is not None or row.axis is not None
         ]
         carried = {slots[to]: made[start] for to, start in self.carried.items()}
-        name = None if self.condition is None else self.graph.net.layers[self.condition].name
-        condition = None if self.condition is None else made[self.condition]
+        name, condition = self.graph.net.layers[self.condition].name, made[self.condition]
         return Endless(self.layer.where, name, self.graph.nodes, changing, carried, condition)
 
     def _check_ends(self) -> None:
@@ -378,8 +375,6 @@ class LoopRunner:
 
     def _goes_on(self, given: Mapping[int, Any]) -> bool:
         """Whether the condition that the body gives is always true, from the values it is first given."""
-        if self.condition is None:
-            return True
         source = self.graph.net.layers[self.condition].sources[0]
         if source[0] in given and self.carried.get(source[0], self.condition) == self.condition:
             return bool(given[source[0]].all())  # handed on as it came

@@ -184,7 +184,7 @@ def parameter_type(layer: Layer) -> tuple[ElementType, Shape | None]:
         IRError: they are unknown, or no machine could hold such a tensor.
     """
     element_type, shape = declared_type(layer), declared_shape(layer)
-    if element_type.bits < 8:
+    if element_type.of_constants:
         raise NotRead(
             f"{layer.where}: only constants are of {element_type.name}",
             got=element_type.name,

@@ -101,6 +101,8 @@ _FROM: dict[int, tuple[str, ...]] = {
     16: (
         "ISTFT",
         "Identity",
+        "SegmentMax",
     ),
+    17: ("ErfInv",),
 }
 SINCE = {name.lower(): number for number, names in _FROM.items() for name in names}

@@ -95,7 +95,7 @@ class Weights:
             return torch.empty(shape, dtype=element_type.dtype)
         size = element_type.bytes(count)
         flat = torch.frombuffer(self._map, dtype=torch.uint8, count=size, offset=offset)
-        if element_type.bits < 8:
+        if element_type.of_constants:
             return _unpacked(flat, element_type)[:count].reshape(shape)
         if element_type.dtype is torch.bool:
             return (flat != 0).reshape(shape)
@@ -105,7 +105,7 @@ class Weights:
 
 
 def _unpacked(packed: Tensor, element_type: ElementType) -> Tensor:
-    """Numbers of less than a byte: the first in the lowest bits, single bits the other way round."""
+    """Numbers of a byte or less: the first in the lowest bits, single bits the other way round."""
     bits = element_type.bits
     places = torch.arange(0, 8, bits, dtype=torch.uint8)
     parts = (packed.unsqueeze(1) >> (places.flip(0) if bits == 1 else places)) & (2**bits - 1)

@@ -153,8 +153,8 @@ MOVES = VIEWS | _names(
     " spacetobatch spacetodepth split stridedslice tile topk transpose unique variadicsplit"
 )
 COSTLY = _names(
-    "acos acosh asin asinh atan atanh cos cosh elu erf exp gelu log mish power selu sigmoid sin sinh softplus"
-    " sqrt swish tan tanh"
+    "acos acosh asin asinh atan atanh cos cosh elu erf erfinv exp gelu log mish power selu sigmoid sin sinh"
+    " softplus sqrt swish tan tanh"
 )
 CHEAP = _names(
     "abs add bitwiseand bitwiseleftshift bitwisenot bitwiseor bitwiserightshift bitwisexor bucketize ceiling"
@@ -166,7 +166,7 @@ CHEAP = _names(
 READS = _names(
     "cumsum reducel1 reducel2 reducelogicaland reducelogicalor reducemax reducemean reducemin reduceprod"
     " reducesum adaptiveavgpool adaptivemaxpool col2im ctcgreedydecoder ctcgreedydecoderseqlen"
-    " nonmaxsuppression"
+    " nonmaxsuppression segmentmax"
 )
 # Operations for each element of the result, where one pass does not do.
 SEVERAL = {

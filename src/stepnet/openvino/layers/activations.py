@@ -14,17 +14,22 @@ from stepnet.file_model import sign
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, number, plain
+from .row import NUMBERS, REAL, Function, Misfit, Row, number, plain, same_types
 
 
-def _one(name: str, function: Callable[[Tensor], Tensor]) -> Row:
+def _kept(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function that gives, of whole numbers, the nearest whole number."""
+
     def kept(x: Tensor) -> Tensor:
-        """Of whole numbers, the nearest whole number."""
         y = function(x)
         whole = y.is_floating_point() and not x.is_floating_point() and x.dtype is not torch.bool
         return y.round().to(x.dtype) if whole else y
 
-    return Row(name, plain(kept), (1, 1))
+    return kept
+
+
+def _one(name: str, function: Callable[[Tensor], Tensor], kind: str = NUMBERS) -> Row:
+    return Row(name, plain(_kept(function)), (1, 1), takes=(kind,))
 
 
 def _clamp(layer: Layer, attributes: Attributes) -> Function:
@@ -52,7 +57,7 @@ def _is_inf(layer: Layer, attributes: Attributes) -> Function:
 
 def _elu(layer: Layer, attributes: Attributes) -> Function:
     alpha = attributes.float("alpha")
-    return lambda x: torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
+    return _kept(lambda x: torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0))))
 
 
 def _gelu(layer: Layer, attributes: Attributes) -> Function:
@@ -77,10 +82,12 @@ def _swish(x: Tensor, beta: Any = 1.0) -> Tensor:
 
 
 def _selu(x: Tensor, alpha: Tensor, scale: Tensor) -> Tensor:
+    same_types((x, alpha, scale))
     return scale * torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
 
 
 def _hard_sigmoid(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+    same_types((x, alpha, beta))
     return (alpha * x + beta).clamp(0, 1)
 
 
@@ -117,19 +124,20 @@ ROWS = (
     _one("Acosh", torch.acosh),
     _one("Atanh", torch.atanh),
     _one("Erf", torch.erf),
-    _one("IsNaN", torch.isnan),
-    _one("IsFinite", torch.isfinite),
-    Row("IsInf", _is_inf, (1, 1)),
+    _one("ErfInv", torch.erfinv, REAL),
+    _one("IsNaN", torch.isnan, REAL),
+    _one("IsFinite", torch.isfinite, REAL),
+    Row("IsInf", _is_inf, (1, 1), takes=(REAL,)),
     Row("Clamp", _clamp, (1, 1)),
     Row("Elu", _elu, (1, 1)),
-    Row("Gelu", _gelu, (1, 1)),
+    Row("Gelu", _gelu, (1, 1), takes=(REAL,)),
     Row("PReLU", plain(_prelu), (2, 2)),
-    Row("Selu", plain(_selu), (3, 3)),
-    Row("Swish", plain(_swish), (1, 2), values=(1,)),
-    Row("HardSigmoid", plain(_hard_sigmoid), (3, 3)),
+    Row("Selu", plain(_selu), (3, 3), takes=(REAL,)),
+    Row("Swish", plain(_swish), (1, 2), values=(1,), takes=(REAL,)),
+    Row("HardSigmoid", plain(_hard_sigmoid), (3, 3), takes=(REAL,)),
     _one("HSigmoid", lambda x: (x + 3).clamp(0, 6) / 6),
-    _one("HSwish", lambda x: x * (x + 3).clamp(0, 6) / 6),
-    _one("Mish", lambda x: x * torch.tanh(_softplus(x))),
-    _one("SoftPlus", _softplus),
-    _one("SoftSign", lambda x: x / (1 + torch.abs(x))),
+    _one("HSwish", lambda x: x * ((x + 3).clamp(0, 6) / 6)),
+    _one("Mish", lambda x: x * torch.tanh(_softplus(x)), REAL),
+    _one("SoftPlus", _softplus, REAL),
+    _one("SoftSign", lambda x: x / (1 + torch.abs(x)), REAL),
 )

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.file_model import distinct
+from stepnet.file_model import distinct, within
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, number, plain, shape_text
+from .row import NUMBERS, Function, Misfit, Row, axis_in, differ, number, plain, same_types, shape_text
 
 
 def _unique(layer: Layer, attributes: Attributes) -> Function:
@@ -30,6 +30,7 @@ def _unique(layer: Layer, attributes: Attributes) -> Function:
 
 def _gather_tree(steps: Tensor, parents: Tensor, lengths: Tensor, end: Tensor) -> Tensor:
     """The words of each beam, from its last one back along what it came from."""
+    same_types((steps, parents, lengths, end))
     if steps.dim() != 3 or steps.shape != parents.shape or lengths.shape != steps.shape[1:2]:
         text = f"{shape_text(steps)}, {shape_text(parents)} and {shape_text(lengths)} are no beams"
         raise Misfit(text, expected="[time, batch, beams] twice, and [batch]", dims=text)
@@ -86,6 +87,11 @@ def _ctc_of_lengths(layer: Layer, attributes: Attributes) -> Function:
 
     def decode(scores: Tensor, lengths: Tensor, blank: Any = None) -> tuple[Tensor, Tensor]:
         _check_scores(scores)
+        batch, steps = scores.shape[:2]
+        if lengths.dim() != 1 or differ(len(lengths), batch):
+            raise Misfit(f"needs one length for each of {batch} sequences", shape_text(lengths), f"[{batch}]")
+        fit = f"0 to {steps}, the steps of {shape_text(scores)}"
+        lengths = within(lengths, steps, "sequence_length", fit)
         label = scores.shape[2] - 1 if blank is None else number(blank, "blank_index")
         found, some = _labels(scores, lengths, label, merge)
         return found.to(classes), some.to(counts)
@@ -95,7 +101,7 @@ def _ctc_of_lengths(layer: Layer, attributes: Attributes) -> Function:
 
 ROWS = (
     Row("Unique", _unique, (1, 2), (4, 4), values=(1,)),
-    Row("GatherTree", plain(_gather_tree), (4, 4)),
+    Row("GatherTree", plain(_gather_tree), (4, 4), takes=(NUMBERS,)),
     Row("CTCGreedyDecoder", _ctc, (2, 2)),
     Row("CTCGreedyDecoderSeqLen", _ctc_of_lengths, (2, 3), (2, 2), values=(2,)),
 )

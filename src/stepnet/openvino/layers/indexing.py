@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +26,22 @@ from stepnet.file_model.places import REDUCED
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, check_size, listed, number, plain, shape_text
+from .row import (
+    NUMBERS,
+    PLACES,
+    WHOLE,
+    Function,
+    Misfit,
+    Row,
+    axis_in,
+    check_size,
+    differ,
+    listed,
+    number,
+    plain,
+    same_types,
+    shape_text,
+)
 
 
 def _gather(layer: Layer, attributes: Attributes) -> Function:
@@ -40,7 +56,19 @@ def _gather(layer: Layer, attributes: Attributes) -> Function:
 
 def _gather_elements(layer: Layer, attributes: Attributes) -> Function:
     axis = attributes.int("axis")
-    return lambda x, indices: gather_elements(x, indices, axis)
+
+    def run(x: Tensor, indices: Tensor) -> Tensor:
+        at = axis_in(axis, x.dim())
+        others = (k for k in range(x.dim()) if k != at)
+        if indices.dim() != x.dim() or any(differ(x.shape[k], indices.shape[k]) for k in others):
+            raise Misfit(
+                f"indices {shape_text(indices)} do not fit {shape_text(x)}",
+                expected=f"the sizes of {shape_text(x)}, but for axis {at}",
+                dims=str((x.shape, indices.shape)),
+            )
+        return gather_elements(x, indices, axis)
+
+    return run
 
 
 def _slice(x: Tensor, start: Any, stop: Any, step: Any, axes: Any = None) -> Tensor:
@@ -132,8 +160,22 @@ def _top_k(layer: Layer, attributes: Attributes) -> Function:
     return top_k
 
 
+def _check_updates(x: Tensor, updates: Tensor, shape: Sequence[Any]) -> None:
+    """Refuse updates of another type or shape: torch reads some of these in another order, or in part."""
+    same_types((x, updates))
+    if updates.dim() != len(shape) or any(map(differ, updates.shape, shape)):
+        wanted = list(shape)
+        raise Misfit(
+            f"updates {shape_text(updates)} do not fit the indices",
+            got=shape_text(updates),
+            expected=wanted,
+            dims=str((updates.shape, wanted)),
+        )
+
+
 def _scatter_update(x: Tensor, indices: Tensor, updates: Tensor, axis: Any) -> Tensor:
     at = axis_in(number(axis, "axis"), x.dim())
+    _check_updates(x, updates, [*x.shape[:at], *indices.shape, *x.shape[at + 1 :]])
     flat = from_front(indices, x.shape[at]).reshape(-1)
     part = updates.reshape(*x.shape[:at], flat.shape[0], *x.shape[at + 1 :])
     return x.index_copy(at, flat, part.to(x.dtype))
@@ -144,8 +186,9 @@ def _scatter_elements(layer: Layer, attributes: Attributes) -> Function:
     with_old = attributes.bool("use_init_val", True)
 
     def run(x: Tensor, indices: Tensor, updates: Tensor, axis: Any) -> Tensor:
-        at, new = number(axis, "axis"), updates.to(x.dtype)
-        return scatter(x, indices, new, at, how, with_old=with_old)
+        _check_updates(x, updates, indices.shape)
+        at = number(axis, "axis")
+        return scatter(x, indices, updates.to(x.dtype), at, how, with_old=with_old)
 
     return run
 
@@ -154,7 +197,12 @@ def _scatter_nd(layer: Layer, attributes: Attributes) -> Function:
     ways = ("none", "sum", "sub", "prod", "min", "max")
     how = attributes.choice("reduction", ways, "none") if layer.opset >= 15 else "none"
 
-    return lambda x, indices, updates: scatter_nd(x, indices, updates.to(x.dtype), how)
+    def run(x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+        if indices.dim() and isinstance(indices.shape[-1], int) and indices.shape[-1] <= x.dim():
+            _check_updates(x, updates, [*indices.shape[:-1], *x.shape[indices.shape[-1] :]])
+        return scatter_nd(x, indices, updates.to(x.dtype), how)
+
+    return run
 
 
 def _gather_nd(layer: Layer, attributes: Attributes) -> Function:
@@ -174,6 +222,7 @@ def _one_hot(layer: Layer, attributes: Attributes) -> Function:
     from_end = said == modes[1] and layer.opset >= 16
 
     def run(indices: Tensor, depth: Any, on: Tensor, off: Tensor) -> Tensor:
+        same_types((on, off))
         size = check_size([*indices.shape, number(depth, "depth")])[-1]
         return one_hot(from_front(indices, size) if from_end else indices, size, axis, on, off)
 
@@ -182,21 +231,21 @@ def _one_hot(layer: Layer, attributes: Attributes) -> Function:
 
 def _non_zero(layer: Layer, attributes: Attributes) -> Function:
     dtype = attributes.index_type("output_type", "i64").dtype
-    return lambda x: torch.nonzero(x).t().to(dtype)
+    return lambda x: torch.nonzero(x if x.dim() else x.reshape(1)).t().to(dtype)
 
 
 ROWS = (
     Row("Gather", _gather, (3, 3), values=(2,)),
-    Row("GatherElements", _gather_elements, (2, 2)),
+    Row("GatherElements", _gather_elements, (2, 2), takes=("", PLACES)),
     Row("GatherND", _gather_nd, (2, 2)),
     Row("Slice", plain(_slice), (4, 5), values=(1, 2, 3, 4)),
     Row("StridedSlice", _strided_slice, (3, 4), values=(1, 2, 3)),
     Row("Pad", _pad, (3, 4), values=(1, 2)),
-    Row("ReverseSequence", _reverse_sequence, (2, 2)),
+    Row("ReverseSequence", _reverse_sequence, (2, 2), takes=("", NUMBERS)),
     Row("TopK", _top_k, (2, 2), (1, 2), values=(1,)),
     Row("ScatterUpdate", plain(_scatter_update), (4, 4), values=(3,)),
     Row("ScatterElementsUpdate", _scatter_elements, (4, 4), values=(3,)),
-    Row("ScatterNDUpdate", _scatter_nd, (3, 3)),
-    Row("OneHot", _one_hot, (4, 4), values=(1,)),
+    Row("ScatterNDUpdate", _scatter_nd, (3, 3), takes=("", PLACES, "")),
+    Row("OneHot", _one_hot, (4, 4), values=(1,), takes=(WHOLE, "")),
     Row("NonZero", _non_zero, (1, 1)),
 )

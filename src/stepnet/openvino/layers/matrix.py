@@ -15,7 +15,7 @@ from stepnet.file_model import Window, max_places, max_pool, mean_pool, transpos
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, differ, listed, same_types, shape_text
+from .row import NUMBERS, Function, Misfit, Row, axis_in, differ, listed, same_types, shape_text
 
 _AUTO_PAD = ("explicit", "notset", "same_upper", "same_lower", "valid")
 
@@ -177,6 +177,12 @@ def _max_pool(layer: Layer, attributes: Attributes) -> Function:
 
 def _avg_pool(layer: Layer, attributes: Attributes) -> Function:
     window, without = _pool_window(attributes), attributes.bool("exclude-pad", True)
+    pads = [max(pair) for pair in zip(window.begin, window.end, strict=True)]
+    if without and window.auto is None and any(p >= k for p, k in zip(pads, window.kernel, strict=True)):
+        what = "a window lies in the padding alone, which does not count"
+        raise Misfit(
+            what, got=f"pads of {pads}, a kernel of {list(window.kernel)}", expected="a wider kernel"
+        )
     return lambda x: mean_pool(window, x, with_padding=not without)
 
 
@@ -209,13 +215,13 @@ def _pool_window(attributes: Attributes) -> Window:
 
 ROWS = (
     Row("MatMul", _mat_mul, (2, 2)),
-    Row("Einsum", _einsum, (1, 4096)),
+    Row("Einsum", _einsum, (1, 4096), takes=(NUMBERS,)),
     Row("Inverse", _inverse, (1, 1)),
     Row("ScaledDotProductAttention", _attention, (3, 5)),
-    Row("Convolution", _convolution(grouped=False), (2, 2)),
-    Row("GroupConvolution", _convolution(grouped=True), (2, 2)),
-    Row("ConvolutionBackpropData", _backprop(grouped=False), (2, 3), values=(2,)),
-    Row("GroupConvolutionBackpropData", _backprop(grouped=True), (2, 3), values=(2,)),
+    Row("Convolution", _convolution(grouped=False), (2, 2), takes=(NUMBERS,)),
+    Row("GroupConvolution", _convolution(grouped=True), (2, 2), takes=(NUMBERS,)),
+    Row("ConvolutionBackpropData", _backprop(grouped=False), (2, 3), values=(2,), takes=(NUMBERS,)),
+    Row("GroupConvolutionBackpropData", _backprop(grouped=True), (2, 3), values=(2,), takes=(NUMBERS,)),
     Row("AdaptiveAvgPool", _adaptive(_AVERAGES), (2, 2), values=(1,)),
     Row("AdaptiveMaxPool", _adaptive(_LARGEST), (2, 2), (2, 2), values=(1,)),
     Row("MaxPool", _max_pool, (1, 1), (1, 2)),

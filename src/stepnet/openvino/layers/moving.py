@@ -12,7 +12,20 @@ from stepnet.file_model import blocks, sliced
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, check_size, listed, number, plain, shape_text
+from .row import (
+    NUMBERS,
+    Function,
+    Misfit,
+    Row,
+    axis_in,
+    check_size,
+    differ,
+    listed,
+    number,
+    plain,
+    same_types,
+    shape_text,
+)
 
 
 def _roll(x: Tensor, shift: Any, axes: Any) -> Tensor:
@@ -144,14 +157,12 @@ def _slice_scatter(x: Tensor, updates: Tensor, start: Any, stop: Any, step: Any,
         )
     for axis, a, b, by in zip(along, starts, stops, steps, strict=True):
         places = sliced(places, axis_in(axis, x.dim()), a, b, by)
-    if updates.dim() > places.dim() or any(
-        n not in (1, m) for n, m in zip(updates.shape[::-1], places.shape[::-1], strict=False)
-    ):
+    if updates.dim() != places.dim() or any(map(differ, updates.shape, places.shape)):
         raise Misfit(
             f"updates {shape_text(updates)} do not fit the slice {shape_text(places)}",
             dims=str((updates.shape, places.shape)),
         )
-    new = updates.to(x.dtype).expand(places.shape).reshape(-1)
+    new = updates.to(x.dtype).reshape(-1)
     return x.reshape(-1).index_put((places.reshape(-1),), new).reshape(x.shape)
 
 
@@ -190,6 +201,7 @@ def _search_sorted(layer: Layer, attributes: Attributes) -> Function:
     right = attributes.bool("right_mode", False)
 
     def search(sequence: Tensor, x: Tensor) -> Tensor:
+        same_types((sequence, x))
         if sequence.dim() != 1 and sequence.shape[:-1] != x.shape[:-1]:
             raise Misfit(
                 f"{shape_text(sequence)} and {shape_text(x)} do not fit",
@@ -211,7 +223,7 @@ ROWS = (
     Row("ShuffleChannels", _shuffle_channels, (1, 1)),
     Row("SliceScatter", plain(_slice_scatter), (5, 6), values=(2, 3, 4, 5)),
     Row("Eye", _eye, (3, 4), values=(0, 1, 2, 3)),
-    Row("Bucketize", _bucketize, (2, 2)),
+    Row("Bucketize", _bucketize, (2, 2), takes=(NUMBERS,)),
     Row("SearchSorted", _search_sorted, (2, 2)),
     Row("Identity", plain(lambda x: x), (1, 1)),
 )

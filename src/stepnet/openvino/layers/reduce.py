@@ -12,7 +12,21 @@ from stepnet.file_model import cumulated, extreme, mean
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axes_in, axis_in, listed, number, shape_text
+from .elementwise import BROADCASTS, broadcast_together, start_axis
+from .row import (
+    NUMBERS,
+    REAL,
+    TRUTH,
+    Function,
+    Misfit,
+    Row,
+    axes_in,
+    axis_in,
+    listed,
+    number,
+    same_types,
+    shape_text,
+)
 
 Reduction = Callable[[Tensor, list[int], bool], Tensor]
 
@@ -22,14 +36,28 @@ def _reduce(name: str, function: Reduction) -> Row:
         keep = attributes.bool("keep_dims", False)
 
         def reduce(x: Tensor, axes: Any) -> Tensor:
-            chosen = axes_in(listed(axes), x.dim())
+            chosen = axes_in(listed(axes), x.dim()) if x.dim() else _of_number(listed(axes))
             if not chosen:  # over no axis: what is left is to take an amount, say
                 return function(x.unsqueeze(-1), [x.dim()], False).to(x.dtype)
             return function(x, chosen, keep).to(x.dtype)
 
         return reduce
 
-    return Row(name, make, (2, 2), values=(1,))
+    kind = TRUTH if "Logical" in name else NUMBERS
+    return Row(name, make, (2, 2), values=(1,), takes=(kind,))
+
+
+def _of_number(axes: list[int]) -> list[int]:
+    """The axes of a number, which has none: 0 and -1 stand for all that it has."""
+    axes_in(axes, 1)
+    return []
+
+
+def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    """The mean; of nothing, 0."""
+    if any(isinstance(x.shape[axis], int) and x.shape[axis] == 0 for axis in axes):
+        return torch.sum(x, axes, keep)
+    return mean(x, axes, keep)
 
 
 def _one_by_one(function: Callable[[Tensor, int, bool], Tensor]) -> Reduction:
@@ -48,7 +76,9 @@ def _l2(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 def _softmax(function: Callable[[Tensor, int], Tensor]) -> Callable[[Layer, Attributes], Function]:
     def make(layer: Layer, attributes: Attributes) -> Function:
         axis = attributes.int("axis", 1)
-        return lambda x: function(x, axis_in(axis, x.dim()))
+        if axis < 0 and layer.opset < 8 and layer.type.lower() == "softmax":
+            raise Misfit("axis is not negative in the first version", got=axis, expected="0, 1, ...")
+        return lambda x: function(x, axis_in(axis, x.dim() or 1))
 
     return make
 
@@ -63,7 +93,8 @@ def _cum_sum(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _mvn(layer: Layer, attributes: Attributes) -> Function:
-    with_variance, eps = attributes.bool("normalize_variance"), attributes.float("eps")
+    said = None if layer.opset >= 6 else True
+    with_variance, eps = attributes.bool("normalize_variance", said), attributes.float("eps")
     inside = True
     if "eps_mode" in attributes:
         modes = ("inside_sqrt", "outside_sqrt", "inside", "outside")
@@ -72,12 +103,10 @@ def _mvn(layer: Layer, attributes: Attributes) -> Function:
 
     def mvn(x: Tensor, axes: Any = None) -> Tensor:
         chosen = list(range(1 if across else 2, x.dim())) if axes is None else axes_in(listed(axes), x.dim())
-        if not chosen:
-            return x
-        centred = x - x.mean(chosen, keepdim=True)
+        centred = x - (x.mean(chosen, keepdim=True) if chosen else x)
         if not with_variance:
             return centred
-        variance = (centred * centred).mean(chosen, keepdim=True)
+        variance = (centred * centred).mean(chosen, keepdim=True) if chosen else centred
         return centred / (torch.sqrt(variance + eps) if inside else torch.sqrt(variance) + eps)
 
     return mvn
@@ -88,7 +117,9 @@ def _normalize_l2(layer: Layer, attributes: Attributes) -> Function:
 
     def normalize(x: Tensor, axes: Any) -> Tensor:
         chosen = axes_in(listed(axes), x.dim())
-        squares = (x * x).sum(chosen, keepdim=True) if chosen else x * x
+        if not chosen:  # each number by itself
+            return x / torch.where(x == 0, 1, x)
+        squares = (x * x).sum(chosen, keepdim=True)
         return x / torch.sqrt(squares + eps if mode == "add" else squares.clamp(min=eps))
 
     return normalize
@@ -101,6 +132,7 @@ def _batch_norm(layer: Layer, attributes: Attributes) -> Function:
         raise Misfit("epsilon must be >= 0", got=eps, expected="a small number, such as 1e-5")
 
     def batch_norm(*inputs: Tensor) -> Tensor:
+        same_types(inputs)
         x, gamma, beta, mean, variance = inputs
         if early:  # version 1 has the data in third place
             gamma, beta, x = x, gamma, beta
@@ -164,7 +196,10 @@ def _fake_quantize(layer: Layer, attributes: Attributes) -> Function:
     if steps < 1:
         raise Misfit("levels must be at least 2", got=steps + 1)
 
-    def fake_quantize(x: Tensor, low: Tensor, high: Tensor, out_low: Tensor, out_high: Tensor) -> Tensor:
+    mode, axis = attributes.choice("auto_broadcast", BROADCASTS, "numpy"), start_axis(attributes)
+
+    def fake_quantize(x: Tensor, *limits: Tensor) -> Tensor:
+        low, high, out_low, out_high = (broadcast_together(x, each, mode, axis)[1] for each in limits)
         step = torch.round((x - low) / (high - low) * steps)
         inside = step / steps * (out_high - out_low) + out_low
         below, above = x <= torch.minimum(low, high), x > torch.maximum(low, high)
@@ -175,7 +210,7 @@ def _fake_quantize(layer: Layer, attributes: Attributes) -> Function:
 
 ROWS = (
     _reduce("ReduceSum", lambda x, axes, keep: torch.sum(x, axes, keep)),
-    _reduce("ReduceMean", mean),
+    _reduce("ReduceMean", _mean),
     _reduce("ReduceMax", lambda x, axes, keep: extreme(x, axes, keep, "amax")),
     _reduce("ReduceMin", lambda x, axes, keep: extreme(x, axes, keep, "amin")),
     _reduce("ReduceProd", _one_by_one(lambda x, axis, keep: torch.prod(x, axis, keep))),
@@ -188,7 +223,7 @@ ROWS = (
     Row("CumSum", _cum_sum, (1, 2), values=(1,)),
     Row("MVN", _mvn, (1, 2), values=(1,)),
     Row("NormalizeL2", _normalize_l2, (2, 2), values=(1,)),
-    Row("BatchNormInference", _batch_norm, (5, 5)),
+    Row("BatchNormInference", _batch_norm, (5, 5), takes=(REAL,)),
     Row("LRN", _lrn, (2, 2), values=(1,)),
     Row("GRN", _grn, (1, 1)),
     Row("GroupNormalization", _group_norm, (3, 3)),

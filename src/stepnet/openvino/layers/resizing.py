@@ -61,7 +61,7 @@ def _interpolate(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _first(attributes: Attributes) -> Function:
-    """The first version, whose places OpenVINO chooses by the rank."""
+    """The first version, whose places OpenVINO chooses by the rank, the axes and the padding."""
     kind, axes = attributes.choice("mode", ("nearest", "linear", "cubic")), attributes.ints("axes")
     aligned, smooth = attributes.bool("align_corners", True), attributes.bool("antialias", False)
     pads = attributes.ints("pads_begin", []), attributes.ints("pads_end", [])
@@ -71,7 +71,8 @@ def _first(attributes: Attributes) -> Function:
         if len(sizes) != len(own):
             raise Misfit("needs one of the sizes for each axis", got=sizes, expected=own, dims=len(sizes))
         x = _padded(x, *pads)
-        other = "half_pixel" if kind == "linear" and x.dim() == 5 else "asymmetric"
+        plain = (x.dim() == 4 and {*own} == {2, 3}) or any(map(any, pads))
+        other = "half_pixel" if kind == "linear" and not plain else "asymmetric"
         how = Resizing(kind, "align_corners" if aligned else other, "simple", antialias=smooth)
         return how.run(x, own, sizes, [n / (x.shape[axis] or 1) for n, axis in zip(sizes, own, strict=True)])
 

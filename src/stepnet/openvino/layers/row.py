@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from stepnet.file_model import Misfit
 from stepnet.file_model import axes_in as axes_in
 from stepnet.file_model import axis_in as axis_in
@@ -23,6 +25,15 @@ from stepnet.openvino.records import Layer
 
 Function = Callable[..., Any]  # of the inputs; gives a tensor, or a tuple of them for several outputs
 Maker = Callable[[Layer, Attributes], Function]
+KINDS: dict[str, Callable[[torch.dtype], bool]] = {
+    "floating-point numbers": lambda dtype: dtype.is_floating_point,
+    "numbers": lambda dtype: dtype is not torch.bool,
+    "whole numbers": lambda dtype: not dtype.is_floating_point and dtype is not torch.bool,
+    "whole numbers or truth values": lambda dtype: not dtype.is_floating_point,
+    "truth values": lambda dtype: dtype is torch.bool,
+    "int32 or int64": lambda dtype: dtype in (torch.int32, torch.int64),
+}
+REAL, NUMBERS, WHOLE, BITS, TRUTH, PLACES = KINDS
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,8 @@ class Row:
         outputs: the fewest and the most outputs.
         values: inputs that say a shape, an axis or another plain number: the function gets Python
             numbers or lists for them, not tensors.
+        takes: which element types (see `KINDS`) each input may be of, but those of `values`, and at last all
+            behind it; "" for any.
     """
 
     type: str
@@ -43,6 +56,13 @@ class Row:
     inputs: tuple[int, int]
     outputs: tuple[int, int] = (1, 1)
     values: tuple[int, ...] = ()
+    takes: tuple[str, ...] = ()
+
+    def refused(self, index: int, dtype: torch.dtype) -> str | None:
+        """What an input must be of, where it is of an element type that the layer does not take."""
+        free = index in self.values or not self.takes
+        kind = "" if free else self.takes[min(index, len(self.takes) - 1)]
+        return None if not kind or KINDS[kind](dtype) else kind
 
 
 def plain(function: Function) -> Maker:

@@ -71,7 +71,7 @@ def reshaped(x: Tensor, pattern: list[int], special_zero: bool) -> list[int]:
     given = [d for d in pattern if d > 0 or (d == 0 and not special_zero)]
     if kept or 0 in given:  # torch cannot tell -1 where there is nothing; what is kept does not count
         whole, fixed = math.prod(d for i, d in enumerate(x.shape) if i not in kept), math.prod(given)
-        shape[pattern.index(-1)] = whole // fixed if fixed else 0
+        shape[pattern.index(-1)] = whole // fixed if fixed else 1
     return shape
 
 
@@ -101,8 +101,9 @@ def _squeeze(layer: Layer, attributes: Attributes) -> Function:
 def _unsqueeze(x: Tensor, axes: Any) -> Tensor:
     wanted = listed(axes)
     chosen = axes_in(wanted, x.dim() + len(wanted))
-    if len(chosen) != len(wanted):
-        raise Misfit("axes name one axis twice", got=wanted, dims=str(wanted))
+    if len(chosen) != len(wanted) or not wanted:
+        what = "axes name one axis twice" if wanted else "axes name none"
+        raise Misfit(what, got=wanted, expected="new axes, each once", dims=str(wanted))
     for axis in chosen:
         x = x.unsqueeze(axis)
     return x
@@ -110,8 +111,10 @@ def _unsqueeze(x: Tensor, axes: Any) -> Tensor:
 
 def _transpose(x: Tensor, order: Any) -> Tensor:
     chosen = listed(order) or list(range(x.dim()))[::-1]
-    if sorted(axis_in(a, x.dim()) for a in chosen) != list(range(x.dim())):
-        raise Misfit(f"order does not permute {x.dim()} axes", got=chosen, dims=(str(chosen), x.dim()))
+    if sorted(chosen) != list(range(x.dim())):
+        every = f"each of 0 to {x.dim() - 1} once" if x.dim() else "none"
+        what = f"order does not permute {x.dim()} axes"
+        raise Misfit(what, got=chosen, expected=every, dims=(str(chosen), x.dim()))
     return x.permute(chosen)
 
 
@@ -182,9 +185,15 @@ def _variadic_split(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _broadcast(layer: Layer, attributes: Attributes) -> Function:
-    mode = attributes.choice("mode" if "mode" in attributes else "broadcast_spec",
-                             ("numpy", "explicit", "none", "bidirectional", "pdpd"), "numpy")  # fmt: skip
+    first, mapped = layer.opset < 3, len(layer.inputs) == 3
+    mode = attributes.choice(
+        "mode" if "mode" in attributes else "broadcast_spec",
+        ("numpy", "explicit", "none", "bidirectional", "pdpd"),
+        "explicit" if first and mapped else "numpy",
+    )
     mode = "explicit" if mode == "none" else mode  # as OpenVINO writes it of opset1
+    if mapped and not first and mode != "explicit":
+        raise Misfit("axes_mapping is of the mode explicit", got=f"mode {mode}", expected="two inputs")
 
     def broadcast(x: Tensor, target: Any, mapping: Any = None) -> Tensor:
         shape = listed(target)
