@@ -79,6 +79,14 @@ GRAPHS = {
     "a range over all numbers": """n = Size(x)  s = Shape(x)  z = Constant<value = int64 {0}>()
         d = Constant<value = int64 {1}>()  p = ReduceProd<keepdims = 0>(s)  r = Range(z, n, d)
         q = Range(z, p, d)  a = Add(r, q)  f = Cast<to = 1>(a)  g = Reshape(f, s)  y = Add(x, g)""",
+    "parts of the steps": """t = Constant<value = int64 {2}>()  q = SplitToSequence<axis = 0>(x, t)
+        k = Constant<value = int64 {-1}>()  a = SequenceAt(q, k)  z = Constant<value = int64 {0}>()  b = SequenceAt(q, z)
+        n = SequenceLength(q)  f = Cast<to = 1>(n)  j = ConcatFromSequence<axis = 0>(q)
+        m = Mul(j, f)  y = Concat<axis = 0>(a, m, b)""",
+    "steps as parts of one": """t = Constant<value = int64 {1}>()  q = SplitToSequence<axis = 0>(x, t)
+        k = Constant<value = int64 {-1}>()  y = SequenceAt(q, k)""",
+    "over axes that are counted": """s = Shape(x)  n = Size(s)  o = Constant<value = int64 {1}>()
+        r = Range(o, n, o)  m = ReduceMean<keepdims = 1>(x, r)  y = Sub(x, m)""",
     "parts of a sequence": """q = SplitToSequence<axis = 2>(x)  k = Constant<value = int64 {-3}>()
         a = SequenceAt(q, k)  r = SequenceErase(q, k)  n = SequenceLength(r)
         i = SequenceInsert(r, a, n)  y = ConcatFromSequence<axis = 2>(i)""",

@@ -116,6 +116,16 @@ def _filled(node: Info, x: np.ndarray) -> Any:
     return np.full([*x], value.numpy().item(), dtype=object)
 
 
+def _range(node: Info, *bounds: np.ndarray) -> Any:
+    start, stop, step = (bound.item() for bound in bounds)
+    if not all(isinstance(number, int) for number in (start, stop, step)):
+        raise Misfit("how many there are is open")
+    found = range(start, stop, step)
+    if len(found) > _MOST:
+        raise Misfit("a few whole numbers")
+    return np.array(found, dtype=object)
+
+
 def _where(node: Info, truths: np.ndarray, x: np.ndarray, y: np.ndarray) -> Any:
     sizes = all(type(value) in (int, torch.SymInt) for value in (*x.flat, *y.flat))
     if truths.dtype != bool or not sizes:
@@ -151,6 +161,7 @@ RULES: dict[str, Rule] = {
     "Mul": _elementwise(operator.mul),
     "Not": _of_truths(np.logical_not),
     "Or": _of_truths(np.logical_or),
+    "Range": _range,
     "ReduceMax": _reduced(torch.sym_max),
     "ReduceMin": _reduced(torch.sym_min),
     "ReduceProd": _reduced(operator.mul),
