@@ -80,7 +80,8 @@ GRAPHS = {
         d = Constant<value = int64 {1}>()  p = ReduceProd<keepdims = 0>(s)  r = Range(z, n, d)
         q = Range(z, p, d)  a = Add(r, q)  f = Cast<to = 1>(a)  g = Reshape(f, s)  y = Add(x, g)""",
     "parts of the steps": """t = Constant<value = int64 {2}>()  q = SplitToSequence<axis = 0>(x, t)
-        k = Constant<value = int64 {-1}>()  a = SequenceAt(q, k)  z = Constant<value = int64 {0}>()  b = SequenceAt(q, z)
+        k = Constant<value = int64 {-1}>()  a = SequenceAt(q, k)
+        z = Constant<value = int64 {0}>()  b = SequenceAt(q, z)
         n = SequenceLength(q)  f = Cast<to = 1>(n)  j = ConcatFromSequence<axis = 0>(q)
         m = Mul(j, f)  y = Concat<axis = 0>(a, m, b)""",
     "steps as parts of one": """t = Constant<value = int64 {1}>()  q = SplitToSequence<axis = 0>(x, t)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from stepnet.errors import IRError
 from stepnet.file_model import Broken, shorten
@@ -47,8 +47,15 @@ def _check_graph(
             )
         made.update(times)  # older files list constants among the inputs
     shapes = {tensor.name: [*tensor.dims] for tensor in graph.initializer}
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for value in graph.input:
         kind, got = value.type.tensor_type, shapes.get(value.name)
+        if got is not None and kind.elem_type not in (0, types[value.name]):
+            raise Broken(
+                f"{where}: constant '{_short(value.name)}' is of another type than the input of its name",
+                got=TensorProto.DataType.Name(types[value.name]),
+                expected=TensorProto.DataType.Name(kind.elem_type),
+            )
         if got is None or not kind.HasField("shape"):
             continue
         said = [size.dim_value if size.dim_value > 0 else None for size in kind.shape.dim]

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import axes_in, axis_in, cumulated, extreme, is_recorded, largest, mean, widened
+from stepnet.file_model import (
+    axes_in,
+    axis_in,
+    cumulated,
+    differ,
+    extreme,
+    is_recorded,
+    largest,
+    mean,
+    widened,
+)
 
 from .info import Info, Misfit, Run, op
 
@@ -119,7 +129,7 @@ def _gemm(node: Info) -> Run:
             return F.linear(a, b, c)  # which adds c as it multiplies
         out = a @ b.t()
         out = out if alpha == 1 else out * alpha
-        return out if c is None else out + (c if beta == 1 else c * beta)
+        return out if c is None else _as_wide_as(out, out + (c if beta == 1 else c * beta))
 
     return gemm
 
@@ -199,6 +209,13 @@ def _same(sizes: Any, kernel: Any, stride: Any, dilation: Any, lower: bool) -> l
     return before + after
 
 
+def _as_wide_as(x: Tensor, made: Tensor) -> Tensor:
+    """What is made of x and of parts that are spread over x."""
+    if made.dim() != x.dim() or any(map(differ, made.shape, x.shape)):
+        raise Misfit("a part is wider than what it is spread over", [*made.shape], [*x.shape])
+    return made
+
+
 @op("LayerNormalization", inputs=(2, 3))
 def _layer_norm(node: Info) -> Run:
     axis, eps = node.get("axis", -1), node.get("epsilon", 1e-5)
@@ -214,7 +231,7 @@ def _layer_norm(node: Info) -> Run:
         mean = x.mean(along, True)
         inverse = ((x - mean).square().mean(along, True) + eps).rsqrt()
         y = (x - mean) * inverse * scale
-        y = y if bias is None else y + bias
+        y = _as_wide_as(x, y if bias is None else y + bias)
         return (y, mean, inverse)[: node.count] if node.count > 1 else y
 
     return norm
@@ -226,7 +243,7 @@ def _rms_norm(node: Info) -> Run:
 
     def norm(x: Tensor, scale: Tensor) -> Tensor:
         along = list(range(axis_in(axis, x.dim()), x.dim()))
-        return x * (x.square().mean(along, True) + eps).rsqrt() * scale
+        return _as_wide_as(x, x * (x.square().mean(along, True) + eps).rsqrt() * scale)
 
     return norm
 
