@@ -50,12 +50,6 @@ def _check_graph(
     types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for value in graph.input:
         kind, got = value.type.tensor_type, shapes.get(value.name)
-        if got is not None and kind.elem_type not in (0, types[value.name]):
-            raise Broken(
-                f"{where}: constant '{_short(value.name)}' is of another type than the input of its name",
-                got=TensorProto.DataType.Name(types[value.name]),
-                expected=TensorProto.DataType.Name(kind.elem_type),
-            )
         if got is None or not kind.HasField("shape"):
             continue
         said = [size.dim_value if size.dim_value > 0 else None for size in kind.shape.dim]
@@ -64,6 +58,14 @@ def _check_graph(
                 f"{where}: constant '{_short(value.name)}' has another shape than the input of its name",
                 got=got,
                 expected=f"[{', '.join('?' if size is None else str(size) for size in said)}]",
+            )
+    for value in graph.input:
+        kind = value.type.tensor_type.elem_type
+        if value.name in types and kind not in (0, types[value.name]):
+            raise Broken(
+                f"{where}: constant '{_short(value.name)}' is of another type than the input of its name",
+                got=TensorProto.DataType.Name(types[value.name]),
+                expected=TensorProto.DataType.Name(kind),
             )
     _check_nodes(graph.node, made, around, [value.name for value in graph.output], functions, where, later)
 

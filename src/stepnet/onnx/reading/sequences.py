@@ -26,7 +26,9 @@ def _list(value: Any) -> list[Any]:
 class Parts:
     """A sequence of what an axis that stays open is cut into: parts of one size, the last what is left."""
 
-    def __init__(self, x: Tensor, size: int, axis: int) -> None:
+    def __init__(self, x: Tensor, size: Any, axis: int) -> None:
+        if isinstance(size, int) and size < 1:
+            raise Misfit("parts must have sizes", size, "a number above 0")
         self.whole, self.size, self.axis = x, size, axis_in(axis, x.dim())
         self.count = (x.shape[axis] + size - 1) // size
 
@@ -142,9 +144,8 @@ def _split(node: Info) -> Run:
 
     def split(*inputs: Any) -> Any:
         x, wanted = inputs[0], sizes(inputs)
-        if (
-            wanted is None or wanted == 1
-        ):  # without keepdims, too: so torch writes it, and ONNX Runtime has it
+        alone = isinstance(wanted, int) and wanted == 1
+        if wanted is None or alone:  # without keepdims, too: so torch writes it, ONNX Runtime has it
             rows = x.movedim(axis, 0)
             rows = rows.unsqueeze(axis_in(axis, x.dim()) + 1) if keep else rows
             if not table:
@@ -156,10 +157,11 @@ def _split(node: Info) -> Run:
                 "sizes that an input holds",
                 "sizes that are a constant of the model",
             )
-        if wanted < 1 if isinstance(wanted, int) else any(not isinstance(size, int) for size in wanted):
+        listed = isinstance(wanted, list)
+        if not listed and (_is_open(x.shape[axis]) or _is_open(wanted)):
+            return Parts(x, wanted, axis) if table else _check_count(x.shape[axis], wanted)
+        if any(not isinstance(size, int) for size in wanted) if listed else wanted < 1:
             raise Misfit("parts must have sizes", wanted, "a number above 0, or one for each part")
-        if isinstance(wanted, int) and _is_open(x.shape[axis]):
-            return Parts(x, wanted, axis) if table else _check_count(x.shape[axis])
         return list(x.split(wanted, axis))
 
     return split
@@ -170,9 +172,9 @@ def _is_open(size: Any) -> bool:
     return instead() is not None and isinstance(size, torch.SymInt)
 
 
-def _check_count(size: Any) -> None:
+def _check_count(*sizes: Any) -> None:
     """Refuse to write as many tensors as the example has where the model takes any number."""
-    if _is_open(size):
+    if any(map(_is_open, sizes)):
         raise Misfit(
             "splits along a dimension that stays open into a sequence that more is done with than to read it",
             "any number of tensors",

@@ -119,11 +119,12 @@ def _matmul(node: Info) -> Run:
 
 
 @op("Gemm", inputs=(2, 3))
-def _gemm(node: Info) -> Run:
+def gemm(node: Info) -> Run:
+    """The function of a product of matrices, of both and of what is added."""
     alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
     turn_a, turn_b = node.get("transA", 0), node.get("transB", 0)
 
-    def gemm(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+    def run(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
         a, b = a.t() if turn_a else a, b if turn_b else b.t()
         if alpha == beta == 1 and (c is None or c.shape == b.shape[:1]):
             return F.linear(a, b, c)  # which adds c as it multiplies
@@ -131,7 +132,7 @@ def _gemm(node: Info) -> Run:
         out = out if alpha == 1 else out * alpha
         return out if c is None else _as_wide_as(out, out + (c if beta == 1 else c * beta))
 
-    return gemm
+    return run
 
 
 @op("Einsum", inputs=(1, 2**16))
