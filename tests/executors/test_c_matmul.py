@@ -46,6 +46,10 @@ void few_T(sn_rows_T C, sn_rows_T A, const REAL *source, int64_t stride_k, int64
            int64_t K, int64_t N) {
     sn_few_T(C, A, source, stride_k, stride_n, rows, K, N);
 }
+void turned_T(sn_rows_T C, sn_rows_T A, const REAL *source, int64_t stride_n, int64_t rows, int64_t K,
+              int64_t N, REAL *room) {
+    sn_by_turned_T(C, A, source, stride_n, rows, K, N, room);
+}
 void over_T(REAL *C, int64_t c_next, const REAL *A, int64_t a_next, int64_t a_apart, const REAL *B,
             int64_t b_next, int64_t steps, int64_t m, int64_t n) {
     sn_over_steps_T(C, c_next, A, a_next, a_apart, B, b_next, steps, m, n);
@@ -171,6 +175,25 @@ def test_few_rows_by_a_matrix_as_it_lies(library, turned, layout, suffix):
         _call(library, f"few_{suffix}", C.c, A.c, source, *strides, rows, K, N)
         assert (np.abs(C.values - A.values @ B) <= _tolerance(dtype, A.values, B)).all(), (rows, K, N)
         assert C.outside_is_poison()
+
+
+@pytest.mark.parametrize("suffix", DTYPES)
+def test_rows_that_are_turned_in_place_of_a_matrix(library, suffix):
+    """As by the matrix packed, to the bit."""
+    dtype, rng = DTYPES[suffix], np.random.default_rng(5)
+    for rows, K, N in itertools.product((1, 15, 16, 32, 41), (1, 7, 16, 37), (1, 16, 31, 97, 200)):
+        A, C = (Table(rows, width, "strided", dtype, rng) for width in (K, N))
+        matrix = np.full((N + 1, K + 3), np.nan, dtype)  # poison around it
+        matrix[:N, :K] = rng.standard_normal((N, K))
+        room = np.full((K + 96) * (rows + 16) + 64, np.nan, dtype)
+        begin = -room.ctypes.data % 64 // dtype.itemsize
+        C.fill(np.nan)
+        _call(library, f"turned_{suffix}", C.c, A.c, matrix, K + 3, rows, K, N, room[begin:])
+        found = C.values
+        assert C.outside_is_poison()
+        packed = _pack(library, suffix, matrix[:N, :K].T.astype(np.float64), transposed=True)
+        _call(library, f"matmul_{suffix}", C.c, NOTHING, A.c, packed, rows, K, N)
+        np.testing.assert_array_equal(found, C.values)
 
 
 @pytest.mark.parametrize("suffix", DTYPES)

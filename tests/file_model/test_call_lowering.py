@@ -206,6 +206,23 @@ def test_a_few_steps_of_a_cell(tmp_path, kind, said, rows):
     assert lines(model) == 2
 
 
+def test_rows_that_fill_vectors(tmp_path):
+    """They are turned, where a CPU has wide vectors, in place of the weights."""
+    import onnx
+
+    head = "g (float[N, B, 130] x) => (float[N, 1, B, 128] y)"
+    said = "hidden_size = 128, linear_before_reset = 1"
+    made = parser.parse_model(f"{HEAD}{head} {{ t = Tanh(x)  y = GRU<{said}>(t, w, r) }}")
+    for name, shape in {"w": (1, 384, 130), "r": (1, 384, 128)}.items():
+        numbers = 0.1 * torch.randn(*shape).numpy()
+        made.graph.initializer.append(onnx.numpy_helper.from_array(numbers, name))
+    onnx.save(made, tmp_path / "g.onnx")
+    model = stepnet.onnx.load(tmp_path / "g.onnx")
+    for _ in range(4):
+        check(model, torch.randn(1, 16, 130))
+    assert lines(model) == 1
+
+
 BRANCHES = """g (float[N, B, 5] x, float[1, B, 4] h, bool way) => (float[N, 1, B, 4] y) {
   y = If (way) <then_branch = t () => (a) { a = LSTM <hidden_size = 4> (x, w, r, b, , h, h) },
     else_branch = e () => (d) { d = LSTM <hidden_size = 4, direction = "reverse"> (x, w, r, b, , h, h) }>

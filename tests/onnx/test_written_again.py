@@ -79,6 +79,19 @@ GRAPHS = {
     "a range over all numbers": """n = Size(x)  s = Shape(x)  z = Constant<value = int64 {0}>()
         d = Constant<value = int64 {1}>()  p = ReduceProd<keepdims = 0>(s)  r = Range(z, n, d)
         q = Range(z, p, d)  a = Add(r, q)  f = Cast<to = 1>(a)  g = Reshape(f, s)  y = Add(x, g)""",
+    "parts of the steps": """t = Constant<value = int64 {2}>()  q = SplitToSequence<axis = 0>(x, t)
+        k = Constant<value = int64 {-1}>()  a = SequenceAt(q, k)
+        z = Constant<value = int64 {0}>()  b = SequenceAt(q, z)
+        n = SequenceLength(q)  f = Cast<to = 1>(n)  j = ConcatFromSequence<axis = 0>(q)
+        m = Mul(j, f)  y = Concat<axis = 0>(a, m, b)""",
+    "two halves of the steps": """s = Shape<start = 0, end = 1>(x)  n = Squeeze(s)
+        o = Constant<value = int64 {1}>()  w = Constant<value = int64 {2}>()
+        z = Constant<value = int64 {0}>()  a = Add(n, o)  h = Div(a, w)
+        q = SplitToSequence<axis = 0>(x, h)  y = SequenceAt(q, z)""",
+    "steps as parts of one": """t = Constant<value = int64 {1}>()  q = SplitToSequence<axis = 0>(x, t)
+        k = Constant<value = int64 {-1}>()  y = SequenceAt(q, k)""",
+    "over axes that are counted": """s = Shape(x)  n = Size(s)  o = Constant<value = int64 {1}>()
+        r = Range(o, n, o)  m = ReduceMean<keepdims = 1>(x, r)  y = Sub(x, m)""",
     "parts of a sequence": """q = SplitToSequence<axis = 2>(x)  k = Constant<value = int64 {-3}>()
         a = SequenceAt(q, k)  r = SequenceErase(q, k)  n = SequenceLength(r)
         i = SequenceInsert(r, a, n)  y = ConcatFromSequence<axis = 2>(i)""",
@@ -286,6 +299,8 @@ BY_NUMBERS = {
     """q = Concat<axis = 0>(s, s)  y = Pad<mode = "reflect">(x, q)""": ([0, 1, 2], [0, 0, -1]),
     """q = Concat<axis = 0>(s, s)  y = Pad<mode = "edge">(x, q)""": ([0, 1, 2], [0, 2, 0]),
     """q = Concat<axis = 0>(s, s)  y = Pad<mode = "wrap">(x, q)""": ([0, 1, 2], [0, 2, 0]),
+    """h = Neg(s)  q = Concat<axis = 0>(h, s)  y = Pad<mode = "edge">(x, q)""": ([0, 1, 2], [0, 0, -1]),
+    """h = Neg(s)  q = Concat<axis = 0>(h, s)  y = Pad<mode = "reflect">(x, q)""": ([0, 1, 1], [0, 0, -1]),
     "k = ReduceMin<keepdims = 1>(s)  y, i = TopK(x, k)": ([2, 3, 4], [1, 9, 9]),
     """y = Resize<mode = "linear">(x, , , s)""": ([1, 6, 4], [1, 2, 9]),
 }
@@ -293,6 +308,21 @@ NUMBERS = """e = Constant<value = int64[3] {9, 9, 9223372036854775807}>()
     a = Constant<value = int64[3] {0, 1, 2}>()  b = Constant<value = int64[1] {1}>()
     f = Constant<value = int64[3] {-9223372036854775808, -9, -9}>()
     g = Constant<value = int64[3] {-1, -2, -1}>()"""
+
+
+@since
+@pytest.mark.parametrize("ends", [[2, 2], [-1, 2]], ids=["of all", "of what is left"])
+def test_a_reflection_that_is_too_wide_is_refused_by_what_runs_the_file(ends, tmp_path):
+    """As it is where it is read: no other numbers."""
+    head = '<ir_version: 9, opset_import: ["": 20]> g (float[T] x, int64[2] s) => (float[N] y) '
+    onnx.save(onnx.parser.parse_model(f'{head} {{ y = Pad<mode = "reflect">(x, s) }}'), tmp_path / "m.onnx")
+    read, wide = stepnet.onnx.load(tmp_path / "m.onnx"), torch.tensor(ends)
+    stepnet.onnx.save(read, tmp_path / "n.onnx", (torch.randn(5), torch.tensor([1, 1])))
+    again = stepnet.onnx.load(tmp_path / "n.onnx")
+    torch.testing.assert_close(again(torch.arange(4.0), wide)[0], read(torch.arange(4.0), wide)[0])
+    for model in (read, again):
+        with pytest.raises(IRError, match=r"node \d+ "):
+            model(torch.arange(2.0), wide)
 
 
 @since

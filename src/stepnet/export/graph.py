@@ -68,8 +68,7 @@ class Target:
 
     `unit` is one op of it, `ops` all of them. `refused` says of ops of `stepnet.ir.ops` and of
     calls why the format has none, `takes` whether it has an op, or a fast form, for a known cell; others are
-    loops like any. `softplus`: whether that of runtimes keeps the digits of small results. `idle`: whether a
-    loop of no turns gives states that change their sizes as they came.
+    loops like any. `softplus`: whether that of runtimes keeps the digits of small results.
     """
 
     name: str
@@ -78,7 +77,6 @@ class Target:
     refused: Mapping[str, str]
     takes: Callable[[Cell], bool]
     softplus: bool = False
-    idle: bool = True
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,8 @@ class LoopOp:
     """A loop: a body, ports, and back edges from a result to the parameter of the next step.
 
     It runs as often as its slices allow; if it takes none, as often as `count`, a value and an axis, says. A
-    loop with a condition runs while the result `goes_on` is true, from `condition` on, at most `trips` times.
+    loop with a condition runs while the result `goes_on` is true, from `condition` on, at most `trips` times;
+    one that runs `once`, where the condition is true.
     """
 
     body: Graph
@@ -133,6 +132,7 @@ class LoopOp:
     trips: Value | None = None
     condition: Value | None = None
     goes_on: int | None = None
+    once: bool = False
 
 
 @dataclass(frozen=True)

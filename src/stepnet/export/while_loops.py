@@ -69,6 +69,7 @@ class WhileCall:
     sizes: Referred  # that are left open, and condition and body refer to
     joined: int | None = None  # of a loop of a file: how many values the body gives besides, to join
     grows: tuple[frozenset[int], ...] = ()  # dimensions of each loop variable that its turns change
+    once: bool = False  # whether there is one turn, or none
     inner: tuple[Calls, ...] = ()  # those of the condition, of a turn
     again: tuple[Calls, ...] = ()  # the same with tensors in place of sizes
 
@@ -128,13 +129,6 @@ class WhileRecorder(Recorder):
                     remedy="recurrent writes loops over LoDTensors",
                     expected="tensors as loop variables",
                 )
-        if changes is not None and not self.target.idle:
-            raise IRError(
-                f"{where} cannot be written: its branches give tensors of other sizes",
-                got=f"{self.target.name}, whose loops of no turns give none",
-                expected="branches that give tensors of the same sizes",
-                remedy="torch.where in the place of torch.cond",
-            )
         loop = cond, body, loop_vars
         with unanswered():
             going = cond(*loop_vars)
@@ -164,8 +158,9 @@ class WhileRecorder(Recorder):
                 values, grows = _grown(seen, where) if changes is None else _changed(first, changes)
         places = places_of(used, _both(cond, body), where)
         call = WhileCall(
-            cond, body, spec, values, places, used, max_steps, by_row, where, then, {}, joined, grows
-        )
+            cond, body, spec, values, places, used, max_steps, by_row, where, then, {}, joined, grows,
+            changes is not None,
+        )  # fmt: skip
         call.inner = call.noted(self.target, given, ())
         self.keep(call)
         return out
@@ -367,7 +362,7 @@ def _written(
     trips = b.emit.scalar(_ENDLESS if call.max_steps is None else call.max_steps)
     loop = LoopOp(
         body, ins, (*map(LoopOutput, results), *(LoopOutput(row, axis=0) for row in rows)), edges,
-        trips=trips, condition=goes, goes_on=goes_on,
+        trips=trips, condition=goes, goes_on=goes_on, once=call.once,
     )  # fmt: skip
     return b.emit.graph.loop(loop, "while_loop")
 

@@ -69,17 +69,20 @@ def padded_by(x: Tensor, before: Sequence[Any], after: Sequence[Any], mode: str,
         if not by_data((a, b)) and a == b == 0:
             continue
         size = x.shape[axis]
-        count = torch.scalar_tensor(size, dtype=torch.int64)
-        places = torch.arange(a + size + b, device=x.device) - torch.scalar_tensor(a, dtype=torch.int64)
+        whole, low, high = (torch.scalar_tensor(n, dtype=torch.int64) for n in (size, a, b))
+        cut = (-low).clamp(min=0)  # what is cut off is not there to be given again
+        count = whole - cut - (-high).clamp(min=0)
+        places = torch.arange(a + size + b, device=x.device) - low.clamp(min=0)
         if mode == "edge":
             places = torch.minimum(places.clamp(min=0), count - 1)
         elif mode == "wrap":
             places = places % count
-        else:  # there and back
+        else:  # there and back, once: further out is no place, which what runs the file refuses
             turn = 1 if mode == "reflect" else 0
-            places = places % (2 * count - 2 * turn).clamp(min=1)
-            places = torch.minimum(places, 2 * count - 1 - turn - places)
-        x = x.index_select(axis, places)
+            back = torch.where(places < 0, turn - 1 - places, 2 * count - 1 - turn - places)
+            back = torch.where((back < 0) | (back >= count), whole, back)
+            places = torch.where((places < 0) | (places >= count), back, places)
+        x = x.index_select(axis, places + cut)
     return x
 
 

@@ -19,9 +19,10 @@ from .build import build, preamble
 from .cells import steps_text
 from .numbers import OF_LIBM, TEXTS, literal
 from .places import padded
-from .weight_memory import worth_packing, worth_panels
+from .weight_memory import worth_packing, worth_panels, worth_turning
 
 _KINDS = {"float32": ("float", 4), "int64": ("int64_t", 8), "bool": ("uint8_t", 1)}
+_AT_ONCE = 96  # columns whose products are turned together: sn_some of sn_matmul.h
 _OVER = {  # numbers along axes: what is found before the first, and what each does to it
     "sum": ("double found = 0;", "found += {0};"),
     "most": ("float found = -INFINITY;", "{{ float x = {0}; found = x > found || x != x ? x : found; }}"),
@@ -83,7 +84,7 @@ class _Writer:
         self.line = line
         self.lines: list[str] = []
         self.names: dict[Any, str] = {}
-        self.size = self.panel = 0
+        self.size = self.panel = self.turned = 0
 
     def text(self) -> tuple[str, int]:
         """The source, and the bytes of its workspace."""
@@ -107,6 +108,8 @@ class _Writer:
             self._op(op)
         if self.panel:  # of a matrix, in vectors of 64 bytes
             head.append(f"    float *panel = {self._room(4 * 64 * self.panel)};")
+        if self.turned:
+            head.append(f"    float *turned = {self._room(4 * self.turned)};")
         return "\n".join([*head, *self.lines, "}"]), self.size
 
     def _room(self, size: int) -> str:
@@ -177,6 +180,10 @@ class _Writer:
     def _product(self, to: str, rows: str, of: Place, matrix: Place) -> str:
         (count, depth), columns = of.shape, matrix.shape[1]
         lies = f"{self._start(matrix)}, {matrix.strides[0]}, {matrix.strides[1]}"
+        if worth_turning(count, matrix.shape, matrix.strides):
+            self.turned = max(self.turned, (depth + _AT_ONCE) * count)
+            lies = f"{self._start(matrix)}, {matrix.strides[1]}"
+            return f"sn_by_turned_f32({to}, {rows}, {lies}, {count}, {depth}, {columns}, turned);"
         if count >= worth_panels(matrix.shape, matrix.strides):
             self.panel = max(self.panel, depth)
             return f"sn_by_panels_f32({to}, {rows}, {lies}, {count}, {depth}, {columns}, panel);"
@@ -212,6 +219,8 @@ class _Writer:
         lines = [f"    for (int64_t i{k} = 0; i{k} < {to.shape[k]}; ++i{k}) {{" for k in kept]
         lines.append(f"    {first}")
         lines += [f"    for (int64_t i{k} = 0; i{k} < {x.shape[k]}; ++i{k})" for k in axes]
+        if name == "sum" and axes and x.strides[axes[-1]] == 1:  # one by one each waits for the one before
+            lines.insert(-1, '    _Pragma("omp simd reduction(+:found)")')
         from_there = "".join(f" + i{k} * {x.strides[k]}" for k in (*kept, *axes))
         there = "".join(f" + i{k} * {to.strides[k]}" for k in kept)
         turn = turn.format(self._at(x, from_there))

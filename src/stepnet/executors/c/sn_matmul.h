@@ -456,6 +456,35 @@ SN_INLINE void SN_(sn_by_panels)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *
     }
 }
 
+/* Rows by B[k, u] = source[k + u * stride_n] as it lies: the rows are packed in its place, and what is made is turned.
+ * For as many rows as fill vectors: all of a vector are computed. C and A have no index. `room`: for K + SN_(sn_some)
+ * numbers of each. */
+enum { SN_(sn_some) = 96 };
+SN_SHARED void SN_(sn_by_turned)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t stride_n, int64_t rows,
+                                 int64_t K, int64_t N, SN_REAL *room);
+#ifndef SN_LINKED
+void SN_(sn_by_turned)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t stride_n, int64_t rows, int64_t K,
+                       int64_t N, SN_REAL *room) {
+    const int64_t L = SN_(sn_lanes), wide = SN_(sn_blocks)(rows) * L;
+    SN_REAL *made = room + K * wide;
+    SN_(sn_pack)(room, A.base, 1, A.stride, K, rows);
+    for (int64_t u = 0; u < N; u += SN_(sn_some)) {
+        const int64_t some = N - u < SN_(sn_some) ? N - u : SN_(sn_some);
+        const SN_(sn_rows) columns = {(SN_REAL *)source + u * stride_n, stride_n, 0};
+        SN_(sn_matmul)((SN_(sn_rows)){made, wide, 0}, (SN_(sn_rows)){0, 0, 0}, columns, room, some, K, wide);
+        int64_t whole = 0;
+#if SN_TURN
+        whole = some / L * L;
+        for (int64_t r = 0; r < rows / L * L; r += L)
+            for (int64_t j = 0; j < whole; j += L)
+                SN_(sn_turn)(SN_(sn_row)(C, r) + u + j, C.stride, made + j * wide + r, wide);
+#endif
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t j = r < rows / L * L ? whole : 0; j < some; ++j) SN_(sn_row)(C, r)[u + j] = made[j * wide + r];
+    }
+}
+#endif
+
 /* Whether one of n numbers is none. */
 SN_INLINE int SN_(sn_any_nan)(const SN_REAL *x, int64_t n) {
     int found = 0;

@@ -13,6 +13,8 @@ from stepnet.executors.schedule.program import Program
 from stepnet.ir.graph import Node
 from stepnet.ir.plan import LoopPlan
 
+from .products.cpu import has_wide_vectors
+
 # bytes of matrices, and the rows with fewer of which packing takes longer than it saves (measured)
 _MATRICES = ((1 << 22, 15), (1 << 21, 28), (1 << 20, 20), (1 << 19, 14), (1 << 17, 6), (0, 3))
 # Where one panel is packed at a time, and used once (measured). Columns in one piece: each product of a row
@@ -39,6 +41,12 @@ def worth_panels(shape: Sequence[int], strides: Sequence[int]) -> int:
     if columns % _LINE:
         return _first(_LEFT, columns)
     return _MEETING if depth >= _DEEP and 4 * strides[0] % _MEET == 0 else _STRAIGHT
+
+
+def worth_turning(rows: int, shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether rows are turned in place of a matrix of float32 whose columns lie in one piece: where they fill
+    vectors (measured)."""
+    return has_wide_vectors() and strides[0] == 1 and shape[0] >= 128 and rows % _LINE == 0
 
 
 def _first(measured: Sequence[tuple[int, int]], size: int) -> int:

@@ -108,6 +108,9 @@ def _clip(node: Info) -> Run:
         if least is None and most is None:
             return x
         if isinstance(least, Tensor) or isinstance(most, Tensor):
+            for bound in (least, most):
+                if isinstance(bound, Tensor) and bound.numel() != 1:
+                    raise Misfit("a bound must be one number", [*bound.shape], "a scalar")
             x = x if least is None else torch.maximum(x, torch.as_tensor(least))
             return x if most is None else torch.minimum(x, torch.as_tensor(most))
         return torch.clamp(x, least, most)

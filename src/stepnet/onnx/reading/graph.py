@@ -272,6 +272,8 @@ _OF_SIZES = frozenset((
 def _constant(node: ir.Node, place: str) -> Tensor:
     kinds = {"value_float": torch.float32, "value_floats": torch.float32, "value_int": torch.int64,
              "value_ints": torch.int64}  # fmt: skip
+    if node.inputs:
+        raise Broken(f"{place}: a constant has no inputs", got=f"{len(node.inputs)} of them", expected="none")
     for name, attribute in node.attributes.items():
         try:
             if name == "value" and attribute.type == ir.AttributeType.TENSOR:

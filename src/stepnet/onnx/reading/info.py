@@ -13,7 +13,8 @@ from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
-from stepnet.file_model import ERRORS, CutOff, Misfit, attributes_text, error, shorten
+from stepnet.errors import IRError
+from stepnet.file_model import ERRORS, Broken, CutOff, Misfit, NotRead, attributes_text, error, shorten
 from stepnet.file_model import check_size as check_size
 from stepnet.file_model import given as given
 
@@ -169,9 +170,9 @@ def tensor_of(data: ir.TensorProtocol, where: str, value: ir.Value | None = None
     """
     try:
         if isinstance(data, ir.ExternalTensor):
-            _check_outside(data)
+            _check_outside(data, where)
         if any(isinstance(size, int) and size < 0 for size in data.shape):
-            raise Misfit("a size is negative", list(data.shape), "sizes >= 0")
+            raise Broken(f"{where}: a size is negative", got=list(data.shape), expected="sizes >= 0")
         array = data.numpy()
         if array.dtype.name in _IN_BYTES:
             read = value is not None and all(use.node.op_type in _TAKE_BYTES for use in value.uses())
@@ -184,37 +185,45 @@ def tensor_of(data: ir.TensorProtocol, where: str, value: ir.Value | None = None
         if array.dtype.name == "bfloat16":
             return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
         return torch.from_numpy(array.copy())
+    except IRError:
+        raise
     except Misfit as misfit:
-        got, expected = misfit.got, misfit.expected or "a file of numbers in the folder of the model"
-        raise CutOff(f"{where}: {misfit.what}", got=got, expected=expected) from misfit
+        raise NotRead(f"{where}: {misfit.what}", got=misfit.got, expected=misfit.expected) from misfit
     except (*ERRORS, OSError) as problem:
         raise error(where, problem, f"{data.dtype}{list(data.shape)}", FILLED) from problem
 
 
-def _check_outside(data: ir.ExternalTensor) -> None:
+def _check_outside(data: ir.ExternalTensor, where: str) -> None:
     """Refuse numbers that lie outside the folder of the model, or behind the end of their file.
 
     Raises:
-        Misfit: they do.
+        IRError: they do.
     """
     location, folder = str(data.location), Path(data.base_dir).resolve()
     named, file = PurePosixPath(location), folder / location
     try:
         inside, there = file.resolve().is_relative_to(folder), file.is_file()
     except (OSError, ValueError) as problem:  # too long, say, or with a zero in it
-        raise Misfit("its file has a name that none can have", shorten(location)) from problem
+        what = f"{where}: its file has a name that none can have"
+        raise CutOff(what, got=shorten(location), expected=_BESIDE) from problem
     if named.is_absolute() or ".." in named.parts or not inside:
-        raise Misfit("lies outside the folder of the model", shorten(location))
+        what = f"{where}: lies outside the folder of the model"
+        raise CutOff(what, got=shorten(location), expected=_BESIDE)
     if not there:
-        raise Misfit("its file is not there", shorten(location))
-    end = (data.offset or 0) + (data.nbytes if data.length is None else data.length)
-    if min(data.offset or 0, data.length or 0) < 0 or end > file.stat().st_size:
-        size = file.stat().st_size
-        raise Misfit("lies behind the end of its file", f"bytes up to {end}", f"at most {size}")
+        raise CutOff(f"{where}: its file is not there", got=shorten(location), expected=_BESIDE)
+    size, end = (
+        file.stat().st_size,
+        (data.offset or 0) + (data.nbytes if data.length is None else data.length),
+    )
+    if min(data.offset or 0, data.length or 0) < 0 or end > size:
+        what = f"{where}: lies behind the end of its file"
+        raise CutOff(what, got=f"bytes up to {end}", expected=f"at most {size}")
     if data.length not in (None, data.nbytes):
-        raise Misfit("does not fill its shape", f"{data.length} bytes", f"{data.nbytes} bytes")
+        what = f"{where}: does not fill its shape"
+        raise CutOff(what, got=f"{data.length} bytes", expected=f"{data.nbytes} bytes")
 
 
+_BESIDE = "a file of numbers in the folder of the model"
 Run = Callable[..., Any]
 Make = Callable[[Info], Run]
 

@@ -41,6 +41,7 @@ from .graph import DOMAINS, Graph, inputs_of
 from .info import NUMBERS, TABLE
 from .microsoft import DOMAIN, OWN
 from .operators import OPERATORS as OPERATORS
+from .optimised import FUSED
 from .places import name_of
 from .rules import check_opset, check_rules, check_version, known_values
 from .scopes import check_scopes
@@ -48,6 +49,7 @@ from .sparse import fill_in
 from .tables import as_tables
 from .tensors import check_constants
 
+_OWN, _ALSO = OWN | FUSED, frozenset({"Gelu"})  # of `com.microsoft` alone; those that ONNX has, too
 _FEW = 64  # numbers that a pickled graph holds
 OLDEST = 7  # of the sets of operators that are read
 
@@ -357,7 +359,8 @@ def supported_types() -> list[str]:
     >>> "Scan" in supported_types()
     True
     """
-    return sorted([*(f"{DOMAIN}.{name}" if name in OWN else name for name in TABLE), "Constant"])
+    own = [f"{DOMAIN}.{name}" for name in (*_OWN, *_ALSO)]
+    return sorted([*own, *(name for name in TABLE if name not in _OWN), "Constant"])
 
 
 def _written_out(proto: ModelProto) -> ModelProto:
@@ -451,11 +454,11 @@ def _unknown(graph: ir.Graph, within: str) -> Iterator[tuple[str, str]]:
     """The operators that have no row here, and where each of their nodes is."""
     for number, node in enumerate(graph):
         place = f"{within}{name_of(number, node)}"
-        if node.domain == DOMAIN and node.op_type in OWN:
+        if node.domain == DOMAIN and node.op_type in _OWN | _ALSO:
             pass
         elif node.domain not in DOMAINS:
             yield shorten(f"{node.domain}.{node.op_type}"), place
-        elif (node.op_type not in TABLE and node.op_type != "Constant") or node.op_type in OWN:
+        elif (node.op_type not in TABLE and node.op_type != "Constant") or node.op_type in _OWN:
             yield shorten(node.op_type) or "''", place
         for name, attribute in node.attributes.items():
             if attribute.type == ir.AttributeType.GRAPH:

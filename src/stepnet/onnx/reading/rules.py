@@ -37,6 +37,14 @@ _SAFE = {
     "Scan", "Selu", "Sigmoid", "Sign", "Sin", "Softmax", "Softplus", "Softsign", "Sqrt", "Sub", "Sum",
     "Tanh", "Transpose", "Where", "Xor",
 }  # fmt: skip
+# Attributes that say yes or no.
+_FLAGS = {
+    "align_corners", "allowzero", "antialias", "ceil_mode", "center_point_box", "count_include_pad",
+    "detect_negative", "detect_positive", "exclude_outside", "exclusive", "fmod", "input_forget",
+    "interleaved", "inverse", "is_causal", "keepdims", "largest", "layout", "linear_before_reset", "new_axis",
+    "noop_with_empty_axes", "onesided", "periodic", "reverse", "saturate", "select_last_index", "sorted",
+    "storage_order", "training_mode", "transA", "transB", "upper",
+}  # fmt: skip
 _OF_ONNX = (shape_inference.InferenceError, RuntimeError, ValueError)
 _UNCHECKED = "unchecked"
 # what ONNX infers of an unchecked operator is 0, and what a graph in a node leaves open: nothing
@@ -122,6 +130,8 @@ def _check_form(node: NodeProto, opset: int, place: str) -> None:
         wanted = str(schema.attributes[name].type).removeprefix("AttrType.")
         if kind not in ("UNDEFINED", wanted):  # of old files it is not said
             raise Broken(f"{place}: attribute '{name}' is of another type", got=kind, expected=wanted)
+        if name in _FLAGS and attribute.i not in (0, 1):
+            raise Broken(f"{place}: attribute '{name}' says yes or no", got=attribute.i, expected="0 or 1")
     missing = [name for name, known in schema.attributes.items() if known.required and name not in given]
     if missing:
         what = f"{place}: attribute '{missing[0]}' is not there"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from stepnet.errors import IRError
 from stepnet.file_model import Broken, shorten
@@ -47,6 +47,7 @@ def _check_graph(
             )
         made.update(times)  # older files list constants among the inputs
     shapes = {tensor.name: [*tensor.dims] for tensor in graph.initializer}
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for value in graph.input:
         kind, got = value.type.tensor_type, shapes.get(value.name)
         if got is None or not kind.HasField("shape"):
@@ -57,6 +58,14 @@ def _check_graph(
                 f"{where}: constant '{_short(value.name)}' has another shape than the input of its name",
                 got=got,
                 expected=f"[{', '.join('?' if size is None else str(size) for size in said)}]",
+            )
+    for value in graph.input:
+        kind = value.type.tensor_type.elem_type
+        if value.name in types and kind not in (0, types[value.name]):
+            raise Broken(
+                f"{where}: constant '{_short(value.name)}' is of another type than the input of its name",
+                got=TensorProto.DataType.Name(types[value.name]),
+                expected=TensorProto.DataType.Name(kind),
             )
     _check_nodes(graph.node, made, around, [value.name for value in graph.output], functions, where, later)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stepnet.export.open_sizes import Sizes, plain
-from stepnet.file_model import axis_in, by_data, same_types
+from stepnet.file_model import axis_in, by_data, same_types, slices
 from stepnet.watchers import instead
 
 from .info import Info, Misfit, Run, dtype_of, given, op
@@ -21,6 +21,23 @@ def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise Misfit("a sequence is needed", given([value]), "a sequence of tensors")
     return value
+
+
+class Parts:
+    """A sequence of what an axis that stays open is cut into: parts of one size, the last what is left."""
+
+    def __init__(self, x: Tensor, size: Any, axis: int) -> None:
+        if isinstance(size, int) and size < 1:
+            raise Misfit("parts must have sizes", size, "a number above 0")
+        self.whole, self.size, self.axis = x, size, axis_in(axis, x.dim())
+        self.count = (x.shape[axis] + size - 1) // size
+
+    def at(self, place: Any) -> Tensor:
+        """One of them; from the end, where the place is less than 0."""
+        if not isinstance(place, int):
+            raise Misfit("a part of an axis that stays open by a place that is open", place, "a constant")
+        first = (place if place >= 0 else self.count + place) * self.size
+        return slices(self.whole, [first], [first + self.size], [1], [self.axis])
 
 
 def _is_table(value: Any) -> bool:
@@ -67,11 +84,13 @@ def _construct(node: Info) -> Run:
 
 @op("SequenceAt", inputs=(2, 2))
 def _at(node: Info) -> Run:
-    place = _place(node, 1)
+    place, number = _place(node, 1), node.number(1)
     _check_sequence(node)
 
     def at(*inputs: Any) -> Tensor:
         xs, position = inputs[:2]
+        if isinstance(xs, Parts):
+            return xs.at(number(inputs))
         if not _is_table(xs):
             return _list(xs)[place(inputs, len(xs))]
         rows, size = plain(position).reshape(1), xs.shape[0]
@@ -87,7 +106,11 @@ def _at(node: Info) -> Run:
 @op("SequenceLength")
 def _length(node: Info) -> Run:
     _check_sequence(node)
-    return lambda xs: Sizes(xs.shape[0] if _is_table(xs) else len(_list(xs)))
+
+    def length(xs: Any) -> Sizes:
+        return Sizes(xs.count if isinstance(xs, Parts) else xs.shape[0] if _is_table(xs) else len(_list(xs)))
+
+    return length
 
 
 @op("SequenceInsert", inputs=(2, 3))
@@ -121,7 +144,8 @@ def _split(node: Info) -> Run:
 
     def split(*inputs: Any) -> Any:
         x, wanted = inputs[0], sizes(inputs)
-        if wanted is None or (wanted == 1 and not keep):  # so torch writes it, and ONNX Runtime has it
+        alone = isinstance(wanted, int) and wanted == 1
+        if wanted is None or alone:  # without keepdims, too: so torch writes it, ONNX Runtime has it
             rows = x.movedim(axis, 0)
             rows = rows.unsqueeze(axis_in(axis, x.dim()) + 1) if keep else rows
             if not table:
@@ -133,18 +157,24 @@ def _split(node: Info) -> Run:
                 "sizes that an input holds",
                 "sizes that are a constant of the model",
             )
-        if wanted < 1 if isinstance(wanted, int) else any(not isinstance(size, int) for size in wanted):
+        listed = isinstance(wanted, list)
+        if not listed and (_is_open(x.shape[axis]) or _is_open(wanted)):
+            return Parts(x, wanted, axis) if table else _check_count(x.shape[axis], wanted)
+        if any(not isinstance(size, int) for size in wanted) if listed else wanted < 1:
             raise Misfit("parts must have sizes", wanted, "a number above 0, or one for each part")
-        if isinstance(wanted, int):
-            _check_count(x.shape[axis])
         return list(x.split(wanted, axis))
 
     return split
 
 
-def _check_count(size: Any) -> None:
+def _is_open(size: Any) -> bool:
+    """Whether a model is written that takes any number in the place of a size."""
+    return instead() is not None and isinstance(size, torch.SymInt)
+
+
+def _check_count(*sizes: Any) -> None:
     """Refuse to write as many tensors as the example has where the model takes any number."""
-    if instead() is not None and isinstance(size, torch.SymInt):
+    if any(map(_is_open, sizes)):
         raise Misfit(
             "splits along a dimension that stays open into a sequence that more is done with than to read it",
             "any number of tensors",
@@ -158,6 +188,8 @@ def _concat(node: Info) -> Run:
     _check_sequence(node)
 
     def concat(xs: Any) -> Tensor:
+        if isinstance(xs, Parts):
+            return _together(xs, axis, new)
         if not _is_table(xs):
             if not _list(xs):
                 raise Misfit("joins no tensors", "an empty sequence", "one tensor at least")
@@ -168,6 +200,13 @@ def _concat(node: Info) -> Run:
         return xs.movedim(0, at).flatten(at, at + 1)
 
     return concat
+
+
+def _together(xs: Parts, axis: int, new: int) -> Tensor:
+    if new or axis_in(axis, xs.whole.dim()) != xs.axis:
+        what = "joins the parts of an axis that stays open along another one"
+        raise Misfit(what, f"axis={axis}", f"axis={xs.axis}, which was split")
+    return xs.whole
 
 
 @op("Optional", inputs=(0, 1))

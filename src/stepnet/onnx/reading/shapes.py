@@ -114,6 +114,8 @@ def _concat(node: Info) -> Run:
 @op("Split", inputs=(1, 2))
 def _split(node: Info) -> Run:
     axis, sizes, count = node.get("axis", 0), node.listed(1, "split"), node.count
+    if node.get("num_outputs", count) != count:
+        raise Misfit("num_outputs is not how many outputs there are", node.get("num_outputs"), count)
 
     def split(*inputs: Any) -> Any:
         x, wanted = inputs[0], sizes(inputs)
@@ -132,10 +134,12 @@ def _split(node: Info) -> Run:
 def _slice(node: Info) -> Run:
     starts, ends = node.listed(1, "starts"), node.listed(2, "ends")
     axes, steps = node.listed(3, "axes"), node.listed(4)
+    empty = "axes" in node.node.attributes and not node.get("axes")  # which is none in an old file
 
     def cut(*inputs: Any) -> Tensor:
-        low, high = starts(inputs) or [], ends(inputs) or []
-        return slices(inputs[0], low, high, steps(inputs) or [1] * len(low), axes(inputs) or None)
+        low, high, by = starts(inputs) or [], ends(inputs) or [], steps(inputs)
+        along = None if empty else axes(inputs)
+        return slices(inputs[0], low, high, [1] * len(low) if by is None else by, along)
 
     return cut
 

@@ -39,6 +39,17 @@ def _gather(node: Info, x: np.ndarray, index: np.ndarray) -> Any:
     return np.asarray(x.take(index.astype(np.int64), axis=node.get("axis", 0)), dtype=object)
 
 
+def _check_row(axes: Sequence[int]) -> None:
+    """Sizes stand in one row, so that there is one axis: of others the operator itself tells."""
+    if any(axis not in (0, -1) for axis in axes):
+        raise Misfit("sizes are in one row")
+
+
+def _concat(node: Info, *xs: np.ndarray) -> Any:
+    _check_row([node.get("axis", 0)])
+    return np.concatenate([np.atleast_1d(x) for x in xs])
+
+
 def _slice(node: Info, x: np.ndarray, *_: np.ndarray) -> Any:
     inputs = [None] * len(node.node.inputs)
     starts, ends = node.listed(1, "starts")(inputs), node.listed(2, "ends")(inputs)
@@ -46,7 +57,10 @@ def _slice(node: Info, x: np.ndarray, *_: np.ndarray) -> Any:
     if starts is None or ends is None:
         raise Misfit("where sizes are cut is open")
     count = len(starts)
-    for axis, *cut in zip(axes or range(count), starts, ends, steps or [1] * count, strict=True):
+    axes = [*range(count)] if axes is None else axes
+    for axis, *cut in zip(axes, starts, ends, [1] * count if steps is None else steps, strict=True):
+        if not -x.ndim <= axis < x.ndim:
+            raise Misfit("sizes have no such axis")
         x = x[(slice(None),) * (axis % x.ndim) + (slice(*cut),)]
     return x
 
@@ -82,12 +96,18 @@ def _div(node: Info, x: np.ndarray, y: np.ndarray) -> Any:
 
 
 def _squeeze(node: Info, x: np.ndarray, *_: np.ndarray) -> Any:
+    axes = node.listed(1, "axes")([None, None])
+    if x.ndim > 1 or (axes is not None and (x.size != 1 or not x.ndim)):
+        raise Misfit("sizes are in one row")
+    _check_row(axes or [])
     return x.reshape(()) if x.size == 1 else x
 
 
 def _unsqueeze(node: Info, x: np.ndarray, *_: np.ndarray) -> Any:
-    if x.ndim:
+    axes = node.listed(1, "axes")([None, None])
+    if x.ndim or axes is None or len(axes) != 1:
         raise Misfit("sizes are in one row")
+    _check_row(axes)
     return x.reshape(1)
 
 
@@ -101,6 +121,7 @@ def _reduced(compute: Callable[[Any, Any], Any]) -> Rule:
         truths = any(isinstance(value, (bool, np.bool_, torch.SymBool)) for value in x.flat)
         if truths or x.ndim != 1 or not x.size or any(not given.size for given in axes):
             raise Misfit("sizes are in one row")
+        _check_row([int(axis) for given in axes for axis in given.flat] or node.get("axes", []))
         found = np.asarray(functools.reduce(compute, x), dtype=object)
         return found.reshape(1) if node.get("keepdims", 1) else found
 
@@ -114,6 +135,16 @@ def _filled(node: Info, x: np.ndarray) -> Any:
     if getattr(value, "dtype", None) != ir.DataType.INT64 or x.ndim != 1 or math.prod(x) > _MOST:
         raise Misfit("a few whole numbers")
     return np.full([*x], value.numpy().item(), dtype=object)
+
+
+def _range(node: Info, *bounds: np.ndarray) -> Any:
+    start, stop, step = (bound.item() for bound in bounds)
+    if not all(isinstance(number, int) for number in (start, stop, step)):
+        raise Misfit("how many there are is open")
+    found = range(start, stop, step)
+    if len(found) > _MOST:
+        raise Misfit("a few whole numbers")
+    return np.array(found, dtype=object)
 
 
 def _where(node: Info, truths: np.ndarray, x: np.ndarray, y: np.ndarray) -> Any:
@@ -138,7 +169,7 @@ RULES: dict[str, Rule] = {
     "Add": _elementwise(operator.add),
     "And": _of_truths(np.logical_and),
     "Cast": _cast,
-    "Concat": lambda node, *xs: np.concatenate([np.atleast_1d(x) for x in xs]),
+    "Concat": _concat,
     "ConstantOfShape": _filled,
     "Div": _div,
     "Equal": _elementwise(equal),
@@ -151,6 +182,7 @@ RULES: dict[str, Rule] = {
     "Mul": _elementwise(operator.mul),
     "Not": _of_truths(np.logical_not),
     "Or": _of_truths(np.logical_or),
+    "Range": _range,
     "ReduceMax": _reduced(torch.sym_max),
     "ReduceMin": _reduced(torch.sym_min),
     "ReduceProd": _reduced(operator.mul),

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import axes_in, axis_in, cumulated, extreme, is_recorded, largest, mean, widened
+from stepnet.file_model import (
+    axes_in,
+    axis_in,
+    cumulated,
+    differ,
+    extreme,
+    is_recorded,
+    largest,
+    mean,
+    widened,
+)
 
 from .info import Info, Misfit, Run, op
 
@@ -109,19 +119,20 @@ def _matmul(node: Info) -> Run:
 
 
 @op("Gemm", inputs=(2, 3))
-def _gemm(node: Info) -> Run:
+def gemm(node: Info) -> Run:
+    """The function of a product of matrices, of both and of what is added."""
     alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
     turn_a, turn_b = node.get("transA", 0), node.get("transB", 0)
 
-    def gemm(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+    def run(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
         a, b = a.t() if turn_a else a, b if turn_b else b.t()
         if alpha == beta == 1 and (c is None or c.shape == b.shape[:1]):
             return F.linear(a, b, c)  # which adds c as it multiplies
         out = a @ b.t()
         out = out if alpha == 1 else out * alpha
-        return out if c is None else out + (c if beta == 1 else c * beta)
+        return out if c is None else _as_wide_as(out, out + (c if beta == 1 else c * beta))
 
-    return gemm
+    return run
 
 
 @op("Einsum", inputs=(1, 2**16))
@@ -199,6 +210,13 @@ def _same(sizes: Any, kernel: Any, stride: Any, dilation: Any, lower: bool) -> l
     return before + after
 
 
+def _as_wide_as(x: Tensor, made: Tensor) -> Tensor:
+    """What is made of x and of parts that are spread over x."""
+    if made.dim() != x.dim() or any(map(differ, made.shape, x.shape)):
+        raise Misfit("a part is wider than what it is spread over", [*made.shape], [*x.shape])
+    return made
+
+
 @op("LayerNormalization", inputs=(2, 3))
 def _layer_norm(node: Info) -> Run:
     axis, eps = node.get("axis", -1), node.get("epsilon", 1e-5)
@@ -214,7 +232,7 @@ def _layer_norm(node: Info) -> Run:
         mean = x.mean(along, True)
         inverse = ((x - mean).square().mean(along, True) + eps).rsqrt()
         y = (x - mean) * inverse * scale
-        y = y if bias is None else y + bias
+        y = _as_wide_as(x, y if bias is None else y + bias)
         return (y, mean, inverse)[: node.count] if node.count > 1 else y
 
     return norm
@@ -226,7 +244,7 @@ def _rms_norm(node: Info) -> Run:
 
     def norm(x: Tensor, scale: Tensor) -> Tensor:
         along = list(range(axis_in(axis, x.dim()), x.dim()))
-        return x * (x.square().mean(along, True) + eps).rsqrt() * scale
+        return _as_wide_as(x, x * (x.square().mean(along, True) + eps).rsqrt() * scale)
 
     return norm
 

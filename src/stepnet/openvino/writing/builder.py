@@ -168,6 +168,26 @@ class NetBuilder:
         layer.maps[""] = PortMap(more_in, more_out)
         return tuple(Out(self, layer.id, i) for i in range(len(outputs)))
 
+    def branch(
+        self, condition: Out, bodies: tuple[NetBuilder, NetBuilder], inputs: tuple[Sequence[In[Out]], ...],
+        results: Sequence[tuple[int, int]], kinds: Sequence[Kind], name: str | None = None,
+    ) -> tuple[Out, ...]:  # fmt: skip
+        """An If-8: `inputs` of the body where the condition is true, and of the other one; `results` are
+        pairs of their Results. Its outputs, always a tuple."""
+        given = list(dict.fromkeys(port.value for ports in inputs for port in ports))
+        outputs = [self._port(1 + len(given) + i, kind, name or "If") for i, kind in enumerate(kinds)]
+        layer = self._add(name or f"If_{len(self.layers)}", "If", "opset8", {}, [condition, *given], outputs)
+        for k, prefix in enumerate(("then_", "else_")):
+            layer.bodies[prefix] = bodies[k].records()
+            ports = [(1 + given.index(port.value), port) for port in inputs[k]]
+            layer.maps[prefix] = PortMap(
+                tuple(_row(at, port.parameter.layer, port) for at, port in ports),
+                tuple(
+                    _row(port.id, pair[k], To(pair[k])) for port, pair in zip(outputs, results, strict=True)
+                ),
+            )
+        return tuple(Out(self, layer.id, i) for i in range(len(outputs)))
+
     def net(self) -> Net:
         """The records, with types and shapes of all outputs filled in.
 

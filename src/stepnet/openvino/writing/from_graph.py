@@ -25,7 +25,6 @@ OPENVINO = Target(
     )
     | {"unique_dim": "OpenVINO 2026.4 takes what it gives for as long as the axis"},
     takes=lambda cell: not cell.ragged,  # a mask in the body undoes the fusion that the layer is for
-    idle=False,
 )
 
 _FEW = 16  # whole numbers: an axis, a shape

@@ -40,6 +40,8 @@ def loop_layers(outer: NetWriter, loop: LoopOp, node: Node) -> tuple[Out, ...]:
     inner.write(nodes[first:])
     outputs = [replace(port, result=inner.results[port.result]) for port in loop.outputs]
     edges = [(inner.results[result], inner.at(parameter)) for result, parameter in loop.back_edges]
+    if loop.once:
+        return _branch(outer, loop, body, inputs, edges, node)
     if loop.trips is None or loop.condition is None:
         if not holds:
             return outer.net.tensor_iterator(body, inputs, outputs, edges, name=node.name)
@@ -48,6 +50,24 @@ def loop_layers(outer: NetWriter, loop: LoopOp, node: Node) -> tuple[Out, ...]:
         body, outer.at(loop.trips), outer.at(loop.condition), inputs, outputs, edges,
         execution_condition=None if loop.goes_on is None else inner.results[loop.goes_on], name=node.name,
     )  # fmt: skip
+
+
+def _branch(
+    outer: NetWriter, loop: LoopOp, body: NetBuilder, inputs: list[In[Out]], edges: list[tuple[int, Out]],
+    node: Node,
+) -> tuple[Out, ...]:  # fmt: skip
+    """A loop of one turn or none as an If, whose other body gives what is carried as it came: a Loop of no
+    turns gives none of what changes its sizes."""
+    assert loop.condition is not None
+    other, given = outer.net.body(f"no {loop.body.name}"), {port.parameter: port.value for port in inputs}
+    kept, pairs, kinds = [], [], []
+    for (result, parameter), (_, inside) in zip(edges, loop.back_edges, strict=True):
+        declared = loop.body.nodes[inside.node]
+        kinds.append((declared.dtypes[0], declared.attributes["shape"]))
+        same = other.parameter(str(declared.name), *kinds[-1])
+        kept.append(In(given[parameter], same))
+        pairs.append((result, other.result(same)))
+    return outer.net.branch(outer.at(loop.condition), (body, other), (inputs, kept), pairs, kinds, node.name)
 
 
 def _nested(
