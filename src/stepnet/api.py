@@ -31,7 +31,6 @@ from .engine.calls_in_progress import call_of
 from .engine.checkpointed_calls import as_at_first, note_plain
 from .engine.declined_calls import is_declined
 from .engine.no_steps import run_of_no_steps
-from .engine.single_step_calls import note_call, run_lone
 from .engine.vmapped_calls import run_folded
 from .errors import Unsupported
 from .executors import naive
@@ -77,7 +76,7 @@ from .typed import Booting, ModuleCall, OfStep, Output, Settings, State, typed
 from .watchers import Instead, instead, is_kept, kept, nobody_else, replaced, watched, watching
 from .windows import check_windows, run_in_windows
 
-_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, StepBody, lambda step: step, as_called)
+_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, lambda step: step, as_called)
 
 
 def _like(step: Any, x: Any = None, state: Any = None, **how: Any) -> Any:
@@ -240,9 +239,8 @@ def warm(
     if lifting.may_run_once(x, state):
         return state, None
     out = None
-    if draws and pieces is None:
-        over_words = way[1] != -1 and type(x) is LoDTensor
-        out = as_one_again(step, x, state, way) if over_words else run_lone(_STEPS, step, x, state, way)
+    if draws and pieces is None and way[1] != -1 and type(x) is LoDTensor:
+        out = as_one_again(step, x, state, way)
     if out is None:
         state, out = run_warm(_STEPS, step, x, state, way, pieces, draws)
     if out is None and pieces is None:
@@ -365,23 +363,17 @@ def _recurrent(
     if is_kept():  # out of a compiled region
         how: Any = {"steps": None, "static": None, "reverse": reverse, "level": level, "axis": axis}
         return kept(step, x, state, resets=None, scopes=scopes, backend=backend, **how)
-    booted, call, ran = state is None, None, None
+    booted, call = state is None, None
     if not (scopes or plainly):
         way = Way(reverse, level, axis, check_backend(backend))
-        ran = note_call(step, x, way)
         state, call, out = run_as_before(step, x, state, way)
         if out is not None:
-            if ran is not None:
-                ran(state)
             return out
     body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
     loop, feeds = body.as_loop(x_leaves, state_leaves, reverse=reverse, level=level, axis=axis)
     watch = watching()
     if watch is None:
-        out = _run(loop, feeds, body, booted, scopes, PLAIN.name if plainly else backend, call)
-        if ran is not None:
-            ran(unflatten(body.state_spec, state_leaves))
-        return out
+        return _run(loop, feeds, body, booted, scopes, PLAIN.name if plainly else backend, call)
     with watched(None):
         watch(loop, feeds, scopes=scopes, backend=backend)
         return _run(loop, feeds, body, booted, scopes, backend)

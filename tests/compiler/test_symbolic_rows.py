@@ -127,6 +127,18 @@ def test_rows_of_other_numbers_do_not_meet():
         outlined(aten.cat.default, ([x, y], 1), {})
 
 
+REDUCTIONS = [
+    aten.mean.dim, aten.var.correction, aten.std.correction, aten.var_mean.correction, aten.amax.default,
+    aten.sum.dim_IntList,
+]  # fmt: skip
+_WIDE = blank((4, 12), torch.float32, rows=True)
+CUT = [  # parts of larger tables, as `chunk` gives, and what is spread
+    outlined(aten.slice.Tensor, (_WIDE, 2, 3, 9), {}),
+    outlined(aten.slice.Tensor, (_WIDE, 1, 1, 3), {}),
+    outlined(aten.expand.default, (blank((4, 1), torch.float32, rows=True), [-1, -1, 6]), {}),
+]
+
+
 @pytest.mark.parametrize("rows", [True, False])
 def test_other_calls(rows):
     x = blank((4,), torch.float32, rows=rows) if rows else blank((3, 4), torch.float32, rows=False)
@@ -155,6 +167,7 @@ def test_other_calls(rows):
         (aten.std.correction, cube, [-1]),
         (aten.var_mean.correction, cube, [2]),
         (aten.var_mean.correction, x),
+        *((func, part, dims) for func in REDUCTIONS for part in CUT for dims in ([1], [0, -1])),
         (aten.exponential.default, cube),
         (aten.uniform.default, x, 0.0, 2.0),
         (aten.normal_functional.default, cube),
@@ -173,8 +186,7 @@ def test_other_calls(rows):
 
 def test_what_torch_would_import_its_compiler_for_has_a_rule():
     cube = blank((4, 6), torch.float32, rows=True)
-    known = (aten.mean.dim, aten.var.correction, aten.std.correction, aten.var_mean.correction)
-    assert all(made_by(func, (cube, [1]), {}) for func in known)
+    assert all(made_by(func, (x, [1]), {}) for func in REDUCTIONS for x in (cube, *CUT))
     assert all(made_by(func, (cube, 1), {}) for func in (aten.cumsum.default, aten.cumprod.default))
     draws = aten.exponential.default, aten.uniform.default, aten.randn_like.default, aten.normal.Tensor_float
     assert all(made_by(func, (cube,), {}) for func in draws)

@@ -17,7 +17,7 @@ from stepnet.ir.loop import Loop
 from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Plan
 
-from .passes.column_products import columns_apart
+from .passes.column_products import without_idle_columns
 from .passes.fission import fission
 from .passes.if_conversion import BothWays, asks_of_all
 from .passes.mask_guards import are_guards, found_idle
@@ -249,7 +249,7 @@ def _plan(
     first, second = halves.forward, halves.backward
     if fuse:
         first = narrow(first)
-        second = None if second is None else columns_apart(narrow(second), halves.backward_carries)
+        second = None if second is None else without_idle_columns(narrow(second))
     forward = fission(first, halves.forward_carries, tuple(dict.fromkeys((*y, *direct))), fuse=fuse)
     backward: LoopPlan | None = None
     again: LoopPlan | None = None

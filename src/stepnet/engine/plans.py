@@ -69,7 +69,6 @@ from .refused_steps import (
 )
 from .rows import Noise, Sequences, as_rows
 from .self_check import holds
-from .single_step_calls import forget_lone
 from .transforms import Further, find_transformed
 from .varying_numbers import note_plan
 from .walked_steps import forget_steps
@@ -501,7 +500,6 @@ def forget() -> None:
             kept.clear()
         varying_numbers.forget()
         warm_calls.forget()
-        forget_lone()
         forget_declined()
         forget_resting()
         open_steps.forget_open()

@@ -48,7 +48,6 @@ from .plain import plain_loop
 from .reads import Reads, looks
 from .refused_steps import clock, rests
 from .rows import Sequences
-from .single_step_calls import note_faster
 from .single_step_timing import is_faster, one_step
 from .trial import apart
 from .walked_steps import Found, boots, forget_steps, is_closed, note, unchanged_step
@@ -75,15 +74,13 @@ class Steps(NamedTuple):
     `wrap`: a step as a function of its parameters; `called`: as one that is called once, no more. `boot`:
     what it begins with for a number of sequences. `record`: of a function, its inputs, what is carried, how
     both are nested, and the way: the loop and what it is fed. `as_they_are`: of how x and the state are
-    nested, whether a step is called on just these. `body`: of a function and these, the body of its loop.
-    `found_by`: what a step is known by.
+    nested, whether a step is called on just these. `found_by`: what a step is known by.
     """
 
     wrap: Callable[[Any], Callable[..., Any]]
     boot: Callable[[Callable[..., Any], int], Any]
     record: Callable[..., tuple[Loop, Mapping[str, Any]]]
     as_they_are: Callable[[tuple[Spec, Spec]], bool]
-    body: Callable[[Callable[..., Any], Spec, Spec], Any]
     found_by: Callable[[Any], Any]
     called: Callable[[Any], Callable[..., Any]]
 
@@ -543,8 +540,6 @@ def _first_alike(
         found.likes.clear()
     like = _like(call, entry, given, len(call.x) + len(call.states) if ragged else 0, find)
     like = found.likes[looks] = like._replace(by_itself=by_itself)
-    if by_itself and len(call.x) == 1:
-        note_faster(call.step, call.x[0], call.states, call.form[1], call.way)
     out = call.itself(entry) if by_itself else None
     if out is not None or is_guarded(entry.y_spec):
         return out

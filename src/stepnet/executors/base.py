@@ -7,7 +7,7 @@ the plan, what runs once on all rows, gradients, and the check against the plain
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal, NewType
 
 from stepnet.errors import Unsupported
@@ -105,9 +105,8 @@ class Executor(ABC):
         """What computes a node that runs once on all rows: torch's way, unless it has a better one."""
         return by_torch
 
-    def joined(self, graph: Graph, nodes: Sequence[Bound], kept: Collection[str]) -> list[Bound]:
-        """The nodes that run one after the other on all rows, some perhaps as one. `kept`: values that others
-        than these nodes read."""
+    def joined(self, graph: Graph, nodes: Sequence[Bound]) -> list[Bound]:
+        """The nodes that run one after the other on all rows, some perhaps as one."""
         return [*nodes]
 
     def line(self, line: Line) -> RunLine | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ _CPU = torch.device("cpu")
 _BY_COPY = 1 << 20  # bytes of a table, of which one copy is faster than two that need fewer calls (measured)
 _BY_LAYOUT = frozenset({"shift", "spread", "sum_steps"})
 Own = Callable[[Graph, Node, Run], Run]
-Joined = Callable[[Graph, Sequence["Bound"], Collection[str]], list["Bound"]]
+Joined = Callable[[Graph, Sequence["Bound"]], list["Bound"]]
 Scan = Callable[..., dict[str, Tensor]]  # see `PreparedLoop`
 
 
@@ -74,14 +74,10 @@ class PreparedLoop:
         plan: LoopPlan,
         scan: Callable[[LoopPlan, Region], Scan],
         own: Own = lambda graph, node, by_torch: by_torch,
-        joined: Joined = lambda graph, nodes, kept: [*nodes],
+        joined: Joined = lambda graph, nodes: [*nodes],
     ) -> None:
         self.plan, self._joined = plan, joined
         scans = [scan(plan, region) if region.kind == "scan" else None for region in plan.regions]
-        carried = {name for carry in plan.carries for name in (carry.parameter, carry.result)}
-        read = {name for scan in scans for name in _sources(scan)}
-        read.update(name for region in plan.regions for name in region.read)
-        self._kept = frozenset({*plan.wanted, *plan.body.results, *carried, *read})
         spared = _spared(plan, scans)
         self.regions = [
             (
@@ -110,7 +106,7 @@ class PreparedLoop:
             for region, dead in zip(self.regions, dies, strict=True)
             if any(region[1:]) or dead
         ]
-        whole = [turn._replace(nodes=joined(plan.body, turn.nodes, self._kept)) for turn in self._turns]
+        whole = [turn._replace(nodes=joined(plan.body, turn.nodes)) for turn in self._turns]
         self._asked: dict[tuple[frozenset[str] | None, bool], list[_Turn]] = {(None, False): whole}
         scanned = {carry.parameter for region in plan.regions for carry in region.carries}
         self._rest = [c for c in plan.carries if c.parameter == c.result or c.parameter not in scanned]
@@ -231,7 +227,7 @@ class PreparedLoop:
                     live.update(node.inputs)
                     if not (few and node.outputs[0] in self._makes):
                         kept.insert(0, node)
-                kept = self._joined(self.plan.body, kept, self._kept)
+                kept = self._joined(self.plan.body, kept)
                 turns.insert(0, turn._replace(nodes=kept, dead=() if few else turn.dead, products=made))
             self._asked[wanted, few] = turns
         return self._asked[wanted, few]

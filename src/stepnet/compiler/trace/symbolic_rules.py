@@ -121,14 +121,14 @@ def _meet(a: Any, at: int, b: Any, where: int) -> bool:
 
 
 def _sum(x: Any, dims: Sequence[int] | None = None, keep: bool = False, *, dtype: Any = None) -> Made | None:
-    if not x.few.is_contiguous():
+    if not _in_order(x):
         return None
     floats = x.dtype.is_floating_point or x.dtype.is_complex
     return _reduced(x, dims, keep, dtype or (x.dtype if floats else torch.int64))
 
 
 def _most(x: Any, dims: Sequence[int] = (), keep: bool = False) -> Made | None:
-    return _reduced(x, dims, keep, x.dtype) if x.few.is_contiguous() and x.few.numel() else None
+    return _reduced(x, dims, keep, x.dtype) if _in_order(x) and x.few.numel() else None
 
 
 def _reduced(x: Any, dims: Sequence[int] | None, keep: bool, dtype: torch.dtype) -> Made:

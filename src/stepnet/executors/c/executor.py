@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from stepnet.executors.base import Executor, Run
@@ -23,7 +23,6 @@ from .on_rows import product_on_rows
 from .over_rows import joined, product_over_rows
 from .scan import CScan, build_all
 from .small_calls import line_in_c
-from .sums_by_blocks import summed_by_blocks
 
 _CALL = 2e-6  # seconds, the least that a call of torch takes
 _NUMBER = 1e-9  # seconds, the most that generated code takes for one number of an op
@@ -76,8 +75,8 @@ class GeneratedC(Executor):
         own = {"matmul": product_on_rows, "matmul_tn": product_over_rows}.get(node.op)
         return by_torch if own is None else own(graph, node, by_torch)
 
-    def joined(self, graph: Graph, nodes: Sequence[Bound], kept: Collection[str]) -> list[Bound]:
-        return summed_by_blocks(graph, joined(graph, nodes), kept)
+    def joined(self, graph: Graph, nodes: Sequence[Bound]) -> list[Bound]:
+        return joined(graph, nodes)
 
     def for_few(self, scan: Scan) -> Literal["turns", "features"] | None:
         return scan.placements.for_few if isinstance(scan, CScan) else None
