@@ -11,7 +11,7 @@ from torch import Tensor
 import stepnet
 from outcomes import outcome
 from stepnet import LoDTensor, recurrent
-from stepnet.errors import Unsupported
+from stepnet.errors import SlowPathWarning, Unsupported
 from tables import holds
 
 BACKEND = "eager"
@@ -94,9 +94,6 @@ def test_other_rows_offsets_and_places_are_seen():
             "select": over(memory, lambda m: pooled(m.select_sequences(places), "mean")),
             "split": over(memory, lambda m: stepnet.sequence_pool(m.split_at(marks), "max").values.sum(0)),
             "made": over(table, lambda t: pooled(LoDTensor.from_lengths(t, [lengths]), "mean")),
-            "reverse": over(
-                memory, lambda m: pooled(stepnet.sequence_reverse(m.select_sequences(places)), "first")
-            ),
             "cut": over(memory, lambda m: pooled(stepnet.sequence_slice(m, [0, 0, 0], lengths))),
         }
 
@@ -145,3 +142,16 @@ def test_sequences_by_numbers_of_rows_are_refused_with_the_remedy():
     with pytest.raises(Unsupported, match="depends on the values of a tensor") as told:
         recurrent(step, ragged(2, 3, 1), state, backend=BACKEND)
     assert "static=" in str(told.value)
+
+
+def test_a_memory_of_each_sequence_that_fails_on_sample_rows_names_the_remedy():
+    memory = ragged(1, 3, 2)
+
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = h + x + stepnet.sequence_pool(memory * stepnet.sequence_expand(h, memory), "sum")
+        return h, h
+
+    x, h = torch.randn(4, 3, H, dtype=torch.float64), torch.randn(3, H, dtype=torch.float64)
+    with pytest.warns(SlowPathWarning, match="static="):
+        y, _ = recurrent(step, x, h, backend="auto")
+    torch.testing.assert_close(y, recurrent(step, x, h, backend="naive")[0])

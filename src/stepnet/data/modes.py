@@ -499,8 +499,8 @@ def draws_put_back() -> contextlib.AbstractContextManager[None]:
 
 # Whether a step is recorded that is recorded again at each call, and must then be seen to read the same.
 FOUND_AGAIN: ContextVar[bool] = ContextVar("stepnet_indices_are_found_again", default=False)
-_found = Bounded[tuple[torch.dtype, bytes], Tensor](64)
-_MOST_FOUND = 1 << 18  # bytes of one
+_found = Bounded[tuple[torch.dtype, bytes], Tensor](128)
+_MOST_FOUND = 1 << 17  # bytes of one
 
 
 def found_again(index: Tensor) -> Tensor:
@@ -521,9 +521,8 @@ def _found_again(index: Tensor) -> Tensor:
     if index.dim() != 1 or index.requires_grad:
         return index
     key = index.dtype, index.numpy().tobytes()
-    known = _found.get(key)
-    if known is None:
-        known = _found[key] = index.clone()
+    known = _found.pop(key, None)  # put behind all others: what this step met stays until it is seen again
+    known = _found[key] = index.clone() if known is None else known
     return known
 
 
