@@ -387,7 +387,7 @@ def test_where_rows_stand_is_not_computed_by_replaced_operators(name):
         ]
         own += [layout.sequence_of, *layout.begins, layout.last, layout.dealt(2), layout.times(2).starts]
         nested = LoD.from_lengths([[2, 0, 1], [2, 0, 5]])
-        own += [nested.owner(), nested.row_lengths(), *nested.levels, *nested.span(0, 2)[0], lod.lengths()]
+        own += [nested.owner(), *nested.levels, *nested.span(0, 2)[0], lod.lengths()]
         own += [nested.take(torch.tensor([2, 0]))[1], *nested.take(torch.tensor([2, 0]))[0].levels]
         return [*(t.tolist() for t in own), layout.steps, layout.active, layout.is_packed, layout.ends]
 
@@ -404,5 +404,5 @@ def test_where_rows_stand_is_not_computed_by_replaced_operators(name):
 def test_offsets_are_made_by_what_was_imported():
     with mock.patch.object(torch, "from_numpy", lambda array: torch.zeros(len(array), dtype=torch.int64)):
         nested = LoD.from_lengths([[2, 1], [2, 0, 5]])
-        made = [*nested.levels, nested.lengths(), nested.row_lengths(), nested.owner()]
-    assert [t.tolist() for t in made] == [[0, 2, 3], [0, 2, 2, 7], [2, 0, 5], [2, 5], [0, 0, 2, 2, 2, 2, 2]]
+        made = [*nested.levels, nested.lengths(), nested.owner()]
+    assert [t.tolist() for t in made] == [[0, 2, 3], [0, 2, 2, 7], [2, 0, 5], [0, 0, 2, 2, 2, 2, 2]]

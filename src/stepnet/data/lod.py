@@ -329,7 +329,7 @@ class LoDTensor(RowWise, Tabular):
 
     def __iter__(self) -> Iterator[Any]:
         # One split: indexing n times would make the backward pass quadratic.
-        for i, rows in enumerate(self._values.split(self.structure.row_lengths().tolist())):
+        for i, rows in enumerate(self._values.split(self.structure.row_counts())):
             yield self._below(self.structure.span(i, i + 1)[0], rows)
 
     @staticmethod

@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
+from stepnet.data.lod import LoDTensor
+
 from .code_facts import facts
 from .dict_changes import changes_at, counts_changes
 from .functions_set import places_of_functions
@@ -180,7 +182,7 @@ class _Writer:
             self._function(value)
         elif kind in _NEVER_CHANGE or kind in _FIXED or is_checking_class(kind):
             return
-        elif passed_by(value, self.names):
+        elif kind is LoDTensor or passed_by(value, self.names):  # the first never changes
             self.word(id(value) + _TYPE)
         elif issubclass(kind, type):
             self._class(value)

@@ -213,6 +213,8 @@ class _Swap(Replaced):
             return True
         if func in ASKS and (answer := self.answers.answer(args, kwargs)) is not OF_ROWS:
             return answer
+        if func is Tensor.tolist:  # torch's own gives numbers that it leaves open
+            raise Unsupported(BY_VALUES, line=line, remedy=_BY_ROWS)
         args = self.answers.decided(func, args)
         written = func in _CASTS
         with _annotate({WRITTEN: True}) if written else contextlib.nullcontext():
@@ -223,6 +225,10 @@ class _Swap(Replaced):
         self.answers.follow(func, args, kwargs, result)
         self.made((args, kwargs), result)
         return result
+
+    def numbers_of(self, tensor: Tensor) -> Any:
+        """The numbers of a tensor, for what reads them outside of modes."""
+        return self.__torch_function__(Tensor.tolist, (), (tensor,))
 
     def made(self, args: Any, result: Any) -> None:
         """Note the bases of the views without a history that a result was made of, and the mask of what it is
@@ -372,7 +378,7 @@ def _untraced(error: Exception, line: str | None) -> Unsupported:
     elif why == _BY_COUNT:
         remedy = "leave x.shape[0] out of numbers: rows of all sequences come together"
     elif why == BY_VALUES:
-        remedy = "torch.where(condition, a, b), or a stepnet.while_loop with a condition for each row"
+        remedy = _BY_ROWS
     kind = FailsOnAnyRows if isinstance(error, StepError) and why != _BY_COUNT else Unsupported
     return kind(why, line=line, remedy=remedy)
 
@@ -516,6 +522,7 @@ def _checked_by_a_distribution(error: BaseException | None) -> bool:
     return False
 
 
+_BY_ROWS = "torch.where(condition, a, b), or a stepnet.while_loop with a condition for each row"
 _BY_COUNT = "the step computes with the number of rows"
 _SIZED_BY_VALUES = "an op makes a result whose shape depends on values (nonzero, unique, lstsq, a mask)"
 

@@ -281,6 +281,10 @@ class _Reader(TorchFunctionMode):
             self.asked(mask.tolist(), (mask,), {})
             self.answers[-1] = PICKS if self.of_rows.has(mask) else self.answers[-1]
 
+    def numbers_of(self, tensor: Tensor) -> Any:
+        """The numbers of a tensor, for what reads them outside of modes."""
+        return self.__torch_function__(Tensor.tolist, (), (tensor,))
+
     def told(self, args: Any, out: Any) -> None:
         """A tensor told of itself: what it holds beside its numbers is read, too."""
         for tensor in leaves(out, Tensor):
