@@ -129,10 +129,22 @@ def attended(h: Tensor, p: float) -> Tensor:
     return nn.functional.scaled_dot_product_attention(both, both, both, dropout_p=p)[:, 0]
 
 
+def inside(h: Tensor, p: float) -> Tensor:
+    """What a recurrence in the step gives that drops."""
+
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = nn.functional.dropout(x + h, p)
+        return h, h
+
+    return recurrent(step, torch.stack((h, h * 2)), h)[1]
+
+
 DRAWS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "dropout": (nn.Dropout(0.5), True),
     "rand_like": (lambda h: h * torch.rand_like(h), True),
     "attention that drops": (lambda h: attended(h, 0.5), True),
+    "a recurrence that drops": (lambda h: inside(h, 0.5), True),
+    "a recurrence": (lambda h: inside(h, 0.0), False),
     "attention": (lambda h: attended(h, 0.0), False),
     "dropout of none": (nn.Dropout(0.0), False),
     "dropout in evaluation": (nn.Dropout(0.5).eval(), False),
@@ -144,8 +156,7 @@ DRAWS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
 def test_a_run_that_hooks_lost_is_made_once_more_unless_it_draws_noise() -> None:
     def law(function: Callable[[Tensor], Tensor], draws: bool) -> None:
         model = Drawing(function).double()
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
-        x = dense(3, 2)
+        compiled, x = torch.compile(model, backend="eager", fullgraph=True), dense(3, 2)
 
         def copied(x: Tensor) -> Any:
             with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
@@ -155,7 +166,7 @@ def test_a_run_that_hooks_lost_is_made_once_more_unless_it_draws_noise() -> None
             assert_alike(model, copied, (x,))
             return
         with pytest.raises(StepError, match="draws noise has lost what forward kept"):
-            gradients(model, copied, (x,))
+            torch.autograd.grad(copied(x)[0].sum(), x)
 
     holds(law, DRAWS)
 

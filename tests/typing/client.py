@@ -140,7 +140,7 @@ assert_type(y.map(head).with_values(y.values), LoDTensor)
 
 
 # Parts of the package are seen by its name alone.
-assert_type([*stepnet.data.RowBudgetSampler(x.lengths(), rows=4)], list[list[int]])
+assert_type(list(stepnet.data.RowBudgetSampler(x.lengths(), rows=4)), list[list[int]])
 assert_type(LoDTensor.from_sequences([[1.0], []]), LoDTensor)
 
 
