@@ -11,6 +11,7 @@ from typing import Any
 from .dict_changes import changes_at, counts_changes
 from .object_words import places_of_a_function
 
+LOOKED_AT = set[int]()  # ids of functions whose parts are looked at for every step, see `monkeypatches`
 _EMPTY: Any = object()
 _CELL = 16  # bytes from the start of a cell to what it holds
 

@@ -21,7 +21,7 @@ from torch.fx import _symbolic_trace
 
 from .code_facts import MAKES, facts
 from .dict_changes import changes_at, counts_changes
-from .function_parts import has_parts, parts, with_inner, words_of_parts
+from .function_parts import LOOKED_AT, has_parts, parts, with_inner, words_of_parts
 from .kinds import MISSING, UNREAD
 from .trust import COMPUTING, is_foreign, is_trusted_code, is_trusted_module, words
 
@@ -232,6 +232,7 @@ def _functions() -> Iterator[Written]:
 
 
 _FUNCTIONS = list(_functions())
+LOOKED_AT.update(id(one.function) for one in _FUNCTIONS)
 
 
 def words_of_functions(functions: Iterable[Written]) -> list[int]:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.fx import _symbolic_trace
 
-from .function_parts import has_parts, parts
+from .function_parts import LOOKED_AT, has_parts, parts
 from .swapped import unswapped
 from .trust import (
     BY_VALUE,
@@ -76,7 +76,7 @@ class Survey:
 
     `held` are functions, classes and constants, which the survey stands for in a key; equal ones are one
     object. `others` are to be visited. `functions`: those of both that are Python, whose parts are what they
-    were. `open`: why they do not tell all.
+    were, but for those that are looked at anyway. `open`: why they do not tell all.
     """
 
     __slots__ = (
@@ -110,7 +110,7 @@ class Survey:
         )
         found = [same.value for _, same in self.held] + [space.get(name) for space, name in self.others]
         inner = (item for item in map(_inside, found) if isinstance(item, types.FunctionType))
-        self.functions = [(item, parts(item)) for item in inner]
+        self.functions = [(item, parts(item)) for item in inner if id(item) not in LOOKED_AT]
 
     def _module(self, module: types.ModuleType, names: frozenset[str], seen: set[int]) -> None:
         seen.add(id(module))
