@@ -347,31 +347,33 @@ def test_parts_of_functions_that_a_step_names_or_comes_by(part, monkeypatch):
 
 
 _softmax, _einsum, _norm = F.softmax, torch.einsum, Tensor.norm
-_AROUND_ITSELF = {
+_ASKED_BY_NAME = {
     "a function of layers": (F, "softmax", lambda *a, **how: _softmax(*a, **how) * 0.5),
     "a function of torch": (torch.functional, "einsum", lambda *a: _einsum(*a) * 0.5),
     "a method of tensors": (Tensor, "norm", lambda *a, **how: _norm(*a, **how) * 0.5),
+    "a function that is called by another name": (torch.functional, "norm", lambda *a, **how: 5.0),
 }
 
 
 class Dispatching(nn.Module):
     def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        h = F.softmax(torch.einsum("bi,bi->bi", x, h) / x.norm(dim=-1, keepdim=True), -1)
+        sizes = x.norm(dim=-1, keepdim=True) + torch.norm(h, dim=-1, keepdim=True)
+        h = F.softmax(torch.einsum("bi,bi->bi", x, h) / sizes, -1)
         return h, h
 
 
-@pytest.mark.parametrize("kind", _AROUND_ITSELF)
+@pytest.mark.parametrize("kind", _ASKED_BY_NAME)
 @pytest.mark.filterwarnings("ignore:step")
 @torch.no_grad()
-def test_what_calls_the_function_that_it_replaced(kind):
-    """Under a mode a function of torch's asks for itself by its name, and finds what stands there."""
-    owner, name, other = _AROUND_ITSELF[kind]
+def test_functions_of_torch_whose_name_stands_for_another(kind):
+    """Under a mode, as it is tried, a function of torch's asks for itself by its name."""
     step, x, h = Dispatching(), torch.randn(3, 2, 3, dtype=D), torch.randn(2, 3, dtype=D)
-    with mock.patch.object(owner, name, other):
-        for _ in range(3):
-            torch.testing.assert_close(
-                recurrent(step, x, h, backend="auto")[0], recurrent(step, x, h, backend="naive")[0]
-            )
+    with mock.patch.object(*_ASKED_BY_NAME[kind]):
+        with pytest.raises(Unsupported, match="in the place of which somebody put another"):
+            recurrent(step, x, h, backend=BACKEND)
+        for _ in range(2):
+            found = recurrent(step, x, h, backend="auto")[0]
+            torch.testing.assert_close(found, recurrent(step, x, h, backend="naive")[0])
 
 
 class Seeded(Layers):
