@@ -22,6 +22,7 @@ from .trust import (
     HEAP,
     ambient,
     is_foreign,
+    is_of_python,
     is_of_users,
     is_stateful,
     is_trusted_builtin,
@@ -210,8 +211,12 @@ def _is_fixed(value: Any) -> bool:
 def is_put_there(item: Any) -> bool:
     """Whether what a class of torch holds is a function of somebody else's, or one with parts that are."""
     inner = _inside(item)
-    own = isinstance(inner, types.FunctionType) and any(map(_may_be_set, parts(inner)))
-    return own or is_foreign(inner)
+    if not isinstance(inner, types.FunctionType):
+        return False
+    held = parts(inner)
+    if is_of_python(inner.__code__.co_filename):  # around another one, it may keep a set of its own
+        held = [part for part in held if type(part) is types.FunctionType]
+    return is_foreign(inner) or any(map(_may_be_set, held))
 
 
 def _may_be_set(part: Any) -> bool:
