@@ -21,6 +21,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from stepnet.data.bounded_cache import Bounded
+from stepnet.data.on_meshes import on_mesh_of
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -527,8 +528,8 @@ def _found_again(index: Tensor) -> Tensor:
 
 
 def beside(index: Tensor, values: Tensor) -> Tensor:
-    """An index made outside of modes, as an op takes it together with `values`: on their device, and fake
-    where they are.
+    """An index made outside of modes, as an op takes it together with `values`: on their device, fake where
+    they are, and on all processes that they are spread over.
 
     >>> beside(torch.arange(2), torch.empty(2, device="meta")).device.type
     'meta'
@@ -537,6 +538,7 @@ def beside(index: Tensor, values: Tensor) -> Tensor:
         fake: Any = getattr(values, "fake_mode", None)
         if fake is not None and not fake.allow_non_fake_inputs:
             index = fake.from_tensor(index)
+        index = on_mesh_of(values, index)
     return found_again(index) if values.is_cpu else index.to(values.device)
 
 
