@@ -79,6 +79,45 @@ def test_what_is_made_of_a_ragged_tensor_is_that_of_the_plain_loop():
     holds(check, {name: (name,) for name in READS})
 
 
+def opened(read):
+    return lambda memory: read(memory) * eval("1.0")  # no walk sees what it reads
+
+
+OPEN = {
+    "ends": lambda m: pooled(stepnet.sequence_reverse(m.select_sequences(PLACES)), "first"),
+    "made": lambda m: pooled(LoDTensor.from_lengths(m.to_padded()[0][0], [[3, 1]]), "last"),
+    "offsets": lambda m: m.values.sum(0) * m.lod[0].sum(),
+}
+
+
+def test_what_an_open_step_makes_of_one_is_found_again():
+    x, h, memory = ragged(2, 3, 1), torch.randn(3, H, dtype=torch.float64), ragged(2, 0, 4)
+    memory = memory.with_values(memory.values.requires_grad_())
+
+    def check(name: str) -> None:
+        step, known = over(memory, opened(OPEN[name])), {"weights": [weight, memory.values]}
+        ours, plain = (outcome(step, x, h, by, **known) for by in (BACKEND, "naive"))
+        for a, b in zip((*ours[0], *ours[1]), (*plain[0], *plain[1]), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+    holds(check, {name: (name,) for name in OPEN})
+
+
+@pytest.mark.filterwarnings("ignore:.* runs by the plain loop")
+def test_what_an_open_step_writes_past_torch_is_no_index_of_another():
+    x, h, memory = ragged(2, 3, 1), torch.randn(3, H, dtype=torch.float64), ragged(5, 0, 4)
+
+    def writes(m: LoDTensor) -> Tensor:
+        lengths = m.lengths()
+        lengths.untyped_storage().fill_(1)
+        return m.values.sum(0) * lengths.sum().sign()
+
+    recurrent(over(memory, opened(writes)), x, h, backend="auto")
+    step = over(memory, opened(lambda m: m.values.sum(0) * m.lengths().sum()))
+    got, by_loop = (recurrent(step, x, h, backend=by)[1] for by in (BACKEND, "naive"))
+    torch.testing.assert_close(got, by_loop)
+
+
 def test_other_rows_offsets_and_places_are_seen():
     x, h = ragged(2, 3, 1), torch.randn(3, H, dtype=torch.float64)
     places, lengths, memory = torch.tensor([1, 0]), torch.tensor([1, 3, 2]), ragged(1, 3, 2)
