@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from torch import Tensor
 
 import stepnet
 from outcomes import outcome
+from plans import entry_of
 from stepnet import LoDTensor, recurrent
+from stepnet.engine.unsteady_steps import MOST_CUTS
 from stepnet.errors import SlowPathWarning, Unsupported
 from tables import holds
 
@@ -109,11 +112,12 @@ def test_what_an_open_step_writes_past_torch_is_no_index_of_another():
 
     def writes(m: LoDTensor) -> Tensor:
         lengths = m.lengths()
-        lengths.untyped_storage().fill_(1)
+        storage: Any = lengths.untyped_storage()
+        storage.fill_(1)
         return m.values.sum(0) * lengths.sum().sign()
 
     recurrent(over(memory, opened(writes)), x, h, backend="auto")
-    step = over(memory, opened(lambda m: m.values.sum(0) * m.lengths().sum()))
+    step = over(memory, opened(lambda m: m.values.sum(0) * m.lengths().sum() / 100))
     got, by_loop = (recurrent(step, x, h, backend=by)[1] for by in (BACKEND, "naive"))
     torch.testing.assert_close(got, by_loop)
 
@@ -194,3 +198,25 @@ def test_a_memory_of_each_sequence_that_fails_on_sample_rows_names_the_remedy():
     with pytest.warns(SlowPathWarning, match="static="):
         y, _ = recurrent(step, x, h, backend="auto")
     torch.testing.assert_close(y, recurrent(step, x, h, backend="naive")[0])
+
+
+def test_a_memory_cut_otherwise_at_each_call_is_not_compiled_for_ever():
+    class Decoder(torch.nn.Module):
+        memory: LoDTensor
+
+        def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            h = torch.tanh(x + h + pooled(self.memory, "mean"))
+            return h, h
+
+    step, x, h = Decoder(), ragged(2, 1), torch.zeros(2, H, dtype=torch.float64)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", SlowPathWarning)
+        for n in range(6):
+            step.memory = ragged(n, 2)
+            got, by_loop = (recurrent(step, x, h, backend=by)[1] for by in ("auto", "naive"))
+            torch.testing.assert_close(got, by_loop)
+            assert len(told) == (n >= MOST_CUTS)
+    assert "static=" in str(told[0].message)
+    for n in (4, 5):  # what comes again is compiled
+        step.memory = ragged(n, 2)
+        assert entry_of(step, x, h, backend="auto").ready is not None
