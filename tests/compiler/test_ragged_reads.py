@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from torch import Tensor
 
 import stepnet
 from outcomes import outcome
+from plans import entry_of
 from stepnet import LoDTensor, recurrent
+from stepnet.engine.unsteady_steps import MOST_CUTS
 from stepnet.errors import SlowPathWarning, Unsupported
 from tables import holds
 
@@ -77,6 +80,46 @@ def test_what_is_made_of_a_ragged_tensor_is_that_of_the_plain_loop():
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
     holds(check, {name: (name,) for name in READS})
+
+
+def opened(read):
+    return lambda memory: read(memory) * eval("1.0")  # no walk sees what it reads
+
+
+OPEN = {
+    "ends": lambda m: pooled(stepnet.sequence_reverse(m.select_sequences(PLACES)), "first"),
+    "made": lambda m: pooled(LoDTensor.from_lengths(m.to_padded()[0][0], [[3, 1]]), "last"),
+    "offsets": lambda m: m.values.sum(0) * m.lod[0].sum(),
+}
+
+
+def test_what_an_open_step_makes_of_one_is_found_again():
+    x, h, memory = ragged(2, 3, 1), torch.randn(3, H, dtype=torch.float64), ragged(2, 0, 4)
+    memory = memory.with_values(memory.values.requires_grad_())
+
+    def check(name: str) -> None:
+        step, known = over(memory, opened(OPEN[name])), {"weights": [weight, memory.values]}
+        ours, plain = (outcome(step, x, h, by, **known) for by in (BACKEND, "naive"))
+        for a, b in zip((*ours[0], *ours[1]), (*plain[0], *plain[1]), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+    holds(check, {name: (name,) for name in OPEN})
+
+
+@pytest.mark.filterwarnings("ignore:.* runs by the plain loop")
+def test_what_an_open_step_writes_past_torch_is_no_index_of_another():
+    x, h, memory = ragged(2, 3, 1), torch.randn(3, H, dtype=torch.float64), ragged(5, 0, 4)
+
+    def writes(m: LoDTensor) -> Tensor:
+        lengths = m.lengths()
+        storage: Any = lengths.untyped_storage()
+        storage.fill_(1)
+        return m.values.sum(0) * lengths.sum().sign()
+
+    recurrent(over(memory, opened(writes)), x, h, backend="auto")
+    step = over(memory, opened(lambda m: m.values.sum(0) * m.lengths().sum() / 100))
+    got, by_loop = (recurrent(step, x, h, backend=by)[1] for by in (BACKEND, "naive"))
+    torch.testing.assert_close(got, by_loop)
 
 
 def test_other_rows_offsets_and_places_are_seen():
@@ -155,3 +198,25 @@ def test_a_memory_of_each_sequence_that_fails_on_sample_rows_names_the_remedy():
     with pytest.warns(SlowPathWarning, match="static="):
         y, _ = recurrent(step, x, h, backend="auto")
     torch.testing.assert_close(y, recurrent(step, x, h, backend="naive")[0])
+
+
+def test_a_memory_cut_otherwise_at_each_call_is_not_compiled_for_ever():
+    class Decoder(torch.nn.Module):
+        memory: LoDTensor
+
+        def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            h = torch.tanh(x + h + pooled(self.memory, "mean"))
+            return h, h
+
+    step, x, h = Decoder(), ragged(2, 1), torch.zeros(2, H, dtype=torch.float64)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", SlowPathWarning)
+        for n in range(6):
+            step.memory = ragged(n, 2)
+            got, by_loop = (recurrent(step, x, h, backend=by)[1] for by in ("auto", "naive"))
+            torch.testing.assert_close(got, by_loop)
+            assert len(told) == (n >= MOST_CUTS)
+    assert "static=" in str(told[0].message)
+    for n in (4, 5):  # what comes again is compiled
+        step.memory = ragged(n, 2)
+        assert entry_of(step, x, h, backend="auto").ready is not None

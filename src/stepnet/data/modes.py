@@ -514,16 +514,18 @@ def found_again(index: Tensor) -> Tensor:
     """
     if torch.compiler.is_dynamo_compiling() or not FOUND_AGAIN.get() or type(index) is not Tensor:
         return index
-    return _found_again(index) if index.is_cpu and index.nbytes <= _MOST_FOUND else index
+    return _found_again(index)
 
 
-@outside_modes
+@outside_modes  # which are told of attributes that are asked for, too
 def _found_again(index: Tensor) -> Tensor:
-    if index.dim() != 1 or index.requires_grad:
+    if not index.is_cpu or index.nbytes > _MOST_FOUND or index.dim() != 1 or index.requires_grad:
         return index
     key = index.dtype, index.numpy().tobytes()
     known = _found.pop(key, None)  # put behind all others: what this step met stays until it is seen again
-    known = _found[key] = index.clone() if known is None else known
+    if known is None or known.numpy().tobytes() != key[1]:  # as a step can write past torch
+        known = index.clone()
+    _found[key] = known
     return known
 
 
