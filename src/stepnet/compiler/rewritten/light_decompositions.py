@@ -40,11 +40,11 @@ def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Any:
 def _vector_norm(
     x: Tensor, order: float = 2, dims: Sequence[int] | None = None, keep: bool = False, *, dtype: Any = None
 ) -> Any:
-    if dtype is not None or x.dtype not in _FLOATS or not dims or not _has_numbers(x, dims):
+    dims = [*(dims or range(x.dim()))]
+    if dtype is not None or x.dtype not in _FLOATS or not _has_numbers(x, dims):
         return NotImplemented
     if order == 0 or all(x.shape[dim] == 1 for dim in dims):
         return NotImplemented
-    dims = [*dims]
     if math.isinf(order):
         return (torch.amax if order > 0 else torch.amin)(torch.abs(x), dims, keepdim=keep)
     powers = torch.pow(x if order % 2 == 0 else torch.abs(x), order)
@@ -128,6 +128,17 @@ def _mv(matrix: Tensor, vector: Tensor) -> Any:
     return (matrix * vector).sum(dim=1)
 
 
+def _dot(one: Tensor, other: Tensor) -> Any:
+    if one.dtype not in _FLOATS or other.dtype != one.dtype or not _has_numbers(one, [0]):
+        return NotImplemented
+    return (one * other).sum()
+
+
+def _addcmul(x: Tensor, one: Tensor, other: Tensor, *, value: float = 1) -> Any:
+    plain = x.dtype in _FLOATS and one.dtype == other.dtype == x.dtype and isinstance(value, (int, float))
+    return x + value * one * other if plain else NotImplemented
+
+
 _LIGHT: dict[Any, Callable[..., Any]] = {
     _aten._softmax.default: _softmax,
     _aten._log_softmax.default: _log_softmax,
@@ -144,6 +155,8 @@ _LIGHT: dict[Any, Callable[..., Any]] = {
     _aten.elu.default: _elu,
     _aten.glu.default: _glu,
     _aten.mv.default: _mv,
+    _aten.dot.default: _dot,
+    _aten.addcmul.default: _addcmul,
 }
 
 

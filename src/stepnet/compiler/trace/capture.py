@@ -77,6 +77,7 @@ def _decompositions() -> dict[Any, Any]:
         torch.ops.aten.std,
         torch.ops.aten.empty_like,
         torch.ops.aten.zeros,
+        torch.ops.aten.ones,
     )  # normal form has rules for them
     for overload in [o for o in table if getattr(o, "overloadpacket", None) in kept]:
         del table[overload]

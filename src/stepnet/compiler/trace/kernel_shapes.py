@@ -18,26 +18,26 @@ from torch._ops import OpOverload
 ROWS = (3, 5, 67)
 _MOST = 1 << 20  # elements; more take longer than what is to be saved
 
-_WITH_ZEROS = frozenset(
-    """
+# filled with zeros, which are places that there are
+_WITH_ZEROS = """
     clone.default cat.default flip.default constant_pad_nd.default arange.start_step
     full_like.default zeros_like.default ones_like.default empty_like.default
     slice_scatter.default select_scatter.default diagonal_scatter.default
     gather.default scatter.src scatter.value scatter_add.default scatter_reduce.two
     index.Tensor index_put.default index_select.default index_add.default
-    sort.default sort.stable topk.default argmax.default argmin.default
+    sort.default sort.stable topk.default kthvalue.default argmax.default argmin.default
+    complex.default polar.default linalg_matrix_exp.default
     any.default any.dim any.dims all.default all.dim all.dims
     sum.default sum.dim_IntList mean.default mean.dim prod.default prod.dim_int amax.default amin.default
     var.correction std.correction var_mean.correction cumsum.default cumprod.default logcumsumexp.default
-""".split()
-)  # noqa: SIM905  # places that indices of zeros name are there
-_WITH_ONES = frozenset(
-    """
+"""
+# filled with ones and parts of one: pivots count from one, and what is divided by is not 0
+_WITH_ONES = """
     linalg_lu_solve.default linalg_solve_triangular.default cholesky_solve.default
     linalg_cholesky_ex.default linalg_inv_ex.default _linalg_solve_ex.default _linalg_slogdet.default
     _linalg_det.default
-""".split()
-)  # noqa: SIM905  # pivots count from one
+"""
+_FILLED = {name: value for value, names in enumerate((_WITH_ZEROS, _WITH_ONES)) for name in names.split()}
 
 
 class Line(NamedTuple):
@@ -87,9 +87,9 @@ class _TooLarge(Exception):
 @functools.cache
 def _filled(func: OpOverload) -> int | None:
     """What arguments are filled with."""
-    name = str(func).removeprefix("aten.")
-    if name in _WITH_ZEROS or name in _WITH_ONES:
-        return int(name in _WITH_ONES)
+    known = _FILLED.get(str(func).removeprefix("aten."))
+    if known is not None:
+        return known
     aside = func._schema.is_mutable or any(made.alias_info for made in func._schema.returns)
     draws = torch.Tag.nondeterministic_seeded in func.tags
     return None if torch.Tag.pointwise not in func.tags or draws or aside else 1
@@ -102,6 +102,9 @@ def _real(arg: Any, value: int) -> Any:
         if max(room, arg.numel()) > _MOST:
             raise _TooLarge
         filled = torch.full((room,), value, dtype=arg.dtype, device="cpu")
+        if value and (arg.is_floating_point() or arg.is_complex()):
+            filled = filled / torch.arange(1, room + 1, device="cpu")  # matrices that have an inverse
+            filled = filled.to(arg.dtype)
         return filled.as_strided(arg.shape, arg.stride())
     if isinstance(arg, (list, tuple)):
         return type(arg)([_real(a, value) for a in arg])
