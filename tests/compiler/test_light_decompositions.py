@@ -1,4 +1,4 @@
-"""Decompositions that do without torch's compiler: bit for bit what torch's own give. Steps do not ask for it."""
+"""Decompositions without what torch compiles with: bit for bit what its own give. Steps do not ask for it."""
 
 from __future__ import annotations
 
