@@ -23,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 from stepnet.compiler.reads.numbers import InTheirPlace, Lifted
 from stepnet.compiler.reads.ranges import RANGES
 from stepnet.compiler.rewritten.decompositions import Exact, bare, exact
+from stepnet.compiler.rewritten.light_decompositions import lighter
+from stepnet.data.autograd_history import gradients_from
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
@@ -73,10 +75,14 @@ def _decompositions() -> dict[Any, Any]:
         torch.ops.aten.embedding_dense_backward,
         torch.ops.aten.bernoulli,
         torch.ops.aten.std,
+        torch.ops.aten.empty_like,
+        torch.ops.aten.zeros,
+        torch.ops.aten.ones,
     )  # normal form has rules for them
     for overload in [o for o in table if getattr(o, "overloadpacket", None) in kept]:
         del table[overload]
-    return keep_whole({overload: bare(made) for overload, made in table.items()} | exact())
+    light = {overload: lighter(overload, bare(made)) for overload, made in table.items()}
+    return keep_whole(light | exact())
 
 
 @dataclass(frozen=True)
@@ -436,7 +442,7 @@ def _leads_to(
         wanted = [i for i, t in enumerate(inputs) if t.requires_grad]
         seed = torch.ones_like(result)
         given = [inputs[i] for i in wanted]
-        grads = torch.autograd.grad(result, given, seed, retain_graph=True, allow_unused=True)
+        grads = gradients_from([result], [seed], given, again=True)
         reached = {i for i, grad in zip(wanted, grads, strict=True) if grad is not None}
     while cut:
         base = cut.pop()
@@ -476,7 +482,7 @@ def _check_nothing_becomes_zeros(
             continue
         wanted = [t for t in inputs if t.requires_grad]
         nothing, seed = _Nothing.apply(result), torch.ones_like(result)
-        grads = torch.autograd.grad(nothing, wanted, seed, retain_graph=True, allow_unused=True)
+        grads = gradients_from([nothing], [seed], wanted, again=True)
         if any(grad is not None for grad in grads):
             raise Unsupported(
                 "an autograd Function of the step returns None as a gradient, which another one would get as "
