@@ -22,6 +22,7 @@ from .trust import (
     HEAP,
     ambient,
     is_foreign,
+    is_machinery,
     is_of_python,
     is_of_users,
     is_stateful,
@@ -200,7 +201,7 @@ def _inside(item: Any) -> Any:
 def _is_fixed(value: Any) -> bool:
     kind = type(value)
     if kind is types.FunctionType:
-        return is_trusted_code(value.__code__.co_filename) and not any(map(_may_be_set, parts(value)))
+        return is_trusted_code(value.__code__.co_filename) and not _has_set_parts(value)
     if kind is types.BuiltinFunctionType:
         return is_trusted_builtin(value)
     if isinstance(value, type):
@@ -211,16 +212,18 @@ def _is_fixed(value: Any) -> bool:
 def is_put_there(item: Any) -> bool:
     """Whether what a class of torch holds is a function of somebody else's, or one with parts that are."""
     inner = _inside(item)
-    if not isinstance(inner, types.FunctionType):
-        return False
-    held = parts(inner)
-    if is_of_python(inner.__code__.co_filename):  # around another one, it may keep a set of its own
+    return isinstance(inner, types.FunctionType) and (is_foreign(inner) or _has_set_parts(inner))
+
+
+def _has_set_parts(function: types.FunctionType) -> bool:
+    """Whether parts of a function of torch are something that somebody set, or may change."""
+    held, file = parts(function), function.__code__.co_filename
+    if is_of_python(file):  # around another one, it may keep a set of its own
         held = [part for part in held if type(part) is types.FunctionType]
-    return is_foreign(inner) or any(map(_may_be_set, held))
+    return not is_machinery(file) and any(map(_may_be_set, held))
 
 
 def _may_be_set(part: Any) -> bool:
-    """Whether part of a function of torch is something that somebody set, or may change."""
     if type(part) is tuple:
         return any(map(_may_be_set, part))
     if type(part) is types.FunctionType:
