@@ -298,8 +298,8 @@ def test_a_longer_padding_serves_more_batches():
 @pytest.mark.parametrize(
     ("static", "words"),
     [
-        (torch.zeros(3, 2), "must have one row per sequence of x"),
-        (torch.tensor(1.0), "must have one row per sequence of x"),
+        (torch.zeros(3, 2), "must have one row per sequence"),
+        (torch.tensor(1.0), "must have one row per sequence"),
         (LoDTensor.from_lengths(torch.zeros(4, 2), [[2, 2]]), "must have one sequence of rows per sequence"),
         (LoDTensor.from_lengths(torch.zeros(4, 2), [[1, 1, 1, 1], [1, 1, 1, 1]]), "has 2 levels"),
         (3, "must be a tensor or a LoDTensor"),

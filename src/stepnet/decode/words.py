@@ -13,7 +13,7 @@ from stepnet.data.modes import traced, transforms
 from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
 from stepnet.errors import StepError
 from stepnet.front.static import with_static
-from stepnet.front.step import WithStatic, describe_leaf, step_name
+from stepnet.front.step import WithStatic, describe_leaf, own_spec, step_name, why_not_taken
 
 WordStep = Callable[..., tuple[Tensor, Any]]
 
@@ -65,7 +65,11 @@ def scores_of(
     and the leaves of the new state."""
     given = unflatten(spec, leaves)
     how = given if spec.kind is WithStatic else (given,)
-    result = step(words.clone(), *how)  # which it may write
+    try:
+        result = step(words.clone(), *how)  # which it may write
+    except TypeError:
+        _check_parameters(step, static=spec.kind is WithStatic)
+        raise
     if not (isinstance(result, tuple) and len(result) == 2):
         raise StepError(
             f"step '{step_name(step)}' must return a pair (scores, new_state)",
@@ -94,16 +98,31 @@ def scores_of(
             expected=f"0 to {scores.shape[1] - 1}",
         )
     if spec.kind is WithStatic:
-        state = WithStatic(state, given.static)
+        state = WithStatic(
+            state, unflatten(spec, leaves).static
+        )  # what the step set in its containers is dropped
     new, new_spec = flatten_as(spec, state)
     if new_spec != spec:
         raise StepError(
             f"step '{step_name(step)}' changed the structure of the state",
-            got=new_spec,
-            expected=spec,
+            got=own_spec(new_spec),
+            expected=own_spec(spec),
             remedy="return a state nested as state= is, all of it at each step",
         )
     return scores.float() if scores.dtype.itemsize == 2 else scores, new
+
+
+def _check_parameters(step: WordStep, *, static: bool) -> None:
+    """Refuse a step that does not take what it is handed at each word."""
+    handed = ("words", "state", "static") if static else ("words", "state")
+    if (misfit := why_not_taken(step, handed)) is not None:
+        why, parameters = misfit
+        raise StepError(
+            f"step '{step_name(step)}' does not take what it is called with: {why}",
+            got=f"{step_name(step)}{parameters}",
+            expected=f"{step_name(step)}({', '.join(handed)}) -> (scores, new_state)",
+            remedy="a step takes a third argument where there is static=, and only there",
+        ) from None
 
 
 def normaliser(scores: Tensor) -> tuple[Tensor, Tensor]:

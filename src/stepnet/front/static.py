@@ -61,16 +61,20 @@ def memory_of(leaf: Any, n: int, what: str) -> Tensor | Padded:
             got=describe_leaf(leaf),
             remedy="a step reads what is the same for all sequences from its closure or its module",
         )
+    if not ragged and leaf.is_nested:
+        raise StepError(
+            f"{what} cannot be a NestedTensor", remedy="LoDTensor.from_nested(x), of jagged layout"
+        )
     if ragged and leaf.lod_level != 1:
         raise StepError(
             f"{what} has {leaf.lod_level} levels of sequences",
             got=describe_leaf(leaf),
-            remedy="give one sequence of rows for each sequence of x; two such memories as a tuple",
+            remedy="give one sequence of rows for each sequence; two such memories as a tuple",
         )
     entries = len(leaf.lengths()) if ragged else leaf.shape[0] if leaf.dim() else 0
     if entries != n:
         raise StepError(
-            f"{what} must have one {'sequence of rows' if ragged else 'row'} per sequence of x",
+            f"{what} must have one {'sequence of rows' if ragged else 'row'} per sequence",
             got=f"{describe_leaf(leaf)}, {entries} of them",
             expected=f"{n} {'sequences' if ragged else 'rows'}",
             remedy="a step reads what is the same for all sequences from its closure or its module",

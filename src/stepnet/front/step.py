@@ -260,20 +260,15 @@ class StepBody:
     def _check_parameters(self, *, static: bool) -> None:
         """Refuse a step that does not take what a loop hands it."""
         handed = ("x_t", "state", "static") if static else ("x_t", "state")
-        try:
-            parameters = signature_of(attribute(self.step, "forward", self.step))
-        except ValueError:  # of a builtin
-            return
-        try:
-            parameters.bind(*handed)
-        except TypeError as error:
+        if (misfit := why_not_taken(self.step, handed)) is not None:
+            why, parameters = misfit
             remedy = "take both x_t and state: x_t is None where there are only steps=, and the state "
             remedy += "is () where there is none"
             if len(parameters.parameters) > len(handed):
                 remedy = "several inputs, or several states, come as one tuple: `h, c = state` in the step; "
                 remedy += "what is the same at all steps is closed over, or an attribute of the module"
             raise StepError(
-                f"step '{self.name}' does not take what it is called with: {error}",
+                f"step '{self.name}' does not take what it is called with: {why}",
                 got=f"{self.name}{parameters}",
                 expected=f"{self.name}({', '.join(handed)}) -> (y_t, new_state)",
                 remedy=remedy,
@@ -422,6 +417,19 @@ def _names(x_spec: Spec, state_spec: Spec) -> tuple[tuple[str, ...], tuple[str, 
         (*names(own, "state"), *static),
         (*names(own, "new_state"), *(f"new_{name}" for name in static)),
     )
+
+
+def why_not_taken(step: Any, handed: Sequence[str]) -> tuple[str, inspect.Signature] | None:
+    """Why a step does not take what a call hands it, and what it takes; None if it does."""
+    try:
+        parameters = signature_of(attribute(step, "forward", step))
+    except ValueError:  # of a builtin
+        return None
+    try:
+        parameters.bind(*handed)
+    except TypeError as error:
+        return str(error), parameters
+    return None
 
 
 def own_spec(state_spec: Spec) -> Spec:
