@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, export
 
-from stepnet import recurrent
+from stepnet import LoDTensor, recurrent
 from stepnet.errors import StepError
 
 ANY = Dim.AUTO
@@ -31,6 +31,21 @@ def test_a_step_of_a_number_of_rows_is_told() -> None:
             return recurrent(lambda x, h: ((x + h).view(2, 3),) * 2, x, h)
 
     with pytest.raises(StepError, match="does not run on any number of rows"):
+        export(Model(), (torch.randn(4, 2, 3), torch.randn(2, 3)))
+
+
+@pytest.mark.parametrize("asks", [lambda m: m[1].sum(0), lambda m: m.select_sequences([1]).values.sum(0)])
+def test_what_dynamo_does_not_follow_is_told_of_the_step(asks: Any) -> None:
+    memory = LoDTensor.from_lengths(torch.randn(3, 3), [[1, 2]])
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor, h: Tensor) -> Any:
+            def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+                return (x + h + asks(memory),) * 2
+
+            return recurrent(step, x, h)
+
+    with pytest.raises(StepError, match=r"'step' cannot be part .*: Dynamo does not follow it"):
         export(Model(), (torch.randn(4, 2, 3), torch.randn(2, 3)))
 
 

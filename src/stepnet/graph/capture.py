@@ -285,6 +285,7 @@ def out_of_graph(call: Callable[[], Any], why: str) -> Any:
 
 def traced_step(step: Any, call: Callable[[], Any]) -> Any:
     """A call of a step that Dynamo is to follow, where an export follows tensors only."""
+    from torch._dynamo.exc import Unsupported, UserError
     from torch._higher_order_ops.utils import _maybe_compile_and_run_fn
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -293,8 +294,15 @@ def traced_step(step: Any, call: Callable[[], Any]) -> Any:
     before = {*graph.nodes}
     with warnings.catch_warnings():  # Dynamo looks for gradients of weights that export has replaced
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor", UserWarning)
-        with _weights_noted(step):
-            out = _maybe_compile_and_run_fn(_anew(call))
+        try:
+            with _weights_noted(step):
+                out = _maybe_compile_and_run_fn(_anew(call))
+        except (
+            Unsupported,
+            UserError,
+        ) as error:  # it asks for numbers, indexes sequences, calls what is no torch
+            why = str(error).partition("\n")[0].rstrip(".:")
+            raise refused(Way(_name(step)), f"Dynamo does not follow it ({why})") from error
     # Offsets that are known here were asked for their number alone: export fails if nothing uses them.
     for node in reversed([n for n in graph.nodes if n not in before]):
         if not node.users and (node.op == "get_attr" or node.target is torch.ops.aten.sym_size.int):
