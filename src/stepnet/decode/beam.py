@@ -125,8 +125,8 @@ def beam_search(
         if known is not None:
             note(step, way, known._replace(steps=half_done((place[:, 0] // beam_size).tolist())))
         words, parents = (table[:steps] for table in tables)
-        found, there, lod = _read_out(ended, place, beam_size, n_best, words, parents)
-        return found, LoDTensor.of(ended[:, :n_best][there], lod)  # by torch: it may carry tangents
+        found, places, lod = _read_out(ended, place, beam_size, n_best, words, parents)
+        return found, LoDTensor.of(ended.take(places), lod)  # by torch: it may carry tangents
 
 
 class BeamStep:
@@ -213,7 +213,7 @@ def _read_out(
     score: Tensor, place: Tensor, beam_size: int, n_best: int, words: Tensor, parents: Tensor
 ) -> tuple[LoDTensor, Tensor, LoD]:
     """Follow the parents back from where each sequence ended: by numpy, whose calls take less time.
-    The words, where of the best few of each row there is a sequence, and how many each row has."""
+    The words, the places of the scores of their sequences, and how many each row has."""
     best, ends, word, parent = (unwrapped(t).cpu().numpy() for t in (score, place, words, parents))
     best, (length, beam) = best[:, :n_best], np.divmod(ends[:, :n_best], beam_size)
     there = best > -np.inf
@@ -230,5 +230,6 @@ def _read_out(
     within = np.arange(len(word)) < lengths[:, None]
     inner, outer = (from_numpy(np.concatenate(([0], n.cumsum()))) for n in (lengths, counts))
     nested = LoD.trusted((outer, inner), int(lengths.sum()))
-    found, there = (from_numpy(part).to(score.device) for part in (table.T[within], there))
-    return LoDTensor.of(found, nested), there, LoD.trusted((outer,), len(lengths))
+    places = (np.arange(best.shape[1]) + rows)[there]
+    found, of_scores = (from_numpy(part).to(score.device) for part in (table.T[within], places))
+    return LoDTensor.of(found, nested), of_scores, LoD.trusted((outer,), len(lengths))
