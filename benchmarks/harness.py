@@ -218,18 +218,19 @@ def measure(runs: Runs, effort: Effort, clock: Clock = time.perf_counter) -> dic
     gc.collect()
     gc.freeze()  # what is loaded by now need not be gone through before every turn
     try:
-        repeats = dict.fromkeys(runs, 1)
+        repeats, cold = dict.fromkeys(runs, 1), dict.fromkeys(runs, False)
         for _ in range(effort.warmup):
             for name, run in runs.items():
-                seconds = _turn(run, repeats[name], clock)
+                seconds = _turn(run, repeats[name], cold[name], clock)
                 repeats[name] = max(repeats[name], math.ceil(effort.shortest / max(seconds, 1e-7)))
+                cold[name] = repeats[name] > 1 or seconds < SHORT
         turns: dict[str, list[float]] = {name: [] for name in runs}
         start = clock()
         for done in range(effort.rounds):
             if done >= 3 and clock() - start > effort.budget:
                 break
             for name, run in runs.items():
-                turns[name].append(_turn(run, repeats[name], clock))
+                turns[name].append(_turn(run, repeats[name], cold[name], clock))
         return turns
     finally:
         gc.unfreeze()
@@ -237,17 +238,19 @@ def measure(runs: Runs, effort: Effort, clock: Clock = time.perf_counter) -> dic
 
 # Seconds before a turn: until then the threads of the contender before it may wait busily for more work.
 PAUSE = 0.01
+# Seconds of work to which what that pause costs adds much: threads that sleep, caches of others.
+SHORT = 0.02
 
 
-def _turn(run: Callable[[], Any], repeats: int, clock: Clock) -> float:
-    """Seconds of one run, from `repeats` of them in a row. Short ones follow one that does not count, for
-    everyone alike: it wakes the threads and fills the caches."""
+def _turn(run: Callable[[], Any], repeats: int, cold: bool, clock: Clock) -> float:
+    """Seconds of one run, from `repeats` of them in a row. `cold`: they are short, and follow one that does
+    not count, for everyone alike: it wakes the threads and fills the caches."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     time.sleep(PAUSE)
     try:
-        if repeats > 1:
+        if cold:
             run()
         start = clock()
         for _ in range(repeats):

@@ -2,7 +2,7 @@
 
 The encoder reads words of any number, from the last to the first. At each step the decoder looks at all that
 the encoder said of its own sequence, and at nothing else: the memory is a LoDTensor, each sequence as long as
-it is, and nothing is padded.
+it is, of which the step sees the rows of the sequences that still run. One step trains and generates.
 
     python examples/06_attention.py          sequences of 1 or 2 words, a few seconds
     python examples/06_attention.py --long   sequences of 1 to 10 words, a quarter of a minute of one core
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import stepnet
-from stepnet import LoDTensor, Memory, Scope
+from stepnet import LoDTensor
 
 EDGE = 0  # the word that begins and ends a sequence
 WORDS = 10
@@ -36,35 +37,24 @@ class Reverser(nn.Module):
     def encode(self, words: LoDTensor) -> tuple[LoDTensor, Tensor]:
         return stepnet.recurrent(self.encoder, words.map(self.embed), reverse=True)
 
-    def look(self, word: Tensor, h: Tensor, memory: LoDTensor) -> Tensor:
-        """One step of the decoder: rows of sequences, and a memory with an entry for each of them."""
-        query = stepnet.sequence_expand(self.query(h), memory)
-        weight = stepnet.sequence_softmax((query * memory).sum(-1, keepdim=True))
-        context = stepnet.sequence_pool(memory * weight, "sum")
-        return self.decoder(torch.cat([self.embed(word), context], 1), h)
+    def step(self, word: Tensor, h: Tensor, memory: Any) -> tuple[Tensor, Tensor]:
+        """Scores of each next word. Of the memory a step sees rows, [n, L, size], and a mask, [n, L]."""
+        weights = (memory.rows * self.query(h).unsqueeze(1)).sum(2)
+        weights = weights.masked_fill(~memory.mask, -torch.inf).softmax(1)
+        context = (memory.rows * weights.unsqueeze(2)).sum(1)
+        h = self.decoder(torch.cat([self.embed(word), context], 1), h)
+        return self.out(h), h
 
     def forward(self, words: LoDTensor, before: LoDTensor) -> Tensor:
         """Scores of each next word, given the right words before it: [rows of before, WORDS]."""
         memory, last = self.encode(words)
-        scope = Scope({"word": before, "memory": memory, "last": last})
-
-        def stepnet_(step: Scope) -> None:
-            step["h"] = self.look(step["word"], step["h_pre"], step["memory"])
-
-        h = Memory("h", "h_pre", init="last")
-        stepnet.dynamic_recurrent(stepnet_, scope, ["word"], ["h"], [h], static_inputs=["memory"])
-        return self.out(scope["h"].values)
+        scores, _ = stepnet.recurrent(self.step, before, last, static=memory)
+        return scores.values
 
     def generate(self, words: LoDTensor, max_length: int) -> LoDTensor:
         memory, last = self.encode(words)
-
-        def step(word: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-            h, place = state  # whose rows these are: sequences that have ended are not there
-            h = self.look(word, h, memory.select_sequences(place))
-            return self.out(h), (h, place)
-
-        start = (last, torch.arange(len(words)))
-        return stepnet.decode.greedy(step, start, bos=EDGE, eos=EDGE, max_length=max_length)[0]
+        how = {"bos": EDGE, "eos": EDGE, "max_length": max_length}
+        return stepnet.decode.greedy(self.step, last, static=memory, **how)[0]
 
 
 def draw(count: int, longest: int) -> LoDTensor:

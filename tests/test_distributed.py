@@ -184,6 +184,47 @@ def test_fully_shard_with_mixed_precision(rnn, output):
             a.grad = b.grad = None
 
 
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("at", [None, 0, 1, 2])
+@pytest.mark.parametrize("given", ["ragged", "ragged, reverse", "time first", "time second", "array"])
+def test_tensors_that_are_spread_over_processes(given, at):
+    """Replicated, or spread along any axis, that of time, too: torch takes none apart along such a one."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+    ragged = given.startswith("ragged")
+    mesh, table = init_device_mesh("cpu", (1,)), torch.randn((6, F_IN) if ragged else (3, 3, F_IN))
+    where = Replicate() if at is None else Shard(min(at, table.dim() - 1))
+    weight = torch.randn(F_IN, F_IN)
+
+    def found(spread):
+        x, w = (spread(t, to).requires_grad_() for t, to in ((table, where), (weight, Replicate())))
+        boot = spread(torch.zeros(3, F_IN), Replicate())
+
+        def step(x, h):
+            h = torch.tanh(x @ w + h)
+            return h, h
+
+        if ragged:
+            y, h = recurrent(
+                step, LoDTensor.from_lengths(x, [[2, 0, 4]]), boot, reverse=given == "ragged, reverse"
+            )
+            y = y.values
+        elif given == "array":
+            steps = stepnet.TensorArray.unstack(x)
+            y, h = steps.stack(), torch.stack([steps.read(t) for t in range(3)])
+        else:
+            y, h = recurrent(step, x, boot, axis=int(given == "time second"))
+        return [y, h, *torch.autograd.grad(y.sin().sum() + h.sum(), [x, w], allow_unused=True)]
+
+    ours = found(lambda t, to: distribute_tensor(t, mesh, [to]))
+    for a, b in zip(ours, found(lambda t, to: t.clone()), strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert isinstance(a, DTensor)
+            torch.testing.assert_close(a.full_tensor(), b)
+
+
 def test_memory_that_was_freed_is_told():
     """As fully_shard does where it does not find the results."""
     w = nn.Parameter(torch.randn(H, H))

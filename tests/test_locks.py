@@ -6,17 +6,20 @@ import contextlib
 import math
 import os
 import re
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import stepnet
 from forks import in_a_fork
-from stepnet import LoDTensor, recurrent
+from stepnet import LoDTensor, locks, recurrent
+from stepnet.compiler.reads import swapped as swapping
 from stepnet.compiler.reads.swapped import Swapped
 from stepnet.locks import Lock, _all
 from stepnet.nested.recreated_steps import found_by
@@ -32,7 +35,78 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_all_locks_are_of_one_kind():
     """Those that a fork does not leave held."""
     found = {at.name: _MADE.findall(at.read_text()) for at in SOURCE.rglob("*.py")}
-    assert {name: made for name, made in found.items() if made} == {"locks.py": ["threading.RLock"]}
+    assert {name: made for name, made in found.items() if made} == {"locks.py": ["_thread.RLock"]}
+
+
+def stopped_at(event: int, file: str, run: Callable[[], object]) -> bool:
+    """Whether a run was stopped, as by a signal, where a function of a file begins or ends."""
+    left = [event]
+
+    def trace(frame: Any, kind: str, _: Any) -> Any:
+        if frame.f_code.co_filename != file:
+            return None
+        left[0] -= kind in ("call", "return")
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def is_free(lock: Lock) -> bool:
+    """Whether another thread may take a lock."""
+    found: list[bool] = []
+
+    def take() -> None:
+        found.append(lock.acquire(timeout=5))
+        if found[0]:
+            lock.release()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    return found == [True]
+
+
+def test_no_error_by_a_signal_leaves_a_lock_held():
+    def run() -> None:
+        with lock:
+            pass
+
+    lock, event = Lock(), 1
+    while stopped_at(event, locks.__file__, run):
+        assert is_free(lock)
+        event += 1
+    assert is_free(lock)
+
+
+def test_no_error_by_a_signal_loses_what_stood_there():
+    """Wherever it comes: in the worst case the other value stays, which does as the first one."""
+
+    def run() -> None:
+        with swapped.inside():
+            assert owner.size == 2
+
+    event, stopped = 1, True
+    while stopped:
+        owner = SimpleNamespace(size=1)
+        swapped = Swapped(owner, "size", 2)
+        stopped = stopped_at(event, swapping.__file__, run)
+        assert swapping.unswapped(owner.size) == 1
+        run()
+        assert swapping.unswapped(owner.size) == 1
+        assert is_free(swapped._lock)  # pyright: ignore[reportPrivateUsage]
+        event += 1
+    assert event > 5
+    assert owner.size == 1
 
 
 @contextlib.contextmanager

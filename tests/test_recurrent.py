@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections import defaultdict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -426,3 +426,14 @@ def test_a_script_of_a_module_that_calls_the_function_names_the_export():
 
     with pytest.raises(StepError, match=r"torch\.jit\.script cannot .*\n.*torch\.export\.export"):
         torch.jit.script(Calls())
+
+
+@pytest.mark.parametrize(("given", "returned"), [(dict, OrderedDict), (OrderedDict, dict)])
+def test_a_state_of_another_class_is_told_by_its_class(given, returned):
+    with pytest.raises(StepError, match="changed the structure of the state") as told:
+        recurrent(lambda x, s: (x, returned(h=s["h"] + x)), torch.zeros(3, 2, 4), given(h=torch.zeros(2, 4)))
+    got, expected = (line for line in str(told.value).splitlines() if "'h'" in line)
+    assert ("OrderedDict" in got, "OrderedDict" in expected) == (
+        returned is OrderedDict,
+        given is OrderedDict,
+    )

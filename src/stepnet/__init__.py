@@ -3,9 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 from . import cells as cells
+from . import data as data
 from . import datasets as datasets
 from . import decode as decode
 from . import distributed as distributed
+from . import errors as errors
+from . import executors as executors
+from . import graph as graph
 from . import layers as layers
 from . import nn as nn
 from . import ops as ops
@@ -49,13 +53,14 @@ if TYPE_CHECKING:
     from . import openvino as openvino
     from .saving.load import load as load
 
+else:  # a type checker is to find names that there are not
 
-def __getattr__(name: str) -> Any:
-    """`onnx`, `openvino` and `load` are imported when first used: they bring torch's tracing machinery."""
-    import importlib
+    def __getattr__(name: str) -> Any:
+        """`onnx`, `openvino`, `load` are imported when first used: they bring torch's tracing machinery."""
+        import importlib
 
-    if name in ("onnx", "openvino", "saving"):
-        return importlib.import_module(f".{name}", __name__)
-    if name == "load":
-        return importlib.import_module(".saving", __name__).load
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name in ("onnx", "openvino", "saving"):
+            return importlib.import_module(f".{name}", __name__)
+        if name == "load":
+            return importlib.import_module(".saving", __name__).load
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakMethod, WeakSet
@@ -11,7 +11,7 @@ from weakref import WeakMethod, WeakSet
 _all: WeakSet[Lock] = WeakSet()
 
 
-class Lock:
+class Lock(_thread.RLock):  # pyright: ignore[reportGeneralTypeIssues]
     """A lock that one thread may take several times.
 
     In a process forked while another thread held it, it is free; while the thread that forked held it, it is
@@ -29,22 +29,13 @@ class Lock:
     >>> lock.release()
     """
 
-    __slots__ = ("__weakref__", "_forked", "acquire", "release")
+    __slots__ = ("_forked",)
 
+    # Its `__enter__` and `__exit__` are C: in Python's an error by a signal may come after it was taken,
+    # or before it is given back, and then it is held for ever.
     def __init__(self, forked: Callable[[bool], object] | None = None) -> None:
         self._forked = None if forked is None else WeakMethod(forked)
-        self._renew()
         _all.add(self)
-
-    def _renew(self) -> None:
-        lock = threading.RLock()
-        self.acquire, self.release = lock.acquire, lock.release
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Lock, ()
@@ -53,7 +44,7 @@ class Lock:
         """Free it in the child of a thread that does not hold it."""
         held = not self.acquire(blocking=False)
         if held:
-            self._renew()
+            self._at_fork_reinit()  # pyright: ignore[reportAttributeAccessIssue]
         else:
             self.release()
         forked = None if self._forked is None else self._forked()

@@ -88,6 +88,24 @@ def test_short_work_is_repeated_within_a_turn():
     assert turns == {"a": [1.0, 1.0], "b": [0.25, 0.25]}
 
 
+def test_short_work_is_timed_warm_though_it_is_not_repeated():
+    clock = FakeTime()
+    runs = {
+        "a": clock.work("a", [0.005, *[0.005, 0.001] * 3]).run,  # the first after a pause finds nothing ready
+        "b": clock.work("b", [0.5, 0.4, 0.4, 0.4]).run,
+    }
+    turns = harness.measure(runs, THREE, clock)
+    assert clock.turns == ["a", "b", *["a", "a", "b"] * 3]
+    assert turns["a"] == pytest.approx([0.001] * 3)
+    assert turns["b"] == pytest.approx([0.4] * 3)
+
+
+def test_first_runs_are_timed_cold():
+    clock = FakeTime()
+    once = Effort(rounds=1, warmup=0, shortest=0.0, budget=0.0)
+    assert harness.measure({"a": clock.work("a", [0.005]).run}, once, clock) == {"a": [0.005]}
+
+
 @pytest.mark.parametrize(("budget", "rounds"), [(0.0, 3), (7.0, 4), (1e9, 10)], ids=["least", "some", "all"])
 def test_a_budget_ends_the_rounds(budget, rounds):
     clock = FakeTime()
@@ -98,7 +116,7 @@ def test_a_budget_ends_the_rounds(budget, rounds):
 def test_no_garbage_is_collected_within_a_turn():
     seen = []
     harness.measure({"a": lambda: seen.append(gc.isenabled())}, THREE)
-    assert seen == [False] * 4
+    assert seen == [False] * (1 + 2 * 3)  # each of the three turns has one that does not count
     assert gc.isenabled()
 
 

@@ -17,7 +17,7 @@ from stepnet import cells
 from stepnet.api import Recurrent, recurrent
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
-from stepnet.engine import make, plans, warm_calls
+from stepnet.engine import make, plans, unsteady_steps, warm_calls
 from stepnet.errors import SlowPathWarning, Unsupported
 from stepnet.testing import check_step
 
@@ -34,7 +34,7 @@ def captures(monkeypatch):
     inner = make.compile_loop
     monkeypatch.setattr(plans, "_entries", Bounded(plans._entries.most))
     monkeypatch.setattr(warm_calls, "_known", Bounded(warm_calls._known.most))
-    monkeypatch.setattr(plans, "_misses", {})
+    monkeypatch.setattr(unsteady_steps, "_misses", {})
 
     def counted(*args, **kwargs):
         made.append(args[1].name)
@@ -419,7 +419,7 @@ def test_a_partial_that_changes_objects_leaves_other_partials_compiled():
 
 @pytest.mark.parametrize("who", few(["it", "another"], ["another"]))
 def test_a_step_that_was_unsteady_is_compiled_when_it_is_steady(who, captures, monkeypatch):
-    monkeypatch.setattr(plans, "_MOST_MISSES", 2)
+    monkeypatch.setattr(unsteady_steps, "MOST_MISSES", 2)
     module = Scaled().eval()
     for k in range(2):
         module.scale = np.float32(k)  # which is no input of a plan
@@ -441,7 +441,7 @@ def test_a_step_that_was_unsteady_is_compiled_when_it_is_steady(who, captures, m
 @pytest.mark.filterwarnings("error:step 'Scaled' runs by the plain loop")
 def test_modules_of_a_class_in_turn(captures, monkeypatch):
     """Each is compiled at its first call."""
-    monkeypatch.setattr(plans, "_MOST_MISSES", 2)
+    monkeypatch.setattr(unsteady_steps, "MOST_MISSES", 2)
     modules = [Scaled().eval() for _ in range(4)]
     for k, module in enumerate(modules):
         module.scale = np.float32(k)

@@ -15,8 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import linear as linear_layer
+from torch.nn.utils import prune
 
 from covering import few
+from key_changes import changes_are_seen
 from stepnet import cells, recurrent
 from stepnet.compiler.reads.monkeypatches import patched
 from stepnet.compiler.reads.reach import reach
@@ -267,6 +269,113 @@ def test_results_by_other_code_of_a_distribution(monkeypatch):
             torch.testing.assert_close(recurrent(step, x, h)[0], recurrent(step, x, h, backend="naive")[0])
 
 
+def _gained(nonlinearity, param=None):
+    return 7.0
+
+
+def _mapped(func, in_dims=0, out_dims=0, randomness="error", *, chunk_size=None):
+    return lambda x: func(x) * 0.5
+
+
+def _masked(self, module):
+    return module.weight_orig * 0.5
+
+
+def gained(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    return x * nn.init.calculate_gain("leaky_relu"), h
+
+
+def mapped(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.func.vmap(torch.tanh)(x), h
+
+
+def pooled(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    return F.max_pool1d(x[:, None], 1)[:, 0], h
+
+
+def reflected(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    return 1 - x, h
+
+
+def pruned() -> Any:
+    layer = nn.Linear(3, 3, dtype=D)
+    prune.l1_unstructured(layer, "weight", amount=2)
+    return lambda x, h: (layer(x), h)
+
+
+def _cell(function: Any, name: str) -> Any:
+    return dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))[name]
+
+
+_MAPS = torch.func.vmap
+_SET_BY_NAME = {
+    "code of a function": (lambda: gained, nn.init.calculate_gain, "__code__", _gained.__code__),
+    "defaults of a function": (lambda: gained, nn.init.calculate_gain, "__defaults__", (3.0,)),
+    "what is a default, and the user's": (lambda: gained, nn.init.calculate_gain, "__defaults__", (SCALE,)),
+    "code of a transform": (lambda: mapped, _MAPS, "__code__", _mapped.__code__),
+    "named defaults of a transform": (lambda: mapped, _MAPS, "__kwdefaults__", {"chunk_size": 1}),
+    "what a closure holds": (lambda: pooled, _cell(F.max_pool1d, "if_false"), "cell_contents", torch.relu),
+    "code in a decorator": (
+        lambda: reflected,
+        _cell(Tensor.__rsub__, "f").cell_contents,
+        "__code__",
+        (lambda self, other: self).__code__,
+    ),
+    "code of a class imported late": (
+        pruned,
+        prune.BasePruningMethod.apply_mask,
+        "__code__",
+        _masked.__code__,
+    ),
+}
+
+
+@pytest.mark.parametrize("part", _SET_BY_NAME)
+def test_parts_of_functions_that_a_step_names_or_comes_by(part, monkeypatch):
+    """Those of any of torch's modules; what is the user's in them is walked from then on."""
+    make, owner, name, other = _SET_BY_NAME[part]
+    step = make()
+    key = reach(step).key
+    assert reach(step).key == key
+    changes_are_seen(step, lambda: monkeypatch.setattr(owner, name, other))
+    if part == "what is a default, and the user's":
+        before, SCALE[0] = reach(step).key, 0.25
+        after, SCALE[0] = reach(step).key, 0.5
+        assert after != before
+    monkeypatch.undo()
+    assert reach(step).key == key
+
+
+_softmax, _einsum, _norm = F.softmax, torch.einsum, Tensor.norm
+_ASKED_BY_NAME = {
+    "a function of layers": (F, "softmax", lambda *a, **how: _softmax(*a, **how) * 0.5),
+    "a function of torch": (torch.functional, "einsum", lambda *a: _einsum(*a) * 0.5),
+    "a method of tensors": (Tensor, "norm", lambda *a, **how: _norm(*a, **how) * 0.5),
+    "a function that is called by another name": (torch.functional, "norm", lambda *a, **how: 5.0),
+}
+
+
+class Dispatching(nn.Module):
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        sizes = x.norm(dim=-1, keepdim=True) + torch.norm(h, dim=-1, keepdim=True)
+        h = F.softmax(torch.einsum("bi,bi->bi", x, h) / sizes, -1)
+        return h, h
+
+
+@pytest.mark.parametrize("kind", _ASKED_BY_NAME)
+@pytest.mark.filterwarnings("ignore:step")
+@torch.no_grad()
+def test_functions_of_torch_whose_name_stands_for_another(kind):
+    """Under a mode, as it is tried, a function of torch's asks for itself by its name."""
+    step, x, h = Dispatching(), torch.randn(3, 2, 3, dtype=D), torch.randn(2, 3, dtype=D)
+    with mock.patch.object(*_ASKED_BY_NAME[kind]):
+        with pytest.raises(Unsupported, match="in the place of which somebody put another"):
+            recurrent(step, x, h, backend=BACKEND)
+        for _ in range(2):
+            found = recurrent(step, x, h, backend="auto")[0]
+            torch.testing.assert_close(found, recurrent(step, x, h, backend="naive")[0])
+
+
 class Seeded(Layers):
     """Its noise is made with it: no step sets a seed."""
 
@@ -387,7 +496,7 @@ def test_where_rows_stand_is_not_computed_by_replaced_operators(name):
         ]
         own += [layout.sequence_of, *layout.begins, layout.last, layout.dealt(2), layout.times(2).starts]
         nested = LoD.from_lengths([[2, 0, 1], [2, 0, 5]])
-        own += [nested.owner(), nested.row_lengths(), *nested.levels, *nested.span(0, 2)[0], lod.lengths()]
+        own += [nested.owner(), *nested.levels, *nested.span(0, 2)[0], lod.lengths()]
         own += [nested.take(torch.tensor([2, 0]))[1], *nested.take(torch.tensor([2, 0]))[0].levels]
         return [*(t.tolist() for t in own), layout.steps, layout.active, layout.is_packed, layout.ends]
 
@@ -404,5 +513,5 @@ def test_where_rows_stand_is_not_computed_by_replaced_operators(name):
 def test_offsets_are_made_by_what_was_imported():
     with mock.patch.object(torch, "from_numpy", lambda array: torch.zeros(len(array), dtype=torch.int64)):
         nested = LoD.from_lengths([[2, 1], [2, 0, 5]])
-        made = [*nested.levels, nested.lengths(), nested.row_lengths(), nested.owner()]
-    assert [t.tolist() for t in made] == [[0, 2, 3], [0, 2, 2, 7], [2, 0, 5], [2, 5], [0, 0, 2, 2, 2, 2, 2]]
+        made = [*nested.levels, nested.lengths(), nested.owner()]
+    assert [t.tolist() for t in made] == [[0, 2, 3], [0, 2, 2, 7], [2, 0, 5], [0, 0, 2, 2, 2, 2, 2]]

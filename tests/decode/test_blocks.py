@@ -127,6 +127,31 @@ def test_beams_are_those_of_the_plain_loop(penalty, in_c):
     assert in_c == [True, False] * 4
 
 
+@pytest.mark.parametrize("by", [greedy, functools.partial(beam_search, beam_size=2)])
+def test_a_ragged_memory_is_seen_by_each_row_and_beam(by, in_c):
+    speaker = Speaker()
+
+    def attend(words: Tensor, h: Tensor, static: Any) -> tuple[Tensor, Tensor]:
+        memory, bias = static
+        scores = torch.einsum("nlh,nh->nl", memory.rows, h).masked_fill(~memory.mask, -torch.inf)
+        context = torch.bmm(scores.softmax(1)[:, None], memory.rows)[:, 0]
+        h = speaker.cell(torch.cat([speaker.table(words), context], 1), h)
+        return speaker.head(3 * h) + bias, h
+
+    lengths = [3, 1, 9, 2]
+    memory = LoDTensor.from_lengths(torch.randn(15, H, dtype=torch.float64), [lengths])
+    h, bias = 2 * torch.randn(4, H, dtype=torch.float64), torch.randn(4, V, dtype=torch.float64)
+    how = {"bos": BOS, "eos": EOS, "max_length": 20}
+    found = rows(by(attend, h, static=(memory, bias), **how))
+    same(found, rows(plainly(attend, h, static=(memory, bias), by=by, **how)))
+    for i in range(4):  # each row sees its own, of the length it has
+        one = memory[i : i + 1], bias[i : i + 1]
+        alone = rows(plainly(attend, h[i : i + 1], static=one, by=by, **how))
+        torch.testing.assert_close(alone[1], found[1][i : i + 1])
+        assert torch.equal(alone[0].values, found[0][i : i + 1].values)
+    assert in_c[0]
+
+
 def test_eos_may_be_the_word_that_begins(in_c):
     def step(words: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         return torch.sin(state + words[:, None]), state * 1.1 + 0.3

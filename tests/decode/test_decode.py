@@ -238,6 +238,7 @@ GOOD = {"bos": BOS, "eos": EOS, "beam_size": 2, "max_length": 3}
         (step, a_state(2), {"eos": 9}, "eos is not in the vocabulary of step 'step'"),
         (step, {"h": torch.ones(2, 1), "count": torch.ones(3, 1)}, {}, "state['count'] float32[3, 1]"),
         (step, (), {}, "a row per sequence"),
+        (step, a_state(2), {"static": torch.ones(3)}, "must have one row per sequence"),
         (lambda w, s: w, a_state(2), {}, "must return a pair"),
         (lambda w, s: (w, s), a_state(2), {}, "a score for each word"),
         (lambda w, s: (torch.ones(len(w), V).long(), s), a_state(2), {}, "logits or log probabilities"),

@@ -19,6 +19,7 @@ SIZES = {
     "whole panels": (1100, 48, (64, 32)),
     "more strips than are packed at once": (530, 389, (33, 3)),
     "more panels than are packed at once": (260, 12, (530,)),
+    "parts of rows": (16400, 20, (33, 7)),
 }
 
 
@@ -32,6 +33,7 @@ def _rows(rows, k, columns):
 def test_sums_over_rows(name, monkeypatch):
     monkeypatch.setattr(c_over_rows, "_MULTIPLIED", 1)
     monkeypatch.setattr(c_over_rows, "_WORK", 1)
+    monkeypatch.setattr(c_over_rows, "_PART", 2048)
     rows, k, columns = SIZES[name]
     a, tables = _rows(rows, k, columns)
     by_threads = []

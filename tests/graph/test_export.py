@@ -363,7 +363,7 @@ _SIN = '{"call": "aten.sin.default", "args": [{"value": 0}], "named": {}}'
 def _text(call: str = _SIN) -> str:
     return (
         '{"way": {"name": "s", "autocast": []}, "counts": [1, 0, 0, 0], "y": [[[3], "float32"]], '
-        f'"random": false, "calls": [null, {call}], "results": [1]}}'
+        f'"calls": [null, {call}], "results": [1]}}'
     )
 
 

@@ -34,7 +34,7 @@ def text(**way: Any) -> str:
     linear = {"call": "aten.linear.default", "args": [{"value": 0}, {"value": 1}], "named": {}}
     form = {
         "way": {"name": "s", "autocast": None, **way}, "counts": [1, 0, 0, 0], "y": [[[3], "float32", False]],
-        "random": False, "calls": [None, eye, linear], "results": [2],
+        "calls": [None, eye, linear], "results": [2],
     }  # fmt: skip
     return f"recurrence {json.dumps(form)}"
 

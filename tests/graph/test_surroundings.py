@@ -18,8 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from covering import few
 from stepnet import LoDTensor, Recurrent, cells, explain, recurrent, sequence_concat
 from stepnet import nn as snn
-from stepnet.errors import WrittenError
+from stepnet.errors import StepError, WrittenError
 from stepnet.graph import ops
+from tables import holds
 
 from .models import assert_alike, dense, gradients, ragged
 
@@ -94,6 +95,80 @@ def test_results_that_drew_noise_are_not_made_once_more() -> None:
     compiled = torch.compile(Overwritten(draws=True), backend="eager", fullgraph=True)
     with pytest.raises(WrittenError, match="draws noise was written to in place"):
         compiled(dense(3, 2)).sum().backward()
+
+
+class Drawing(nn.Module):
+    """A step with a function of its state that may draw noise."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(3, 3), function
+
+    def step(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.layer(x) + self.function(h))
+        return h, h
+
+    def forward(self, x: Tensor) -> Any:
+        return recurrent(self.step, x, x.new_zeros(x.shape[1], 3))
+
+
+class Branded(nn.Module):
+    """Parameters whose names are those of noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normal, self.dropped = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * self.normal + self.dropped
+
+
+def attended(h: Tensor, p: float) -> Tensor:
+    """A row that attends to itself and to its double."""
+    both = torch.stack((h, h * 2), 1)
+    return nn.functional.scaled_dot_product_attention(both, both, both, dropout_p=p)[:, 0]
+
+
+def inside(h: Tensor, p: float) -> Tensor:
+    """What a recurrence in the step gives that drops."""
+
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = nn.functional.dropout(x + h, p)
+        return h, h
+
+    return recurrent(step, torch.stack((h, h * 2)), h)[1]
+
+
+DRAWS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "dropout": (nn.Dropout(0.5), True),
+    "rand_like": (lambda h: h * torch.rand_like(h), True),
+    "attention that drops": (lambda h: attended(h, 0.5), True),
+    "a recurrence that drops": (lambda h: inside(h, 0.5), True),
+    "a recurrence": (lambda h: inside(h, 0.0), False),
+    "attention": (lambda h: attended(h, 0.0), False),
+    "dropout of none": (nn.Dropout(0.0), False),
+    "dropout in evaluation": (nn.Dropout(0.5).eval(), False),
+    "normalize": (nn.functional.normalize, False),
+    "names": (Branded(), False),
+}
+
+
+def test_a_run_that_hooks_lost_is_made_once_more_unless_it_draws_noise() -> None:
+    def law(function: Callable[[Tensor], Tensor], draws: bool) -> None:
+        model = Drawing(function).double()
+        compiled, x = torch.compile(model, backend="eager", fullgraph=True), dense(3, 2)
+
+        def copied(x: Tensor) -> Any:
+            with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+                return compiled(x)
+
+        if not draws:
+            assert_alike(model, copied, (x,))
+            return
+        with pytest.raises(StepError, match="draws noise has lost what forward kept"):
+            torch.autograd.grad(copied(x)[0].sum(), x)
+
+    holds(law, DRAWS)
 
 
 def test_weights_that_change_between_calls() -> None:

@@ -37,7 +37,7 @@ NODES = {
     ),
     "an axis of one size": (
         f"{SIZES}  t = Constant<value = int64[1] {{4}}>()  b = Slice(a, z, o)  y = Squeeze(b, t)",
-        r"\(Squeeze\): axis 4 lies outside",
+        r"\(Squeeze\): axes: 4 lies outside",
     ),
     "no axes for a slice": (
         f"{SIZES}  t = Constant<value = int64[0] {{}}>()  y = Slice(x, z, o, t)",

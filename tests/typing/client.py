@@ -139,6 +139,11 @@ head = nn.Linear(1, 1)
 assert_type(y.map(head).with_values(y.values), LoDTensor)
 
 
+# Parts of the package are seen by its name alone.
+assert_type(list(stepnet.data.RowBudgetSampler(x.lengths(), rows=4)), list[list[int]])
+assert_type(LoDTensor.from_sequences([[1.0], []]), LoDTensor)
+
+
 def read_and_run(name: str, x: Tensor) -> Tensor:
     """What is read from a file gives tensors, by place or by name."""
     assert_type(stepnet.openvino.load(name)(x)["y"], Tensor)

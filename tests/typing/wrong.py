@@ -57,6 +57,11 @@ set_backend("cuda")  # pyright: ignore
 while_loop(lambda i: i < 3, lambda i: (i + 1, i), (torch.tensor(0),))  # pyright: ignore
 while_loop(42, lambda i: (i,), (torch.tensor(0),))  # pyright: ignore
 LoDTensor.from_lengths([1.0], [[1]])  # pyright: ignore
+LoDTensor.from_sequences(3)  # pyright: ignore
+stepnet.data.RowBudgetSampler("abc", rows=3)  # pyright: ignore
+stepnet.data.RowBudgetSampler([3, 1], row=3)  # pyright: ignore
+print(stepnet.errors.StepErr)  # pyright: ignore
+stepnet.recurent(step, x, h0)  # pyright: ignore
 x.values = torch.zeros(4, 1)  # pyright: ignore
 print(x.values.nonsense)  # pyright: ignore
 for piece in truncated(x, h0, rows=2):

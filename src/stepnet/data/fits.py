@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 from torch import Tensor
 
@@ -41,7 +42,7 @@ def check_values(values: Any, lod: LoD, *, lengths: bool = False) -> None:
         )
 
 
-def are_rows(sequences: Any) -> bool:
+def are_rows(sequences: Any) -> TypeGuard[Sequence[Tensor]]:
     """Whether it is a list of tensors that differ in length alone."""
     if not isinstance(sequences, list) or not sequences or not isinstance(sequences[0], Tensor):
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, final, overload
 from weakref import WeakValueDictionary
@@ -137,7 +137,7 @@ class LoDTensor(RowWise, Tabular):
 
     @staticmethod
     @recorded_in_frames()
-    def from_sequences(sequences: Any) -> LoDTensor:
+    def from_sequences(sequences: Iterable[Any]) -> LoDTensor:
         """A list of [length, ...] tensors, or lists of such lists: one level per depth. Differentiable.
 
         Numpy arrays are taken as tensors, and a list of plain numbers as one of shape [length]; any iterable,
@@ -329,7 +329,7 @@ class LoDTensor(RowWise, Tabular):
 
     def __iter__(self) -> Iterator[Any]:
         # One split: indexing n times would make the backward pass quadratic.
-        for i, rows in enumerate(self._values.split(self.structure.row_lengths().tolist())):
+        for i, rows in enumerate(self._values.split(self.structure.row_counts())):
             yield self._below(self.structure.span(i, i + 1)[0], rows)
 
     @staticmethod

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -18,6 +19,9 @@ from torch._ops import _len_torch_dispatch_stack_pre_dispatch
 from torch.autograd import forward_ad
 from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
+
+from stepnet.data.bounded_cache import Bounded
+from stepnet.data.on_meshes import on_mesh_of
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -111,6 +115,27 @@ def in_function_modes() -> bool:
         return False
     known = ("torch.utils._device", "torch.fx.experimental.proxy_tensor", "stepnet.")
     return not all(type(m).__module__.startswith(known) for m in _get_current_function_mode_stack())
+
+
+def noted(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor that are to be read outside of modes: where a step is recorded, it is told that
+    they are asked for. Raises Unsupported: there they are not known.
+
+    >>> noted(torch.ones(2))
+    tensor([1., 1.])
+    """
+    if torch.compiler.is_dynamo_compiling() or not torch._C._len_torch_function_stack():
+        return tensor
+    for mode in reversed(_get_current_function_mode_stack()):
+        if hasattr(mode, "numbers_of"):
+            with torch._C.DisableTorchFunction():  # it is still among the modes
+                return _of_numbers(mode.numbers_of(tensor), tensor.dtype)
+    return tensor
+
+
+@outside_modes
+def _of_numbers(numbers: Any, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(numbers, dtype=dtype)
 
 
 def transforms() -> list[str]:
@@ -473,9 +498,40 @@ def draws_put_back() -> contextlib.AbstractContextManager[None]:
     return torch.random.fork_rng(devices=gpus)
 
 
+# Whether a step is recorded that is recorded again at each call, and must then be seen to read the same.
+FOUND_AGAIN: ContextVar[bool] = ContextVar("stepnet_indices_are_found_again", default=False)
+_found = Bounded[tuple[torch.dtype, bytes], Tensor](128)
+_MOST_FOUND = 1 << 17  # bytes of one
+
+
+def found_again(index: Tensor) -> Tensor:
+    """Numbers made outside of modes; in a step that is recorded at each call, of equal numbers the same
+    tensor, which nobody writes to: there it is something that the step did not make.
+
+    >>> index = torch.arange(2)
+    >>> found_again(index) is index
+    True
+    """
+    if torch.compiler.is_dynamo_compiling() or not FOUND_AGAIN.get() or type(index) is not Tensor:
+        return index
+    return _found_again(index)
+
+
+@outside_modes  # which are told of attributes that are asked for, too
+def _found_again(index: Tensor) -> Tensor:
+    if not index.is_cpu or index.nbytes > _MOST_FOUND or index.dim() != 1 or index.requires_grad:
+        return index
+    key = index.dtype, index.numpy().tobytes()
+    known = _found.pop(key, None)  # put behind all others: what this step met stays until it is seen again
+    if known is None or known.numpy().tobytes() != key[1]:  # as a step can write past torch
+        known = index.clone()
+    _found[key] = known
+    return known
+
+
 def beside(index: Tensor, values: Tensor) -> Tensor:
-    """An index made outside of modes, as an op takes it together with `values`: on their device, and fake
-    where they are.
+    """An index made outside of modes, as an op takes it together with `values`: on their device, fake where
+    they are, and on all processes that they are spread over.
 
     >>> beside(torch.arange(2), torch.empty(2, device="meta")).device.type
     'meta'
@@ -484,7 +540,8 @@ def beside(index: Tensor, values: Tensor) -> Tensor:
         fake: Any = getattr(values, "fake_mode", None)
         if fake is not None and not fake.allow_non_fake_inputs:
             index = fake.from_tensor(index)
-    return index if values.is_cpu else index.to(values.device)
+        index = on_mesh_of(values, index)
+    return found_again(index) if values.is_cpu else index.to(values.device)
 
 
 def real(tensor: Tensor) -> Tensor | None:

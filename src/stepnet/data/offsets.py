@@ -18,14 +18,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stepnet.data.arguments import brief, check_unmasked
-from stepnet.data.modes import is_wrapped, outside_modes, real
+from stepnet.data.modes import found_again, is_wrapped, noted, outside_modes, real
 from stepnet.data.unpatched_torch import from_numpy
-from stepnet.errors import FrozenError, LoDError
+from stepnet.errors import FrozenError, LoDError, Unsupported
 from stepnet.watchers import said
 
 _Made = TypeVar("_Made")
 _LISTS = {list, tuple}
 _LONG = 1000  # from which torch takes much longer to make a tensor of a list than Python an array
+OF_EACH_SEQUENCE = "what each sequence has of its own is static=: the step sees rows [n, L, ...] and a mask"
 _UNCHANGED = "the offsets and the values of one LoDTensor go in together"
 
 # What traces a module gives the lengths of offsets as tensors of what is traced.
@@ -66,7 +67,7 @@ class LoD:
         self._fill(own)
 
     def _fill(self, levels: tuple[Tensor, ...], rows: int | None = None) -> None:
-        object.__setattr__(self, "levels", levels)
+        object.__setattr__(self, "levels", tuple([found_again(level) for level in levels]))
         object.__setattr__(self, "rows", _end(levels[-1]) if rows is None else rows)
         object.__setattr__(self, "_owner", None)
         object.__setattr__(self, "_content", None)
@@ -210,6 +211,15 @@ class LoD:
         return found
 
     @outside_modes
+    def numbers(self) -> list[Numbers]:
+        """The offsets of each level, of which nobody may write to any."""
+        return [level.numpy() for level in self.levels]
+
+    def kept(self) -> tuple[Any, ...]:
+        """What it keeps: its offsets, and what was made of them once."""
+        return self.levels, self._owner, *(self._made or {}).values()
+
+    @outside_modes
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
@@ -259,16 +269,16 @@ class LoD:
         for offsets in self.levels:
             part = told(offsets).numpy()[start : stop + 1]
             start, stop = int(part[0]), int(part[-1])
-            levels.append(from_numpy(part - start))
+            levels.append(index_of(part - start))
         return tuple(levels), start, stop
 
     @outside_modes
-    def row_lengths(self) -> Tensor:
-        """[n] how many rows each top-level sequence has, over all levels below it."""
+    def row_counts(self) -> list[int]:
+        """How many rows each top-level sequence has, over all levels below it."""
         bounds = told(self.levels[0]).numpy()
         for offsets in self.levels[1:]:
             bounds = offsets.numpy()[bounds]
-        return from_numpy(np.diff(bounds))
+        return np.diff(bounds).tolist()
 
     @outside_modes
     def take(self, indices: Tensor) -> tuple[LoD, Tensor]:
@@ -277,12 +287,17 @@ class LoD:
         for offsets in (told(level).numpy() for level in self.levels):
             starts = offsets[chosen]
             lengths = offsets[chosen + 1] - starts
-            levels.append(from_numpy(_offsets(lengths)))
+            levels.append(index_of(_offsets(lengths)))
             chosen = _ranges(starts, lengths)
-        return LoD.trusted(tuple(levels), len(chosen)), from_numpy(chosen)
+        return LoD.trusted(tuple(levels), len(chosen)), index_of(chosen)
 
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def index_of(numbers: Numbers) -> Tensor:
+    """Numbers made of offsets as a tensor."""
+    return found_again(from_numpy(numbers))
 
 
 @outside_modes
@@ -321,12 +336,12 @@ def told(offsets: Tensor) -> Tensor:
 
 @outside_modes
 def _copy(offsets: Tensor) -> Tensor:
-    return offsets.clone()
+    return found_again(offsets.clone())
 
 
 @outside_modes
 def _lengths(offsets: Tensor) -> Tensor:
-    return from_numpy(np.diff(offsets.numpy()))
+    return index_of(np.diff(offsets.numpy()))
 
 
 def _first(wrong: np.ndarray[Any, np.dtype[np.bool_]]) -> int | None:
@@ -356,7 +371,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
 
 @outside_modes
 def _offsets_of(lengths: Tensor) -> Tensor:
-    return from_numpy(_offsets(lengths.numpy()))
+    return index_of(_offsets(lengths.numpy()))
 
 
 @outside_modes
@@ -368,7 +383,7 @@ def owners(lengths: Tensor, rows: int) -> Tensor:
     """
     found = np.repeat(np.arange(len(lengths)), lengths.numpy())
     assert len(found) == rows
-    return from_numpy(found)
+    return index_of(found)
 
 
 @outside_modes
@@ -378,7 +393,7 @@ def ranges(starts: Tensor, lengths: Tensor) -> Tensor:
     >>> ranges(torch.tensor([5, 0]), torch.tensor([2, 3]))
     tensor([5, 6, 0, 1, 2])
     """
-    return from_numpy(_ranges(starts.numpy(), lengths.numpy()))
+    return index_of(_ranges(starts.numpy(), lengths.numpy()))
 
 
 @outside_modes
@@ -401,6 +416,11 @@ def check_lengths(lengths: Tensor, what: str, most: int | None = None, most_is: 
 def integers(given: Any, what: str) -> Tensor:
     """A list, array, tensor or generator of integers as a fresh 1-D int64 CPU tensor; LoDError if it is not
     one."""
+    if isinstance(given, Tensor):
+        try:
+            given = noted(given)
+        except Unsupported as refusal:  # of rows of a step
+            raise Unsupported(refusal.reason, remedy=OF_EACH_SEQUENCE, line=refusal.line) from None
     cause = None
     try:
         tensor = real(given) if isinstance(given, Tensor) else torch.as_tensor(_as_torch_takes(given))

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from stepnet.data.arguments import brief
 from stepnet.data.convert import shared
-from stepnet.data.modes import outside_modes, real
+from stepnet.data.modes import noted, outside_modes, real
 from stepnet.data.offsets import LoD, Numbers, in_program, offsets_of
 from stepnet.data.unpatched_torch import from_numpy
 from stepnet.errors import LoDError
@@ -108,7 +108,7 @@ def _tensor(given: Any, shapes: Sequence[tuple[int, ...]], what: str) -> Tensor:
 @outside_modes
 def truths(marks: Tensor) -> Tensor | None:
     """Which elements are other than zero, as truth values on the CPU; None where they have no numbers."""
-    numbers = real(marks)
+    numbers = real(noted(marks))
     if numbers is None:
         return None
     flags = numbers if numbers.dtype is torch.bool else numbers.detach() != 0

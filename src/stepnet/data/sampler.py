@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from stepnet.data.arguments import brief, truth, whole
 from stepnet.data.offsets import check_lengths, integers
@@ -50,7 +52,7 @@ class RowBudgetSampler:
 
     def __init__(
         self,
-        lengths: Any,
+        lengths: Iterable[int] | Tensor | NDArray[Any],
         rows: int,
         *,
         shuffle: bool = True,

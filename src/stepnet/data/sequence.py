@@ -356,11 +356,11 @@ def _end_rows(x: LoDTensor, which: str, pad_value: float) -> Tensor:
     check_fill(pad_value, x.dtype, "sequence_pool: 'pad_value'")
     if torch.compiler.is_dynamo_compiling():
         return _end_rows_in_graph(x, which, pad_value)
-    full, rows = _ends(x.structure, which)
-    ends, sequences = x.values.index_select(0, beside(rows, x.values)), len(x.structure.levels[-1]) - 1
+    full, rows = (beside(places, x.values) for places in _ends(x.structure, which))
+    ends, sequences = x.values.index_select(0, rows), len(x.structure.levels[-1]) - 1
     if len(full) == sequences:
         return ends
-    return x.values.new_full((sequences, *x.shape[1:]), pad_value).index_copy(0, beside(full, ends), ends)
+    return x.values.new_full((sequences, *x.shape[1:]), pad_value).index_copy(0, full, ends)
 
 
 def _end_rows_in_graph(x: LoDTensor, which: str, pad_value: float) -> Tensor:

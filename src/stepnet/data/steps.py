@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from stepnet.data.on_meshes import whole_along
+
 
 class Steps:
     """Values of consecutive places, as one tensor [steps, ...]. `computed`: by a loop, one by one as far
@@ -23,7 +25,7 @@ class Steps:
     def apart(self) -> Sequence[Tensor]:
         """The steps, one by one."""
         with torch.set_grad_enabled(self._grad):
-            return self._tensor.unbind(0)
+            return whole_along(self._tensor, 0).unbind(0)
 
     def by_itself(self, step: Tensor) -> Tensor:
         """One of the steps as a tensor that autograd lets be changed in place."""

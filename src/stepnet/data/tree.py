@@ -62,7 +62,8 @@ class Spec:
         if self.kind is type(None):
             return "None"
         if issubclass(self.kind, dict):
-            return "{" + ", ".join(f"{k!r}: {c}" for k, c in zip(self.keys, inner, strict=True)) + "}"
+            parts = "{" + ", ".join(f"{k!r}: {c}" for k, c in zip(self.keys, inner, strict=True)) + "}"
+            return parts if self.kind is dict else f"{self.kind.__name__}({parts})"
         if _has_names(self.kind):
             fields = ", ".join(f"{k}={c}" for k, c in zip(self.keys, inner, strict=True))
             return f"{self.kind.__name__}({fields})"

@@ -15,7 +15,7 @@ from torch import Tensor
 from stepnet.data.arguments import truth
 from stepnet.data.convert import rank_order
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import beside, outside_modes
+from stepnet.data.modes import beside, noted, outside_modes
 from stepnet.data.offsets import LoD, offsets_of, owners, ranges, told
 from stepnet.data.permute import invert, permute_rows
 from stepnet.data.unpatched_torch import from_numpy
@@ -326,7 +326,7 @@ def _sequences(indices_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             expected="Tensor int32[sequences, 3]",
             remedy=remedy,
         )
-    table = indices_map.detach().to("cpu", torch.int64)
+    table = noted(indices_map).detach().to("cpu", torch.int64)
     order = table[:, 2]
     if not torch.equal(order.sort().values, torch.arange(len(table))):
         raise ArrayError(

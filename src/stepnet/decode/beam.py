@@ -38,7 +38,7 @@ class Beams(NamedTuple):
 @by_python("how many words are decoded is known from the words")
 def beam_search(
     step: WordStep, state: Any, *, bos: int, eos: int, beam_size: int, max_length: int,
-    length_penalty: float = 0.0, n_best: int = 1,
+    length_penalty: float = 0.0, n_best: int = 1, static: Any = None,
 ) -> tuple[LoDTensor, LoDTensor]:  # fmt: skip
     """Generate the best sequences for each row of the state.
 
@@ -55,13 +55,14 @@ def beam_search(
         max_length: the most words of a sequence, eos counted.
         length_penalty: 0 or more; 0 compares log probabilities, more favours long sequences.
         n_best: how many sequences to give for each row, at most `beam_size`.
+        static: as in `greedy`; kept once for each row, not for each beam.
 
     Returns:
         The words, int64, without bos and eos: two levels, the sequences of each row, best first, and their
         words. And the scores of the sequences, one level. A row has fewer than `n_best` if there are no more.
 
     Raises:
-        StepError: the step or the state does not fit, or a number is out of range.
+        StepError: the step, the state or `static` does not fit, or a number is out of range.
 
     Source: the length penalty of Wu et al., Google's Neural Machine Translation System (2016), equation 14;
     parents and words in arrays as in Paddle's beam_search and beam_search_decode.
@@ -85,7 +86,7 @@ def beam_search(
             remedy=f"beam_size={n_best}",
         )
     length_penalty = number(f"{where}: 'length_penalty'", length_penalty, 0)
-    leaves, spec, rows = checked_state(state, where)
+    leaves, spec, rows = checked_state(step, state, static, where)
     device = leaves[0].device
     if rows == 0:
         nothing = torch.zeros(0, device=device)

@@ -21,7 +21,9 @@ from .words import WordStep, checked_state, checked_words, scores_of
 
 
 @by_python("how many words are decoded is known from the words")
-def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -> tuple[LoDTensor, Tensor]:
+def greedy(
+    step: WordStep, state: Any, *, bos: int, eos: int, max_length: int, static: Any = None
+) -> tuple[LoDTensor, Tensor]:
     """Generate a sequence for each row of the state, always taking the likeliest word.
 
     A row that has ended costs nothing more: the step sees the rows that still run.
@@ -32,13 +34,15 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
         state: tensors [B, ...] or a nesting of them.
         bos, eos: the numbers of the words that begin and end a sequence.
         max_length: the most words of a sequence, eos counted.
+        static: as in `recurrent`: tensors [B, ...] or LoDTensors of B sequences, such as what an encoder
+            gave, or a nesting of them; the step is then `step(words, state, static)`.
 
     Returns:
         The words, int64, without bos and eos: B sequences. And the log probability of each, [B], that of
         eos included.
 
     Raises:
-        StepError: the step or the state does not fit.
+        StepError: the step, the state or `static` does not fit.
 
     >>> def count_up(word, state):
     ...     return torch.nn.functional.one_hot(word + 1, 5) * 9.0, state
@@ -48,7 +52,7 @@ def greedy(step: WordStep, state: Any, *, bos: int, eos: int, max_length: int) -
     """
     bos, eos = checked_words("greedy", step, bos, eos)
     max_length = whole("greedy: 'max_length'", max_length, 1)
-    leaves, spec, rows = checked_state(state, "greedy")
+    leaves, spec, rows = checked_state(step, state, static, "greedy")
     device = leaves[0].device
     if rows == 0:
         empty = torch.zeros(0, dtype=torch.int64, device=device)

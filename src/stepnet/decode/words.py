@@ -12,13 +12,15 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import traced, transforms
 from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
 from stepnet.errors import StepError
-from stepnet.front.step import describe_leaf, step_name
+from stepnet.front.static import with_static
+from stepnet.front.step import WithStatic, describe_leaf, step_name
 
-WordStep = Callable[[Tensor, Any], tuple[Tensor, Any]]
+WordStep = Callable[..., tuple[Tensor, Any]]
 
 
-def checked_state(state: Any, where: str) -> tuple[list[Tensor], Spec, int]:
-    """The leaves of an initial state, its structure, and the number of sequences."""
+def checked_state(step: WordStep, state: Any, static: Any, where: str) -> tuple[list[Tensor], Spec, int]:
+    """The leaves of an initial state and of what the step sees at every word, their structure, and the
+    number of sequences."""
     leaves, spec = flatten(state)
     plain = all(isinstance(v, Tensor) and not isinstance(v, LoDTensor) and v.dim() for v in leaves)
     if not leaves or not plain or len({len(v) for v in leaves}) != 1:
@@ -30,7 +32,10 @@ def checked_state(state: Any, where: str) -> tuple[list[Tensor], Spec, int]:
             or "no tensor",
             remedy="all leaves [B, ...]; a step without a state may carry torch.zeros(B, 1)",
         )
-    return leaves, spec, len(leaves[0])
+    rows = len(leaves[0])
+    if static is not None:
+        leaves, spec = flatten(with_static(state, static, rows, step_name(step)))
+    return leaves, spec, rows
 
 
 def checked_words(where: str, step: Any, bos: Any, eos: Any) -> tuple[int, int]:
@@ -58,7 +63,9 @@ def scores_of(
 ) -> tuple[Tensor, list[Tensor]]:
     """One call of the step: the scores [n, V] of the next word, of 32 bits at least, for they are added up;
     and the leaves of the new state."""
-    result = step(words.clone(), unflatten(spec, leaves))  # which it may write
+    given = unflatten(spec, leaves)
+    how = given if spec.kind is WithStatic else (given,)
+    result = step(words.clone(), *how)  # which it may write
     if not (isinstance(result, tuple) and len(result) == 2):
         raise StepError(
             f"step '{step_name(step)}' must return a pair (scores, new_state)",
@@ -86,6 +93,8 @@ def scores_of(
             got=f"eos={eos}, V={scores.shape[1]}",
             expected=f"0 to {scores.shape[1] - 1}",
         )
+    if spec.kind is WithStatic:
+        state = WithStatic(state, given.static)
     new, new_spec = flatten_as(spec, state)
     if new_spec != spec:
         raise StepError(

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from stepnet.compiler.pipeline import Compiled
 from stepnet.compiler.trace.capture import Replaced
+from stepnet.data.autograd_history import gradients_from
 from stepnet.data.modes import draws_put_back
 from stepnet.errors import Unsupported
 from stepnet.executors import plan_files
@@ -163,7 +164,7 @@ def go_back(out: Sequence[Tensor], read: Sequence[Tensor]) -> None:
     wanted = [t for t in read if t.requires_grad]
     ends = [t for t in out if t.requires_grad]
     if ends and wanted and torch.is_grad_enabled():
-        torch.autograd.grad(ends, wanted, [torch.ones_like(t) for t in ends], allow_unused=True)
+        gradients_from(ends, [torch.ones_like(t) for t in ends], wanted)
 
 
 def is_bare(tensor: Tensor) -> bool:

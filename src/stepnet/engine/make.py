@@ -24,13 +24,16 @@ from stepnet.compiler.trace.data_dependent import AsksCaptured
 from stepnet.compiler.trace.draws import Draw, drawn_in_order
 from stepnet.compiler.trace.iteration import code_of, reached
 from stepnet.compiler.trace.untraced_constants import unseen_are_constants
-from stepnet.data.modes import default_device
+from stepnet.data.lod import LoDTensor
+from stepnet.data.modes import FOUND_AGAIN, default_device
+from stepnet.data.tree import leaves
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors import plan_files
 from stepnet.executors.torch_ops.ops import bind
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 from stepnet.user_line import line_in
+from stepnet.watchers import during
 
 from .entries import Entry, Weights, refused_as, was_not_built
 from .executor_choice import about_as_many, choose
@@ -231,7 +234,15 @@ def _recorded(
 
     signature, weights, bound, plain = given
     how = (loop, signature, weights, here, bound, plain, sequences.shared)
-    with warnings.catch_warnings(), unseen_are_constants(reads.open is None, seen.tensors):
+    kept = [each.structure.kept() for each in reads.reach.holders if type(each) is LoDTensor]
+    of_offsets = set(map(id, leaves(kept, Tensor)))  # constants, too: the key tells the offsets
+    before = [t for t in seen.tensors if id(t) not in of_offsets]
+    is_open = reads.open is not None
+    with (
+        warnings.catch_warnings(),
+        unseen_are_constants(not is_open, before),
+        during(FOUND_AGAIN, is_open),
+    ):
         warnings.simplefilter("ignore")
         try:
             answers = () if seen.asks_captured else seen.answers

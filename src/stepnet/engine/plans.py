@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -70,15 +69,12 @@ from .refused_steps import (
 from .rows import Noise, Sequences, as_rows
 from .self_check import holds
 from .transforms import Further, find_transformed
+from .unsteady_steps import forget_miss, forget_unsteady, note_steady, why_unsteady
 from .varying_numbers import note_plan
 from .walked_steps import forget_steps
 
 _LIMIT = 512
 _entries = Bounded[Any, Entry](_LIMIT)
-# For one piece of source: the keys, as hashes, that one after the other had no plan, and none came again; and
-# which step had each.
-_misses: dict[Any, dict[int, Callable[[], Any]]] = {}
-_MOST_MISSES = 12
 _MOST_REST = 64  # calls that a plan is left out for after its checks did not hold
 _OFTEN = 3  # runs in a row of which a check did not hold, of which the user is told
 _MOST_TRIES = 8  # to make a plan while other threads change what the step reads
@@ -190,8 +186,8 @@ def _check_goes_by_plan(loop: Loop, feeds: Mapping[str, Any], chooses: bool) -> 
 def _declined_again(asked: warm_calls.Asked, declined: Entry, backend: str) -> Unsupported:
     """Why a call like one that had no plan has none."""
     if backend == AUTO:
-        note_declined(asked, functools.partial(_misses.pop, declined.family, None))
-    _misses.pop(declined.family, None)
+        note_declined(asked, functools.partial(note_steady, declined.family))
+    note_steady(declined.family)
     return reason_of(declined).fresh()
 
 
@@ -339,7 +335,7 @@ def run_again(asked: warm_calls.Asked) -> tuple[Any, Any] | None:
     entry = asked.known(guarded=True)
     if entry is None:
         return None
-    _misses.pop(entry.family, None)
+    note_steady(entry.family)
     try:
         done = asked.itself(entry) if asked.is_faster_itself(entry, finding) else None
         if done is None and is_guarded(entry.y_spec):
@@ -425,7 +421,7 @@ def lookup(
     key = (reads.key, looks(reads.tensors), signature)
     entry = _entries.get(key)
     if entry is not None and not entry.unsure:
-        _misses.pop(entry.family, None)
+        note_steady(entry.family)
         found = entry.of_size(about_as_many(sequences.layout.sequences))
         if found is not None:
             return found
@@ -439,11 +435,11 @@ def lookup(
         if reads.open is None and (changes := why_changing(reads.reach, step)) is not None:
             return _refused(reads, changes)
         family = (reads.code, signature)
-        if _is_unsteady(family, key, step):
-            return _refused(reads, _UNSTEADY)
+        if (unsteady := why_unsteady(family, key, reads, step, backend)) is not None:
+            return _refused(reads, unsteady)
         entry = make(loop, reads, sequences, backend)
         if entry.changes is not None or refused_as(ReadsChanged, entry):  # what it changed is in the key
-            _misses.get(family, {}).pop(hash(key), None)  # the entry would not be met again
+            forget_miss(family, key)  # the entry would not be met again
             if entry.changes is None:
                 return entry
             return _refused(reads, note_changing(reads.reach, entry.changes))
@@ -454,31 +450,6 @@ def lookup(
         if entry.ready is not None and reads.open is None and reads.inputs is None:
             note_plan(reads.root, reads.key, code_of(loop).function)
     return entry
-
-
-def _is_unsteady(family: Any, key: Any, step: Callable[..., Any]) -> bool:
-    """Note a key without a plan: true if the step had so many that only one that comes again is worth a plan.
-    Those of other modules of its class do not count, but those of steps that are gone: it may be made anew
-    for each call."""
-    if len(_misses) > _LIMIT:
-        _misses.clear()
-    missed, now = _misses.setdefault(family, {}), hash(key)
-    if now in missed:
-        return False
-    if len(missed) >= _LIMIT:
-        missed.popitem()
-    try:
-        missed[now] = weakref.ref(step)
-    except TypeError:  # of an object with slots
-        missed[now] = lambda: None
-    of = [found() for found in missed.values()]
-    return sum(other is None or other is step for other in of) > _MOST_MISSES
-
-
-_UNSTEADY = Unsupported(
-    f"the step was compiled {_MOST_MISSES} times in a row and read something else at the next call each time",
-    remedy="make the number that changes a tensor, or an input of the step; or backend='naive'",
-)
 
 
 def _refused(reads: Reads, refusal: Unsupported) -> Entry:
@@ -496,8 +467,8 @@ def _refused(reads: Reads, refusal: Unsupported) -> Entry:
 def forget() -> None:
     """Forget every plan of this process, and what was warned of."""
     with _lock:
-        for kept in (_entries, _misses):
-            kept.clear()
+        _entries.clear()
+        forget_unsteady()
         varying_numbers.forget()
         warm_calls.forget()
         forget_declined()

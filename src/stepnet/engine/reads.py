@@ -30,11 +30,13 @@ from stepnet.compiler.trace.iteration import code_of, iteration, reached
 from stepnet.compiler.trace.record import Record, record
 from stepnet.compiler.trace.set_aside import without_hooks, without_modes
 from stepnet.data.bounded_cache import Bounded
-from stepnet.data.modes import Around, casts_let_go, draws_put_back
-from stepnet.errors import StepError, Unsupported
+from stepnet.data.modes import FOUND_AGAIN, Around, casts_let_go, draws_put_back
+from stepnet.data.offsets import OF_EACH_SEQUENCE
+from stepnet.errors import LoDError, StepError, Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 from stepnet.user_line import Line, line_in, raised_at
+from stepnet.watchers import during
 
 from .cached_parametrizations import NOTHING, Cached, cached_here
 from .calls_in_progress import is_called_elsewhere
@@ -137,10 +139,11 @@ class FailsOnSamples(Unsupported):
         first = error.__cause__ or error
         text = str(first.args[0] if isinstance(first, StepError) else first).strip() or type(first).__name__
         line = raised_at(first)
+        ragged = f"{OF_EACH_SEQUENCE}; " if isinstance(first, LoDError) else ""
         super().__init__(
             f"the step fails on sample rows: {text.splitlines()[0]}",
-            remedy="a step is tried on rows of its own and other numbers of sequences: let it take those "
-            "(x_t.shape[0] is their number); backend='naive' accepts that, without a warning",
+            remedy=f"{ragged}a step is tried on rows of its own and other numbers of sequences: let it take "
+            "those (x_t.shape[0] is their number); backend='naive' accepts that, without a warning",
             line=None if line is None else line.short,
         )
         self.error = error
@@ -389,6 +392,7 @@ def _record(
                 casts_let_go(),
                 inner_loops(most, line_in(found.files)) as loops,
                 kept(found.generators),
+                during(FOUND_AGAIN, True),
             ):
                 made = record(run, [*rows[0], *rows[1]])
             if loops.too_long is not None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import LoD, owners
+from stepnet.data.on_meshes import whole_along
 from stepnet.data.tree import flatten, names, unflatten
 from stepnet.data.unpack import steps_of, take_elements
 from stepnet.errors import LoDError, LoopError, StepError
@@ -132,7 +133,7 @@ class AxisCut(WholeCut):
         self.low, self.high, self.steps = iterations(port, size)
         part = port.part_size
         if part is None:
-            window = value.narrow(self.axis, self.low, self.high - self.low)
+            window = whole_along(value.narrow(self.axis, self.low, self.high - self.low), self.axis)
             parts = window.unbind(self.axis)  # one backward node for all steps: O(T), not O(T^2)
         else:
             parts = value.narrow(self.axis, self.low, self.high - self.low).split(part, self.axis)

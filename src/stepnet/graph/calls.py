@@ -32,7 +32,8 @@ class Call(Protocol):
         ...
 
     def flow(self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]) -> Flow | None:
-        """Which results carry a gradient, and which inputs one reaches; None where any may."""
+        """Which results carry a gradient, which inputs one reaches, and whether noise is drawn; None where
+        that is not known."""
         ...
 
     @property
@@ -42,7 +43,7 @@ class Call(Protocol):
 
     @property
     def random(self) -> bool:
-        """Whether it draws noise, so that another run gives something else."""
+        """Whether it may draw noise, where `flow` does not tell."""
         ...
 
     @property

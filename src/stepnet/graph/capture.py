@@ -407,12 +407,11 @@ class _Lowered:
         leaves = tuple(Leaf(tuple(t.shape[1:]), t.dtype, of) for t, of in zip(rows_of_y, whole, strict=True))
         n_fresh = len(beside) - len(x) * way.levels - bool(way.resets)
         counts = len(x), len(states), len(static), n_fresh
-        random = any(NOISE.search(str(n.target)) for n in graph.nodes)
         held = {str(n.target): getattr(subgraph, str(n.target)) for n in graph.nodes if n.op == "get_attr"}
         transforms = gradients or _TRANSFORMS in code.src or any(i._recurrence.transforms for i in inner)
         if transforms and way.autocast is None:  # its text is of what ran here, casts and all
             way = replace(way, autocast=autocast_now())
-        self._recurrence = Recurrence(way, _function(code, held), counts, leaves, random, transforms)
+        self._recurrence = Recurrence(way, _function(code, held), counts, leaves, transforms)
         self._digest = hashlib.sha256(repr((code.src, way)).encode()).hexdigest()[:16]
         self._what = f"compiled {self._digest}#{next(_ordinals)}"  # two calls stay two, however alike
 
@@ -565,4 +564,3 @@ def _public(match: re.Match[str]) -> str:
 
 
 _PUBLIC = {torch._C._set_grad_enabled: torch.set_grad_enabled}
-NOISE = re.compile("rand|drop|bernoulli|multinomial|normal|exponential|cauchy|geometric|poisson|rrelu|gumbel")

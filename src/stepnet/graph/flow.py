@@ -74,6 +74,7 @@ class Flow(NamedTuple):
 
     carries: list[bool]
     inputs: list[set[int]]
+    draws: bool  # noise
 
     def reached(self, results: Sequence[int]) -> set[int]:
         """The inputs that gradients of these results get to."""
@@ -82,7 +83,7 @@ class Flow(NamedTuple):
 
 @outside_modes
 def flow_of(
-    way: Way, counts: tuple[int, int, int, int], plainly: Callable[..., list[Tensor]],
+    way: Way, counts: tuple[int, int, int, int], plainly: Callable[..., list[Tensor]], drawn: Any,
     tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool],
 ) -> Flow | None:  # fmt: skip
     """The flow of gradients in a recurrence; None where its shapes do not tell.
@@ -90,6 +91,7 @@ def flow_of(
     Args:
         way, counts: of the recurrence.
         plainly: runs it by the plain loop: another way, other counts, tensors and sizes.
+        drawn: `noise.Drawn`.
         tensors, sizes: as for `Recurrence.run`, with numbers or without.
         needs: which tensors need a gradient.
     """
@@ -124,14 +126,14 @@ def flow_of(
     offsets = [torch.tensor(level) for _ in range(n_x) for level in levels]
     flat = replace(way, axis=0, levels=len(levels), resets="", checkpoint=None, detach_every=None)
     try:
-        with torch.enable_grad(), tracing(None), without_hooks():
+        with torch.enable_grad(), tracing(None), without_hooks(), drawn:
             results = plainly(flat, (n_x, n_state, n_static, 0), [*given, *offsets, *reads], numbers(sizes))
     except (RuntimeError, StepError):  # what it does depends on numbers
         return None
     places = [*zip(given, range(begin), strict=True)]
     places += zip(given[n_x:], range(fresh, fresh + n_fresh), strict=False)
     places += zip(reads, range(fresh + n_fresh, len(tensors)), strict=True)
-    return Flow([t.requires_grad for t in results], [_reached(t, places) for t in results])
+    return Flow([t.requires_grad for t in results], [_reached(t, places) for t in results], drawn.any)
 
 
 def no_rows(way: Way, x: Tensor) -> bool:

@@ -146,6 +146,12 @@ def _kept(tensors: list[Tensor], sizes: list[int], needs: list[bool], what: str)
     return _by_plan(find(what), tensors, sizes, needs) or _Record(what, tensors, sizes, needs)
 
 
+def _draws(call: Call, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]) -> bool:
+    """Whether a call draws noise, so that another run of it gives something else."""
+    flow = call.flow(tensors, sizes, needs)
+    return call.random if flow is None else flow.draws
+
+
 class _Ticket(bytearray):
     """The memory of a tensor that stands for a record among saved tensors."""
 
@@ -173,7 +179,7 @@ def _run_backward(
     if ticket is not None:
         record = ticket.record
     else:
-        if find(what).random:
+        if _draws(find(what), tensors, sizes, needs):
             raise StepError(
                 "backward of a recurrence that draws noise has lost what forward kept",
                 remedy="keep saved tensors as they are: no saved_tensors_hooks around compiled code",
@@ -232,7 +238,7 @@ def _saved(ctx: Any) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
     tensors, results = saved[: ctx.count], ctx.results or saved[ctx.count :]
     if are_written(ctx.written):
         call = find(ctx.what)
-        if call.random:
+        if _draws(call, tensors, ctx.sizes, ctx.needs):
             raise WrittenError(
                 "a result of a recurrence that draws noise was written to in place, and a gradient reads it",
                 remedy="make a new tensor of it (`y = y * 2`)",

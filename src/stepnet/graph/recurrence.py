@@ -26,6 +26,7 @@ from stepnet.executors.setting import check_backend
 
 from .dispatch import from_the_top
 from .flow import Flow, Way, flow_of, no_rows, numbers
+from .noise import Drawn
 from .planned import Known, Like, Planned, Shape, all_on_cpu, is_watched, needed_of
 from .sizes import for_open_sizes, row_shape
 
@@ -63,14 +64,13 @@ class Recurrence:
             has, which all leaves share, then what it reads; gives the leaves of y and those of the new state.
         counts: how many of each kind there are.
         y: the leaves of y.
-        random, transforms: whether the step draws noise, and calls transforms of torch.func.
+        transforms: whether the step calls transforms of torch.func.
     """
 
     way: Way
     step: Callable[..., Sequence[Tensor]]
     counts: tuple[int, int, int, int]  # leaves of x, of the state, static, of the reset state
     y: tuple[Leaf, ...]
-    random: bool = False
     transforms: bool = False
     plans: dict[Any, Planned | None] = field(default_factory=dict, compare=False, repr=False)
     likes: dict[Any, _Looks] = field(default_factory=dict, compare=False, repr=False)
@@ -146,7 +146,7 @@ class Recurrence:
             def plainly(way: Way, counts: tuple[int, int, int, int], *given: Any) -> list[Tensor]:
                 return replace(self, way=way, counts=counts).asked_of(_ANSWER[2], *given)
 
-            self.flows[key] = flow_of(self.way, self.counts, plainly, tensors, sizes, needs)
+            self.flows[key] = flow_of(self.way, self.counts, plainly, Drawn(), tensors, sizes, needs)
         return self.flows[key]
 
     def _asked(self, ask: Callable[..., Any], tensors: Sequence[Tensor], sizes: Sequence[int]) -> Any:
@@ -246,6 +246,11 @@ class Recurrence:
         like, of_rows = Like(planned, shape, needed, as_it_is, Lately()), shape.x if way.levels else 0
         self.likes[looks] = _Looks(alike(tensors, any_rows=of_rows), executors, dtype, like)
         return Known(like._replace(as_it_is=False), layout)
+
+    @property
+    def random(self) -> bool:
+        """A step may do anything."""
+        return True
 
     @property
     def read_back(self) -> int:

@@ -72,7 +72,6 @@ def text_of(recurrence: Recurrence, tensors: Sequence[Tensor], reads: Sequence[A
                 [[*map(int, t.shape[1:])], _name(t.dtype), leaf.whole]
                 for t, leaf in zip(rows, recurrence.y, strict=True)
             ],
-            "random": recurrence.random,
             "calls": calls,
             "results": [places[node] for node in out],
         }
@@ -125,7 +124,7 @@ def load(text: str) -> Recurrence:
             raise ValueError(f"it rounds {len(way.rounded)} results of {results}")
         if form["calls"].count(None) < least or len(form["results"]) != results or not a:
             raise ValueError(f"its step takes {least} values at least and gives {results}")
-        return Recurrence(way, step, (a, b, c, d), y, bool(form["random"]))
+        return Recurrence(way, step, (a, b, c, d), y)
     except _WRONG as error:
         raise unreadable(str(error)) from error
 

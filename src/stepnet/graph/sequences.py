@@ -31,7 +31,7 @@ class SequenceCall:
     function: Function
     levels: tuple[int, ...]
     options: tuple[Any, ...]
-    random: bool = False
+    random: bool = False  # it draws none
     transforms: bool = False
 
     @property

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from stepnet.errors import IRError, LoopError, StepError, Unsupported
 
-from .capture import NOISE
 from .flow import Way
 from .recurrence import Leaf, Recurrence, autocast_as, autocast_now
 from .recurrence_text import text_of
@@ -50,8 +49,7 @@ def as_operator(
                 raise Unsupported("a state changes its shape or type")
         y = tuple(Leaf(tuple(t.shape[1:]), t.dtype) for t in made[:count])
         tensors = [*x, *states, *reads]
-        random = any(NOISE.search(str(node.target)) for node in graph.graph.nodes)
-        text = text_of(Recurrence(way, graph, counts, y, random), tensors, reads)
+        text = text_of(Recurrence(way, graph, counts, y), tensors, reads)
     except _REFUSALS as error:
         said = str(error) or type(error).__name__
         raise Unsupported(said.splitlines()[0]) from error

@@ -29,6 +29,8 @@ REFLECTION = words(
 TEXTS = frozenset({"__str__", "__repr__", "__format__", "extra_repr"})
 MAKES = frozenset({"__init__", "__new__", "__post_init__"})
 PATTERNS = frozenset({"__match_args__"})
+# Or where it makes a class.
+MAKES_CLASSES = MAKES | words("__init_subclass__ __set_name__ __prepare__ __mro_entries__")
 
 # What a tensor tells of itself besides its shape and dtype: a plan is not made for it.
 TENSOR_STATE = words(
@@ -168,9 +170,11 @@ def _unnamed(steps: list[dis.Instruction], place: int) -> frozenset[str]:
     if kind == "BINARY_MODULO" or (kind == "BINARY_OP" and steps[place].argrepr in ("%", "%=")):
         number = steps[place - 1].opname == "LOAD_CONST" and isinstance(steps[place - 1].argval, (int, float))
         return frozenset() if number else TEXTS
+    if kind == "LOAD_BUILD_CLASS" or value == "new_class":
+        return MAKES_CLASSES
     of_type = kind in _GLOBALS and value == "type"
     if of_type or (kind in _ATTRIBUTES and value == "__class__"):
-        return frozenset() if _is_only_asked(steps[place + 1 :], of_type) else MAKES
+        return frozenset() if _is_only_asked(steps[place + 1 :], of_type) else MAKES_CLASSES
     return PATTERNS if kind == "MATCH_CLASS" else frozenset()
 
 

@@ -21,9 +21,9 @@ from torch.fx import _symbolic_trace
 
 from .code_facts import MAKES, facts
 from .dict_changes import changes_at, counts_changes
+from .function_parts import LOOKED_AT, has_parts, parts, with_inner, words_of_parts
 from .kinds import MISSING, UNREAD
-from .object_words import places_of_a_function
-from .trust import COMPUTING, is_of_arrays, is_of_python, is_trusted_code, is_trusted_module, words
+from .trust import COMPUTING, is_foreign, is_trusted_code, is_trusted_module, words
 
 _FAMILIES = (
     "torch.nn.", "torch.functional", "torch._tensor", "torch.distributions.", "torch.linalg", "torch.fft",
@@ -81,7 +81,7 @@ class _Space:
     def __init__(self, name: str, held: Any, beneath: Any = None, *, is_class: bool) -> None:
         self.name, self.held, self.is_class, self._is_over = name, held, is_class, beneath is not None
         self._first = {key: getattr(beneath, key, MISSING) for key in dir(beneath)} if beneath else {}
-        self._first |= {key: MISSING if _is_foreign(item) else item for key, item in held.items()}
+        self._first |= {key: MISSING if is_foreign(item) else item for key, item in held.items()}
         self._empty = {key for key, item in held.items() if type(item) is dict and not item}
 
     def replaced(self) -> Iterator[Patch]:
@@ -150,14 +150,6 @@ def _mentions(code: types.CodeType, name: str) -> bool:
     return name in code.co_names or any(_mentions(part, name) for part in inner)
 
 
-def _is_foreign(item: Any) -> bool:
-    """Whether somebody had put it there before."""
-    file = item.__code__.co_filename if isinstance(item, types.FunctionType) else _MADE
-    known = file.startswith(_MADE) or file.endswith("typing_extensions.py")  # which tells what is deprecated
-    return not (known or is_trusted_code(file) or is_of_python(file) or is_of_arrays(file))
-
-
-_MADE = "<"  # begins the file of code that is made at run time
 _TELLS_ALL = (
     types.FunctionType, types.BuiltinFunctionType, staticmethod, classmethod, property, type, int, str,
     NoneType,
@@ -222,18 +214,13 @@ class Written(NamedTuple):
     patch: Patch
     function: Any
     first: tuple[Any, ...]
-    named: dict[str, Any]
-
-
-def _parts(function: Any) -> tuple[Any, ...]:
-    return function.__code__, function.__defaults__, function.__kwdefaults__
 
 
 def written_in(name: str, items: Iterable[tuple[str, Any]]) -> Iterator[Written]:
     """The functions among what a module or class of this name holds."""
     for key, item in items:
-        if isinstance(item, types.FunctionType):
-            yield Written(Patch(f"{name}.{key}", item), item, _parts(item), dict(item.__kwdefaults__ or {}))
+        for function in with_inner(item) if isinstance(item, types.FunctionType) else ():
+            yield Written(Patch(f"{name}.{key}", function), function, parts(function))
 
 
 def _functions() -> Iterator[Written]:
@@ -245,23 +232,13 @@ def _functions() -> Iterator[Written]:
 
 
 _FUNCTIONS = list(_functions())
-
-
-def _words_of(function: Any) -> list[int]:
-    """The words of memory that hold its parts; none where they are not found."""
-    places = places_of_a_function() or ()
-    count = 3 if function.__code__.co_kwonlyargcount else 2  # else nothing is named
-    return [id(function) + place for place in places[:count]]
+LOOKED_AT.update(id(one.function) for one in _FUNCTIONS)
 
 
 def words_of_functions(functions: Iterable[Written]) -> list[int]:
     """Words of memory one of which is another after somebody set a part of one of these functions; none where
     Python has no such."""
-    if not counts_changes():
-        return []
-    functions = list(functions)
-    words = [place for one in functions for place in _words_of(one.function)]
-    return words + [changes_at(one.first[-1]) for one in functions if one.first[-1]]
+    return words_of_parts(one.function for one in functions)
 
 
 @functools.cache
@@ -318,7 +295,7 @@ def _counter() -> Callable[[], Any]:
 
 def parts_of(functions: Iterable[Written]) -> list[tuple[int, ...]]:
     """What is another value after somebody set a part of one of these functions."""
-    return [tuple(map(id, _parts(one.function))) for one in functions]
+    return [tuple(map(id, parts(one.function))) for one in functions]
 
 
 def reader(places: Sequence[int]) -> Callable[[], bytes]:
@@ -340,10 +317,7 @@ def _kernels() -> Iterator[Patch]:
 
 def is_as_it_was(one: Written) -> bool:
     """Whether nobody set a part of a function."""
-    same = all(a is b for a, b in zip(_parts(one.function), one.first, strict=True))
-    return same and all(
-        one.named[k] is v for k, v in (one.function.__kwdefaults__ or {}).items() if k in one.named
-    )
+    return has_parts(one.function, one.first)
 
 
 def _changed(now: Any, before: Any) -> set[int]:
@@ -387,3 +361,14 @@ def patched() -> Sequence[Patch]:
         found = (*itertools.chain(*of_each), *_kernels(), *written)
         _known = now, of_each, found
     return found
+
+
+def replaced_by(function: Any) -> str | None:
+    """The name of what of torch's this function stands in the place of; None for torch's own.
+
+    >>> replaced_by(torch.tanh), replaced_by(torch.norm)
+    (None, None)
+    """
+    if type(function) is not types.FunctionType or not is_foreign(function):
+        return None
+    return next((patch.name for patch in patched() if patch.held is function), None)

@@ -15,11 +15,16 @@ import torch
 from torch import nn
 from torch.fx import _symbolic_trace
 
+from .function_parts import LOOKED_AT, has_parts, parts
 from .swapped import unswapped
 from .trust import (
     BY_VALUE,
     HEAP,
     ambient,
+    is_foreign,
+    is_machinery,
+    is_of_python,
+    is_of_users,
     is_stateful,
     is_trusted_builtin,
     is_trusted_class,
@@ -72,10 +77,13 @@ class Survey:
     classes beneath a class.
 
     `held` are functions, classes and constants, which the survey stands for in a key; equal ones are one
-    object. `others` are to be visited. `open`: why they do not tell all.
+    object. `others` are to be visited. `functions`: those of both that are Python, whose parts are what they
+    were, but for those that are looked at anyway. `open`: why they do not tell all.
     """
 
-    __slots__ = ("__weakref__", "_groups", "_sizes", "absent", "held", "names", "open", "others", "owner")
+    __slots__ = (
+        "__weakref__", "_groups", "_sizes", "absent", "functions", "held", "names", "open", "others", "owner",
+    )  # fmt: skip
 
     def __init__(self, owner: Any, names: frozenset[str] | None) -> None:
         self.owner = owner
@@ -102,6 +110,9 @@ class Survey:
             for _, found, values in self._groups
             for name, value in zip(found, values, strict=True)
         )
+        found = [same.value for _, same in self.held] + [space.get(name) for space, name in self.others]
+        inner = (item for item in map(_inside, found) if isinstance(item, types.FunctionType))
+        self.functions = [(item, parts(item)) for item in inner if id(item) not in LOOKED_AT]
 
     def _module(self, module: types.ModuleType, names: frozenset[str], seen: set[int]) -> None:
         seen.add(id(module))
@@ -148,6 +159,9 @@ class Survey:
         for space, size in self._sizes:
             if _size(space) != size:
                 return False
+        for function, before in self.functions:
+            if not has_parts(function, before):
+                return False
         return all(
             all(map(operator.is_, map(space.get, names), values))
             or all(map(operator.is_, map(_beneath, names, map(space.get, names)), values))
@@ -187,12 +201,35 @@ def _inside(item: Any) -> Any:
 def _is_fixed(value: Any) -> bool:
     kind = type(value)
     if kind is types.FunctionType:
-        return is_trusted_code(value.__code__.co_filename)
+        return is_trusted_code(value.__code__.co_filename) and not _has_set_parts(value)
     if kind is types.BuiltinFunctionType:
         return is_trusted_builtin(value)
     if isinstance(value, type):
         return is_trusted_class(value) and not is_stateful(value) and not isinstance(value, abc.ABCMeta)
     return kind in _CONSTANTS or issubclass(kind, _DESCRIPTORS)
+
+
+def is_put_there(item: Any) -> bool:
+    """Whether what a class of torch holds is a function of somebody else's, or one with parts that are."""
+    inner = _inside(item)
+    return isinstance(inner, types.FunctionType) and (is_foreign(inner) or _has_set_parts(inner))
+
+
+def _has_set_parts(function: types.FunctionType) -> bool:
+    """Whether parts of a function of torch are something that somebody set, or may change."""
+    held, file = parts(function), function.__code__.co_filename
+    if is_of_python(file):  # around another one, it may keep a set of its own
+        held = [part for part in held if type(part) is types.FunctionType]
+    return not is_machinery(file) and any(map(_may_be_set, held))
+
+
+def _may_be_set(part: Any) -> bool:
+    if type(part) is tuple:
+        return any(map(_may_be_set, part))
+    if type(part) is types.FunctionType:
+        return is_foreign(part)
+    own = isinstance(part, (list, set, torch.Tensor))
+    return own or (is_of_users(part) and not is_trusted_class(type(part)))
 
 
 CALLS = words("__call__ _call_impl _wrapped_call_impl __getattr__ __setattr__ forward train eval")
@@ -205,7 +242,9 @@ def _made(owner: Any, names: frozenset[str] | None) -> tuple[Survey, Sequence[tu
     """The survey, which may be one for other names, and those that it does not hold."""
     found = Survey(owner, names)
     others = tuple(name for _, name in found.others)
-    return _EQUAL.setdefault((owner, found.held, others, found.open, names is None), found), found.absent
+    set_parts = tuple(Same(part) for _, held in found.functions for part in held)
+    form = owner, found.held, set_parts, others, found.open, names is None
+    return _EQUAL.setdefault(form, found), found.absent
 
 
 def survey(owner: Any, names: frozenset[str] | None) -> Survey:

@@ -51,19 +51,24 @@ class Swapped:
     def inside(self) -> Iterator[None]:
         """Let it be the other value in here."""
         own = threading.get_ident()
-        with self._lock:
-            if not self._entered:
-                self.original = vars(self.owner).get(self.name, _NONE)
-                _ENTERED.append(self)
-                setattr(self.owner, self.name, self.other)
-            self._entered.append(own)
-        try:
+        before = self._entered.count(own)
+        try:  # from the start: a signal may raise anywhere
+            with self._lock:
+                self._entered.append(own)
+                if not self._begun():
+                    self.original = vars(self.owner).get(self.name, _NONE)
+                    _ENTERED.append(self)
+                    setattr(self.owner, self.name, self.other)
             yield
         finally:
             with self._lock:
-                self._entered.remove(own)
-                if not self._entered:
+                if self._entered.count(own) > before:
+                    self._entered.remove(own)
+                if not self._entered and self._begun():
                     self._put_back()
+
+    def _begun(self) -> bool:
+        return vars(self.owner).get(self.name, _NONE) is self.other
 
     def _put_back(self) -> None:
         if self.original is _NONE:
@@ -76,6 +81,5 @@ class Swapped:
         """Leave it to the thread that forked: the others that are inside are not there."""
         own = threading.get_ident()
         was, self._entered = self._entered, [thread for thread in self._entered if thread == own]
-        begun = vars(self.owner).get(self.name, _NONE) is self.other
-        if (was or held) and begun and not self._entered:
+        if (was or held) and self._begun() and not self._entered:
             self._put_back()

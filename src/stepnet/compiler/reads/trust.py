@@ -154,6 +154,16 @@ def is_of_arrays(file: str) -> bool:
     return _installed_in(file) in ("numpy", "scipy")
 
 
+def is_foreign(item: Any) -> bool:
+    """True for functions that are neither torch's, Python's nor numpy's, nor made as these were imported."""
+    file = item.__code__.co_filename if isinstance(item, types.FunctionType) else _MADE
+    known = file.startswith(_MADE) or file.endswith("typing_extensions.py")  # which tells what is deprecated
+    return not (known or is_trusted_code(file) or is_of_python(file) or is_of_arrays(file))
+
+
+_MADE = "<"  # begins the file of code that is made at run time
+
+
 def only_checks(file: str) -> bool:
     """True for code that holds the arguments of a function against what is said of their types."""
     return _library_of(file) in _CHECKING

@@ -25,8 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _torch_module
 
+from stepnet.data.lod import LoDTensor
+
 from .code_facts import facts
 from .dict_changes import changes_at, counts_changes
+from .function_parts import words_of_parts
 from .functions_set import places_of_functions
 from .kinds import MISSING, PLAIN, Names, has_slots, passed_by, shows_attributes
 from .monkeypatches import DISTRIBUTIONS, places
@@ -88,6 +91,8 @@ def words(reach: Reach, key: Sequence[Any] = (), root: weakref.ref[Any] | None =
             if type(part) is Survey:
                 for space in part.spaces:
                     writer.dict(_behind(space))
+                for place in words_of_parts(function for function, _ in part.functions):
+                    writer.word(place)
                 writer.kept.append(part)
         for held in reach.holders:
             writer.held(held)
@@ -180,7 +185,7 @@ class _Writer:
             self._function(value)
         elif kind in _NEVER_CHANGE or kind in _FIXED or is_checking_class(kind):
             return
-        elif passed_by(value, self.names):
+        elif kind is LoDTensor or passed_by(value, self.names):  # the first never changes
             self.word(id(value) + _TYPE)
         elif issubclass(kind, type):
             self._class(value)

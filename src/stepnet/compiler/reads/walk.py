@@ -22,6 +22,8 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from stepnet.data.lod import LoDTensor
+from stepnet.data.offsets import in_program
 from stepnet.data.recording import Interned, ToldByContent
 
 from .as_written import written_as
@@ -160,6 +162,16 @@ class Walk(TorchModuleWalk):
         numbers = content(value)
         self.complete &= numbers is not None
         self.key.append((value.dtype.str, value.shape, id(value) if numbers is None else numbers))
+
+    def _ragged(self, value: LoDTensor) -> None:
+        """A LoDTensor is its rows and the numbers of its offsets, which never change."""
+        self.key.append(LoDTensor)
+        if any(map(in_program, value.structure.levels)):
+            self.opened("a LoDTensor of a program that torch.export writes")
+            return
+        for numbers in value.structure.numbers():
+            self._array(numbers)
+        self.visit(value.values)
 
     def _bytes(self, value: Any) -> None:
         content = memoryview(value)
@@ -367,6 +379,7 @@ def has_attributes(kind: type) -> bool:
 _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     (Interned, Walk._interned),
     (Tensor, Walk._tensor),
+    (LoDTensor, Walk._ragged),
     # of a trace, which is behind them
     ((SymInt, SymFloat, SymBool), lambda walk, value: walk.key.append(Same(value))),
     ((np.ndarray, np.generic), Walk._array),

@@ -12,7 +12,7 @@ from typing import Any
 
 from .kinds import MISSING, Names
 from .monkeypatches import CLASSES, KERNEL, OF_DISTRIBUTIONS, Patch
-from .survey import Same, Survey, survey
+from .survey import Same, Survey, is_put_there, survey
 from .trust import HEAP, file_of, is_installed, is_module_of_python, is_trusted_class, is_trusted_module
 from .walk_state import END, WalkState
 
@@ -114,9 +114,9 @@ class ModuleWalk(WalkState):
     def _surveyed(self, known: Survey, names: frozenset[str] | None) -> None:
         self.key.append(known)
         for space, name in known.others:
-            if names is not None or self.everything or name in self.names:
+            item = space.get(name)
+            if names is not None or self.everything or name in self.names or is_put_there(item):
                 self.key.append(name)
-                item = space.get(name)
                 if isinstance(item, types.ModuleType):
                     self._global(item, names or ())
                 else:

@@ -23,6 +23,8 @@ from torch.overrides import TorchFunctionMode
 from stepnet.compiler.reads.numbers import InTheirPlace, Lifted
 from stepnet.compiler.reads.ranges import RANGES
 from stepnet.compiler.rewritten.decompositions import Exact, bare, exact
+from stepnet.compiler.rewritten.light_decompositions import lighter
+from stepnet.data.autograd_history import gradients_from
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
@@ -73,10 +75,14 @@ def _decompositions() -> dict[Any, Any]:
         torch.ops.aten.embedding_dense_backward,
         torch.ops.aten.bernoulli,
         torch.ops.aten.std,
+        torch.ops.aten.empty_like,
+        torch.ops.aten.zeros,
+        torch.ops.aten.ones,
     )  # normal form has rules for them
     for overload in [o for o in table if getattr(o, "overloadpacket", None) in kept]:
         del table[overload]
-    return keep_whole({overload: bare(made) for overload, made in table.items()} | exact())
+    light = {overload: lighter(overload, bare(made)) for overload, made in table.items()}
+    return keep_whole(light | exact())
 
 
 @dataclass(frozen=True)
@@ -213,6 +219,8 @@ class _Swap(Replaced):
             return True
         if func in ASKS and (answer := self.answers.answer(args, kwargs)) is not OF_ROWS:
             return answer
+        if func is Tensor.tolist:  # torch's own gives numbers that it leaves open
+            raise Unsupported(BY_VALUES, line=line, remedy=_BY_ROWS)
         args = self.answers.decided(func, args)
         written = func in _CASTS
         with _annotate({WRITTEN: True}) if written else contextlib.nullcontext():
@@ -223,6 +231,10 @@ class _Swap(Replaced):
         self.answers.follow(func, args, kwargs, result)
         self.made((args, kwargs), result)
         return result
+
+    def numbers_of(self, tensor: Tensor) -> Any:
+        """The numbers of a tensor, for what reads them outside of modes."""
+        return self.__torch_function__(Tensor.tolist, (), (tensor,))
 
     def made(self, args: Any, result: Any) -> None:
         """Note the bases of the views without a history that a result was made of, and the mask of what it is
@@ -372,7 +384,7 @@ def _untraced(error: Exception, line: str | None) -> Unsupported:
     elif why == _BY_COUNT:
         remedy = "leave x.shape[0] out of numbers: rows of all sequences come together"
     elif why == BY_VALUES:
-        remedy = "torch.where(condition, a, b), or a stepnet.while_loop with a condition for each row"
+        remedy = _BY_ROWS
     kind = FailsOnAnyRows if isinstance(error, StepError) and why != _BY_COUNT else Unsupported
     return kind(why, line=line, remedy=remedy)
 
@@ -430,7 +442,7 @@ def _leads_to(
         wanted = [i for i, t in enumerate(inputs) if t.requires_grad]
         seed = torch.ones_like(result)
         given = [inputs[i] for i in wanted]
-        grads = torch.autograd.grad(result, given, seed, retain_graph=True, allow_unused=True)
+        grads = gradients_from([result], [seed], given, again=True)
         reached = {i for i, grad in zip(wanted, grads, strict=True) if grad is not None}
     while cut:
         base = cut.pop()
@@ -470,7 +482,7 @@ def _check_nothing_becomes_zeros(
             continue
         wanted = [t for t in inputs if t.requires_grad]
         nothing, seed = _Nothing.apply(result), torch.ones_like(result)
-        grads = torch.autograd.grad(nothing, wanted, seed, retain_graph=True, allow_unused=True)
+        grads = gradients_from([nothing], [seed], wanted, again=True)
         if any(grad is not None for grad in grads):
             raise Unsupported(
                 "an autograd Function of the step returns None as a gradient, which another one would get as "
@@ -516,6 +528,7 @@ def _checked_by_a_distribution(error: BaseException | None) -> bool:
     return False
 
 
+_BY_ROWS = "torch.where(condition, a, b), or a stepnet.while_loop with a condition for each row"
 _BY_COUNT = "the step computes with the number of rows"
 _SIZED_BY_VALUES = "an op makes a result whose shape depends on values (nonzero, unique, lstsq, a mask)"
 

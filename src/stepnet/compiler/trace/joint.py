@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import _engine_run_backward  # pyright: ignore[reportPrivateUsage]
 from torch.fx import traceback as fx_traceback
 
-from stepnet.data.autograd_history import history
+from stepnet.data.autograd_history import gradients_from, history
 from stepnet.errors import Unsupported
 from stepnet.user_line import raised_at
 
@@ -108,17 +107,8 @@ def _joint(run: Flat) -> Callable[..., tuple[Tensor | None, ...]]:
         if follow and wanted:
             _keep_lines([t.grad_fn for t in follow if t.grad_fn is not None])
             with torch.autocast("cpu", enabled=False):  # a loss is differentiated outside of it
-                # `torch.autograd.grad`, but that imports what torch traces with to compare shapes
                 try:
-                    parts = _engine_run_backward(
-                        tuple(follow),
-                        tuple(tangents),
-                        False,
-                        False,
-                        tuple(wanted),
-                        True,
-                        accumulate_grad=False,
-                    )
+                    parts = gradients_from(follow, tangents, wanted)
                 except RuntimeError as error:
                     if (refusal := written_over(error, _forward_line())) is None:
                         raise

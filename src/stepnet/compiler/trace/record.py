@@ -22,6 +22,7 @@ from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.reads.code_facts import CALLS_BACKWARD
+from stepnet.compiler.reads.monkeypatches import replaced_by
 from stepnet.compiler.reads.numbers import Number, numbers_in
 from stepnet.compiler.reads.ranges import RANGES
 from stepnet.compiler.reads.reach import reach
@@ -230,6 +231,8 @@ class _Reader(TorchFunctionMode):
             raise Unsupported(f"it calls {func}, an operator made in Python, which no walk sees into")
         if func is Tensor.backward:
             raise Unsupported(CALLS_BACKWARD, line=user_line().short)
+        if (name := replaced_by(func)) is not None:  # under a mode torch's own asks for itself by its name
+            raise Unsupported(f"it calls torch's own {name}, in the place of which somebody put another one")
         self.note(func, args, kwargs)
         changed = list(written(func, args, kwargs))
         self.strides_matter |= bool(changed) or torch.is_grad_enabled() != self._grad
@@ -280,6 +283,10 @@ class _Reader(TorchFunctionMode):
         else:
             self.asked(mask.tolist(), (mask,), {})
             self.answers[-1] = PICKS if self.of_rows.has(mask) else self.answers[-1]
+
+    def numbers_of(self, tensor: Tensor) -> Any:
+        """The numbers of a tensor, for what reads them outside of modes."""
+        return self.__torch_function__(Tensor.tolist, (), (tensor,))
 
     def told(self, args: Any, out: Any) -> None:
         """A tensor told of itself: what it holds beside its numbers is read, too."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from .kernel_shapes import Line, told_by_kernel
 from .row_count import RowCount, Unusual, number_of, size_of
 from .symbolic_rules import Made, made_by
 
@@ -117,6 +118,9 @@ def outlined(func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     made = made_by(func, args, kwargs)
     if made is not None:
         return _of_rule(made) if isinstance(made, Made) else tuple(map(_of_rule, made))
+    lines = told_by_kernel(func, _on_rows, args, kwargs)
+    if lines is not None:
+        return _of_line(lines) if isinstance(lines, Line) else tuple(map(_of_line, lines))
     differ: list[bool] = []
     few = func(*_on(0, args, differ), **_on(0, kwargs, differ))
     many = func(*_on(1, args, differ), **_on(1, kwargs, differ)) if any(differ) else few
@@ -129,6 +133,37 @@ def _of_rule(made: Made) -> Outline:
     return Outline(few, few if same else torch.empty(made.many, dtype=made.dtype, device=_META))
 
 
+def _of_line(line: Line) -> Outline:
+    few, many = map(line.on, AT)
+    same = few.shape == many.shape and few.stride() == many.stride()
+    return Outline(few, few if same else many)
+
+
+def _on_rows(rows: int, arg: Any) -> Any:
+    """An argument for so many rows."""
+    if isinstance(arg, Outline):
+        sizes, strides = ([_at(n, rows) for n in of] for of in (arg.shape, arg.stride()))
+        return torch.empty_strided(sizes, strides, dtype=arg.dtype, device=_META)
+    if isinstance(arg, (list, tuple)):
+        return type(arg)([_on_rows(rows, a) for a in arg])
+    if isinstance(arg, dict):
+        return {name: _on_rows(rows, a) for name, a in arg.items()}
+    if isinstance(arg, torch.device) and arg.type != "cpu":
+        raise Unusual("another device")
+    if isinstance(arg, (Tensor, torch.SymFloat, torch.SymBool, torch.Generator)):
+        raise Unusual("an argument that is not outlined")
+    return _at(arg, rows)
+
+
+def _at(number: Any, rows: int) -> Any:
+    if not isinstance(number, torch.SymInt):
+        return number
+    node: Any = number.node
+    if not isinstance(node, RowCount):
+        raise Unusual("a size of another trace")
+    return node.at(rows)
+
+
 def _on(at: int, arg: Any, differ: list[bool]) -> Any:
     """An argument for few rows (0) or many (1); notes whether it is another one for both."""
     if isinstance(arg, Outline):
@@ -139,11 +174,8 @@ def _on(at: int, arg: Any, differ: list[bool]) -> Any:
     if isinstance(arg, dict):
         return {name: _on(at, a, differ) for name, a in arg.items()}
     if isinstance(arg, torch.SymInt):
-        node: Any = arg.node
-        if not isinstance(node, RowCount):
-            raise Unusual("a size of another trace")
         differ.append(True)
-        return node.at(AT[at])
+        return _at(arg, AT[at])
     if isinstance(arg, torch.device):
         if arg.type != "cpu":
             raise Unusual("another device")

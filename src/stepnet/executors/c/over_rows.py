@@ -26,6 +26,8 @@ _SHARE = 256  # rows of a thread, below which there is nothing to gain by tiles
 # features or columns, rows, and numbers multiplied, below which floats are not faster than torch's (measured)
 _FEW_FLOATS, _FEW_ROWS, _WORK = 32, 16, 1 << 19
 _MULTIPLIED = 1 << 20  # numbers that a thread multiplies at least
+# rows of a part; parts at least, which threads share evenly, and at most; numbers of the sums of all parts
+_PART, _FEW_PARTS, _MOST_PARTS, _MOST_SUMS = 8192, 8, 32, 1 << 20
 _ROOM = 164_992  # numbers of room of each thread, on whose stack they may not fit
 
 
@@ -59,6 +61,7 @@ class _OverFloats(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("stride", "rows", "k")),
         ("tables", _Table * 2),
         ("room", ctypes.c_void_p),
+        ("parts", ctypes.c_int64),
     )
 
 
@@ -102,16 +105,19 @@ def in_floats(a: Tensor, tables: Sequence[Tensor], rows: int) -> list[Tensor] | 
     run = library_of_floats()
     if run is None:
         return None
-    found = [empty((k, table.shape[1]), dtype=torch.float32) for table in tables]
+    parts = min(rows // _PART, _MOST_PARTS)
+    parts = parts if parts >= _FEW_PARTS and parts * (work // rows) <= _MOST_SUMS else 1
+    each = (parts, k) if parts > 1 else (k,)
+    found = [empty((*each, table.shape[1]), dtype=torch.float32) for table in tables]
     told = [
         _Table(data_ptr(sums), data_ptr(table), stride(table)[0], table.shape[1])
         for sums, table in zip(found, tables, strict=True)
     ]
     threads = max(1, min(torch.get_num_threads(), work // _MULTIPLIED))
-    room = empty((threads, _ROOM), dtype=torch.float32)
-    over = _OverFloats(data_ptr(a), stride(a)[0], rows, k, (_Table * 2)(*told), data_ptr(room))
+    room = empty((max(threads, parts), _ROOM), dtype=torch.float32)
+    over = _OverFloats(data_ptr(a), stride(a)[0], rows, k, (_Table * 2)(*told), data_ptr(room), parts)
     run(c_threads.pool(threads), ctypes.byref(over))
-    return found
+    return [sums.sum(0) for sums in found] if parts > 1 else found
 
 
 def _by_tiles(run: Callable[..., None], a: Tensor, b: Tensor, rows: int, parts: int) -> Tensor:

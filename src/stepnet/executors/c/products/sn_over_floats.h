@@ -6,13 +6,14 @@
  *     near      so many rows go by all strips before the next ones do: caches still have those of B
  *
  * Of a strip and a panel, the sums over SN_OVER_SUMMED rows stay in registers, and are then added to C. Threads take strips
- * of A, so that each element is summed in the same order whatever their number. Stands on sn_matmul.h and sn_parallel.h.
+ * of A, or parts of many rows, each with a C of its own: so that each element is summed in the same order whatever their
+ * number. Stands on sn_matmul.h and sn_parallel.h.
  */
 #ifndef SN_OVER_FLOATS_H
 #define SN_OVER_FLOATS_H
 
 typedef struct {
-    float *sums; /* C; NULL: no second table */
+    float *sums; /* C, of each part; NULL: no second table */
     const float *rows; /* B */
     int64_t stride, n;
 } sn_over_table;
@@ -21,7 +22,8 @@ typedef struct {
     const float *a;
     int64_t stride, rows, k;
     sn_over_table tables[2];
-    float *room; /* SN_OVER_ROOM numbers for each thread, whose stack may be small */
+    float *room; /* SN_OVER_ROOM numbers for each thread or part, for the stack of a thread may be small */
+    int64_t parts; /* of rows; 1: threads take strips */
 } sn_over_floats;
 
 /* Strips and panels of SN_OVER_AT_ONCE rows stay in the second cache, a strip and a panel in the first one. */
@@ -144,7 +146,22 @@ static void sn_over_floats_share(void *data, int64_t share, int64_t shares) {
     }
 }
 
+static void sn_over_floats_part(void *data, int64_t part, int64_t parts) {
+    sn_over_floats o = *(const sn_over_floats *)data;
+    const int64_t first = o.rows * part / parts;
+    o.rows = o.rows * (part + 1) / parts - first;
+    o.a += first * o.stride;
+    o.room += part * SN_OVER_ROOM;
+    for (int w = 0; w < 2; ++w)
+        if (o.tables[w].sums) {
+            o.tables[w].rows += first * o.tables[w].stride;
+            o.tables[w].sums += part * o.k * o.tables[w].n;
+        }
+    sn_over_floats_share(&o, 0, 1);
+}
+
 static __attribute__((unused)) void sn_over_in_floats(const sn_pool *pool, sn_over_floats *o) {
-    sn_parallel(pool, pool->threads, sn_over_floats_share, o);
+    if (o->parts > 1) sn_parallel(pool, o->parts, sn_over_floats_part, o);
+    else sn_parallel(pool, pool->threads, sn_over_floats_share, o);
 }
 #endif
