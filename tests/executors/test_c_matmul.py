@@ -163,7 +163,9 @@ def test_matmul(library, shape, layout, suffix):
 @pytest.mark.parametrize("turned", [False, True], ids=["rows of B lie", "columns of B lie"])
 def test_few_rows_by_a_matrix_as_it_lies(library, turned, layout, suffix):
     dtype, rng = DTYPES[suffix], np.random.default_rng(3)
-    for rows, K, N in itertools.product((0, 1, 2, 3, 4, 7, 8), (0, 1, 7, 16, 37), (1, 2, 7, 16, 31, 83)):
+    small = itertools.product((0, 1, 2, 3, 4, 7, 8), (0, 1, 7, 16, 37), (1, 2, 7, 16, 31, 83))
+    large = itertools.product((1, 2, 5), (64, 128, 203), (15, 130, 256, 391))
+    for rows, K, N in [*small, *large]:
         A, C = Table(rows, K, layout, dtype, rng), Table(rows, N, layout, dtype, rng)
         first, second = (N, K) if turned else (K, N)
         matrix = np.full((first + 1, second + 3), np.nan, dtype)  # poison around it

@@ -384,6 +384,23 @@ DEFAULTS = """<ir_version: 9, opset_import: ["": 18]>
     { z = Mul(a, w)  on = Identity(go) }>  y = Reshape(l, s) }"""
 
 
+@pytest.mark.parametrize("kind", ["FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16", "INT64", "INT8", "BOOL"])
+def test_a_constant_begins_a_line_of_the_cache(kind, tmp_path):
+    names = [f"w{k}" for k in range(8)]  # numpy's memory begins anywhere: few of eight would by chance
+    values = np.arange(3 * 700).reshape(3, 700) % 2
+    kind, path = getattr(TensorProto, kind), tmp_path / "m.onnx"
+    weights = [helper.make_tensor(name, kind, values.shape, values.ravel()) for name in names]
+    made = [helper.make_tensor_value_info(f"{name}_out", kind, values.shape) for name in names]
+    nodes = [helper.make_node("Identity", [name], [out.name]) for name, out in zip(names, made, strict=True)]
+    graph = helper.make_graph(nodes, "g", [], made, weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), path)
+    found = list(stepnet.onnx.load(path).state_dict().values())
+    assert len(found) == 8
+    for each in found:
+        assert each.data_ptr() % 64 == 0
+        assert torch.equal(each.long(), torch.from_numpy(values))
+
+
 @pytest.mark.parametrize("version", [3, 9])
 @plain_loops()
 def test_constants_that_are_inputs_are_defaults(version, tmp_path):

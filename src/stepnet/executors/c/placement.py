@@ -51,7 +51,7 @@ class Placements:
         self._waits = waits_for_memory(p, self._beside)
         early = {node.inputs[1] for node in (*p.early, *p.late)}
         self._step_bytes = sum(p.value(name).bytes for name, *_ in source.packed if name not in early)
-        self._worth_packing = worth_packing(sum(p.value(name).bytes for name in p.matrices))
+        self._worth_packing = worth_packing(max((p.value(name).bytes for name in p.matrices), default=0))
         self._packings: dict[tuple[Sharing | None, int], tuple[list[int], int]] = {}
         self._row_work = source.space[1] + sum(h * k * n for _, h, k, n in source.packed)
         products = [BY_DTYPE[p.value(name).dtype] for name in p.matrices if name not in p.by_row]

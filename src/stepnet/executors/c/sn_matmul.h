@@ -221,7 +221,7 @@ SN_INLINE void SN_(sn_put)(SN_REAL *to, const SN_REAL *from, const SN_REAL *plus
  * here, for each number of rows anew, it would be half of what a compiler has to do. */
 SN_INLINE void SN_(sn_kernel)(SN_REAL *const *to, const SN_REAL *const *plus, const SN_REAL *const *from, const int rows,
                               const int nv, const int wide, const SN_REAL *B, int64_t step, int64_t apart, int64_t K) {
-    SN_(sn_vec) sum[12][8];
+    SN_(sn_vec) sum[12][16];
     const SN_REAL *a[12];
     SN_UNROLL for (int i = 0; i < rows; ++i) {
         a[i] = from[i];
@@ -229,7 +229,7 @@ SN_INLINE void SN_(sn_kernel)(SN_REAL *const *to, const SN_REAL *const *plus, co
     }
     for (int64_t k = 0; k < K; ++k) {
         /* Of a row of B and a column of A the shorter one is held in registers; the other passes through one. */
-        SN_(sn_vec) b[8];
+        SN_(sn_vec) b[16];
         SN_UNROLL for (int v = 0; v < nv; ++v) {
             b[v] = *(const SN_(sn_vec_u) *)(B + k * step + v / wide * apart + v % wide * SN_(sn_lanes));
             if (rows > 1) SN_KEEP(b[v]);
@@ -417,12 +417,17 @@ SN_INLINE void SN_(sn_few_columns)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL
                 a[i] = SN_(sn_row)(A, r + i);
                 to[i] = SN_(sn_row)(C, r + i) + u;
             }
-            nv = nv < 4 ? 1 : 4;
-            switch (m * 8 + nv) {
+            const int64_t most = m <= 2 ? SN_REGISTERS / 2 / m : 4; /* of one row of B, which may be far from the next */
+            nv = nv < 4 ? 1 : nv < 8 || most < 8 ? 4 : nv < 16 || most < 16 ? 8 : 16;
+            switch (m * 32 + nv) {
 #define SN_CASE(m, nv) \
-    case m * 8 + nv: SN_(sn_kernel)(to, 0, a, m, nv, nv, source + u, stride_k, 0, K); break
+    case m * 32 + nv: SN_(sn_kernel)(to, 0, a, m, nv, nv, source + u, stride_k, 0, K); break
                 SN_CASE(1, 1); SN_CASE(2, 1); SN_CASE(3, 1); SN_CASE(4, 1);
                 SN_CASE(1, 4); SN_CASE(2, 4); SN_CASE(3, 4); SN_CASE(4, 4);
+                SN_CASE(1, 8);
+#if SN_REGISTERS == 32
+                SN_CASE(2, 8); SN_CASE(1, 16);
+#endif
 #undef SN_CASE
             }
         }
@@ -436,11 +441,39 @@ SN_INLINE void SN_(sn_few_columns)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL
     }
 }
 
+/* One row by deep columns, one after the other: as they lie they come from the second cache at twice the speed. What that
+ * still holds comes first every other time. */
+static void SN_(sn_one)(SN_REAL *to, const SN_REAL *a, const SN_REAL *source, int64_t stride_n, int64_t K, int64_t N) {
+    enum { L = SN_(sn_lanes), some = 4 * L };
+    const int64_t blocks = SN_(sn_blocks)(N), back = sn_from_last(blocks), deep = K / L * L;
+    for (int64_t i = 0; i < blocks; ++i) {
+        const int64_t u = L * (back ? blocks - 1 - i : i), units = N - u < L ? N - u : L;
+        SN_(sn_vec) sum[L] = {{0}};
+        SN_REAL tile[L] __attribute__((aligned(64)));
+        for (int64_t j = 0; j < units; ++j) {
+            const SN_REAL *b = source + (u + j) * stride_n;
+            SN_(sn_vec) one = {0};
+            int64_t k = 0;
+#define SN_TERM(k) one += *(const SN_(sn_vec_u) *)(a + (k)) * *(const SN_(sn_vec_u) *)(b + (k))
+            for (; k + some <= K; k += some) SN_UNROLL for (int v = 0; v < 4; ++v) SN_TERM(k + v * L);
+            for (; k < deep; k += L) SN_TERM(k);
+#undef SN_TERM
+            sum[j] = one;
+        }
+        SN_(sn_lane_sums)(tile, sum);
+        for (int64_t k = deep; k < K; ++k)
+            for (int64_t j = 0; j < units; ++j) tile[j] += a[k] * source[k + (u + j) * stride_n];
+        SN_(sn_put)(to + u, tile, 0, units);
+    }
+}
+
 void SN_(sn_few)(SN_(sn_rows) C, SN_(sn_rows) A, const SN_REAL *source, int64_t stride_k, int64_t stride_n, int64_t rows,
                  int64_t K, int64_t N) {
     /* all rows go by some columns while the first cache has these */
     const int64_t L = SN_(sn_lanes), some = rows <= 4 ? N : stride_k == 1 ? L : 4 * L;
-    for (int64_t u = 0; u < N; u += some)
+    const int one = rows == 1 && stride_k == 1 && K >= 8 * L;
+    if (one) SN_(sn_one)(SN_(sn_row)(C, 0), SN_(sn_row)(A, 0), source, stride_n, K, N);
+    for (int64_t u = one ? N : 0; u < N; u += some)
         SN_(sn_few_columns)(C, A, source, stride_k, stride_n, rows, K, u, N - u < some ? N : u + some);
 }
 #endif
@@ -492,61 +525,7 @@ SN_INLINE int SN_(sn_any_nan)(const SN_REAL *x, int64_t n) {
     return found;
 }
 
-/* C[m, n] += the sum over t of A[t, m] B[t, n]: rows of A are `a_next` apart and its columns `a_apart`, rows of B are
- * `b_next` apart, rows of C `c_next`. */
-SN_SHARED void SN_(sn_over_steps)(SN_REAL *C, int64_t c_next, const SN_REAL *A, int64_t a_next, int64_t a_apart,
-                                  const SN_REAL *B, int64_t b_next, int64_t steps, int64_t m, int64_t n);
-#ifndef SN_LINKED
-/* The same for `rows` of C, nv vectors of each. */
-SN_INLINE void SN_(sn_over_tile)(SN_REAL *C, int64_t c_next, const SN_REAL *A, int64_t a_next, int64_t a_apart,
-                                 const SN_REAL *B, int64_t b_next, int64_t steps, const int rows, const int nv) {
-    SN_(sn_vec) sum[6][2];
-    SN_UNROLL for (int i = 0; i < rows; ++i)
-        SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] = (SN_(sn_vec)){0};
-    for (int64_t t = 0; t < steps; ++t, A += a_next, B += b_next) {
-        SN_(sn_vec) b[2];
-        SN_UNROLL for (int v = 0; v < nv; ++v) {
-            b[v] = *(const SN_(sn_vec_u) *)(B + v * SN_(sn_lanes));
-            if (rows > 1) SN_KEEP(b[v]);
-        }
-        SN_UNROLL for (int i = 0; i < rows; ++i)
-            SN_UNROLL for (int v = 0; v < nv; ++v) sum[i][v] += A[i * a_apart] * b[v];
-    }
-    SN_UNROLL for (int i = 0; i < rows; ++i)
-        SN_UNROLL for (int v = 0; v < nv; ++v)
-            *(SN_(sn_vec_u) *)(C + i * c_next + v * SN_(sn_lanes)) += sum[i][v];
-}
-
-void SN_(sn_over_steps)(SN_REAL *C, int64_t c_next, const SN_REAL *A, int64_t a_next, int64_t a_apart, const SN_REAL *B,
-                        int64_t b_next, int64_t steps, int64_t m, int64_t n) {
-    enum { L = SN_(sn_lanes), MOST = 128 }; /* steps of which B's vectors stay in the first cache */
-    for (int64_t t = 0; t < steps; t += MOST, A += MOST * a_next, B += MOST * b_next) {
-        const int64_t some = steps - t < MOST ? steps - t : MOST;
-        int64_t u = 0;
-        for (int64_t nv; (nv = (n - u) / L) > 0; u += nv * L) {
-            nv = nv < 2 ? 1 : 2;
-            for (int64_t r = 0, rows; r < m; r += rows) {
-                SN_REAL *to = C + r * c_next + u;
-                const SN_REAL *a = A + r * a_apart;
-                rows = sn_split(m - r, 6);
-                switch (rows * 2 + nv) {
-#define SN_CASE(rows, nv) \
-    case rows * 2 + nv: SN_(sn_over_tile)(to, c_next, a, a_next, a_apart, B + u, b_next, some, rows, nv); break
-                    SN_CASE(1, 1); SN_CASE(2, 1); SN_CASE(3, 1); SN_CASE(4, 1); SN_CASE(5, 1); SN_CASE(6, 1);
-                    SN_CASE(1, 2); SN_CASE(2, 2); SN_CASE(3, 2); SN_CASE(4, 2); SN_CASE(5, 2); SN_CASE(6, 2);
-#undef SN_CASE
-                }
-            }
-        }
-        for (; u < n; ++u)
-            for (int64_t r = 0; r < m; ++r) {
-                SN_REAL sum = 0;
-                for (int64_t k = 0; k < some; ++k) sum += A[k * a_next + r * a_apart] * B[k * b_next + u];
-                C[r * c_next + u] += sum;
-            }
-    }
-}
-#endif
+#include "sn_over_steps.h"
 
 /* A small matrix, or one of each head, packed line after line, for products that are made element by element. */
 SN_INLINE void SN_(sn_lines)(const sn_matrix *B, int64_t heads, int64_t K, int64_t N) {

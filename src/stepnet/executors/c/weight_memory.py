@@ -15,8 +15,9 @@ from stepnet.ir.plan import LoopPlan
 
 from .products.cpu import has_wide_vectors
 
-# bytes of matrices, and the rows with fewer of which packing takes longer than it saves (measured)
-_MATRICES = ((1 << 22, 15), (1 << 21, 28), (1 << 20, 20), (1 << 19, 14), (1 << 17, 6), (0, 3))
+# Bytes of a matrix, and the rows with fewer of which packing takes longer than it saves (measured): about as
+# many whether they come one or sixteen at a time.
+_MATRIX = ((1 << 21, 34), (1 << 20, 22), (1 << 19, 15), (3 << 16, 13), (1 << 17, 8), (1 << 15, 5), (0, 3))
 # Where one panel is packed at a time, and used once (measured). Columns in one piece: each product of a row
 # and a column ends in a sum of lanes, so that deep matrices are read as they lie for more rows.
 _TURNED = ((1024, 20), (512, 15), (256, 13), (192, 10), (128, 7), (96, 5), (0, 4))
@@ -29,8 +30,8 @@ _LEFT = ((512, 8), (128, 3), (0, 2))  # columns of such
 
 
 def worth_packing(size: int) -> int:
-    """The rows from which on matrices of so many bytes are packed in a call."""
-    return _first(_MATRICES, size)
+    """The rows from which on a matrix of so many bytes is packed in a call."""
+    return _first(_MATRIX, size)
 
 
 def worth_panels(shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from onnx_ir.tensor_adapters import to_torch_dtype
@@ -159,6 +160,7 @@ def dtype_of(number: int) -> torch.dtype:
 # Of four bits and fewer, which torch does not compute with.
 _IN_BYTES = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8"}
 _TAKE_BYTES = ("DequantizeLinear", "Cast")  # and make the same of a number, whatever its type
+_LINE = 64  # bytes
 
 
 def tensor_of(data: ir.TensorProtocol, where: str, value: ir.Value | None = None) -> Tensor:
@@ -179,18 +181,29 @@ def tensor_of(data: ir.TensorProtocol, where: str, value: ir.Value | None = None
             if value is None or not read or value.is_graph_output():
                 what = f"{data.dtype.name} is read by more than {' and '.join(_TAKE_BYTES)}"
                 raise Misfit(what, array.dtype.name, "such numbers as weights that are dequantised")
-            return torch.from_numpy(array.astype(_IN_BYTES[array.dtype.name]))
+            return _copied(array.astype(_IN_BYTES[array.dtype.name]))
         if array.dtype.kind not in "biufcV" and "float" not in array.dtype.name:
             raise Misfit("is of a type that torch does not have", array.dtype.name, NUMBERS)
         if array.dtype.name == "bfloat16":
-            return torch.from_numpy(array.view("int16").copy()).view(torch.bfloat16)
-        return torch.from_numpy(array.copy())
+            return _copied(array.view("int16")).view(torch.bfloat16)
+        return _copied(array)
     except IRError:
         raise
     except Misfit as misfit:
         raise NotRead(f"{where}: {misfit.what}", got=misfit.got, expected=misfit.expected) from misfit
     except (*ERRORS, OSError) as problem:
         raise error(where, problem, f"{data.dtype}{list(data.shape)}", FILLED) from problem
+
+
+def _copied(array: np.ndarray) -> Tensor:
+    """The same numbers where a line of the cache begins, as they do in torch's own memory: products that read
+    them as they lie take up to 1.2 times as long elsewhere."""
+    size = array.nbytes
+    room = np.empty(size + _LINE, np.uint8)
+    begin = -room.ctypes.data % _LINE
+    copied = room[begin : begin + size].view(array.dtype).reshape(array.shape)
+    copied[...] = array
+    return torch.from_numpy(copied)
 
 
 def _check_outside(data: ir.ExternalTensor, where: str) -> None:

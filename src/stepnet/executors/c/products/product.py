@@ -87,8 +87,10 @@ class Product:
             return split(is_fast="bf16" in self.needs)
         if self.suffix == self.sums:
             head = f"#define SN_REAL {self.element}\n#define SN_(name) name##_{self.suffix}"
-            turn = '#include "sn_turn.h"\n', _file("sn_turn.h", _HERE.parent)
-            return f"{head}\n{_file('sn_matmul.h', _HERE.parent).replace(*turn)}"
+            text = _file("sn_matmul.h", _HERE.parent)
+            for name in ("sn_turn.h", "sn_over_steps.h"):
+                text = text.replace(f'#include "{name}"\n', _file(name, _HERE.parent))
+            return f"{head}\n{text}"
         return paired(tiles=1 if has_tiles() else 0)
 
     @property
