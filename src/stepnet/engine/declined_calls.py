@@ -2,7 +2,7 @@
 
 The plain loop is what a call means, so nothing of what is looked at here makes a result right or wrong. It
 tells whether a look at the step would find the same: the step reads what it read, and its inputs look as they
-did.
+did. Of one step, as of streams and acting, only the step is called: a loop takes longer to make than to run.
 """
 
 from __future__ import annotations
