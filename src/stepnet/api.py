@@ -29,7 +29,7 @@ from .data.values import unpacked, without_packed
 from .engine import Asked, OverSequences, Steps, Way, asked, find_plan, is_as_ever, run, run_again, run_warm
 from .engine.calls_in_progress import call_of
 from .engine.checkpointed_calls import as_at_first, note_plain
-from .engine.declined_calls import is_declined
+from .engine.declined_calls import is_declined, run_one_step
 from .engine.no_steps import run_of_no_steps
 from .engine.vmapped_calls import run_folded
 from .errors import Unsupported
@@ -76,7 +76,7 @@ from .typed import Booting, ModuleCall, OfStep, Output, Settings, State, typed
 from .watchers import Instead, instead, is_kept, kept, nobody_else, replaced, watched, watching
 from .windows import check_windows, run_in_windows
 
-_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, lambda step: step, as_called)
+_STEPS = Steps(as_step, boot_state, StepBody, loop_of, as_they_are, lambda step: step, as_called)
 
 
 def _like(step: Any, x: Any = None, state: Any = None, **how: Any) -> Any:
@@ -206,6 +206,9 @@ def recurrent(
         way = (reverse, level, axis, check_backend(backend))
         declined = not lifting.inside_a_step() and is_declined(_STEPS, step, x, state, way)
         if declined and not sharded(step):
+            out = run_one_step(_STEPS, step, x, state, axis)
+            if out is not None:
+                return out
             return _recurrent(step, x, state, reverse, level, axis, scopes, backend, plainly=True)
         state, out = warm(step, x, state, way)
         if out is not None:

@@ -3,10 +3,8 @@ the step in another, which puts back what stood there."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 from .kept_by_step import place_of
@@ -14,15 +12,20 @@ from .kept_by_step import place_of
 _calls: dict[object, tuple[Any, int]] = {}  # by the call: where its step is found, and the thread
 
 
-@contextlib.contextmanager
-def call_of(step: Any) -> Iterator[None]:
+class call_of:
     """In here this thread calls a step, by a plan or by the plain loop."""
-    call = object()
-    _calls[call] = place_of(step), threading.get_ident()  # one call of C each: no other thread between
-    try:
-        yield
-    finally:
-        _calls.pop(call, None)
+
+    __slots__ = ("step",)
+
+    def __init__(self, step: Any) -> None:
+        self.step = step
+
+    def __enter__(self) -> None:
+        # one call of C each: no other thread between
+        _calls[self] = place_of(self.step), threading.get_ident()
+
+    def __exit__(self, *_: object) -> None:
+        _calls.pop(self, None)
 
 
 def is_called_elsewhere(step: Any) -> bool:

@@ -2,7 +2,7 @@
 
 The plain loop is what a call means, so nothing of what is looked at here makes a result right or wrong. It
 tells whether a look at the step would find the same: the step reads what it read, and its inputs look as they
-did.
+did. Of one step, as of streams and acting, only the step is called: a loop takes longer to make than to run.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import settings
 from stepnet.data.tensor_guards import alike
-from stepnet.data.tree import LEAF, flatten
+from stepnet.data.tree import LEAF, flatten, unflatten
+from stepnet.executors import naive
+from stepnet.executors.autograd import is_computed_again
 from stepnet.executors.base import Executor
 from stepnet.executors.registry import tried
 
+from .calls_in_progress import call_of
+from .checkpointed_calls import note_plain
 from .kept_by_step import KeptByStep
 from .walked_steps import unchanged_step
 
@@ -71,6 +75,21 @@ def note_declined(asked: Any, seen: Callable[[], object]) -> None:
         known[type(asked.x[0]), x_spec, form, tuple(asked.way), settings()] = _Like(
             asked.key, tried(asked.way.backend), like, seen
         )
+
+
+def run_one_step(of: Any, step: Any, x: Any, state: Any, axis: int) -> tuple[Any, Any] | None:
+    """y and the final state of a declined call of one step of a tensor; None for any other."""
+    if type(x) is not Tensor or x.shape[axis] != 1 or not x.numel():
+        return None
+    if state is None or is_computed_again():
+        return None
+    function = of.wrap(step)
+    states, spec = flatten(state)
+    with call_of(function):
+        note_plain(step)
+        y, new = naive.run_one(of.body(function, LEAF, spec), x, states, axis)
+    # of its own: the step may give what it refers to
+    return y, unflatten(spec, [t.clone(memory_format=torch.contiguous_format) for t in new])
 
 
 def _side_by_side(tree: Any) -> tuple[list[Any], Any]:

@@ -35,7 +35,7 @@ from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import only_plain
-from stepnet.ir.loop import Loop
+from stepnet.ir.loop import Body, Loop
 from stepnet.watchers import is_noted, note_run
 
 from . import open_steps
@@ -72,13 +72,15 @@ class Steps(NamedTuple):
     """What steps are, of which the engine knows nothing.
 
     `wrap`: a step as a function of its parameters; `called`: as one that is called once, no more. `boot`:
-    what it begins with for a number of sequences. `record`: of a function, its inputs, what is carried, how
-    both are nested, and the way: the loop and what it is fed. `as_they_are`: of how x and the state are
-    nested, whether a step is called on just these. `found_by`: what a step is known by.
+    what it begins with for a number of sequences. `body`: of a function, and how x and the state are nested,
+    the body of its loop. `record`: of a function, its inputs, what is carried, how both are nested, and the
+    way: the loop and what it is fed. `as_they_are`: of how x and the state are nested, whether a step is
+    called on just these. `found_by`: what a step is known by.
     """
 
     wrap: Callable[[Any], Callable[..., Any]]
     boot: Callable[[Callable[..., Any], int], Any]
+    body: Callable[[Callable[..., Any], Spec, Spec], Body]
     record: Callable[..., tuple[Loop, Mapping[str, Any]]]
     as_they_are: Callable[[tuple[Spec, Spec]], bool]
     found_by: Callable[[Any], Any]

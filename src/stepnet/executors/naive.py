@@ -7,7 +7,7 @@ With a condition for each row, the rows whose condition is False leave, and come
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,11 +16,11 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
 from stepnet.errors import LoopError, StepError
-from stepnet.ir.loop import Concat, Iteration, Loop
+from stepnet.ir.loop import Body, Concat, Iteration, Loop
 from stepnet.watchers import most_steps
 
 from .rows import Rows
-from .segment import Count, Cut, LoDCut
+from .segment import Count, Cut, LoDCut, WholeCut
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,15 @@ def run(loop: Loop, feeds: Mapping[str, Any], observe: Observer | None = None) -
     """
     plain = PlainRun(loop, feeds)
     return plain.outputs(plain.advance(plain.begin(), observe=observe))
+
+
+def run_one(body: Body, x: Tensor, states: Sequence[Tensor], axis: int) -> tuple[Any, list[Any]]:
+    """What a loop that cuts x, one step, along `axis` gives: y and what is carried. `run` makes and reads
+    records for longer than a small body takes."""
+    y, *new = body(x.unbind(axis)[0], *states)
+    if type(y) is Tensor and 0 <= axis <= y.dim():
+        return torch.stack([y], axis), new
+    return WholeCut().join([y], Concat("y", "y", axis=axis), empty=False), new
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class StepBody:
         self._is_flat = flat and type(self) is StepBody  # others call in their own way
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
-        if not (self._is_flat and self.y_spec is LEAF):
+        if not self._is_flat or (self.y_spec is not LEAF and self.y_spec is not None):
             n = len(self.x_names)
             y, new_leaves = self.call(values[:n], values[n:])
             self.t += 1
@@ -131,6 +131,8 @@ class StepBody:
             raise told from error
         if type(result) is tuple and len(result) == 2 and type(result[0]) is Tensor:
             y, new = result
+            if self.y_spec is None:
+                self._check_y([y], LEAF)
             if type(new) is Tensor is type(state):
                 if new.dtype is state.dtype and new.shape == state.shape:
                     self.t += 1

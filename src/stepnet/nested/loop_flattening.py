@@ -43,7 +43,7 @@ from . import lifting
 from .recreated_steps import found_by
 from .word_steps import over_words, tried
 
-_STEPS = Steps(as_step, boot_state, loop_of, as_they_are, lambda step: step, as_called)
+_STEPS = Steps(as_step, boot_state, StepBody, loop_of, as_they_are, lambda step: step, as_called)
 _MOST_KINDS = 32  # of calls of one piece of source
 _MOST_CUTS = 64  # batches of which it is remembered where sentences begin and end
 _ROUNDS = 3
