@@ -6,6 +6,7 @@ import torch
 import stepnet
 from stepnet.executors.c import on_rows as c_on_rows
 from stepnet.executors.c import over_rows as c_over_rows
+from stepnet.executors.c import threads as c_threads
 
 OPTIMISED = False
 # Rows, depth, columns: of whole panels and cut ones, of one block of rows and many.
@@ -21,7 +22,7 @@ def _matrix(layout, k, n):
 @pytest.mark.parametrize("layout", ["dense", "turned", "with gaps"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_rows_times_a_matrix(sizes, layout, monkeypatch):
-    monkeypatch.setattr(c_on_rows, "_MULTIPLIED", 1)
+    monkeypatch.setattr(c_threads, "_MULTIPLIED", 1)
     monkeypatch.setattr(c_on_rows, "_WORK", 1)
     torch.manual_seed(0)
     rows, k, n = sizes

@@ -8,6 +8,7 @@ import torch
 from forks import in_a_fork
 from stepnet import nn
 from stepnet.executors.c import over_rows as c_over_rows
+from stepnet.executors.c import threads as c_threads
 from stepnet.executors.c.products import cpu
 
 OPTIMISED = False
@@ -31,7 +32,7 @@ def _rows(rows, k, columns):
 
 @pytest.mark.parametrize("name", SIZES)
 def test_sums_over_rows(name, monkeypatch):
-    monkeypatch.setattr(c_over_rows, "_MULTIPLIED", 1)
+    monkeypatch.setattr(c_threads, "_MULTIPLIED", 1)
     monkeypatch.setattr(c_over_rows, "_WORK", 1)
     monkeypatch.setattr(c_over_rows, "_PART", 2048)
     rows, k, columns = SIZES[name]

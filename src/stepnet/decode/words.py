@@ -97,10 +97,8 @@ def scores_of(
             got=f"eos={eos}, V={scores.shape[1]}",
             expected=f"0 to {scores.shape[1] - 1}",
         )
-    if spec.kind is WithStatic:
-        state = WithStatic(
-            state, unflatten(spec, leaves).static
-        )  # what the step set in its containers is dropped
+    if spec.kind is WithStatic:  # what the step set in its containers is dropped
+        state = WithStatic(state, unflatten(spec, leaves).static)
     new, new_spec = flatten_as(spec, state)
     if new_spec != spec:
         raise StepError(

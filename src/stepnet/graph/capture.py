@@ -297,10 +297,8 @@ def traced_step(step: Any, call: Callable[[], Any]) -> Any:
         try:
             with _weights_noted(step):
                 out = _maybe_compile_and_run_fn(_anew(call))
-        except (
-            Unsupported,
-            UserError,
-        ) as error:  # it asks for numbers, indexes sequences, calls what is no torch
+        except (Unsupported, UserError) as error:
+            # it asks for numbers, indexes sequences, calls what is no torch
             why = str(error).partition("\n")[0].rstrip(".:")
             raise refused(Way(_name(step)), f"Dynamo does not follow it ({why})") from error
     # Offsets that are known here were asked for their number alone: export fails if nothing uses them.

@@ -32,6 +32,7 @@ from stepnet.executors.memory import are_written, counters
 from .calls import Call, find
 from .dispatch import from_the_top
 from .memory import laid_out, leave_alone, places, taken
+from .noise import draws
 from .onnx_exporter import check_translated
 from .planned import KINDS, Known, Ran
 
@@ -146,12 +147,6 @@ def _kept(tensors: list[Tensor], sizes: list[int], needs: list[bool], what: str)
     return _by_plan(find(what), tensors, sizes, needs) or _Record(what, tensors, sizes, needs)
 
 
-def _draws(call: Call, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]) -> bool:
-    """Whether a call draws noise, so that another run of it gives something else."""
-    flow = call.flow(tensors, sizes, needs)
-    return call.random if flow is None else flow.draws
-
-
 class _Ticket(bytearray):
     """The memory of a tensor that stands for a record among saved tensors."""
 
@@ -179,7 +174,7 @@ def _run_backward(
     if ticket is not None:
         record = ticket.record
     else:
-        if _draws(find(what), tensors, sizes, needs):
+        if draws(find(what), tensors, sizes, needs):
             raise StepError(
                 "backward of a recurrence that draws noise has lost what forward kept",
                 remedy="keep saved tensors as they are: no saved_tensors_hooks around compiled code",
@@ -238,7 +233,7 @@ def _saved(ctx: Any) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
     tensors, results = saved[: ctx.count], ctx.results or saved[ctx.count :]
     if are_written(ctx.written):
         call = find(ctx.what)
-        if _draws(call, tensors, ctx.sizes, ctx.needs):
+        if draws(call, tensors, ctx.sizes, ctx.needs):
             raise WrittenError(
                 "a result of a recurrence that draws noise was written to in place, and a gradient reads it",
                 remedy="make a new tensor of it (`y = y * 2`)",

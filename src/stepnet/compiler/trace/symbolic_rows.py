@@ -8,7 +8,7 @@ twenty microseconds; torch's own fake tensors with symbolic sizes take a millise
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -141,41 +141,41 @@ def _of_line(line: Line) -> Outline:
 
 def _on_rows(rows: int, arg: Any) -> Any:
     """An argument for so many rows."""
-    if isinstance(arg, Outline):
-        sizes, strides = ([_at(n, rows) for n in of] for of in (arg.shape, arg.stride()))
-        return torch.empty_strided(sizes, strides, dtype=arg.dtype, device=_META)
-    if isinstance(arg, (list, tuple)):
-        return type(arg)([_on_rows(rows, a) for a in arg])
-    if isinstance(arg, dict):
-        return {name: _on_rows(rows, a) for name, a in arg.items()}
-    if isinstance(arg, torch.device) and arg.type != "cpu":
-        raise Unusual("another device")
-    if isinstance(arg, (Tensor, torch.SymFloat, torch.SymBool, torch.Generator)):
-        raise Unusual("an argument that is not outlined")
-    return _at(arg, rows)
 
+    def spread(outline: Outline) -> Tensor:
+        sizes, strides = ([_on_rows(rows, n) for n in of] for of in (outline.shape, outline.stride()))
+        return torch.empty_strided(sizes, strides, dtype=outline.dtype, device=_META)
 
-def _at(number: Any, rows: int) -> Any:
-    if not isinstance(number, torch.SymInt):
-        return number
-    node: Any = number.node
-    if not isinstance(node, RowCount):
-        raise Unusual("a size of another trace")
-    return node.at(rows)
+    return _replaced(arg, spread, lambda count: count.at(rows))
 
 
 def _on(at: int, arg: Any, differ: list[bool]) -> Any:
     """An argument for few rows (0) or many (1); notes whether it is another one for both."""
-    if isinstance(arg, Outline):
-        differ.append(arg.few is not arg.many)
-        return arg.many if at else arg.few
-    if isinstance(arg, (list, tuple)):
-        return type(arg)([_on(at, a, differ) for a in arg])
-    if isinstance(arg, dict):
-        return {name: _on(at, a, differ) for name, a in arg.items()}
-    if isinstance(arg, torch.SymInt):
+
+    def picked(outline: Outline) -> Tensor:
+        differ.append(outline.few is not outline.many)
+        return outline.many if at else outline.few
+
+    def counted(count: RowCount) -> int:
         differ.append(True)
-        return _at(arg, AT[at])
+        return count.at(AT[at])
+
+    return _replaced(arg, picked, counted)
+
+
+def _replaced(arg: Any, outline: Callable[[Outline], Tensor], count: Callable[[RowCount], int]) -> Any:
+    """An argument with tensors of `meta` in the place of its outlines, and numbers in that of its sizes."""
+    if isinstance(arg, Outline):
+        return outline(arg)
+    if isinstance(arg, (list, tuple)):
+        return type(arg)([_replaced(a, outline, count) for a in arg])
+    if isinstance(arg, dict):
+        return {name: _replaced(a, outline, count) for name, a in arg.items()}
+    if isinstance(arg, torch.SymInt):
+        node: Any = arg.node
+        if not isinstance(node, RowCount):
+            raise Unusual("a size of another trace")
+        return count(node)
     if isinstance(arg, torch.device):
         if arg.type != "cpu":
             raise Unusual("another device")

@@ -19,7 +19,6 @@ from .products import BY_SUFFIX, are_slow_in_torch, float_parts, on_rows
 _LEAST = 16  # features and columns: what is narrower leaves lanes of vectors empty
 # rows, and numbers multiplied, below which packing the matrix takes longer than is gained (measured)
 _ROWS, _WORK = 16, 1 << 19
-_MULTIPLIED = 1 << 20  # numbers that a thread multiplies at least
 
 
 class _On(ctypes.Structure):
@@ -60,7 +59,7 @@ def in_floats(a: Tensor, b: Tensor) -> Tensor | None:
         return None
     out = empty((rows, n), dtype=torch.float32)
     packed = empty(BY_SUFFIX["f32"].packed_bytes(k, n), dtype=torch.uint8)
-    threads = max(1, min(torch.get_num_threads(), work // _MULTIPLIED))
+    threads = c_threads.worth(work)
     places = data_ptr(out), data_ptr(a), data_ptr(b)
     on = _On(*places, stride(a)[0], *stride(b), rows, k, n, data_ptr(packed))
     run(c_threads.pool(threads), ctypes.byref(on))

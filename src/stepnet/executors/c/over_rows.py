@@ -25,7 +25,6 @@ _MOST_TOGETHER = 256  # features of two tables that go together: `SN_OVER_FEATUR
 _SHARE = 256  # rows of a thread, below which there is nothing to gain by tiles
 # features or columns, rows, and numbers multiplied, below which floats are not faster than torch's (measured)
 _FEW_FLOATS, _FEW_ROWS, _WORK = 32, 16, 1 << 19
-_MULTIPLIED = 1 << 20  # numbers that a thread multiplies at least
 # rows of a part; parts at least, which threads share evenly, and at most; numbers of the sums of all parts
 _PART, _FEW_PARTS, _MOST_PARTS, _MOST_SUMS = 8192, 8, 32, 1 << 20
 _ROOM = 164_992  # numbers of room of each thread, on whose stack they may not fit
@@ -113,7 +112,7 @@ def in_floats(a: Tensor, tables: Sequence[Tensor], rows: int) -> list[Tensor] | 
         _Table(data_ptr(sums), data_ptr(table), stride(table)[0], table.shape[1])
         for sums, table in zip(found, tables, strict=True)
     ]
-    threads = max(1, min(torch.get_num_threads(), work // _MULTIPLIED))
+    threads = c_threads.worth(work)
     room = empty((max(threads, parts), _ROOM), dtype=torch.float32)
     over = _OverFloats(data_ptr(a), stride(a)[0], rows, k, (_Table * 2)(*told), data_ptr(room), parts)
     run(c_threads.pool(threads), ctypes.byref(over))

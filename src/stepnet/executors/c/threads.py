@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+_MULTIPLIED = 1 << 20  # numbers that a thread multiplies at least
+
 
 class Pool(ctypes.Structure):
     """`sn_pool` of sn_parallel.h, the first argument of generated entry functions."""
@@ -34,6 +36,15 @@ def pool(threads: int | None = None) -> Pool:
     1
     """
     return _pool(torch.get_num_threads() if threads is None else threads, _forked)
+
+
+def worth(multiplications: int) -> int:
+    """How many threads a product is worth of so many multiplications.
+
+    >>> worth(1)
+    1
+    """
+    return max(1, min(torch.get_num_threads(), multiplications // _MULTIPLIED))
 
 
 @functools.lru_cache(maxsize=64)

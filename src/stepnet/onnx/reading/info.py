@@ -224,10 +224,8 @@ def _check_outside(data: ir.ExternalTensor, where: str) -> None:
         raise CutOff(what, got=shorten(location), expected=_BESIDE)
     if not there:
         raise CutOff(f"{where}: its file is not there", got=shorten(location), expected=_BESIDE)
-    size, end = (
-        file.stat().st_size,
-        (data.offset or 0) + (data.nbytes if data.length is None else data.length),
-    )
+    size = file.stat().st_size
+    end = (data.offset or 0) + (data.nbytes if data.length is None else data.length)
     if min(data.offset or 0, data.length or 0) < 0 or end > size:
         what = f"{where}: lies behind the end of its file"
         raise CutOff(what, got=f"bytes up to {end}", expected=f"at most {size}")

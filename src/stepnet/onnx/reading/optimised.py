@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stepnet.file_model import axis_in
-
 from .elementwise import activation
 from .info import Info, Misfit, Run, op
-from .sums import convolution, gemm
+from .sums import by_root, convolution, gemm
 
 FUSED = frozenset((
     "BiasGelu", "FastGelu", "FusedConv", "FusedGemm", "FusedMatMul", "MatMulNBits", "QuickGelu",
@@ -35,10 +33,8 @@ def _quick_gelu(node: Info) -> Run:
 
 @op("FusedMatMul", inputs=(2, 2))
 def _matmul(node: Info) -> Run:
-    alpha, turned = (
-        node.get("alpha", 1.0),
-        [(node.get(f"trans{k}", 0), node.get(f"transBatch{k}", 0)) for k in "AB"],
-    )
+    alpha = node.get("alpha", 1.0)
+    turned = [(node.get(f"trans{k}", 0), node.get(f"transBatch{k}", 0)) for k in "AB"]
 
     def laid(x: Tensor, last: int, batch: int) -> Tensor:
         x = x.movedim(0, -2) if batch else x
@@ -87,25 +83,14 @@ def _of_sum(node: Info) -> Run:
         raise Misfit("its means and deviations are not given", "outputs 1 and 2", "outputs 0 and 3")
 
     def run(x: Tensor, skip: Tensor, gamma: Tensor, *more: Tensor | None) -> Any:
-        beta, bias = ((None, *more) if simple else (*more, None, None))[:2] if more else (None, None)
+        beta, bias = ((None, *more, None) if simple else (*more, None, None))[:2]
         total = x + skip
         total = total if bias is None else total + bias
         if simple:
-            out = total * (total.square().mean(-1, True) + eps).rsqrt() * gamma
+            out = by_root(total, [-1], eps) * gamma
         else:
             out = F.layer_norm(total, gamma.shape, gamma, beta, eps)
         return (out, out, out, total)[: node.count] if node.count > 1 else out
-
-    return run
-
-
-@op("SimplifiedLayerNormalization", inputs=(2, 2))
-def _simplified(node: Info) -> Run:
-    axis, eps = node.get("axis", -1), node.get("epsilon", 1e-5)
-
-    def run(x: Tensor, scale: Tensor) -> Tensor:
-        along = list(range(axis_in(axis, x.dim()), x.dim()))
-        return x * (x.square().mean(along, True) + eps).rsqrt() * scale
 
     return run
 

@@ -114,13 +114,9 @@ def each(part: Tensor, x: Tensor, axis: int, block: int = 0) -> Tensor:
     if part.dim() == 0 or part.numel() == 1:
         return part.reshape(())
     axis = axis_in(axis, x.dim())
-    if part.dim() != (x.dim() if block else 1):
-        what = (
-            "scales, or zero points, must have as many axes as what they are of"
-            if block
-            else ("scales, or zero points, must be in one row")
-        )
-        raise Misfit(what, [*part.shape], f"{x.dim() if block else 1} axes")
+    axes, must = (x.dim(), "have as many axes as what they are of") if block else (1, "be in one row")
+    if part.dim() != axes:
+        raise Misfit(f"scales, or zero points, must {must}", [*part.shape], f"{axes} axes")
     if not block and part.numel() != x.shape[axis]:
         what = f"there must be one scale, or zero point, for each of axis {axis}"
         raise Misfit(what, [*part.shape], [x.shape[axis]])

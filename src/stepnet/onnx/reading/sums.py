@@ -238,13 +238,18 @@ def _layer_norm(node: Info) -> Run:
     return norm
 
 
-@op("RMSNormalization", inputs=(2, 2))
+def by_root(x: Tensor, along: list[int], eps: float) -> Tensor:
+    """x over the root of the mean of its squares."""
+    return x * (x.square().mean(along, True) + eps).rsqrt()
+
+
+@op("RMSNormalization", "SimplifiedLayerNormalization", inputs=(2, 2))
 def _rms_norm(node: Info) -> Run:
     axis, eps = node.get("axis", -1), node.get("epsilon", 1e-5)
 
     def norm(x: Tensor, scale: Tensor) -> Tensor:
         along = list(range(axis_in(axis, x.dim()), x.dim()))
-        return _as_wide_as(x, x * (x.square().mean(along, True) + eps).rsqrt() * scale)
+        return _as_wide_as(x, by_root(x, along, eps) * scale)
 
     return norm
 
