@@ -299,10 +299,16 @@ def _by_name(
     loop: Loop, y_spec: Spec, out: list[Tensor], n_y: int, sequences: Sequences | None
 ) -> dict[str, Any]:
     """The outputs of a loop, of what a plan gives. `sequences`: what they are cut as, if they are tables."""
-    y = out[:n_y] if sequences is None else [sequences.restore(rows) for rows in out[:n_y]]
+    y = out[:n_y] if sequences is None else [_whole(sequences.restore(rows)) for rows in out[:n_y]]
     one = y_spec.children == (LEAF,)
     outputs = {y_spec.keys[0]: y[0]} if one else unflatten(y_spec, y)
     return outputs | {output: out[n_y + place] for output, place in loop.finals}
+
+
+def _whole(y: Any) -> Any:
+    """A result that autograd does not take for a view: it loses hooks of views that are written to."""
+    seen = isinstance(y, Tensor) and y.requires_grad and not transforms_active()
+    return y.clone() if seen and y._is_view() else y
 
 
 def is_as_ever(entry: Entry, reads: Reads) -> bool:

@@ -48,7 +48,7 @@ def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequ
         tensors = tuple(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors)
         of_numbers = call._replace(plain=_of_pairs(call.plain, of_pairs), along=None)
         out = run_real(of_numbers, tensors, len(x), len(states))
-        return [torch.view_as_complex(t) if i in paired else t for i, t in enumerate(out)]
+        return [_as_complex(t) if i in paired else t for i, t in enumerate(out)]
     return run_real(call, tensors, len(x), len(states))
 
 
@@ -64,6 +64,11 @@ def _of_pairs(plain: Callable[..., Any], of_pairs: Sequence[bool]) -> Callable[.
     return run
 
 
+def _as_complex(pairs: Tensor) -> Tensor:
+    found = torch.view_as_complex(pairs)
+    return found.clone() if found.requires_grad else found  # see `_as_steps`
+
+
 def _as_pairs(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors]
 
@@ -76,14 +81,11 @@ def run_real(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> 
     elif call.ready.backward is None and not any(t.requires_grad for t in tensors[n_x : n_x + n_states]):
         with torch.no_grad():  # nothing gets a gradient, whatever its inputs need
             out = forward(call, tensors)[0]
+            _as_steps(call, out)
     else:
         tensors = [t.clone() if t.is_inference() else t for t in tensors]  # which is never saved for backward
         tensors = _reached(call.ready, call.layout, tensors)
         out = list((_apply if call.as_it_is else _PlanCall.apply)(None, call, *tensors))
-    if call.steps:
-        for k, dims in enumerate(call.ready.dims):
-            if out[k].dim() == dims:
-                out[k] = out[k].reshape((*call.steps, *out[k].shape[1:]))
     return out
 
 
@@ -117,16 +119,17 @@ def _reached(ready: Ready, layout: Layout, tensors: Sequence[Tensor]) -> Sequenc
     return [t.detach() if k in cut else t for k, t in enumerate(tensors)] if cut else tensors
 
 
-def _as_steps(call: Call, out: Sequence[Tensor], kept: Sequence[Tensor] = ()) -> bool:
-    """Give y, as it is, its shape with a dimension of steps, where no other sees it as rows."""
-    if not call.steps or not call.ready.owned:
-        return False
-    y = out[: len(call.ready.plan.y)]
-    if any(t is other for t in y for other in kept):
-        return False
-    for t in y:
-        t.resize_((*call.steps, *t.shape[1:]))
-    return True
+def _as_steps(call: Call, out: list[Tensor], kept: Sequence[Tensor] = ()) -> None:
+    """Give y its shape with a dimension of steps: as it is, or where others see it as rows, beside it."""
+    if not call.steps:
+        return
+    for k in range(len(call.ready.plan.y)):
+        rows = out[k]
+        shape = *call.steps, *rows.shape[1:]
+        if call.ready.owned and not any(rows is other for other in kept):
+            rows.resize_(shape)
+        else:  # no view, as a Function gives it on: torch loses hooks of views that are written to
+            out[k] = rows.reshape(shape).detach()
 
 
 def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -310,7 +313,7 @@ class _PlanCall(torch.autograd.Function):
             if not (later or again):
                 saved = direct.by_names(saved)
             if not isinstance(ctx.call, Call):
-                _note(ctx, ctx.call(), [], bool(direct.steps), len(needed))
+                _note(ctx, ctx.call(), [], len(needed))
         if again:
             saved = saved[: len(needed)]
         found = _backward(ctx, saved, grads, needed, later)
@@ -327,9 +330,9 @@ def _check_own_backward(made: Call | Callable[[], Call]) -> None:
 guarded_results(_PlanCall)
 
 
-def _note(ctx: Any, call: Call, led: list[str], as_steps: bool, count: int) -> None:
+def _note(ctx: Any, call: Call, led: list[str], count: int) -> None:
     """Note what backward is to know of a run by names."""
-    ctx.call, ctx.led, ctx.as_steps, ctx.count = call, led, as_steps, count
+    ctx.call, ctx.led, ctx.count = call, led, count
 
 
 def _save(ctx: Any, ready: Ready, tensors: Sequence[Tensor], kept: Sequence[Tensor] | None) -> None:
@@ -358,7 +361,8 @@ def _forward(ctx: Any, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, .
     with nullcontext() if lone is None else _in_places(lone, call.ready, call.layout):
         out, values = forward(call, tensors)
     extra = [values[name] for name in call.ready.extra]
-    _note(ctx, call, _led(plan, values), _as_steps(call, out, extra), len(tensors))
+    _as_steps(call, out, extra)
+    _note(ctx, call, _led(plan, values), len(tensors))
     if lone is None:
         _save(ctx, call.ready, tensors, (*out[: len(plan.y)], *extra))
     else:
@@ -405,7 +409,7 @@ def _backward(
         needed = _asked_for(ctx, tensors, needed)
     plain = all(map(is_plain, grads))
     only_once = plain and not later and not torch.is_grad_enabled()
-    if ctx.as_steps and not (only_once and call.ready.takes_steps(call.layout)):
+    if call.steps and not (only_once and call.ready.takes_steps(call.layout)):
         n_y = len(call.ready.plan.y)
         kept = (*map(_rows, kept[:n_y]), *kept[n_y:])
         grads = (*(g if g is None else _rows(g) for g in grads[:n_y]), *grads[n_y:])

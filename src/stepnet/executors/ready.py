@@ -106,11 +106,6 @@ class Ready:
         return *self.plan.x, *self.plan.weights
 
     @cached_property
-    def dims(self) -> list[int]:
-        """The dimensions of each y as rows."""
-        return [1 + len(self.plan.forward.body.values[name].shape) for name in self.plan.y]
-
-    @cached_property
     def extra(self) -> list[str]:
         """The kept values that a call saves beside its inputs and the rows of y."""
         plan = self.plan

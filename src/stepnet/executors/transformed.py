@@ -166,7 +166,7 @@ def run_transformed(
     inside = bool(transforms())
     if not inside:
         for k in run.still:  # a Function has a tangent for all that differs
-            out[k] = forward_ad.unpack_dual(out[k]).primal
+            out[k] = forward_ad.unpack_dual(out[k]).primal.clone()
     if inside and forward_ad._current_level >= 0:  # .detach() drops tangents, which go where no gradient does
         return out
     carry = gradient_flow.carry_gradients(plan, run.call.layout, [needs_gradient(t) for t in tensors])

@@ -335,4 +335,4 @@ def _cast(final: Any, dtypes: tuple[torch.dtype, ...]) -> Any:
 
 
 def _stacked(leaves: Sequence[Tensor]) -> Tensor:
-    return leaves[0].unsqueeze(0) if len(leaves) == 1 else torch.stack(tuple(leaves))
+    return torch.stack(tuple(leaves))  # of one, too: no view, as torch.nn gives none
