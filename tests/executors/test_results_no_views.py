@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 import stepnet
 from outcomes import tensors
 from stepnet import LoDTensor
+from stepnet.executors.base import Backend
 
 DOUBLE, COMPLEX = torch.float64, torch.complex128
 WEIGHT = torch.randn(3, 3, dtype=DOUBLE, generator=torch.Generator().manual_seed(0), requires_grad=True)
@@ -43,10 +44,10 @@ def numbers(*shape: int) -> Tensor:
     return values.cos().view(shape).clone().requires_grad_()
 
 
-def dense(axis: int) -> Callable[[Any, str], Any]:
+def dense(axis: int) -> Callable[[Any, Backend], Any]:
     shape = [(4, 2, 3), (2, 4, 3), (2, 3, 4)][axis]
 
-    def run(step: Any, backend: str) -> Any:
+    def run(step: Any, backend: Backend) -> Any:
         kind = COMPLEX if step is rotates else DOUBLE
         x, h = numbers(*shape).to(kind), numbers(2, 3).to(kind)
         return stepnet.recurrent(step, x, h, axis=axis, backend=backend)
@@ -54,13 +55,13 @@ def dense(axis: int) -> Callable[[Any, str], Any]:
     return run
 
 
-def ragged(step: Any, backend: str) -> Any:
+def ragged(step: Any, backend: Backend) -> Any:
     kind = COMPLEX if step is rotates else DOUBLE
     x = LoDTensor.from_sequences([numbers(n, 3).to(kind) for n in (2, 0, 4)])
     return stepnet.recurrent(step, x, numbers(3, 3).to(kind), backend=backend)
 
 
-def with_tangents(step: Any, backend: str) -> Any:
+def with_tangents(step: Any, backend: Backend) -> Any:
     with forward_ad.dual_level():
         x, h = numbers(4, 2, 3), numbers(2, 3)
         return stepnet.recurrent(step, forward_ad.make_dual(x, torch.ones_like(x)), h, backend=backend)
@@ -75,7 +76,7 @@ STEPS += [(rotates, "axis 0"), (rotates, "ragged")]
 
 @pytest.mark.parametrize("backend", ["eager", "c", "auto"])
 @pytest.mark.parametrize(("step", "way"), STEPS)
-def test_results_are_no_views(step: Any, way: str, backend: str) -> None:
+def test_results_are_no_views(step: Any, way: str, backend: Backend) -> None:
     for _ in range(6):  # by names at first, by places then
         for found in tensors(WAYS[way](step, backend)):
             assert not (found.requires_grad and found._is_view()), found.grad_fn
@@ -84,8 +85,8 @@ def test_results_are_no_views(step: Any, way: str, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["eager", "c"])
 @pytest.mark.parametrize("hook_first", [True, False])
 @pytest.mark.parametrize("step", [plain, apart])
-def test_hooks_stay_where_a_result_is_written_to(step: Any, hook_first: bool, backend: str) -> None:
-    def gradients(backend: str) -> list[Tensor]:
+def test_hooks_stay_where_a_result_is_written_to(step: Any, hook_first: bool, backend: Backend) -> None:
+    def gradients(backend: Backend) -> list[Tensor]:
         x, h = numbers(4, 2, 3), numbers(2, 3)
         y, _ = stepnet.recurrent(step, x, h, backend=backend)
         first = y[0] if isinstance(y, tuple) else y
