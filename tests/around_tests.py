@@ -7,6 +7,7 @@ import functools
 import gc
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,13 @@ SETTINGS = (
 MANY = 50_000  # objects, fewer of which take less time to look through than the look itself takes
 gc.set_threshold(100_000, 20, 20)  # by its own count Python spends a tenth of the time on looking for garbage
 gc.disable()  # until all tests are collected, which live as long as the process
+
+# Threads that would go on until the process ends: steps are tried with more care where others run Python.
+sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType]
+if find_spec("tqdm") is not None:  # which torch's tracers show their progress with
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0
 
 # Two processes run the tests on two cores; tests of shared work set threads of their own.
 torch.set_num_threads(1)

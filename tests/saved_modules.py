@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ def openvino_model(path: Path) -> Callable[[Sequence[Tensor]], list[Tensor]] | N
     """The model in OpenVINO, on the CPU in float32; None where it is not installed."""
     if importlib.util.find_spec("openvino") is None:
         return None
-    sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType]
     import openvino
 
     compiled = openvino.Core().compile_model(str(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})

@@ -23,5 +23,7 @@ def at_once(run: Callable[[int], T], count: int = 4) -> list[T]:
         return run(k)
 
     futures = [pool.submit(work, k) for k in range(count)]
-    pool.shutdown(wait=False)
-    return [future.result(timeout=120) for future in futures]
+    pool.shutdown(wait=False)  # of those that do not end
+    results = [future.result(timeout=120) for future in futures]
+    pool.shutdown()
+    return results

@@ -54,6 +54,8 @@ def calls():
     pivots = blank((6,), torch.int32, rows=True)
     part = blank((4,), torch.float64, rows=True)
     small = blank((2,), torch.int64, rows=False)
+    norms = blank((1, 1), torch.float64, rows=True)
+    small_floats = blank((6,), torch.float64, rows=False)
     rows = last.shape[0]
     of_x = {
         "clone.default": [()], "flip.default": [([-1],), ([0, 1],)],
@@ -85,6 +87,11 @@ def calls():
     for x in forms():
         yield "cat.default", ([x, last], 1), {}
         yield "sort.stable", (x,), {"stable": True, "dim": 1}
+        yield "searchsorted.Tensor", (small_floats, x), {}
+        yield "_weight_norm_interface.default", (x, norms), {}
+    yield "_weight_norm_interface_backward.default", (last, last, norms, norms, 0), {}
+    turned = outlined(aten.t.default, (blank((6, 4), torch.float64, rows=False),), {})
+    yield "embedding.default", (turned, index), {}
     yield "arange.start_step", (0, 7, 2), {}
     yield "arange.start_step", (0, rows, 1), {}
     yield "linalg_lu_solve.default", (square, pivots, wide), {}

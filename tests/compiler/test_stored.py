@@ -14,8 +14,7 @@ import torch
 from covering import few
 from plan_steps import DTYPE, KALMAN, cell
 from plans import entry_of, plans_made, read_back
-from stepnet.compiler import known_calls, stored
-from stepnet.compiler.known_calls import known_call
+from stepnet.compiler import stored
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
 from stepnet.engine import plans
@@ -59,6 +58,7 @@ STEPS = {
     "odd calls": (_odd, torch.zeros(2, 3, dtype=DTYPE)),
     "complex numbers": (_turned, torch.ones(2, 3, dtype=torch.complex128)),
 }
+X = LoDTensor.from_lengths(torch.randn(3, 3, dtype=DTYPE, requires_grad=True), [[2, 1]])
 _made: dict = {}
 
 
@@ -66,12 +66,11 @@ def plan_of(name):
     """A compiled step, its bytes, and what `load` is given beside them."""
     if name not in _made:
         step, state = STEPS[name]
-        x = LoDTensor.from_lengths(torch.randn(3, 3, dtype=DTYPE, requires_grad=True), [[2, 1]])
         with pytest.MonkeyPatch.context() as patch, plans_made() as made:
             patch.setattr(
                 plans, "_entries", Bounded(plans._entries.most)
             )  # other tests have plans of these steps
-            entry_of(step, x, state)
+            entry_of(step, X, state)
         [(compiled, given)] = made
         data = read_back(compiled, given)
         assert data is not None
@@ -187,14 +186,23 @@ def test_a_gradient_that_is_computed_is_said_to_flow(gone):
         stored.load(json.dumps(found).encode(), *given)
 
 
-def test_no_call_of_backward_goes_where_an_index_says():
-    """Those of pools and paddings write outside of memory where indices or shapes are not the forward's."""
-    calls = [(name, getattr(torch.ops.aten, name, None)) for name in known_calls._CALLS if "backward" in name]
-    for name, packet in calls:
-        for overload in () if packet is None else packet.overloads():
-            found = known_call(f"aten.{name}.{overload}")
-            assert found is None or torch.Tag.pointwise in found.tags, name
-    assert known_call("aten.gelu_backward.default") is not None
+def test_a_call_that_no_rule_knows_is_not_written():
+    with plans_made() as made:
+        entry_of(lambda x, h: (torch.i0(h), h + x), X, torch.zeros(2, 3, dtype=DTYPE))
+    [(compiled, given)] = made
+    assert any(node.op == "opaque" for node in compiled.joint.graph.nodes)
+    assert stored.dump(compiled, *given) is None
+
+
+def test_a_call_of_torch_is_not_read():
+    _, data, given = plan_of("GRU")
+    found = json.loads(data)
+    node = next(node for node in found["nodes"] if node[0] == "tanh")
+    node[0] = "opaque"
+    for attrs in ({}, {"target": "aten.tanh.default", "args": [["input", 0]], "kwargs": []}):
+        node[3] = attrs
+        with pytest.raises(Unsupported, match="an op"):
+            stored.load(json.dumps(found).encode(), *given)
 
 
 @pytest.fixture

@@ -172,6 +172,7 @@ def test_other_calls(rows):
         (aten.uniform.default, x, 0.0, 2.0),
         (aten.normal_functional.default, cube),
         (aten.bernoulli.p, cube, 0.5),
+        (aten.multinomial.default, outlined(aten.select.int, (cube, 1, 0), {}), 3),
         (aten.normal.Tensor_float, cube, 0.5),
         (aten.rand_like.default, cube),
         (aten.randn_like.default, x),

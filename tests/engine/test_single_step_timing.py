@@ -314,3 +314,22 @@ def test_a_step_that_reads_what_was_made_in_inference_mode(ran):
     for _ in range(3):
         _, last = recurrent(step, x, h, backend=BACKEND)
         torch.testing.assert_close(last, h + shift)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_a_plan_that_is_as_fast_as_the_step_itself_is_kept(monkeypatch, ragged):
+    """Both are found by the same look, which takes nothing off either."""
+    runs: list[bool] = []
+    one_step = warm_calls.one_step
+    monkeypatch.setattr(warm_calls, "one_step", lambda *given: runs.append(True) or one_step(*given))
+    monkeypatch.setattr(executor_choice, "stopwatch", lambda call: (call(), 2e-5)[1])
+    plans.forget()
+    cell, (x, state) = Cell(), given(1)
+    call = LoDTensor.from_lengths(x[0], [[1] * N]) if ragged else x
+    with torch.no_grad():
+        for _ in range(2):
+            recurrent(cell, call, state)
+        runs.clear()
+        recurrent(cell, call, state)
+    assert not runs
+    plans.forget()

@@ -2,16 +2,16 @@
 
 Only what the trace gave is kept, as JSON: the joint graph, the numbers that the step made of Python values,
 the structure of y. All else follows from it and is made again. What is read is input from outside: every
-name, op, attribute, dtype and call is held against the closed list it comes from, then the graph against the
-rules of the IR, then calls without a rule against what they give on sample rows. The engine then holds the
-plan against the plain loop, as it does with a new one.
+name, op, attribute and dtype is held against the closed list it comes from, then the graph against the rules
+of the IR. The engine then holds the plan against the plain loop, as it does with a new one. Steps with calls
+of torch that no rule knows are compiled in each process: they are few, and no file is to say what is called.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -25,9 +25,8 @@ from stepnet.ir.graph import ITEM_SIZE, Graph, Node, Value
 from stepnet.ir.ops import OPS, RANDOM, SCATTERS
 from stepnet.ir.verify import verify
 
-from .known_calls import known_call
-from .passes.rowwise_probe import ROWS, check_opaque
-from .pipeline import Compiled, Signature, finish, parameter_names, samples
+from .passes.rowwise_probe import ROWS
+from .pipeline import Compiled, Signature, finish, parameter_names
 from .rules.normal import Joint
 
 _MOST_NUMBERS = 1 << 16  # in tensors that a step makes of Python values
@@ -54,10 +53,6 @@ _ATTRS: dict[str, dict[str, str]] = {
     "embed_grad": {"padding": "whole"},
     "full": {"value": "number"},
     "iota": {"start": "number", "step": "number"},
-    "opaque": {"target": "call", "args": "templates", "kwargs": "named templates"},
-}
-_TORCH = {**{name: getattr(torch, name) for name in ITEM_SIZE}, "strided": torch.strided} | {
-    name: getattr(torch, name) for name in ("contiguous_format", "preserve_format")
 }
 _MADE = re.compile(r"v[0-9]+")
 _SUM = re.compile(r"(_s[0-9]+)+$")  # what reassociate appends to a name
@@ -66,10 +61,7 @@ _CONSTANT = re.compile(r"const_[A-Za-z0-9_]{1,100}")
 Weights = Sequence[tuple[int, Tensor, bool]]
 
 
-def dump(
-    compiled: Compiled, signature: Signature, weights: Weights, bind: Callable[..., Any],
-    sample: Sequence[Tensor],
-) -> bytes | None:  # fmt: skip
+def dump(compiled: Compiled, signature: Signature, weights: Weights) -> bytes | None:
     """The bytes; None for what `load` would not read, such as y in structures of the user's own classes."""
     joint = compiled.joint
     graph = joint.graph
@@ -90,21 +82,19 @@ def dump(
             "as_numbers": joint.as_numbers,
         }
         data = json.dumps(found, separators=(",", ":")).encode()
-        _read(data, signature, weights, bind, sample)
+        _read(data, signature, weights)
         return data
     except (Unsupported, TypeError, ValueError):  # a complex number, an object, a key that is no text
         return None
 
 
-def load(
-    data: bytes, signature: Signature, weights: Weights, bind: Callable[..., Any], sample: Sequence[Tensor]
-) -> Compiled:
+def load(data: bytes, signature: Signature, weights: Weights) -> Compiled:
     """The compiled step; the arguments are those that `compile_loop` would be given.
 
     Raises:
         Unsupported: the bytes hold something else.
     """
-    joint, y_spec = _read(data, signature, weights, bind, sample)
+    joint, y_spec = _read(data, signature, weights)
     try:
         compiled = finish(joint, signature, weights, y_spec)
         for plan in (compiled.fused, compiled.hoisted):
@@ -114,9 +104,7 @@ def load(
         raise Unsupported(str(error)) from error
 
 
-def _read(
-    data: bytes, signature: Signature, weights: Weights, bind: Callable[..., Any], sample: Sequence[Tensor]
-) -> tuple[Joint, Spec]:
+def _read(data: bytes, signature: Signature, weights: Weights) -> tuple[Joint, Spec]:
     """The joint graph and the structure of y.
 
     Raises:
@@ -145,8 +133,6 @@ def _read(
         forward = joint.graph.needed([name for name in joint.results[:outputs] if name is not None])
         _check(all(tangents.isdisjoint(node.inputs) for node in forward), "what the forward loop reads")
         verify(joint.graph, "joint")
-        if any(node.op == "opaque" for node in joint.graph.nodes):
-            _try(joint, weights, bind, sample)
         return joint, y_spec
     except _WRONG as error:
         raise Unsupported(str(error)) from error
@@ -263,29 +249,6 @@ def _sizes_fit(values: dict[str, Value], parameters: Sequence[str]) -> None:
     _check(total <= max(_MOST_BYTES, 16 * given), "the size of its values")
 
 
-def _try(joint: Joint, weights: Weights, bind: Callable[..., Any], sample: Sequence[Tensor]) -> None:
-    """Run the graph on a few rows: calls that no rule knows give what is declared, and do not mix rows."""
-    graph = joint.graph
-    given = samples(joint, weights, sample)
-    values = dict(given)
-    with torch.no_grad():
-        for node in graph.nodes:
-            try:
-                out = bind(graph, node)(*(values[name] for name in node.inputs), rows=ROWS)
-            except (TypeError, LookupError, ArithmeticError) as error:  # what torch makes of wrong arguments
-                raise Unsupported(f"'{node.op}' does not run: {error}") from error
-            outs = [out] if len(node.outputs) == 1 else list(out)
-            _check(len(outs) == len(node.outputs), f"what '{node.op}' gives")
-            for name, tensor in zip(node.outputs, outs, strict=True):
-                if name:
-                    value = graph.values[name]
-                    shape = (ROWS, *value.shape) if value.kind == "row" else value.shape
-                    right = isinstance(tensor, Tensor) and tuple(tensor.shape) == shape
-                    _check(right and dtype_name(tensor.dtype) == value.dtype, f"what '{node.op}' gives")
-                    values[name] = tensor
-        check_opaque(graph, bind, given)
-
-
 # ---- one thing after the other
 
 
@@ -327,7 +290,7 @@ def _value(entry: Any, parameters: Sequence[str]) -> tuple[str, Value]:
 def _node(entry: Any, values: dict[str, Value]) -> Node:
     _check(isinstance(entry, list) and len(entry) == 5, "an op")
     op, inputs, outputs, attrs, line = entry
-    _check(isinstance(op, str) and op in OPS and op not in RANDOM, "an op")
+    _check(isinstance(op, str) and op in OPS and op not in (*RANDOM, "opaque"), "an op")
     kinds = _ATTRS.get(op, {})
     if op == "cast" and attrs == {"written": 1}:
         kinds = {"written": "place"}
@@ -340,8 +303,6 @@ def _node(entry: Any, values: dict[str, Value]) -> Node:
         None if line is None else _text(line),
     )
     _check(all(name in values for name in (*node.inputs, *filter(None, node.outputs))), f"what '{op}' reads")
-    if op == "opaque":
-        _small(node, values)
     return node
 
 
@@ -356,59 +317,8 @@ def _attribute(found: Any, kind: str) -> Any:
         return _whole(found)
     if kind == "number":
         return _number(found)
-    if kind == "choice":
-        _check(isinstance(found, bool), "a choice")
-        return found
-    if kind == "call":
-        _check(known_call(_text(found)) is not None, "a torch call")
-        return found
-    if kind == "templates":
-        return tuple(_template(item) for item in _list(found))
-    named = [_list(item) for item in _list(found)]
-    _check(all(len(item) == 2 for item in named), "an argument")
-    return tuple((_text(key), _template(item)) for key, item in named)
-
-
-def _template(found: Any) -> tuple[str, Any]:
-    """An argument of a torch call."""
-    _check(isinstance(found, list) and len(found) == 2, "an argument")
-    kind, content = found
-    if kind == "input":
-        return kind, _whole(content, 0)
-    if kind == "list":
-        return kind, tuple(_template(item) for item in _list(content))
-    if kind == "torch":
-        _check(isinstance(content, str) and content in _TORCH, "an argument")
-        return kind, content
-    if kind == "device":
-        _check(content == "cpu", "a device")
-        return kind, content
-    _check(kind == "value", "an argument")
-    # what a text says is torch's to check, as it is when a step says it
-    return kind, content if content is None else _text(content) if isinstance(content, str) else _number(
-        content
-    )
-
-
-def _small(node: Node, values: dict[str, Value]) -> None:
-    """Numbers a call is given are no larger than the sizes at hand: it makes nothing huge of small values."""
-    at_hand = [values[name] for name in (*node.inputs, *filter(None, node.outputs))]
-    most = max(16, *(size for value in at_hand for size in value.shape), 0)
-    most_of_all = max(1 << 12, *(value.size for value in at_hand))
-
-    def walk(template: tuple[str, Any]) -> None:
-        kind, content = template
-        if kind == "list":
-            for item in content:
-                walk(item)
-            sizes = [max(abs(n), 1) for part, n in content if part == "value" and type(n) is int]
-            _check(prod(sizes) <= most_of_all, "an argument")
-        elif kind == "value" and type(content) is int:
-            _check(abs(content) <= most or content == _LARGEST, "an argument")
-
-    _check(bool(node.inputs), "an argument")
-    for item in (*node.attr("args"), *(item for _, item in node.attr("kwargs"))):
-        walk(item)
+    _check(isinstance(found, bool), "a choice")
+    return found
 
 
 def _tensor(value: Value, numbers: Any) -> Tensor:

@@ -55,7 +55,6 @@ from .walked_steps import Found, boots, forget_steps, is_closed, note, unchanged
 _LIMIT = 512
 _known = Bounded[Any, Entry](_LIMIT)
 _declined = Bounded[Any, Entry](_LIMIT)
-_FOUND = 1e-5  # seconds that it takes to find a plan, more than to find that a step runs by itself
 _LONG_WAY = 3e-4  # seconds that a plan takes more that may not hold: it is asked for by its loop
 
 
@@ -206,11 +205,13 @@ class Asked(NamedTuple):
         like = _like(self, entry, (*self.rows, *self.states, *self.tensors), 0, find)
         ragged, function = isinstance(self.x[0], LoDTensor), self.of.called(self.step)
 
+        def with_(x: list[Tensor], rows: list[Tensor], states: list[Tensor]) -> Asked:
+            return self._replace(x=self._as_x(x), rows=rows, states=states)
+
         def by_plan(x: list[Tensor], states: list[Tensor]) -> list[Tensor]:
-            rows = [t.reshape(own.shape) for t, own in zip(x, self.rows, strict=True)]
-            call = self._replace(x=self._as_x(x), rows=rows, states=states)
-            recorded = (lambda: like.recorded(call)) if torch.is_grad_enabled() else None
-            y, last = like.run(self.layout, call.rows, states, self.tensors, call.x[0], recorded)
+            rows = [t.view(own.shape) for t, own in zip(x, self.rows, strict=True)]
+            recorded = (lambda: like.recorded(with_(x, rows, states))) if torch.is_grad_enabled() else None
+            y, last = like.run(self.layout, rows, states, self.tensors, self.x[0], recorded)
             y = flatten(y)[0]
             return [*([t.values for t in y] if ragged else y), *flatten(last)[0]]
 
@@ -220,8 +221,6 @@ class Asked(NamedTuple):
         weights = [self.tensors[place] for place in entry.weights]
         given = [x.values for x in self.x] if ragged else self.x
         besides = _LONG_WAY if is_guarded(entry.y_spec) else 0.0
-        if not ragged:
-            besides += _FOUND
         return is_faster((given, self.states), weights, by_plan, by_itself, besides)
 
     def run(self, entry: Entry, find: Find) -> tuple[Any, Any]:

@@ -3,6 +3,7 @@ promote types: half a second. Of what is asked for seldom they leave it to those
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from torch import Tensor
 
 _aten: Any = torch.ops.aten
 _FLOATS = (torch.float32, torch.float64)
+_NUMBERS = (*_FLOATS, torch.complex64, torch.complex128)
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 
 
@@ -54,7 +56,7 @@ def _vector_norm(
 def _lerp(start: Tensor, end: Tensor, weight: Any) -> Any:
     tensors = [start, end, weight] if isinstance(weight, Tensor) else [start, end]
     dtype = start.dtype
-    if dtype not in _FLOATS or any(t.dtype != dtype or not t.is_contiguous() for t in tensors):
+    if dtype not in _FLOATS or any(t.dtype != dtype or not _in_order(t) for t in tensors):
         return NotImplemented
     if isinstance(weight, Tensor):
         near_end = weight.abs() >= 0.5
@@ -67,13 +69,22 @@ def _lerp(start: Tensor, end: Tensor, weight: Any) -> Any:
     return share * (end - start) + base
 
 
+def _in_order(x: Tensor) -> bool:
+    """Whether its elements stand in memory in the order of its dimensions, some perhaps left out."""
+    steps = [step for size, step in zip(x.shape, x.stride(), strict=True) if size != 1]
+    return all(a > b for a, b in itertools.pairwise(steps)) and 0 not in steps
+
+
 def _unbind(x: Tensor, dim: int = 0) -> Any:
     count = x.shape[dim] if x.dim() else None
     return tuple(x.select(dim, i) for i in range(count)) if type(count) is int else NotImplemented
 
 
-def _sgn(x: Tensor) -> Any:
-    return NotImplemented if x.is_complex() else torch.sign(x)
+def _sgn(x: Tensor) -> Tensor:
+    if not x.is_complex():
+        return torch.sign(x)
+    size = x.abs()
+    return torch.where(size == 0, 0, x / size)
 
 
 def _eye(rows: int, columns: int | None = None, *, dtype: Any = None, **how: Any) -> Any:
@@ -81,6 +92,17 @@ def _eye(rows: int, columns: int | None = None, *, dtype: Any = None, **how: Any
     if type(rows) is not int or type(columns) is not int or not _is_plain(**how):
         return NotImplemented
     return (torch.arange(rows).unsqueeze(-1) == torch.arange(columns)).to(dtype or torch.get_default_dtype())
+
+
+def _linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, **how: Any) -> Any:
+    dtype = dtype or torch.get_default_dtype()
+    if not isinstance(start, (int, float)) or not isinstance(end, (int, float)) or dtype not in _FLOATS:
+        return NotImplemented
+    if type(steps) is not int or steps < 2 or not _is_plain(**how):
+        return NotImplemented
+    step, places = (end - start) / (steps - 1), torch.arange(steps)
+    from_end = end - step * ((steps - 1) - places).to(dtype)
+    return torch.where(places < steps / 2, start + step * places.to(dtype), from_end)
 
 
 def _is_plain(*, layout: Any = None, device: Any = None, pin_memory: Any = None) -> bool:
@@ -123,9 +145,9 @@ def _glu(x: Tensor, dim: int = -1) -> Any:
 
 
 def _mv(matrix: Tensor, vector: Tensor) -> Any:
-    if matrix.dtype not in _FLOATS or vector.dtype != matrix.dtype or type(matrix.shape[1]) is not int:
+    if matrix.dtype not in _NUMBERS or vector.dtype != matrix.dtype or (matrix.dim(), vector.dim()) != (2, 1):
         return NotImplemented
-    return (matrix * vector).sum(dim=1)
+    return (matrix * vector).sum(dim=1) if matrix.shape[1] == vector.shape[0] else NotImplemented
 
 
 def _dot(one: Tensor, other: Tensor) -> Any:
@@ -138,6 +160,22 @@ def _addcmul(x: Tensor, one: Tensor, other: Tensor, *, value: float = 1) -> Any:
     plain = x.dtype in _FLOATS and one.dtype == other.dtype == x.dtype and isinstance(value, (int, float))
     return x + value * one * other if plain else NotImplemented
 
+
+def _index_add(x: Tensor, dim: int, index: Tensor, added: Tensor, *, alpha: float = 1) -> Any:
+    if alpha != 1 or index.dim() != 1 or not x.dim() == added.dim() > 0 or index.shape[0] != added.shape[dim]:
+        return NotImplemented
+    places = (*(None,) * (dim % x.dim()), index)
+    return _aten.index_put(x, places, added, accumulate=True).contiguous()
+
+
+def _huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Any:
+    if x.dtype not in _FLOATS or target.dtype != x.dtype or reduction not in _REDUCED or not delta > 0:
+        return NotImplemented
+    far = (x - target).abs()
+    return _REDUCED[reduction](torch.where(far < delta, 0.5 * far * far, delta * (far - 0.5 * delta)))
+
+
+_REDUCED: dict[int, Callable[[Tensor], Tensor]] = {0: lambda losses: losses, 1: torch.mean, 2: torch.sum}
 
 _LIGHT: dict[Any, Callable[..., Any]] = {
     _aten._softmax.default: _softmax,
@@ -157,6 +195,9 @@ _LIGHT: dict[Any, Callable[..., Any]] = {
     _aten.mv.default: _mv,
     _aten.dot.default: _dot,
     _aten.addcmul.default: _addcmul,
+    _aten.index_add.default: _index_add,
+    _aten.huber_loss.default: _huber_loss,
+    _aten.linspace.default: _linspace,
 }
 
 

@@ -25,6 +25,7 @@ _WITH_ZEROS = """
     slice_scatter.default select_scatter.default diagonal_scatter.default
     gather.default scatter.src scatter.value scatter_add.default scatter_reduce.two
     index.Tensor index_put.default index_select.default index_add.default
+    embedding.default searchsorted.Tensor
     sort.default sort.stable topk.default kthvalue.default argmax.default argmin.default
     complex.default polar.default linalg_matrix_exp.default
     any.default any.dim any.dims all.default all.dim all.dims
@@ -33,6 +34,7 @@ _WITH_ZEROS = """
 """
 # filled with ones and parts of one: pivots count from one, and what is divided by is not 0
 _WITH_ONES = """
+    _weight_norm_interface.default _weight_norm_interface_backward.default
     linalg_lu_solve.default linalg_solve_triangular.default cholesky_solve.default
     linalg_cholesky_ex.default linalg_inv_ex.default _linalg_solve_ex.default _linalg_slogdet.default
     _linalg_det.default

@@ -193,6 +193,12 @@ def _embedding(table: Any, index: Any, *_: Any) -> Made | None:
     return Made((*index.few.shape, size), (*index.many.shape, size), table.dtype)
 
 
+def _multinomial(x: Any, count: int, replacement: bool = False, **how: Any) -> Made | None:
+    if x.dim() not in (1, 2) or type(count) is not int:
+        return None
+    return Made((*x.few.shape[:-1], count), (*x.many.shape[:-1], count), torch.int64)
+
+
 _RULES: dict[Any, Callable[..., Made | tuple[Made, ...] | None]] = {
     _aten.mm.default: _mm,
     _aten.addmm.default: _addmm,
@@ -217,6 +223,7 @@ _RULES: dict[Any, Callable[..., Made | tuple[Made, ...] | None]] = {
     _aten.exponential.default: _like,
     _aten.geometric.default: _like,
     _aten.log_normal.default: _like,
+    _aten.multinomial.default: _multinomial,
     _aten.normal.Tensor_float: _like,
     _aten.normal_functional.default: _like,
     _aten.rand_like.default: _like,
