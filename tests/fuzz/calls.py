@@ -155,6 +155,7 @@ class Call:
                 "twice",
                 "no_grad",
                 "inference",
+                "enabled",
                 "again",
                 "func",
                 "jvp",
@@ -297,8 +298,9 @@ class Call:
         def results(step: Any = step) -> list[Tensor]:
             return self.run(step, backend) if backend else self.by_hand(step)
 
-        if self.mode in ("no_grad", "inference"):
-            with torch.no_grad() if self.mode == "no_grad" else torch.inference_mode():
+        if self.mode in ("no_grad", "inference", "enabled"):
+            around = torch.no_grad() if self.mode == "no_grad" else torch.inference_mode()
+            with around, torch.set_grad_enabled(self.mode == "enabled"):
                 return list(results())
         if self.mode == "copy":
             step = copy.deepcopy(step)

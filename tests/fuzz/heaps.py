@@ -64,8 +64,16 @@ def steps(w: Weights, a: str, b: str) -> list[Callable[[Tensor, Tensor], Any]]:
         h = torch.sigmoid(i) * h + F.softplus(h @ w[a])
         return {"y": torch.softmax(h, -1), "i": i}, h / (1 + h.abs())
 
+    def one_value(x: Tensor, h: Tensor) -> Any:
+        new = torch.tanh(x @ w[a] + h)
+        return (new, [new]), new
+
+    def parts(x: Tensor, h: Tensor) -> Any:
+        both = torch.sin(torch.cat([x @ w[a], h], -1))
+        return both.chunk(2, -1), both[:, ::2]
+
     return [
-        tanh, detached, without, in_place, gated,
+        tanh, detached, without, in_place, gated, one_value, parts,
         lambda x, h: ((x * 2, h), h * 0.5 + x @ w[a]),
         lambda x, h: (x + h.detach(), h),
         lambda x, h: (x, h),

@@ -280,6 +280,7 @@ class Program:
             )
             self.function = way(self.function, at, pick.randrange(1000))
         self.points = points
+        self.has_zeros = self.transformed or dual in ways
         self.name = " of ".join(way.__name__ for way in reversed(ways))
 
     def run(self) -> list[Tensor | None]:
@@ -321,7 +322,7 @@ def difference(seed: int, backend: str = "auto") -> str | None:
     if isinstance(plain, Exception) or isinstance(ours, Exception):
         return None if type(plain) is type(ours) else f"{ours!r}, not {plain!r}"[:1500]
     program = Program(seed)
-    if program.transformed:  # where torch.func has zeros, autograd may have None, and a history to nothing
+    if program.has_zeros:  # where forward mode or torch.func has them, autograd may have None, or no history
         most = max(len(plain), len(ours))
         plain, ours = ([*found, *[None] * (most - len(found))] for found in (plain, ours))
         plain, ours = ([*map(_none_of_zeros, found)] for found in (plain, ours))

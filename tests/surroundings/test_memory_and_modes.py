@@ -313,6 +313,25 @@ def test_inference_mode_and_training_after_it(backend: str | None) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dense", [False, True], ids=["ragged", "dense"])
+def test_gradients_enabled_in_inference_mode(dense: bool, backend: str | None) -> None:
+    """There autograd records nothing all the same. Runs take turns, for they are found by what is around."""
+    step, (x, h0) = cell(), rows()
+    given: Any = x.values.view(1, -1, x.values.shape[1]) if dense else x
+    h0 = h0[:1].expand(given.shape[1], -1) if dense else h0
+    expected = recurrent(step, given, h0, backend="naive")[1]
+    for _ in range(6):
+        last = recurrent(step, given, h0, backend=backend)[1]
+        last.sum().backward()
+        with torch.inference_mode(), torch.enable_grad():
+            inside = recurrent(step, given, h0, backend=backend)[1]
+        assert last.requires_grad
+        assert inside.is_inference()
+        assert not inside.requires_grad
+        torch.testing.assert_close((last, inside.clone()), (expected, expected.detach()), **CLOSE)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_training_on_rows_and_states_made_in_inference_mode(backend: str | None) -> None:
     """Their rows are copied to be saved, as the plain loop does where it cuts sequences into steps."""
     step, twin = cell(), cell()

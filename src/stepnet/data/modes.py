@@ -214,6 +214,16 @@ def sees_saved_tensors() -> bool:
         return True
 
 
+def is_recorded() -> bool:
+    """Whether autograd records what is computed here: nothing in inference mode, whatever is enabled inside.
+
+    >>> with torch.inference_mode(), torch.enable_grad():
+    ...     torch.is_grad_enabled(), is_recorded()
+    (True, False)
+    """
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
 def is_kept_twice() -> bool:
     """Whether a checkpoint of torch's may hold what a call keeps against what it kept: one of a Parameter
     goes by its plan, and gets a plain tensor in its place where it is made again."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from stepnet.compiler.passes.reuse_saved_rows import KnownRows, read_known_rows
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.modes import autocast_dtype, nothing_around, sees_saved_tensors
+from stepnet.data.storage import distinct
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import is_computed_again
 from stepnet.executors.call import Call, KeptRows
@@ -101,6 +102,8 @@ class SharedRows:
         for name, t in zip(plan.states, states, strict=True):
             # of what was known the last value is a name for its gradient: nobody reads it
             out.append(finals[name].to(t.dtype) if name in finals else t.new_empty(0))
+        if not call.ready.owned:  # one that is there twice has a gradient for each, told apart by what it is
+            out = distinct(out, inputs)
         rows = [*out[: len(plan.y)], *(values[name] for name in call.ready.extra)]
         led = [name for name in plan.shifted if EARLIER + name in values]
         return SharedRun(call, inputs, out, rows, led, given)

@@ -14,7 +14,7 @@ from torch import Tensor
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.heap import new_table
 from stepnet.data.in_graph import not_followed
-from stepnet.data.modes import sees_saved_tensors
+from stepnet.data.modes import is_recorded, sees_saved_tensors
 from stepnet.data.storage import distinct
 from stepnet.data.windows import Copied, Standing, rows_in
 from stepnet.errors import StepError
@@ -75,7 +75,7 @@ def _as_pairs(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def run_real(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> list[Tensor]:
     """`run`, of x, states and weights that are no complex numbers."""
-    if not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+    if not (is_recorded() and any(t.requires_grad for t in tensors)):
         out = forward(call, tensors)[0]
         _as_steps(call, out)
     elif call.ready.backward is None and not any(t.requires_grad for t in tensors[n_x : n_x + n_states]):

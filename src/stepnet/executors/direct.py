@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.modes import is_recorded
 from stepnet.data.recording import LeftByRuns
 from stepnet.data.storage import distinct
 from stepnet.data.unpatched_torch import (
@@ -371,7 +372,8 @@ class Lately(LeftByRuns):
                 self._known[kind] = known + 1
             return None
         if needs is None:
-            needs = [torch.is_grad_enabled() and t.requires_grad for t in inputs]
+            recorded = is_recorded()
+            needs = [recorded and t.requires_grad for t in inputs]
         try:
             found = Direct(ready, layout, inputs, steps, needs)
         except LookupError:
