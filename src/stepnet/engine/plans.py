@@ -307,7 +307,7 @@ def _by_name(
 
 def _whole(y: Any) -> Any:
     """A result that autograd does not take for a view: it loses hooks of views that are written to."""
-    seen = isinstance(y, Tensor) and y.requires_grad and not transforms_active()
+    seen = isinstance(y, Tensor) and not transforms_active()
     return y.clone() if seen and y._is_view() else y
 
 

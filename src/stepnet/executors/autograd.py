@@ -66,7 +66,7 @@ def _of_pairs(plain: Callable[..., Any], of_pairs: Sequence[bool]) -> Callable[.
 
 def _as_complex(pairs: Tensor) -> Tensor:
     found = torch.view_as_complex(pairs)
-    return found.clone() if found.requires_grad else found  # see `_as_steps`
+    return found.clone() if found.requires_grad else no_view(found)
 
 
 def _as_pairs(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -128,8 +128,14 @@ def _as_steps(call: Call, out: list[Tensor], kept: Sequence[Tensor] = ()) -> Non
         shape = *call.steps, *rows.shape[1:]
         if call.ready.owned and not any(rows is other for other in kept):
             rows.resize_(shape)
-        else:  # no view, as a Function gives it on: torch loses hooks of views that are written to
-            out[k] = rows.reshape(shape).detach()
+        else:
+            out[k] = no_view(rows.reshape(shape))
+
+
+def no_view(table: Tensor) -> Tensor:
+    """The same memory, not a view to autograd: torch loses hooks of a view that is written to, and a reentrant
+    checkpoint gives none that may be. Only where nothing is recorded; in a Function's forward, too."""
+    return table.detach() if is_recorded() else table.data
 
 
 def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
