@@ -44,6 +44,11 @@ static void run_share(SN_SHARE) {
             const float *restrict w0_at = a->w0;
             const float *restrict x_at = a->x + row[i] * 2;
             float *restrict v12_at = a->v12 + row[i] * 2;
+            if (sn_is_far(&of, a->steps, active, 24)) {
+                sn_bring_to_write(a->v10_copy0, row[i] + of.stride, 8);
+                sn_bring(a->x, row[i] + of.stride, 8);
+                sn_bring_to_write(a->v12, row[i] + of.stride, 8);
+            }
             float v9_p0 = -INFINITY;
             for (int64_t j = 0; j < 9; ++j) {
                 v9_p0 = sn_maximum_f32(v9_p0, state_at[j]);
@@ -79,6 +84,10 @@ static void run_share(SN_SHARE) {
             float *restrict v17_at = v17_rows + i * 9;
             float *restrict v20_at = a->v20 + row[i] * 9;
             float *restrict state_new = state_next + i * 9;
+            if (sn_is_far(&of, a->steps, active, 44)) {
+                sn_bring_to_write(a->v12, row[i] + of.stride, 8);
+                sn_bring_to_write(a->v20, row[i] + of.stride, 36);
+            }
             for (int64_t j = 0; j < 9; ++j)
                 v14_p3_line[j] = 0;
             for (int64_t j0 = 0; j0 < 2; ++j0) {
@@ -155,6 +164,11 @@ static void run_share(SN_SHARE) {
             const float *restrict d_0_at = a->d_0 + row[i] * 9;
             const float *restrict v20_at = a->v20 + row[i] * 9;
             float *restrict v25_at = a->v25 + row[i] * 9;
+            if (sn_is_far(&of, a->steps, active, 108)) {
+                sn_bring(a->d_0, row[i] + of.stride, 36);
+                sn_bring(a->v20, row[i] + of.stride, 36);
+                sn_bring_to_write(a->v25, row[i] + of.stride, 36);
+            }
             #pragma omp simd
             for (int64_t j = 0; j < 9; ++j) {
                 const float v21 = d_1_at[j] + d_0_at[j];

@@ -65,6 +65,10 @@ static void run_share(SN_SHARE) {
             float *restrict v15_at = a->v15 + row[i] * 9;
             float *restrict v29_at = a->v29 + row[i] * 9;
             float *restrict state_new = state_next + i * 9;
+            if (sn_is_far(&of, a->steps, active, 72)) {
+                sn_bring_to_write(a->v15, row[i] + of.stride, 36);
+                sn_bring_to_write(a->v29, row[i] + of.stride, 36);
+            }
             #pragma omp simd
             for (int64_t j = 0; j < 9; ++j) {
                 const float w1_s51 = w1_at[j] + w3_at[j];
@@ -173,6 +177,11 @@ static void run_share(SN_SHARE) {
             const float *restrict d_0_at = a->d_0 + row[i] * 9;
             const float *restrict v15_at = a->v15 + row[i] * 9;
             float *restrict v43_at = a->v43 + row[i] * 9;
+            if (sn_is_far(&of, a->steps, active, 108)) {
+                sn_bring(a->d_0, row[i] + of.stride, 36);
+                sn_bring(a->v15, row[i] + of.stride, 36);
+                sn_bring_to_write(a->v43, row[i] + of.stride, 36);
+            }
             float v31 = 0;
             float v18 = 0;
             #pragma omp simd reduction(+ : v31, v18)

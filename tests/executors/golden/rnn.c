@@ -50,6 +50,9 @@ static void run_share(SN_SHARE) {
             float *restrict v12_at = v12_rows + i * 9;
             float *restrict v15_at = a->v15 + row[i] * 9;
             float *restrict state_new = state_next + i * 9;
+            if (sn_is_far(&of, a->steps, active, 36)) {
+                sn_bring_to_write(a->v15, row[i] + of.stride, 36);
+            }
             #pragma omp simd
             for (int64_t j = 0; j < 9; ++j) {
                 const float w1_s28 = w1_at[j] + w3_at[j];
@@ -110,6 +113,11 @@ static void run_share(SN_SHARE) {
             const float *restrict d_0_at = a->d_0 + row[i] * 9;
             const float *restrict v15_at = a->v15 + row[i] * 9;
             float *restrict v20_at = a->v20 + row[i] * 9;
+            if (sn_is_far(&of, a->steps, active, 108)) {
+                sn_bring(a->d_0, row[i] + of.stride, 36);
+                sn_bring(a->v15, row[i] + of.stride, 36);
+                sn_bring_to_write(a->v20, row[i] + of.stride, 36);
+            }
             #pragma omp simd
             for (int64_t j = 0; j < 9; ++j) {
                 const float v16 = d_1_at[j] + d_0_at[j];

@@ -47,6 +47,9 @@ static void run_share(SN_SHARE) {
             const float *restrict v9_at = v9_rows + (before + i) * 3;
             float *restrict v15_at = a->v15 + row[i] * 3;
             float *restrict state_new = state_next + i * 3;
+            if (sn_is_far(&of, a->steps, active, 12)) {
+                sn_bring_to_write(a->v15, row[i] + of.stride, 12);
+            }
             for (int64_t j = 0; j < 3; ++j)
                 v12_p3_line[j] = 0;
             for (int64_t j0 = 0; j0 < 3; ++j0) {
@@ -118,6 +121,11 @@ static void run_share(SN_SHARE) {
             float *restrict v20_at = a->v20 + row[i] * 3;
             const float *restrict w2_p0_at = (const float *)a->w2_p0.packed;
             float *restrict d_1_new = d_1_next + i * 3;
+            if (sn_is_far(&of, a->steps, active, 36)) {
+                sn_bring(a->d_0, row[i] + of.stride, 12);
+                sn_bring(a->v15, row[i] + of.stride, 12);
+                sn_bring_to_write(a->v20, row[i] + of.stride, 12);
+            }
             #pragma omp simd
             for (int64_t j = 0; j < 3; ++j) {
                 const float v16 = d_1_at[j] + d_0_at[j];

@@ -27,7 +27,8 @@ HALVES = {"bfloat16": "bf16", "float16": "f16"}
 
 
 class Places:
-    """Names and buffers of a scan; `lines`, `here` and `pointers` are those of the row function at hand.
+    """Names and buffers of a scan; `lines`, `here`, `pointers` and the `tables` that it reads or writes are
+    those of the row function at hand.
     `features`: of a row, where a thread has those from f0 to f1; `turns`: whether threads take turns, and
     what steps hand on stands in rows of a chunk; `after`: whether the row function comes after a chunk."""
 
@@ -48,11 +49,12 @@ class Places:
         self.lines: set[str] = set()
         self.here: set[str] = set()
         self.pointers: dict[str, str] = {}
+        self.tables: dict[str, None] = {}
 
     def enter(self, nodes: Iterable[Node], function: RowFunction) -> None:
         """Begin a row function."""
         self.here = {name for node in nodes for name in node.outputs}
-        self.lines, self.pointers = set(function.lines), {}
+        self.lines, self.pointers, self.tables = set(function.lines), {}, {}
 
     def c(self, value: str) -> str:
         """The C name of a value."""
@@ -149,6 +151,7 @@ class Places:
             name, at = f"{c}_at", f"a->{c} + sn_number(&of, i) * {size}"
         elif home == "out" or base in self.p.row_inputs:
             name, at = f"{c}_at", f"a->{c} + {row} * {size}"
+            self.tables[base] = None
         elif home is not None and home.startswith("next:"):
             name, at = f"{self.c(home[5:])}_new", f"{self.c(home[5:])}_next + i * {size}"
         elif base in self.ahead:

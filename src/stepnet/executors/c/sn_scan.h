@@ -70,6 +70,22 @@ SN_INLINE int sn_ends(const sn_sequences *of, int64_t t, int64_t active) {
     return of->length[sn_number(of, active - 1)] <= t + 1;
 }
 
+/* Whether the rows of the next step are to be brought to the cache while this one is computed: steps are too far apart,
+ * in too many tables, for the machine to foresee. `bytes`: of tables, for each row. Where those of all steps are few, a
+ * cache has them anyway; where those of one step are many, they would be gone again by then. */
+enum { SN_FAR = 1 << 22, SN_BROUGHT = 1 << 18 }; /* bytes: of all steps of a share, and of one step (measured) */
+SN_INLINE int sn_is_far(const sn_sequences *of, int64_t steps, int64_t active, int64_t bytes) {
+    return steps * of->count * bytes > SN_FAR && active * bytes <= SN_BROUGHT;
+}
+
+/* A row of a table, which may be none, brought to the cache. */
+SN_INLINE void sn_bring(const void *table, int64_t row, int64_t bytes) {
+    for (int64_t j = 0; j < bytes; j += 64) __builtin_prefetch((const char *)((uintptr_t)table + row * bytes + j), 0, 2);
+}
+SN_INLINE void sn_bring_to_write(void *table, int64_t row, int64_t bytes) {
+    for (int64_t j = 0; j < bytes; j += 64) __builtin_prefetch((const char *)((uintptr_t)table + row * bytes + j), 1, 2);
+}
+
 SN_THREADS char *sn_take(char **space, int64_t bytes);
 /* States begin as they are given; those of sequences without steps end so. Without `last` nobody asks for that. */
 SN_THREADS void sn_boot(const sn_sequences *of, int64_t member, int64_t members, void *state, const void *boot,
@@ -158,17 +174,11 @@ int64_t sn_chunk(const sn_sequences *of, int64_t t0, int64_t t1, int64_t active,
 }
 
 void sn_ahead(const void *table, const int64_t *row, int64_t rows, int64_t bytes) {
-    for (int64_t r = 0; r < rows; ++r) {
-        const char *at = (const char *)table + row[r] * bytes;
-        for (int64_t j = 0; j < bytes; j += 64) __builtin_prefetch(at + j, 0, 2);
-    }
+    for (int64_t r = 0; r < rows; ++r) sn_bring(table, row[r], bytes);
 }
 
 void sn_ahead_to_write(void *table, const int64_t *row, int64_t rows, int64_t bytes) {
-    for (int64_t r = 0; r < rows; ++r) {
-        char *at = (char *)table + row[r] * bytes;
-        for (int64_t j = 0; j < bytes; j += 64) __builtin_prefetch(at + j, 1, 2);
-    }
+    for (int64_t r = 0; r < rows; ++r) sn_bring_to_write(table, row[r], bytes);
 }
 
 int64_t sn_alike(const void *memory, int64_t lines, int64_t bytes) {

@@ -449,7 +449,21 @@ class _Writer:
             else:
                 out.append(f"            {kind} {line}[{value.size}] __attribute__((aligned(64)));")
         out += [f"            {text}" for text in w.pointers.values()]
-        return [*out, *body, *last, "        }"]
+        return [*out, *self._brought(), *body, *last, "        }"]
+
+    def _brought(self) -> list[str]:
+        """The same row of the next step is brought to the cache as this one is computed."""
+        w, found = self.w, list[str]()
+        if self.alone:
+            return found
+        size = sum(self._rows(base)["bytes"] for base in w.tables)
+        for base in w.tables:
+            how = "_to_write" if base in w.made else ""
+            found.append(f"sn_bring{how}(a->{w.c(base)}, row[i] + of.stride, {self._rows(base)['bytes']});")
+        if found:
+            head = f"if (sn_is_far(&of, a->steps, active, {size})) {{"
+            found = [head, *(f"    {text}" for text in found), "}"]
+        return [f"            {text}" for text in found]
 
 
 def _shown(name: str) -> str:
