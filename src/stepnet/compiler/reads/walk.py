@@ -238,6 +238,12 @@ class Walk(TorchModuleWalk):
         if not trusted:
             self._class(kind)
 
+    def _unbound(self, value: Any) -> None:
+        """A static method that code calls as it is, where no class holds it."""
+        self.key.append(type(value))
+        self._class_item(value)
+        self._attributes(value.__dict__)
+
     def _fields(self, value: Any) -> None:
         kind = type(value)
         if shows_attributes(kind):
@@ -392,6 +398,7 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     (types.MethodType, Walk._method),
     (types.ModuleType, Walk._package),
     (functools.partial, Walk._partial),
+    ((staticmethod, classmethod), Walk._unbound),
     (type(functools.lru_cache(words)), Walk._cached),
     (slice, Walk._slice),
     ((list, tuple, collections.deque), Walk._sequence),
