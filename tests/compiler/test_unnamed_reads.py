@@ -3,8 +3,10 @@ compute, and what torch finds by its own code, in methods of the user's or in ta
 
 from __future__ import annotations
 
+import collections
 import collections.abc
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -272,6 +274,41 @@ def test_whether_numbers_are_written_out_is_left_to_the_plain_loop():
     weight = torch.ones(D, dtype=torch.complex128).conj()
     step = step_of(lambda x: x * (2.0 if weight.imag.is_neg() else 1.0))
     assert "is_neg" in str(reach(step).refused)
+
+
+def _renamed(numbers):
+    numbers.dtype.names = ("b", "a")
+
+
+ARRAYS: dict[str, Any] = {
+    "its strides": (lambda a: a.strides[0], lambda a: None, lambda: np.asfortranarray(np.ones((2, 2)))),
+    "whether it may be written to": (
+        lambda a: float(a.flags.writeable), lambda a: a.setflags(write=False), lambda: np.ones((2, 2))
+    ),
+    "the names of its fields": (
+        lambda a: float(a["a"][0]), _renamed, lambda: np.array([(1.0, 2.0)], [("a", float), ("b", float)])
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_what_an_array_tells_beside_its_numbers(name):
+    read, change, made = ARRAYS[name]
+    for numbers in (np.ones((2, 2)), made()) if change.__name__ == "<lambda>" else (made(),):
+        step = step_of(lambda x, numbers=numbers: x * read(numbers))
+        held_to_plain(step)
+        change(numbers)
+        held_to_plain(step)
+
+
+def test_a_method_that_somebody_set_of_a_class_of_pythons(monkeypatch):
+    counts = collections.Counter("aab")
+    step = step_of(lambda x: x * float(counts.total()))
+    held_to_plain(step)
+    monkeypatch.setattr(collections.Counter, "total", lambda self: GAIN)
+    held_to_plain(step)
+    globals()["GAIN"] = 5.0
+    held_to_plain(step)
 
 
 MADE = {

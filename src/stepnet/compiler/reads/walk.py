@@ -161,7 +161,9 @@ class Walk(TorchModuleWalk):
             return
         numbers = content(value)
         self.complete &= numbers is not None
-        self.key.append((value.dtype.str, value.shape, id(value) if numbers is None else numbers))
+        dtype = value.dtype.str if value.dtype.names is None else repr(value.dtype)
+        told = id(value) if numbers is None else numbers
+        self.key.append((dtype, value.shape, value.strides, value.flags.num, told))
 
     def _ragged(self, value: LoDTensor) -> None:
         """A LoDTensor is its rows and the numbers of its offsets, which never change."""
@@ -215,6 +217,9 @@ class Walk(TorchModuleWalk):
         kind = type(value)
         if not is_trusted_class(kind):
             self._class(kind)
+            self._fields(value)
+        elif kind.__flags__ & HEAP:  # of Python's own, as a Counter
+            self._known_class(kind)
             self._fields(value)
         elif kind.__dictoffset__:
             self._fields(value)
