@@ -33,10 +33,9 @@ def overridden(kind: type, names: Set[str]) -> set[str]:
     >>> overridden(Layer, {"forward"})
     {'_conv_forward'}
     """
-    bases = tuple([klass for klass in kind.__mro__ if klass is not object and is_trusted_class(klass)])
+    bases, others = _parted(kind.__mro__)
     if not bases:
         return set()
-    others = [klass for klass in kind.__mro__ if klass not in bases and klass is not object]
     own = {name for klass in others for name in vars(klass)} - _APART
     if not issubclass(kind, nn.Module):  # functions of libraries ask them, too
         return own & _held_by(bases)
@@ -48,6 +47,15 @@ def overridden(kind: type, names: Set[str]) -> set[str]:
 
 
 _APART = UNREAD | MAKES
+
+
+@functools.lru_cache(maxsize=4096)
+def _parted(mro: tuple[type, ...]) -> tuple[tuple[type, ...], tuple[type, ...]]:
+    """The classes of libraries among those beneath a class, and the user's."""
+    of_libraries = [klass is object or is_trusted_class(klass) for klass in mro]
+    parted = zip(mro, of_libraries, strict=True)
+    bases = tuple([klass for klass, known in parted if known and klass is not object])
+    return bases, tuple([klass for klass, known in zip(mro, of_libraries, strict=True) if not known])
 
 
 @functools.lru_cache(maxsize=4096)
