@@ -89,6 +89,10 @@ READS = {
     "proxy": "PROXY['a']",
     "weak reference": "WEAK().value",
     "function": "torch.sigmoid(x)",
+    "keys of a mapping": "keyed(**MAPPED)",
+    "class of a property": "OBJECT.multiplied",
+    "static method of no class": "unbound()",
+    "method that a layer calls": "self.convolution(x.unsqueeze(1)).squeeze(1)",
     "requires": "(2.0 if self.weight.requires_grad else 0.5)",
     "default dtype": "(2.0 if torch.tensor(1.5).dtype == torch.float64 else 0.5)",
     "autocast dtype": "(2.0 if torch.get_autocast_dtype('cpu') == torch.float16 else 0.5)",
@@ -102,7 +106,21 @@ class Described:
 class Meta(type):
     of_meta = 1.5
 
+class Multiplied(property):
+    def __get__(self, instance, owner=None): return super().__get__(instance, owner) * MULTIPLIED
+
+class Mapped:
+    def keys(self): return ["number"] if MAPS > 0 else []
+    def __getitem__(self, key): return MAPS
+
+class Convolution(nn.Conv1d):
+    def _conv_forward(self, x, weight, bias): return super()._conv_forward(x * CONVOLVED, weight, bias)
+
+unbound = staticmethod(lambda: UNBOUND)
+
 class Object(metaclass=Meta):
+    @Multiplied
+    def multiplied(self): return 1.5
     factor = 1.0
     described = Described()
     def __init__(self): self.value = 1.5
@@ -170,6 +188,7 @@ class Step(Base, nn.Module):
         self.weight = nn.Parameter(torch.full((D,), 0.5, dtype=torch.float64))
         self.register_buffer("shift", torch.full((D,), 0.25, dtype=torch.float64))
         self.linear = nn.Linear(D, D, dtype=torch.float64)
+        self.convolution = Convolution(1, 1, 1, dtype=torch.float64)
     @property
     def doubled(self): return self.of_instance * 2
     def method(self): return self.of_instance * METHOD
@@ -200,6 +219,7 @@ class World:
             "QUEUE": deque([1.5, 2.5]), "KIND": "class",
             "CONTEXT": contextvars.ContextVar("number", default=1.5),
             "dataclasses": dataclasses, "functools": functools, "sys": sys, "typing": typing,
+            "MULTIPLIED": 1.5, "MAPS": 1.5, "CONVOLVED": 1.5, "UNBOUND": 1.5,
             "ITEM": 1.5, "WRAPPED": 1.5, "INHERITED": 1.5, "STATIC": 1.5,
             "LOCAL": threading.local(), "ARRAY": array.array("d", [1.5]), "TABLED": np.array([0.0, 1.5]),
             "BYTES": bytearray([3, 4]), "PROXIED": {"a": 1.5},
@@ -215,6 +235,7 @@ class World:
         space = self.space
         space |= {"OBJECT": space["Object"](), "SLOTTED": space["Slotted"](), "FINDS": space["Finds"]()}
         space |= {"PAIR": space["Pair"](1.5, []), "RECORD": space["Record"]()}
+        space["MAPPED"] = space["Mapped"]()
         space |= {"PARTIAL": functools.partial(space["scale"], 1.5, b=1.0)}
         space |= {"MEMORY": memoryview(space["BYTES"]), "PROXY": types.MappingProxyType(space["PROXIED"])}
         space |= {"REFERENT": space["Record"](), "SIGMOID": torch.sigmoid}
@@ -383,6 +404,14 @@ CHANGES: dict[str, tuple[tuple[str, ...], Any]] = {
     "memory": (("memory",), lambda w, v: w.space["BYTES"].__setitem__(0, int(abs(v) * 2))),
     "proxy": (("proxy",), lambda w, v: w.space["PROXIED"].__setitem__("a", v)),
     "weak reference": (("weak reference",), lambda w, v: setattr(w.space["REFERENT"], "value", v)),
+    "number of a descriptor": (("class of a property",), lambda w, v: w.space.__setitem__("MULTIPLIED", v)),
+    "keys of a mapping": (("keys of a mapping",), lambda w, v: w.space.__setitem__("MAPS", v)),
+    "number of a static method": (
+        ("static method of no class",), lambda w, v: w.space.__setitem__("UNBOUND", v)
+    ),
+    "number of an override": (
+        ("method that a layer calls",), lambda w, v: w.space.__setitem__("CONVOLVED", v)
+    ),
     "function of torch": (("function",), lambda w, v: setattr(torch, "sigmoid", lambda x, v=v: x * v)),
     "weight swapped": (("weight", "dynamic weight"), lambda w, v: _swapped(w)),
     "weight set": (("weight", "dynamic weight"), lambda w, v: _set(w.step.weight, v)),

@@ -355,3 +355,27 @@ def _a_gradient_that_is_scaled_in_backward(how: str, opened: bool) -> None:
         torch.testing.assert_close(gradients(BACKEND, by, by), gradients("naive", by, by), **CLOSE)
     with pytest.raises(StepError, match="hooks or custom Functions may read it in backward"):
         gradients(BACKEND, 0.5, 2.0)
+
+
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("how", _SCALED)
+def test_a_second_derivative_by_what_backward_reads_later(how: str, linear: bool) -> None:
+    """A gradient differentiated runs backward's code once more, which finds what holds by then."""
+    scaled, weight, x = _SCALED[how](), _numbers(3, 3), _numbers(4, 2, 3)
+
+    def step(x: Tensor, h: Tensor) -> Any:
+        h = scaled((x + h @ weight).sin())
+        return h.tanh(), h
+
+    def gradients(backend: Any, later: float) -> tuple[Tensor, ...]:
+        _Scale.by = 1.0
+        y, _ = recurrent(step, x, x.new_zeros(2, 3), backend=backend)
+        loss = y.sum() if linear else y.square().sum()
+        first = torch.autograd.grad(loss, [weight, x], create_graph=True)
+        _Scale.by = later
+        return torch.autograd.grad(torch.cat(first[:1]).square().sum(), [weight, x])
+
+    for _ in range(2):  # by a plan that is made, and by one that is there
+        torch.testing.assert_close(gradients(BACKEND, 1.0), gradients("naive", 1.0), **CLOSE)
+    with pytest.raises(StepError, match="no longer reads what it read"):
+        gradients(BACKEND, 2.0)

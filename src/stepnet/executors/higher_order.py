@@ -160,6 +160,8 @@ class _Gradient(torch.autograd.Function):
         tensors, grads = given[:n], given[n:]
         if all(v is None for v in directions):
             return (*skip, *(None,) * len(given))
+        if ctx.call.same_backward is not None:  # the plain loop runs such code here, too
+            ctx.call.same_backward()
         how, create_graph = (grads, ctx.needed), torch.is_grad_enabled()
         with torch.enable_grad():
             own = aliases(tensors, wanted)

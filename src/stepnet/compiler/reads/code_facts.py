@@ -28,16 +28,19 @@ REFLECTION = words(
 # name, or holds one against a pattern.
 TEXTS = frozenset({"__str__", "__repr__", "__format__", "extra_repr"})
 MAKES = frozenset({"__init__", "__new__", "__post_init__"})
-PATTERNS = frozenset({"__match_args__"})
+_PATTERNS = {"MATCH_CLASS": frozenset({"__match_args__"}), "MATCH_KEYS": frozenset({"get"})}
 # Or where it makes a class.
 MAKES_CLASSES = MAKES | words("__init_subclass__ __set_name__ __prepare__ __mro_entries__")
 
 # What a tensor tells of itself besides its shape and dtype: a plan is not made for it.
 TENSOR_STATE = words(
     """grad grad_fn is_leaf _version data_ptr storage untyped_storage is_contiguous stride storage_offset
+    is_non_overlapping_and_dense dim_order is_set_to
     retains_grad output_nr is_pinned is_shared is_view _is_view _base _backward_hooks layout names
     is_inference"""
 )
+# Of which a trace tells others than a run does.
+BITS = words("is_conj is_neg _is_zerotensor")
 # Builtins whose results follow from their arguments.
 PURE = words(
     """abs all any ascii bin bool bytes callable chr complex dict divmod enumerate filter float format
@@ -175,7 +178,7 @@ def _unnamed(steps: list[dis.Instruction], place: int) -> frozenset[str]:
     of_type = kind in _GLOBALS and value == "type"
     if of_type or (kind in _ATTRIBUTES and value == "__class__"):
         return frozenset() if _is_only_asked(steps[place + 1 :], of_type) else MAKES_CLASSES
-    return PATTERNS if kind == "MATCH_CLASS" else frozenset()
+    return _PATTERNS.get(kind, frozenset())
 
 
 def _is_only_asked(steps: list[dis.Instruction], of_type: bool) -> bool:

@@ -1,15 +1,19 @@
 """Functions of torch whose code or defaults somebody set, beside those that `monkeypatches` looks at for each
-step: those of torch.distributions, and of layers and what is beneath them, for steps that come by these."""
+step: those of torch.distributions, and of layers and what is beneath them, for steps that come by these. And
+functions of the user's that torch.distributions finds in tables of its own."""
 
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import torch
+from torch.distributions import biject_to, kl, transform_to
 from torch.distributions.utils import lazy_property
 
+from .dict_changes import changes_at, counts_changes
 from .monkeypatches import (
     CLASSES,
     OF_DISTRIBUTIONS,
@@ -23,6 +27,7 @@ from .monkeypatches import (
     written_in,
 )
 from .survey import CALLS
+from .trust import is_foreign
 
 
 def _inner(item: Any) -> Any:
@@ -76,6 +81,15 @@ class _Watched:
 
 
 _distributions = _Watched(_DISTRIBUTIONS)
+_TABLES: tuple[dict[Any, Any], ...] = kl._KL_REGISTRY, biject_to._registry, transform_to._registry
+
+
+def _registered() -> Iterator[Patch]:
+    """What was registered for classes of distributions and constraints, but for what torch has itself."""
+    for table in _TABLES:
+        for kinds, function in list(table.items()):
+            if not isinstance(function, types.FunctionType) or is_foreign(function):
+                yield Patch(f"registered for {kinds}", function)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -99,9 +113,11 @@ def functions_set(kinds: Set[type], distributions: bool) -> list[Patch]:
     >>> functions_set({torch.nn.Conv1d}, distributions=True)
     []
     """
-    return [patch for watched in _watched(kinds, distributions) for patch in watched.patched()]
+    found = [patch for watched in _watched(kinds, distributions) for patch in watched.patched()]
+    return [*found, *_registered()] if distributions else found
 
 
 def places_of_functions(kinds: Iterable[type], distributions: bool) -> list[int]:
     """Words of memory one of which is another after one was set; none where Python has no such."""
-    return [place for watched in _watched(kinds, distributions) for place in watched.places]
+    found = [place for watched in _watched(kinds, distributions) for place in watched.places]
+    return [*found, *map(changes_at, _TABLES)] if distributions and counts_changes() else found

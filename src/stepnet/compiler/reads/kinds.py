@@ -29,7 +29,7 @@ UNREAD = words(  # of a class, unless code names them, or does what calls them
     __getnewargs__ __del__ __set_name__ __init_subclass__ __slots__
     __type_params__ __parameters__ __match_args__ __orig_bases__ __abstractmethods__ __dataclass_fields__
     __dataclass_params__ __attrs_attrs__ __attrs_props__ __attrs_own_setattr__ __replace__ __annotate__
-    __annotate_func__ __annotations_cache__"""
+    __annotate_func__ __annotations_cache__ _abc_impl"""
 )
 _PLAIN_BASES = frozenset(
     {object, nn.Module, typing.Generic, typing.Protocol, abc.ABC, dict, list, tuple, set}

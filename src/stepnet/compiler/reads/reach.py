@@ -27,7 +27,7 @@ from stepnet.data.bounded_cache import Bounded
 from stepnet.interrupts import let_through
 
 from .attributes import WithAttributes
-from .code_facts import Facts, facts
+from .code_facts import Facts, facts, words
 from .functions_set import functions_set
 from .monkeypatches import DISTRIBUTIONS, patched
 from .numbers import but_for_numbers
@@ -71,8 +71,8 @@ class Reach:
         return frozenset(name for name in files if not is_machinery(name))
 
 
-# Called by operators, torch and Python itself, not by name.
-_IMPLICIT = frozenset({"forward", "backward", "setup_context", "vmap", "jvp", "_compiled_call_impl"})
+# Called by operators, torch and Python itself, not by name; the last where a dict is made of a mapping.
+_IMPLICIT = words("forward backward setup_context vmap jvp _compiled_call_impl _call_impl _slow_forward keys")
 # Steps whose Python asks for the numbers of captured tensors: their keys, as hashes, by their root. Python's
 # numbers in them may be others by now.
 _ASKING: dict[Any, set[int]] = {}

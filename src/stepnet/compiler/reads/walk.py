@@ -161,7 +161,9 @@ class Walk(TorchModuleWalk):
             return
         numbers = content(value)
         self.complete &= numbers is not None
-        self.key.append((value.dtype.str, value.shape, id(value) if numbers is None else numbers))
+        dtype = value.dtype.str if value.dtype.names is None else repr(value.dtype)
+        told = id(value) if numbers is None else numbers
+        self.key.append((dtype, value.shape, value.strides, value.flags.num, told))
 
     def _ragged(self, value: LoDTensor) -> None:
         """A LoDTensor is its rows and the numbers of its offsets, which never change."""
@@ -216,6 +218,9 @@ class Walk(TorchModuleWalk):
         if not is_trusted_class(kind):
             self._class(kind)
             self._fields(value)
+        elif kind.__flags__ & HEAP:  # of Python's own, as a Counter
+            self._known_class(kind)
+            self._fields(value)
         elif kind.__dictoffset__:
             self._fields(value)
 
@@ -237,6 +242,12 @@ class Walk(TorchModuleWalk):
         self._fields(value)  # first: its code may lead to more than a walk goes through
         if not trusted:
             self._class(kind)
+
+    def _unbound(self, value: Any) -> None:
+        """A static method that code calls as it is, where no class holds it."""
+        self.key.append(type(value))
+        self._class_item(value)
+        self._attributes(value.__dict__)
 
     def _fields(self, value: Any) -> None:
         kind = type(value)
@@ -392,6 +403,7 @@ _HOW: tuple[tuple[Any, Callable[[Walk, Any], None]], ...] = (
     (types.MethodType, Walk._method),
     (types.ModuleType, Walk._package),
     (functools.partial, Walk._partial),
+    ((staticmethod, classmethod), Walk._unbound),
     (type(functools.lru_cache(words)), Walk._cached),
     (slice, Walk._slice),
     ((list, tuple, collections.deque), Walk._sequence),

@@ -12,6 +12,7 @@ from typing import Any
 
 from .code_facts import MAKES
 from .kinds import UNREAD, registered
+from .overrides import overridden
 from .survey import Same, Walked
 from .trust import OF_ENUMS, is_module_of_python, is_stateful, is_trusted_class
 from .walk_code import CodeWalk
@@ -19,6 +20,7 @@ from .walk_state import END
 
 _ITERATORS = frozenset({enumerate, filter, map, reversed, zip})
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
+_MADE_OF_FUNCTIONS = (staticmethod, classmethod, property, functools.cached_property)
 _PLACE: Any = type(vars(collections.namedtuple("_", "a"))["a"])  # what reads a field of a NamedTuple
 _OF_TYPES: Any = type.__dict__
 
@@ -40,6 +42,7 @@ class ClassWalk(CodeWalk):
     def _class(self, kind: type, makes: bool = False) -> None:
         """What code may find on a class: the attributes it names, and what operators call."""
         self.key.append(Walked(kind))
+        self.named(overridden(kind, self.names))
         for klass in kind.__mro__:
             if is_trusted_class(klass) or (id(klass), makes) in self.classes:
                 continue
@@ -57,6 +60,9 @@ class ClassWalk(CodeWalk):
                 if named or (name[:2] == "__" == name[-2:]):
                     self.key.append(name)
                     self._class_item(item)
+                    if name in self.sets and isinstance(item, property):
+                        self.visit(item.fset)
+                        self.visit(item.fdel)
                     if name == "__match_args__" and isinstance(item, tuple):
                         self.named([part for part in item if isinstance(part, str)])
             for name in ("__name__", "__qualname__"):
@@ -71,6 +77,9 @@ class ClassWalk(CodeWalk):
             self.named(OF_ENUMS)
 
     def _class_item(self, item: Any) -> None:
+        if isinstance(item, _MADE_OF_FUNCTIONS) and not is_trusted_class(type(item)):
+            self.hold(item)  # what it gives is a matter of its class
+            self._object(item)
         if isinstance(item, (staticmethod, classmethod)):
             if isinstance(item, classmethod):  # it may call what it is given
                 self.named(MAKES)
@@ -78,6 +87,7 @@ class ClassWalk(CodeWalk):
         elif isinstance(item, property):
             self.visit(item.fget)
         elif isinstance(item, functools.cached_property):
+            self.hold(vars(item))
             self.visit(item.func)
         elif isinstance(item, types.DynamicClassAttribute) and is_trusted_class(type(item)):  # of enums
             self.hold(vars(item))

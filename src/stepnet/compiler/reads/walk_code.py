@@ -15,6 +15,7 @@ from torch import Tensor
 from .as_written import written_as
 from .code_facts import (
     AROUND,
+    BITS,
     CALLS_BACKWARD,
     EFFECTS,
     PURE,
@@ -194,6 +195,8 @@ class CodeWalk(ModuleWalk):
             self.refused = self.refused or f"it calls {min(sets)}, once for each step"
         if kinds := _KINDS.intersection(known.sets):
             self.refused = self.refused or f"it sets {min(kinds)}, once for each step"
+        if bits := BITS.intersection(known.names):
+            self.refused = self.refused or f"it asks whether numbers are written out, by {min(bits)}"
         if known.around:
             self._around(known.around)
         if _may_call_backward(function, known):

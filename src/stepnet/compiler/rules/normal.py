@@ -129,7 +129,8 @@ def _constant(builder: Builder, target: str, tensor: Tensor, parameters: list[st
     if tensor.is_complex():
         pair = _constant(builder, target, torch.view_as_real(tensor.detach().resolve_conj()), parameters)
         return Pair(*(Ref(half(builder, pair.name, at)) for at in (0, 1)))
-    builder.constants[name] = tensor.detach()
+    # of its own: an array of numpy's may be what it is made on, and hold other numbers later
+    builder.constants[name] = tensor.detach().clone()
     builder.value(name, "shared", tensor.shape, dtype_name(tensor.dtype))
     parameters.append(name)
     return Ref(name)
