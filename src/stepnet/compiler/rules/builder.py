@@ -118,6 +118,7 @@ class Builder:
         self.written = False  # whether the node at hand is a cast that the step writes
         self._known: dict[Any, str] = {}
         self._made: dict[str, Node] = {}
+        self._alike: dict[tuple[str, int], bool] = {}
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -363,6 +364,7 @@ class Builder:
         """A pointwise op over traced tensors and numbers, with torch's broadcasting."""
         out_dtype = self.meta_dtype()
         bdim, times, own = self.shown()
+        operands = self.as_folded(operands)
         fold, lead = self.folded([o for o in operands if isinstance(o, Ref)], times)
         compute = dtype or out_dtype
         names, shape = [self.operand(o, compute, bdim) for o in operands], lead + own
@@ -383,6 +385,41 @@ class Builder:
         if len(found) > 1 or (times != 1 and found == {(0, ())}):
             raise Unsupported("rows of different kinds meet in one op", line=self.line)
         return next(iter(found), (0, ()))
+
+    def is_alike(self, ref: Ref) -> bool:
+        """True if rows that are merged into the batch are all the same, as those of what is expanded are."""
+        return self._is_alike(ref.name, ref.fold)
+
+    def _is_alike(self, name: str, fold: int) -> bool:
+        if (name, fold) not in self._alike:
+            made, rank = self._made.get(name), len(self.values[name].shape)
+            alike = made is not None and (made.op == "full" or OPS[made.op].stage is Stage.POINTWISE)
+            if made is not None and (alike or made.op == "expand"):
+                alike = True
+                for source in made.inputs:  # lined up from the right
+                    before = self.values[source].shape
+                    if any(n != 1 for n in before[: max(fold - rank + len(before), 0)]):
+                        alike &= made.op != "expand" and self._is_alike(source, fold)
+            self._alike[name, fold] = alike
+        return self._alike[name, fold]
+
+    def as_folded(self, operands: Sequence[Any]) -> list[Any]:
+        """Operands, of which those that are the same in all rows of a row are merged as the others are."""
+        refs = [o for o in operands if isinstance(o, Ref) and o.fold]
+        like = next((ref for ref in refs if not self.is_alike(ref)), None)
+        if like is None:
+            return list(operands)
+        lead = self.values[like.name].shape[: like.fold]
+
+        def merged(operand: Any) -> Any:
+            if not isinstance(operand, Ref) or not operand.fold or not self.is_alike(operand):
+                return operand
+            shape = self.values[operand.name].shape
+            if prod(shape[: operand.fold]) != prod(lead):
+                return operand
+            return Ref(self.reshape(operand.name, (*lead, *shape[operand.fold :])), operand.bdim, like.fold)
+
+        return [merged(operand) for operand in operands]
 
     def constant(self, number: Any) -> Ref:
         """A number everywhere in the result at hand."""
