@@ -364,7 +364,6 @@ class Builder:
         """A pointwise op over traced tensors and numbers, with torch's broadcasting."""
         out_dtype = self.meta_dtype()
         bdim, times, own = self.shown()
-        operands = self.as_folded(operands)
         fold, lead = self.folded([o for o in operands if isinstance(o, Ref)], times)
         compute = dtype or out_dtype
         names, shape = [self.operand(o, compute, bdim) for o in operands], lead + own
@@ -387,39 +386,44 @@ class Builder:
         return next(iter(found), (0, ()))
 
     def is_alike(self, ref: Ref) -> bool:
-        """True if rows that are merged into the batch are all the same, as those of what is expanded are."""
+        """True if what is merged into the batch is the same for all rows, and all of each, as a constant is."""
         return self._is_alike(ref.name, ref.fold)
 
     def _is_alike(self, name: str, fold: int) -> bool:
         if (name, fold) not in self._alike:
             made, rank = self._made.get(name), len(self.values[name].shape)
-            alike = made is not None and (made.op == "full" or OPS[made.op].stage is Stage.POINTWISE)
-            if made is not None and (alike or made.op == "expand"):
-                alike = True
-                for source in made.inputs:  # lined up from the right
-                    before = self.values[source].shape
-                    if any(n != 1 for n in before[: max(fold - rank + len(before), 0)]):
-                        alike &= made.op != "expand" and self._is_alike(source, fold)
+            alike = made is not None and (
+                made.op in ("full", "expand") or OPS[made.op].stage is Stage.POINTWISE
+            )
+            for source in made.inputs if made is not None and alike else ():
+                value = self.values[source]
+                if value.kind == "row":
+                    alike &= len(value.shape) == rank and self._is_alike(source, fold)
+                else:  # lined up from the right
+                    alike &= all(n == 1 for n in value.shape[: max(fold - rank + len(value.shape), 0)])
             self._alike[name, fold] = alike
         return self._alike[name, fold]
 
-    def as_folded(self, operands: Sequence[Any]) -> list[Any]:
-        """Operands, of which those that are the same in all rows of a row are merged as the others are."""
-        refs = [o for o in operands if isinstance(o, Ref) and o.fold]
-        like = next((ref for ref in refs if not self.is_alike(ref)), None)
+    def as_folded(self, arguments: Sequence[Any]) -> list[Any]:
+        """Arguments, of which those that are the same in all rows of a row are merged as the others are."""
+        refs = [o for arg in arguments for o in (arg if isinstance(arg, list) else (arg,))]
+        folded = [ref for ref in refs if isinstance(ref, Ref) and ref.fold]
+        like = next((ref for ref in folded if not self.is_alike(ref)), None) if len(folded) > 1 else None
         if like is None:
-            return list(operands)
+            return list(arguments)
         lead = self.values[like.name].shape[: like.fold]
 
-        def merged(operand: Any) -> Any:
-            if not isinstance(operand, Ref) or not operand.fold or not self.is_alike(operand):
-                return operand
-            shape = self.values[operand.name].shape
-            if prod(shape[: operand.fold]) != prod(lead):
-                return operand
-            return Ref(self.reshape(operand.name, (*lead, *shape[operand.fold :])), operand.bdim, like.fold)
+        def merged(arg: Any) -> Any:
+            if isinstance(arg, list):
+                return [merged(one) for one in arg]
+            if not isinstance(arg, Ref) or not arg.fold or not self.is_alike(arg):
+                return arg
+            shape = self.values[arg.name].shape
+            if prod(shape[: arg.fold]) != prod(lead):
+                return arg
+            return Ref(self.reshape(arg.name, (*lead, *shape[arg.fold :])), arg.bdim, like.fold)
 
-        return [merged(operand) for operand in operands]
+        return [merged(arg) for arg in arguments]
 
     def constant(self, number: Any) -> Ref:
         """A number everywhere in the result at hand."""

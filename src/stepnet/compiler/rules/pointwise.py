@@ -255,7 +255,6 @@ def _where(b: Builder, condition: Ref, x: Any, y: Any) -> Any:
     if b.values[condition.name].dtype != "bool":
         return NotImplemented
     (bdim, times, shape), dtype = b.shown(), b.meta_dtype()
-    condition, x, y = b.as_folded((condition, x, y))
     fold, lead = b.folded([r for r in (condition, x, y) if isinstance(r, Ref)], times)
     names = [b.operand(condition, "bool", bdim), *(b.operand(side, dtype, bdim) for side in (x, y))]
     return b.result(b.emit("where", names, (*lead, *shape), dtype), bdim, fold)

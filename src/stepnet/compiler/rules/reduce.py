@@ -185,7 +185,6 @@ def _addmm(b: Builder, bias: Ref, x: Ref, y: Ref) -> Any:
 
 @rule("bmm")
 def _bmm(b: Builder, x: Ref, y: Ref) -> Any:
-    x, y = b.as_folded((x, y))
     xv, yv = b.values[x.name], b.values[y.name]
     if x.fold or y.fold:
         # [B*k, n, m]: as many products for each row

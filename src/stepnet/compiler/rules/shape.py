@@ -191,7 +191,6 @@ def _cat(b: Builder, tensors: Sequence[Ref], dim: int = 0) -> Any:
     own = dim % rank
     if at is not None and own == at:
         return joined_rows.joined(b, refs)
-    refs = b.as_folded(refs)
     if times != 1 or any(r.fold for r in refs):
         fold, lead = b.folded(refs, times)
     else:
