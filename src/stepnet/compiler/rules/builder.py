@@ -386,7 +386,7 @@ class Builder:
         return next(iter(found), (0, ()))
 
     def is_alike(self, ref: Ref) -> bool:
-        """True if what is merged into the batch is the same for all rows, and all of each, as a constant is."""
+        """True if what is merged into the batch is the same for all rows, as a constant is."""
         return self._is_alike(ref.name, ref.fold)
 
     def _is_alike(self, name: str, fold: int) -> bool:
