@@ -1,4 +1,4 @@
-"""Steps that print where a number of theirs says so: compiled where they do not, and as written where they do."""
+"""Steps that print where a number of theirs says so: compiled where they do not, as written where they do."""
 
 from __future__ import annotations
 
