@@ -44,17 +44,18 @@ def test_a_product(name, dtype):
         assert found.data_ptr() not in (x.data_ptr(), w.data_ptr()) or not found.numel()
 
 
-@pytest.mark.parametrize(("k", "n"), [(5, 3), (3, 5), (40, 1), (40, 20)])
-def test_a_product_over_rows(k, n):
+@pytest.mark.parametrize("heads", [0, 1])
+@pytest.mark.parametrize(("k", "n"), [(5, 3), (3, 5), (40, 1), (1, 40), (40, 20)])
+def test_a_product_over_rows(k, n, heads):
     values = {
         "a": Value("a", "row", (2, k), "float64"),
         "b": Value("b", "row", (2, n), "float64"),
-        "out": Value("out", "sum", (k, n), "float64"),
+        "out": Value("out", "sum", (2, k, n) if heads else (k, n), "float64"),
     }
-    node = Node("matmul_tn", ("a", "b"), ("out",), (("batch", 0),))
+    node = Node("matmul_tn", ("a", "b"), ("out",), (("batch", heads),))
     run = bind(Graph("product", ("a", "b"), (node,), ("out",), values), node)
     for rows in ROWS:
         a, b = torch.randn(rows, 2, k, dtype=torch.float64), torch.randn(rows, 2, n, dtype=torch.float64)
         found = run(a, b, rows=rows)
-        torch.testing.assert_close(found, torch.einsum("rik,rin->kn", a, b))
+        torch.testing.assert_close(found, torch.einsum("rik,rin->ikn" if heads else "rik,rin->kn", a, b))
         assert found.is_contiguous()

@@ -17,6 +17,7 @@ from . import (
     dynamics,
     fields,
     gated,
+    joined,
     lately,
     layered,
     linear,
@@ -33,7 +34,7 @@ from . import (
 ZOO = {
     **gated.ZOO, **matrix.ZOO, **algorithms.ZOO, **fields.ZOO, **linear.ZOO, **lately.ZOO, **stores.ZOO,
     **spelled.ZOO, **agents.ZOO, **systems.ZOO, **layered.ZOO, **modules.ZOO,
-    **dynamics.ZOO, **shapes.ZOO, **recent.ZOO, **written.ZOO,
+    **dynamics.ZOO, **shapes.ZOO, **recent.ZOO, **written.ZOO, **joined.ZOO,
 }  # fmt: skip
 LENGTHS = [3, 0, 1, 4]
 # Of each family some; every kind of state, of loops in the step and of linear algebra is among them. Fourier

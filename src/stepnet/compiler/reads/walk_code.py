@@ -223,6 +223,8 @@ class CodeWalk(ModuleWalk):
                     self.visit(held)
         self.key.append(name)
         held = vars(builtins).get(name, MISSING)
+        if name in EFFECTS and held is _BUILTINS.get(name):
+            return  # a step that comes by it is stopped as it is tried; another never does
         if isinstance(held, types.FunctionType) and name not in EFFECTS:  # somebody put it there
             self.visit(held)
         else:

@@ -185,7 +185,7 @@ def _repeat(input: Tensor, *sizes: Any, repeats: Any = ()) -> Any:
             continue
         if type(size) is int and size == 1:
             result = result.expand(*(count if d == dim else -1 for d in range(len(counts))))
-        elif type(size) is int and type(count) is int and 0 < count <= _MOST_COPIES:
+        elif type(count) is int and 0 < count <= _MOST_COPIES:
             result = torch.cat([result] * count, dim)
         else:
             return NotImplemented
@@ -204,7 +204,7 @@ def _repeat_interleave(input: Tensor, repeats: Any, dim: int | None = None, **_:
         return NotImplemented
     dim %= input.dim()
     size = input.shape[dim]
-    if type(size) is not int or (type(repeats) is not int and size != 1):
+    if type(repeats) is not int and (type(size) is not int or size != 1):
         return NotImplemented
     wide = _repeat(input.unsqueeze(dim + 1), *[1] * (dim + 1), repeats, *[1] * (input.dim() - dim - 1))
     if wide is NotImplemented:

@@ -118,6 +118,7 @@ class Builder:
         self.written = False  # whether the node at hand is a cast that the step writes
         self._known: dict[Any, str] = {}
         self._made: dict[str, Node] = {}
+        self._alike: dict[tuple[str, int], bool] = {}
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -383,6 +384,46 @@ class Builder:
         if len(found) > 1 or (times != 1 and found == {(0, ())}):
             raise Unsupported("rows of different kinds meet in one op", line=self.line)
         return next(iter(found), (0, ()))
+
+    def is_alike(self, ref: Ref) -> bool:
+        """True if what is merged into the batch is the same for all rows, as a constant is."""
+        return self._is_alike(ref.name, ref.fold)
+
+    def _is_alike(self, name: str, fold: int) -> bool:
+        if (name, fold) not in self._alike:
+            made, rank = self._made.get(name), len(self.values[name].shape)
+            alike = made is not None and (
+                made.op in ("full", "expand") or OPS[made.op].stage is Stage.POINTWISE
+            )
+            for source in made.inputs if made is not None and alike else ():
+                value = self.values[source]
+                if value.kind == "row":
+                    alike &= len(value.shape) == rank and self._is_alike(source, fold)
+                else:  # lined up from the right
+                    alike &= all(n == 1 for n in value.shape[: max(fold - rank + len(value.shape), 0)])
+            self._alike[name, fold] = alike
+        return self._alike[name, fold]
+
+    def as_folded(self, arguments: Sequence[Any]) -> list[Any]:
+        """Arguments, of which those that are the same in all rows of a row are merged as the others are."""
+        refs = [o for arg in arguments for o in (arg if isinstance(arg, list) else (arg,))]
+        folded = [ref for ref in refs if isinstance(ref, Ref) and ref.fold]
+        like = next((ref for ref in folded if not self.is_alike(ref)), None) if len(folded) > 1 else None
+        if like is None:
+            return list(arguments)
+        lead = self.values[like.name].shape[: like.fold]
+
+        def merged(arg: Any) -> Any:
+            if isinstance(arg, list):
+                return [merged(one) for one in arg]
+            if not isinstance(arg, Ref) or not arg.fold or not self.is_alike(arg):
+                return arg
+            shape = self.values[arg.name].shape
+            if prod(shape[: arg.fold]) != prod(lead):
+                return arg
+            return Ref(self.reshape(arg.name, (*lead, *shape[arg.fold :])), arg.bdim, like.fold)
+
+        return [merged(arg) for arg in arguments]
 
     def constant(self, number: Any) -> Ref:
         """A number everywhere in the result at hand."""

@@ -166,7 +166,7 @@ def _call(builder: Builder, env: dict[FxNode, Any], node: FxNode) -> Any:
         return complex_call(builder, name, args, kwargs)
     found = RULES.get(name) or RULES.get(packet)
     if found is not None:
-        out = found(builder, *args, **kwargs)
+        out = found(builder, *builder.as_folded(args), **kwargs)
         if out is not NotImplemented:
             return out
     return RULES["opaque"](builder, node, args, kwargs)

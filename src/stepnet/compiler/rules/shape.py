@@ -9,6 +9,7 @@ from typing import Any
 from stepnet.errors import Unsupported
 from stepnet.ir.graph import Kind
 
+from . import joined_rows
 from .builder import Builder, Fold, Ref, rule
 
 
@@ -122,19 +123,14 @@ def slice_feature(b: Builder, name: str, dim: int, start: int, end: int, step: i
 
 @rule("slice.Tensor", "slice_copy.Tensor")
 def _slice(b: Builder, x: Ref, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    if _is_of_all_rows(b, x, dim, start, end, step):
-        return x
+    ends = joined_rows.bounds(b, x, dim, start, end, step)
+    if ends is not None and (part := joined_rows.picked(b, x, *ends)):
+        return part
     own = feature_dim(b, x, dim)
     size = b.values[x.name].shape[own]
     first = _clip(start, size, 0)
     last = _clip(end, size, size)
     return b.result(slice_feature(b, x.name, own, first, max(first, last), step), x.bdim, x.fold)
-
-
-def _is_of_all_rows(b: Builder, x: Ref, dim: int, start: Any, end: Any, step: int) -> bool:
-    """Whether a slice is that of all rows."""
-    whole = start in (None, 0) and (not isinstance(end, int) or end >= 2**62) and step == 1
-    return x.bdim is not None and dim % b.rank(x) == x.bdim and whole
 
 
 def _clip(index: Any, size: int, default: int) -> int:
@@ -156,10 +152,32 @@ def _select(b: Builder, x: Ref, dim: int, index: int) -> Any:
 
 @rule("split_with_sizes", "split_with_sizes_copy")
 def _split(b: Builder, x: Ref, sizes: Sequence[int], dim: int = 0) -> Any:
+    if x.bdim is not None and dim % b.rank(x) == x.bdim:
+        return _of_parts(b, x, [joined_rows.times(b, size) for size in sizes])
     own = feature_dim(b, x, dim)
     out, start = [], 0
     for size in sizes:
         out.append(Ref(slice_feature(b, x.name, own, start, start + size), x.bdim, x.fold))
+        start += size
+    return out
+
+
+@rule("split.Tensor")
+def _split_evenly(b: Builder, x: Ref, size: Any, dim: int = 0) -> Any:
+    count, step = prod(b.values[x.name].shape[: x.fold]), joined_rows.times(b, size)
+    if x.bdim is None or dim % b.rank(x) != x.bdim or not step:
+        return NotImplemented
+    return _of_parts(b, x, [min(step, count - start) for start in range(0, count, step)])
+
+
+def _of_parts(b: Builder, x: Ref, sizes: Sequence[int | None]) -> Any:
+    """What is split along the rows: so many times all rows each."""
+    out, start = [], 0
+    for size in sizes:
+        got = joined_rows.picked(b, x, start, start + size) if size else None
+        if got is None or size is None:
+            return NotImplemented
+        out.append(got)
         start += size
     return out
 
@@ -170,13 +188,15 @@ def _cat(b: Builder, tensors: Sequence[Ref], dim: int = 0) -> Any:
     at, times, shape = b.shown()
     # torch lets a plain empty [0] join anything
     refs = [b.cast(r, dtype) for r in tensors if not (r.bdim is None and b.values[r.name].shape == (0,))]
+    own = dim % rank
+    if at is not None and own == at:
+        return joined_rows.joined(b, refs)
     if times != 1 or any(r.fold for r in refs):
         fold, lead = b.folded(refs, times)
     else:
         fold, lead = 0, ()
-    own = dim % rank
     if fold or at is not None:
-        if at is None or own == at or any(r.bdim != at for r in refs):
+        if at is None or any(r.bdim != at for r in refs):
             raise Unsupported("the step joins rows with other rows", line=b.line)
         own += len(lead) - (own > at)
     return b.result(b.emit("cat", [r.name for r in refs], (*lead, *shape), dtype, dim=own), at, fold)
@@ -300,8 +320,9 @@ def _diagonal_scatter(b: Builder, x: Ref, source: Ref, offset: int = 0, dim1: in
 def _slice_scatter(
     b: Builder, x: Ref, source: Ref, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Any:
-    if _is_of_all_rows(b, x, dim, start, end, step):
-        return source
+    ends = joined_rows.bounds(b, x, dim, start, end, step)
+    if ends is not None and (done := joined_rows.put(b, x, source, *ends)):
+        return done
     if x.bdim is not None and dim % b.rank(x) == x.bdim:
         raise Unsupported("the step writes to rows by number", line=b.line)
     own = feature_dim(b, x, dim)

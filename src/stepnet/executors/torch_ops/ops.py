@@ -217,18 +217,18 @@ _FEW = 16  # rows of which that takes longer than a copy
 
 
 def _product_over_rows(node: Node, ins: Sequence[Value]) -> Run:
-    if node.attr("batch"):
-        return lambda a, b, rows: torch.matmul(a.permute(1, 2, 0), b.transpose(0, 1))
     k, n = ins[0].shape[-1], ins[1].shape[-1]
-    if n < min(k, _NARROW):  # BLAS takes ten times as long with the narrow one last
-        narrow = lambda a, b: contiguous(torch.mm(b.reshape(-1, n).t(), a.reshape(-1, k)).t())  # noqa: E731
-    else:
-        narrow = None
+    narrow = n < min(k, _NARROW)  # BLAS takes ten times as long with the narrow one last
+    if node.attr("batch"):
+        by_head = lambda a, b: torch.matmul(a.permute(1, 2, 0), b.transpose(0, 1))  # noqa: E731
+        if narrow:
+            return lambda a, b, rows: contiguous(by_head(b, a).transpose(1, 2))
+        return lambda a, b, rows: by_head(a, b)
     flat = len(ins[0].shape) == len(ins[1].shape) == 1
 
     def product(a: Tensor, b: Tensor, rows: int) -> Tensor:
-        if narrow is not None and rows > _FEW:
-            return narrow(a, b)
+        if narrow and rows > _FEW:
+            return contiguous(torch.mm(b.reshape(-1, n).t(), a.reshape(-1, k)).t())
         return torch.mm(a.t(), b) if flat else torch.mm(a.reshape(-1, k).t(), b.reshape(-1, n))
 
     return product
