@@ -14,16 +14,17 @@ from stepnet.data.array import TensorArray, written
 from stepnet.data.in_graph import follow, not_followed
 from stepnet.data.recording import RECORDER, InFrame, StandIn, inside
 from stepnet.data.tree import flatten
-from stepnet.errors import StepError
+from stepnet.errors import StepError, StepnetError
 from stepnet.watchers import during
 
 from .examples import meets_symbolic, no_tensor
+from .no_turns import ops_of_no_turn
 from .program import Program
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .recorded_mode import Recorded
 from .step import describe_leaf
 from .symbolic import OPEN, Symbolic, SymbolicNumber, called
-from .template import Shape, resolve
+from .template import Shape, ref, resolve
 
 Runner = Callable[["WhileLoop"], Sequence[Any]]
 
@@ -175,6 +176,17 @@ class WhileLoop:
                 f"{what} belongs inside the loop's frame", remedy="with loop.frame() as (step,): ..."
             )
 
+    def _ends_before(self) -> bool:
+        """Whether the loop ends in its first turn, before a line that cannot be recorded; then it is run."""
+        ops = ops_of_no_turn(self.program, self.loop_vars)
+        if ops is None:
+            return False
+        self.program.ops = ops
+        self.updates = {place: ref(place) for place in range(len(self.loop_vars))}
+        self._finish()
+        self.reason = "there are no steps"
+        return True
+
     def _finish(self) -> None:
         self.program.close(self.updates)
         missing = [i for i in range(len(self.loop_vars)) if i not in self.updates]
@@ -215,18 +227,22 @@ class Frame:
             self._until = stack.pop_all()
         return program.parameters
 
-    def __exit__(self, kind: Any, error: BaseException | None, *_: object) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, *_: object) -> bool:
         self.inside = False
         loop = self._loop
         self._until.close()
         del self._loop, self._until  # what the loop holds is to go with the loop
         try:
-            if kind is None:
+            if error is None:
                 loop._finish()
-            else:
-                loop.program.close({})
-                if meets_symbolic(error):
-                    raise no_tensor(error) from error
+                return False
+            takes_tensors = meets_symbolic(error)
+            if (takes_tensors or isinstance(error, StepnetError)) and loop._ends_before():
+                return True
+            loop.program.close({})
+            if takes_tensors:
+                raise no_tensor(error) from error
+            return False
         finally:
             follow(self._followed)
 
@@ -337,6 +353,17 @@ class Recording:
         program = loop.program
         values: dict[int, Any] = {**constants, **dict(enumerate(program.parameters))}
         values |= {-1 - number: array for number, array in enumerate(arrays)}
+        try:
+            self._record(program, values, arrays)
+        except StepnetError:
+            if not loop._ends_before():
+                raise
+            return loop
+        loop.updates = {at: program.template(resolve(new, values)) for at, new in self.updates.items()}
+        loop._finish()
+        return loop
+
+    def _record(self, program: Program, values: dict[int, Any], arrays: Sequence[TensorArray]) -> None:
         for op in self.ops:
             if isinstance(op, Call):
                 kwargs = resolve(op.kwargs, values) if op.kwargs else {}
@@ -359,9 +386,6 @@ class Recording:
                     op.do(values, arrays)
             else:
                 program.break_if(values[op.condition.place], op.line)
-        loop.updates = {at: program.template(resolve(new, values)) for at, new in self.updates.items()}
-        loop._finish()
-        return loop
 
 
 def check_kind(place: int, old: Tensor, new: Any, at: str) -> None:
