@@ -138,8 +138,9 @@ def _check_sizes(program: Program, form: ScanForm, end: int) -> None:
     """Refuse a loop that asks for the size of an array which it makes grow, by writes up to `end`."""
     written = {number for number, _ in form.outputs}
     for op in program.ops:
-        grows = isinstance(op, Count) and op.array in written and op.out not in form.ends
-        if grows and program.arrays[op.array].size() < end:
+        if not isinstance(op, Count) or op.array not in written or op.out in form.ends:
+            continue
+        if program.arrays[op.array].size() < end:
             raise rule("the size of an array that grows in the loop is used as a number", op)
 
 

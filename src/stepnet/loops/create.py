@@ -131,8 +131,8 @@ def _with_numbers(loop: WhileLoop, run: Callable[[WhileLoop], list[Tensor]]) -> 
         raise StepError(
             f"the while loop asks for a number that is not known here ({line})",
             got=" | ".join(filter(None, (str(error).splitlines()[0], loop.reason))),
-            remedy="torch.tensor(0, device='cpu') for what counts, a trace knows no number of torch.zeros; if "
-            "it is exported with its steps left open, a loop that is a scan",
+            remedy="torch.tensor(0, device='cpu') for what counts: a trace knows no number of torch.zeros; "
+            "a loop that is a scan, if it is exported with its steps left open",
         ) from error
 
 
