@@ -108,7 +108,7 @@ class WhileLoop:
             raise not_one_boolean(example, "")
         self.program.break_if(condition)
 
-    def update(self, variable: Symbolic, value: Any) -> None:
+    def update(self, variable: Any, value: Any) -> None:
         """Give a loop variable its value for the next step.
 
         Raises:
@@ -210,7 +210,7 @@ class Frame:
         self.inside = False
         self._entered = False
 
-    def __enter__(self) -> tuple[Symbolic, ...]:
+    def __enter__(self) -> tuple[Any, ...]:  # they stand for tensors wherever those are taken
         if self._entered:
             raise StepError(
                 "a frame is entered once, and this one was entered before",
