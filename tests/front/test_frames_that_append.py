@@ -10,6 +10,7 @@ import torch
 import stepnet
 from covering import few
 from stepnet import TensorArray, ops
+from stepnet.errors import StepError
 
 WRITES = {
     "write(v)": lambda array, s, v: array.write(v),
@@ -140,3 +141,24 @@ def test_a_counter_that_is_used_as_a_number_has_its_shape():
         for s, row in enumerate(x):
             rows.append(torch.tanh((rows[-1] if s else boot) @ w + row) * s)
         torch.testing.assert_close(states.stack(), torch.stack(rows))
+
+
+@pytest.mark.parametrize("start", [torch.tensor(0), torch.tensor([0])])
+@pytest.mark.parametrize("end", [torch.tensor(3), torch.tensor([3])])
+def test_torch_equal_of_two_shapes_is_never_true(start, end):
+    array = TensorArray(unstack_from=torch.ones(9, 2))
+    loop = stepnet.create_whileloop([start], max_steps=5)
+
+    def run():
+        with loop.frame() as (s,):
+            loop.break_if(torch.equal(s, end))
+            array.read(s)
+            loop.update(s, s + 1)
+
+    if start.shape == end.shape:
+        run()
+        assert loop.results[0] == 3
+        assert "raised" in loop.explain()
+    else:
+        with pytest.raises(StepError, match="did not end within"):
+            run()

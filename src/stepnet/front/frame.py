@@ -124,6 +124,7 @@ class WhileLoop:
                 "update: the first argument must be a loop variable of this loop",
                 got=repr(variable) if is_value else describe_leaf(variable),
                 expected=f"one of the names of `{_as_names(self.loop_vars)}`",
+                remedy="loop.update(step, step + 1): `step += 1` gives the name to another value",
             )
         if place in self.updates:
             raise StepError(
