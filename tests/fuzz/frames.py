@@ -171,6 +171,8 @@ class Program:
         self.counts = pick.choice([torch.int64, torch.int64, torch.int32, torch.uint8, torch.int8])
         self.way = pick.choice(["once", "once", "twice", "thread", "tape"])
         self.places: list[list[int]] = []  # that the loop by hand has written
+        self.at_end = [pick.random() < 0.3 for _ in range(self.n_out)]  # which are written at their end
+        self.shape = [1] if pick.random() < 0.2 else []  # of what counts
 
     def __str__(self) -> str:
         return "\n".join(f"  {name} = {value!r}" for name, value in vars(self).items())
@@ -198,6 +200,7 @@ class Program:
                 out.write(0, w * 3)
         start = n - 1 if self.by < 0 else self.first
         counters = [torch.tensor(start, dtype=self.counts), *([torch.tensor(7)] if self.clocks else [])]
+        counters = [counter.reshape(self.shape) for counter in counters]
 
         def body(given: Any, leave: Callable[[Any], None]) -> list[Any]:
             s, carried = given[0], list(given[len(counters) :])
@@ -224,10 +227,10 @@ class Program:
                 a, b = values[i], values[j] if self.scan else fit(values[j], values[i])
                 by_hand = name == "frame" and not frame
                 values.append(_inner_by_hand(a, w) if by_hand else STATEMENTS[name](a, b, s, w))
-            for out, place in zip(outs, self.writes, strict=True):
+            for out, place, at_end in zip(outs, self.writes, self.at_end, strict=True):
                 if self.twice:
                     out.write(s, values[0] * 0)
-                out.write(s, values[place])
+                out.write(*([] if at_end else [s]), values[place])
             new = [
                 values[place] if self.scan else fit(values[place], v) if keeps else values[place][:6]
                 for place, v, keeps in zip(self.updates, carried, self.keeps, strict=True)

@@ -127,6 +127,19 @@ step, total = while_loop(
 )
 assert_type(step, Tensor)
 
+
+def framed(x: Tensor, h: Tensor) -> Tensor:
+    """What a frame gives stands for tensors."""
+    steps, states = stepnet.TensorArray(unstack_from=x), stepnet.TensorArray()
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(~(s < steps.size()))
+        states.write(torch.tanh(states.read(s - 1, h) + steps.read(s)))
+        loop.update(s, s + 1)
+    assert_type(loop.results, tuple[Tensor, ...])
+    return states.stack()
+
+
 # A LoDTensor is one after an operator, a slice, a change of rows.
 assert_type(y + 1, LoDTensor)
 assert_type(2 * -y, LoDTensor)

@@ -496,6 +496,28 @@ def settings() -> tuple[Any, ...]:
     return torch.is_grad_enabled(), autocast_dtype("cpu"), torch.get_default_dtype()
 
 
+@contextlib.contextmanager
+def gradients_set(enabled: bool) -> Iterator[None]:
+    """Gradients on or off, of which no function mode is told: a trace would note it, and a program that sets
+    them around nothing is one that `torch.export.load` cannot read.
+
+    >>> with gradients_set(False):
+    ...     torch.is_grad_enabled()
+    False
+    """
+    before = torch.is_grad_enabled()
+    _set_unseen(enabled)
+    try:
+        yield
+    finally:
+        _set_unseen(before)
+
+
+def _set_unseen(enabled: bool) -> None:
+    with torch._C.DisableTorchFunction():
+        torch._C._set_grad_enabled(enabled)
+
+
 def draws_put_back() -> contextlib.AbstractContextManager[None]:
     """Put torch's own generators, those of GPUs in use too, back to where they are.
 

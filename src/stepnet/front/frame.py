@@ -14,16 +14,17 @@ from stepnet.data.array import TensorArray, written
 from stepnet.data.in_graph import follow, not_followed
 from stepnet.data.recording import RECORDER, InFrame, StandIn, inside
 from stepnet.data.tree import flatten
-from stepnet.errors import StepError
+from stepnet.errors import StepError, StepnetError
 from stepnet.watchers import during
 
 from .examples import meets_symbolic, no_tensor
+from .no_turns import ops_of_no_turn
 from .program import Program
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .recorded_mode import Recorded
 from .step import describe_leaf
 from .symbolic import OPEN, Symbolic, SymbolicNumber, called
-from .template import Shape, resolve
+from .template import Shape, ref, resolve
 
 Runner = Callable[["WhileLoop"], Sequence[Any]]
 
@@ -107,7 +108,7 @@ class WhileLoop:
             raise not_one_boolean(example, "")
         self.program.break_if(condition)
 
-    def update(self, variable: Symbolic, value: Any) -> None:
+    def update(self, variable: Any, value: Any) -> None:
         """Give a loop variable its value for the next step.
 
         Raises:
@@ -123,6 +124,7 @@ class WhileLoop:
                 "update: the first argument must be a loop variable of this loop",
                 got=repr(variable) if is_value else describe_leaf(variable),
                 expected=f"one of the names of `{_as_names(self.loop_vars)}`",
+                remedy="loop.update(step, step + 1): `step += 1` gives the name to another value",
             )
         if place in self.updates:
             raise StepError(
@@ -175,6 +177,17 @@ class WhileLoop:
                 f"{what} belongs inside the loop's frame", remedy="with loop.frame() as (step,): ..."
             )
 
+    def _ends_before(self) -> bool:
+        """Whether the loop ends in its first turn, before a line that cannot be recorded; then it is run."""
+        ops = ops_of_no_turn(self.program, self.loop_vars)
+        if ops is None:
+            return False
+        self.program.ops = ops
+        self.updates = {place: ref(place) for place in range(len(self.loop_vars))}
+        self._finish()
+        self.reason = "there are no steps"
+        return True
+
     def _finish(self) -> None:
         self.program.close(self.updates)
         missing = [i for i in range(len(self.loop_vars)) if i not in self.updates]
@@ -198,7 +211,7 @@ class Frame:
         self.inside = False
         self._entered = False
 
-    def __enter__(self) -> tuple[Symbolic, ...]:
+    def __enter__(self) -> tuple[Any, ...]:  # they stand for tensors wherever those are taken
         if self._entered:
             raise StepError(
                 "a frame is entered once, and this one was entered before",
@@ -215,18 +228,22 @@ class Frame:
             self._until = stack.pop_all()
         return program.parameters
 
-    def __exit__(self, kind: Any, error: BaseException | None, *_: object) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, *_: object) -> bool:
         self.inside = False
         loop = self._loop
         self._until.close()
         del self._loop, self._until  # what the loop holds is to go with the loop
         try:
-            if kind is None:
+            if error is None:
                 loop._finish()
-            else:
-                loop.program.close({})
-                if meets_symbolic(error):
-                    raise no_tensor(error) from error
+                return False
+            takes_tensors = meets_symbolic(error)
+            if (takes_tensors or isinstance(error, StepnetError)) and loop._ends_before():
+                return True
+            loop.program.close({})
+            if takes_tensors:
+                raise no_tensor(error) from error
+            return False
         finally:
             follow(self._followed)
 
@@ -337,6 +354,17 @@ class Recording:
         program = loop.program
         values: dict[int, Any] = {**constants, **dict(enumerate(program.parameters))}
         values |= {-1 - number: array for number, array in enumerate(arrays)}
+        try:
+            self._record(program, values, arrays)
+        except StepnetError:
+            if not loop._ends_before():
+                raise
+            return loop
+        loop.updates = {at: program.template(resolve(new, values)) for at, new in self.updates.items()}
+        loop._finish()
+        return loop
+
+    def _record(self, program: Program, values: dict[int, Any], arrays: Sequence[TensorArray]) -> None:
         for op in self.ops:
             if isinstance(op, Call):
                 kwargs = resolve(op.kwargs, values) if op.kwargs else {}
@@ -359,9 +387,6 @@ class Recording:
                     op.do(values, arrays)
             else:
                 program.break_if(values[op.condition.place], op.line)
-        loop.updates = {at: program.template(resolve(new, values)) for at, new in self.updates.items()}
-        loop._finish()
-        return loop
 
 
 def check_kind(place: int, old: Tensor, new: Any, at: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -32,11 +31,17 @@ class UnderModes:
         return getattr(self.function, "__name__", repr(self.function))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.ExitStack() as stack:
-            if self.gradients is not None:
-                stack.enter_context(torch.set_grad_enabled(self.gradients))
-            for device, enabled, dtype in self.casts:
-                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+        return self._under_casts(len(self.casts), args, kwargs)
+
+    def _under_casts(self, left: int, args: Any, kwargs: Any) -> Any:
+        """One `with` for each mode: Dynamo, which follows this into an exported step, knows no ExitStack."""
+        if left:
+            device, enabled, dtype = self.casts[left - 1]
+            with torch.autocast(device, dtype=dtype, enabled=enabled):
+                return self._under_casts(left - 1, args, kwargs)
+        if self.gradients is None:
+            return self.function(*args, **kwargs)
+        with torch.set_grad_enabled(self.gradients):
             return self.function(*args, **kwargs)
 
 

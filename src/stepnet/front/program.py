@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.array import TensorArray, contents_of
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import unrecorded
+from stepnet.data.modes import gradients_set, unrecorded
 from stepnet.data.recording import RECORDER, UNKNOWN, StandIn
 from stepnet.data.tree import Spec, flatten, leaves, map_leaves, unflatten
 from stepnet.errors import ArrayError, StepError, StepnetError
@@ -299,7 +299,7 @@ class Program:
         """What a function gives for values without data."""
         sizes = any(type(v) in (int, float) for v in given)  # given to what makes tensors, perhaps
         where = torch.device("meta") if sizes else contextlib.nullcontext()
-        with torch.no_grad(), where, during(RECORDER, None):
+        with gradients_set(False), where, during(RECORDER, None):
             return named(function(*self._example_of(args), **on_meta(self._example_of(kwargs))))
 
     def _told(
@@ -320,7 +320,7 @@ class Program:
         for place, example in enumerate(self.examples):
             bare = self._bare(self.constants[place]) if place in self.constants else example
             values[place] = UNKNOWN if bare is None else bare
-        with during(OPEN, None), during(RECORDER, None), torch.no_grad():
+        with during(OPEN, None), during(RECORDER, None), gradients_set(False):
             return like(*resolve(args, values), **resolve(kwargs, values))
 
     def is_open(self, size: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from stepnet.data.in_graph import is_exporting
+from stepnet.data.modes import gradients_set
 from stepnet.data.recording import RECORDER
 from stepnet.data.tree import leaves
 from stepnet.errors import StepError
@@ -31,7 +34,7 @@ class Recorded(TorchFunctionMode):
     def __init__(self, program: Program) -> None:
         super().__init__()
         self._program = program
-        program.with_gradient = torch.is_grad_enabled()
+        program.with_gradient = self._around = torch.is_grad_enabled()
         self._made: dict[Any, Tensor] = {}  # by their memory, which stays theirs while they are held
 
     def __torch_function__(
@@ -43,6 +46,8 @@ class Recorded(TorchFunctionMode):
         first = next(leaves((args, kwargs), Symbolic), None)
         if first is not None:
             return at_home(first).call(func, args, kwargs)
+        if name == "_set_grad_enabled":
+            return self._set_gradients(func, *args)
         if RECORDER.get() is None:  # an example is tried
             return func(*args, **kwargs)
         changed = args[:1] if in_place(func, name) and name not in _TWICE_AS_ONCE else kwargs.get("out")
@@ -52,14 +57,27 @@ class Recorded(TorchFunctionMode):
                 got=user_line().short,
                 remedy="make it a loop variable, or change it before the frame",
             )
-        result = func(*args, **kwargs)
-        if name == "_set_grad_enabled":
-            self._program.with_gradient = torch.is_grad_enabled()
+        result = self._once(func, args, kwargs)
         made = {_memory(leaf): leaf for leaf in leaves(result, Tensor)}
         if made:
             given = {_memory(leaf) for leaf in leaves((args, kwargs), Tensor)}
             self._made.update((at, leaf) for at, leaf in made.items() if at not in given)
         return result
+
+    def _set_gradients(self, func: Callable[..., Any], enabled: bool) -> None:
+        """For the lines that are recorded, of which a program that torch exports is not told: of a block that
+        is empty for it, `torch.export.load` makes no program."""
+        with torch._C.DisableTorchFunction() if is_exporting() else contextlib.nullcontext():
+            func(enabled)
+        if RECORDER.get() is not None:
+            self._program.with_gradient = torch.is_grad_enabled()
+
+    def _once(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A call that is no part of the loop; an exported program is told whether its gradients are off."""
+        if torch.is_grad_enabled() is self._around or not is_exporting():
+            return func(*args, **kwargs)
+        with gradients_set(self._around), torch.no_grad() if self._around else torch.enable_grad():
+            return func(*args, **kwargs)
 
 
 def _memory(tensor: Tensor) -> Any:

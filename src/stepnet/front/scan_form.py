@@ -14,7 +14,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.errors import Unsupported
 
 from .program import Program
-from .recorded import Break, Call, Count, Op, Read, Write
+from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .recorded_step import StepForm, interned
 from .template import Literal, Ref, places, renamed
 
@@ -45,6 +45,8 @@ class ScanForm:
         carried: the other loop variables; they are the first states.
         states: reads of what was written at the step before; the states after them.
         outputs: arrays that are written, each with its place among the step's results, or the constant.
+        at_end: arrays that are written or read by their size, which is to be the counter before the loop.
+        ends: the places of those sizes.
     """
 
     step: StepForm
@@ -57,6 +59,8 @@ class ScanForm:
     carried: list[int]
     states: list[Read]
     outputs: list[tuple[int, int | Ref]]
+    at_end: frozenset[int]
+    ends: frozenset[int]
     counted: bool = False
     row_like: dict[Any, set[Any]] = field(default_factory=dict)  # sizes, and steps, of rows seen to be alike
     as_row: set[Any] = field(default_factory=set)  # sizes with which it ran as one row, and not as it is
@@ -90,6 +94,7 @@ class _Raising:
         self.offsets: dict[int, int] = {}  # place of a value -> what it adds to the counter
         self.control: set[int] = set()  # ids of calls that only count or compare
         self.numbers: set[int] = set()  # places of what those give
+        self.ends = _ends(program, updates)
 
     def form(self) -> ScanForm:
         program = self.program
@@ -119,7 +124,7 @@ class _Raising:
         outputs = [(array, v if v.place in program.constants else y.index(v)) for array, v in written.items()]
         return ScanForm(
             interned(step), self.counter, self.by, bound, beyond, base, inputs, carried, states, outputs,
-            bool(numbers),
+            frozenset(self.ends.values()), frozenset(self.ends), bool(numbers),
         )  # fmt: skip
 
     def _writes(self) -> tuple[dict[int, Write], int]:
@@ -224,12 +229,17 @@ class _Raising:
             name = _OPPOSITE[name]
         if isinstance(right, Ref) and not self._is_fixed(right.place):
             raise unlike
+        if getattr(tests[-1].function, "__name__", "") == "equal" and not self._of_one_shape(left, right):
+            raise unlike  # as it never ends: torch.equal of two shapes is False
         boot = program.examples[self.counter]
-        one = isinstance(boot, Tensor) and not boot.dim() and _whole(boot)
+        one = isinstance(boot, Tensor) and boot.numel() == 1 and _whole(boot)
         if not (one and self._whole_bound(right)):
             raise rule("the counter or its bound is not one integer", end)
         if self.by not in _ENDS:
             raise rule("the counter is not updated by step + 1 or step - 1")
+        if self.by < 0:  # while arrays grow
+            self.ends = {}
+            self._find_offsets(made_by)
         if name not in _ENDS[self.by]:
             raise unlike
         self.control.update(id(op) for op in tests)
@@ -258,6 +268,10 @@ class _Raising:
             return True
         return place >= 0 and isinstance(self.program.examples[place], (int, torch.SymInt))
 
+    def _of_one_shape(self, *templates: Any) -> bool:
+        shapes = {getattr(ScanForm.example(self.program, template), "shape", None) for template in templates}
+        return len(shapes) == 1
+
     def _whole_bound(self, bound: Any) -> bool:
         value = bound.value if isinstance(bound, Literal) else bound
         if isinstance(bound, Ref):
@@ -267,8 +281,8 @@ class _Raising:
         return type(value) is int or (isinstance(value, Tensor) and value.numel() == 1 and _whole(value))
 
     def _find_offsets(self, made_by: dict[int, Call]) -> None:
-        self.offsets = _offsets(made_by.values(), self.counter)
-        self.control = {id(made_by[out]) for out in self.offsets if out != self.counter}
+        self.offsets = _offsets(made_by.values(), self.counter, *self.ends)
+        self.control = {id(made_by[out]) for out in self.offsets if out in made_by}
 
     def _offset(self, index: Any) -> int | None:
         """What an index adds to the counter; None for another."""
@@ -294,8 +308,34 @@ def offsets_from(program: Program, variable: int) -> dict[int, int]:
     return _offsets([op for op in program.ops if isinstance(op, Call)], variable)
 
 
-def _offsets(calls: Iterable[Call], variable: int) -> dict[int, int]:
-    found = {variable: 0}
+def _ends(program: Program, updates: dict[int, Any]) -> dict[int, int]:
+    """The sizes of arrays, by their places, that the loop only writes or reads at, such as those of
+    `array.write(value)`: where one value is written in each step, that size counts as the step does."""
+    first: dict[int, int] = {}  # where an array is written
+    for at, op in enumerate(program.ops):
+        if isinstance(op, Write):
+            first.setdefault(op.array, at)
+    calls = [op for op in program.ops if isinstance(op, Call)]
+    sizes = [(at, op) for at, op in enumerate(program.ops) if isinstance(op, Count)]
+    ends = {op.out: op.array for at, op in sizes if at < first.get(op.array, 0)}
+    derived = _offsets(calls, *ends)
+    used: list[Any] = [*updates.values()]
+    for op in program.ops:
+        if isinstance(op, Call) and op.out not in derived:
+            used.append((op.args, op.kwargs))
+        elif isinstance(op, Write):
+            used.append(op.value)
+        elif isinstance(op, Read):
+            used.append(op.default)
+        elif isinstance(op, (Break, Guard)):
+            used.append(op.condition if isinstance(op, Break) else op.of)
+    if not derived.keys().isdisjoint(places(tuple(used))):
+        return {}
+    return ends
+
+
+def _offsets(calls: Iterable[Call], *variables: int) -> dict[int, int]:
+    found = dict.fromkeys(variables, 0)
     for op in calls:
         if op.kwargs or len(op.args) != 2:
             continue

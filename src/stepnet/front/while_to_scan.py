@@ -100,6 +100,8 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
     """A form with the values of one loop."""
     program, boot = loop.program, loop.loop_vars[form.counter]
     start, steps = _range(loop, form)
+    if any(program.arrays[number].size() != start for number in form.at_end):
+        raise rule("an array is written or read at its end, which is not at the step")
     low = start if form.by > 0 else start - steps + 1
     _check_sizes(program, form, low + form.base + steps)
     x = [_column(loop, op, low + offset, steps) for op, offset in form.inputs]
@@ -108,6 +110,8 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
         if like is not None and (like.shape, like.dtype) != (column.shape[1:], column.dtype):
             raise rule("the values of an array differ in shape or dtype", op)
     if form.counted:
+        if boot.dim():
+            raise rule("a counter that is used as a number is no scalar")
         x.append(torch.arange(low, low + steps, dtype=boot.dtype, device=boot.device))
     state = _first_state(loop, form, start)
     body = RecordedStep(form.step, [program.constants[place] for place in form.step.constants])
@@ -134,7 +138,9 @@ def _check_sizes(program: Program, form: ScanForm, end: int) -> None:
     """Refuse a loop that asks for the size of an array which it makes grow, by writes up to `end`."""
     written = {number for number, _ in form.outputs}
     for op in program.ops:
-        if isinstance(op, Count) and op.array in written and program.arrays[op.array].size() < end:
+        if not isinstance(op, Count) or op.array not in written or op.out in form.ends:
+            continue
+        if program.arrays[op.array].size() < end:
             raise rule("the size of an array that grows in the loop is used as a number", op)
 
 

@@ -21,6 +21,8 @@ from stepnet.executors.registry import tried
 from stepnet.executors.setting import get_backend
 from stepnet.executors.torch_ops.executor import TORCH_OPS
 from stepnet.front.frame import WhileLoop
+from stepnet.front.meta import asks_for_data
+from stepnet.front.recorded import Break
 from stepnet.front.recorded_step import RecordedStep
 from stepnet.front.scan_form import rule
 from stepnet.front.symbolic import OPEN
@@ -98,6 +100,10 @@ def run_now(loop: WhileLoop) -> list[Tensor]:
     saving = instead()
     if saving is not None:
         return _saved(loop, saving)
+    return _with_numbers(loop, _run_any)
+
+
+def _run_any(loop: WhileLoop) -> list[Tensor]:
     try:
         return _run_raised(loop)
     except Unsupported as refusal:
@@ -108,6 +114,29 @@ def run_now(loop: WhileLoop) -> list[Tensor]:
             dtype = next((v.dtype for v in tensors if v.is_floating_point()), torch.float32)
             watch(RecordedStep.name, steps=None, dtype=dtype, refusal=refusal)
         return run_recorded(loop)
+
+
+def _with_numbers(loop: WhileLoop, run: Callable[[WhileLoop], list[Tensor]]) -> list[Tensor]:
+    """Run a loop.
+
+    Raises:
+        StepError: it asks for a number that tensors do not have here: they have no data, or are traced.
+    """
+    try:
+        return run(loop)
+    except RuntimeError as error:
+        if not (asks_for_data(error) or any(text in str(error) for text in _TRACED)):
+            raise
+        line = next(op.line for op in loop.program.ops if isinstance(op, Break))
+        raise StepError(
+            f"the while loop asks for a number that is not known here ({line})",
+            got=" | ".join(filter(None, (str(error).splitlines()[0], loop.reason))),
+            remedy="torch.tensor(0, device='cpu') for what counts: a trace knows no number of torch.zeros; "
+            "a loop that is a scan, if it is exported with its steps left open",
+        ) from error
+
+
+_TRACED = ("data-dependent", "_local_scalar_dense")
 
 
 def _run_raised(loop: WhileLoop) -> list[Tensor]:
