@@ -20,6 +20,7 @@ from stepnet.ir.plan import LoopPlan, Plan
 from .passes.column_products import without_idle_columns
 from .passes.fission import fission
 from .passes.if_conversion import BothWays, asks_of_all
+from .passes.joined_rows import without_joined_rows
 from .passes.mask_guards import are_guards, found_idle
 from .passes.matrix_vector_products import narrow
 from .passes.padded_sums import join_paddings
@@ -249,7 +250,7 @@ def _plan(
     first, second = halves.forward, halves.backward
     if fuse:
         first = narrow(first)
-        second = None if second is None else without_idle_columns(narrow(second))
+        second = None if second is None else without_joined_rows(without_idle_columns(narrow(second)))
     forward = fission(first, halves.forward_carries, tuple(dict.fromkeys((*y, *direct))), fuse=fuse)
     backward: LoopPlan | None = None
     again: LoopPlan | None = None
