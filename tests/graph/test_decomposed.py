@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, export
+from torch.export import Dim, default_decompositions, export
 
 from stepnet import recurrent
 from stepnet.errors import StepError
@@ -46,8 +46,9 @@ def _written_to(self: Any, x: Tensor, h: Tensor) -> Any:
 
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
+@pytest.mark.parametrize("others", [dict, default_decompositions])
 @pytest.mark.parametrize("step", [_undifferentiated, _written_to])
-def test_gradients_of_what_is_decomposed(step: Any) -> None:
+def test_gradients_of_what_is_decomposed(step: Any, others: Any) -> None:
     """As the model's, of no steps and of whatever needs one; those of gradients are torch's error."""
     model = Recurred(step).double()
     program = export(
@@ -55,7 +56,7 @@ def test_gradients_of_what_is_decomposed(step: Any) -> None:
         (torch.randn(4, 3, 3).double(), torch.randn(3, 4).double()),
         dynamic_shapes=({0: ANY, 1: ANY}, {0: ANY}),
     )
-    module = program.run_decompositions(decompositions()).module()
+    module = program.run_decompositions({**others(), **decompositions()}).module()
     for steps, of_x, of_h in itertools.product((5, 1, 0), (False, True), (False, True)):
         if not steps and not of_h:
             continue  # no gradient anywhere

@@ -25,6 +25,7 @@ from .passes.matrix_vector_products import narrow
 from .passes.padded_sums import join_paddings
 from .passes.per_sequence import per_sequence
 from .passes.precision import holds_rounded, widened
+from .passes.products_of_joined_rows import without_joined_rows
 from .passes.reassociate import reassociate
 from .passes.rerun_for_backward import known_results
 from .passes.rowwise_probe import ROWS, check_opaque
@@ -249,7 +250,7 @@ def _plan(
     first, second = halves.forward, halves.backward
     if fuse:
         first = narrow(first)
-        second = None if second is None else without_idle_columns(narrow(second))
+        second = None if second is None else without_joined_rows(without_idle_columns(narrow(second)))
     forward = fission(first, halves.forward_carries, tuple(dict.fromkeys((*y, *direct))), fuse=fuse)
     backward: LoopPlan | None = None
     again: LoopPlan | None = None

@@ -35,6 +35,7 @@ from stepnet.front.static import Padded
 from stepnet.front.step import TorchCell
 
 from . import autograd_grad, calls, grad_modes
+from .checkpoints import is_checkpoint, without_checkpoint
 from .flow import Rounding, Way
 from .functions import put_together
 from .guards import forget_ours
@@ -463,6 +464,9 @@ class _Lowered:
                 forth, back = (getattr(subgraph, str(body.target)) for body in n.args[:2])
                 applied = put_together(forth, back, n.kwargs)
                 known[n] = graph.call_function(applied, tuple(fx.map_arg(n.args[2:], known.__getitem__)))
+            elif modes is not None and is_checkpoint(n.target):
+                body = without_checkpoint(getattr(subgraph, str(n.args[0].target)))
+                known[n] = graph.call_function(body, tuple(fx.map_arg(n.args[1:], known.__getitem__)))
             elif n.target is torch.ops.aten.sym_size.int:
                 known[n] = graph.call_method("size", (known[n.args[0]], n.args[1]))
             elif n is not rows and not _is_size_check(n):

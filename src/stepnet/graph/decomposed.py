@@ -23,10 +23,21 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
 
     The program can be trained. A gradient that is to be differentiated again is an error of torch.
 
-    >>> [*decompositions()]
-    [<OpOverload(op='stepnet.run', overload='default')>, <OpOverload(op='aten.copy', overload='default')>]
+    >>> [*decompositions()]  # doctest: +NORMALIZE_WHITESPACE
+    [<OpOverload(op='stepnet.run', overload='default')>, <OpOverload(op='aten.copy', overload='default')>,
+     <OpOverload(op='aten.detach', overload='default')>]
     """
-    return {torch.ops.stepnet.run.default: _decomposed, torch.ops.aten.copy.default: _copied}
+    aten = torch.ops.aten
+    return {
+        torch.ops.stepnet.run.default: _decomposed,
+        aten.copy.default: _copied,
+        aten.detach.default: _stays,
+    }
+
+
+def _stays(*_: Any) -> Any:
+    """What torch's own decompositions leave out, and with it that no gradient passes there."""
+    return NotImplemented
 
 
 def _copied(into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:

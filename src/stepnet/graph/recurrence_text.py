@@ -12,6 +12,7 @@ import itertools
 import json
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from inspect import isfunction
 from keyword import iskeyword
 from typing import Any
 
@@ -247,6 +248,8 @@ def _call(recurrence: Recurrence, graph: fx.GraphModule, node: fx.Node, places: 
         return None
     if node.op == "get_attr":
         constant = getattr(graph, str(node.target))
+        if not isinstance(constant, Tensor):  # the body of torch.cond, of a loop of torch's, of an autocast
+            raise refusal(recurrence, f"it calls {next(iter(node.users)).target} with a part of the step")
         return {"constant": constant.tolist(), "dtype": _name(constant.dtype)}
     target: Any = node.target
     if isinstance(target, torch._ops.OpOverload) and _is_known(str(target)):
@@ -256,7 +259,8 @@ def _call(recurrence: Recurrence, graph: fx.GraphModule, node: fx.Node, places: 
     elif getattr(operator, getattr(target, "__name__", ""), None) is target and target.__name__ in _NUMBERS:
         name = f"operator.{target.__name__}"
     else:
-        raise refusal(recurrence, f"it calls {target}")
+        called = f"{target.__module__}.{target.__name__}" if isfunction(target) else target
+        raise refusal(recurrence, f"it calls {called}")
     return {"call": name, "args": plain(node.args), "named": {k: plain(v) for k, v in node.kwargs.items()}}
 
 
