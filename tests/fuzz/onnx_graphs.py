@@ -306,9 +306,9 @@ def listed(g: Graph, form: str) -> str:
     way = g.pick.choice(["at", "joined", "parts"]) if form == "steps" else "at"
     if way == "parts":
         parts = g.one("SplitToSequence", g.any("steps"), axis=0, keepdims=1)
-        parts = g.one(
-            "SequenceErase", g.one("SequenceInsert", parts, g.any("steps")), g.file.constant(-1, "int64")
-        )
+        at = g.file.constant(g.pick.choice([0, 1, -1, -2]), "int64")
+        step = g.one("SequenceAt", parts, at)
+        parts = g.one("SequenceInsert", g.one("SequenceErase", parts, at), g.one("Neg", step))
         return g.one("ConcatFromSequence", parts, axis=0)
     many = g.one("SequenceConstruct", *(g.any(form) for _ in range(3)))
     if way == "joined":

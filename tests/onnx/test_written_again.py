@@ -156,17 +156,6 @@ GRAPHS = {
 }  # fmt: skip
 
 
-def test_a_sequence_of_the_steps_is_not_written_as_that_of_the_example(tmp_path):
-    text = """<ir_version: 9, opset_import: ["": 18]> g (float[T,B,4] x) => (float[N,M,K] y)
-        { q = SplitToSequence<axis = 0>(x)  r = SequenceErase(q)  y = ConcatFromSequence<axis = 0>(r) }"""
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
-    model, x = stepnet.onnx.load(tmp_path / "m.onnx"), torch.randn(3, 2, 4)
-    with pytest.raises(IRError, match=r"node 0 .*splits along a dimension that stays open.*\n.*any number"):
-        stepnet.onnx.save(model, tmp_path / "n.onnx", x)
-    stepnet.onnx.save(model, tmp_path / "n.onnx", x, dynamic={"x": [1]})
-    assert stepnet.onnx.load(tmp_path / "n.onnx").inputs[0].shape == (3, -1, 4)
-
-
 LOOPED = "a cell of what a loop joins as it is"
 LIKE_OTHERS = {
     "the last two", "backwards from behind the end", "a range over the steps", "half of the steps",

@@ -15,11 +15,27 @@ from .graph import Value
 from .trace import sizes_of
 
 
+def _as_asked(b: AtenNet, node: Any) -> list[Any]:
+    """The shape of a traced tensor; of a view, with the sizes that it was asked for: torch may say
+    `n // (n // 2)` in the place of 2."""
+    shape, asked, first = b.shape(node), [], 0
+    if str(node.target) in _VIEWS:
+        *axis, asked = node.args[1:]
+        first = axis[0] % len(b.shape(node.args[0])) if axis else 0
+    for d, size in enumerate(asked, first):
+        if isinstance(size, int) and size >= 0 and isinstance(shape[d], torch.SymInt):
+            shape[d] = size
+    return shape
+
+
+_VIEWS = {"aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.unflatten.int"}
+
+
 @rule(
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"
 )
 def _reshape(b: AtenNet, x: Any, *_: Any, **__: Any) -> Value:
-    return b.reshape(x, b.shape())
+    return b.reshape(x, _as_asked(b, b.node))
 
 
 @rule("permute")
@@ -79,6 +95,8 @@ def _slice(b: AtenNet, x: Any, dim: int = 0, start: Any = None, end: Any = None,
 def _narrow(b: AtenNet, x: Any, dim: int, start: Any, length: Any) -> Any:
     if isinstance(start, int) and start < 0:
         return NotImplemented
+    if start == 0 and isinstance(length, int) and _as_asked(b, x)[dim] == length:
+        return b.out(x)  # where a view has the sizes that it was asked for
     value, axis = b.out(x), b.axis(x, dim)
     if isinstance(start, int) and isinstance(length, int):
         return b.emit.slice(value, axis, start, start + length)

@@ -32,7 +32,7 @@ from .batched_scan import BatchedScan
 from .branches import branches_alone, reading
 from .counted_loops import CountedLoop
 from .graph import SEEN, Graph, Step
-from .info import Info, Misfit, Run, body_of, dtype_of, one_value, op
+from .info import Info, Misfit, Run, body_of, dtype_of, given, one_value, op
 from .tables import origin
 
 
@@ -86,6 +86,14 @@ class LoopRunner:
         self, trips: Any, going: Any, state: Sequence[Any], around: Mapping[Any, Any]
     ) -> Sequence[Any]:
         """The loop by its condition, for what writes the model."""
+        for k, value in enumerate(state):
+            if isinstance(value, list):
+                name = self.body.inputs[2 + k].name
+                raise Misfit(
+                    f"carries a sequence, '{name}', and does more with it than to add",
+                    given([value]),
+                    "tensors, or a sequence that begins empty, is added to, and is joined behind the loop",
+                )
 
         def goes_on(step: Tensor, goes: Tensor) -> Tensor:
             return goes if trips is None else goes & (step < trips.reshape(()))

@@ -45,6 +45,16 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0
 
 
+def _listed(value: Any) -> list[Any]:
+    """The elements of a sequence, be it a table of them."""
+    if isinstance(value, Parts):
+        _check_count(value.count)
+    elif _is_table(value):
+        _check_count(value.shape[0])
+        return list(value.unbind(0))
+    return _list(value)
+
+
 def _check_sequence(node: Info) -> None:
     """Refuse what the file declares to be a tensor."""
     value = node.node.inputs[0]
@@ -113,12 +123,47 @@ def _length(node: Info) -> Run:
     return length
 
 
+def _in_table(node: Info, index: int) -> Callable[..., Tensor]:
+    """A function from the inputs of a call to a place in a table of so many rows, counted from the front."""
+    place, number = _place(node, index), node.number(index)
+
+    def at(inputs: Sequence[Any], rows: Any, default: Any, new: int = 0) -> Tensor:
+        if not _is_open(rows):
+            where = place(inputs, rows, default, new)
+            return torch.tensor(where if where >= 0 else where + rows)
+        if number(inputs) is None:
+            return torch.scalar_tensor(default, dtype=torch.int64)
+        where = plain(inputs[index]).reshape(()).long()
+        return torch.where(where < 0, where + rows, where)
+
+    return at
+
+
+def _as_read(node: Info) -> Callable[[Tensor], Any]:
+    """A table of elements as what reads the sequence takes it."""
+    if is_table(node.node.outputs[0]):
+        return lambda rows: rows
+
+    def listed(rows: Tensor) -> list[Tensor]:
+        _check_count(rows.shape[0])
+        return list(rows.unbind(0))
+
+    return listed
+
+
 @op("SequenceInsert", inputs=(2, 3))
 def _insert(node: Info) -> Run:
-    place = _place(node, 2)
+    place, in_table, as_read = _place(node, 2), _in_table(node, 2), _as_read(node)
 
     def insert(*inputs: Any) -> Any:
-        new = list(_list(inputs[0]))
+        xs, new = inputs[0], inputs[1]
+        if _is_table(xs) and [*map(str, plain(new).shape)] == [*map(str, xs.shape[1:])]:
+            row, count = plain(new), xs.shape[0]
+            same_types([xs, row])
+            at, places = in_table(inputs, count, count, new=1), torch.arange(count + 1, device=xs.device)
+            order = torch.where(places == at, count, places - (places > at).long())
+            return as_read(torch.cat([xs, row.unsqueeze(0)]).index_select(0, order))
+        new = list(_listed(xs))
         new.insert(place(inputs, len(new), default=len(new), new=1), inputs[1])
         return new
 
@@ -127,10 +172,15 @@ def _insert(node: Info) -> Run:
 
 @op("SequenceErase", inputs=(1, 2))
 def _erase(node: Info) -> Run:
-    place = _place(node, 1)
+    place, in_table, as_read = _place(node, 1), _in_table(node, 1), _as_read(node)
 
     def erase(*inputs: Any) -> Any:
-        new = list(_list(inputs[0]))
+        xs = inputs[0]
+        if _is_table(xs):
+            last = xs.shape[0] - 1
+            at, places = in_table(inputs, xs.shape[0], last), torch.arange(last, device=xs.device)
+            return as_read(xs.index_select(0, places + (places >= at).long()))
+        new = list(_listed(xs))
         del new[place(inputs, len(new))]
         return new
 
@@ -140,7 +190,7 @@ def _erase(node: Info) -> Run:
 @op("SplitToSequence", inputs=(1, 2))
 def _split(node: Info) -> Run:
     axis, keep, sizes = node.get("axis", 0), node.get("keepdims", 1), node.numbers(1)
-    table = is_table(node.node.outputs[0])
+    table, as_read = is_table(node.node.outputs[0]), _as_read(node)
 
     def split(*inputs: Any) -> Any:
         x, wanted = inputs[0], sizes(inputs)
@@ -148,9 +198,7 @@ def _split(node: Info) -> Run:
         if wanted is None or alone:  # without keepdims, too: so torch writes it, ONNX Runtime has it
             rows = x.movedim(axis, 0)
             rows = rows.unsqueeze(axis_in(axis, x.dim()) + 1) if keep else rows
-            if not table:
-                _check_count(rows.shape[0])
-            return rows if table else list(rows.unbind(0))
+            return as_read(rows)
         if by_data([wanted] if not isinstance(wanted, list) else wanted):
             raise Misfit(
                 "the parts of a split that numbers of an input decide are in no file that is saved",

@@ -1,13 +1,17 @@
-"""Sequences whose elements are rows of one tensor: of what is split, and of what each step of a Loop adds.
+"""Sequences whose elements are rows of one tensor: of what is split, of that with some taken out or put in,
+and of what each step of a Loop adds.
 
 ys = []; for t: ys.append(h); torch.stack(ys)     ->     the Loop gives h of each step
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
-_READERS = ("ConcatFromSequence", "SequenceAt", "SequenceLength")  # which take a tensor for its rows
+# which take a tensor for its rows
+_READERS = ("ConcatFromSequence", "SequenceAt", "SequenceLength", "SequenceErase", "SequenceInsert")
 
 
 def is_table(value: ir.Value) -> bool:
@@ -53,14 +57,27 @@ def _added(loop: ir.Node, body: ir.Graph, k: int) -> ir.Value | None:
     added, sequence = insert.inputs[1], loop.outputs[k]
     if added is None or not is_table(sequence):
         return None
-    return added if any(_of_one_shape(use.node, added) for use in sequence.uses()) else None
+    declared = kept, after, sequence
+    return added if any(_of_one_shape(use.node, added, declared) for use in sequence.uses()) else None
 
 
-def _of_one_shape(reader: ir.Node, element: ir.Value) -> bool:
-    """Whether a node takes elements of one shape alone: it stacks them, or joins them by an axis of one."""
+def _is_known(value: ir.Value, axis: int) -> bool:
+    """Whether the file says how long an axis is of a tensor, or of the elements of a sequence."""
+    shape = () if value.shape is None else value.shape
+    return -len(shape) <= axis < len(shape) and isinstance(shape[axis], int)
+
+
+def _of_one_shape(reader: ir.Node, element: ir.Value, sequences: Sequence[ir.Value]) -> bool:
+    """Whether a node takes elements of one shape alone: it stacks them, or joins them by an axis of one, or
+    of which the file says how long it is."""
+    if reader.op_type in ("SequenceErase", "SequenceInsert"):
+        return any(_of_one_shape(use.node, element, sequences) for use in reader.outputs[0].uses())
     if reader.op_type != "ConcatFromSequence":
         return False
     if reader.attributes.get_int("new_axis", 0):
+        return True
+    axis = reader.attributes.get_int("axis", 0)
+    if any(_is_known(value, axis) for value in (element, *sequences)):
         return True
     maker = element.producer()
     if maker is None or maker.op_type != "Unsqueeze":
@@ -70,7 +87,7 @@ def _of_one_shape(reader: ir.Node, element: ir.Value) -> bool:
         fed = maker.inputs[1].is_graph_input()  # a call may give another
         known = None if fed else ir.convenience.get_const_tensor(maker.inputs[1])
         axes = None if known is None else known.numpy().reshape(-1).tolist()
-    return axes is not None and reader.attributes.get_int("axis", 0) in axes
+    return axes is not None and axis in axes
 
 
 def _joined(loop: ir.Node, body: ir.Graph, k: int, added: ir.Value) -> ir.Node:
