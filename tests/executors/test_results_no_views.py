@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 import stepnet
 from outcomes import tensors
@@ -111,3 +112,36 @@ def test_states_of_modules_are_no_views(kind: str, bidirectional: bool) -> None:
     module = getattr(stepnet.nn, kind)(3, 5, bidirectional=bidirectional)
     for _ in range(6):
         assert not any(t._is_view() for t in tensors(module(torch.randn(4, 2, 3))))
+
+
+@pytest.mark.parametrize("backend", ["eager", "c"])
+@pytest.mark.parametrize("step", [plain, apart, ignores_x])
+def test_results_of_a_reentrant_checkpoint_may_be_written_to(step: Any, backend: Backend) -> None:
+    def run(x: Tensor, h: Tensor) -> Any:
+        (y, last) = stepnet.recurrent(step, x, h, backend=backend)
+        return (*y, last) if isinstance(y, tuple) else (y, last)
+
+    for _ in range(6):
+        for found in checkpoint(run, numbers(4, 2, 3), numbers(2, 3), use_reentrant=True):
+            found.mul_(2)
+
+
+def squares(x: Tensor, h: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    new = torch.tanh(x @ WEIGHT + h)
+    return (new, new), new  # one table for all, which the gradient reads
+
+
+@pytest.mark.parametrize("backend", ["eager", "c"])
+def test_what_is_written_to_a_result_does_not_reach_gradients(backend: Backend) -> None:
+    def gradient(backend: Backend, write: bool) -> Tensor:
+        x, h = numbers(4, 2, 3), numbers(2, 3)
+        (first, second), _ = stepnet.recurrent(squares, x, h, backend=backend)
+        if write:
+            with torch.no_grad():
+                first.zero_()
+                second.zero_()
+        (got,) = torch.autograd.grad((first.sum(), second.sum()), [x])
+        return got
+
+    for _ in range(6):
+        torch.testing.assert_close(gradient(backend, True), gradient("naive", False))

@@ -66,7 +66,7 @@ def _of_pairs(plain: Callable[..., Any], of_pairs: Sequence[bool]) -> Callable[.
 
 def _as_complex(pairs: Tensor) -> Tensor:
     found = torch.view_as_complex(pairs)
-    return found.clone() if found.requires_grad else no_view(found)
+    return found.clone() if found.requires_grad else found.data
 
 
 def _as_pairs(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -119,23 +119,18 @@ def _reached(ready: Ready, layout: Layout, tensors: Sequence[Tensor]) -> Sequenc
     return [t.detach() if k in cut else t for k, t in enumerate(tensors)] if cut else tensors
 
 
-def _as_steps(call: Call, out: list[Tensor], kept: Sequence[Tensor] = ()) -> None:
-    """Give y its shape with a dimension of steps: as it is, or where others see it as rows, beside it."""
+def _as_steps(call: Call, out: list[Tensor], kept: Sequence[Tensor] | None = None) -> None:
+    """Give y its shape with a dimension of steps: as it is, or where others see it as rows, beside it.
+    `kept`: what the node of this run keeps; None where nothing is recorded."""
     if not call.steps:
         return
     for k in range(len(call.ready.plan.y)):
         rows = out[k]
         shape = *call.steps, *rows.shape[1:]
-        if call.ready.owned and not any(rows is other for other in kept):
+        if call.ready.owned and not any(rows is other for other in kept or ()):
             rows.resize_(shape)
-        else:
-            out[k] = no_view(rows.reshape(shape))
-
-
-def no_view(table: Tensor) -> Tensor:
-    """The same memory, not a view to autograd: torch loses hooks of a view that is written to, and a reentrant
-    checkpoint gives none that may be. Only where nothing is recorded; in a Function's forward, too."""
-    return table.detach() if is_recorded() else table.data
+        else:  # no view: torch loses hooks of one that is written to. The node hears of what is written
+            out[k] = rows.reshape(shape).data if kept is None else rows.reshape(shape).detach()
 
 
 def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
