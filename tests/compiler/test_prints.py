@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ class Told(torch.nn.Module):
 
 
 def test_a_step_that_prints_nothing_is_known_by_what_it_reads():
-    step = Told()
+    step: Any = Told()
     x, h = wanting(
         (LoDTensor.from_lengths(torch.randn(5, 3, dtype=D), [[2, 0, 3]]), torch.randn(3, 2, dtype=D))
     )
@@ -62,3 +63,43 @@ def test_what_stands_in_its_place_is_looked_into(monkeypatch):
         warnings.simplefilter("ignore")
         recurrent(step, x, h)
     assert len(said) == 4
+
+
+class Says(torch.autograd.Function):
+    """Prints in backward; where `loud` says so, at the time."""
+
+    loud = True
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, *grads):
+        if Says.loud:
+            print("backward")
+        return 2 * grads[0]
+
+
+def hooked(x, h):
+    h = torch.tanh(x + h)
+    h.register_hook(lambda g: print("backward"))
+    return h, h
+
+
+def applied(x, h):
+    h = Says.apply(x + h)
+    return h, h
+
+
+@pytest.mark.parametrize("step", [hooked, applied])
+def test_what_prints_in_backward_prints_at_each_step(step, capsys, monkeypatch):
+    """It was printed as the gradient was traced, and never again."""
+    for loud in (True, False, True):
+        monkeypatch.setattr(Says, "loud", loud)
+        x, h = wanting((torch.randn(4, 2, 3, dtype=D), torch.zeros(2, 3, dtype=D)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            y, _ = recurrent(step, x, h)
+        y.sum().backward()
+        assert capsys.readouterr().out == "backward\n" * 4 * (loud or step is hooked)

@@ -17,6 +17,7 @@ from stepnet.data.autograd_history import gradients_from, history
 from stepnet.errors import Unsupported
 from stepnet.user_line import raised_at
 
+from .logs_and_prints import no_remarks
 from .recorder import Writes, WritesIntoGiven, recorded
 from .row_count import NAME, AsNumber, Unusual
 from .symbolic_rows import blank
@@ -40,6 +41,7 @@ def _tangent(result: Tensor) -> Tensor:
     return torch.empty_like(result)
 
 
+@no_remarks()  # what runs as gradients are traced may print, too: hooks, and custom Functions in backward
 def joint_graph(
     run: Flat, inputs: Sequence[Input], with_gradients: bool, decompositions: Decompositions
 ) -> Recorded:
