@@ -295,9 +295,9 @@ class RunsAlong:
         _, of_states, of_weights = self.ready.plan.parted(directions)
         now, changed = self._now(tensors)
         own = [now.tensors[place] for place in self.places]
-        # a weight along itself, as `autograd.grad(g, w, w)` asks: what it is moved by has a gradient of its own
+        # along a weight itself, as `autograd.grad(g, w, w)` asks: each of both has a gradient of its own
         read = {id(t) for t in now.tensors}
-        of_weights = [v.view_as(v) if id(v) in read and v is not None else v for v in of_weights]
+        of_weights = [v.view_as(v) if v is not None and id(v) in read else v for v in of_weights]
         cut = [(p.parameter, v) for p, v in zip(self.loop.slices, directions, strict=False) if v is not None]
         carried = [
             (p.parameter, torch.zeros_like(t) if v is None else v)
