@@ -33,8 +33,9 @@ coverage: setup
 
 # All tests that `make test` has a choice of; then 10,000 random steps, 2,000 programs that change what a step reads
 # between its calls, 2,000 models with what users do with them, 2,000 programs of derivatives of derivatives,
-# 2,000 calls with options joined, 2,000 models of sequences, 2,000 steps over sentences, and 2,000 programs over
-# tensors that are views of one another, against loops: some hours. Those that differ are printed.
+# 2,000 calls with options joined, 2,000 models of sequences, 2,000 steps over sentences, 2,000 programs over
+# tensors that are views of one another, and 2,000 steps on paths that many rows take, against loops: some hours.
+# Those that differ are printed.
 fuzz: setup
 	$(BIN)/python -m pytest $(TWO) --exhaustive
 	cd tests && ../$(BIN)/python -m fuzz 0 9000 eager && ../$(BIN)/python -m fuzz 9000 1000 auto && \
@@ -42,6 +43,7 @@ fuzz: setup
 		../$(BIN)/python -m fuzz.models 0 2000 && ../$(BIN)/python -m fuzz.frames 0 2000 && \
 		../$(BIN)/python -m fuzz.orders 0 2000 && ../$(BIN)/python -m fuzz.calls 0 2000 && \
 		../$(BIN)/python -m fuzz.sequences 0 2000 && ../$(BIN)/python -m fuzz.heaps 0 2000 && \
+		../$(BIN)/python -m fuzz.sizes 0 2000 && \
 		../$(BIN)/python -m fuzz.onnx_files 0 500 && ../$(BIN)/python -m fuzz.nested 0 2000 && \
 		../$(BIN)/python onnx/fuzz.py 10000
 

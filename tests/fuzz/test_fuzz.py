@@ -10,8 +10,9 @@ import torch
 
 from covering import few
 from stepnet import recurrent
+from stepnet.engine import jvp_on_saved_rows
 
-from . import calls, frames, heaps, models, nested, orders, sequences
+from . import calls, frames, heaps, models, nested, orders, sequences, sizes
 from .compare import Declined, check
 from .seeds import held
 from .steps import make_case
@@ -135,3 +136,17 @@ def test_a_model_that_differs_is_told(monkeypatch):
 @pytest.mark.parametrize("seed", few(range(40), (3,)))
 def test_nested(seed):
     assert nested.difference(seed) is None
+
+
+SIZES = (2, 3, 10, 11, 17, 25)  # among them second derivatives of values given twice
+
+
+@pytest.mark.parametrize("seed", few(range(40), SIZES))
+def test_sizes(seed):
+    assert sizes.difference(seed, "eager") is None
+
+
+def test_rows_that_differ_are_told(monkeypatch):
+    """Of what comes in for a value that is given twice all but the last is lost."""
+    monkeypatch.setattr(jvp_on_saved_rows, "distinct", lambda out, inputs: list(out))
+    assert "differ" in str(sizes.difference(7043, "eager"))

@@ -295,6 +295,9 @@ class RunsAlong:
         _, of_states, of_weights = self.ready.plan.parted(directions)
         now, changed = self._now(tensors)
         own = [now.tensors[place] for place in self.places]
+        # along a weight itself, as `autograd.grad(g, w, w)` asks: each of both has a gradient of its own
+        read = {id(t) for t in now.tensors}
+        of_weights = [v.view_as(v) if v is not None and id(v) in read else v for v in of_weights]
         cut = [(p.parameter, v) for p, v in zip(self.loop.slices, directions, strict=False) if v is not None]
         carried = [
             (p.parameter, torch.zeros_like(t) if v is None else v)
@@ -370,7 +373,9 @@ class RunsAlong:
     def _refuse_bent(self, weights: Sequence[Tensor], now: Reads) -> None:
         """Raises StepError: the step's gradient is not linear in what comes in."""
         few = self._on_few_rows(sample_layout(), weights, now, seed=24)
-        own = [t.requires_grad_() for t in few.inputs if differs(t)]
+        like = (*self.sequences.x_rows, *self.sequences.states, *weights)
+        # the others stay: of means that a norm keeps torch has no derivative
+        own = [t.requires_grad_() for t, of in zip(few.inputs, like, strict=True) if of.requires_grad]
         refuse_bent(self.ready.plan, [(t, few.noise(t)) for t in few.results(few.inputs) if differs(t)], own)
 
     def _agrees(
