@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from typing_extensions import Unpack
 
-from .checks import check_batch, check_inputs, checked, no_graph_of, refuse_proxies, sequences_of, unscripted
+from .checks import check_batch, check_inputs, checked, sequences_of, unscripted
 from .compiler.reads.reach import reach
 from .compiler.rewritten.inner_loops import inner
 from .compiler.trace.iteration import code_of
@@ -21,6 +21,7 @@ from .data.attributes import begins_by_itself
 from .data.in_graph import fixed, is_drafted, is_exporting, not_followed
 from .data.lod import LoDTensor
 from .data.modes import transforms_active
+from .data.no_graph import no_graph_of, refuse_proxies, refuse_traces
 from .data.recording import recorded_in_frames
 from .data.storage import distinct
 from .data.tree import by_leaf, unflatten
@@ -409,6 +410,7 @@ def _run_step(
     call: Asked | None = None,
 ) -> Any:  # fmt: skip
     """Run the loop of a step, by a plan where that can be. `booted`: the cell gave the initial state."""
+    refuse_traces()
     chosen, ran, refusal = PLAIN.name if scopes else check_backend(backend), None, None
     if chosen != PLAIN.name:
         try:
@@ -422,8 +424,6 @@ def _run_step(
             if chosen != AUTO and not isinstance(error, OverSequences):
                 raise
             ran, refusal = error.ran, error
-    if torch._C._get_tracing_state() is not None and instead() is None:
-        raise no_graph_of("torch.jit.trace")
     x, state = ([feeds[name] for name in names] for names in (body.x_names, body.state_names))
     ragged = any(isinstance(leaf, LoDTensor) for leaf in x)
     if not ragged:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -15,6 +14,7 @@ from .compiler.trace.iteration import reached
 from .data.attributes import attribute
 from .data.lod import LoDTensor
 from .data.modes import draws_put_back
+from .data.no_graph import no_graph_of, refuse_proxies
 from .data.recording import AS_A_LAYER, StandIn
 from .data.tree import flatten
 from .data.values import rows as values_of
@@ -195,20 +195,6 @@ def check_state(body: StepBody, leaves: list[Any], n: int | None) -> None:
             )
         if n is not None:
             check_rows_of(f"{name} of step '{body.name}'", leaf, n)
-
-
-def refuse_proxies(values: Sequence[Any]) -> None:
-    """Raise StepError for what torch.fx.symbolic_trace hands in."""
-    if any(isinstance(value, torch.fx.Proxy) for value in values):
-        raise no_graph_of("torch.fx.symbolic_trace")
-
-
-def no_graph_of(tool: str) -> StepError:
-    """What those tools of torch are told that unroll loops."""
-    return StepError(
-        f"{tool} cannot follow a recurrence of any length",
-        remedy="torch.export.export(model, args, dynamic_shapes=...) gives a graph with the recurrence in it",
-    )
 
 
 def unscripted() -> NoReturn:

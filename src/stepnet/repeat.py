@@ -19,6 +19,7 @@ from stepnet.data.array import TensorArray
 from stepnet.data.in_graph import by_python
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import transformed
+from stepnet.data.no_graph import refuse_proxies
 from stepnet.data.recording import AS_A_LAYER, StandIn, recorded_in_frames
 from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
 from stepnet.errors import StepError
@@ -242,6 +243,7 @@ class WhileBody:
         """The first loop variables, as the loop's own."""
         for name, leaf in zip(self.names, leaves, strict=True):
             if not isinstance(leaf, (Tensor, LoDTensor, TensorArray, int, float)):
+                refuse_proxies(leaves)
                 raise StepError(
                     f"while_loop: loop variable '{name}' cannot be carried",
                     got=type(leaf).__name__,

@@ -128,3 +128,36 @@ def test_costs_refuse_what_does_not_fit(make, message):
         items = data("x", Dense(3)), data("s", Sequence(Dense(3))), data("y", Integer(3))
         with pytest.raises(TapeError, match=message):
             make(*items)
+
+
+OF_NOTHING = {
+    "classes": (classification_cost, Dense(4), Integer(4)),
+    "classes of sequences": (classification_cost, Sequence(Dense(4)), Sequence(Integer(4))),
+    "whole sequences": (sequence_cross_entropy, Sequence(Dense(4)), Sequence(Integer(4))),
+    "numbers": (regression_cost, Dense(4), Dense(4)),
+    "numbers of sequences": (regression_cost, Sequence(Dense(4)), Sequence(Dense(4))),
+    "connectionist": (ctc_cost, Sequence(Dense(4)), Sequence(Integer(4))),
+}
+
+
+@pytest.mark.parametrize(("cost", "rows", "labels"), OF_NOTHING.values(), ids=OF_NOTHING)
+@pytest.mark.parametrize("as_lists", [True, False])
+def test_a_batch_of_nothing_costs_0_and_leaves_the_weights(cost, rows, labels, as_lists):
+    """Where torch's mean is NaN, in the cost and then in all weights."""
+    with Tape() as tape:
+        out = cost(fc(data("x", rows), 4), data("y", labels))
+    topology = tape.topology(out)
+    feeds = {"x": [], "y": []}
+    if not as_lists:
+        x, y = (
+            torch.zeros(0, 4),
+            torch.zeros((0, 4) if cost is regression_cost else 0).to(
+                torch.float32 if cost is regression_cost else torch.int64
+            ),
+        )
+        ragged = isinstance(rows, type(Sequence(Dense(4)))) and rows.level
+        feeds = {k: LoDTensor.from_lengths(v, [[]]) if ragged else v for k, v in {"x": x, "y": y}.items()}
+    found = topology(**feeds)[0]
+    found.backward()
+    assert found.item() == 0
+    assert all(p.grad is None or not p.grad.any() for p in topology.parameters())

@@ -150,4 +150,8 @@ def listed(what: str, value: Any, of: type, *, error: type[StepnetError] = StepE
         if wrong is None and not any(one is None for one in value):
             return tuple(value)
         value = wrong
-    raise error(f"{what} must be a list", got=brief(value), expected=f"a list of {of.__name__}")
+    raise error(
+        f"{what} must be a list",
+        got=brief(value),
+        expected="a list" if of is object else f"a list of {of.__name__}",
+    )

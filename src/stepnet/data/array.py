@@ -13,6 +13,7 @@ from stepnet.data.arguments import truth
 from stepnet.data.contents import Contents
 from stepnet.data.filling import fills, indexed
 from stepnet.data.lod import LoDTensor
+from stepnet.data.no_graph import refuse_proxies
 from stepnet.data.recording import UNKNOWN, InFrame, StandIn, recordable
 from stepnet.data.steps import Steps
 from stepnet.data.unpack import join, pack, unpack
@@ -131,6 +132,7 @@ class TensorArray:
                 remedy="TensorArray.unpack(x, level), or unstack x.values",
             )
         if not isinstance(tensor, Tensor):
+            refuse_proxies([tensor])
             raise ArrayError(
                 "TensorArray.unstack cuts tensors",
                 got=describe(tensor),
@@ -218,6 +220,9 @@ class TensorArray:
                 f"TensorArray.write: the value for index {place} is no tensor",
                 got=describe(value),
                 expected="a Tensor or a LoDTensor",
+                remedy="write(torch.as_tensor(value)) puts it behind the last"
+                if value is index
+                else "torch.as_tensor(value) makes one of numbers",
             )
         if not truth("TensorArray.write: 'data_shared'", data_shared, error=ArrayError):
             value = copy(value)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
+from stepnet.data.no_graph import refuse_traces
 from stepnet.errors import LoopError, StepError
 from stepnet.ir.loop import Body, Concat, Iteration, Loop
 from stepnet.watchers import most_steps
@@ -81,6 +82,7 @@ class PlainRun:
     """One run of a loop, a number of steps at a time."""
 
     def __init__(self, loop: Loop, feeds: Mapping[str, Any]) -> None:
+        refuse_traces()
         self.loop, self._feeds = loop, feeds
         self._cuts = {port.parameter: Cut.of(port, feeds[port.source]) for port in loop.slices}
         self._first = next(iter(self._cuts.values())) if self._cuts else Count(loop)

@@ -70,6 +70,9 @@ def in_place(function: Any, name: str) -> bool:
     return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__") and not ours)
 
 
+_PLAIN = Tensor, torch.nn.Parameter
+
+
 def changing(told: Any, found: Any, line: str) -> StepError:
     """The error of a number that Python was told once, and that is another at another step."""
     return StepError(
@@ -131,6 +134,8 @@ def key_of(value: Any) -> Any:
     if isinstance(value, Symbolic):
         return key_of(value.example)
     if isinstance(value, Tensor):
+        if type(value) not in _PLAIN:  # what a fake tensor gives, or a subclass, says nothing of plain ones
+            return None
         return value.shape, value.stride(), value.dtype
     return (int, value) if type(value) is int else None
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stepnet.data.array import TensorArray, written
 from stepnet.data.in_graph import follow, not_followed
+from stepnet.data.no_graph import refuse_proxies
 from stepnet.data.recording import RECORDER, InFrame, StandIn, inside
 from stepnet.data.tree import flatten
 from stepnet.errors import StepError, StepnetError
@@ -60,6 +61,7 @@ class WhileLoop:
                 else describe_leaf(loop_vars),
                 remedy="loop_vars=[torch.tensor(0)]; TensorArrays are used in the frame as they are",
             )
+        refuse_proxies(loop_vars)
         self.loop_vars: list[Any] = list(loop_vars)
         self.max_steps = max_steps
         self.program = Program(self.loop_vars, site)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import StepError
+from stepnet.user_line import user_line
 
 
 class Variable:
@@ -102,8 +103,10 @@ class Scope:
         if value is None:
             raise StepError(
                 f"no value named '{name}' in this scope",
-                got=name,
+                got=user_line().short,
                 expected=f"one of {list(self.all_values())}",
+                remedy=f"Memory(name, pre_name={name!r}, init=...) is what '{name}' was at the step before; "
+                f"scope[{name!r}] = value before what reads it",
             )
         return value
 

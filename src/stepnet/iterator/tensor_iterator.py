@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from stepnet.data.in_graph import by_python
 from stepnet.data.lod import LoDTensor
+from stepnet.data.no_graph import refuse_proxies, refuse_traces
 from stepnet.data.outputs import Outputs
 from stepnet.data.recording import AS_A_LAYER, RECORDER, StandIn, inside, recorded_in_frames
 from stepnet.data.storage import apart
@@ -174,6 +175,7 @@ class TensorIterator(nn.Module):
         return Outputs(self.outputs, tuple(out[name] for name in self.outputs))
 
     def _by_name(self, feeds: dict[str, Tensor]) -> dict[str, Any]:
+        refuse_traces()
         steps = self._steps(feeds)
         chosen = check_backend(self.backend)
         rows = self._rows()
@@ -201,6 +203,7 @@ class TensorIterator(nn.Module):
             LoopError: as `forward`, of what is missing, unknown, given twice or no tensor.
         """
         found, wrong = self._placed(args, kwargs)
+        refuse_proxies(found.values())
         names = self.inputs
         wrong += [f"there is no input {name!r}" for name in kwargs if name not in names]
         for name in names:

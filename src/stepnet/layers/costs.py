@@ -1,4 +1,8 @@
-"""Costs: a single number to make small, a mean over rows or over sequences."""
+"""Costs: a single number to make small, a mean over rows or over sequences.
+
+Of a batch without rows, or whose labels are all ignored, each is 0, and so are its gradients: torch's mean of
+nothing is NaN, which one such batch would leave in all weights.
+"""
 
 from __future__ import annotations
 

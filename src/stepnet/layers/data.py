@@ -14,6 +14,7 @@ from stepnet.data.arguments import name as name_of
 from stepnet.data.arguments import whole
 from stepnet.data.convert import DEEPEST
 from stepnet.data.lod import LoDTensor
+from stepnet.data.no_graph import refuse_proxies
 from stepnet.errors import TapeError, Unsupported
 from stepnet.tape.creation import describe, example_lengths, example_rows
 from stepnet.tape.item import TapeItem
@@ -183,6 +184,7 @@ def _taken(
 def _refuse(
     name: str, value: Any, type: Dense | Integer, expected: str, why: str = "", remedy: str | None = None
 ) -> NoReturn:
+    refuse_proxies([value])
     got = describe(value) if isinstance(value, (Tensor, LoDTensor)) else value.__class__.__name__
     raise TapeError(
         f"data '{name}' is {type}; the value does not fit",

@@ -11,6 +11,7 @@ from torch import Tensor
 from stepnet.data.arguments import function, listed, whole
 from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor
+from stepnet.data.no_graph import refuse_proxies
 from stepnet.data.recording import AS_A_LAYER, LeftByRuns, StandIn
 from stepnet.errors import StepError, StepIndexError
 from stepnet.executors import naive
@@ -333,6 +334,7 @@ class RecurrentOp:
     def _check(self, scope: Scope) -> None:
         """Inputs and inits are there, and inputs are of one length."""
         check_scope(scope)
+        refuse_proxies(scope.all_values().values())
         wrong: list[str] = []
         steps: dict[str, int] = {}
         for name in self.inputs:

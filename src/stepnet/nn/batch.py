@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.checks import refuse_proxies
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import surely_differ
+from stepnet.data.no_graph import refuse_proxies
 from stepnet.data.recording import AS_A_LAYER, StandIn
 from stepnet.data.values import rows as rows_of
 from stepnet.data.values import without_packed

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from stepnet.api import Recurrent
 from stepnet.cells.wrapper import Wrapper, check_probability
-from stepnet.checks import refuse_proxies
 from stepnet.data.arguments import truth
+from stepnet.data.no_graph import refuse_proxies
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.data.tree import by_leaf, flatten
 from stepnet.data.values import rows as rows_of

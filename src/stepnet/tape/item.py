@@ -149,7 +149,7 @@ class TapeItem(StandIn):
         def method(*args: Any, **kwargs: Any) -> Any:
             inside = next((v for v in leaves((args, kwargs), InFrame)), None)
             if inside is not None:
-                return inside.__torch_function__(getattr(Tensor, name), (), (self, *args), kwargs)
+                return inside.record(getattr(Tensor, name), (self, *args), kwargs)
             return self.tape.record(name, Method(name), (self, *args), kwargs)
 
         return method
@@ -157,7 +157,7 @@ class TapeItem(StandIn):
     def __getitem__(self, key: Any) -> Any:
         inside = next((v for v in leaves(key, InFrame)), None)
         if inside is not None:
-            return inside.__torch_function__(Tensor.__getitem__, (), (self, key))
+            return inside.record(Tensor.__getitem__, (self, key), {})
         return self.tape.record("getitem", operator.getitem, (self, key))
 
     def __iter__(self) -> Iterator[TapeItem]:
