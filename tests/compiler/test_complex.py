@@ -134,3 +134,28 @@ def test_powers_and_exponentials_of_special_values():
     torch.testing.assert_close(ours[:2], plain[:2], equal_nan=True)
     there = plain.isfinite() & z[0, 0, ..., None].isfinite()  # of others it depends on how products are made
     torch.testing.assert_close(ours[there], plain[there])
+
+
+PICKS = {
+    "table[i]": lambda table, i: table[i],
+    "table[i, j]": lambda table, i: table[i, i % 4],
+    "table[:, j]": lambda table, i: table[:, i % 4].sum(0),
+    "index_select": lambda table, i: table.index_select(0, i),
+    "conjugate": lambda table, i: table.conj()[i],
+}
+
+
+@pytest.mark.parametrize("pick", PICKS)
+def test_a_table_by_an_index_of_each_row(pick):
+    """As of the angles of rotary embeddings, by the position that a state counts."""
+    table = torch.randn(6, 4, dtype=C, generator=torch.Generator().manual_seed(3)).requires_grad_()
+
+    def step(x, state):
+        h, at = state
+        turned = torch.view_as_complex(x) * PICKS[pick](table, at).reshape(at.shape[0], -1) + 0.3 * h
+        return torch.view_as_real(turned), (turned, (at + 1) % 6)
+
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(7, 3, 4, 2, dtype=torch.float64, generator=generator).requires_grad_()
+    state = torch.zeros(3, 4, dtype=C), torch.tensor([0, 5, 2])
+    check_step(step, x, state, weights={"table": table}, backend="c")

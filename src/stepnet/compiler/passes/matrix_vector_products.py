@@ -2,6 +2,7 @@
 
     scores = matmul(energies[L, H], v[H, 1])     ->     sum(energies * v)
     dv = matmul_tn(energies, dscores[L, 1])      ->     the sum over rows and L of energies * dscores
+    y = matmul(window[C, 1, K], w[C, K, 1])      ->     sum(window * w), of a filter of each channel
 
 The table is then never stored: it is made, read and summed in one pass.
 """
@@ -9,6 +10,7 @@ The table is then never stored: it is made, read and summed in one pass.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 from stepnet.ir.graph import Graph, Kind, Node, Value
 
@@ -16,9 +18,7 @@ from .new_values import further
 
 
 def narrow(graph: Graph) -> Graph:
-    """A body that reads values per sequence, without such products."""
-    if not any(value.kind == "sequence" for value in graph.values.values()):
-        return graph
+    """A body without such products: those with one vector where it reads values per sequence."""
     return _Narrower(graph).run()
 
 
@@ -27,10 +27,15 @@ class _Narrower:
         self.graph = graph
         self.values = dict(graph.values)
         self.nodes: list[Node] = []
+        self.per_sequence = any(value.kind == "sequence" for value in graph.values.values())
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
-            if not (node.op in ("matmul", "matmul_tn") and self._is_narrow(node)):
+            if node.op not in ("matmul", "matmul_tn"):
+                self.nodes.append(node)
+            elif self._is_by_channel(node):
+                self._of_channels(node)
+            elif not (self.per_sequence and self._is_narrow(node)):
                 self.nodes.append(node)
             elif node.op == "matmul":
                 self._product(node)
@@ -49,6 +54,32 @@ class _Narrower:
             and 1 in (a.shape[-1], b.shape[-1])
             and (not node.attr("batch") and a.size > a.shape[-1])
         )
+
+    def _is_by_channel(self, node: Node) -> bool:
+        """Whether numbers of a filter of each channel meet one of the row each: none is read twice."""
+        a, b = (self.values[name] for name in node.inputs)
+        if node.op == "matmul_tn":
+            by_head = node.attr("batch") and len(a.shape) == 2 and a.shape[0] > 1
+            return by_head and 1 in (a.shape[1], b.shape[1])
+        lead = a.shape[:-2]
+        rows = a.kind == "row" and b.kind == "shared" and b.shape[:-2] == lead
+        return rows and prod(lead) > 1 and a.shape[-2] == 1 and 1 in b.shape[-2:]
+
+    def _of_channels(self, node: Node) -> None:
+        a, b = self._numbers(node)
+        out = self.values[node.output].shape
+        if node.op == "matmul_tn":
+            wide = (a.shape[0], max(a.shape[1], b.shape[1]))
+            parts = self._new(node, "mul", (a.name, b.name), "row", wide)
+            rows = self._new(node, "sum_rows", (parts,), "sum", wide)
+            self.nodes.append(Node("reshape", (rows,), node.outputs, (), node.line))
+        elif a.shape[-1] == 1:
+            self.nodes.append(Node("mul", (a.name, b.name), node.outputs, (), node.line))
+        else:
+            across = self._new(node, "reshape", (b.name,), "shared", a.shape)
+            parts = self._new(node, "mul", (a.name, across), "row", a.shape)
+            attrs = (("dims", (len(out) - 1,)),)
+            self.nodes.append(Node("sum", (parts,), node.outputs, attrs, node.line))
 
     def _product(self, node: Node) -> None:
         a, b = self._numbers(node)

@@ -97,7 +97,7 @@ def _linear_of_a_vector(input: Tensor, weight: Tensor, bias: Tensor | None = Non
 
 def _rows_of_a_table(table: Tensor, index: Any) -> Any:
     """An embedding: `table[index]`, `table[:, i]`, `table[i, j]`, with an index of each row."""
-    if not table.dim() or table.is_complex() or not all(type(n) is int for n in table.shape):
+    if not table.dim() or not all(type(n) is int for n in table.shape):
         return NotImplemented  # a row of values
     items = index if isinstance(index, tuple) else (index,)
     picks = [item for item in items if isinstance(item, Tensor)]
@@ -106,6 +106,8 @@ def _rows_of_a_table(table: Tensor, index: Any) -> Any:
     known = (int, slice, type(...), type(None))
     if not all(p.dtype == torch.int64 if isinstance(p, Tensor) else type(p) in known for p in items):
         return NotImplemented
+    if table.is_complex():  # of which torch differentiates no embedding
+        return torch.complex(*(_rows_of_a_table(part, index) for part in (table.real, table.imag)))
     table = table[tuple(slice(None) if isinstance(item, Tensor) else item for item in items)]
     at = _dimensions_picked(items, table.dim())
     together = at[-1] - at[0] == len(at) - 1
