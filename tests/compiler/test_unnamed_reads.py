@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import distributions, nn
+from torch.distributions import kl
 from torch.distributions.constraints import real
 
 from stepnet import recurrent
@@ -130,9 +131,19 @@ class Divergent(distributions.Normal):
     pass
 
 
-@distributions.register_kl(Divergent, Divergent)
 def _divergence(p, q):
     return (p.loc - q.loc) * GAIN
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    """Divergences of the tests' own, while one runs."""
+    before = dict(kl._KL_REGISTRY)
+    distributions.register_kl(Divergent, Divergent)(_divergence)
+    yield
+    for pair in kl._KL_REGISTRY.keys() - before.keys():
+        del kl._KL_REGISTRY[pair]
+    kl._KL_MEMOIZE.clear()
 
 
 def matched(held):

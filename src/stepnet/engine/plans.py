@@ -307,8 +307,9 @@ def _by_name(
 
 def _whole(y: Any) -> Any:
     """A result that autograd does not take for a view: it loses hooks of views that are written to."""
-    seen = isinstance(y, Tensor) and not transforms_active()
-    return y.clone() if seen and y._is_view() else y
+    if not isinstance(y, Tensor) or transforms_active() or not y._is_view():
+        return y
+    return y.clone() if y.requires_grad or has_tangent(y) else y.data
 
 
 def is_as_ever(entry: Entry, reads: Reads) -> bool:
