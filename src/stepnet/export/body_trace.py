@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +19,7 @@ from stepnet.errors import IRError
 from .aten import AtenNet, is_known
 from .graph import Graph, LoopInput, Value
 from .size_inputs import Referred, examples
-from .trace import Program, of_python, program, sizes_of
+from .trace import Program, of_python, program, sizes_of, unsaid
 
 _MORE = 8
 BY_SIZES = (
@@ -33,21 +31,6 @@ Body = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 
 class FixedSize(IRError):
     """A body is for one number where the graph around it leaves a size open."""
-
-
-@contextlib.contextmanager
-def _unsaid() -> Iterator[None]:
-    """Let torch not log, in this thread, that shapes do not fit: in an attempt that may fail."""
-    thread, log = threading.get_ident(), logging.getLogger("torch._subclasses.fake_tensor")
-
-    def elsewhere(record: logging.LogRecord) -> bool:
-        return record.thread != thread
-
-    log.addFilter(elsewhere)
-    try:
-        yield
-    finally:
-        log.removeFilter(elsewhere)
 
 
 class BodyTrace:
@@ -102,7 +85,7 @@ class BodyTrace:
             larger = self._larger()
             if larger is None:
                 raise
-            with contextlib.suppress(IRError), _unsaid():
+            with contextlib.suppress(IRError), unsaid("torch._subclasses.fake_tensor"):
                 return self._traced(run, owner, larger)
             raise
 
@@ -125,6 +108,8 @@ class BodyTrace:
                 if node is not None:
                     size = int(sympy_interp(PythonReferenceAnalysis, sizes, node.expr))
                     places = torch.arange(size, device=example.device) % max(example.shape[d], 1)
+                    if not example.shape[d]:
+                        example = example.new_zeros([*example.shape[:d], 1, *example.shape[d + 1 :]])
                     example = example.index_select(d, places)
             out.append(example)
         return out
@@ -145,9 +130,10 @@ class BodyTrace:
         ]
         made = program(whole, owner, given, dynamic, self.where, is_known)
         for node, dims in zip(made.inputs, dynamic, strict=True):
-            fixed = [size for d, size in enumerate(sizes_of(node.meta["val"])) if d in dims]
-            if any(isinstance(size, int) and size > 1 for size in fixed):
-                size = max(size for size in fixed if isinstance(size, int))
+            sizes = [size for d, size in enumerate(sizes_of(node.meta["val"])) if d in dims]
+            fixed = [size for size in sizes if isinstance(size, int)]
+            if fixed:
+                size = max(fixed)
                 line = made.fixed.get(size)
                 raise FixedSize(
                     f"{self.where} cannot be written for any size of what it is given: "

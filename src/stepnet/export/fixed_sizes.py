@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations
 from typing import cast
 
 import torch
@@ -15,6 +15,7 @@ from .inputs import Input
 from .recurrence_call import RecurrenceCall
 from .trace import Program, sizes_of
 
+_MORE = 8  # than a size of an example, at least, in a longer one
 _MOST = 5  # dimensions of one size, each set of which is made longer
 Lead = tuple[int, int]  # the sizes of time and batch of a recurrence, or the other way round
 Place = tuple[int, int]  # which of them, of which recurrence
@@ -60,7 +61,7 @@ def follows(
     alike = [(i, d) for i in tensors for d, size in enumerate(i.value.shape) if size == number]
     if len(alike) > _MOST:
         return True
-    for some, example in _longer(number, inputs, alike):
+    for some, example in _longer(inputs, alike, (number + 1, 2 * number)):
         leads = run(example)
         if leads is not None and len(some) == 1 and (some[0][0].name, some[0][1]) in frozen:
             return True
@@ -69,15 +70,41 @@ def follows(
     return False
 
 
+def longer_examples(
+    inputs: Sequence[Input], stuck: Sequence[tuple[Input, int]], taken: Callable[[Sequence[Input]], bool]
+) -> Iterator[list[Input]]:
+    """The example with dimensions longer that a trace keeps at their size: for each size the first one that
+    the module takes. Where one element is left of a dimension, as `x[:, 1:]` leaves of two, torch takes it
+    for one in every call."""
+    for number in sorted({i.value.shape[d] for i, d in stuck}):
+        alike = [(i, d) for i, d in stuck if i.value.shape[d] == number]
+        if len(alike) <= _MOST:
+            longer = (example for _, example in _longer(inputs, alike, (much_longer(number),)))
+            yield from itertools.islice(filter(taken, longer), 1)
+
+
+def much_longer(number: int) -> int:
+    """A multiple of a size, of which enough is left wherever a little is cut off."""
+    return number * (2 + _MORE // max(1, number))
+
+
+def lengthened(
+    inputs: Sequence[Input], places: Sequence[tuple[Input, int]], size_of: Callable[[int], int]
+) -> list[Input]:
+    """The inputs with these dimensions of other sizes, by the size of each; what they hold is repeated."""
+    values: dict[str, Tensor] = {}
+    for i, d in places:
+        value = cast(Tensor, values.get(i.name, i.value))
+        number = value.shape[d]
+        values[i.name] = value.index_select(d, torch.arange(size_of(number)) % number)
+    return [replace(i, value=values.get(i.name, i.value)) for i in inputs]
+
+
 def _longer(
-    number: int, inputs: Sequence[Input], alike: Sequence[tuple[Input, int]]
+    inputs: Sequence[Input], alike: Sequence[tuple[Input, int]], sizes: Sequence[int]
 ) -> Iterator[tuple[tuple[tuple[Input, int], ...], list[Input]]]:
-    """The dimensions of this size, some of them each time, and the example with these longer."""
+    """The dimensions of this size, some of them each time, and the example with these of other sizes."""
     for count in range(1, len(alike) + 1):
-        for some in combinations(alike, count):
-            for size in (number + 1, 2 * number):
-                values: dict[str, Tensor] = {}
-                for i, d in some:
-                    value = cast(Tensor, values.get(i.name, i.value))
-                    values[i.name] = value.index_select(d, torch.arange(size) % number)
-                yield some, [replace(i, value=values.get(i.name, i.value)) for i in inputs]
+        for some in itertools.combinations(alike, count):
+            for size in sizes:
+                yield some, lengthened(inputs, some, lambda _, size=size: size)

@@ -228,6 +228,20 @@ def _asked_for(i: Input, dims: Sequence[int], where: str) -> list[int]:
     return [d % rank for d in dims]
 
 
+def places_asked_for(inputs: Sequence[Input], dynamic: Dynamic | None) -> list[tuple[Input, int]]:
+    """The dimensions of dense inputs that `dynamic` leaves open, where no input is ragged."""
+    if any(i.lod is not None for i in inputs):
+        return []
+    places: list[tuple[Input, int]] = []
+    for i in inputs:
+        if isinstance(i.value, Tensor):
+            sizes, asked = i.value.shape, (dynamic or {}).get(i.name, ())
+            places += (
+                (i, d) for d in range(len(sizes)) if sizes[d] and (d in asked or d - len(sizes) in asked)
+            )
+    return places
+
+
 def _has_features(x: Tensor) -> bool:
     """Whether the last dimension of an input mostly holds features."""
     return x.dim() > 1 and x.is_floating_point()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -47,7 +47,7 @@ from .calls import Calls, call_of
 from .counts import check_counters, check_counts
 from .distributions import unasked
 from .emit import Emit
-from .fixed_sizes import Lead, fixed_leads, follows, leads_of
+from .fixed_sizes import Lead, fixed_leads, follows, leads_of, lengthened, longer_examples, much_longer
 from .graph import Graph, Target, Value
 from .inputs import (
     FEW,
@@ -60,13 +60,14 @@ from .inputs import (
     frozen_leads,
     inputs_of,
     many,
+    places_asked_for,
     repeated,
     structures,
     without_features,
 )
 from .scans import StepAxis, mask_of
 from .sequences import PLACES
-from .trace import BATCH, AnyNumber, Numbers, Program, program, sizes_of
+from .trace import BATCH, AnyNumber, Numbers, Program, program, sizes_of, unsaid
 
 
 @as_written(torch.device("cpu"))  # a file is of no block of code
@@ -99,11 +100,40 @@ def module_graph(
     args, kwargs = _arguments(module, example_inputs)
     leaves, spec = unpacked((args, kwargs))
     inputs = inputs_of(module, args, kwargs, leaves)
+    taken = partial(_leads_of, module, spec, target)
+    made = partial(_from_example, module, where, spec, Graph(name, target), dynamic)
+    try:
+        graph, stuck = made(inputs)
+    except IRError:
+        asked = places_asked_for(inputs, dynamic)
+        longer = lengthened(inputs, asked, much_longer)
+        if not asked or taken(longer) is None:
+            raise
+        with suppress(IRError), unsaid("torch._subclasses.fake_tensor"):
+            return made(longer)[0]
+        raise
+    while stuck:
+        before = len(stuck)
+        for longer in longer_examples(inputs, stuck, lambda example: taken(example) is not None):
+            with suppress(IRError), unsaid("torch._subclasses.fake_tensor"):
+                other, left = made(longer)
+                if len(left) < len(stuck):
+                    graph, stuck, inputs = other, left, longer
+                    break
+        if len(stuck) == before:
+            break
+    return graph
+
+
+def _from_example(
+    module: nn.Module, where: str, spec: Any, graph: Graph, dynamic: Dynamic | None, inputs: list[Input]
+) -> tuple[Graph, list[tuple[Input, int]]]:
+    """A module as a graph, by one example; and the dimensions that were to be open but are not."""
     batch, given = 0, inputs
     if any(i.lod is not None for i in inputs):
         batch = batch_number(module, inputs)
         inputs = repeated(inputs, batch, dynamic)
-    calls = Calls(target)
+    calls = Calls(graph.target)
     with left_as_it_was(module), ExitStack() as at_the_end:
         at_the_end.callback(calls.forget)
         with torch.no_grad(), calls.noted(), tried(), EndsOnExample():
@@ -115,7 +145,7 @@ def module_graph(
             more = [batch_number(module, inputs, least, batch) for least in many(given)]
             trace.others = [[partial(repeated, given, n, dynamic) for n in counts] for counts in (more, FEW)]
         try:
-            return _graph(Graph(name, target), trace, outputs, batch)
+            return _graph(Graph(graph.name, graph.target), trace, outputs, batch), trace.stuck
         except IRError as error:
             if trace.opened:  # a step may need the size of what it reads
                 trace.memories = False
@@ -123,7 +153,22 @@ def module_graph(
                 trace.declared = None  # its file leaves more open than its weights do
             else:
                 raise
-            return _graph(Graph(name, target), trace, outputs, batch)
+            return _graph(Graph(graph.name, graph.target), trace, outputs, batch), trace.stuck
+
+
+def _leads_of(module: nn.Module, spec: Any, target: Target, inputs: Sequence[Input]) -> list[Lead] | None:
+    """The sizes of time and batch on another example; None where the module does not take it."""
+    calls = Calls(target)
+    try:
+        args, kwargs = unflatten(spec, [i.value for i in inputs])
+        with torch.no_grad(), calls.noted(), run_plainly(module), as_it_was(module):
+            module(*args, **kwargs)
+        return leads_of(calls)
+    except Exception as error:  # the user's code may raise any
+        let_through(error)
+        return None
+    finally:
+        calls.forget()
 
 
 class _Trace:
@@ -156,7 +201,7 @@ class _Trace:
         chosen = self._open(declared=self.declared)
         made = self._traced(chosen)
         if self.declared is not None:
-            return made
+            return self._chosen(made, chosen)
         if self.dynamic is None and closed(made):  # time may be the last dimension
             chosen = self._open(wide=True)
             made = self._traced(chosen)
@@ -174,7 +219,19 @@ class _Trace:
             self.opened = self.memories and fewer != fewest
             fewer = fewer if self.memories else fewest
             if fewer != chosen:
-                made = self._traced(fewer)
+                made, chosen = self._traced(fewer), fewer
+        return self._chosen(made, chosen)
+
+    def _chosen(self, made: Program, dims: list[dict[int, bool]]) -> Program:
+        """Note how the inputs of the program are open, and where they were to be but are not: not by Python
+        that counts by a size, which would count by any."""
+        self.dims = dims
+        self.stuck = [
+            (i, d)
+            for i, node, chosen in zip(self.tensors, made.inputs, dims, strict=False)
+            for d, size in enumerate(() if self.lods else sizes_of(node.meta["val"]))
+            if d in chosen and isinstance(size, int) and size not in made.fixed
+        ]
         return made
 
     def _open(self, **how: Any) -> list[dict[int, bool]]:
@@ -213,22 +270,8 @@ class _Trace:
         if self.lods:
             return sizes
         frozen = frozen_leads(self.tensors, shapes)
-        return {size for size in sizes if follows(size, places[size], self.inputs, frozen, self._leads_of)}
-
-    def _leads_of(self, inputs: Sequence[Input]) -> list[Lead] | None:
-        """The sizes of time and batch on another example; None where the module does not take it."""
-        calls = Calls(self.calls.target)
-        try:
-            args, kwargs = unflatten(self.spec, [i.value for i in inputs])
-            module = self.module
-            with torch.no_grad(), calls.noted(), run_plainly(module), as_it_was(module):
-                module(*args, **kwargs)
-            return leads_of(calls)
-        except Exception as error:  # the user's code may raise any
-            let_through(error)
-            return None
-        finally:
-            calls.forget()
+        run = partial(_leads_of, self.module, self.spec, self.calls.target)
+        return {size for size in sizes if follows(size, places[size], self.inputs, frozen, run)}
 
     def following(self) -> Program:
         """The program of the call after the one before."""
@@ -237,7 +280,6 @@ class _Trace:
             return program(self._run, self.module, self.examples, self.dims, self.where, is_known)
 
     def _traced(self, dynamic: list[dict[int, bool]]) -> Program:
-        self.dims = dynamic
         with as_it_was(self.module), uncompiled(self.module):
             made = program(self._run, self.module, self.examples, dynamic, self.where, is_known)
         for node in made.inputs[len(self.tensors) + len(self.levels) :]:

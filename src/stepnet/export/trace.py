@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import operator
 import threading
 import warnings
@@ -218,6 +219,7 @@ def _export(
     with (
         warnings.catch_warnings(), torch.inference_mode(False), torch.no_grad(),
         fx_traceback.preserve_node_meta(), _nothing_kept(), size_questions.answered(traced.asked.fixed),
+        unsaid("torch._export.non_strict_utils"),
         both_branches(), lengths(), _CAUSAL.inside(), _IN_ORDER.inside(), _no_hooks_left(), _no_strides(),
         _use_lazy_graph_module(True),
     ):  # fmt: skip
@@ -320,6 +322,21 @@ def _no_hooks_left() -> Iterator[None]:
         for key in hooks.keys() - before:
             del hooks[key]
         raise
+
+
+@contextlib.contextmanager
+def unsaid(name: str) -> Iterator[None]:
+    """Let one of torch's loggers be silent, in this thread: what it tells here is of no use to the user."""
+    thread, log = threading.get_ident(), logging.getLogger(name)
+
+    def elsewhere(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    log.addFilter(elsewhere)
+    try:
+        yield
+    finally:
+        log.removeFilter(elsewhere)
 
 
 def _nothing_kept() -> AbstractContextManager[Any]:
