@@ -286,6 +286,30 @@ def test_shapes_without_numbers(mode, program):
     MODES[mode](call, x, weights)
 
 
+WRITTEN = {
+    "real": lambda call, x: make_fx(call)(x),
+    "symbolic": lambda call, x: make_fx(call, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x),
+    "functional": lambda call, x: make_fx(torch.func.functionalize(call))(x),
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+def test_a_ragged_memory_is_written_down(way):
+    """Its lengths are known, whatever records what is made of its rows."""
+
+    def step(x, h, m):
+        return x * h, h + (m.rows * m.mask[..., None]).sum(1)
+
+    def call(v):
+        memory = LoDTensor.from_lengths(v, [[3, 0, 2]])
+        y, h = recurrent(step, memory, v[:3], static=memory)
+        return y.values, h
+
+    x = torch.randn(5, 2)
+    made = WRITTEN[way](call, x)
+    torch.testing.assert_close(made(x + 1), call(x + 1))
+
+
 def test_a_recurrence_on_meta_has_shapes():
     module = stepnet.nn.LSTM(FEATURES, HIDDEN, device="meta")
     x = LoDTensor.from_lengths(torch.empty(5, FEATURES, device="meta"), [[2, 0, 3]])

@@ -183,6 +183,8 @@ def asked(monkeypatch):
     few(STEPS, ["DeltaNet", "MLSTM", "RWKVTimeMix", "convolution", "experts", "complex", "edges", "draws"]),
 )
 def test_a_first_call_does_not_ask_for_torchs_compiler(name, asked):
+    if name in ("experts", "edges") and torch.__version__ < "2.13":
+        pytest.skip("torch before 2.13: its functions import its compiler, or its tracers record the step")
     step, state = STEPS[name]()
     x = LoDTensor.from_lengths(torch.randn(8, D, requires_grad=True), [[3, 1, 4]])
     results = flatten(recurrent(step, x, state, backend="eager"))[0]

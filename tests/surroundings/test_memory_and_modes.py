@@ -30,6 +30,7 @@ from stepnet.data import modes
 from stepnet.engine import warm_calls
 from stepnet.errors import StepError, Unsupported
 from tables import holds
+from torch_since import torch_since
 
 BACKENDS = [None, "naive", "eager", "c"]
 
@@ -346,6 +347,7 @@ def test_training_on_rows_and_states_made_in_inference_mode(backend: str | None)
         torch.testing.assert_close(found, wanted, **CLOSE)
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.10's own
 @pytest.mark.parametrize("profiled", [False, True])
 def test_ranges_for_a_profiler(profiled: bool) -> None:
     class Ranged(Cell):
@@ -475,6 +477,7 @@ def test_weights_that_are_written_to_before_backward(backend: str) -> None:
         y.sin().sum().backward()
 
 
+@torch_since("2.10", "a leaf that a custom Function saves under hooks for saved tensors loses its own hooks")
 def test_hooks_of_what_gets_no_gradient_are_not_called() -> None:
     """Of a state that no step reads; and of x, where the loss needs the last state alone. One for accumulated
     gradients would see that of an earlier backward; it is called where one comes by another way."""

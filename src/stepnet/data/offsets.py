@@ -375,6 +375,12 @@ def _offsets_of(lengths: Tensor) -> Tensor:
 
 
 @outside_modes
+def longest_of(lengths: Tensor) -> int:
+    """The largest of known lengths, 0 of none."""
+    return max(lengths.tolist(), default=0)
+
+
+@outside_modes
 def owners(lengths: Tensor, rows: int) -> Tensor:
     """[rows] for every row, the sequence it belongs to.
 

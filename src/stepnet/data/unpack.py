@@ -16,7 +16,7 @@ from stepnet.data.arguments import truth
 from stepnet.data.convert import rank_order
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside, noted, outside_modes
-from stepnet.data.offsets import LoD, offsets_of, owners, ranges, told
+from stepnet.data.offsets import LoD, longest_of, offsets_of, owners, ranges, told
 from stepnet.data.permute import invert, permute_rows
 from stepnet.data.unpatched_torch import from_numpy
 from stepnet.data.values import Value, check_fit, describe, rows
@@ -171,7 +171,7 @@ def pack(values: Sequence[Value], steps: int, level: int, indices_map: Tensor, l
             remedy=f"lod=x.lod[:{level}], x what unpack was given",
         )
     begins, lengths, order = _sequences(indices_map)
-    longest = _longest(lengths)
+    longest = longest_of(lengths)
     if steps != longest:  # first of all: what follows allocates by the map's lengths
         raise ArrayError(
             "TensorArray.pack: the array must hold one step per element of the longest sequence",
@@ -353,8 +353,3 @@ def _sequences(indices_map: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _in_order(lengths: Tensor, order: Tensor) -> Tensor:
     """Offsets of sequences that are given in another order."""
     return offsets_of(lengths[invert(order)])
-
-
-@outside_modes
-def _longest(lengths: Tensor) -> int:
-    return max(lengths.tolist(), default=0)

@@ -10,7 +10,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.convert import rows_to_padded
 from stepnet.data.lod import LoDTensor
-from stepnet.data.offsets import LENGTHS, told
+from stepnet.data.modes import beside, outside_modes
+from stepnet.data.offsets import LENGTHS, longest_of, told
 from stepnet.data.tree import Spec, flatten, names, unflatten
 from stepnet.errors import StepError
 from stepnet.watchers import SEQUENCES, said
@@ -89,9 +90,14 @@ def padded(memory: LoDTensor) -> Padded:
         return Padded(*(instead(kind, memory, memory.values, 0.0) for kind in ("padded", "mask")))
     told(memory.structure.levels[-1])
     lengths = memory.lengths()
-    size = length_of_padded(int(lengths.max()) if len(lengths) else 0)
+    size = length_of_padded(longest_of(lengths))
     rows = rows_to_padded(memory.values, lengths, 0, longest=size)
-    return Padded(rows, torch.arange(size, device=rows.device) < lengths.to(rows.device)[:, None])
+    return Padded(rows, beside(_within(lengths, size), rows))
+
+
+@outside_modes
+def _within(lengths: Tensor, size: int) -> Tensor:
+    return torch.arange(size) < lengths[:, None]
 
 
 def has_padded(spec: Spec) -> bool:
