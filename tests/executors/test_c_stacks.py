@@ -15,7 +15,7 @@ from stepnet import nn
 from stepnet.executors.c import build as c_build
 from stepnet.executors.c import over_rows as c_over_rows
 from stepnet.executors.c import threads as c_threads
-from stepnet.executors.c.products import BY_SUFFIX, common, on_rows, over_floats, over_rows, paired, split
+from stepnet.executors.c.products import BY_SUFFIX, common, on_rows, over_rows, over_vectors, paired, split
 
 OPTIMISED = False
 STACK = 1 << 18  # bytes of a small one
@@ -46,9 +46,9 @@ def _shipped(tiles: int) -> str:
     ]  # fmt: skip
     if tiles:
         return "\n".join((*parts, over_rows(), OVER))
-    over = "void over(const sn_pool *pool, sn_over_floats *o) { sn_over_in_floats(pool, o); }\n"
+    over = "void over(const sn_pool *pool, sn_over_vectors *o) { sn_over_by_vectors(pool, o); }\n"
     on = "void on(const sn_pool *pool, sn_on *o) { sn_on_rows(pool, o); }\n"
-    parts += [f"#define SN_OVER_ROOM {c_over_rows._ROOM}\n", over_floats(), over, on_rows(), on]
+    parts += [f"#define SN_OVER_ROOM {c_over_rows._ROOM}\n", over_vectors("bfloat16"), over, on_rows(), on]
     return "\n".join(parts)
 
 

@@ -1,4 +1,4 @@
-"""Products over rows, which gradients of weights are: by the tile instructions of AMX, or in floats where
+"""Products over rows, which gradients of weights are: by the tile instructions of AMX, or by vectors where
 torch's own are slower."""
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from stepnet.ir.graph import Graph, Node
 
 from . import build as c_build
 from . import threads as c_threads
-from .products import BY_DTYPE, OVER_ROOM, are_slow_in_torch, float_parts, over_floats, over_rows, split
+from .products import BY_DTYPE, OVER_ROOM, are_slow_in_torch, float_parts, over_rows, over_vectors, split
 
 # features or columns, and their product, below which splitting rows takes longer than tiles save (measured)
 _LEAST, _SIZE = 128, 1 << 15
 _MOST_TOGETHER = 256  # features of two tables that go together: `SN_OVER_FEATURES`
 _SHARE = 256  # rows of a thread, below which there is nothing to gain by tiles
-# features or columns, rows, and numbers multiplied, below which floats are not faster than torch's (measured)
-_FEW_FLOATS, _FEW_ROWS, _WORK = 32, 16, 1 << 19
+# features or columns, rows, and numbers multiplied, below which torch's are not slower (measured)
+_FEW_COLUMNS, _FEW_ROWS, _WORK = 32, 16, 1 << 19
 # rows of a part; parts at least, which threads share evenly, and at most; numbers of the sums of all parts
 _PART, _FEW_PARTS, _MOST_PARTS, _MOST_SUMS = 8192, 8, 32, 1 << 20
 _ROOM = 164_992  # numbers of room of each thread, on whose stack they may not fit
@@ -43,7 +43,7 @@ class _Over(ctypes.Structure):
 
 
 class _Table(ctypes.Structure):
-    """`sn_over_table` of sn_over_floats.h."""
+    """`sn_over_table` of sn_over_vectors.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("sums", "rows")),
@@ -52,8 +52,8 @@ class _Table(ctypes.Structure):
     )
 
 
-class _OverFloats(ctypes.Structure):
-    """`sn_over_floats`."""
+class _OverVectors(ctypes.Structure):
+    """`sn_over_vectors`."""
 
     _fields_ = (
         ("a", ctypes.c_void_p),
@@ -65,16 +65,17 @@ class _OverFloats(ctypes.Structure):
 
 
 def product_over_rows(graph: Graph, node: Node, by_torch: Run) -> Run:
-    """a' b for rows a [rows, k] and b [rows, n] of float32, as exact as torch's; else torch's own."""
+    """a' b for rows a [rows, k] and b [rows, n] of float32, as exact as torch's, or of bfloat16, with sums in
+    float32; else torch's own."""
     a, b = (graph.values[name] for name in node.inputs)
     out = graph.values[node.output]
     flat = len(a.shape) == len(b.shape) == 1 and not node.attr("batch")
-    if not flat or {a.dtype, b.dtype, out.dtype} != {"float32"}:
+    if not flat or a.dtype != b.dtype or out.dtype != "float32":
         return by_torch
     least = min(*a.shape, *b.shape)
-    if are_slow_in_torch() and least >= _FEW_FLOATS:
-        return _product_in_floats(by_torch)
-    if least < _LEAST or math.prod((*a.shape, *b.shape)) < _SIZE:
+    if are_slow_in_torch(a.dtype) and least >= _FEW_COLUMNS:
+        return _product_by_vectors(by_torch)
+    if a.dtype != "float32" or least < _LEAST or math.prod((*a.shape, *b.shape)) < _SIZE:
         return by_torch
 
     def product(a: Tensor, b: Tensor, rows: int) -> Tensor:
@@ -87,21 +88,21 @@ def product_over_rows(graph: Graph, node: Node, by_torch: Run) -> Run:
     return product
 
 
-def _product_in_floats(by_torch: Run) -> Run:
+def _product_by_vectors(by_torch: Run) -> Run:
     def product(a: Tensor, b: Tensor, rows: int) -> Tensor:
-        found = in_floats(a, (b,), rows)
+        found = by_vectors(a, (b,), rows)
         return by_torch(a, b, rows=rows) if found is None else found[0]
 
     return product
 
 
-def in_floats(a: Tensor, tables: Sequence[Tensor], rows: int) -> list[Tensor] | None:
+def by_vectors(a: Tensor, tables: Sequence[Tensor], rows: int) -> list[Tensor] | None:
     """a' b for each b of one or two tables; None of little work, or where numbers do not lie side by side."""
     k = a.shape[1]
     work = rows * k * sum(table.shape[1] for table in tables)
     if rows < _FEW_ROWS or work < _WORK or any(stride(table)[1] != 1 for table in (a, *tables)):
         return None
-    run = library_of_floats()
+    run = (library_of_floats if a.dtype == torch.float32 else library_of_pairs)()
     if run is None:
         return None
     parts = min(rows // _PART, _MOST_PARTS)
@@ -114,7 +115,7 @@ def in_floats(a: Tensor, tables: Sequence[Tensor], rows: int) -> list[Tensor] | 
     ]
     threads = c_threads.worth(work)
     room = empty((max(threads, parts), _ROOM), dtype=torch.float32)
-    over = _OverFloats(data_ptr(a), stride(a)[0], rows, k, (_Table * 2)(*told), data_ptr(room), parts)
+    over = _OverVectors(data_ptr(a), stride(a)[0], rows, k, (_Table * 2)(*told), data_ptr(room), parts)
     run(c_threads.pool(threads), ctypes.byref(over))
     return [sums.sum(0) for sums in found] if parts > 1 else found
 
@@ -155,7 +156,7 @@ def joined(graph: Graph, nodes: Sequence[Bound]) -> list[Bound]:
                 continue
             between = (node.inputs for node in nodes[before + 1 : at])
             if all(map(set(first.outputs).isdisjoint, between)):
-                out[out.index(second)] = _both(first, second)
+                out[out.index(second)] = _both(graph, first, second)
                 out.remove(first)
                 break
     return out
@@ -165,20 +166,26 @@ def _go_together(graph: Graph, first: Bound, second: Bound) -> bool:
     if first.inputs[0] != second.inputs[0]:
         return False
     values = [graph.values[name] for name in (*first.inputs, *second.inputs, *first.outputs, *second.outputs)]
-    if any(len(v.shape) != 1 for v in values[:4]) or {v.dtype for v in values} != {"float32"}:
+    dtype = values[0].dtype
+    alike = {v.dtype for v in values[:4]} == {dtype} and {v.dtype for v in values[4:]} == {"float32"}
+    if not alike or any(len(v.shape) != 1 for v in values[:4]):
         return False
     (k,), (one,), _, (other,) = (v.shape for v in values[:4])
     wide = one + other
-    if are_slow_in_torch():
-        return min(k, one, other) >= _FEW_FLOATS
+    if are_slow_in_torch(dtype):
+        return min(k, one, other) >= _FEW_COLUMNS
+    if dtype != "float32":
+        return False
     return (one, other) == (one // 16 * 16, other // 16 * 16) and _LEAST <= wide <= min(_MOST_TOGETHER, k)
 
 
-def _both(first: Bound, second: Bound) -> Bound:
+def _both(graph: Graph, first: Bound, second: Bound) -> Bound:
+    dtype = graph.values[first.inputs[0]].dtype
+
     def products(rows_of: Tensor, x: Tensor, y: Tensor, rows: int) -> tuple[Tensor, ...]:
-        if are_slow_in_torch() and (found := in_floats(rows_of, (x, y), rows)):
+        if are_slow_in_torch(dtype) and (found := by_vectors(rows_of, (x, y), rows)):
             return tuple(found)
-        parts = float_parts()
+        parts = float_parts() if dtype == "float32" else 0
         in_a_row = stride(rows_of)[1] == stride(x)[1] == stride(y)[1] == 1
         run = library() if parts > 1 and rows >= _SHARE and in_a_row else None
         if run is None:
@@ -192,11 +199,21 @@ def _both(first: Bound, second: Bound) -> Bound:
 
 @c_build.until_built
 def library_of_floats() -> Callable[..., None]:
-    """The function in C of products in floats."""
-    text = f"{c_build.preamble('f32', linked=True)}\n#define SN_OVER_ROOM {_ROOM}\n{over_floats()}"
-    text += "\nvoid run(const sn_pool *pool, sn_over_floats *over) { sn_over_in_floats(pool, over); }\n"
+    """The function in C of products by vectors of floats."""
+    return _library_of_vectors("float32")
+
+
+@c_build.until_built
+def library_of_pairs() -> Callable[..., None]:
+    """That of pairs of bfloat16."""
+    return _library_of_vectors("bfloat16")
+
+
+def _library_of_vectors(dtype: str) -> Callable[..., None]:
+    text = f"{c_build.preamble('f32', linked=True)}\n#define SN_OVER_ROOM {_ROOM}\n{over_vectors(dtype)}"
+    text += "\nvoid run(const sn_pool *pool, sn_over_vectors *over) { sn_over_by_vectors(pool, over); }\n"
     library = c_build.build(text, "f32", libm=False)
-    return library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.POINTER(_OverFloats))
+    return library.function("run", ctypes.POINTER(c_threads.Pool), ctypes.POINTER(_OverVectors))
 
 
 @c_build.until_built

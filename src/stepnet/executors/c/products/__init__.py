@@ -11,8 +11,8 @@ from .product import ROOM as ROOM
 from .product import Product as Product
 from .product import common as common
 from .product import on_rows as on_rows
-from .product import over_floats as over_floats
 from .product import over_rows as over_rows
+from .product import over_vectors as over_vectors
 from .product import paired as paired
 from .product import split as split
 from .product import with_needs as with_needs

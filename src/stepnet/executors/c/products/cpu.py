@@ -41,16 +41,20 @@ def has_wide_vectors() -> bool:
 
 
 @functools.cache
-def are_slow_in_torch() -> bool:
-    """Whether products of floats are faster by generated C's own code than by torch's.
+def are_slow_in_torch(dtype: str = "float32") -> bool:
+    """Whether products of floats, or of bfloat16, are faster by generated C's own code than by torch's.
 
-    Torch's are MKL's, which does not take its code for AVX2 or AVX-512 where another than Intel made the CPU
-    (measured: ours are 1.1 to 1.2 times as fast with AVX2, 2.1 to 2.9 times with AVX-512 of full width). Told
-    by the CPU, not by the clock: a product that is made again is to have the same bits.
+    Torch's of floats are MKL's, which does not take its code for AVX2 or AVX-512 where another than Intel
+    made the CPU (measured: ours are 1.1 to 1.2 times as fast with AVX2, 2.1 to 2.9 times with AVX-512 of full
+    width). Those of bfloat16 are oneDNN's, which rounds their sums to bfloat16 (measured, by AVX512-BF16
+    without tiles: ours are 1.0 to 1.8 times as fast, of few rows most). Told by the CPU, not by the clock: a
+    product that is made again is to have the same bits.
     """
+    if dtype == "bfloat16":
+        return has_pairs() and not has_tiles()
     if sys.platform != "linux" or platform.machine() != "x86_64" or not torch.backends.mkl.is_available():
         return False
-    return _maker() == "AuthenticAMD" and set(_flags()) >= {"avx2", "fma"}
+    return dtype == "float32" and _maker() == "AuthenticAMD" and set(_flags()) >= {"avx2", "fma"}
 
 
 def _flags() -> list[str]:

@@ -109,6 +109,7 @@ class Product:
 def paired(tiles: int) -> str:
     """The C of products of bfloat16. `tiles`: 0 without, 1 by the tile instructions of AMX, 2 by a twin."""
     pairs = _file("sn_pairs.h")
+    pairs = pairs.replace('#include "sn_add_pairs.h"\n', _file("sn_add_pairs.h"))
     for name in ("sn_tiles.h", "sn_blocks.h"):
         pairs = pairs.replace(f'#include "{name}"\n', _file(name) if tiles else "")
     return f"#define SN_TILES {tiles}\n{pairs}"
@@ -124,9 +125,11 @@ def over_rows() -> str:
     return f"#define SN_OVER_ROOM {OVER_ROOM}\n{_file('sn_over_rows.h')}"
 
 
-def over_floats() -> str:
-    """The C of products over rows in floats, behind that of floats."""
-    return _file("sn_over_floats.h")
+def over_vectors(dtype: str) -> str:
+    """The C of products over rows by vectors, of float32 or bfloat16, behind that of floats."""
+    if dtype == "float32":
+        return f"#define SN_OVER_BF16 0\n{_file('sn_over_vectors.h')}"
+    return f"#define SN_OVER_BF16 1\n{_file('sn_add_pairs.h')}\n{_file('sn_over_vectors.h')}"
 
 
 def on_rows() -> str:

@@ -126,24 +126,10 @@ void sn_pack_bf16(uint16_t *restrict packed, const uint16_t *restrict source, in
     }
 }
 
-typedef uint32_t sn_words __attribute__((vector_size(SN_VECTOR_BYTES)));
-typedef uint32_t sn_words_u __attribute__((vector_size(SN_VECTOR_BYTES), aligned(2), may_alias));
+#include "sn_add_pairs.h"
 typedef struct {
     uint32_t pair;
 } __attribute__((packed, may_alias)) sn_pair;
-
-#if defined(__AVX512BF16__) && SN_VECTOR_BYTES == 64
-#include <immintrin.h>
-SN_INLINE sn_vec_f32 sn_add_pairs(sn_vec_f32 sum, sn_words a, sn_words b) {
-    return (sn_vec_f32)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-}
-#else
-SN_INLINE sn_vec_f32 sn_add_pairs(sn_vec_f32 sum, sn_words a, sn_words b) {
-    sum += (sn_vec_f32)(a << 16) * (sn_vec_f32)(b << 16);
-    sum += (sn_vec_f32)(a & 0xffff0000u) * (sn_vec_f32)(b & 0xffff0000u);
-    return sum;
-}
-#endif
 
 /* sum[rows][nv] += pairs[rows] panel[nv], one pair of each row. */
 SN_INLINE void sn_one_pair(sn_vec_f32 (*sum)[SN_WIDTH], const int rows, const int nv, const uint32_t *pair,

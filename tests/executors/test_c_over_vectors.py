@@ -1,4 +1,4 @@
-"""Products over rows in floats against float64, and where they stand in for torch's."""
+"""Products over rows by vectors against float64, and where they stand in for torch's."""
 
 import threading
 
@@ -21,26 +21,46 @@ SIZES = {
     "more strips than are packed at once": (530, 389, (33, 3)),
     "more panels than are packed at once": (260, 12, (530,)),
     "parts of rows": (16400, 20, (33, 7)),
+    "an odd number of rows": (513, 50, (33, 64)),
+    "one row": (1, 37, (70,)),
 }
 
 
-def _rows(rows, k, columns):
+DTYPES = torch.float32, torch.bfloat16
+
+
+def _rows(rows, k, columns, dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
-    a = torch.randn(rows, k + 3, generator=generator)[:, 1 : k + 1]
-    return a, [torch.randn(rows, n + 2, generator=generator)[:, :n] for n in columns]
+    a = torch.randn(rows, k + 3, generator=generator).to(dtype)[:, 1 : k + 1]
+    return a, [torch.randn(rows, n + 2, generator=generator).to(dtype)[:, :n] for n in columns]
 
 
+@pytest.fixture(params=["as this CPU does", "floats"])
+def of_pairs(request, monkeypatch):
+    """How pairs of bfloat16 are multiplied: by the CPU's instruction, if it has one, and without."""
+    text = c_over_rows.over_vectors
+    if request.param == "floats":
+        monkeypatch.setattr(
+            c_over_rows, "over_vectors", lambda dtype: f"#undef __AVX512BF16__\n{text(dtype)}"
+        )
+    made = c_over_rows._library_of_vectors("bfloat16")
+    monkeypatch.setattr(c_over_rows, "library_of_pairs", lambda: made)
+
+
+@pytest.mark.usefixtures("of_pairs")
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SIZES)
-def test_sums_over_rows(name, monkeypatch):
+def test_sums_over_rows(name, dtype, monkeypatch):
     monkeypatch.setattr(c_threads, "_MULTIPLIED", 1)
     monkeypatch.setattr(c_over_rows, "_WORK", 1)
+    monkeypatch.setattr(c_over_rows, "_FEW_ROWS", 1)
     monkeypatch.setattr(c_over_rows, "_PART", 2048)
     rows, k, columns = SIZES[name]
-    a, tables = _rows(rows, k, columns)
+    a, tables = _rows(rows, k, columns, dtype)
     by_threads = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        by_threads.append(c_over_rows.in_floats(a, tables, rows))
+        by_threads.append(c_over_rows.by_vectors(a, tables, rows))
     for b, found, *others in zip(tables, *by_threads, strict=True):
         exact, sizes = a.double().t() @ b.double(), a.double().abs().t() @ b.double().abs()
         assert ((found - exact).abs() <= 2.0**-20 * sizes).all()
@@ -48,25 +68,29 @@ def test_sums_over_rows(name, monkeypatch):
         assert found.untyped_storage().nbytes() == found.numel() * 4  # a gradient keeps nothing else alive
 
 
+@pytest.mark.usefixtures("of_pairs")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [300, 301])
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 1e-42, 3e38])
-def test_numbers_that_are_not_ordinary(number):
-    a, (b,) = _rows(300, 40, (70,))
+def test_numbers_that_are_not_ordinary(number, rows, dtype):
+    a, (b,) = _rows(rows, 40, (70,), dtype)
     a[7, 39], b[270, 69] = number, number
-    found = c_over_rows.in_floats(a, [b], 300)
+    a[-1, 3], b[-1, 3] = number, number
+    found = c_over_rows.by_vectors(a, [b], rows)
     assert found is not None
-    torch.testing.assert_close(found[0], a.t() @ b, equal_nan=True, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[0], a.float().t() @ b.float(), equal_nan=True, rtol=1e-4, atol=1e-4)
 
 
 def test_a_thread_with_a_small_stack():
     """What is packed does not lie on it: a process with such a thread ended."""
     a, (b,) = _rows(300, 40, (70,))
-    assert c_over_rows.in_floats(a, [b], 300) is not None  # it is built
+    assert c_over_rows.by_vectors(a, [b], 300) is not None  # it is built
 
     def summed():
         torch.set_num_threads(1)
         found = []
         before = threading.stack_size(1 << 18)
-        thread = threading.Thread(target=lambda: found.extend(c_over_rows.in_floats(a, [b], 300)))
+        thread = threading.Thread(target=lambda: found.extend(c_over_rows.by_vectors(a, [b], 300)))
         thread.start()
         threading.stack_size(before)
         thread.join()
@@ -77,22 +101,23 @@ def test_a_thread_with_a_small_stack():
 
 def test_few_rows_little_work_and_turned_tables_are_left_to_torch():
     a, (b,) = _rows(300, 40, (50,))
-    assert c_over_rows.in_floats(a, [b], 300) is not None
-    assert c_over_rows.in_floats(a[:255], [b[:255]], 255) is None
-    assert c_over_rows.in_floats(a[:15].repeat(1, 50), [b[:15]], 15) is None
-    assert c_over_rows.in_floats(a, [b.t().contiguous().t()], 300) is None
+    assert c_over_rows.by_vectors(a, [b], 300) is not None
+    assert c_over_rows.by_vectors(a[:255], [b[:255]], 255) is None
+    assert c_over_rows.by_vectors(a[:15].repeat(1, 50), [b[:15]], 15) is None
+    assert c_over_rows.by_vectors(a, [b.t().contiguous().t()], 300) is None
 
 
-def test_gradients_of_weights(monkeypatch):
-    together, made = [], c_over_rows.in_floats
+@pytest.mark.parametrize(("autocast", "limit"), [(False, 2e-6), (True, 2e-2)])
+def test_gradients_of_weights(autocast, limit, monkeypatch):
+    together, made = [], c_over_rows.by_vectors
 
     def noted(a, tables, rows):
         found = made(a, tables, rows)
         together.append((a.shape[1], [table.shape[1] for table in tables], found is not None))
         return found
 
-    monkeypatch.setattr(c_over_rows, "in_floats", noted)
-    monkeypatch.setattr(c_over_rows, "are_slow_in_torch", lambda: True)
+    monkeypatch.setattr(c_over_rows, "by_vectors", noted)
+    monkeypatch.setattr(c_over_rows, "are_slow_in_torch", lambda dtype="float32": True)
     torch.manual_seed(0)
     wanted, found = torch.nn.LSTM(36, 32), nn.LSTM(36, 32)
     found.load_state_dict(wanted.state_dict())
@@ -102,12 +127,14 @@ def test_gradients_of_weights(monkeypatch):
         found.zero_grad()
         found.weight_ih_l0.requires_grad_(not frozen)
         together.clear()
-        found(x)[0].square().sum().backward()
-        assert together == [(128, [32] if frozen else [32, 36], True)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = found(x)[0]
+        y.float().square().sum().backward()
+        assert together[-1] == (128, [32] if frozen else [32, 36], True)  # those before are of the self-check
         for (name, mine), theirs in zip(found.named_parameters(), wanted.parameters(), strict=True):
             if mine.grad is not None and theirs.grad is not None:
                 off = (mine.grad.double() - theirs.grad).abs().max() / theirs.grad.abs().max()
-                assert off < 2e-6, name
+                assert off < limit, name
                 assert mine.grad.untyped_storage().nbytes() == mine.numel() * 4
 
 
@@ -128,7 +155,21 @@ def test_whose_products_are_slow(told, slow, monkeypatch, tmp_path):
     (tmp_path / "cpuinfo").write_text(told)
     monkeypatch.setattr(cpu, "Path", lambda name: tmp_path / "cpuinfo")
     monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda dtype="float32": True)
     assert cpu.are_slow_in_torch.__wrapped__() is slow
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
     assert cpu.are_slow_in_torch.__wrapped__() is False
+
+
+@pytest.mark.parametrize(
+    ("flags", "slow"),
+    [
+        ("avx512f avx512_bf16", True),
+        ("avx512f", False),
+        ("avx512f avx512_bf16 amx_tile amx_bf16", False),
+    ],
+)
+def test_whose_products_of_bfloat16_are_slow(flags, slow, monkeypatch):
+    monkeypatch.setattr(cpu, "has_pairs", lambda: set(flags.split()) >= cpu._PAIRS)
+    monkeypatch.setattr(cpu, "has_tiles", lambda: set(flags.split()) >= cpu._TILES)
+    assert cpu.are_slow_in_torch.__wrapped__("bfloat16") is slow
