@@ -1,4 +1,4 @@
-"""Steps that ask a logger whether it would log, in a process that imports what torch traces with meanwhile."""
+"""Steps that ask a logger whether it would log, as a first call imports what torch traces with."""
 
 from __future__ import annotations
 

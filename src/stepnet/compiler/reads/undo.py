@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
+from torch.utils._pytree import SUPPORTED_NODES
 
 from stepnet.data.bounded_cache import Bounded
 
@@ -38,8 +39,9 @@ _SHORTEST, _LONGEST = 0.02, 0.2  # seconds
 _in_a_row = Bounded[Any, int](10_000)  # attempts that changed something, by their root
 _SURELY = 3
 _threads = sys._current_frames
-# What is imported stays so, and so do its loggers; a first attempt imports what torch traces with.
-_FILLED_BY_IMPORTS: tuple[Any, ...] = (sys.modules, logging.Logger.manager.loggerDict)
+# What is imported stays so, and so do its loggers, and what it registers with torch: a first attempt
+# imports what torch traces with.
+_FILLED_BY_IMPORTS: tuple[Any, ...] = (sys.modules, logging.Logger.manager.loggerDict, SUPPORTED_NODES)
 
 
 def undone(
