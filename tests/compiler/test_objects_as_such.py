@@ -4,6 +4,7 @@ class registered: held against the plain loop after each change, by every way in
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import operator
 
 import pytest
@@ -108,9 +109,14 @@ def a_dataclass(monkeypatch):
     ]
 
 
+def a_time_span(monkeypatch):
+    held = Held(span=datetime.timedelta(seconds=1))
+    return lambda: held.span.total_seconds(), [lambda: setattr(held, "span", datetime.timedelta(seconds=3))]
+
+
 READS = [
     a_number, a_text_of_the_code, two_items, a_node_that_is_made, a_node_that_is_given_back,
-    another_way_to_take_apart, a_dataclass,
+    another_way_to_take_apart, a_dataclass, a_time_span,
 ]  # fmt: skip
 X, H = torch.randn(4, 2, D, dtype=DTYPE), torch.randn(2, D, dtype=DTYPE)
 RAGGED = LoDTensor.from_lengths(torch.randn(6, D, dtype=DTYPE), [[2, 4]])
