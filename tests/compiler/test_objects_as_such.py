@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import operator
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,12 @@ BIG, TEXT, GAIN = 12345, "a b", 1.0
 
 class Held:
     """An object with attributes."""
+
+    number: int
+    text: str
+    first: list[int]
+    second: dict[str, int]
+    span: datetime.timedelta
 
     def __init__(self, **attributes):
         self.__dict__.update(attributes)
@@ -39,7 +46,7 @@ class Pair:
 
 
 pytree.register_pytree_node(
-    Node, lambda node: ([node.value * Node.scale], None), lambda parts, _: Node(parts[0] * GAIN)
+    Node, lambda node: ([node.value * Node.scale], None), lambda parts, _: Node(next(iter(parts)) * GAIN)
 )
 pytree.register_dataclass(Pair)
 
@@ -57,7 +64,7 @@ def a_number(monkeypatch):
 
 
 def a_text_of_the_code(monkeypatch):
-    space = {"held": (held := Held(text="".join(["a", " b"])))}
+    space: dict[str, Any] = {"held": (held := Held(text="".join(["a", " b"])))}
     exec("def read(): return 1.0 if held.text is not 'a b' else 2.0", space)  # with a warning of Python's
     own = space["read"].__code__.co_consts
     return space["read"], [
