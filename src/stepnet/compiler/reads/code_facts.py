@@ -28,6 +28,9 @@ REFLECTION = words(
 # name, or holds one against a pattern.
 TEXTS = frozenset({"__str__", "__repr__", "__format__", "extra_repr"})
 MAKES = frozenset({"__init__", "__new__", "__post_init__"})
+# What stands for `is`, and the functions that are the same: whether two objects of one value are one object.
+BY_IDENTITY = words("is_ is_not")
+_SINGLE = (type(None), bool, type(Ellipsis))  # of which there is one object for each value
 _PATTERNS = {"MATCH_CLASS": frozenset({"__match_args__"}), "MATCH_KEYS": frozenset({"get"})}
 # Or where it makes a class.
 MAKES_CLASSES = MAKES | words("__init_subclass__ __set_name__ __prepare__ __mro_entries__")
@@ -173,6 +176,10 @@ def _unnamed(steps: list[dis.Instruction], place: int) -> frozenset[str]:
     if kind == "BINARY_MODULO" or (kind == "BINARY_OP" and steps[place].argrepr in ("%", "%=")):
         number = steps[place - 1].opname == "LOAD_CONST" and isinstance(steps[place - 1].argval, (int, float))
         return frozenset() if number else TEXTS
+    if kind == "IS_OP":
+        before = steps[place - 1]
+        single = before.opname == "LOAD_CONST" and type(before.argval) in _SINGLE
+        return frozenset() if single else BY_IDENTITY
     if kind == "LOAD_BUILD_CLASS" or value == "new_class":
         return MAKES_CLASSES
     of_type = kind in _GLOBALS and value == "type"

@@ -6,6 +6,7 @@ import copy
 import copyreg
 import ctypes
 import dataclasses
+import datetime
 import decimal
 import enum
 import functools
@@ -84,7 +85,7 @@ OF_ENUMS = words(
 
 BY_VALUE = frozenset(
     {
-        float, complex, bytes, type(Ellipsis), type(NotImplemented), range,
+        float, complex, bytes, type(Ellipsis), type(NotImplemented), range, datetime.timedelta,
         torch.dtype, torch.device, torch.layout, torch.memory_format,
     }
 )  # fmt: skip

@@ -13,6 +13,7 @@ import contextlib
 import contextvars
 import functools
 import gc
+import logging
 import operator
 import os
 import sys
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
+from torch.utils._pytree import SUPPORTED_NODES
 
 from stepnet.data.bounded_cache import Bounded
 
@@ -37,6 +39,9 @@ _SHORTEST, _LONGEST = 0.02, 0.2  # seconds
 _in_a_row = Bounded[Any, int](10_000)  # attempts that changed something, by their root
 _SURELY = 3
 _threads = sys._current_frames
+# What is imported stays so, and so do its loggers, and what it registers with torch: a first attempt
+# imports what torch traces with.
+_FILLED_BY_IMPORTS: tuple[Any, ...] = (sys.modules, logging.Logger.manager.loggerDict, SUPPORTED_NODES)
 
 
 def undone(
@@ -134,7 +139,7 @@ class Snapshot:
             if type(holder) is _CACHE and not any(holder is known for known, _ in self._caches):
                 self._caches.append((holder, (entries_of(holder) or {}).copy()))
             way = way_of(type(holder))
-            if way is not None and holder is not sys.modules:  # what is imported stays so
+            if way is not None and not any(holder is known for known in _FILLED_BY_IMPORTS):
                 self._kept.append((holder, way, way.read(holder)))
 
     def __len__(self) -> int:

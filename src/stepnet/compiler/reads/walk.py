@@ -27,7 +27,7 @@ from stepnet.data.offsets import in_program
 from stepnet.data.recording import Interned, ToldByContent
 
 from .as_written import written_as
-from .code_facts import words
+from .code_facts import BY_IDENTITY, words
 from .contents import SPARSE, content, entries
 from .kinds import (
     MISSING,
@@ -71,6 +71,7 @@ class Walk(TorchModuleWalk):
         if kind in PLAIN:
             self.key.append(value)
             self.key.append(kind)  # 1, 1.0 and True are equal but trace differently
+            self._told_apart(value)
             return
         place = id(value)
         known = self.seen.get(place)
@@ -110,6 +111,12 @@ class Walk(TorchModuleWalk):
 
     def _by_value(self, value: Any) -> None:
         self.key.append((type(value), repr(value)))  # tells -0.0 from 0.0, and nan from nothing
+
+    def _told_apart(self, value: Any) -> None:
+        """Which equal numbers and texts are one object, where code asks by `is`."""
+        if not self.names.isdisjoint(BY_IDENTITY):
+            self.key.append(Seen(self.plain.setdefault(id(value), len(self.plain))))
+            self.met.append(value)
 
     def _slice(self, value: Any) -> None:
         self.key.append(slice)
@@ -277,6 +284,7 @@ class Walk(TorchModuleWalk):
                 kind = type(item)
                 if kind in PLAIN:  # as `visit` has it
                     self.key += (name, item, kind)
+                    self._told_apart(item)
                 else:
                     self.key.append(name)
                     self.visit(item)

@@ -10,6 +10,8 @@ import sys
 import types
 from typing import Any
 
+import torch.utils._pytree as pytree
+
 from .code_facts import MAKES
 from .kinds import UNREAD, registered
 from .overrides import overridden
@@ -43,6 +45,7 @@ class ClassWalk(CodeWalk):
         """What code may find on a class: the attributes it names, and what operators call."""
         self.key.append(Walked(kind))
         self.named(overridden(kind, self.names))
+        self._as_tree(kind)
         for klass in kind.__mro__:
             if is_trusted_class(klass) or (id(klass), makes) in self.classes:
                 continue
@@ -75,6 +78,15 @@ class ClassWalk(CodeWalk):
             self._class(meta)
         elif meta is enum.EnumMeta:
             self.named(OF_ENUMS)
+
+    def _as_tree(self, kind: type) -> None:
+        """How torch takes objects of a class apart, and puts them together, where that was registered."""
+        for known, node in list(pytree.SUPPORTED_NODES.items()):
+            if known is kind:  # no lookup, which may run code of its metaclass
+                self.hold(pytree.SUPPORTED_NODES)
+                self.visit(node.flatten_fn)
+                self.visit(node.unflatten_fn)
+                self.named(vars(kind).get("__dataclass_fields__", ()))
 
     def _class_item(self, item: Any) -> None:
         if isinstance(item, _MADE_OF_FUNCTIONS) and not is_trusted_class(type(item)):

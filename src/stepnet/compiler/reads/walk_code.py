@@ -16,6 +16,7 @@ from .as_written import written_as
 from .code_facts import (
     AROUND,
     BITS,
+    BY_IDENTITY,
     CALLS_BACKWARD,
     EFFECTS,
     PURE,
@@ -159,6 +160,8 @@ class CodeWalk(ModuleWalk):
             self._attributes(function.__dict__)
         self.named(known.names)
         names = known.names
+        if not BY_IDENTITY.isdisjoint(names):
+            self._constants(code)
         if known.prefixes:
             self.prefixes = tuple({*self.prefixes, *known.prefixes})
             names = names.union(self.found_by_prefix(_OF_TORCH))
@@ -188,6 +191,13 @@ class CodeWalk(ModuleWalk):
         if known.stores:
             self.hold(Names(space, known.stores))
         self.in_python = before
+
+    def _constants(self, code: types.CodeType) -> None:
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._constants(constant)
+            else:
+                self.visit(constant)
 
     def _judge(self, function: types.FunctionType, known: Facts) -> None:
         """Refuse a function by the names in its code, or note what a walk does not see of what it does."""

@@ -32,6 +32,7 @@ class WalkState(abc.ABC):
     tensors: list[Tensor] = field(default_factory=list)
     met_tensors: list[Tensor] = field(default_factory=list)  # with everything: as often as they are met
     seen: dict[int, int] = field(default_factory={id(held): -n for n, held in enumerate(CACHES)}.copy)
+    plain: dict[int, int] = field(default_factory=dict[int, int])  # numbers and texts, by id, in order
     generators: list[torch.Generator] = field(default_factory=list)
     holders: list[Any] = field(default_factory=list)
     of_python: set[int] = field(default_factory=set)  # ids of what only code of Python's came by so far
