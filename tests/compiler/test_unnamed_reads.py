@@ -65,11 +65,11 @@ class Described:
 class Settable:
     @property
     def number(self):
-        return self.__dict__["held"]
+        return self._held
 
     @number.setter
     def number(self, value):
-        self.__dict__["held"] = value * GAIN
+        self._held = value * GAIN
 
 
 class Of(collections.abc.Set):
@@ -80,7 +80,7 @@ class Of(collections.abc.Set):
         return item in self.items
 
     def __iter__(self):
-        return iter(self.items)
+        yield from self.items
 
     def __len__(self):
         return len(self.items)
@@ -235,10 +235,12 @@ def _as_before():
 
 @pytest.mark.parametrize("name", READS)
 def test_a_change_behind_what_no_name_tells(name):
-    step = step_of(READS[name])
+    step, keys = step_of(READS[name]), set()
     for number in (2.0, 3.0, 2.5):
         globals()["GAIN"] = number
         held_to_plain(step)
+        keys.add(reach(step).key)
+    assert len(keys) == 3
 
 
 def test_methods_that_no_run_calls_are_not_read():
