@@ -62,7 +62,7 @@ THRESHOLDS: dict[tuple[Any, str], tuple[Any, ...]] = {
     (on_rows, "_ROWS"): (0,),
     (over_rows, "_WORK"): (0,),
     (over_rows, "_FEW_ROWS"): (0,),
-    (over_rows, "_FEW_FLOATS"): (1,),
+    (over_rows, "_FEW_COLUMNS"): (1,),
     (over_rows, "_PART"): (1, 16),
     (over_rows, "_SHARE"): (16,),
     (threads, "_MULTIPLIED"): (1,),
