@@ -236,10 +236,9 @@ def _movable(loop: LoopPlan, node: Node, stage: GraphStage) -> bool:
 
 
 def _is_between(region: Region, node: Node, after: Mapping[str, int], bit: Mapping[str, int]) -> bool:
-    """Whether a node follows from one cycle of its scan, and another one waits for it."""
-    turning = {c.parameter for c in region.carries}
-    follows = any(after[name] & bit[node.output] for name in turning)
-    return follows and any(after[node.output] & bit[name] for name in turning)
+    """Whether a node follows from a cycle of its scan, and others of the scan wait for it."""
+    follows = any(after[carry.parameter] & bit[node.output] for carry in region.carries)
+    return follows and any(node.output in other.inputs for other in region.nodes)
 
 
 def _followers(loop: LoopPlan) -> tuple[Mapping[str, int], Mapping[str, int]]:
