@@ -50,7 +50,10 @@ def put_together(parts: Any, _: Any) -> Node:
 
 
 pytree.register_pytree_node(Node, lambda node: ([node.value * Node.scale], None), put_together)
-pytree.register_dataclass(Pair)
+if hasattr(pytree, "register_dataclass"):
+    pytree.register_dataclass(Pair)
+else:  # in older torch
+    pytree.register_pytree_node(Pair, lambda pair: ([pair.a, pair.b], None), lambda parts, _: Pair(*parts))
 
 
 def ones():
