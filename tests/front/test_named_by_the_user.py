@@ -23,6 +23,7 @@ NETS: dict[str, Any] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
 @pytest.mark.parametrize("keep_scopes", [True, False])
 @pytest.mark.parametrize("missing", NETS)
 def test_a_name_that_is_not_in_the_scope(missing, keep_scopes):

@@ -83,8 +83,8 @@ class BodyTrace:
             return self._traced(run, owner, self.examples)
         except FixedSize:
             larger = self._larger()
-            if larger is None:
-                raise
+            if larger is None:  # of what follows from data there is no other example
+                return self._traced(run, owner, self.examples, ones=True)
             with contextlib.suppress(IRError), unsaid("torch._subclasses.fake_tensor"):
                 return self._traced(run, owner, larger)
             raise
@@ -92,15 +92,19 @@ class BodyTrace:
     def _larger(self) -> list[Tensor] | None:
         """The examples again and again, so that each open size is larger; None: some follow from no size."""
         nodes = [[getattr(size, "node", None) for size in shape] for shape in self.shapes]
-        opened = [node for shape in nodes for node in shape if node is not None]
-        symbols = {symbol for node in opened for symbol in node.expr.free_symbols}
-        if any(
-            node.shape_env.is_unbacked_symint(symbol) for node in opened for symbol in node.expr.free_symbols
-        ):
+        opened = [
+            (node, size)
+            for example, shape in zip(self.examples, nodes, strict=True)
+            for node, size in zip(shape, example.shape, strict=True)
+            if node is not None
+        ]
+        symbols = {symbol for node, _ in opened for symbol in node.expr.free_symbols}
+        envs = [env for node, _ in opened if (env := getattr(node, "shape_env", None)) is not None]
+        if any(env.is_unbacked_symint(symbol) for env in envs for symbol in symbols):
             return None
-        most = max((node.hint for node in opened), default=0)
+        most = max((size for _, size in opened), default=0)
         sizes = dict.fromkeys(symbols, most + _MORE) | {
-            node.expr: node.hint + _MORE for node in opened if node.expr in symbols
+            node.expr: size + _MORE for node, size in opened if node.expr in symbols
         }
         out = []
         for example, shape in zip(self.examples, nodes, strict=True):
@@ -114,7 +118,9 @@ class BodyTrace:
             out.append(example)
         return out
 
-    def _traced(self, run: Body, owner: Any, given: Sequence[Tensor]) -> Program:
+    def _traced(self, run: Body, owner: Any, given: Sequence[Tensor], ones: bool = False) -> Program:
+        """`ones`: open sizes may come to one."""
+
         def whole(*leaves: Tensor) -> Sequence[Tensor]:
             sizes = self.count + len(self.loose)
             if any(t.dtype == torch.float64 for t in self.examples[: self.count]):
@@ -131,7 +137,7 @@ class BodyTrace:
         made = program(whole, owner, given, dynamic, self.where, is_known)
         for node, dims in zip(made.inputs, dynamic, strict=True):
             sizes = [size for d, size in enumerate(sizes_of(node.meta["val"])) if d in dims]
-            fixed = [size for size in sizes if isinstance(size, int)]
+            fixed = [size for size in sizes if isinstance(size, int) and not (ones and size < 2)]
             if fixed:
                 size = max(fixed)
                 line = made.fixed.get(size)
