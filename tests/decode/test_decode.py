@@ -203,6 +203,7 @@ def test_what_has_no_graph_says_so(graph):
         graph(Decoder(), (a_state(2)["h"],))
 
 
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")  # told once: by whichever is first
 @pytest.mark.parametrize(
     "decode",
     [
