@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.modes import has_tangent
+
 
 def memory_of(tensor: Tensor) -> int:
     """What two tensors that share memory have in common; a tensor without any has only itself.
@@ -25,6 +27,17 @@ def memory_of(tensor: Tensor) -> int:
         except NotImplementedError:  # to ask first takes four times as long
             return id(tensor)
     return tensor.untyped_storage()._cdata if torch._C._has_storage(tensor) else id(tensor)
+
+
+def no_view(tensor: Tensor) -> Tensor:
+    """A result as one that autograd takes for no view: it loses hooks of a view that is written to.
+
+    >>> no_view(torch.ones(4).view(2, 2))._is_view()
+    False
+    """
+    if not tensor._is_view():
+        return tensor
+    return tensor.clone() if tensor.requires_grad or has_tangent(tensor) else tensor.data
 
 
 def distinct(out: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -147,7 +147,7 @@ def _compile(
     noise = drawn_in_order(seen.draws, reads.reach.generators, [ROWS])
     given = (signature, weights, bind, [t.detach() for t in (*x, *noise, *states)])
     chosen = (loop, reads, sequences, weights, backend, key)
-    if key is not None and _from_file(entry, seen, given[:2], key, chosen):
+    if key is not None and _from_file(entry, seen, (signature, weights), key, chosen):
         return None
     recorded = functools.partial(_recorded, seen=seen, moved=moved, line=line, loop=loop, reads=reads,
                                  sequences=sequences, most=most)  # fmt: skip
@@ -173,7 +173,7 @@ def _compile(
     choose(entry, compiled, *chosen)
     if key is None or entry.ready is None or compiled.fused.random:  # noise cannot be checked
         return None
-    data = stored.dump(compiled, *given[:2])
+    data = stored.dump(compiled, signature, weights)
     return None if data is None else (key, data)
 
 

@@ -16,6 +16,7 @@ from stepnet.compiler.trace.data_dependent import AsksCaptured
 from stepnet.compiler.trace.iteration import code_of, own_classes
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.modes import batches, has_tangent, linearizes, transforms_active
+from stepnet.data.storage import no_view
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import SlowPathWarning, Unsupported
@@ -306,10 +307,7 @@ def _by_name(
 
 
 def _whole(y: Any) -> Any:
-    """A result that autograd does not take for a view: it loses hooks of views that are written to."""
-    if not isinstance(y, Tensor) or transforms_active() or not y._is_view():
-        return y
-    return y.clone() if y.requires_grad or has_tangent(y) else y.data
+    return no_view(y) if isinstance(y, Tensor) and not transforms_active() else y
 
 
 def is_as_ever(entry: Entry, reads: Reads) -> bool:

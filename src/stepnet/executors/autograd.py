@@ -15,7 +15,7 @@ from stepnet.data.dtypes import dtype_of
 from stepnet.data.heap import new_table
 from stepnet.data.in_graph import not_followed
 from stepnet.data.modes import is_recorded, sees_saved_tensors
-from stepnet.data.storage import distinct
+from stepnet.data.storage import distinct, no_view
 from stepnet.data.windows import Copied, Standing, rows_in
 from stepnet.errors import StepError
 from stepnet.ir.plan import Plan
@@ -48,7 +48,7 @@ def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequ
         tensors = tuple(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors)
         of_numbers = call._replace(plain=_of_pairs(call.plain, of_pairs), along=None)
         out = run_real(of_numbers, tensors, len(x), len(states))
-        return [_as_complex(t) if i in paired else t for i, t in enumerate(out)]
+        return [no_view(torch.view_as_complex(t)) if i in paired else t for i, t in enumerate(out)]
     return run_real(call, tensors, len(x), len(states))
 
 
@@ -62,11 +62,6 @@ def _of_pairs(plain: Callable[..., Any], of_pairs: Sequence[bool]) -> Callable[.
         return _as_pairs(y), _as_pairs(finals)
 
     return run
-
-
-def _as_complex(pairs: Tensor) -> Tensor:
-    found = torch.view_as_complex(pairs)
-    return found.clone() if found.requires_grad else found.data
 
 
 def _as_pairs(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -19,7 +19,7 @@ from stepnet.errors import IRError
 from .aten import AtenNet, is_known
 from .graph import Graph, LoopInput, Value
 from .size_inputs import Referred, examples
-from .trace import Program, of_python, program, sizes_of, unsaid
+from .trace import Program, of_python, program, repeated_along, sizes_of, unsaid
 
 _MORE = 8
 BY_SIZES = (
@@ -79,15 +79,26 @@ class BodyTrace:
         Raises:
             IRError: it cannot be traced.
         """
-        try:
-            return self._traced(run, owner, self.examples)
-        except FixedSize:
-            larger = self._larger()
-            if larger is None:  # of what follows from data there is no other example
-                return self._traced(run, owner, self.examples, ones=True)
+        made, size = self._traced(run, owner, self.examples)
+        if size is None:
+            return made
+        larger = self._larger()
+        if larger is None and size < 2:  # of what follows from data there is no other example
+            return made
+        if larger is not None:
             with contextlib.suppress(IRError), unsaid("torch._subclasses.fake_tensor"):
-                return self._traced(run, owner, larger)
-            raise
+                again, still = self._traced(run, owner, larger)
+                if still is None:
+                    return again
+        line = made.fixed.get(size)
+        raise FixedSize(
+            f"{self.where} cannot be written for any size of what it is given: it became {size} in the trace",
+            got="Python that decides by a size, or counts by it"
+            + (f" ({line.short})" if line else "")
+            + f": it is {size} in the example",
+            expected="calls of torch that are the same for all sizes",
+            remedy=BY_SIZES,
+        )
 
     def _larger(self) -> list[Tensor] | None:
         """The examples again and again, so that each open size is larger; None: some follow from no size."""
@@ -111,15 +122,12 @@ class BodyTrace:
             for d, node in enumerate(shape):
                 if node is not None:
                     size = int(sympy_interp(PythonReferenceAnalysis, sizes, node.expr))
-                    places = torch.arange(size, device=example.device) % max(example.shape[d], 1)
-                    if not example.shape[d]:
-                        example = example.new_zeros([*example.shape[:d], 1, *example.shape[d + 1 :]])
-                    example = example.index_select(d, places)
+                    example = repeated_along(example, d, size)
             out.append(example)
         return out
 
-    def _traced(self, run: Body, owner: Any, given: Sequence[Tensor], ones: bool = False) -> Program:
-        """`ones`: open sizes may come to one."""
+    def _traced(self, run: Body, owner: Any, given: Sequence[Tensor]) -> tuple[Program, int | None]:
+        """The function by an example, and the largest size that was to be open and is not; None: all are."""
 
         def whole(*leaves: Tensor) -> Sequence[Tensor]:
             sizes = self.count + len(self.loose)
@@ -135,22 +143,13 @@ class BodyTrace:
             {d: False for d, size in enumerate(shape) if not isinstance(size, int)} for shape in self.shapes
         ]
         made = program(whole, owner, given, dynamic, self.where, is_known)
-        for node, dims in zip(made.inputs, dynamic, strict=True):
-            sizes = [size for d, size in enumerate(sizes_of(node.meta["val"])) if d in dims]
-            fixed = [size for size in sizes if isinstance(size, int) and not (ones and size < 2)]
-            if fixed:
-                size = max(fixed)
-                line = made.fixed.get(size)
-                raise FixedSize(
-                    f"{self.where} cannot be written for any size of what it is given: "
-                    f"it became {size} in the trace",
-                    got="Python that decides by a size, or counts by it"
-                    + (f" ({line.short})" if line else "")
-                    + f": it is {size} in the example",
-                    expected="calls of torch that are the same for all sizes",
-                    remedy=BY_SIZES,
-                )
-        return made
+        sizes = [
+            size
+            for node, dims in zip(made.inputs, dynamic, strict=True)
+            for d, size in enumerate(sizes_of(node.meta["val"]))
+            if d in dims and isinstance(size, int)
+        ]
+        return made, max(sizes, default=None)
 
     def parameter(self, graph: Graph, at: int, name: str, cut: int | None = None) -> Value:
         """A parameter of the body for one of the arguments; `cut`: an axis that slices keep."""

@@ -7,13 +7,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from .calls import Calls, call_of
 from .inputs import Input
 from .recurrence_call import RecurrenceCall
-from .trace import Program, sizes_of
+from .trace import Program, repeated_along, sizes_of
 
 _MORE = 8  # than a size of an example, at least, in a longer one
 _MOST = 5  # dimensions of one size, each set of which is made longer
@@ -95,8 +94,7 @@ def lengthened(
     values: dict[str, Tensor] = {}
     for i, d in places:
         value = cast(Tensor, values.get(i.name, i.value))
-        number = value.shape[d]
-        values[i.name] = value.index_select(d, torch.arange(size_of(number)) % number)
+        values[i.name] = repeated_along(value, d, size_of(value.shape[d]))
     return [replace(i, value=values.get(i.name, i.value)) for i in inputs]
 
 

@@ -324,6 +324,14 @@ def _no_hooks_left() -> Iterator[None]:
         raise
 
 
+def repeated_along(value: Tensor, d: int, size: int) -> Tensor:
+    """A tensor with a dimension of another size: what it holds there, again and again; zeros, if nothing."""
+    own = value.shape[d]
+    if not own:
+        return value.new_zeros([*value.shape[:d], size, *value.shape[d + 1 :]])
+    return value.index_select(d, torch.arange(size, device=value.device) % own)
+
+
 @contextlib.contextmanager
 def unsaid(name: str) -> Iterator[None]:
     """Let one of torch's loggers be silent, in this thread: what it tells here is of no use to the user."""

@@ -141,14 +141,7 @@ def _in_table(node: Info, index: int) -> Callable[..., Tensor]:
 
 def _as_read(node: Info) -> Callable[[Tensor], Any]:
     """A table of elements as what reads the sequence takes it."""
-    if is_table(node.node.outputs[0]):
-        return lambda rows: rows
-
-    def listed(rows: Tensor) -> list[Tensor]:
-        _check_count(rows.shape[0])
-        return list(rows.unbind(0))
-
-    return listed
+    return (lambda rows: rows) if is_table(node.node.outputs[0]) else _listed
 
 
 @op("SequenceInsert", inputs=(2, 3))
