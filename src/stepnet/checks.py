@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
+from .compiler.reads.imports import after_imports
 from .compiler.reads.undo import undone
 from .compiler.trace.iteration import reached
 from .data.attributes import attribute
@@ -113,7 +114,8 @@ def check_batch(loop: Loop, body: StepBody, x: list[Any], state: list[Tensor], b
     sizes = {len(leaf) if leaf.dim() > 1 else 1 for leaf in state}
     check = _check_booted if booted else _check_given
     if len(state[0]) > 1 if booted else len(sizes) == 1 and 1 not in sizes:
-        undone(reached(loop, everything=True).holders, loop, lambda _: check(body, x, first, state))
+        reads = functools.partial(reached, loop, everything=True)
+        after_imports(lambda: undone(reads().holders, loop, lambda _: check(body, x, first, state)))
 
 
 def _run_once(body: StepBody, rows: list[Tensor], carried: list[Tensor]) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from stepnet.compiler.reads.imports import after_imports
 from stepnet.compiler.reads.undo import undone
 from stepnet.compiler.trace.capture import Replaced
 from stepnet.compiler.trace.draws import kept
@@ -27,6 +28,10 @@ def run_of_no_steps(loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
     call does to the objects and the tensors that it reads, and what noise it draws, is undone."""
     if not (_is_of_no_steps(loop, feeds) and nothing_around()):
         return naive.run(loop, feeds)
+    return after_imports(lambda: _undone(loop, feeds))
+
+
+def _undone(loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
     found = reached(loop, everything=True)
     if found.refused is not None:
         return naive.run(loop, feeds)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from stepnet.compiler.passes.rowwise_probe import ROWS
 from stepnet.compiler.reads.code_facts import Facts, line_that_sets, words
+from stepnet.compiler.reads.imports import after_imports
 from stepnet.compiler.reads.numbers import Number, but_for_numbers
 from stepnet.compiler.reads.reach import Reach
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
@@ -268,6 +269,12 @@ def read(
         shared: the values of its invariants.
         lifts: whether numbers of Python's may be inputs.
     """
+    return after_imports(functools.partial(_read, loop, x, states, shared, lifts))
+
+
+def _read(
+    loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequence[Tensor], lifts: bool
+) -> Reads:
     found = reached(loop)
     if found.uncached and found.refused is None:
         found = _cached(loop, found)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from stepnet.compiler.reads.imports import ImportsInside
 from stepnet.compiler.reads.reach import Reach, reach
 from stepnet.compiler.reads.trust import is_trusted_class
 from stepnet.data.tree import Spec, flatten
@@ -61,7 +62,7 @@ def iteration(
     values = dict(zip((port.parameter for port in ports), (*x, *states, *shared), strict=True))
     try:
         results = code_of(loop).fresh()(*(values[name] for name in loop.body.parameters))
-    except (Exception, Unusual):
+    except (Exception, Unusual, ImportsInside):
         raise
     except BaseException as error:
         let_through(error)
