@@ -86,7 +86,7 @@ OF_ENUMS = words(
 BY_VALUE = frozenset(
     {
         float, complex, bytes, type(Ellipsis), type(NotImplemented), range, datetime.timedelta,
-        torch.dtype, torch.device, torch.layout, torch.memory_format,
+        torch.dtype, torch.device, torch.layout, torch.memory_format, torch.finfo, torch.iinfo,
     }
 )  # fmt: skip
 
@@ -113,7 +113,8 @@ _STATEFUL: tuple[type, ...] = (
 # Made by C; what they hold does not change, or is read and undone, or no number follows from it.
 _AS_THEY_WERE: tuple[Any, ...] = (
     re.Pattern, operator.itemgetter, operator.attrgetter, operator.methodcaller, struct.Struct,
-    types.GenericAlias, types.UnionType, memoryview,
+    types.GenericAlias, types.UnionType, memoryview, decimal.Decimal,
+    datetime.date, datetime.datetime, datetime.time, datetime.timezone,
     weakref.ref, weakref.ProxyType, weakref.CallableProxyType, decimal.Context, dataclasses.Field,
     type(functools.lru_cache(words)), type(functools.cmp_to_key(lambda a, b: 0)),
 )  # fmt: skip

@@ -15,6 +15,7 @@ import abc
 import builtins
 import functools
 import gc
+import pathlib
 import types
 import weakref
 from array import array
@@ -29,6 +30,7 @@ from stepnet.data.lod import LoDTensor
 
 from .code_facts import facts
 from .dict_changes import changes_at, counts_changes
+from .fixed_values import FIXED
 from .function_parts import words_of_parts
 from .functions_set import places_of_functions
 from .kinds import MISSING, PLAIN, Names, has_slots, passed_by, shows_attributes
@@ -44,7 +46,7 @@ from .walk_torch_modules import HOOKS, MODULE_HOOKS
 _CELL = _REFERENCE = _SIZE = 16  # bytes from the start of an object to what it holds: of CPython 3.10 to 3.13
 _TYPE, _ITEMS = 8, 24
 _MANAGED = 1 << 4  # of a class's flags: the dict of an object stands before it
-_FIXED = frozenset({*PLAIN, *BY_VALUE, slice})  # never change
+_FIXED = frozenset({*PLAIN, *BY_VALUE, *FIXED, slice})  # never change
 # Modules are looked into by name, methods and functions of C are what they are of.
 _NEVER_CHANGE = (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, types.ModuleType)
 _MOST = 1500  # words, but for those of torch itself
@@ -183,6 +185,8 @@ class _Writer:
             self._items(value)
         elif kind is types.FunctionType:
             self._function(value)
+        elif issubclass(kind, pathlib.PurePath):
+            self._class(kind)
         elif kind in _NEVER_CHANGE or kind in _FIXED or is_checking_class(kind):
             return
         elif kind is LoDTensor or passed_by(value, self.names):  # the first never changes

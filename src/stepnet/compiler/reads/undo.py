@@ -28,6 +28,7 @@ from torch.utils._pytree import SUPPORTED_NODES
 
 from stepnet.data.bounded_cache import Bounded
 
+from .fixed_values import FIXED
 from .kinds import MISSING, Names, entries_of, slot_values
 from .survey import KEPT_BY_COPY
 
@@ -414,6 +415,8 @@ def way_of(kind: type) -> Way | None:
     """How containers of a class are read and written; None for what holds nothing that changes."""
     if kind is type(os.environ):
         return _ENVIRONMENT
+    if kind in FIXED:  # paths keep what was asked of them
+        return None
     for kinds, way in _WAYS:  # no abstract classes, which would compare kinds
         if issubclass(kind, kinds):
             return way

@@ -6,10 +6,12 @@ from __future__ import annotations
 import array
 import collections
 import contextvars
+import decimal
 import enum
 import functools
 import inspect
 import logging
+import pathlib
 import threading
 import types
 import weakref
@@ -29,6 +31,7 @@ from stepnet.data.recording import Interned, ToldByContent
 from .as_written import written_as
 from .code_facts import BY_IDENTITY, words
 from .contents import SPARSE, content, entries
+from .fixed_values import FIXED, told
 from .kinds import (
     MISSING,
     PLAIN,
@@ -111,6 +114,14 @@ class Walk(TorchModuleWalk):
 
     def _by_value(self, value: Any) -> None:
         self.key.append((type(value), repr(value)))  # tells -0.0 from 0.0, and nan from nothing
+
+    def _fixed(self, value: Any) -> None:
+        """A value that never changes, unless code asks it for what lies elsewhere."""
+        found = told(value, self.names)
+        if found is not None:
+            self.key.append((type(value), found))
+        else:
+            (self._object if isinstance(value, pathlib.PurePath) else self._unknown)(value)
 
     def _told_apart(self, value: Any) -> None:
         """Which equal numbers and texts are one object, where code asks by `is`."""
@@ -378,6 +389,8 @@ def _how(kind: type) -> Callable[[Walk, Any], None]:
     """What visits values of a type."""
     if kind in BY_VALUE:
         return Walk._by_value
+    if kind in FIXED or kind is decimal.Decimal or issubclass(kind, np.dtype):
+        return Walk._fixed
     if kind is torch.Generator:
         return Walk._generator
     if is_stateful(kind):
