@@ -423,7 +423,7 @@ def _run_step(
         except Unsupported as error:
             if chosen != AUTO and not isinstance(error, OverSequences):
                 raise
-            ran, refusal = error.ran, error
+            ran, refusal = error.ran, error.fresh()  # the frames that it came by hold this one
     x, state = ([feeds[name] for name in names] for names in (body.x_names, body.state_names))
     ragged = any(isinstance(leaf, LoDTensor) for leaf in x)
     if not ragged:
