@@ -219,3 +219,15 @@ def test_a_tilde_is_the_home_of_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("STEPNET_CACHE_DIR", "~/kept")
     assert cache_folder.cache_folder() == tmp_path / "kept"
+
+
+def test_a_folder_in_a_working_directory_that_is_gone(monkeypatch, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.setenv("STEPNET_CACHE_DIR", "here")
+    gone.rmdir()
+    with pytest.warns(RuntimeWarning, match="here cannot be the cache of built libraries: the working dir"):
+        plan_files.write(KEY, DATA)
+    assert plan_files.read(KEY) == DATA
+    monkeypatch.chdir(tmp_path)

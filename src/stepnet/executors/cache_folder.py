@@ -46,8 +46,12 @@ def cache_folder() -> Path:
             remedy="backend='eager' keeps nothing",
         )
     wanted = os.environ.get("STEPNET_CACHE_DIR")
-    folder = Path(os.path.expanduser(wanted)).absolute() if wanted else _user_cache() / "stepnet"
-    reason = _unfit(folder)
+    folder = Path(os.path.expanduser(wanted)) if wanted else _user_cache() / "stepnet"
+    try:
+        folder = folder.absolute() if wanted else folder
+        reason = _unfit(folder)
+    except FileNotFoundError:
+        reason = "the working directory that it is in was removed"
     if reason is None:
         return folder
     return _private_folder(f"{folder} cannot be the cache of built libraries: {reason}")
