@@ -9,6 +9,7 @@ import torch
 
 from covering import few
 from outcomes import as_the_plain_loop
+from stepnet import LoDTensor
 from stepnet.cells import GRU, LSTM
 from stepnet.executors.c.few_rows import served
 from stepnet.executors.layout import Layout
@@ -22,6 +23,22 @@ def test_as_the_plain_loop(cell, steps):
     x = torch.randn(steps, 2, 3, requires_grad=True)
     cell = cell(3, 4)
     as_the_plain_loop(cell, x, cell.initial_state(2), rtol=2e-4, atol=2e-5)
+
+
+def _what_is_read_waits(x, h, w):
+    return torch.tanh(x @ w[0] + h[1] @ w[1]), (torch.tanh(h[0] @ w[0] + h[1] @ w[1]), h[1])
+
+
+def _what_is_read_is_there(x, h, w):
+    return h[1] @ w[1], (torch.tanh(x + h[0] @ w[0]), h[1])
+
+
+@pytest.mark.parametrize("way", [_what_is_read_waits, _what_is_read_is_there])
+def test_a_state_that_no_step_changes_has_no_rows_of_steps(way):
+    w = [(torch.randn(8, 8) / 3).requires_grad_() for _ in range(2)]
+    x = LoDTensor.from_lengths(torch.randn(12, 8, requires_grad=True), [[5, 0, 7]])
+    state = tuple(torch.randn(3, 8, requires_grad=True) for _ in range(2))
+    as_the_plain_loop(lambda x, h: way(x, h, w), x, state, weights=w, rtol=2e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 6])

@@ -17,12 +17,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from stepnet.checks import checked
 from stepnet.compiler.reads.reach import reach
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import nothing_around, outside_modes, sees_saved_tensors, settings
+from stepnet.data.modes import draws_put_back, nothing_around, outside_modes, sees_saved_tensors, settings
 from stepnet.data.offsets import LoD
 from stepnet.data.storage import distinct
 from stepnet.data.tree import by_leaf, flatten, unflatten
@@ -120,35 +121,21 @@ def _as_one(
     call = _call_of(loop, feeds, body, backend)
     if call is None:
         return None
-    at = call.cut
     kinds = _kinds.setdefault(_whose(body.step), Bounded(_MOST_KINDS))
-    kind = kinds.get(call.key)
-    if kind is not None and kind.declined is not None:
+    if call.is_known(kinds.get(call.key)):
+        return call.as_known(kinds)
+    if not call.cut.tells:
         return None
-    if kind is not None and at.size in kind.faster:
-        if not kind.faster[at.size] and backend == AUTO:
-            return None
-        try:
-            return call.run(kind)
-        except StepnetError:  # it does other things by now, or the plain loop tells what is wrong
-            kinds.pop(call.key, None)
-            return None
-    if not at.tells:
-        return None
-    if sees_saved_tensors():  # `torch.utils.checkpoint` will ask that a second run saves what the first did
-        return None
-    out = plain()
-    try:
-        if kind is None:
-            kinds[call.key] = kind = _Kind(*call.tried())
-        if not _same(out, call.run(kind)):
-            raise Unsupported("over words the results differ")
-        kind.faster[at.size] = backend != AUTO or call.is_faster(kind, plain)
-    except Exception as error:  # nothing that goes wrong here ends a call that has its results
-        let_through(error)
-        kinds[call.key] = _Kind([], (), declined=(str(error).splitlines() or [type(error).__name__])[0])
-        return out if backend == AUTO else None
-    return out
+    if not sees_saved_tensors():
+        return call.at_first(kinds, plain)
+    # a second run, as that of `torch.utils.checkpoint`, is to save what this one does
+    with saved_tensors_hooks(_as_it_is, _as_it_is), draws_put_back():
+        call.at_first(kinds, plain)
+    return call.as_known(kinds)
+
+
+def _as_it_is(saved: Any) -> Any:
+    return saved
 
 
 def as_one_again(step: Any, x: Any, state: Any, way: tuple[bool, int, int, str]) -> tuple[Any, Any] | None:
@@ -219,6 +206,43 @@ class _Call:
         self.cut, self.key = cut, _key(body, x, state)
         self.body, self._structure = body, x[0].structure
         self._x, self._state, self._backend = list(x), list(state), backend
+
+    def is_known(self, kind: _Kind | None) -> bool:
+        """Whether it is known by which way it runs."""
+        return kind is not None and (kind.declined is not None or self.cut.size in kind.faster)
+
+    def as_known(self, kinds: Bounded[Any, _Kind]) -> dict[str, Any] | None:
+        """The outputs of the loop, over words; None: it is to run as it is."""
+        kind = kinds.get(self.key)
+        if kind is None or kind.declined is not None:
+            return None
+        if not kind.faster[self.cut.size] and self._backend == AUTO:
+            return None
+        try:
+            return self.run(kind)
+        except StepnetError:  # it does other things by now, or the plain loop tells what is wrong
+            kinds.pop(self.key, None)
+            return None
+
+    def at_first(
+        self, kinds: Bounded[Any, _Kind], plain: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """The outputs of the loop, run as it is, and beside it over words, to know which way is right and
+        takes less time; None: it has no plan."""
+        out = plain()
+        try:
+            kind = kinds.get(self.key)
+            if kind is None:
+                kinds[self.key] = kind = _Kind(*self.tried())
+            if not _same(out, self.run(kind)):
+                raise Unsupported("over words the results differ")
+            kind.faster[self.cut.size] = self._backend != AUTO or self.is_faster(kind, plain)
+        except Exception as error:  # nothing that goes wrong here ends a call that has its results
+            let_through(error)
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            kinds[self.key] = _Kind([], (), declined=reason)
+            return out if self._backend == AUTO else None
+        return out
 
     def tried(self) -> tuple[list[Any], tuple[bool, ...]]:
         """See `words.tried`."""

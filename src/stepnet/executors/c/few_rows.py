@@ -208,7 +208,8 @@ def few(loop: LoopPlan, region: Region) -> list[Few]:
                 continue
             left, right = node.inputs
             a, b, out = kinds[left], kinds[right], kinds[node.output]
-            if len(a.shape) == len(b.shape) == 1 and {a.dtype, b.dtype, out.dtype} == {"float32"}:
+            flat = (a.kind, b.kind, len(a.shape), len(b.shape)) == ("row", "row", 1, 1)
+            if flat and {a.dtype, b.dtype, out.dtype} == {"float32"}:
                 found.append(Few(node.output, left, right, a.shape[0], b.shape[0]))
     return found
 
