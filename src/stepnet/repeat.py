@@ -16,7 +16,7 @@ from typing_extensions import TypeVarTuple, Unpack
 
 from stepnet.compiler.rewritten.inner_loops import inner, is_row
 from stepnet.data.array import TensorArray
-from stepnet.data.in_graph import by_python
+from stepnet.data.in_graph import by_python, is_exporting
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import transformed
 from stepnet.data.no_graph import refuse_proxies
@@ -133,11 +133,24 @@ def while_loop(
         return instead(cond, body, loop_vars, max_steps)
     leaves, spec = flatten(tuple(loop_vars))
     code = WhileBody(cond, body, spec, max_steps)
-    leaves = code.begin(leaves)
+    try:
+        found = _run(code, code.begin(leaves), checkpoint)
+    except RuntimeError as error:
+        if not is_exporting() or "data-dependent" not in str(error):
+            raise
+        raise StepError(
+            f"while_loop: a program cannot hold '{code.name}', as its numbers say how many steps there are",
+            got=str(error).splitlines()[0],
+            remedy="number the steps; stepnet.onnx.save and stepnet.openvino.save write it as it is",
+        ) from error
+    return list(found) if isinstance(loop_vars, list) else found
+
+
+def _run(code: WhileBody, leaves: list[Any], checkpoint: int | bool | None) -> Any:
+    """The loop variables after the last step."""
     going, within = code.going(leaves, 0), inner()
     if within is not None and within.most is not None and code.by_row:
-        found = unflatten(spec, within.unrolled(leaves, going, code.advance, code.holds, max_steps))
-        return list(found) if isinstance(loop_vars, list) else found
+        return unflatten(code.spec, within.unrolled(leaves, going, code.advance, code.holds, code.limit))
     loop = Loop(
         code,
         inputs=(Iteration(STEP), *(Merged(name, name) for name in code.results)),
@@ -161,8 +174,7 @@ def while_loop(
     found = [out[name] for name in code.names]
     if within is None:
         found = [*map(_own, found)]
-    result = unflatten(spec, found)
-    return list(result) if isinstance(loop_vars, list) else result
+    return unflatten(code.spec, found)
 
 
 def _own(result: Any) -> Any:
@@ -273,6 +285,8 @@ class WhileBody:
         if step == 0:
             self.by_row = isinstance(going, Tensor) and going.dim() == 1 and going.shape[0] != 1
             rows = going.shape[0] if self.by_row else None
+        if isinstance(going, torch.SymBool):  # of an export, which knows it or asks for it
+            going = bool(going)
         if isinstance(going, bool) and rows is None:
             return going
         kind = (going.dtype, going.numel()) if isinstance(going, Tensor) else None

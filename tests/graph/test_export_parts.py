@@ -102,12 +102,3 @@ TOLD = {
 def test_other_parts_are_told(name: str) -> None:
     with pytest.raises(StepError, match=rf"'step' cannot be part .*: it calls {name} with a part"):
         export(Recurred(TOLD[name]), (torch.randn(4, 2, 3),), dynamic_shapes=({0: ANY, 1: ANY},))
-
-
-def test_autocast_in_a_step_is_told() -> None:
-    def part(self: Any, x: Tensor, h: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return x.float() + self.h(h).float()
-
-    with pytest.raises(StepError, match=r"'step' cannot be part .*: it calls torch\.\S+autocast\n"):
-        export(Recurred(part), (torch.randn(4, 2, 3),), dynamic_shapes=({0: ANY, 1: ANY},))

@@ -25,6 +25,7 @@ from torch import Tensor, fx, nn
 from torch._functorch.autograd_function import autograd_function_apply
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from stepnet.compiler.reads.reach import reach
 from stepnet.data import in_graph
@@ -111,6 +112,7 @@ def _follow_bodies() -> bool:
     And let it follow products of three tensors, whose order torch's `einsum` asks of all sizes; and, where
     the step is exported, `torch.autograd.grad`.
     """
+    from torch._dynamo import exc
     from torch._dynamo.variables import higher_order_ops
 
     class Node(higher_order_ops.BaseHOPVariable):
@@ -125,6 +127,17 @@ def _follow_bodies() -> bool:
                 if is_exporting() and hasattr(torch._dynamo.config, "trace_autograd_ops"):
                     stack.enter_context(torch._dynamo.config.patch(trace_autograd_ops=True))
                 return super().call_function(*args, **kwargs)
+
+        def create_wrapped_node(self, *args: Any, **kwargs: Any) -> Any:
+            made: Any = super().create_wrapped_node(*args, **kwargs)
+            for operand in made[0][1:]:
+                value = operand.node.meta["example_value"]
+                if is_traceable_wrapper_subclass(value):  # it knows not what to do with an operator of ours
+                    kind = type(value).__name__
+                    why = f"stepnet: the step reads {kind}, which runs operators in its own way"
+                    what = "a recurrence that reads a subclass of Tensor"
+                    exc.unimplemented(gb_type=what, context=kind, explanation=why, hints=[])
+            return made
 
     names: Any = higher_order_ops
     names._hop_name_to_variable_class.setdefault(_node.__name__, Node)
@@ -300,7 +313,8 @@ def traced_step(step: Any, call: Callable[[], Any]) -> Any:
                 out = _maybe_compile_and_run_fn(_anew(call))
         except (Unsupported, UserError) as error:
             # it asks for numbers, indexes sequences, calls what is no torch
-            why = str(error).partition("\n")[0].rstrip(".:")
+            said = re.search(r"stepnet: .*", str(error))  # why a call of ours ends the graph
+            why = said[0] if said else str(error).partition("\n")[0].rstrip(".:")
             raise refused(Way(_name(step)), f"Dynamo does not follow it ({why})") from error
     # Offsets that are known here were asked for their number alone: export fails if nothing uses them.
     for node in reversed([n for n in graph.nodes if n not in before]):

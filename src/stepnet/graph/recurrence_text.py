@@ -36,6 +36,11 @@ _NUMBERS = (
     *("eq", "ne", "lt", "le", "gt", "ge"),  # of sizes, in what torch asserts of them
 )
 _FILES = ("from_file",)
+_AUTOCAST, _END = "autocast", "end of autocast"
+_BLOCKS: dict[Any, str] = {
+    torch.amp.autocast_mode._enter_autocast: _AUTOCAST,
+    torch.amp.autocast_mode._exit_autocast: _END,
+}
 _SIMPLE = (type(None), bool, int, float, str)
 # What wrong texts raise where they are read.
 _WRONG = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, SyntaxError)
@@ -256,6 +261,8 @@ def _call(recurrence: Recurrence, graph: fx.GraphModule, node: fx.Node, places: 
         name = str(target)
     elif target is torch._C._set_grad_enabled:
         name = "set_grad_enabled"
+    elif target in _BLOCKS:
+        name = _BLOCKS[target]
     elif getattr(operator, getattr(target, "__name__", ""), None) is target and target.__name__ in _NUMBERS:
         name = f"operator.{target.__name__}"
     else:
@@ -319,6 +326,7 @@ def _step(calls: Sequence[Any], results: Sequence[int]) -> Callable[..., tuple[A
     space: dict[str, Any] = {}
     inputs = [f"v{i}" for i, call in enumerate(calls) if call is None]
     made: set[int] = {i for i, call in enumerate(calls) if call is None}
+    blocks: list[dict[str, int]] = []  # those that a line stands in, as the values that name them
     lines = [f"def step({', '.join(inputs)}):"]
 
     def name_of(at: Any) -> str:
@@ -343,16 +351,27 @@ def _step(calls: Sequence[Any], results: Sequence[int]) -> Callable[..., tuple[A
     for i, call in enumerate(calls):
         if call is None:
             continue
+        indent = "    " * (1 + len(blocks))
         if "constant" in call:
             dtype = _checked(getattr(torch, call["dtype"]), torch.dtype)
             space[f"held{len(space)}"] = torch.tensor(call["constant"], dtype=dtype)
-            lines.append(f"    v{i} = held{len(space) - 1}")
+            lines.append(f"{indent}v{i} = held{len(space) - 1}")
             made.add(i)
             continue
-        space[f"held{len(space)}"] = _function(call["call"])
+        if call["call"] == _END:
+            if [blocks.pop()] != call["args"]:
+                raise ValueError("an autocast ends where another does")
+            continue
+        begins = call["call"] == _AUTOCAST
+        space[f"held{len(space)}"] = torch.autocast if begins else _function(call["call"])
         callee = f"held{len(space) - 1}"
         named = [f"{_identifier(k)}={written(v)}" for k, v in call["named"].items()]
-        lines.append(f"    v{i} = {callee}({', '.join([*map(written, call['args']), *named])})")
+        called = f"{callee}({', '.join([*map(written, call['args']), *named])})"
+        if begins:
+            lines.append(f"{indent}with {called}:")
+            blocks.append({"value": i})
+            indent, called = indent + "    ", "None"
+        lines.append(f"{indent}v{i} = {called}")
         made.add(i)
     lines.append(f"    return ({''.join(f'{name_of(i)}, ' for i in results)})")
     exec(compile("\n".join(lines), "<step of an exported program>", "exec"), space)
