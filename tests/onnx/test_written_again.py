@@ -126,8 +126,8 @@ GRAPHS = {
         => (bool m, float[T,B,4] u, float[T,B,4] v) { u = Tanh(s)  v = Identity(e)  m = Identity(g) }>
         z = Constant<value = int64 {1}>()  c = Gather<axis = 0>(q, z)
         a, y = RNN<hidden_size = 1>(c, w, r)""",
-    "loops over what a loop joins as often as data say": """f = ReduceMax<keepdims = 0>(x)  k = Cast<to = 7>(f)
-        o = Constant<value = int64 {2}>()  n = Add(k, o)
+    "loops over what a loop joins as often as data say": """f = ReduceMax<keepdims = 0>(x)
+        k = Cast<to = 7>(f)  o = Constant<value = int64 {2}>()  n = Add(k, o)
         z = Loop(n, , ) <body = b (int64 i, bool d) => (bool m, float[T,B,4] q)
         { m = Identity(d)  q = Tanh(x) }>
         h, p = Scan(x, z) <num_scan_inputs = 1, body = w (float[T,B,4] a, float[T,B,4] row)
