@@ -126,6 +126,14 @@ GRAPHS = {
         => (bool m, float[T,B,4] u, float[T,B,4] v) { u = Tanh(s)  v = Identity(e)  m = Identity(g) }>
         z = Constant<value = int64 {1}>()  c = Gather<axis = 0>(q, z)
         a, y = RNN<hidden_size = 1>(c, w, r)""",
+    "loops over what a loop joins as often as data say": """f = ReduceMax<keepdims = 0>(x)
+        k = Cast<to = 7>(f)  o = Constant<value = int64 {2}>()  n = Add(k, o)
+        z = Loop(n, , ) <body = b (int64 i, bool d) => (bool m, float[T,B,4] q)
+        { m = Identity(d)  q = Tanh(x) }>
+        h, p = Scan(x, z) <num_scan_inputs = 1, body = w (float[T,B,4] a, float[T,B,4] row)
+        => (float[T,B,4] c, float[T,B,4] e) { e = Identity(a)
+        c = Loop(n, , row) <body = v (int64 j, bool g, float[T,B,4] s) => (bool l, float[T,B,4] t)
+        { l = Identity(g)  t = Add(s, a) }> }>  y = Add(h, x)""",
     "a branch by a size": branch("""s = Shape<start = 0, end = 1>(x)  n = Squeeze(s)
         k = Constant<value = int64 {3}>()  c = Greater(n, k)"""),
     "a branch by a number": branch("""r = ReduceSum<keepdims = 0>(x)  z = Constant<value = float {0.0}>()
@@ -156,7 +164,7 @@ GRAPHS = {
 }  # fmt: skip
 
 
-LOOPED = "a cell of what a loop joins as it is"
+LOOPED = "a cell of what a loop joins as it is", "loops over what a loop joins as often as data say"
 LIKE_OTHERS = {
     "the last two", "backwards from behind the end", "a range over the steps", "half of the steps",
     "the largest over the steps", "a branch by a size",
@@ -164,7 +172,7 @@ LIKE_OTHERS = {
 
 
 @since
-@pytest.mark.parametrize("name", few(GRAPHS, [*[*GRAPHS][::7], LOOPED]))
+@pytest.mark.parametrize("name", few(GRAPHS, [*[*GRAPHS][::7], *LOOPED]))
 def test_sizes_stay_open(name, tmp_path, opened, monkeypatch):
     if not re.search("Loop|LSTM", GRAPHS[name]):
         share_traces(monkeypatch, {})

@@ -242,6 +242,19 @@ def places_asked_for(inputs: Sequence[Input], dynamic: Dynamic | None) -> list[t
     return places
 
 
+def declared_of_one(module: Any, inputs: Sequence[Input]) -> list[tuple[Input, int]]:
+    """The dimensions of one element that the file of a model leaves open: torch takes them for one in every
+    call."""
+    declared = attribute(module, "open_sizes") or {}
+    return [
+        (i, d)
+        for i in inputs
+        if isinstance(i.value, Tensor)
+        for d in declared.get(i.name, ())
+        if i.value.shape[d] == 1
+    ]
+
+
 def _has_features(x: Tensor) -> bool:
     """Whether the last dimension of an input mostly holds features."""
     return x.dim() > 1 and x.is_floating_point()

@@ -56,6 +56,7 @@ from .inputs import (
     alone_as_long,
     batch_number,
     closed,
+    declared_of_one,
     dynamic_of,
     frozen_leads,
     inputs_of,
@@ -102,6 +103,12 @@ def module_graph(
     inputs = inputs_of(module, args, kwargs, leaves)
     taken = partial(_leads_of, module, spec, target)
     made = partial(_from_example, module, where, spec, Graph(name, target), dynamic)
+    alone = declared_of_one(module, inputs) if dynamic is None else []
+    if alone and taken(longer := lengthened(inputs, alone, much_longer)) is not None:
+        with suppress(IRError), unsaid("torch._subclasses.fake_tensor"):
+            graph, stuck = made(longer)
+            if not stuck:
+                return graph
     try:
         graph, stuck = made(inputs)
     except IRError:

@@ -182,11 +182,12 @@ def tensor_of(data: ir.TensorProtocol, where: str, value: ir.Value | None = None
                 what = f"{data.dtype.name} is read by more than {' and '.join(_TAKE_BYTES)}"
                 raise Misfit(what, array.dtype.name, "such numbers as weights that are dequantised")
             return _copied(array.astype(_IN_BYTES[array.dtype.name]))
-        if array.dtype.kind not in "biufcV" and "float" not in array.dtype.name:
+        if array.dtype.kind in "biufc" and array.dtype.isbuiltin == 1:
+            return _copied(array)
+        same = getattr(torch, array.dtype.name, None)  # what numpy does not have, as bfloat16
+        if not isinstance(same, torch.dtype):
             raise Misfit("is of a type that torch does not have", array.dtype.name, NUMBERS)
-        if array.dtype.name == "bfloat16":
-            return _copied(array.view("int16")).view(torch.bfloat16)
-        return _copied(array)
+        return _copied(array.view(f"int{8 * array.itemsize}")).view(same)
     except IRError:
         raise
     except Misfit as misfit:

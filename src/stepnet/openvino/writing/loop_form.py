@@ -118,8 +118,12 @@ def _trips(outer: NetWriter, loop: LoopOp) -> Out:
     """How often a loop without a condition runs: as often as its whole axes have rows."""
     ports = ((port.value, port.axis) for port in loop.inputs if port.axis is not None)
     value, axis = loop.count or next(ports)
-    shape = outer.layer("shape", [outer.at(value)], output_type="i64")
-    return outer.layer("take", [shape, outer.numbers(axis), outer.numbers(0)], batch_dims=0)
+    return _size(outer, outer.at(value), axis)
+
+
+def _size(outer: NetWriter, value: Out, axis: int | list[int]) -> Out:
+    shape = outer.layer("shape", [value], torch.int64, output_type="i64")
+    return outer.layer("take", [shape, outer.numbers(axis), outer.numbers(0)], torch.int64, batch_dims=0)
 
 
 def _count(outer: NetWriter, inner: NetWriter, loop: LoopOp) -> In[Out]:
@@ -130,16 +134,15 @@ def _count(outer: NetWriter, inner: NetWriter, loop: LoopOp) -> In[Out]:
     state = nodes[parameter.node]
     dtype, rank = state.dtypes[0], len(state.attributes["shape"])
     one = outer.numbers([1])
-    shape = outer.layer("shape", [outer.at(like)], output_type="i64")
-    size = outer.layer("take", [shape, outer.numbers([time]), outer.numbers(0)], batch_dims=0)
-    sizes = [size if axis == time else one for axis in range(rank)]
+    size = _size(outer, outer.at(like), [time])
+    sizes = outer.layer("cat", [size if axis == time else one for axis in range(rank)], torch.int64, axis=0)
     zero = outer.net.constant(torch.tensor(0, dtype=dtype))
-    zeros = outer.layer("expand", [zero, outer.layer("cat", sizes, axis=0)], mode="bidirectional")
+    zeros = outer.layer("expand", [zero, sizes], dtype, mode="bidirectional")
     part = inner.net.parameter("step", dtype, (1,) * rank)
     (new,) = nodes[result].inputs
     if nodes[new.node].op == "copy":  # the sum is one
         result, (new,) = new.node, nodes[new.node].inputs
-    inner.instead[result] = inner.layer("or" if dtype == torch.bool else "add", [inner.at(new), part])
+    inner.instead[result] = inner.layer("or" if dtype == torch.bool else "add", [inner.at(new), part], dtype)
     cuts = [(port.start, port.end, port.stride) for port in loop.outputs if port.axis is not None]
     return In(zeros, part, time, *(cuts or [(0, -1, 1)])[0])
 

@@ -76,10 +76,10 @@ class NetWriter:
             out = self._own[repr(values)] = self.net.constant(torch.tensor(values, dtype=torch.int64))
         return out
 
-    def layer(self, op: str, inputs: list[Out], **attributes: Any) -> Out:
-        """A layer that stands for no node of its own, by the row of an op. Types and shapes are inferred."""
+    def layer(self, op: str, inputs: list[Out], dtype: torch.dtype, **attributes: Any) -> Out:
+        """A layer that stands for no node of its own, by the row of an op. Its shape is inferred."""
         kind, _, opset = LAYERS[op].partition("@")
-        return self.net.layer(kind, inputs, attributes, version=f"opset{opset or 1}")
+        return self.net.layer(kind, inputs, attributes, version=f"opset{opset or 1}", outputs=[dtype])
 
     def _result(self, node: Node, value: Out) -> None:
         names = node.attributes["names"]
