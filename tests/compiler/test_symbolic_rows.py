@@ -44,11 +44,32 @@ QUESTIONS = {
 def test_an_answer_holds_for_any_number_of_rows(a, b, question):
     try:
         answer = getattr(a, question)(b)
+        truth = None if isinstance(answer, RowCount) else answer.bool_()
     except Unusual:
         return
     for rows in (2, 3, 4, 7, 64, 1001):
         wanted = QUESTIONS[question](a.at(rows), b.at(rows))
-        assert (answer.at(rows) if isinstance(answer, RowCount) else answer.truth) == wanted
+        assert (answer.at(rows) if truth is None else truth) == wanted
+
+
+COMPARISONS = st.builds(
+    lambda a, b, ask: (getattr(a, ask)(b), [QUESTIONS[ask](a.at(n), b.at(n)) for n in range(2, 40)]),
+    TERMS, TERMS, st.sampled_from(["gt", "lt", "ge", "le", "eq", "ne"]),
+)  # fmt: skip
+
+
+@settings(max_examples=examples(100))
+@given(COMPARISONS, COMPARISONS)
+def test_who_asks_what_is_known_is_told_no_more(one, other):
+    (a, of_a), (b, of_b) = one, other
+    for truth, wanted in (
+        (a, of_a),
+        (a.sym_not(), [not w for w in of_a]),
+        (a.and_(b), [v and w for v, w in zip(of_a, of_b, strict=True)]),
+        (a.or_(b), [v or w for v, w in zip(of_a, of_b, strict=True)]),
+    ):
+        assert all(wanted) or not truth.guard_or_false()
+        assert not any(wanted) if not truth.guard_or_true() else True
 
 
 @pytest.mark.parametrize(

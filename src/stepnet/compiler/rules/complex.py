@@ -38,7 +38,7 @@ _REAL: dict[torch.dtype, torch.dtype] = {torch.complex64: torch.float32, torch.c
 _OF_BOTH = frozenset(
     """view reshape _unsafe_view _reshape_copy view_copy permute permute_copy t transpose expand expand_copy
     squeeze unsqueeze squeeze_copy unsqueeze_copy slice select split_with_sizes constant_pad_nd slice_scatter
-    select_scatter flip clone alias detach contiguous lift_fresh_copy lift_fresh positive gather index
+    flip clone alias detach contiguous lift_fresh_copy lift_fresh positive gather index
     index_select index_put scatter_add sum mean cumsum neg copy diagonal diagonal_scatter unfold zeros_like
     new_zeros zeros empty_like new_empty empty empty_strided new_empty_strided""".split()  # noqa: SIM905
 )
@@ -241,12 +241,6 @@ def _angle(b: Builder, x: Pair) -> Any:
     return _op(b, "atan2", x.im, x.re)
 
 
-def _sgn(b: Builder, x: Pair) -> Pair:
-    size = _abs(b, x)
-    none = _is(b, size, 0)
-    return Pair(*(_where(b, none, 0.0, _op(b, "div", part, size)) for part in (x.re, x.im)))
-
-
 def _is(b: Builder, x: Ref, number: float, op: str = "eq") -> Ref:
     """Where numbers are this one, or compare so with it."""
     return Ref(b.like(x.name, op, x.name, number, dtype="bool"), x.bdim, x.fold)
@@ -404,7 +398,7 @@ def _product(name: str) -> Callable[..., Any]:
 _COMPLEX: dict[str, Callable[..., Any]] = {
     "add": _add, "sub": partial(_add, op="sub"), "mul": _mul, "pow": _pow,
     **dict.fromkeys(("div", "true_divide"), _div), "reciprocal": lambda b, x: _div(b, 1.0, x),
-    "abs": _abs, "angle": _angle, "sgn": _sgn, "exp": _exp, "log": _log, "sqrt": _sqrt,
+    "abs": _abs, "angle": _angle, "exp": _exp, "log": _log, "sqrt": _sqrt,
     "sin": _wave("sin", "cosh", "cos", "sinh"), "cos": _wave("cos", "cosh", "sin", "sinh", turned=True),
     "sinh": _wave("sinh", "cos", "cosh", "sin"), "cosh": _wave("cosh", "cos", "sinh", "sin"),
     **dict.fromkeys(("_fft_r2c", "_fft_c2c", "_fft_c2r"), _transformed),

@@ -241,15 +241,6 @@ def _round_decimals(b: Builder, x: Ref, *, decimals: int) -> Any:
     return b.cast(replace(x, name=b.like(x.name, back, scaled, scale)), dtype)
 
 
-@rule("sinc")
-def _sinc(b: Builder, x: Ref) -> Any:
-    x = b.cast(x, b.meta_dtype())
-    turned = b.like(x.name, "mul", x.name, math.pi)
-    wave = b.like(x.name, "div", b.like(x.name, "sin", turned), turned)
-    still = b.like(x.name, "eq", x.name, 0, dtype="bool")
-    return b.result(b.like(x.name, "where", still, 1, wave), x.bdim, x.fold)
-
-
 @rule("where.self")
 def _where(b: Builder, condition: Ref, x: Any, y: Any) -> Any:
     if b.values[condition.name].dtype != "bool":

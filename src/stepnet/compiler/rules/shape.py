@@ -330,13 +330,6 @@ def _slice_scatter(
     return _every(b, x, source, own, range(_clip(start, size, 0), _clip(end, size, size), step))
 
 
-@rule("select_scatter")
-def _select_scatter(b: Builder, x: Ref, source: Ref, dim: int, index: int) -> Any:
-    own = feature_dim(b, x, dim)
-    index %= b.values[x.name].shape[own]
-    return _every(b, x, source, own, range(index, index + 1))
-
-
 @rule("flip")
 def _flip(b: Builder, x: Ref, dims: Sequence[int]) -> Any:
     own = tuple(feature_dim(b, x, d) for d in dims)

@@ -125,25 +125,23 @@ class RowCount:
         return self.sub(whole.mul(other))
 
     def sym_max(self, other: RowCount) -> RowCount:
-        return self if self.ge(other).truth else other
+        return self if self.ge(other).bool_() else other
 
     def sym_min(self, other: RowCount) -> RowCount:
-        return other if self.ge(other).truth else self
+        return other if self.ge(other).bool_() else self
 
     # ---- comparison
 
     def gt(self, other: RowCount) -> Truth:
         apart = self.sub(other)
         first, last = apart.at(LEAST) > 0, apart.at(MOST) > 0
-        if first != last:
-            raise Unusual("what depends on the number of rows")
-        return Truth(first)
+        return Truth(first if first == last else None)
 
     def lt(self, other: RowCount) -> Truth:
         return other.gt(self)
 
     def le(self, other: RowCount) -> Truth:
-        return Truth(not self.gt(other).truth)
+        return self.gt(other).sym_not()
 
     def ge(self, other: RowCount) -> Truth:
         return other.le(self)
@@ -153,18 +151,17 @@ class RowCount:
         if not apart.times:
             return Truth(not apart.plus)
         rows, rest = divmod(-apart.plus, apart.times)
-        if not rest and LEAST <= rows < MOST:
-            raise Unusual("what depends on the number of rows")
-        return Truth(False)
+        return Truth(None if not rest and LEAST <= rows < MOST else False)
 
     def ne(self, other: RowCount) -> Truth:
-        return Truth(not self.eq(other).truth)
+        return self.eq(other).sym_not()
 
 
 class Truth:
-    """What a comparison of sizes says."""
+    """What a comparison of sizes says: None where it depends on the number of rows. Torch asks often only
+    whether it is known, as for a shorter way where a table happens to lie in one piece."""
 
-    def __init__(self, truth: bool) -> None:
+    def __init__(self, truth: bool | None) -> None:
         self.truth = truth
 
     def is_bool(self) -> bool:
@@ -176,13 +173,20 @@ class Truth:
     is_float = is_nested_int = is_int
     has_hint = is_constant = is_bool
 
-    def bool_(self) -> bool:
-        return self.truth
-
     def guard_bool(self, *_: Any) -> bool:
+        if self.truth is None:
+            raise Unusual("what depends on the number of rows")
         return self.truth
 
-    expect_true = guard_size_oblivious = guard_or_false = guard_or_true = statically_known_true = guard_bool
+    bool_ = expect_true = guard_size_oblivious = guard_bool
+
+    def guard_or_false(self, *_: Any) -> bool:
+        return self.truth is True
+
+    statically_known_true = guard_or_false
+
+    def guard_or_true(self, *_: Any) -> bool:
+        return self.truth is not False
 
     def maybe_as_int(self) -> None:
         return None
@@ -196,13 +200,14 @@ class Truth:
         return Truth(truth)
 
     def sym_not(self) -> Truth:
-        return Truth(not self.truth)
+        return Truth(None if self.truth is None else not self.truth)
 
     def and_(self, other: Truth) -> Truth:
-        return Truth(self.truth and other.truth)
+        both = self.truth, other.truth
+        return Truth(False if False in both else None if None in both else True)
 
     def or_(self, other: Truth) -> Truth:
-        return Truth(self.truth or other.truth)
+        return self.sym_not().and_(other.sym_not()).sym_not()
 
     sym_and, sym_or = and_, or_
 
