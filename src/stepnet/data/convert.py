@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from numbers import Number
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +20,13 @@ from stepnet.data import in_graph
 from stepnet.data.arguments import brief, check_unmasked, truth
 from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import check_lengths, integers, known, offsets_of, owners, ranges
-from stepnet.data.permute import invert, permute_rows
+from stepnet.data.permute import permute_rows
 from stepnet.data.unpatched_torch import from_numpy
 from stepnet.errors import LoDError
 
 _OF_ARROW = "LoDTensor.from_arrow(column) of a column of lists; array.to_numpy() of one array of pyarrow"
 _DEEPER = "[tensor] is a list of one sequence, as deep as lists of several"
+_MOST_KEPT = 1 << 16  # rows: places of more take memory, and to find them is little beside what is done then
 DEEPEST = 32  # levels of nesting; more is a list that holds itself
 
 
@@ -314,7 +315,15 @@ def _step_by_step(lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return order, batch_sizes, offsets_of(lengths)[order[rank]] + step
 
 
-def packed_to_rows(packed: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+class Packing(NamedTuple):
+    """Where the rows of sequences, one after the other, stand in a PackedSequence."""
+
+    places: Tensor  # of each row
+    back: Tensor  # undoes `places`
+    offsets: Tensor  # of the sequences
+
+
+def packed_to_rows(packed: Any) -> tuple[Tensor, Tensor, Packing | None]:
     """A PackedSequence to rows in the order of its batch, the offsets of its sequences, and the places of the
     rows in it; in a graph these are not known."""
     if not isinstance(packed, PackedSequence):
@@ -325,27 +334,42 @@ def packed_to_rows(packed: Any) -> tuple[Tensor, Tensor, Tensor | None]:
         )
     if in_graph.is_followed():
         return *in_graph.unpacked(packed), None
-    places, lengths = _packed_places(packed)
-    return packed.data.index_select(0, beside(places, packed.data)), offsets_of(lengths), places
+    at = _packing(packed)
+    return packed.data.index_select(0, beside(at.places, packed.data)), _own(at.offsets), at
 
 
 @outside_modes
-def _packed_places(packed: PackedSequence) -> tuple[Tensor, Tensor]:
-    """For every row in the order of the batch its place in `packed`; and the lengths of the sequences."""
+def _own(offsets: Tensor) -> Tensor:
+    return offsets.clone()
+
+
+@outside_modes
+def _packing(packed: PackedSequence) -> Packing:
     where = "LoDTensor.from_packed"
-    sizes = integers(packed.batch_sizes, f"{where}: 'batch_sizes'").numpy()
-    count, given = int(sizes.sum()), packed.data.shape[0]
-    if count != given or (sizes < 1).any() or (sizes[1:] > sizes[:-1]).any():
+    sizes = integers(packed.batch_sizes, f"{where}: 'batch_sizes'").numpy().tobytes()
+    unsorted, count = packed.unsorted_indices, int(packed.data.shape[0])
+    order = None
+    if unsorted is not None:
+        order = integers(unsorted, f"{where}: 'unsorted_indices'").numpy().tobytes()
+    return (_packing_of if count <= _MOST_KEPT else _packing_of.__wrapped__)(sizes, order, count)
+
+
+@functools.lru_cache(maxsize=16)
+def _packing_of(batch_sizes: bytes, unsorted: bytes | None, rows: int) -> Packing:
+    """What it gives is kept, for several modules run over the same lengths; nobody writes to it."""
+    where = "LoDTensor.from_packed"
+    sizes = np.frombuffer(batch_sizes, dtype=np.int64)
+    if int(sizes.sum()) != rows or (sizes < 1).any() or (sizes[1:] > sizes[:-1]).any():
         raise LoDError(
             f"{where}: 'batch_sizes' must be positive, never rise, and add up to the rows of 'data'",
-            got=f"{sizes.tolist()} for {given} rows",
+            got=f"{sizes.tolist()} for {rows} rows",
             remedy="torch.nn.utils.rnn.pack_sequence(sequences, enforce_sorted=False)",
         )
     n = int(sizes[0]) if len(sizes) else 0
     rank = np.arange(n)
     lengths = np.searchsorted(-sizes, -rank)  # the steps that more than so many sequences take part in
-    if packed.unsorted_indices is not None:
-        order = integers(packed.unsorted_indices, f"{where}: 'unsorted_indices'").numpy()
+    if unsorted is not None:
+        order = np.frombuffer(unsorted, dtype=np.int64)
         if not np.array_equal(np.sort(order), rank):
             raise LoDError(
                 f"{where}: 'unsorted_indices' must be an order of {n} sequences",
@@ -353,9 +377,12 @@ def _packed_places(packed: PackedSequence) -> tuple[Tensor, Tensor]:
                 expected=f"each of 0 to {n - 1} once",
             )
         rank, lengths = order, lengths[order]
-    step = np.arange(count) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    step = np.arange(rows) - np.repeat(offsets[:-1], lengths)
     places = (np.cumsum(sizes) - sizes)[step] + np.repeat(rank, lengths)
-    return from_numpy(places), from_numpy(lengths)
+    back = np.empty_like(places)
+    back[places] = np.arange(rows)
+    return Packing(*map(from_numpy, (places, back, offsets)))
 
 
 def rows_to_nested(values: Tensor, offsets: Tensor) -> Tensor:
@@ -411,15 +438,14 @@ def check_fill(value: float, dtype: torch.dtype, what: str) -> None:
             )
 
 
-def pack_like(packed: PackedSequence, rows: Tensor, places: Tensor | None = None) -> PackedSequence:
+def pack_like(packed: PackedSequence, rows: Tensor, at: Packing | None = None) -> PackedSequence:
     """Rows in the order of the batch, sequence after sequence, to the places `packed` has them in.
 
-    The inverse of `packed_to_rows`, which gives `places`; the result keeps the sort order of `packed`.
+    The inverse of `packed_to_rows`, which gives `at`; the result keeps the sort order of `packed`.
     """
     if in_graph.is_followed():
         data = in_graph.packed_like(packed, rows)
     else:
-        if places is None:
-            places, _ = _packed_places(packed)
-        data = permute_rows(rows, invert(places))
+        at = at or _packing(packed)
+        data = permute_rows(rows, at.back, at.places)
     return PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices)

@@ -42,10 +42,10 @@ def without_packed(x: Any) -> tuple[Any, Callable[[LoDTensor], PackedSequence] |
     if at is None:
         return x, None
     first = leaves[at]
-    values, offsets, places = packed_to_rows(first)
+    values, offsets, packing = packed_to_rows(first)
     leaves[at] = LoDTensor.of(values, LoD.trusted((offsets,), values.shape[0]))
     tables = [LoDTensor.from_packed(v) if isinstance(v, PackedSequence) else v for v in leaves]
-    return unflatten(spec, tables), lambda y: pack_like(first, y.values, places)
+    return unflatten(spec, tables), lambda y: pack_like(first, y.values, packing)
 
 
 def copy(value: Value) -> Value:
