@@ -173,6 +173,10 @@ def up_2(s):
     return s + 2
 
 
+def past_4(s):
+    return s > 4
+
+
 ZERO, SIX = torch.tensor(0), torch.tensor(6)
 AT = {
     "n - s == 0": (states(lambda s: N - s == 0), [ZERO]),
@@ -187,7 +191,7 @@ AT = {
     "of 8 bits": (states(lambda s: s == 6), [torch.tensor(0, dtype=torch.int8)]),
     "append, down": (carried(lambda s: s < 0, lambda x, a, b, s: a.read(s), down), [SIX - 1, None]),
     "append, from 1": (carried(lambda s: s == 7, lambda x, a, b, s: a.read(s - 1)), [ONE, None]),
-    "steps of 2": (carried(lambda s: s > 4, lambda x, a, b, s: a.read(s) - b.read(s + 1), up_2), [ZERO, None]),
+    "steps of 2": (carried(past_4, lambda x, a, b, s: a.read(s) * b.read(s + 1), up_2), [ZERO, None]),
     "steps of -2": (carried(lambda s: s < 0, lambda x, a, b, s: a.read(s), lambda s: s - 2), [SIX - 1, None]),
     "x[s]": (carried(lambda s: s == 6, lambda x, a, b, s: x[s]), [ZERO, None]),
     "x[5 - s], x[-s - 1]": (carried(lambda s: s == 6, lambda x, a, b, s: x[5 - s] * x[-s - 1]), [ZERO, None]),

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from stepnet.data.array import TensorArray
+from stepnet.data.in_graph import is_exporting
 from stepnet.data.lod import LoDTensor
 from stepnet.data.values import whole_number
 from stepnet.errors import Unsupported
+from stepnet.watchers import instead
 
 from .frame import WhileLoop
 from .lines import Line, line_in, lines_of, name_of, one_whole
@@ -100,6 +102,12 @@ def rule(text: str, op: Op | Element | None = None) -> Unsupported:
     return Unsupported(text if op is None else f"{text} ({op.line})")
 
 
+def in_file() -> bool:
+    """Whether the loop is to be part of a file or of an exported program, where numbers may be left open: then
+    only a loop over arrays is a scan, that counts by numbers which stand in it."""
+    return is_exporting() or instead() is not None
+
+
 def scan_form(loop: WhileLoop) -> ScanForm:
     """See a loop as a scan.
 
@@ -116,6 +124,7 @@ class _Raising:
         self.calls = [op for op in program.ops if isinstance(op, Call)]
         self.made_by = {op.out: op for op in self.calls}
         self.numbers: dict[int, int] = {}
+        self.saved = in_file()
         self.arrays = {op.out: op.array for op in program.ops if isinstance(op, Count)}
         self.lines = lines_of(self.calls, _wholes(program))
         self.slopes: dict[int, int] = dict.fromkeys(_growing(program), 1)
@@ -148,7 +157,7 @@ class _Raising:
                 used = self._used_as_numbers(counters, elements)
         carried = [i for i in range(program.variables) if i not in counters]
         clocked = not inputs and counted is None
-        if clocked and not (states or carried):
+        if (clocked and not (states or carried)) or (self.saved and not inputs):
             raise rule("no array is read at the step, and nothing is carried to the next")
         calls = self._calls(rename, used, elements)
         fresh = iter(range(len(program.examples), 1 << 62))
@@ -339,7 +348,9 @@ class _Raising:
         return inputs, fixed, states, read_back
 
     def _elements(self) -> list[tuple[Element, Line]]:
-        """What is read of tensors at the step."""
+        """What is read of tensors at the step. A file's loop has a condition, and takes them by the index."""
+        if self.saved:
+            return []
         return [found for found in map(self._element, self.calls) if found is not None]
 
     def _element(self, op: Call) -> tuple[Element, Line] | None:

@@ -16,19 +16,17 @@ import torch
 from torch import Tensor
 
 from stepnet.data.array import TensorArray, contents_of
-from stepnet.data.in_graph import is_exporting
 from stepnet.data.steps import Steps
 from stepnet.errors import ArrayError, Unsupported
 from stepnet.ir.loop import Loop
 from stepnet.ir.sweep import over_rows
-from stepnet.watchers import instead
 
 from .frame import WhileLoop
 from .lines import Line
 from .program import Program
 from .recorded import Call, Count, Read
 from .recorded_step import RecordedStep
-from .scan_form import Element, ScanForm, rule, scan_form, values_of
+from .scan_form import Element, ScanForm, in_file, rule, scan_form, values_of
 from .step import describe_leaf
 from .template import Ref, resolve
 
@@ -85,14 +83,15 @@ def raise_loop(loop: WhileLoop) -> Raised:
     unsafe = [op.line for op in program.ops if isinstance(op, Call) and op.name in _UNCHECKED]
     if unsafe:
         raise rule(f"torch does not check the batch of a whole recurrence, so it is not tried ({unsafe[0]})")
-    found = program.known.found if program.known is not None else None
+    known = None if in_file() else program.known
+    found = known.found if known is not None else None
     if found is None:
         try:
             found = scan_form(loop)
         except Unsupported as refusal:
             found = refusal.reason  # not the exception: its traceback would keep the loop's values alive
-        if program.known is not None:
-            program.known.found = found
+        if known is not None:
+            known.found = found
     if isinstance(found, str):
         raise rule(found)
     values = values_of(loop, found)
@@ -109,8 +108,6 @@ def _bound(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any]) -> Raised:
     steps = _steps(loop, form, numbers)
     turns = _Turns(numbers, form.slopes, steps, form.by)
     _check_sizes(program, form, turns)
-    if form.clocked and (is_exporting() or instead() is not None):
-        raise rule("no array is read at the step")  # what is saved asks for its condition
     x = [_column(loop, op, *turns.rows(line)) for op, line in form.inputs]
     for (op, _), column in zip(form.inputs, x, strict=True):
         like = program.examples[op.out]
