@@ -73,14 +73,14 @@ def held(run: Any, first: list[Any], scan: bool = True) -> None:
         def body(loop: Any, *variables: Any, more: Any = (cell, x, boot, a, b, o, p)) -> None:
             run(loop, *more, *variables)
 
-        loop = make(body, start)
+        loop: Any = make(body, start)
         if make is framed:
             assert ("raised to a scan" in loop.explain()) is scan, loop.explain()
         written = [array.read(i, x[0] * 0) for array in (o, p) for i in range(array.size())]
         values = [*loop.results, *written, torch.tensor([o.size(), p.size()])]
-        total = sum((v.sin() * (i + 1)).sum() for i, v in enumerate(values) if v.requires_grad)
+        total: Any = sum((v.sin() * (i + 1)).sum() for i, v in enumerate(values) if v.requires_grad)
         grads = torch.autograd.grad(total, (w, x, boot), create_graph=True, allow_unused=True)
-        again = sum(g.pow(2).sum() for g in grads if g is not None)
+        again: Any = sum(g.pow(2).sum() for g in grads if g is not None)
         more = torch.autograd.grad(again, (w, x, boot), allow_unused=True, materialize_grads=True)
         found.append((values, [torch.zeros(()) if g is None else g for g in grads], more))
     torch.testing.assert_close(*found)

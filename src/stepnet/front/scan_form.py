@@ -103,8 +103,8 @@ def rule(text: str, op: Op | Element | None = None) -> Unsupported:
 
 
 def in_file() -> bool:
-    """Whether the loop is to be part of a file or of an exported program, where numbers may be left open: then
-    only a loop over arrays is a scan, that counts by numbers which stand in it."""
+    """Whether the loop becomes part of a file or of an exported program, where numbers may be left open: only
+    a loop over arrays is a scan then, and one that counts by numbers which stand in it."""
     return is_exporting() or instead() is not None
 
 
@@ -158,7 +158,7 @@ class _Raising:
         carried = [i for i in range(program.variables) if i not in counters]
         clocked = not inputs and counted is None
         if (clocked and not (states or carried)) or (self.saved and not inputs):
-            raise rule("no array is read at the step, and nothing is carried to the next")
+            raise rule("no array is read at the step")
         calls = self._calls(rename, used, elements)
         fresh = iter(range(len(program.examples), 1 << 62))
         x = [op.out for op, _ in inputs] + [counted] * (counted is not None) + [next(fresh)] * clocked
@@ -200,11 +200,10 @@ class _Raising:
             update = self.updates[i]
             line = self.lines.get(update.place) if isinstance(update, Ref) else None
             change = None if line is None else line.plus(Line.of(i), -1)
-            if (
-                change is None
-                or i not in self.lines
-                or any(p not in program.constants for p, _ in change.terms)
-            ):
+            if change is None or i not in self.lines:
+                continue
+            known = all(type(program.constants.get(place)) in _PLAIN for place, _ in change.terms)
+            if change.terms and (self.saved or not known):
                 continue
             for place, _ in change.terms:
                 self.numbers[place] = _number(program.constants[place])
