@@ -256,7 +256,7 @@ def test_an_array_of_a_step_is_that_of_each_step_in_a_scan():
         outer.break_if(s == 3)
         ends.write(s, turns(lambda h, x: torch.tanh(h + x), array.read(s), ends.read(s - 1, BOOT[:2]), True))
         outer.update(s, s + 1)
-    step = scan_form(outer.program, outer.updates).step
+    step = scan_form(outer).step
     assert not any(isinstance(leaf, TensorArray) for call in step.calls for leaf in literals(call.args))
     h = BOOT[:2]
     for block in blocks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,60 +10,84 @@ import torch
 from torch import Tensor
 
 from stepnet.data.array import TensorArray
+from stepnet.data.in_graph import is_exporting
 from stepnet.data.lod import LoDTensor
+from stepnet.data.values import whole_number
 from stepnet.errors import Unsupported
+from stepnet.watchers import instead
 
+from .frame import WhileLoop
+from .lines import Line, line_in, lines_of, name_of, one_whole
 from .program import Program
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .recorded_step import StepForm, interned
-from .template import Literal, Ref, places, renamed
+from .template import Packed, Ref, places, ref, renamed
 
-# How a loop may end that counts up, or down: what is added to the number that it is compared with.
-_ENDS = {1: {"eq": 0, "ge": 0, "gt": 1}, -1: {"eq": 0, "le": 0, "lt": -1}}
-_SWAPPED = {"eq": "eq", "ne": "ne", "ge": "le", "le": "ge", "gt": "lt", "lt": "gt"}
+_ENDS = {
+    1: ("eq", "ge", "gt"),
+    -1: ("eq", "le", "lt"),
+}  # where a difference grows, or shrinks
 _OPPOSITE = {"ne": "eq", "eq": "ne", "lt": "ge", "ge": "lt", "le": "gt", "gt": "le"}
 _VALUES = (Tensor, LoDTensor, TensorArray)
-_NOT = {"logical_not", "bitwise_not", "invert"}
-_NAMES = {
-    "radd": "add", "subtract": "sub", "greater_equal": "ge", "greater": "gt", "less_equal": "le",
-    "less": "lt", "equal": "eq", "not_equal": "ne",
-}  # fmt: skip
+_NOT, _ALL = {"logical_not", "bitwise_not", "invert"}, {"all", "any"}
+_WHOLE = Packed(slice, (None, None, None))
+_FARTHEST = 8  # what is read so many turns after it was written is carried in as many states
+
+
+@dataclass(frozen=True)
+class Element:
+    """`values[out] = x[..., at]`, of a tensor that is there before the loop."""
+
+    place: int
+    axis: int
+    out: int
+    line: str
 
 
 @dataclass
 class ScanForm:
-    """A program that is a scan.
+    """A program that is a scan. Where it reads and writes is a `Line` of what is known before the loop.
 
     Attributes:
-        counter: the loop variable that counts.
-        by: what it counts by, 1 or -1.
-        bound: the template of the number where it ends.
-        beyond: what is added to that number.
-        base: where arrays are written: at the counter (0), or, counting down, at the one below (-1).
-        inputs: reads at each step, and what is added to the counter.
-        counted: whether the step itself is an input after those: it is used as a number.
+        counters: the loop variables that count, and what they count by.
+        end: what ends the loop: how it is compared with 0, and what that is.
+        by: 1 if the rows of the scan are its turns, -1 if they are its turns from the last to the first.
+        inputs: reads at each turn of what the loop leaves alone.
+        fixed: reads that give the same at each turn.
+        counted: the counter that is an input after those, as the step is used as a number; or None.
+        clocked: whether there is no other input than one that says how many turns there are.
         carried: the other loop variables; they are the first states.
-        states: reads of what was written at the step before; the states after them.
-        outputs: arrays that are written, each with its place among the step's results, or the constant.
-        at_end: arrays that are written or read by their size, which is to be the counter before the loop.
-        ends: the places of those sizes.
+        states: reads of what was written turns before, and how many; a state for each of these turns.
+        outputs: arrays that are written, where, and their place among the step's results, or the constant.
+        ends: the places of sizes of arrays that grow by one in each turn.
+        numbers, sizes: constants, and sizes of arrays as lines, that the form was found with.
     """
 
     step: StepForm
-    counter: int
+    counters: dict[int, int]
+    slopes: dict[int, int]
+    end: tuple[str, Line, Line]
     by: int
-    bound: Any
-    beyond: int
-    base: int
-    inputs: list[tuple[Read, int]]
+    inputs: list[tuple[Read | Element, Line]]
+    fixed: list[tuple[Read, Line]]
+    counted: int | None
+    clocked: bool
     carried: list[int]
-    states: list[Read]
-    outputs: list[tuple[int, int | Ref]]
-    at_end: frozenset[int]
+    states: list[tuple[Read, int, Line]]
+    outputs: list[tuple[int, Line, int | Ref]]
     ends: frozenset[int]
-    counted: bool = False
+    numbers: dict[int, int]
+    sizes: list[tuple[int, Line]]
     row_like: dict[Any, set[Any]] = field(default_factory=dict)  # sizes, and steps, of rows seen to be alike
     as_row: set[Any] = field(default_factory=set)  # sizes with which it ran as one row, and not as it is
+
+    @property
+    def lines(self) -> Iterator[Line]:
+        """All lines."""
+        yield from self.end[1:]
+        yield from (line for _, line in (*self.inputs, *self.fixed, *self.sizes))
+        yield from (line for _, line, _ in self.outputs)
+        yield from (line for _, _, line in self.states)
 
     @staticmethod
     def example(program: Program, template: Any) -> Any:
@@ -73,113 +97,284 @@ class ScanForm:
         return program.constants.get(template.place, program.examples[template.place])
 
 
-def rule(text: str, op: Op | None = None) -> Unsupported:
+def rule(text: str, op: Op | Element | None = None) -> Unsupported:
     """The refusal of a loop that breaks a rule."""
     return Unsupported(text if op is None else f"{text} ({op.line})")
 
 
-def scan_form(program: Program, updates: dict[int, Any]) -> ScanForm:
-    """See a program as a scan.
+def in_file() -> bool:
+    """Whether the loop becomes part of a file or of an exported program, where numbers may be left open: only
+    a loop over arrays is a scan then, and one that counts by numbers which stand in it."""
+    return is_exporting() or instead() is not None
+
+
+def scan_form(loop: WhileLoop) -> ScanForm:
+    """See a loop as a scan.
 
     Raises:
         Unsupported: the rule that it breaks.
     """
-    return _Raising(program, updates).form()
+    return _Raising(loop).form()
 
 
 class _Raising:
-    def __init__(self, program: Program, updates: dict[int, Any]) -> None:
-        self.program, self.updates = program, updates
-        self.counter, self.by = -1, 0
-        self.offsets: dict[int, int] = {}  # place of a value -> what it adds to the counter
-        self.control: set[int] = set()  # ids of calls that only count or compare
-        self.numbers: set[int] = set()  # places of what those give
-        self.ends = _ends(program, updates)
+    def __init__(self, loop: WhileLoop) -> None:
+        self.loop, self.program, self.updates = loop, loop.program, loop.updates
+        program = self.program
+        self.calls = [op for op in program.ops if isinstance(op, Call)]
+        self.made_by = {op.out: op for op in self.calls}
+        self.numbers: dict[int, int] = {}
+        self.saved = in_file()
+        self.arrays = {op.out: op.array for op in program.ops if isinstance(op, Count)}
+        self.lines = lines_of(self.calls, _wholes(program))
+        self.slopes: dict[int, int] = dict.fromkeys(_growing(program), 1)
+        self._find_counters()
+        self.tests, self.negated = self._tests()
+        self.tested = {op.out for op in self.tests}
+        if not self._only_places():
+            self.slopes = {place: by for place, by in self.slopes.items() if place not in self.arrays}
+        self.sizes: list[tuple[int, Line]] = []
 
     def form(self) -> ScanForm:
         program = self.program
-        bound, beyond = self._count()
-        writes, base = self._writes()
-        numbers, rename = self._used_as_numbers(), self._sizes()
-        inputs, states, read_back = self._reads(writes, base)
-        rename |= read_back
-        calls = self._calls(rename, numbers)
-        if not inputs:
+        self._tie_sizes()
+        end = self._end()
+        writes = self._writes()
+        found, fixed, states, read_back = self._reads(writes)
+        inputs: list[Any] = sorted([*found, *self._elements()], key=lambda pair: pair[0].out)
+        rename = self._sizes() | read_back
+        used_lines = [*end[1:], *(line for _, line in writes.values()), *(line for _, line in inputs)]
+        used_lines += [line for _, line in fixed]
+        terms = {place for line in used_lines for place, _ in line.terms}
+        counters = {i: by for i, by in self.slopes.items() if i < program.variables and by and i in terms}
+        elements = {op.out for op, _ in inputs if isinstance(op, Element)}
+        counted, used = None, self._used_as_numbers(counters, elements)
+        for i in sorted(used & counters.keys()):
+            if counted is None:
+                counted = i
+            else:  # the others are carried
+                del counters[i]
+                used = self._used_as_numbers(counters, elements)
+        carried = [i for i in range(program.variables) if i not in counters]
+        clocked = not inputs and counted is None
+        if (clocked and not (states or carried)) or (self.saved and not inputs):
             raise rule("no array is read at the step")
-        carried = [i for i in range(program.variables) if i != self.counter]
-        new = [renamed(self.updates[i], rename) for i in carried]
-        new += [renamed(writes[op.array].value, rename) for op in states]
-        written = {op.array: renamed(op.value, rename) for op in writes.values()}
-        y = list(dict.fromkeys(v for v in written.values() if v.place not in program.constants))
-        used = [p for c in calls for p in places((c.args, c.kwargs))]
-        used += [p for v in new for p in places(v)]
+        calls = self._calls(rename, used, elements)
+        fresh = iter(range(len(program.examples), 1 << 62))
+        x = [op.out for op, _ in inputs] + [counted] * (counted is not None) + [next(fresh)] * clocked
+        state, new = [*carried], [renamed(self.updates[i], rename) for i in carried]
+        for op, distance, _ in states:
+            chain = [op.out, *(next(fresh) for _ in range(distance - 1))]  # the oldest first
+            state += chain
+            new += [*(ref(place) for place in chain[1:]), renamed(writes[op.array][0].value, rename)]
+        written = {a: (line, renamed(op.value, rename)) for a, (op, line) in writes.items()}
+        y = list(dict.fromkeys(v for _, v in written.values() if v.place not in program.constants))
+        needed = [p for c in calls for p in places((c.args, c.kwargs))]
+        needed += [p for v in new for p in places(v)]
+        held = {*program.constants, *(op.out for op, _ in fixed)}
         step = StepForm(
             calls=calls,
-            x=(*(op.out for op, _ in inputs), *([self.counter] if numbers else [])),
-            state=(*carried, *(op.out for op in states)),
+            x=tuple(x),
+            state=tuple(state),
             y=tuple(y),
             new=tuple(new),
-            constants=tuple(dict.fromkeys(p for p in used if p in program.constants)),
+            constants=tuple(dict.fromkeys(p for p in needed if p in held)),
         )
-        outputs = [(array, v if v.place in program.constants else y.index(v)) for array, v in written.items()]
+        if any(v.place in held and v.place not in program.constants for _, v in written.values()):
+            raise rule("what is read at one place is written at every step")
+        outputs = [
+            (array, line, v if v.place in program.constants else y.index(v))
+            for array, (line, v) in written.items()
+        ]
+        first = next((line for _, line, _ in outputs), None) or next((line for _, line in inputs), Line(0))
         return ScanForm(
-            interned(step), self.counter, self.by, bound, beyond, base, inputs, carried, states, outputs,
-            frozenset(self.ends.values()), frozenset(self.ends), bool(numbers),
+            interned(step), counters, self.slopes, end, -1 if first.by(self.slopes) < 0 else 1, inputs, fixed,
+            counted, clocked, carried, states, outputs,
+            frozenset(place for place in self.arrays if place in self.slopes), self.numbers, self.sizes,
         )  # fmt: skip
 
-    def _writes(self) -> tuple[dict[int, Write], int]:
-        """What is written to each array, once a step; and where: what that adds to the counter."""
-        writes: dict[int, Write] = {}
-        bases: set[int | None] = set()
+    def _find_counters(self) -> None:
+        """The loop variables that change by the same number in each turn."""
+        program = self.program
+        for i in range(program.variables):
+            update = self.updates[i]
+            line = self.lines.get(update.place) if isinstance(update, Ref) else None
+            change = None if line is None else line.plus(Line.of(i), -1)
+            if change is None or i not in self.lines:
+                continue
+            known = all(type(program.constants.get(place)) in _PLAIN for place, _ in change.terms)
+            if change.terms and (self.saved or not known):
+                continue
+            for place, _ in change.terms:
+                self.numbers[place] = _number(program.constants[place])
+            self.slopes[i] = change.at(self.numbers)
+
+    def _line(self, part: Any) -> tuple[Line, int] | None:
+        """A number as a line, and what it changes by in each turn; None for another."""
+        line = line_in(self.lines, part)
+        if line is None or any(p < self.program.variables and p not in self.slopes for p, _ in line.terms):
+            return None
+        return line, line.by(self.slopes)
+
+    def _tests(self) -> tuple[list[Call], bool]:
+        """The comparison that ends a loop, after what negates it, or asks for all of its elements; and
+        whether it is negated. No call where it is no comparison of two."""
+        ends = [op for op in self.program.ops if isinstance(op, Break)]
+        if len(ends) > 1:
+            raise rule("the loop ends in more than one place", ends[1])
+        tests, negated = list[Call](), False
+        test = self.made_by.get(ends[0].condition.place)
+        while test is not None and name_of(test) in _NOT | _ALL and len(test.args) == 1 and not test.kwargs:
+            tests.append(test)
+            negated ^= name_of(test) in _NOT
+            test = self.made_by.get(test.args[0].place) if isinstance(test.args[0], Ref) else None
+        if test is None or len(test.args) != 2 or test.kwargs or name_of(test) not in _OPPOSITE:
+            return [], False
+        return [*tests, test], negated
+
+    def _end(self) -> tuple[str, Line, Line]:
+        """How two numbers are compared, and which, to end the loop."""
+        program = self.program
+        end = next(op for op in program.ops if isinstance(op, Break))
+        unlike = rule("the loop does not end where a counted step reaches a fixed number", end)
+        if not self.tests:
+            raise unlike
+        test = self.tests[-1]
+        left, right = map(self._line, test.args)
+        if left is None or right is None or left[1] == right[1]:
+            raise unlike
+        name = _OPPOSITE[name_of(test)] if self.negated else name_of(test)
+        if name not in _ENDS[1 if left[1] > right[1] else -1]:
+            raise unlike
+        if getattr(test.function, "__name__", "") == "equal" and not self._of_one_shape(*test.args):
+            raise unlike  # as it never ends: torch.equal of two shapes is False
+        for op in program.ops[: program.ops.index(end)]:
+            if isinstance(op, (Read, Write)) or (isinstance(op, Call) and self._element(op) is not None):
+                raise rule("an array is read or written before break_if", op)
+        return name, left[0], right[0]
+
+    def _of_one_shape(self, *templates: Any) -> bool:
+        shapes = {getattr(ScanForm.example(self.program, template), "shape", None) for template in templates}
+        return len(shapes) == 1
+
+    def _only_places(self) -> bool:
+        """Whether the loop only writes, reads and ends at sizes of arrays that grow."""
+        derived = {
+            out
+            for out, line in self.lines.items()
+            for p, _ in line.terms
+            if p in self.arrays and p in self.slopes
+        }
+        used: list[Any] = [*self.updates.values()]
+        for op in self.program.ops:
+            if isinstance(op, Call) and op.out not in {*derived, *self.tested}:
+                used.append((op.args, op.kwargs))
+            elif isinstance(op, Write):
+                used.append(op.value)
+            elif isinstance(op, Read):
+                used.append(op.default)
+            elif isinstance(op, Guard):
+                used.append(op.of)
+        return derived.isdisjoint(places(tuple(used)))
+
+    def _tie_sizes(self) -> None:
+        """Find what sizes of arrays that grow are: they count by themselves, where the array is only used at
+        its size; where it is written or read at a counter, they are that counter, if they begin with it."""
+        for place, array in self.arrays.items():
+            if place not in self.slopes:
+                continue
+            ops = [op for op in self.program.ops if isinstance(op, (Read, Write)) and op.array == array]
+            lines = [found and found[0] for found in (self._line(op.index) for op in ops)]
+            (written,) = (line for op, line in zip(ops, lines, strict=True) if isinstance(op, Write))
+            others = [line for line in lines if line is not None and place not in dict(line.terms)]
+            if written == Line.of(place) and not others:
+                continue
+            counts = replace((written if written in others else others[0]) if others else Line(0), const=0)
+            begins = self.program.arrays[array].size() - counts.at(_values(self.loop, [counts]))
+            here = Line(begins).plus(counts)
+            alike = type(begins) is int and counts.by(self.slopes) == 1
+            if not alike or written not in (here, Line.of(place)):
+                del self.slopes[place]
+                continue
+            self.sizes.append((array, here))
+            for out, line in self.lines.items():
+                self.lines[out] = line.plus(here.plus(Line.of(place), -1), dict(line.terms).get(place, 0))
+
+    def _writes(self) -> dict[int, tuple[Write, Line]]:
+        """What is written to each array, once a step; and where."""
+        writes: dict[int, tuple[Write, Line]] = {}
         for op in self.program.ops:
             if isinstance(op, Write):
-                bases.add(self._offset(op.index))
-                if self._offset(op.index) not in ((0,) if self.by > 0 else (0, -1)):
+                at = self._line(op.index)
+                if at is None or abs(at[1]) != 1:
                     raise rule("an array is written elsewhere than at the step", op)
                 if op.array in writes:
                     raise rule("an array is written twice in a step", op)
-                writes[op.array] = op
-        if len(bases) > 1:
-            raise rule("arrays are written at different places")
-        return writes, bases.pop() or 0 if bases else 0
+                writes[op.array] = op, at[0]
+        return writes
 
-    def _reads(
-        self, writes: Mapping[int, Write], base: int
-    ) -> tuple[list[tuple[Read, int]], list[Read], dict[int, Any]]:
-        """Reads of arrays that the loop does not write, with what they add to the counter; reads of what was
-        written at the step before; and, by their places, the values of those that were written just now."""
-        inputs: list[tuple[Read, int]] = []
-        states: list[Read] = []
-        read_back: dict[int, Any] = {}
+    def _reads(self, writes: Mapping[int, tuple[Write, Line]]) -> tuple[Any, Any, Any, dict[int, Any]]:
+        """Reads of arrays that the loop does not write, where these move and where not; reads of what was
+        written turns before, with their number; and, by their places, values that were written just now."""
+        inputs, fixed, states, read_back = [], [], [], {}
         done: set[int] = set()  # the arrays that are written by now
         for op in self.program.ops:
             if isinstance(op, Write):
                 done.add(op.array)
-            elif isinstance(op, Read):
-                offset = self._offset(op.index)
-                if offset is None:
-                    raise rule("an array is read elsewhere than at the step and the step before", op)
-                if any(place not in self.program.constants for place in places(op.default)):
-                    raise rule("a default is computed in the loop", op)
-                if op.array not in writes:
-                    inputs.append((op, offset))
-                elif offset == base - self.by:
-                    states.append(op)
-                elif offset != base:
-                    raise rule("an array is read elsewhere than at the step and the step before", op)
-                elif op.array not in done:
-                    raise rule("an array is read at the step before it is written there", op)
-                else:
-                    read_back[op.out] = writes[op.array].value
-        return inputs, states, read_back
+            if not isinstance(op, Read):
+                continue
+            elsewhere = rule("an array is read elsewhere than at the step and at steps before", op)
+            at = self._line(op.index)
+            if at is None:
+                raise elsewhere
+            if any(place not in self.program.constants for place in places(op.default)):
+                raise rule("a default is computed in the loop", op)
+            if op.array not in writes:
+                (inputs if at[1] else fixed).append((op, at[0]))
+                continue
+            write, line = writes[op.array]
+            by = line.by(self.slopes)
+            behind = line.plus(at[0], -1)
+            distance = behind.const * by
+            if behind.terms or not 0 <= distance <= _FARTHEST:
+                raise elsewhere
+            if distance:
+                states.append((op, distance, line))
+            elif op.array not in done:
+                raise rule("an array is read at the step before it is written there", op)
+            else:
+                read_back[op.out] = write.value
+        return inputs, fixed, states, read_back
 
-    def _calls(self, rename: Mapping[int, Any], numbers: set[int]) -> tuple[Call, ...]:
+    def _elements(self) -> list[tuple[Element, Line]]:
+        """What is read of tensors at the step. A file's loop has a condition, and takes them by the index."""
+        if self.saved:
+            return []
+        return [found for found in map(self._element, self.calls) if found is not None]
+
+    def _element(self, op: Call) -> tuple[Element, Line] | None:
+        if name_of(op) != "getitem" or len(op.args) != 2 or not isinstance(op.args[0], Ref):
+            return None
+        whole: Any = self.program.constants.get(op.args[0].place)
+        index = op.args[1]
+        index = index if isinstance(index, tuple) else (index,)
+        if not (index and all(part == _WHOLE for part in index[:-1])):
+            return None
+        axis, at = len(index) - 1, self._line(index[-1]) if isinstance(index[-1], Ref) else None
+        like = self.program.examples[op.out]
+        if at is None or not at[1] or type(whole) not in _PLAIN or not isinstance(like, Tensor):
+            return None
+        if whole.dim() <= axis or like.shape != (*whole.shape[:axis], *whole.shape[axis + 1 :]):
+            return None
+        return Element(op.args[0].place, axis, op.out, op.line), at[0]
+
+    def _calls(self, rename: Mapping[int, Any], used: set[int], elements: set[int]) -> tuple[Call, ...]:
         """What the step computes, without lines: the same step written in two places is compiled once."""
         calls: list[Call] = []
-        for op in self.program.ops:
-            if not isinstance(op, Call) or op.out in rename:
+        for op in self.calls:
+            if op.out in rename or op.out in elements:
                 continue
-            if id(op) in self.control and op.out not in numbers:
+            if op.out in {*self.lines, *self.tested} - used:
                 continue
             if any(place < 0 for place in places((op.args, op.kwargs))):
                 raise rule("a loop inside reads or writes arrays of this one", op)
@@ -201,159 +396,75 @@ class _Raising:
                     found |= zip(outs, examples, strict=True)
         return found
 
-    def _count(self) -> tuple[Any, int]:
-        """Find the counter; the template of the number where it ends, and what is added to that."""
-        program = self.program
-        ends = [op for op in program.ops if isinstance(op, Break)]
-        if len(ends) > 1:
-            raise rule("the loop ends in more than one place", ends[1])
-        (end,) = ends
-        made_by = {op.out: op for op in program.ops if isinstance(op, Call)}
-        unlike = rule("the loop does not end where a counted step reaches a fixed number", end)
-        tests = self._tests(end, made_by)
-        if not tests:
-            raise unlike
-        name, (left, right) = _name(tests[-1]), tests[-1].args
-        for self.counter in range(program.variables):
-            self._find_offsets(made_by)
-            counted = [isinstance(v, Ref) and v.place in self.offsets for v in (left, right)]
-            update = self.updates[self.counter]
-            self.by = self.offsets.get(update.place, 0) if isinstance(update, Ref) else 0
-            if counted.count(True) == 1:
-                break
-        else:
-            raise unlike
-        if counted[1]:
-            left, right, name = right, left, _SWAPPED[name]
-        if len(tests) % 2 == 0:  # an odd number of negations before it
-            name = _OPPOSITE[name]
-        if isinstance(right, Ref) and not self._is_fixed(right.place):
-            raise unlike
-        if getattr(tests[-1].function, "__name__", "") == "equal" and not self._of_one_shape(left, right):
-            raise unlike  # as it never ends: torch.equal of two shapes is False
-        boot = program.examples[self.counter]
-        one = isinstance(boot, Tensor) and boot.numel() == 1 and _whole(boot)
-        if not (one and self._whole_bound(right)):
-            raise rule("the counter or its bound is not one integer", end)
-        if self.by not in _ENDS:
-            raise rule("the counter is not updated by step + 1 or step - 1")
-        if self.by < 0:  # while arrays grow
-            self.ends = {}
-            self._find_offsets(made_by)
-        if name not in _ENDS[self.by]:
-            raise unlike
-        self.control.update(id(op) for op in tests)
-        self.numbers = {*self.offsets, *(op.out for op in tests)}
-        for op in program.ops[: program.ops.index(end)]:
-            if isinstance(op, (Read, Write)):
-                raise rule("an array is read or written before break_if", op)
-        return right, _ENDS[self.by][name] - self.offsets[left.place]
-
-    @staticmethod
-    def _tests(end: Break, made_by: Mapping[int, Call]) -> list[Call]:
-        """The comparison that ends a loop, after what negates it; none where it is no comparison of two."""
-        tests: list[Call] = []
-        test = made_by.get(end.condition.place)
-        while test is not None and _name(test) in _NOT and len(test.args) == 1:
-            tests.append(test)
-            test = made_by.get(test.args[0].place) if isinstance(test.args[0], Ref) else None
-        if test is None or len(test.args) != 2 or test.kwargs or _name(test) not in _SWAPPED:
-            return []
-        return [*tests, test]
-
-    def _is_fixed(self, place: int) -> bool:
-        """Whether a value is the same at every step: a constant, a size, or a number of Python's."""
-        sizes = (op.out for op in self.program.ops if isinstance(op, Count))
-        if place in self.program.constants or place in sizes:
-            return True
-        return place >= 0 and isinstance(self.program.examples[place], (int, torch.SymInt))
-
-    def _of_one_shape(self, *templates: Any) -> bool:
-        shapes = {getattr(ScanForm.example(self.program, template), "shape", None) for template in templates}
-        return len(shapes) == 1
-
-    def _whole_bound(self, bound: Any) -> bool:
-        value = bound.value if isinstance(bound, Literal) else bound
-        if isinstance(bound, Ref):
-            value = self.program.constants.get(bound.place, self.program.examples[bound.place])
-        if isinstance(value, torch.SymInt):
-            return True
-        return type(value) is int or (isinstance(value, Tensor) and value.numel() == 1 and _whole(value))
-
-    def _find_offsets(self, made_by: dict[int, Call]) -> None:
-        self.offsets = _offsets(made_by.values(), self.counter, *self.ends)
-        self.control = {id(made_by[out]) for out in self.offsets if out in made_by}
-
-    def _offset(self, index: Any) -> int | None:
-        """What an index adds to the counter; None for another."""
-        return self.offsets.get(index.place) if isinstance(index, Ref) else None
-
-    def _used_as_numbers(self) -> set[int]:
-        """The places of the counter, and of what only counts or compares, that the step computes with."""
-        read: list[Any] = [update for at, update in self.updates.items() if at != self.counter]
+    def _used_as_numbers(self, counters: Iterable[int], elements: set[int]) -> set[int]:
+        """The places of counters, and of what only counts or compares, that the step computes with."""
+        numbers = {*self.lines, *self.tested}
+        read: list[Any] = [update for at, update in self.updates.items() if at not in counters]
         for op in self.program.ops:
             if isinstance(op, Write):
                 read.append(op.value)
-            elif isinstance(op, Call) and id(op) not in self.control:
+            elif isinstance(op, Call) and op.out not in numbers and op.out not in elements:
                 read.append((op.args, op.kwargs))
-        used = self.numbers.intersection(places(tuple(read)))
-        for op in reversed(self.program.ops):
-            if isinstance(op, Call) and op.out in used:
-                used |= self.numbers.intersection(places((op.args, op.kwargs)))
+        used = numbers.intersection(places(tuple(read)))
+        for op in reversed(self.calls):
+            if op.out in used:
+                used |= numbers.intersection(places((op.args, op.kwargs)))
         return used
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _number(value: Any) -> int:
+    return whole_number(value) if isinstance(value, Tensor) else value
+
+
+def _values(loop: WhileLoop, lines: Iterable[Line]) -> dict[int, Any]:
+    """The numbers that lines are made of, before the loop."""
+    program, found = loop.program, dict[int, Any]()
+    sizes = {op.out: op.array for op in program.ops if isinstance(op, Count)}
+    for line in lines:
+        for place, _ in line.terms:
+            if place < program.variables:
+                found[place] = _number(loop.loop_vars[place])
+            elif place in sizes:
+                found[place] = program.arrays[sizes[place]].size()
+            elif place not in found:
+                found[place] = _number(program.constants.get(place, program.examples[place]))
+    return found
+
+
+def values_of(loop: WhileLoop, form: ScanForm) -> dict[int, Any] | None:
+    """The numbers that the lines of a form are made of; None where the form is of other numbers."""
+    constants = loop.program.constants
+    if any(_number(constants[place]) != number for place, number in form.numbers.items()):
+        return None
+    values = _values(loop, form.lines)
+    same = all(loop.program.arrays[array].size() == line.at(values) for array, line in form.sizes)
+    return values if same else None
 
 
 def offsets_from(program: Program, variable: int) -> dict[int, int]:
     """What is a number more or less than a loop variable, by place."""
-    return _offsets([op for op in program.ops if isinstance(op, Call)], variable)
+    lines = lines_of([op for op in program.ops if isinstance(op, Call)], [variable])
+    return {place: line.const for place, line in lines.items() if line.terms == ((variable, 1),)}
 
 
-def _ends(program: Program, updates: dict[int, Any]) -> dict[int, int]:
-    """The sizes of arrays, by their places, that the loop only writes or reads at, such as those of
-    `array.write(value)`: where one value is written in each step, that size counts as the step does."""
-    first: dict[int, int] = {}  # where an array is written
-    for at, op in enumerate(program.ops):
-        if isinstance(op, Write):
-            first.setdefault(op.array, at)
-    calls = [op for op in program.ops if isinstance(op, Call)]
-    sizes = [(at, op) for at, op in enumerate(program.ops) if isinstance(op, Count)]
-    ends = {op.out: op.array for at, op in sizes if at < first.get(op.array, 0)}
-    derived = _offsets(calls, *ends)
-    used: list[Any] = [*updates.values()]
-    for op in program.ops:
-        if isinstance(op, Call) and op.out not in derived:
-            used.append((op.args, op.kwargs))
-        elif isinstance(op, Write):
-            used.append(op.value)
-        elif isinstance(op, Read):
-            used.append(op.default)
-        elif isinstance(op, (Break, Guard)):
-            used.append(op.condition if isinstance(op, Break) else op.of)
-    if not derived.keys().isdisjoint(places(tuple(used))):
-        return {}
-    return ends
+def _wholes(program: Program) -> list[int]:
+    """The places of whole numbers that are there before a turn."""
+    values = dict(enumerate(program.examples)) | program.constants
+    before = {*range(program.variables), *program.constants}
+    return [
+        place for place, value in values.items()
+        if one_whole(value) and (place in before or not isinstance(value, Tensor))
+    ]  # fmt: skip
 
 
-def _offsets(calls: Iterable[Call], *variables: int) -> dict[int, int]:
-    found = dict.fromkeys(variables, 0)
-    for op in calls:
-        if op.kwargs or len(op.args) != 2:
-            continue
-        a, b = op.args
-        sign = {"add": 1, "sub": -1}.get(_name(op))
-        if sign == 1 and isinstance(b, Ref):
-            a, b = b, a
-        if sign and isinstance(a, Ref) and a.place in found and type(b) is int:
-            found[op.out] = found[a.place] + sign * b
-    return found
-
-
-def _name(op: Call) -> str:
-    """`add` for torch.add, Tensor.add and Tensor.__add__; `eq` and `ge` likewise."""
-    name = getattr(op.function, "__name__", "")
-    plain = name.strip("_")
-    return _NAMES.get(plain, plain)
-
-
-def _whole(value: Tensor) -> bool:
-    return not value.dtype.is_floating_point and not value.dtype.is_complex and value.dtype != torch.bool
+def _growing(program: Program) -> list[int]:
+    """The places of sizes of arrays that are written once in a turn, below where their size is asked for."""
+    writes = [(op.array, at) for at, op in enumerate(program.ops) if isinstance(op, Write)]
+    counts = [(op, at) for at, op in enumerate(program.ops) if isinstance(op, Count)]
+    return [
+        op.out for op, at in counts
+        if [below > at for array, below in writes if array == op.array] == [True]
+    ]  # fmt: skip

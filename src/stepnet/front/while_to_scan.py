@@ -1,8 +1,8 @@
 """Raising: a recorded while loop that is a scan over arrays becomes a loop over what it reads.
 
-It is one if it counts a step, up or down, and reads and writes arrays there. Then what was read from an
-array that the loop leaves alone is an input; what was read at the step before from one that it writes is a
-state; and what is written is an output. Anything else is a broken rule, said as
+It is one if it counts, and reads and writes arrays where it has counted to. Then what was read from an
+array that the loop leaves alone is an input; what was read from one that it writes, where that was written
+in turns before, is a state; and what is written is an output. Anything else is a broken rule, said as
 `Unsupported`, and the loop runs as it was recorded.
 """
 
@@ -17,18 +17,18 @@ from torch import Tensor
 
 from stepnet.data.array import TensorArray, contents_of
 from stepnet.data.steps import Steps
-from stepnet.data.values import integer, whole_number
 from stepnet.errors import ArrayError, Unsupported
 from stepnet.ir.loop import Loop
 from stepnet.ir.sweep import over_rows
 
 from .frame import WhileLoop
+from .lines import Line
 from .program import Program
 from .recorded import Call, Count, Read
 from .recorded_step import RecordedStep
-from .scan_form import ScanForm, rule, scan_form
+from .scan_form import Element, ScanForm, in_file, rule, scan_form, values_of
 from .step import describe_leaf
-from .template import resolve
+from .template import Ref, resolve
 
 
 @dataclass
@@ -83,50 +83,69 @@ def raise_loop(loop: WhileLoop) -> Raised:
     unsafe = [op.line for op in program.ops if isinstance(op, Call) and op.name in _UNCHECKED]
     if unsafe:
         raise rule(f"torch does not check the batch of a whole recurrence, so it is not tried ({unsafe[0]})")
-    found = program.known.found if program.known is not None else None
+    known = None if in_file() else program.known
+    found = known.found if known is not None else None
     if found is None:
         try:
-            found = scan_form(program, loop.updates)
+            found = scan_form(loop)
         except Unsupported as refusal:
             found = refusal.reason  # not the exception: its traceback would keep the loop's values alive
-        if program.known is not None:
-            program.known.found = found
+        if known is not None:
+            known.found = found
     if isinstance(found, str):
         raise rule(found)
-    return _bound(loop, found)
+    values = values_of(loop, found)
+    if values is None:
+        found = scan_form(loop)
+        values = values_of(loop, found)
+        assert values is not None
+    return _bound(loop, found, values)
 
 
-def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
+def _bound(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any]) -> Raised:
     """A form with the values of one loop."""
-    program, boot = loop.program, loop.loop_vars[form.counter]
-    start, steps = _range(loop, form)
-    if any(program.arrays[number].size() != start for number in form.at_end):
-        raise rule("an array is written or read at its end, which is not at the step")
-    low = start if form.by > 0 else start - steps + 1
-    _check_sizes(program, form, low + form.base + steps)
-    x = [_column(loop, op, low + offset, steps) for op, offset in form.inputs]
+    program = loop.program
+    steps = _steps(loop, form, numbers)
+    turns = _Turns(numbers, form.slopes, steps, form.by)
+    _check_sizes(program, form, turns)
+    x = [_column(loop, op, *turns.rows(line)) for op, line in form.inputs]
     for (op, _), column in zip(form.inputs, x, strict=True):
         like = program.examples[op.out]
         if like is not None and (like.shape, like.dtype) != (column.shape[1:], column.dtype):
             raise rule("the values of an array differ in shape or dtype", op)
-    if form.counted:
+    held = dict(program.constants)
+    for op, line in form.fixed:
+        default = resolve(op.default, program.constants)
+        held[op.out] = _value(op, program.arrays[op.array], line.at(numbers), default)
+    state = _first_state(loop, form, numbers, held)
+    if form.counted is not None:
+        boot = loop.loop_vars[form.counted]
         if boot.dim():
             raise rule("a counter that is used as a number is no scalar")
-        x.append(torch.arange(low, low + steps, dtype=boot.dtype, device=boot.device))
-    state = _first_state(loop, form, start)
-    body = RecordedStep(form.step, [program.constants[place] for place in form.step.constants])
+        first, by = turns.rows(Line.of(form.counted))[:2]
+        x.append((torch.arange(steps, device=boot.device) * by + first).to(boot.dtype))
+    elif form.clocked:
+        like = state[0]
+        x.append(torch.zeros(steps, *like.shape[:1], device=like.device))
+    body = RecordedStep(form.step, [held[place] for place in form.step.constants])
 
     def finish(ys: list[Tensor], last: list[Tensor]) -> list[Tensor]:
-        columns = [Steps(y, computed=True) for y in ys]  # two arrays may be written the same
-        for number, column in form.outputs:
+        columns: dict[tuple[int, bool], Steps] = {}  # two arrays may be written the same
+        for number, line, column in form.outputs:
+            first, by, _ = turns.rows(line)
+            low = first if by > 0 else first + by * (steps - 1)
             if isinstance(column, int):
-                contents_of(program.arrays[number]).put(low + form.base, columns[column])
+                key = column, by > 0
+                if key not in columns:
+                    columns[key] = Steps(ys[column] if by > 0 else ys[column].flip(0), computed=True)
+                joined = columns[key]
             else:
                 value = program.constants[column.place]
                 joined = Steps(value.expand(steps, *value.shape))
-                contents_of(program.arrays[number]).put(low + form.base, joined)
+            contents_of(program.arrays[number]).put(low, joined)
         results = list(loop.loop_vars)
-        results[form.counter] = boot + form.by * steps
+        for place, by in form.counters.items():
+            results[place] = results[place] + by * steps
         for place, value in zip(form.carried, last, strict=False):
             results[place] = value
         return results
@@ -134,47 +153,87 @@ def _bound(loop: WhileLoop, form: ScanForm) -> Raised:
     return Raised(form, body, x, state, finish)
 
 
-def _check_sizes(program: Program, form: ScanForm, end: int) -> None:
-    """Refuse a loop that asks for the size of an array which it makes grow, by writes up to `end`."""
-    written = {number for number, _ in form.outputs}
+@dataclass(frozen=True)
+class _Turns:
+    """The turns of a loop, and the rows that they are: from the first turn, or from the last."""
+
+    numbers: dict[int, Any]
+    slopes: dict[int, int]
+    steps: Any
+    by: int
+
+    def rows(self, line: Line) -> tuple[Any, int, Any]:
+        """A line at the first row, what it changes by from row to row, and how many there are."""
+        first, by = line.at(self.numbers), line.by(self.slopes)
+        return (first, by, self.steps) if self.by > 0 else (first + by * (self.steps - 1), -by, self.steps)
+
+
+def _check_sizes(program: Program, form: ScanForm, turns: _Turns) -> None:
+    """Refuse a loop that asks for the size of an array which it makes grow."""
+    written = {number: line for number, line, _ in form.outputs}
     for op in program.ops:
         if not isinstance(op, Count) or op.array not in written or op.out in form.ends:
             continue
-        if program.arrays[op.array].size() < end:
+        first, by, steps = turns.rows(written[op.array])
+        last = first + by * (steps - 1) if by > 0 else first
+        if program.arrays[op.array].size() < last + 1:
             raise rule("the size of an array that grows in the loop is used as a number", op)
 
 
-def _range(loop: WhileLoop, form: ScanForm) -> tuple[int, int]:
-    """Where the counter starts, and how many steps there are; of a module that is traced, open sizes."""
-    program, boot = loop.program, loop.loop_vars[form.counter]
-    sizes = {op.out: program.arrays[op.array].size() for op in program.ops if isinstance(op, Count)}
-    known = {place: n for place, n in enumerate(program.examples) if isinstance(n, (int, torch.SymInt))}
-    bound = resolve(form.bound, {**known, **program.constants, **sizes})
-    start, end = whole_number(boot), integer(bound, "bound") + form.beyond
-    if not isinstance(end, torch.SymInt) and not _holds(boot.dtype, end, end - form.beyond):
-        raise rule(f"a counter of {boot.dtype} does not count as far as the end")
-    steps = (end - start) * form.by
+def _steps(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any]) -> Any:
+    """How many steps there are; of a module that is traced, an open size."""
+    name, left, right = form.end
+    apart = left.plus(right, -1)
+    far, by = -apart.at(numbers), apart.by(form.slopes)
+    if by < 0:
+        far, by = -far, -by
+    steps: Any = far if by == 1 else far // by
+    if name in ("gt", "lt"):
+        steps = steps + 1
+    elif by > 1 and far % by:
+        if name == "eq":
+            raise rule("the loop does not end where a counted step reaches a fixed number")
+        steps = steps + 1
     if steps <= 0:
         raise rule("there are no steps")
+    if not isinstance(steps, torch.SymInt):
+        _check_range(loop, form, numbers, steps)
     if loop.max_steps is not None and steps > loop.max_steps:
         raise rule("there are more steps than max_steps")
-    return start, steps
+    return steps
 
 
-def _first_state(loop: WhileLoop, form: ScanForm, start: int) -> list[Any]:
-    """The loop variables that are carried, and what is read at the step before the first; each must be like
+def _check_range(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any], steps: int) -> None:
+    """Refuse a loop whose counters do not count as far as its end, as those of a few bits."""
+    counting = {i: loop.loop_vars[i].dtype for i in numbers if i < loop.program.variables}
+    kinds = {kind for kind in counting.values() if kind != torch.int64}
+    for kind in kinds:
+        limits = torch.iinfo(kind)
+        for line in (*form.lines, *map(Line.of, counting)):
+            first = line.at(numbers)
+            for number in (first, first + line.by(form.slopes) * steps):
+                if not isinstance(number, torch.SymInt) and not limits.min <= number <= limits.max:
+                    raise rule(f"a counter of {kind} does not count as far as the end")
+
+
+def _first_state(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any], held: dict[int, Any]) -> list[Any]:
+    """The loop variables that are carried, and what is read at steps before the first; each must be like
     what a step puts in its place."""
     program = loop.program
     state: list[Any] = [loop.loop_vars[place] for place in form.carried]
-    before = start + form.base - form.by
-    for op in form.states:
+    likes = [_like(program, new, held) for new in form.step.new[: len(state)]]
+    new = len(state)
+    for op, distance, line in form.states:
         array, default = program.arrays[op.array], resolve(op.default, program.constants)
-        if isinstance(before, torch.SymInt) and default is not None and not contents_of(array).values:
-            state.append(default)
-        else:
-            state.append(_value(op, array, before, default))
-    for value, new in zip(state, form.step.new, strict=True):
-        like = form.example(program, new)
+        first, by = line.at(numbers), line.by(form.slopes)
+        likes += [_like(program, form.step.new[new + distance - 1], held)] * distance
+        new += distance
+        for before in (first - by * turn for turn in range(distance, 0, -1)):
+            if isinstance(before, torch.SymInt) and default is not None and not contents_of(array).values:
+                state.append(default)
+            else:
+                state.append(_value(op, array, before, default))
+    for value, like in zip(state, likes, strict=True):
         if like is None or not isinstance(value, Tensor):
             raise rule("the shape of a state is not known before the loop runs")
         if (like.shape, like.dtype) != (value.shape, value.dtype):
@@ -185,19 +244,33 @@ def _first_state(loop: WhileLoop, form: ScanForm, start: int) -> list[Any]:
     return state
 
 
-def _holds(dtype: torch.dtype, *numbers: int) -> bool:
-    limits = torch.iinfo(dtype)
-    return all(limits.min <= number <= limits.max for number in numbers)
+def _like(program: Program, template: Any, held: dict[int, Any]) -> Any:
+    """What a value is like."""
+    if not isinstance(template, Ref):
+        return None
+    return held[template.place] if template.place in held else program.examples[template.place]
 
 
-def _column(loop: WhileLoop, op: Read, first: int, steps: int) -> Tensor:
-    """What a read gives at every step, stacked."""
+def _column(loop: WhileLoop, op: Read | Element, first: Any, by: int, steps: Any) -> Tensor:
+    """What a read gives at every row, stacked."""
+    if isinstance(op, Element):
+        whole: Any = loop.program.constants[op.place].movedim(op.axis, 0)
+    else:
+        whole = contents_of(loop.program.arrays[op.array]).whole
+    last = first + by * (steps - 1)
+    low, high = (first, last) if by > 0 else (last, first)
+    if isinstance(op, Element) and high < 0:
+        low, high = low + whole.shape[0], high + whole.shape[0]
+    if whole is not None and low >= 0 and high < whole.shape[0]:
+        count = high + 1 - low
+        part = whole if count == whole.shape[0] else whole.narrow(0, low, count)
+        part = part if abs(by) == 1 else part[:: abs(by)]
+        return part if by > 0 else part.flip(0)
+    if isinstance(op, Element):
+        raise rule("a tensor is read behind its end, or before its beginning", op)
     array = loop.program.arrays[op.array]
-    whole = contents_of(array).whole
-    if whole is not None and first >= 0 and first + steps <= whole.shape[0]:
-        return whole if steps == whole.shape[0] else whole.narrow(0, first, steps)
     default = resolve(op.default, loop.program.constants)
-    values = [_value(op, array, place, default) for place in range(first, first + steps)]
+    values = [_value(op, array, place, default) for place in range(first, first + by * steps, by)]
     like = values[0]
     if not all(isinstance(v, Tensor) for v in values):
         raise rule("an array holds LoDTensors, or its default is no tensor", op)

@@ -170,7 +170,7 @@ def _run_scan(loop: WhileLoop, raised: Raised, executors: Sequence[Executor]) ->
 def _unfilled(loop: WhileLoop, raised: Raised) -> Iterator[None]:
     """In this block the arrays that a scan writes are as they were: a function of the user that is called in
     it, and uses one unseen, as a global or an attribute, is refused."""
-    written = [loop.program.arrays[number] for number, _ in raised.form.outputs]
+    written = [loop.program.arrays[number] for number, *_ in raised.form.outputs]
     around = RECORDER.get()
 
     def met(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

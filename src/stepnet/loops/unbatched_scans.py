@@ -44,13 +44,13 @@ def one_row(raised: Raised, known: bool = False) -> Raised:
     if not known:
         seen = raised.form.row_like.get(raised.sizes, set())
         steps: set[int | None] = {None}
-        if raised.form.counted or not seen:
+        if raised.form.counted is not None or not seen:
             if "Vmap" in transforms():
                 raise rule("torch.func.vmap is around, where no two results can be compared")
             reason = only_plain([*raised.x, *raised.state], transforms=True)
             if reason is not None:
                 raise rule(reason)
-            if raised.form.counted:
+            if raised.form.counted is not None:
                 steps = set(raised.x[-1].tolist())
         if not steps <= seen:
             _check(raised, lifted, steps - seen)
