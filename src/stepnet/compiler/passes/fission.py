@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from math import prod
 
 from stepnet.ir.graph import Graph, Node, in_order
 from stepnet.ir.ops import OPS, ROUNDED, VIEWS, Stage, is_cheap
@@ -223,13 +224,14 @@ def components(before: Mapping[str, Iterable[str]]) -> list[set[str]]:
 
 def _pulled(body: Graph) -> set[str]:
     """Row values that belong into a scan, whatever they cost: those made from a value per sequence, which
-    would have to be there for every row, those that only such or sums over steps read, and those between."""
+    would have to be there for every row, or by small products, those that only such or sums over steps read,
+    and those between."""
     users = body.users()
     found = {node.output for node in body.nodes if node.op == "sum_steps"}
     passed = [node for node in body.nodes if _in_pass(body, node)]
     for node in reversed(passed):
         name = node.output
-        reads = any(body.values[n].kind == "sequence" for n in node.inputs)
+        reads = any(body.values[n].kind == "sequence" for n in node.inputs) or _is_small_product(body, node)
         only = bool(users[name]) and all(u.outputs[0] in found for u in users[name])
         if reads or (only and name not in body.results):
             found.add(name)
@@ -241,6 +243,14 @@ def _pulled(body: Graph) -> set[str]:
         if node.output in follows and any(u.outputs[0] in found for u in users[node.output]):
             found.add(node.output)
     return found
+
+
+def _is_small_product(body: Graph, node: Node) -> bool:
+    """Whether a node multiplies two small matrices of each row, for which torch takes longer than a pass."""
+    if node.op != "matmul" or any(body.values[name].kind != "row" for name in node.inputs):
+        return False
+    a, b = (body.values[name].shape for name in node.inputs)
+    return prod(a[-2:]) * b[-1] <= _SMALL_PRODUCT
 
 
 def _in_pass(body: Graph, node: Node) -> bool:
@@ -283,6 +293,7 @@ def _spread(body: Graph, maps: list[list[Node]]) -> Graph:
 
 
 _PASSES = 4  # ops that torch would run one by one, each over memory, where a scan is called for less
+_SMALL_PRODUCT = 1 << 15  # products of numbers; up to here generated C is the faster, whatever the order
 _NEAR = 1 << 20  # bytes of weights that stay in the cache of a core
 _FUSIBLE = ("float32", "float64", "bfloat16", "float16", "bool")
 

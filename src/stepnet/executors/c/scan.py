@@ -85,9 +85,11 @@ class CScan:
         # those that the C itself says
         written = [n.output for n in before(loop) if n.op == "full" and n.output not in used]
         read = {entry.value for entry in self.source.fields if entry.role == "shared"}  # element by element
+        sources = [({n, p.by_row.get(n, n)}, at.source) for n, at in self._matrices.items()]
         self.spared = {
             **dict.fromkeys([*fixed, *(name for name in written if name in region.read)]),
-            **{p.by_row.get(n, n): at.source for n, at in self._matrices.items() if n not in read},
+            **{source: source for _, source in sources},  # they are read, whatever is spared
+            **{n: source for names, source in sources if names.isdisjoint(read) for n in names - {*p.by_row}},
         }
         made = {entry.value for entry in self.source.fields if entry.role in _NEW}
         self.fresh = frozenset(self._named.get(name, name) for name in made)
