@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -72,15 +72,18 @@ def verify_entry(entry: plans.Entry) -> None:
 
 
 @contextlib.contextmanager
-def plans_made() -> Iterator[list[tuple[Compiled, tuple[Any, ...]]]]:
+def plans_made(
+    each: Callable[[Compiled, tuple[Any, ...]], object] = lambda compiled, given: None,
+) -> Iterator[list[tuple[Compiled, tuple[Any, ...]]]]:
     """What is compiled in here, none of it read from disk, each with what `stored.load` is given beside
-    bytes. Every plan that is made is verified."""
+    bytes. Every plan that is made is verified, and handed to `each` at once."""
     made = []
     compile_loop, make_entry = make.compile_loop, plans.make
 
     def compiled(loop, signature, weights, here, bind, sample, *more):
         found = compile_loop(loop, signature, weights, here, bind, sample, *more)
         made.append((found, (signature, weights)))
+        each(*made[-1])
         return found
 
     def verified(*call):

@@ -6,23 +6,27 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
 from plans import plans_made, read_back
+from stepnet.compiler.pipeline import Compiled
 from stepnet.engine import plans
 
 
 @contextlib.contextmanager
 def held(broken: list[str]) -> Iterator[None]:
     """Holds what is compiled in here to the rules of plans: each keeps them, and is the same when read."""
-    with plans_made() as made:
-        yield
-    for compiled, given in made:
+
+    def read(compiled: Compiled, given: tuple[Any, ...]) -> None:
         try:
             read_back(compiled, given)
         except Exception as error:
             broken.append(f"a plan, written and read: {type(error).__name__}: {error}")
+
+    with plans_made(read):
+        yield
 
 
 def run(first: int, count: int, find: Callable[[int], str | None], what: str) -> int:

@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from stepnet import LoDTensor, recurrent
+from stepnet.compiler.passes import early_columns
 from stepnet.data.storage import memory_of
 from stepnet.data.tree import flatten
 from stepnet.engine.plans import forget
@@ -48,6 +49,7 @@ from . import seeds
 # Where a path begins, and at what else it may begin. What is written into C is part of the text of a scan.
 THRESHOLDS: dict[tuple[Any, str], tuple[Any, ...]] = {
     (autograd, "WORTH_ASKING"): (0,),
+    (early_columns, "LARGE"): (0, 256),
     (loop, "_BY_COPY"): (0,),
     (ready, "_FEW"): (0, 1 << 20),
     (addresses, "_FOUND"): (0,),

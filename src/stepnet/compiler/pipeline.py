@@ -13,11 +13,13 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
 from stepnet.errors import Unsupported
+from stepnet.ir.graph import Graph
 from stepnet.ir.loop import Loop
 from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Plan
 
 from .passes.column_products import without_idle_columns
+from .passes.early_columns import early_columns
 from .passes.fission import fission
 from .passes.if_conversion import BothWays, asks_of_all
 from .passes.mask_guards import are_guards, found_idle
@@ -107,6 +109,7 @@ def compile_loop(
         reassociate sums                     -> ordered by what they depend on
         per_sequence  states that never change -> what follows from them, once per sequence
         split      joint graph               -> forward body, backward body, what is kept between
+        early_columns  products of parts     -> those that wait for no state apart
         fission    body                      -> prologue, maps, scans, epilogue
 
     Args:
@@ -222,14 +225,22 @@ def finish(
             whole, signature.x_names, signature.state_names, weight_names, y_spec.count, tangent_of, wanted
         )
 
-    traced = mixed = halves_of(joint)
-    if holds_rounded(joint.graph):  # for torch ops it stays as traced: each cast of a step costs a dispatch
-        wide = widened(joint, signature.state_names, y_spec.count)
-        mixed = halves_of(replace(wide, graph=reassociate(wide.graph, signature.state_names)))
+    def regrouped(graph: Graph) -> Joint:
+        return replace(joint, graph=reassociate(graph, signature.state_names))
+
+    def apart(*, fuse: bool) -> Joint:
+        graph = early_columns(joint.graph, signature.state_names, fuse=fuse)
+        return joint if graph is joint.graph else regrouped(graph)
+
+    of_torch, of_c = apart(fuse=False), apart(fuse=True)
+    if holds_rounded(of_c.graph):  # for torch ops it stays as traced: each cast of a step costs a dispatch
+        of_c = widened(of_c, signature.state_names, y_spec.count)
+        of_c = replace(of_c, graph=reassociate(of_c.graph, signature.state_names))
     elif not any(wanted):  # of weights that do not train: generated C keeps products of them
-        graph = multiply_tables(joint.graph, signature.x_names, kept=True)
-        if graph.nodes != joint.graph.nodes:
-            mixed = halves_of(replace(joint, graph=reassociate(graph, signature.state_names)))
+        graph = multiply_tables(of_c.graph, signature.x_names, kept=True)
+        of_c = of_c if graph.nodes == of_c.graph.nodes else regrouped(graph)
+    mixed = halves_of(of_c)
+    traced = mixed if of_c is of_torch else halves_of(of_torch)
     return Compiled(
         fused=_plan(signature, weight_names, *mixed, y_spec.count, fuse=True),
         hoist=partial(_plan, signature, weight_names, *traced, y_spec.count, fuse=False),
@@ -250,7 +261,11 @@ def _plan(
     first, second = halves.forward, halves.backward
     if fuse:
         first = narrow(first)
-        second = None if second is None else without_joined_rows(without_idle_columns(narrow(second)))
+        second = (
+            None
+            if second is None
+            else without_joined_rows(without_idle_columns(narrow(second), halves.backward_carries))
+        )
     forward = fission(first, halves.forward_carries, tuple(dict.fromkeys((*y, *direct))), fuse=fuse)
     backward: LoopPlan | None = None
     again: LoopPlan | None = None

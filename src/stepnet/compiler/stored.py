@@ -67,11 +67,10 @@ def dump(compiled: Compiled, signature: Signature, weights: Weights) -> bytes | 
     graph = joint.graph
     if sum(t.numel() for t in compiled.constants.values()) > _MOST_NUMBERS:
         return None
-    used = {*graph.parameters, *(n for node in graph.nodes for n in node.outputs)}
     try:
         found = {
             "parameters": graph.parameters,
-            "values": [[v.name, v.kind, v.shape, v.dtype] for v in graph.values.values() if v.name in used],
+            "values": [[v.name, v.kind, v.shape, v.dtype] for v in graph.values.values()],
             "nodes": [[n.op, n.inputs, n.outputs, dict(n.attrs), n.line] for n in graph.nodes],
             "results": joint.results,
             "constants": {name: t.flatten().tolist() for name, t in compiled.constants.items()},

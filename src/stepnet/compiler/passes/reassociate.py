@@ -67,6 +67,8 @@ def reassociate(graph: Graph, carried: Sequence[str]) -> Graph:
             nodes += made[node.outputs[0]]
         elif node.outputs[0] not in absorbed:
             nodes.append(node)
+    left = {name for node in nodes for name in node.outputs}.union(graph.parameters)
+    values = {name: value for name, value in values.items() if name in left}
     return Graph(graph.name, graph.parameters, tuple(nodes), graph.results, values)
 
 
