@@ -315,6 +315,31 @@ def test_layers_around_are_part_of_the_loop(tmp_path, axis):
     check(model, x, torch.randn(3, 4))
 
 
+def test_layers_that_move_the_axis_of_steps_are_none(tmp_path):
+    """A batch in front, moved behind the steps for the loop and back."""
+    net = Net()
+    x, h, body, swap = (
+        net.parameter("x", "?,?,3"),
+        net.parameter("h", "?,3"),
+        net.body(),
+        net.const([1, 0, 2]),
+    )
+    xi, hi, zero = body.parameter("xi", "1,?,3"), body.parameter("hi", "?,3"), body.const([0])
+    new = body.add("Tanh", [body.add("Add", [hi, body.add("Squeeze", [xi, zero])])])
+    row = body.result(body.add("Unsqueeze", [new, zero]))
+    new = body.result(new)
+    ports = [sliced("input", 0, 0, axis=0), sliced("input", 1, 1), sliced("output", 2, row, axis=0)]
+    product = net.add("MatMul", [x, net.const(W)])
+    it = net.loop(body, [net.add("Transpose", [product, swap]), h], "".join(ports), edge(new, 1))
+    net.result(net.add("Relu", [net.add("Transpose", [it, swap])]))
+    model = load(net.write(tmp_path))
+    for batch, steps in ((3, 6), (5, 2)):
+        check(model, torch.randn(batch, steps, 3), torch.randn(batch, 3))
+    found = [step for steps in model.graph.joining.found.values() for step in steps or []]
+    (loop,) = [step.run.body for step in found if isinstance(step, JoinedStep)]
+    assert (len(loop.before), len(loop.after)) == (1, 1)
+
+
 def test_sizes_that_a_body_computes(tmp_path):
     """As padding in a step is written."""
     net = Net()

@@ -249,7 +249,8 @@ class _Scan:
         new = {name: self.emit.copied(out) for name, out in new.items()}
         shown = [self.emit.copied(out) for out in shown]
         results = {name: self.body.result(out) for name, out in new.items()}
-        joined = [self.body.result(out) for out in shown]
+        shapes = [self.steps.step_shape(self.around.body.values[name].shape) for name in outputs]
+        joined = [self.body.result(out, shape=shape) for out, shape in zip(shown, shapes, strict=True)]
         outs = [LoopOutput(result, **self.steps.cut()) for result in joined]
         outs += [LoopOutput(results[c.parameter]) for c in self.turning]
         edges = tuple((results[c.parameter], self.parameters[c.parameter]) for c in self.turning)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,46 +25,16 @@ from stepnet.iterator.rows import RowLoop
 
 from .fused_calls import Otherwise
 from .misfit import Misfit
-from .model import FileBody, LoopReport
+from .model import FileBody
 from .recording import not_in_recordings
 from .scan_loop import compiled, way
+from .scan_steps import ScanStep, without_moves
 from .specialized_graph import ERRORS
 from .step_rules import Seen, Shape, Step, Value
 
 
 class Declined(Otherwise):
     """The loop does not compile: its nodes run one by one."""
-
-
-@dataclass
-class ScanStep:
-    """A loop among the steps of a graph, in the form of a Scan.
-
-    Attributes:
-        step: it.
-        name: of its node.
-        first, x, outer: of what it reads, the first states, what is cut, and the rest.
-        finals, rows: of what it gives, the last states and what is joined.
-        axis: along which all of these are cut and joined.
-        turned: whether from the last step to the first.
-        one: runs it for one step: from states, tables of one step, and the rest by name, to the new states
-            and the tables of one step.
-        inside: the steps of its body.
-        reports: how it ran last.
-    """
-
-    step: Step
-    name: str
-    first: Sequence[Value]
-    x: Sequence[Value]
-    outer: Sequence[Value]
-    finals: Sequence[Value]
-    rows: Sequence[Value]
-    axis: int
-    turned: bool
-    one: Callable[[Sequence[Any], Sequence[Any], Mapping[Value, Any]], tuple[Sequence[Any], Sequence[Any]]]
-    inside: Sequence[Step]
-    reports: LoopReport
 
 
 class Body:
@@ -217,6 +187,9 @@ class JoinedStep:
     def call(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """Run, and give one result for each output."""
         return self.run(*arguments)
+
+    def order(self) -> None:
+        """It brings axes into no order."""
 
 
 def join(
@@ -428,8 +401,12 @@ def found(
         with torch.no_grad():
             values = {None: None, **given}
             for scan, sizes in sizes_of(steps, values):
-                now = list(steps if new is None else new)
-                joined = join(now, now.index(scan.step), scan, outputs, sizes, values)
+                now, loop = list(steps if new is None else new), scan
+                moved = without_moves(now, scan, outputs)
+                if moved is not None:
+                    now, loop = moved
+                    sizes = replace(sizes, axis=loop.axis)
+                joined = join(now, now.index(loop.step), loop, outputs, sizes, values)
                 if joined is not None and all(
                     step.run.body.check(values) for step in joined if isinstance(step, JoinedStep)
                 ):

@@ -44,6 +44,10 @@ class Step(Protocol):
         """What its rule gives."""
         ...
 
+    def order(self) -> list[int] | None:
+        """The order that it brings the axes of its first input into; None: it does something else."""
+        ...
+
     def makes_sizes(self, sizes: set[Any]) -> bool:
         """Whether it computes sizes, of sizes such as `sizes` or of what it finds in tensors."""
         ...

@@ -46,19 +46,21 @@ class _Body:
         for value, state in zip(self.new, self.states, strict=True):
             value.shape = value.shape or state.shape  # a Scan needs it, and does not infer it from a Loop
         rows = [self._row(port.result) for port in joined]
-        axes = [port.axis if port.axis is not None else 0 for port in self.sliced] or [0]
         body = self._graph([*self.states, *parts], [*self.new, *rows])
         made = self.w.call(
             "Scan", *self.first, *slices, body=body, num_scan_inputs=len(slices),
-            scan_input_axes=axes, scan_input_directions=[int(p.stride < 0) for p in self.sliced] or [0],
-            outputs=len(self.new) + len(rows), **_directions(joined),
+            scan_input_directions=[int(p.stride < 0) for p in self.sliced] or [0],
+            outputs=len(self.new) + len(rows),
+            **({"scan_output_directions": [int(p.stride < 0) for p in joined]} if joined else {}),
         )  # fmt: skip
         made = made if isinstance(made, tuple) else (made,)
         for value, inside in zip(made, [*self.new, *rows], strict=True):
             value.type = inside.type
         found = dict(zip(map(id, joined), made[len(self.new) :], strict=True))
         return tuple(
-            made[finals[port.result]] if id(port) not in found else _joined(self.w, port, found[id(port)])
+            made[finals[port.result]]
+            if id(port) not in found
+            else _joined(self.w, self.loop, port, found[id(port)])
             for port in self.loop.outputs
         )
 
@@ -80,7 +82,7 @@ class _Body:
         made = made if isinstance(made, tuple) else (made,)
         found = {result: value for (result, _), value in zip(loop.back_edges, made, strict=False)}
         tables = zip(joined, made[len(self.new) :], strict=True)
-        found |= {port.result: _joined(self.w, port, table) for port, table in tables}
+        found |= {port.result: _joined(self.w, self.loop, port, table) for port, table in tables}
         return tuple(found[port.result] for port in loop.outputs)
 
     def _graph(self, inputs: list[ir.Value], outputs: list[ir.Value]) -> ir.Graph:
@@ -115,17 +117,8 @@ class _Body:
         return self.w.call("Expand", self.w.numbers([0]), size)
 
 
-def _directions(joined: list[LoopOutput]) -> dict[str, list[int]]:
-    if not joined:
-        return {}
-    return {
-        "scan_output_axes": [port.axis or 0 for port in joined],
-        "scan_output_directions": [int(port.stride < 0) for port in joined],
-    }
-
-
 def _cut(w: GraphWriter, port: LoopInput[Value]) -> ir.Value:
-    """An input with an axis of steps before that of a slice, which is as long as a slice."""
+    """An input with an axis of steps in front; that of a slice, after it, is as long as a slice."""
     value, axis, size = w.at(port.value), port.axis, abs(port.stride)
     assert axis is not None
     low, high = (port.start, port.end) if port.stride > 0 else (port.end, port.start)
@@ -133,8 +126,21 @@ def _cut(w: GraphWriter, port: LoopInput[Value]) -> ir.Value:
         bounds = [v if v >= 0 else v + 1 or END for v in (low, high)]
         value = w.call("Slice", value, *(w.numbers([v]) for v in (*bounds, axis)))
     if size == 1:
-        return w.call("Unsqueeze", value, w.numbers([axis + 1]))
-    return _reshaped(w, value, axis, axis + 1, [-1, size])
+        value = w.call("Unsqueeze", value, w.numbers([axis + 1]))
+    else:
+        value = _reshaped(w, value, axis, axis + 1, [-1, size])
+    shape = port.parameter.graph.nodes[port.parameter.node].attributes["shape"]
+    return _moved(w, value, len(shape) + 1, axis, 0)
+
+
+def _moved(w: GraphWriter, value: ir.Value, rank: int, axis: int, to: int) -> ir.Value:
+    """A value with an axis at another place. A Scan is cut along the first: along another one ONNX Runtime,
+    which moves it there itself, ends the process where a size is 0."""
+    if axis == to:
+        return value
+    order = [*range(rank)]
+    order.insert(to, order.pop(axis))
+    return w.call("Transpose", value, perm=order)
 
 
 def _reshaped(w: GraphWriter, value: ir.Value, start: int, end: int, sizes: list[int]) -> ir.Value:
@@ -143,10 +149,13 @@ def _reshaped(w: GraphWriter, value: ir.Value, start: int, end: int, sizes: list
     return w.call("Reshape", value, w.call("Concat", before, w.numbers(sizes), after, axis=0))
 
 
-def _joined(w: GraphWriter, port: LoopOutput, rows: ir.Value) -> ir.Value:
-    """The rows of a Scan, which have an axis of steps before that which they are joined along."""
+def _joined(w: GraphWriter, loop: LoopOp, port: LoopOutput, rows: ir.Value) -> ir.Value:
+    """The rows of a Scan or a Loop, which have an axis of steps in front."""
     if port.axis is None:
         return w.call("Gather", rows, w.numbers(-1), axis=0)
+    if port.axis:
+        shape = loop.body.nodes[port.result].attributes["shape"]
+        rows = _moved(w, rows, len(shape) + 1, 0, port.axis)
     if abs(port.stride) == 1:
         return w.call("Squeeze", rows, w.numbers([port.axis + 1]))
     return _reshaped(w, rows, port.axis, port.axis + 2, [-1])

@@ -26,15 +26,15 @@ from stepnet.file_model import (
     plainly_fed,
     widened,
 )
-from stepnet.file_model.joined_steps import ScanStep
 from stepnet.file_model.joining import Joining
+from stepnet.file_model.scan_steps import ScanStep
 from stepnet.file_model.step_rules import Seen
 from stepnet.ir.last_uses import last_uses
 
 from .element_types import by_name
 from .first_states import choices
 from .layers.elementwise import convert
-from .layers.row import Misfit, Row
+from .layers.row import Misfit, Row, listed
 from .layers.sequences import SequenceRunner
 from .open_sizes import BY_LAYER, RULES, on_sizes
 from .records import Layer, Net
@@ -88,6 +88,11 @@ class Node:
         """What it reads of steps, where it treats them alike."""
         rule = RULES_OF_STEPS.get(self.layer.type.lower())
         return None if rule is None else rule(self, seen)
+
+    def order(self) -> list[int] | None:
+        """The order that it brings axes into."""
+        order = listed(self.fixed[1]) if self.layer.type == "Transpose" and 1 in self.fixed else None
+        return [axis % len(order) for axis in order] if order else None
 
     def makes_sizes(self, sizes: set[Any]) -> bool:
         """Whether it computes sizes, of sizes such as `sizes` or of what it finds in tensors."""

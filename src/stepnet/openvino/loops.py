@@ -26,8 +26,8 @@ from stepnet.export.open_sizes import plain, plain_but_open, settled
 from stepnet.file_model import Broken, LoopReport, Misfitting, check_turns, not_in_recordings, shorten
 from stepnet.file_model.branching import Branching, Reading, Results
 from stepnet.file_model.endless import Endless
-from stepnet.file_model.joined_steps import ScanStep
 from stepnet.file_model.scan_loop import compiled
+from stepnet.file_model.scan_steps import ScanStep
 from stepnet.ir.loop import (
     BackEdge,
     Concat,

@@ -24,8 +24,8 @@ from stepnet.file_model import (
 )
 from stepnet.file_model.body_ended_loops import OwnEndLoop, written_loop
 from stepnet.file_model.endless import Endless
-from stepnet.file_model.joined_steps import ScanStep
 from stepnet.file_model.scan_loop import ScanLoop
+from stepnet.file_model.scan_steps import ScanStep
 from stepnet.watchers import ITERATORS, WHILE_LOOPS
 
 from .batched_scan import BatchedScan

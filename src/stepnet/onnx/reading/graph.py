@@ -16,8 +16,9 @@ from torch import Tensor
 from stepnet.errors import IRError, StepnetError
 from stepnet.export.open_sizes import Sizes, plain
 from stepnet.file_model import ERRORS, Broken, Prepared, Recorder, plainly_fed, shorten
-from stepnet.file_model.joined_steps import ScanStep, content_of
+from stepnet.file_model.joined_steps import content_of
 from stepnet.file_model.joining import Joining
+from stepnet.file_model.scan_steps import ScanStep
 from stepnet.file_model.step_rules import Seen
 from stepnet.ir.last_uses import last_uses
 
@@ -63,6 +64,11 @@ class Step:
         """What it reads of steps, where it treats them alike."""
         rule = RULES_OF_STEPS.get(self.info.node.op_type)
         return None if rule is None else rule(self, seen)
+
+    def order(self) -> list[int] | None:
+        """The order that it brings axes into."""
+        order = self.info.get("perm") if self.info.node.op_type == "Transpose" else None
+        return [axis % len(order) for axis in order] if order else None
 
     def makes_sizes(self, sizes: set[Any]) -> bool:
         """Whether it computes sizes; those are no tensors."""
