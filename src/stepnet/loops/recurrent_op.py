@@ -312,19 +312,25 @@ class RecurrentOp:
 
     def _failed(self, how: str, step: Scope, error: RuntimeError) -> StepError:
         names = (*self.inputs, *(memory.pre_name for memory in self.memories))
+        inits = [f"'{m.pre_name}' starts as '{m.init}' is" for m in self.memories if m.init is not None]
         return StepError(
             f"stepnet '{self.name}' {how}: {str(error).splitlines()[0]}",
             got=describe_leaves(names, (step[name] for name in names)),
-            remedy="these are the shapes of one step: a row for each sequence",
+            remedy="these are the shapes of one step, a row for each sequence"
+            + (f"; {', '.join(inits)} in the outer scope" if inits else ""),
         )
 
     def _run_compiled(self, scope: Scope, backend: Backend | None = None) -> dict[str, Tensor]:
         self._check(scope)
         x = scope[self.inputs[0]]
-        last = run_as_step(
-            self.stepnet, scope, self.inputs, self.outputs, self.memories, _rows(x),
-            reverse=self.reverse, backend=backend,
-        )  # fmt: skip
+        try:
+            last = run_as_step(
+                self.stepnet, scope, self.inputs, self.outputs, self.memories, _rows(x),
+                reverse=self.reverse, backend=backend,
+            )  # fmt: skip
+        except StepError:
+            self.infer_shape(scope)  # says what does not fit by the names of the scope, if it is that
+            raise
         self._leave(StepScopes({}, x.shape[0]), last)
         return last
 
