@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from stepnet.data.arguments import brief
+from stepnet.errors import StepError
+
 from .base import Executor
 from .c.executor import GENERATED_C
 from .naive import PLAIN
@@ -58,6 +61,8 @@ def register(executor: Executor, *, before: str | None = None) -> None:
     >>> unregister("mine")
     """
     global _tried
+    if not isinstance(executor, Executor):
+        raise StepError("register takes an executor", got=brief(executor), remedy="register(MyExecutor())")
     if executor.name in _tried:
         raise ValueError(f"the name '{executor.name}' is taken; there are {', '.join(_tried)}")
     automatic = list(_tried[AUTO])
@@ -81,7 +86,7 @@ def unregister(name: str) -> None:
     ValueError: there is no executor 'none_of_this_name' to forget
     """
     global _tried
-    if name == AUTO or not _tried.get(name):
+    if not isinstance(name, str) or name == AUTO or not _tried.get(name):
         raise ValueError(f"there is no executor '{name}' to forget")
     (gone,) = _tried[name]
     automatic = tuple(executor for executor in _tried[AUTO] if executor is not gone)

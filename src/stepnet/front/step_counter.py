@@ -48,7 +48,7 @@ def clock(step: Any, x: Any, state: Any, steps: Any, axis: int) -> tuple[Clock, 
     ):
         rows = torch.zeros(steps, like.shape[0], 1, device=like.device)
         return Clock(rows.movedim(0, axis) if axis else rows), state
-    if not isinstance(steps, (Tensor, list, tuple)):
+    if not isinstance(steps, (Tensor, list, tuple)) or (isinstance(steps, Tensor) and steps.dim() == 0):
         raise StepError(
             "steps must be a number, or one for each sequence",
             got=brief(steps),
