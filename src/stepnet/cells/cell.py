@@ -120,7 +120,7 @@ def check_factory(module: nn.Module, device: Any, dtype: Any) -> None:
     try:
         if device is not None:
             torch.device(device if not isinstance(device, bool) else "bool")
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise StepError(
             f"{name} 'device' is no device", got=brief(device), expected="a torch.device, its name, or None"
         ) from error

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.arguments import function, listed, whole
+from stepnet.data.arguments import function, listed, truth, whole
 from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor
 from stepnet.data.no_graph import refuse_proxies
@@ -255,6 +255,7 @@ class RecurrentOp:
         """
         if torch.compiler.is_dynamo_compiling():
             leave_to_python("stepnet: scopes are no part of a graph")
+        keep_scopes = truth("run: 'keep_scopes'", keep_scopes)
         recorded = run_in_frame(scope, self._run_compiled, self.outputs, self.memories)
         if recorded is not None:  # it keeps no scopes of steps
             self._leave(StepScopes({}, 0), recorded)
