@@ -55,6 +55,8 @@ ROWS = Anew(lambda: layers.data(f"x{next(NUMBERS)}", layers.Sequence(layers.Dens
 DENSE = Anew(lambda: layers.data(f"x{next(NUMBERS)}", layers.Dense(3)))
 IDS = Anew(lambda: layers.data(f"x{next(NUMBERS)}", layers.Sequence(layers.Integer(3))))
 
+MARKS = Anew(lambda: layers.data(f"x{next(NUMBERS)}", layers.Sequence(layers.Integer(2))))
+
 
 def scores(word, state):
     return torch.zeros(len(word), 5), state
@@ -108,7 +110,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "openvino.save": {"path": "m.xml", "example_inputs": X},
     "recurrent": {"x": X},
     "explain": {"x": X},
-    "layers.auc": {"x": Anew(lambda: layers.fc(ROWS.make(), 2))},
+    "layers.auc": {"x": Anew(lambda: layers.fc(ROWS.make(), 2)), "label": MARKS},
     "openvino.load": {"xml": "none.xml"},
     "openvino.convert": {"model": "none.xml", "output": "other.xml"},
     "layers.data": {"type": layers.Dense(3)},
