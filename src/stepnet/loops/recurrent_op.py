@@ -39,7 +39,11 @@ class StepScopes:
         t = whole("op.scopes: a step", t, error=StepIndexError, remedy="op.scopes[t], one at a time")
         place = t + self._steps if t < 0 else t
         if not 0 <= place < self._steps:
-            raise IndexError(f"there is no step {t}: the run had {self._steps}")
+            raise StepIndexError(
+                f"op.scopes: there is no step {t}",
+                got=f"a run of {self._steps} steps",
+                remedy="len(op.scopes) is how many there are",
+            )
         if not self._kept:
             raise StepError(
                 "this run kept no scopes of its steps",
