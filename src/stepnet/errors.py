@@ -70,6 +70,10 @@ class StepIndexError(StepError, IndexError):
     """A step looked up a row that is not there."""
 
 
+class StepAttributeError(StepError, AttributeError):
+    """A value of a step was asked for as an attribute."""
+
+
 class WrittenError(StepError, RuntimeError):
     """What a gradient reads was changed after the recurrence ran; torch has a RuntimeError there."""
 

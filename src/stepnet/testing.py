@@ -20,9 +20,11 @@ from torch.overrides import TorchFunctionMode
 from stepnet.executors.base import Backend
 
 from .api import recurrent
+from .data.arguments import brief, choice, function, listed, number, truth, whole
 from .data.lod import LoDTensor
 from .data.tree import Spec, flatten, names, unflatten
 from .data.values import rows as values_of
+from .errors import StepError
 from .front.step import as_step, boot_state
 
 LENGTHS: dict[str, tuple[int, ...]] = {
@@ -76,6 +78,9 @@ def oracle(step: Any, x: Any, state: Any = None, *, reverse: bool = False, axis:
         reverse: run every sequence from its end.
         axis: the time axis of tensors.
 
+    Raises:
+        StepError: x or the state is no such thing.
+
     >>> x = LoDTensor.from_lengths(torch.ones(4, 1), [[3, 1]])
     >>> out = oracle(lambda x, s: (s + x, s + x), x, torch.zeros(2, 1))
     >>> out.y[0][0].flatten().tolist(), out.final[1][0].tolist()
@@ -83,9 +88,16 @@ def oracle(step: Any, x: Any, state: Any = None, *, reverse: bool = False, axis:
     """
     function = as_step(step)
     x_leaves, x_spec = flatten(x)
+    axis, reverse = _checked("oracle", x_leaves, axis), truth("oracle: 'reverse'", reverse)
     tables = [sequences_of(leaf, axis) for leaf in x_leaves]
     count = len(tables[0])
     state_leaves, state_spec = flatten(boot_state(function, count) if state is None else state)
+    if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in state_leaves):
+        raise StepError(
+            "oracle: the state must be tensors with a row for each sequence",
+            got=brief(state),
+            remedy="tensors [sequences, ...], nested as the step takes them",
+        )
 
     def call(rows: list[Tensor], state: list[Tensor]) -> tuple[list[Tensor], Spec, list[Tensor]]:
         y, new = function(unflatten(x_spec, rows), unflatten(state_spec, state))
@@ -105,6 +117,26 @@ def oracle(step: Any, x: Any, state: Any = None, *, reverse: bool = False, axis:
         y.append([torch.cat(parts) for parts in zip(*steps, strict=True)] or [s[:0] for s in sample])
         final.append(own)
     return Oracle(y, final, [s[:0] for s in sample], y_spec, state_spec)
+
+
+def _checked(where: str, x_leaves: Sequence[Any], axis: Any) -> int:
+    """The axis of inputs that have it.
+
+    Raises:
+        StepError: they are no sequences, or have not.
+    """
+    axis = whole(f"{where}: 'axis'", axis)
+    for leaf in x_leaves or [None]:
+        ragged = isinstance(leaf, LoDTensor)
+        if not ragged and not (
+            isinstance(leaf, Tensor) and leaf.dim() > 1 and -leaf.dim() <= axis < leaf.dim()
+        ):
+            raise StepError(
+                f"{where}: x must be LoDTensors or tensors with sequences beside axis {axis}",
+                got=brief(leaf),
+                remedy="x of [time, sequences, ...], or axis=1 of [sequences, time, ...]",
+            )
+    return axis
 
 
 def sequences_of(x: Any, axis: int = 0) -> list[Tensor]:
@@ -129,12 +161,17 @@ def assert_close(what: str, got: Tensor, expected: Tensor, tolerance: float) -> 
     They may be `tolerance` apart, or as many times the largest number expected, where that is above 1.
 
     Raises:
+        StepError: what is compared are no tensors.
         AssertionError: names `what`, the worst place, both numbers and how far they are apart.
 
     >>> assert_close("y", torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]), 1e-6)
     Traceback (most recent call last):
     AssertionError: y differs by 0.5 at [1]: got 2.0, expected 2.5 (allowed: 2.5e-06)
     """
+    for name, value in (("got", got), ("expected", expected)):
+        if not isinstance(value, Tensor):
+            raise StepError(f"assert_close: '{name}' must be a tensor", got=brief(value), expected="a tensor")
+    tolerance = number("assert_close: 'tolerance'", tolerance, 0)
     if got.shape != expected.shape:
         raise AssertionError(f"{what} has shape {list(got.shape)}, expected {list(expected.shape)}")
     if got.dtype != expected.dtype:
@@ -186,11 +223,20 @@ def check_step(
         tolerance: how far numbers may be apart.
 
     Raises:
+        StepError: an argument is no such thing.
         AssertionError: names what differs, of which sequence, where and by how much.
 
     >>> x = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
     >>> check_step(nn.GRUCell(3, 4, dtype=torch.float64), x, backend="naive")
     """
+    if not isinstance(tolerance, Tolerance):
+        raise StepError("check_step: 'tolerance' must be a Tolerance", got=brief(tolerance), expected=FLOAT64)
+    for part in listed("check_step: 'through'", through, str):
+        choice("check_step: a part of 'through'", part, ("y", "final"))
+    if not isinstance(weights, Mapping | None):
+        raise StepError("check_step: 'weights' must be a dict", got=brief(weights), remedy="{'w': w}")
+    if run is not None:
+        function("check_step: 'run'", run, "run() -> (y, final_state)")
     x_leaves, x_spec = flatten(x)
     expected = oracle(step, x, state, reverse=reverse, axis=axis)
     if run is None:

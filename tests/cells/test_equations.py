@@ -282,5 +282,5 @@ def test_a_size_must_be_a_positive_whole_number(size):
 
 
 def test_a_nonlinearity_must_be_known():
-    with pytest.raises(StepError, match="'tanh' or 'relu'"):
+    with pytest.raises(StepError, match="'tanh', 'relu'"):
         cells.RNN(2, 3, nonlinearity="sine")

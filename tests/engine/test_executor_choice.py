@@ -280,7 +280,7 @@ def test_a_step_that_cannot_be_timed_runs_by_the_first_executor(clock, disk, mon
     monkeypatch.setattr(executor_choice, "stopwatch", fail)
     told = told_of(Vanilla(), *rows())
     assert told.executor == "c"
-    assert "not timed: no clock" in told.notes
+    assert "not timed: RuntimeError: no clock" in told.notes
 
 
 class Derived(Vanilla):

@@ -172,7 +172,7 @@ def test_edit_distance_counts_over_batches(normalized, expected):
         (lambda x, s, y: auc(x[:, :2], y), "'y' has 3 classes"),
         (lambda x, s, y: classification_error(x[:, :2], y), "more classes than there are scores"),
         (lambda x, s, y: perplexity(x, y, ignore="pad"), "'ignore' must be a label"),
-        (lambda x, s, y: precision_recall(x, y, average="all"), "no such average"),
+        (lambda x, s, y: precision_recall(x, y, average="all"), "'average' is not known"),
         (lambda x, s, y: precision_recall(x, y, positive=3), "is no class"),
         (lambda x, s, y: chunk(y, y, types=1), "must be sequences"),
         (lambda x, s, y: edit_distance(s, s), "must be ids"),

@@ -191,7 +191,7 @@ REFUSED = {
     "apply, a class": (lambda x, s, i: apply(torch.nn.ReLU, x), r"'function' is a class(?s:.)*ReLU\(...\)"),
     "act with parameters": (lambda x, s, i: fc(x, 2, act=torch.nn.PReLU()), "so it is a layer"),
     "data type": (lambda x, s, i: data("z", int), "has no type that is known"),
-    "data size": (lambda x, s, i: data("z", Dense(0)), "whole numbers from 1"),
+    "data size": (lambda x, s, i: data("z", Dense(0)), "'size' must be a positive whole number"),
 }
 
 

@@ -285,7 +285,7 @@ ERRORS = {
         r"over a NestedTensor\n.*LoDTensor\.from_nested",
     ),
     "order": (lambda: ours.GRU(2, 3, 2, 0.5), "GRU 'bias' must be True or False\n.*0.5"),
-    "nonlinearity": (lambda: ours.RNN(2, 3, nonlinearity="sine"), "'tanh' or 'relu'"),
+    "nonlinearity": (lambda: ours.RNN(2, 3, nonlinearity="sine"), "'tanh', 'relu'"),
 }
 
 

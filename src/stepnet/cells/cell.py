@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stepnet.data.arguments import whole
+from stepnet.data.arguments import brief, truth, whole
+from stepnet.errors import StepError
 
 
 class Cell(nn.Module):
@@ -64,7 +65,8 @@ class Cell(nn.Module):
         super().__init__()
         self.input_size = positive_size(self, "input_size", input_size)
         self.hidden_size = positive_size(self, "hidden_size", hidden_size)
-        self.bias = bias
+        self.bias = truth(f"{type(self).__name__} 'bias'", bias)
+        check_factory(self, device, dtype)
         rows = self.gates * hidden_size
         self.weight_ih = nn.Parameter(torch.empty(rows, input_size, device=device, dtype=dtype))
         if self.recurrent:
@@ -104,6 +106,24 @@ class Cell(nn.Module):
 def positive_size(module: nn.Module, name: str, size: Any) -> int:
     """A size that a layer can be built with, or an error that names it."""
     return whole(f"{type(module).__name__} '{name}'", size, 1)
+
+
+def check_factory(module: nn.Module, device: Any, dtype: Any) -> None:
+    """Refuse what parameters cannot be made on, or of."""
+    name = type(module).__name__
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise StepError(
+            f"{name} 'dtype' must be a floating point torch.dtype",
+            got=brief(dtype),
+            expected="torch.float32, say, or None for torch's default",
+        )
+    try:
+        if device is not None:
+            torch.device(device if not isinstance(device, bool) else "bool")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise StepError(
+            f"{name} 'device' is no device", got=brief(device), expected="a torch.device, its name, or None"
+        ) from error
 
 
 def draw(parameters: Any, fan: int) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.arguments import truth
 from stepnet.errors import StepError
 
-from .cell import positive_size
+from .cell import check_factory, positive_size
 
 
 class HeadsCell(nn.Module):
@@ -37,7 +38,8 @@ class HeadsCell(nn.Module):
         self.hidden_size = positive_size(self, "hidden_size", hidden_size)
         self.heads = positive_size(self, "heads", heads)
         self.key_size = positive_size(self, "key_size", hidden_size if key_size is None else key_size)
-        self.bias = bias
+        self.bias = truth(f"{type(self).__name__} 'bias'", bias)
+        check_factory(self, device, dtype)
         for name in ("hidden_size", "key_size"):
             size = getattr(self, name)
             if size % heads:

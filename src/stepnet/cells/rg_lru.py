@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cell import positive_size
+from stepnet.data.arguments import truth
+
+from .cell import check_factory, positive_size
 
 SHARPNESS = 8.0  # c of the paper
 
@@ -52,6 +54,8 @@ class RGLRU(nn.Module):
     ) -> None:
         super().__init__()
         self.input_size = self.hidden_size = positive_size(self, "size", size)
+        truth("RGLRU 'bias'", bias)
+        check_factory(self, device, dtype)
         self.recurrence_gate = nn.Linear(size, size, bias, device, dtype)
         self.input_gate = nn.Linear(size, size, bias, device, dtype)
         self.decay = nn.Parameter(torch.empty(size, device=device, dtype=dtype))

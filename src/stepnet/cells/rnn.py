@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stepnet.errors import StepError
+from stepnet.data.arguments import choice
 
 from .cell import Cell, seen
 
@@ -39,14 +39,8 @@ def rnn_step(
 
 def check_nonlinearity(module: nn.Module, name: Nonlinearity) -> Nonlinearity:
     """The name of a known nonlinearity, or an error."""
-    if name not in NONLINEARITIES:
-        raise StepError(
-            f"{type(module).__name__} 'nonlinearity' is not known",
-            got=repr(name),
-            expected="'tanh' or 'relu'",
-            remedy="for another, write the step yourself",
-        )
-    return name
+    what = f"{type(module).__name__} 'nonlinearity'"
+    return choice(what, name, NONLINEARITIES, remedy="for another, write the step yourself")
 
 
 class RNN(Cell):

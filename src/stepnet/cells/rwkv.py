@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from stepnet.errors import StepError
+from stepnet.data.arguments import number
 
-from .cell import positive_size
+from .cell import check_factory, positive_size
 from .slstm import LOG_NOTHING
 
 
@@ -53,11 +53,8 @@ class RWKVTimeMix(nn.Module):
     ) -> None:
         super().__init__()
         self.input_size = self.hidden_size = positive_size(self, "size", size)
-        if not 0 <= depth <= 1:
-            raise StepError(
-                "RWKVTimeMix 'depth' must be a share of the network", got=f"{depth}", expected="0 to 1"
-            )
-        self.depth = depth
+        check_factory(self, device, dtype)
+        self.depth = number("RWKVTimeMix 'depth'", depth, 0, 1, kind="a share of the network")
         empty = (torch.empty(size, device=device, dtype=dtype) for _ in range(5))
         self.mix_r, self.mix_k, self.mix_v, self.decay, self.bonus = map(nn.Parameter, empty)
         linear = (nn.Linear(size, size, False, device, dtype) for _ in range(4))

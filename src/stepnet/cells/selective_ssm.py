@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cell import positive_size
+from .cell import check_factory, positive_size
 
 SHORTEST, LONGEST = 1e-3, 0.1  # time steps at the start
 
@@ -53,6 +53,7 @@ class SelectiveSSM(nn.Module):
     ) -> None:
         super().__init__()
         self.input_size = self.hidden_size = positive_size(self, "size", size)
+        check_factory(self, device, dtype)
         self.state_size = positive_size(self, "state_size", state_size)
         self.dt_rank = positive_size(self, "dt_rank", math.ceil(size / 16) if dt_rank is None else dt_rank)
         self.x_proj = nn.Linear(size, self.dt_rank + 2 * state_size, False, device, dtype)

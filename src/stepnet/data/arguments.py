@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -55,7 +56,9 @@ def whole(
     if isinstance(value, torch.SymInt):
         return value  # pyright: ignore[reportReturnType]
     if isinstance(value, Integral) and not isinstance(value, bool) and (least is None or int(value) >= least):
-        return int(value)
+        if int(value).bit_length() < 64:
+            return int(value)
+        raise error(f"{what} is beyond 64 bits", got=brief(value), expected="a number of torch.int64")
     kind = {None: "a whole number", 1: "a positive whole number"}.get(least, f"a whole number from {least}")
     raise error(f"{what} must be {kind}", got=brief(value), remedy=remedy)
 
@@ -134,6 +137,25 @@ def name(what: str, value: Any, *, error: type[StepnetError] = StepError) -> str
     if isinstance(value, str):
         return value
     raise error(f"{what} must be a name", got=brief(value), expected="a str")
+
+
+def choice(
+    what: str, value: Any, known: Iterable[str], *,
+    error: type[StepnetError] = StepError, remedy: str | None = None,
+) -> Any:  # fmt: skip
+    """One of some names.
+
+    Raises:
+        StepnetError: it is none of them; an `error` that begins with `what`.
+
+    >>> choice("'nonlinearity'", "relu", ("tanh", "relu"))
+    'relu'
+    """
+    known = tuple(known)
+    if isinstance(value, str) and value in known:
+        return value
+    expected = f"one of {', '.join(map(repr, known))}"
+    raise error(f"{what} is not known", got=brief(value), expected=expected, remedy=remedy)
 
 
 def listed(what: str, value: Any, of: type, *, error: type[StepnetError] = StepError) -> tuple[Any, ...]:

@@ -430,6 +430,8 @@ def check_fill(value: float, dtype: torch.dtype, what: str) -> None:
     """Refuse to fill with no number, or with one that integers cannot hold, which torch.full would cut."""
     if not isinstance(value, (Number, torch.SymInt, torch.SymFloat)):
         raise LoDError(f"{what} must be a number", got=brief(value), remedy="value.item() of a tensor")
+    if isinstance(value, int) and value.bit_length() > 63:
+        raise LoDError(f"{what} is beyond 64 bits", got=value, remedy=f"float({value})")
     if not (dtype.is_floating_point or dtype.is_complex):
         low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
         if not (low <= value <= high and value == int(value)):

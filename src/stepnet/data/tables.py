@@ -123,7 +123,7 @@ class Tabular:
         ak = _imported("awkward")
         levels, sizes = [], []
         layout: Any = None
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # whatever awkward does not read
             layout = ak.to_layout(array)
         if not isinstance(layout, ak.contents.Content):
             got, remedy = type(array).__name__, "ak.Array([[1, 2], []])"

@@ -38,6 +38,7 @@ from stepnet.ir.loop import Loop
 from stepnet.ir.plan import Plan
 
 from .entries import Accepted, Entry, Weights
+from .failures import failure, told
 from .plain import plain_loop
 from .reads import Reads
 from .rows import Noise, Sequences, few
@@ -310,7 +311,7 @@ def _time(
             other = functools.partial(accept, Entry(), others.values())
             timing = race(entered, accepted.ready, compiled.constants, other)
         except Exception as error:  # whatever it is, the first that accepts the plan is right
-            entry.notes.append(f"not timed: {(str(error).splitlines() or [type(error).__name__])[0]}")
+            entry.notes.append(f"not timed: {told(error)}")
             return
         remember(accepted.key, timing, count)
     entry.notes.append(timing.text())
@@ -346,8 +347,7 @@ def _accepted(
             entry.wrong = True
         except Exception as error:  # whatever it is, the plain loop may do without
             let_through(error)
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            entry.refusals.append((name, Unsupported(f"it failed on sample rows: {reason}")))
+            entry.refusals.append((name, failure("it failed on sample rows", error)))
             entry.wrong = True
         else:
             return ready

@@ -37,11 +37,14 @@ from stepnet.watchers import during
 
 from .entries import Entry, Weights, refused_as, was_not_built
 from .executor_choice import about_as_many, choose
+from .failures import failure
 from .other_threads import Meanwhile
 from .reads import Reads, ReadsChanged, read_anew, settings, steps_of_inner_loops
 from .rows import Sequences, samples
 from .stride_dependence import check_strided
 from .trial import Seen, apart, try_on_rows, untaken, weights_of
+
+_FAILS = "compiling it fails"
 
 
 def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
@@ -57,7 +60,7 @@ def make(loop: Loop, reads: Reads, sequences: Sequences, backend: str) -> Entry:
             warm()
         except Exception as error:  # torch's compiler looks into all modules, and fails at odd ones
             let_through(error)
-            return _refused_for(_failed(error))
+            return _refused_for(failure(_FAILS, error))
     others = Meanwhile(holders, loop, reads, sequences)
 
     def attempt(snapshot: Snapshot) -> tuple[Entry, tuple[str, bytes] | None]:
@@ -112,13 +115,8 @@ def _make(
     except Exception as error:  # whatever it is, the plain loop may do without
         let_through(error)
         entry.ready = None
-        entry.refusals.append(("capture", _failed(error)))
+        entry.refusals.append(("capture", failure(_FAILS, error)))
     return entry, to_keep
-
-
-def _failed(error: Exception) -> Unsupported:
-    reason = (str(error).splitlines() or [""])[0]
-    return Unsupported(f"compiling it fails: {type(error).__name__}: {reason}")
 
 
 def _compile(

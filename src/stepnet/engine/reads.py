@@ -33,7 +33,7 @@ from stepnet.compiler.trace.set_aside import without_hooks, without_modes
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.modes import FOUND_AGAIN, Around, casts_let_go, draws_put_back
 from stepnet.data.offsets import OF_EACH_SEQUENCE
-from stepnet.errors import LoDError, StepError, Unsupported
+from stepnet.errors import LoDError, StepnetError, Unsupported
 from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 from stepnet.user_line import Line, line_in, raised_at
@@ -41,6 +41,7 @@ from stepnet.watchers import during
 
 from .cached_parametrizations import NOTHING, Cached, cached_here
 from .calls_in_progress import is_called_elsewhere
+from .failures import told
 from .rows import Sequences, samples
 from .varying_numbers import Inputs, Steps, inputs_of, varying
 
@@ -138,7 +139,7 @@ class FailsOnSamples(Unsupported):
 
     def __init__(self, error: Exception) -> None:
         first = error.__cause__ or error
-        text = str(first.args[0] if isinstance(first, StepError) else first).strip() or type(first).__name__
+        text = str(first) if isinstance(first, StepnetError) else told(first)
         line = raised_at(first)
         ragged = f"{OF_EACH_SEQUENCE}; " if isinstance(first, LoDError) else ""
         super().__init__(

@@ -28,6 +28,11 @@ def coarseness(compiled: Compiled) -> float:
     return torch.finfo(torch.float32).eps if _dtypes(compiled) & {"float32", "complex64"} else 0.0
 
 
+def overflows(compiled: Compiled, ours: Tensor, plain: Tensor) -> bool:
+    """Whether numbers differ as float16 has no larger ones: torch rounds after each call, plans do not."""
+    return "float16" in _dtypes(compiled) and bool((ours.isfinite() & ~plain.isfinite()).any())
+
+
 def _dtypes(compiled: Compiled) -> set[str]:
     return {value.dtype for value in compiled.joint.graph.values.values()}
 

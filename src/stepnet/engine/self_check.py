@@ -23,7 +23,7 @@ from stepnet.executors.ready import Ready
 from stepnet.ir.loop import Loop
 
 from .plain import Results, plain_loop
-from .rounding import coarseness, looseness, nearer, nudged, same, unexplained
+from .rounding import coarseness, looseness, nearer, nudged, overflows, same, unexplained
 from .rows import Noise, Sequences, few
 
 _SAMPLE = (0, 2, 2, 5, 6)  # where four sequences of six rows begin and end, one of them empty
@@ -195,6 +195,11 @@ def _compare(
     if far:
         coarse = coarseness(compiled)
         far = unexplained(far, pairs, lambda by: sample.nudged(by, coarse, seeds))
+    if far and overflows(compiled, *pairs[far[0]]):
+        raise Unsupported(
+            f"{names[far[0]]} overflows float16 in the plain loop, which rounds after each call, not here",
+            remedy="smaller numbers, bfloat16, or a loop in float32; backend='naive' rounds as torch does",
+        )
     if far:
         raise _Differs(
             f"self-check: {names[far[0]]} differs from the plain loop", remedy="please report this step"

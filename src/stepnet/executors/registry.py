@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from stepnet.data.arguments import brief
+from stepnet.errors import StepError
+
 from .base import Executor
 from .c.executor import GENERATED_C
 from .naive import PLAIN
@@ -48,7 +51,7 @@ def register(executor: Executor, *, before: str | None = None) -> None:
             by name.
 
     Raises:
-        ValueError: the name is taken; or "auto" does not try the executor that is named in `before`.
+        StepError: the name is taken; or "auto" does not try the executor that is named in `before`.
 
     >>> class Mine(type(TORCH_OPS)):
     ...     name = "mine"
@@ -58,13 +61,19 @@ def register(executor: Executor, *, before: str | None = None) -> None:
     >>> unregister("mine")
     """
     global _tried
+    if not isinstance(executor, Executor):
+        raise StepError("register takes an executor", got=brief(executor), remedy="register(MyExecutor())")
     if executor.name in _tried:
-        raise ValueError(f"the name '{executor.name}' is taken; there are {', '.join(_tried)}")
+        raise StepError(
+            f"the name '{executor.name}' is taken; there are {', '.join(_tried)}", remedy="another `name`"
+        )
     automatic = list(_tried[AUTO])
     if before is not None:
         places = [known.name for known in automatic]
         if before not in places:
-            raise ValueError(f"'{AUTO}' does not try '{before}'; it tries {', '.join(places)}")
+            raise StepError(
+                f"'{AUTO}' does not try '{before}'", got=brief(before), expected=f"one of {places}"
+            )
         automatic.insert(places.index(before), executor)
     own = {name: executors for name, executors in _tried.items() if name not in (AUTO, PLAIN.name)}
     _tried = {AUTO: tuple(automatic), **own, executor.name: (executor,), PLAIN.name: ()}
@@ -74,15 +83,16 @@ def unregister(name: str) -> None:
     """Forget an executor: `backend=` does not take its name any more.
 
     Raises:
-        ValueError: there is none of this name.
+        StepError: there is none of this name.
 
     >>> unregister("none_of_this_name")
     Traceback (most recent call last):
-    ValueError: there is no executor 'none_of_this_name' to forget
+    stepnet.errors.StepError: there is no executor 'none_of_this_name' to forget
+    ...
     """
     global _tried
-    if name == AUTO or not _tried.get(name):
-        raise ValueError(f"there is no executor '{name}' to forget")
+    if not isinstance(name, str) or name == AUTO or not _tried.get(name):
+        raise StepError(f"there is no executor '{name}' to forget", expected=f"one of {', '.join(_tried)}")
     (gone,) = _tried[name]
     automatic = tuple(executor for executor in _tried[AUTO] if executor is not gone)
     _tried = {known: executors for known, executors in _tried.items() if known != name} | {AUTO: automatic}

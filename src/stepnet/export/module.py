@@ -95,6 +95,8 @@ def module_graph(
             expected="a torch.nn.Module",
             remedy="a module whose forward calls it",
         )
+    if dynamic is not None and not isinstance(dynamic, Mapping):
+        raise IRError("save: 'dynamic' must be a dict", got=brief(dynamic), remedy="dynamic={'x': [0, 1]}")
     module = original_of(module)
     where = _described(module)
     _check_kinds(module, where)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stepnet.data.lod import LoDTensor
-from stepnet.errors import StepError
+from stepnet.errors import StepAttributeError, StepError
 from stepnet.user_line import user_line
 
 
@@ -109,6 +109,16 @@ class Scope:
                 f"scope[{name!r}] = value before what reads it",
             )
         return value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # what copies and pickles ask for
+            raise AttributeError(name)
+        raise StepAttributeError(
+            f"a Scope has no attribute '{name}'",
+            got=user_line().short,
+            expected=f"the values of a step are its items: {list(self.all_values())}",
+            remedy=f"scope['{name}']",
+        )
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name in self._shared:

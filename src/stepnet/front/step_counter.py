@@ -32,7 +32,8 @@ def clock(step: Any, x: Any, state: Any, steps: Any, axis: int) -> tuple[Clock, 
     Raises:
         StepError: the arguments do not fit.
     """
-    if state is None and isinstance(steps, (Tensor, list, tuple)) and begins_by_itself(step):
+    one = isinstance(steps, Tensor) and not steps.dim()
+    if state is None and isinstance(steps, (Tensor, list, tuple)) and not one and begins_by_itself(step):
         state = boot_state(step, len(steps))
     leaves = [leaf for leaf in flatten(state)[0] if isinstance(leaf, Tensor) and leaf.dim()]
     if x is not None or not leaves:
@@ -48,7 +49,7 @@ def clock(step: Any, x: Any, state: Any, steps: Any, axis: int) -> tuple[Clock, 
     ):
         rows = torch.zeros(steps, like.shape[0], 1, device=like.device)
         return Clock(rows.movedim(0, axis) if axis else rows), state
-    if not isinstance(steps, (Tensor, list, tuple)):
+    if not isinstance(steps, (Tensor, list, tuple)) or one:
         raise StepError(
             "steps must be a number, or one for each sequence",
             got=brief(steps),

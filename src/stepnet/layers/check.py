@@ -71,7 +71,7 @@ def check_sequences(kind: str, x: Any, what: str = "its input") -> LoDTensor:
 
 def check_size(kind: str, size: Any, what: str = "size") -> int:
     """A positive whole number."""
-    if not isinstance(size, Integral) or isinstance(size, bool) or int(size) < 1:
+    if not isinstance(size, Integral) or isinstance(size, bool) or not 0 < int(size) < 2**63:
         raise unfit(kind, f"'{what}' must be a positive whole number", repr(size))
     return int(size)
 

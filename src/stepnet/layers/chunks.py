@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from stepnet.data.arguments import choice, whole
 from stepnet.errors import TapeError
 
 Scheme = Literal["IOB", "IOE", "IOBES", "plain"]
@@ -17,13 +18,8 @@ def tags_of(scheme: Scheme, types: int) -> int:
     >>> tags_of("IOB", 3)
     7
     """
-    if scheme not in _PARTS or not isinstance(types, int) or types < 1:
-        raise TapeError(
-            "chunk: no such tags",
-            got=f"scheme={scheme!r}, types={types!r}",
-            expected=f"one of {', '.join(_PARTS)}, and at least one type",
-        )
-    return types * len(_PARTS[scheme]) + 1
+    choice("chunk: 'scheme'", scheme, _PARTS, error=TapeError)
+    return whole("chunk: 'types'", types, 1, error=TapeError) * len(_PARTS[scheme]) + 1
 
 
 def chunks(tags: Sequence[int], scheme: Scheme, types: int) -> set[tuple[int, int, int]]:

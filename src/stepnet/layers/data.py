@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any, NoReturn, TypeVar
 
 import torch
@@ -28,6 +27,9 @@ from .feeding import as_value
 class Dense:
     """Rows of `size` floating point numbers: values [n, size].
 
+    Raises:
+        TapeError: no rows have such a size.
+
     >>> Sequence(Dense(3))
     Dense(size=3, level=1)
     """
@@ -36,7 +38,7 @@ class Dense:
     level: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _number(self.size))
+        _check(self, "size")
 
     @property
     def classes(self) -> None:
@@ -64,6 +66,9 @@ class Dense:
 class Integer:
     """Integers from 0 to `classes` - 1, one in each row: values int64 [n].
 
+    Raises:
+        TapeError: there are no classes.
+
     >>> Sequence(Sequence(Integer(1000)))
     Integer(classes=1000, level=2)
     """
@@ -72,7 +77,7 @@ class Integer:
     level: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", _number(self.classes))
+        _check(self, "classes")
 
     def example(self) -> Tensor | LoDTensor:
         """Zeros of this type."""
@@ -142,18 +147,18 @@ def data(name: str, type: Dense | Integer) -> TapeItem:
         )
     if name_of("data: 'name'", name, error=TapeError) == "self":
         raise TapeError("data 'self': a call cannot have an argument of this name", remedy="another name")
-    size = type.size if isinstance(type, Dense) else type.classes
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise TapeError(f"data '{name}': sizes must be whole numbers from 1", got=repr(type))
-    if whole(f"data '{name}': 'level'", type.level, 0, error=TapeError) > DEEPEST:
-        raise TapeError(f"data '{name}': too many levels", got=repr(type), expected=f"up to {DEEPEST}")
     feed = Feed(name, type)
     return Tape.current().record("data", feed, name=name, example=type.example(), classes=type.classes)
 
 
-def _number(size: Any) -> Any:
-    """A whole number of any library as Python's own."""
-    return int(size) if isinstance(size, Integral) and not isinstance(size, bool) else size
+def _check(type: Dense | Integer, of_rows: str) -> None:
+    """Refuse sizes that no rows have; whole numbers of any library become Python's own."""
+    kind = type.__class__.__name__
+    for name, least in ((of_rows, 1), ("level", 0)):
+        size = whole(f"{kind}: '{name}'", getattr(type, name), least, error=TapeError)
+        object.__setattr__(type, name, size)
+    if type.level > DEEPEST:
+        raise TapeError(f"{kind}: too many levels", got=type.level, expected=f"up to {DEEPEST}")
 
 
 def _example(rows: Tensor, level: int) -> Tensor | LoDTensor:

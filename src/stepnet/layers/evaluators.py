@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from stepnet.data.arguments import choice, truth
+from stepnet.data.arguments import name as name_of
 from stepnet.errors import TapeError
 from stepnet.tape.evaluator import Evaluator
 from stepnet.tape.item import TapeItem
@@ -36,6 +38,7 @@ def evaluator(function: Evaluator, *xs: TapeItem, kind: str, name: str | None = 
     ...     evaluator(ClassificationError(), fc(embedding(ids, 4), 3), ids, kind="wrong")
     TapeItem(3, 'wrong_0')
     """
+    name_of("evaluator: 'kind'", kind, error=TapeError)
     tape = Tape.current()
     if tape.group is not None:
         raise TapeError(
@@ -100,8 +103,7 @@ def precision_recall(
     """
     check_labels("precision_recall", x, label, ignore)
     classes = features("precision_recall", x)
-    if average not in ("macro", "micro"):
-        raise TapeError(f"precision_recall: no such average: {average!r}", expected="'macro' or 'micro'")
+    choice("precision_recall: 'average'", average, ("macro", "micro"), error=TapeError)
     if positive is not None and not (isinstance(positive, int) and 0 <= positive < classes):
         raise TapeError(
             f"precision_recall: 'positive' is no class: {positive!r}", expected=f"below {classes}"
@@ -206,6 +208,7 @@ def edit_distance(
     for item, what in ((x, "its input"), (label, "'label'")):
         check_sequences("edit_distance", item, what)
         check_ids("edit_distance", item, what)
+    truth("edit_distance: 'normalized'", normalized, error=TapeError)
     return evaluator(EditDistance(normalized), x, label, kind="edit_distance", name=name)
 
 

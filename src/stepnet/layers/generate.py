@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stepnet import decode
+from stepnet.data.arguments import name as name_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError
@@ -76,6 +77,8 @@ def beam_search(
     >>> len(infer(topic=torch.zeros(2, 2))[0])
     2
     """
+    if name is not None:
+        name_of("beam_search: 'name'", name, error=TapeError)
     line = user_line()
     where = f"beam_search {name!r} ({line})" if name else f"beam_search ({line})"
     check_item("beam_search", scores)

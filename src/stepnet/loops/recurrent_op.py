@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.arguments import function, listed, whole
+from stepnet.data.arguments import function, listed, truth, whole
 from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor
 from stepnet.data.no_graph import refuse_proxies
@@ -39,7 +39,11 @@ class StepScopes:
         t = whole("op.scopes: a step", t, error=StepIndexError, remedy="op.scopes[t], one at a time")
         place = t + self._steps if t < 0 else t
         if not 0 <= place < self._steps:
-            raise IndexError(f"there is no step {t}: the run had {self._steps}")
+            raise StepIndexError(
+                f"op.scopes: there is no step {t}",
+                got=f"a run of {self._steps} steps",
+                remedy="len(op.scopes) is how many there are",
+            )
         if not self._kept:
             raise StepError(
                 "this run kept no scopes of its steps",
@@ -255,6 +259,7 @@ class RecurrentOp:
         """
         if torch.compiler.is_dynamo_compiling():
             leave_to_python("stepnet: scopes are no part of a graph")
+        keep_scopes = truth("run: 'keep_scopes'", keep_scopes)
         recorded = run_in_frame(scope, self._run_compiled, self.outputs, self.memories)
         if recorded is not None:  # it keeps no scopes of steps
             self._leave(StepScopes({}, 0), recorded)
@@ -312,19 +317,25 @@ class RecurrentOp:
 
     def _failed(self, how: str, step: Scope, error: RuntimeError) -> StepError:
         names = (*self.inputs, *(memory.pre_name for memory in self.memories))
+        inits = [f"'{m.pre_name}' starts as '{m.init}' is" for m in self.memories if m.init is not None]
         return StepError(
             f"stepnet '{self.name}' {how}: {str(error).splitlines()[0]}",
             got=describe_leaves(names, (step[name] for name in names)),
-            remedy="these are the shapes of one step: a row for each sequence",
+            remedy="these are the shapes of one step, a row for each sequence"
+            + (f"; {', '.join(inits)} in the outer scope" if inits else ""),
         )
 
     def _run_compiled(self, scope: Scope, backend: Backend | None = None) -> dict[str, Tensor]:
         self._check(scope)
         x = scope[self.inputs[0]]
-        last = run_as_step(
-            self.stepnet, scope, self.inputs, self.outputs, self.memories, _rows(x),
-            reverse=self.reverse, backend=backend,
-        )  # fmt: skip
+        try:
+            last = run_as_step(
+                self.stepnet, scope, self.inputs, self.outputs, self.memories, _rows(x),
+                reverse=self.reverse, backend=backend,
+            )  # fmt: skip
+        except StepError:
+            self.infer_shape(scope)  # says what does not fit by the names of the scope, if it is that
+            raise
         self._leave(StepScopes({}, x.shape[0]), last)
         return last
 

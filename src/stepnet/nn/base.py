@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.api import recurrent
-from stepnet.cells.cell import draw, positive_size
+from stepnet.cells.cell import check_factory, draw, positive_size
 from stepnet.cells.wrapper import check_probability
 from stepnet.checks import unscripted
 from stepnet.data.arguments import truth, whole
@@ -129,6 +129,7 @@ class RNNBase(nn.Module):
             )
         self.proj_size = proj_size
 
+        check_factory(self, device, dtype)
         self._names = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if bias else ()))
         self._names += ("weight_hr",) if proj_size else ()
         directions = 2 if bidirectional else 1

@@ -147,7 +147,7 @@ class Stack(nn.Module):
 
 
 def _listed(cells: Any) -> list[Any]:
-    listed = list(cells) if isinstance(cells, Iterable) and not isinstance(cells, Tensor) else []
+    listed = list(cells) if isinstance(cells, Iterable) and not hasattr(cells, "ndim") else []
     if not listed:
         raise StepError(
             "Stack needs a list of cells, one or more", got=type(cells).__name__, remedy="Stack([cell])"

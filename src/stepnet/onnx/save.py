@@ -15,6 +15,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import nn
 
 from stepnet.data.arguments import path as path_of
+from stepnet.data.arguments import truth
 from stepnet.data.modes import as_written
 from stepnet.errors import IRError
 from stepnet.export import module_graph
@@ -72,6 +73,7 @@ def save(
             expected="NAME.onnx",
             remedy="another name",
         )
+    f16 = truth("save: 'f16'", f16, error=IRError)
     graph = module_graph(module, example_inputs, ONNX, dynamic=dynamic, name=place.stem)
     known = module.states if isinstance(module, FileModel) else {}
     replace_file(model_of(graph, f16=f16, states=known), place)

@@ -14,6 +14,7 @@ from stepnet.api import Recurrent, state_with_static
 from stepnet.checks import checked
 from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.trace.iteration import code_of
+from stepnet.data.arguments import truth, whole
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor
@@ -126,6 +127,8 @@ def explain(
     """
     if torch.compiler.is_dynamo_compiling():
         leave_to_python("stepnet: explain looks at Python")
+    level, axis = whole("explain: 'level'", level), whole("explain: 'axis'", axis)
+    reverse, source = truth("explain: 'reverse'", reverse), truth("explain: 'source'", source)
     if steps is None and static is None and resets is None and is_model(step, state):
         _check_unset(
             step, reverse=(reverse, False), level=(level, -1), axis=(axis, 0), backend=(backend, None)

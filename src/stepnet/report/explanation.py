@@ -8,6 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+from stepnet.data.arguments import name as name_of
+from stepnet.data.arguments import path as path_of
 from stepnet.executors.naive import PLAIN
 
 from .records import REFUSED, Direction, LoopSummary, Op, Refused, Region, RegionKind, Saved, as_data
@@ -32,10 +34,14 @@ class Report:
         """The picture as SVG, also written to `path` if that is not None.
 
         Of a step its graph, coloured by region; of a model an overview, then the graph of each recurrence.
+
+        Raises:
+            StepError: `path` is none.
         """
+        place = None if path is None else path_of("to_svg: 'path'", path)
         drawing: str = import_module(f"{__package__}.{self.kind}_picture").picture(self)
-        if path is not None:
-            Path(path).write_text(drawing, encoding="utf-8")
+        if place is not None:
+            Path(place).write_text(drawing, encoding="utf-8")
         return drawing
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,7 +141,14 @@ class Explanation(Report):
     def find(
         self, name: str | None = None, *, direction: Direction | None = None, kind: RegionKind | None = None
     ) -> tuple[Op, ...]:
-        """The ops of that name, in that direction and kind of region; None: any."""
+        """The ops of that name, in that direction and kind of region; None: any.
+
+        Raises:
+            StepError: these are no names.
+        """
+        for what, given in (("name", name), ("direction", direction), ("kind", kind)):
+            if given is not None:
+                name_of(f"find: '{what}'", given)
         return tuple(
             op
             for region in self.regions
