@@ -351,3 +351,36 @@ def test_tensors_are_read_at_the_size_of_an_array(read):
         make(body, [torch.tensor(0)])
         found.append([*o, *torch.autograd.grad(torch.cat([v.flatten() for v in o]).sin().sum(), x)])
     torch.testing.assert_close(*found)
+
+
+def _without_gradients(x, s):
+    with torch.no_grad():
+        return x[s]
+
+
+def _with_gradients(x, s):
+    with torch.enable_grad():
+        return x[s]
+
+
+@pytest.mark.parametrize("read", [_without_gradients, _with_gradients, lambda x, s: x.detach()[s]])
+@pytest.mark.parametrize("around", [True, False])
+def test_a_tensor_is_read_with_the_gradients_of_its_line(read, around):
+    x = torch.randn(6, 2, 4, requires_grad=True)
+    found = []
+    for make in (framed, Hand):
+        o = TensorArray()
+
+        def body(loop, s, h, o=o):
+            loop.break_if(s == 6)
+            new = torch.tanh(read(x, s) + h)
+            o.write(s, new * x[s])
+            loop.update(h, new)
+            loop.update(s, s + 1)
+
+        with torch.set_grad_enabled(around):
+            h = make(body, [torch.tensor(0), torch.zeros(2, 4)]).results[1]
+        found.append([h.detach(), *(v.detach() for v in o)])
+        if around:
+            found[-1] += torch.autograd.grad(torch.stack([*o]).sum(), x)
+    torch.testing.assert_close(*found)

@@ -366,7 +366,8 @@ class _Raising:
         return [found for found in map(self._element, self.calls) if found is not None]
 
     def _element(self, op: Call) -> tuple[Element, Line] | None:
-        if name_of(op) != "getitem" or len(op.args) != 2 or not isinstance(op.args[0], Ref):
+        """A read of a tensor at the step; none is what a line does without gradients, or in other modes."""
+        if op.function is not Tensor.__getitem__ or len(op.args) != 2 or not isinstance(op.args[0], Ref):
             return None
         whole: Any = self.program.constants.get(op.args[0].place)
         index = op.args[1]
