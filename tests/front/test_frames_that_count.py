@@ -10,7 +10,7 @@ import torch
 import stepnet
 from covering import every
 from stepnet import TensorArray
-from stepnet.errors import StepError
+from stepnet.errors import ArrayError, StepError
 
 ONE, N = torch.tensor(1), torch.tensor(6)
 
@@ -277,3 +277,110 @@ def test_what_jumps_over_its_end_does_not_end():
 
     with pytest.raises(StepError, match="did not end within max_steps=9"):
         framed(body, [torch.tensor(0), torch.zeros(2, 4)], max_steps=9)
+
+
+BELOW = {
+    "up": (-2, lambda s: s == 2, lambda s: s, 1),
+    "one lower": (0, lambda s: s == 3, lambda s: s - 1, 1),
+    "down": (3, lambda s: s < -1, lambda s: s, -1),
+    "from the end": (0, lambda s: s == 6, lambda s: 4 - s, 1),
+}
+
+
+@pytest.mark.parametrize("name", BELOW)
+def test_nothing_is_written_below_an_array(name):
+    start, ends, at, by = BELOW[name]
+    x, boot = torch.randn(6, 2, 4), torch.zeros(2, 4)
+    for make in (framed, Hand):
+        a, o = TensorArray(unstack_from=x), TensorArray()
+
+        def body(loop, s, a=a, o=o):
+            loop.break_if(ends(s))
+            o.write(at(s), a.read(s, boot) + o.read(at(s) - 1, boot))
+            loop.update(s, s + by)
+
+        with pytest.raises(ArrayError, match=r"index -[12] is negative"):
+            make(body, [torch.tensor(start)])
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.int16, torch.int32])
+def test_numbers_of_few_bits_are_computed_in_these(kind):
+    most, x = torch.iinfo(kind).max, torch.randn(6, 2, 4)
+    for back in (10 - most - 20, 10 - most):  # what is read: `s + 20` is no such number, or is one
+        found = []
+        for make in (framed, Hand):
+            a, o, n = TensorArray(unstack_from=x), TensorArray(), torch.tensor(back)
+
+            def body(loop, s, a=a, o=o, n=n, more=10 - most - back):
+                loop.break_if(s == most - 4)
+                o.write(torch.tanh(a.read(s + more + n, x[0] * 2) + o.read(o.size() - 1, x[0])))
+                loop.update(s, s + 1)
+
+            make(body, [torch.tensor(most - 10, dtype=kind)])
+            found.append([*o])
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("read", [lambda s: s, lambda s: s < 9], ids=["uint8", "bool"])
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+def test_an_index_that_is_a_mask(read):
+    v = torch.randn(4)
+
+    def body(loop, s, h):
+        loop.break_if(s == 3)
+        loop.update(h, torch.tanh(v[read(s)] + h))
+        loop.update(s, s + 1)
+
+    first = [torch.tensor(1, dtype=torch.uint8), torch.zeros(2, 4)]
+    torch.testing.assert_close(list(framed(body, first).results), Hand(body, first).results)
+
+
+@pytest.mark.parametrize("read", [lambda x, o: x[o.size()], lambda x, o: x[1:, o.size() - 1]])
+def test_tensors_are_read_at_the_size_of_an_array(read):
+    x = torch.randn(6, 6, 4, requires_grad=True)
+    found = []
+    for make in (framed, Hand):
+        o = TensorArray()
+        o.write(x[0])
+
+        def body(loop, s, o=o):
+            loop.break_if(s == 4)
+            o.write(read(x, o))
+            loop.update(s, s + 1)
+
+        make(body, [torch.tensor(0)])
+        found.append([*o, *torch.autograd.grad(torch.cat([v.flatten() for v in o]).sin().sum(), x)])
+    torch.testing.assert_close(*found)
+
+
+def _without_gradients(x, s):
+    with torch.no_grad():
+        return x[s]
+
+
+def _with_gradients(x, s):
+    with torch.enable_grad():
+        return x[s]
+
+
+@pytest.mark.parametrize("read", [_without_gradients, _with_gradients, lambda x, s: x.detach()[s]])
+@pytest.mark.parametrize("around", [True, False])
+def test_a_tensor_is_read_with_the_gradients_of_its_line(read, around):
+    x = torch.randn(6, 2, 4, requires_grad=True)
+    found = []
+    for make in (framed, Hand):
+        o = TensorArray()
+
+        def body(loop, s, h, o=o):
+            loop.break_if(s == 6)
+            new = torch.tanh(read(x, s) + h)
+            o.write(s, new * x[s])
+            loop.update(h, new)
+            loop.update(s, s + 1)
+
+        with torch.set_grad_enabled(around):
+            h = make(body, [torch.tensor(0), torch.zeros(2, 4)]).results[1]
+        found.append([h.detach(), *(v.detach() for v in o)])
+        if around:
+            found[-1] += torch.autograd.grad(torch.stack([*o]).sum(), x)
+    torch.testing.assert_close(*found)

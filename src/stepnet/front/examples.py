@@ -40,10 +40,10 @@ def like_values_of(array: TensorArray) -> Any:
 
 
 def first_place(index: Symbolic) -> Any:
-    """An index without data: 0 for one that is a single integer."""
+    """An index without data: 0 for one that is a single integer; of uint8 it is a mask."""
     example = index.example
     single = isinstance(example, Tensor) and not example.dim()
-    return 0 if single and not example.dtype.is_floating_point and example.dtype != torch.bool else index
+    return 0 if single and example.dtype in (torch.int8, torch.int16, torch.int32, torch.int64) else index
 
 
 def bare_leaf(leaf: Any) -> Any:

@@ -274,7 +274,7 @@ class Program:
             known = all(isinstance(v, (Tensor, int, float)) for v in given)
             known &= self._true_of((args_template, kwargs_template)) != _NONE
             met = [*given, *leaves((args, kwargs), Tensor)]
-            if like is not None and asks_for_data(error):
+            if asks_for_data(error):
                 return unknown
             if not known or any(isinstance(v, Tensor) and not v.numel() for v in met):
                 return unknown  # what stands for it here says too little

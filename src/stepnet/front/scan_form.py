@@ -61,6 +61,7 @@ class ScanForm:
         outputs: arrays that are written, where, and their place among the step's results, or the constant.
         ends: the places of sizes of arrays that grow by one in each turn.
         numbers, sizes: constants, and sizes of arrays as lines, that the form was found with.
+        narrow: what is computed in fewer than 64 bits.
     """
 
     step: StepForm
@@ -78,6 +79,7 @@ class ScanForm:
     ends: frozenset[int]
     numbers: dict[int, int]
     sizes: list[tuple[int, Line]]
+    narrow: set[tuple[torch.dtype, Line]]
     row_like: dict[Any, set[Any]] = field(default_factory=dict)  # sizes, and steps, of rows seen to be alike
     as_row: set[Any] = field(default_factory=set)  # sizes with which it ran as one row, and not as it is
 
@@ -88,6 +90,7 @@ class ScanForm:
         yield from (line for _, line in (*self.inputs, *self.fixed, *self.sizes))
         yield from (line for _, line, _ in self.outputs)
         yield from (line for _, _, line in self.states)
+        yield from (line for _, line in self.narrow)
 
     @staticmethod
     def example(program: Program, template: Any) -> Any:
@@ -191,6 +194,7 @@ class _Raising:
             interned(step), counters, self.slopes, end, -1 if first.by(self.slopes) < 0 else 1, inputs, fixed,
             counted, clocked, carried, states, outputs,
             frozenset(place for place in self.arrays if place in self.slopes), self.numbers, self.sizes,
+            self._narrow(),
         )  # fmt: skip
 
     def _find_counters(self) -> None:
@@ -215,6 +219,15 @@ class _Raising:
         if line is None or any(p < self.program.variables and p not in self.slopes for p, _ in line.terms):
             return None
         return line, line.by(self.slopes)
+
+    def _narrow(self) -> set[tuple[torch.dtype, Line]]:
+        """The tensors of fewer than 64 bits that are lines: these do not hold all numbers."""
+        found = set[tuple[torch.dtype, Line]]()
+        for place in self.lines:
+            at, like = self._line(ref(place)), ScanForm.example(self.program, ref(place))
+            if at is not None and isinstance(like, Tensor) and like.dtype != torch.int64:
+                found.add((like.dtype, at[0]))
+        return found
 
     def _tests(self) -> tuple[list[Call], bool]:
         """The comparison that ends a loop, after what negates it, or asks for all of its elements; and
@@ -353,7 +366,8 @@ class _Raising:
         return [found for found in map(self._element, self.calls) if found is not None]
 
     def _element(self, op: Call) -> tuple[Element, Line] | None:
-        if name_of(op) != "getitem" or len(op.args) != 2 or not isinstance(op.args[0], Ref):
+        """A read of a tensor at the step; none is what a line does without gradients, or in other modes."""
+        if op.function is not Tensor.__getitem__ or len(op.args) != 2 or not isinstance(op.args[0], Ref):
             return None
         whole: Any = self.program.constants.get(op.args[0].place)
         index = op.args[1]

@@ -139,6 +139,9 @@ class SymbolicNumber(Symbolic):
     def __float__(self) -> float:
         return float(at_home(self).told_number(self))
 
+    def __len__(self) -> int:  # torch asks whatever it is given as an index
+        raise TypeError("a number of a frame has no len()")
+
     def __round__(self, digits: int | None = None) -> Any:
         return round(at_home(self).told_number(self), digits)
 

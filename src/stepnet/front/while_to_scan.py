@@ -107,7 +107,7 @@ def _bound(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any]) -> Raised:
     program = loop.program
     steps = _steps(loop, form, numbers)
     turns = _Turns(numbers, form.slopes, steps, form.by)
-    _check_sizes(program, form, turns)
+    _check_places(program, form, turns)
     x = [_column(loop, op, *turns.rows(line)) for op, line in form.inputs]
     for (op, _), column in zip(form.inputs, x, strict=True):
         like = program.examples[op.out]
@@ -168,15 +168,20 @@ class _Turns:
         return (first, by, self.steps) if self.by > 0 else (first + by * (self.steps - 1), -by, self.steps)
 
 
-def _check_sizes(program: Program, form: ScanForm, turns: _Turns) -> None:
-    """Refuse a loop that asks for the size of an array which it makes grow."""
-    written = {number: line for number, line, _ in form.outputs}
+def _check_places(program: Program, form: ScanForm, turns: _Turns) -> None:
+    """Refuse a loop that writes below an array, or asks for the size of one which it makes grow."""
+    ends = dict[int, Any]()
+    for array, line, _ in form.outputs:
+        first, by, steps = turns.rows(line)
+        last = first + by * (steps - 1)
+        low, high = (first, last) if by > 0 else (last, first)
+        if not isinstance(low, torch.SymInt) and low < 0:
+            raise rule("an array is written at a negative index")
+        ends[array] = high + 1
     for op in program.ops:
-        if not isinstance(op, Count) or op.array not in written or op.out in form.ends:
+        if not isinstance(op, Count) or op.array not in ends or op.out in form.ends:
             continue
-        first, by, steps = turns.rows(written[op.array])
-        last = first + by * (steps - 1) if by > 0 else first
-        if program.arrays[op.array].size() < last + 1:
+        if program.arrays[op.array].size() < ends[op.array]:
             raise rule("the size of an array that grows in the loop is used as a number", op)
 
 
@@ -197,23 +202,19 @@ def _steps(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any]) -> Any:
     if steps <= 0:
         raise rule("there are no steps")
     if not isinstance(steps, torch.SymInt):
-        _check_range(loop, form, numbers, steps)
+        _check_range(form, numbers, steps)
     if loop.max_steps is not None and steps > loop.max_steps:
         raise rule("there are more steps than max_steps")
     return steps
 
 
-def _check_range(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any], steps: int) -> None:
-    """Refuse a loop whose counters do not count as far as its end, as those of a few bits."""
-    counting = {i: loop.loop_vars[i].dtype for i in numbers if i < loop.program.variables}
-    kinds = {kind for kind in counting.values() if kind != torch.int64}
-    for kind in kinds:
-        limits = torch.iinfo(kind)
-        for line in (*form.lines, *map(Line.of, counting)):
-            first = line.at(numbers)
-            for number in (first, first + line.by(form.slopes) * steps):
-                if not isinstance(number, torch.SymInt) and not limits.min <= number <= limits.max:
-                    raise rule(f"a counter of {kind} does not count as far as the end")
+def _check_range(form: ScanForm, numbers: dict[int, Any], steps: int) -> None:
+    """Refuse a loop that counts where that are too few bits for it."""
+    for kind, line in form.narrow:
+        first, limits = line.at(numbers), torch.iinfo(kind)
+        for number in (first, first + line.by(form.slopes) * steps):
+            if not isinstance(number, torch.SymInt) and not limits.min <= number <= limits.max:
+                raise rule(f"a counter of {kind} does not count as far as the end")
 
 
 def _first_state(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any], held: dict[int, Any]) -> list[Any]:
