@@ -272,6 +272,8 @@ class Program:
         self.compared &= not (linearized in ways and "written" in self.what)
         # and its checkpoint computes again without the tangents of a level that is over, or enters it twice
         self.compared &= not {dual, checkpointed} <= {*ways}
+        # and its `vmap` of select_scatter has a wrong gradient: what is put in gets several times its own
+        self.compared &= not ({many, vmapped} & {*ways} and "select_scatter" in self.what)
         for way in ways:
             at = (
                 sorted(pick.sample(range(len(points)), pick.randint(1, min(3, len(points)))))

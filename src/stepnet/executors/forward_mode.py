@@ -15,6 +15,11 @@ from stepnet.data.modes import has_tangent
 from stepnet.data.tree import leaves
 
 
+def is_at_own_level() -> bool:
+    """Whether directions are carried along by a level of autograd's own: there is one at a time."""
+    return forward_ad._current_level >= 0 and not eager_transforms.JVP_NESTING
+
+
 def pushed(
     function: Callable[..., Sequence[Tensor]], points: Sequence[Tensor], directions: Sequence[Tensor],
     still: list[int] | None = None,
@@ -27,7 +32,7 @@ def pushed(
     ...     pushed(lambda t: (t * t,), [torch.tensor(3.0)], [torch.tensor(2.0)])
     (tensor(12.),)
     """
-    if forward_ad._current_level < 0 or eager_transforms.JVP_NESTING:
+    if not is_at_own_level():
         found: Any = torch.func.jvp(
             lambda *moving: tuple(function(*moving)), tuple(points), tuple(directions)
         )

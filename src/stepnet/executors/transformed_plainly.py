@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.func import vjp
 
 from .call import Call
-from .forward_mode import pushed
+from .forward_mode import is_at_own_level, pushed
 from .higher_order import at_places
 
 
@@ -69,6 +70,8 @@ def moved_gradient(
 ) -> list[Tensor | None]:  # fmt: skip
     """The derivative of the gradients along directions of the inputs, by the plain loop."""
     asked = [i for i, v in enumerate(directions) if v is not None]
+    if is_at_own_level():  # where what came in has directions, too, along which another one answers
+        grads = [None if g is None else forward_ad.unpack_dual(g).primal for g in grads]
     gradient = _gradient(call, own, grads, needed, asked)
     moved = pushed(gradient, [own[i] for i in asked], [v for v in directions if v is not None])
     return at_places(moved, needed)
