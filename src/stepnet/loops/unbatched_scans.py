@@ -29,6 +29,13 @@ class AloneStep(RecordedStep):
         return [value.unsqueeze(0) for value in y], [value.unsqueeze(0) for value in new]
 
 
+class VmappedStep(RecordedStep):
+    """A step of values that are no rows, over a batch."""
+
+    def run(self, values: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
+        return torch.vmap(super().run, randomness="different")(list(values))
+
+
 def alone(raised: Raised) -> Raised:
     """The same scan, each value in a batch of one, of which the step knows nothing."""
     return _of_one(raised, AloneStep(raised.body.step, raised.body.constants))
@@ -40,7 +47,7 @@ def one_row(raised: Raised, known: bool = False) -> Raised:
     Raises:
         Unsupported: a recorded call treats a row of a batch otherwise than the value alone.
     """
-    lifted = RecordedStep(raised.body.step.lifted, raised.body.constants)
+    lifted = VmappedStep(raised.body.step, raised.body.constants)
     if not known:
         seen = raised.form.row_like.get(raised.sizes, set())
         steps: set[int | None] = {None}
