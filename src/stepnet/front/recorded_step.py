@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import EllipsisType, NoneType
 from typing import Any
@@ -20,6 +20,17 @@ from .recorded import Call
 from .step import check_joined, failure, next_state
 from .template import Ref, resolve
 
+_MATMUL = {"matmul", "__matmul__", "mv", "__rmatmul__"}
+# Functions of numbers at the same place of their arguments, without the underlines around their names.
+_BROADCAST = {
+    "add", "radd", "sub", "rsub", "subtract", "mul", "rmul", "multiply", "truediv", "rtruediv",
+    "true_divide", "div", "divide", "floordiv", "rfloordiv", "floor_divide", "mod", "rmod", "remainder",
+    "fmod", "pow", "rpow", "float_power", "eq", "ne", "lt", "le", "gt", "ge", "equal", "not_equal", "less",
+    "less_equal", "greater", "greater_equal", "and", "rand", "or", "ror", "xor", "rxor", "logical_and",
+    "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "where", "maximum", "minimum",
+    "fmax", "fmin", "lerp", "clamp", "clip", "atan2", "arctan2", "hypot", "copysign", "addcmul", "addcdiv",
+    "logaddexp", "logaddexp2", "xlogy", "heaviside", "nextafter", "ldexp",
+}  # fmt: skip
 _FIXED = (
     int, float, complex, str, bytes, slice, NoneType, EllipsisType, torch.dtype, torch.device, torch.layout,
     torch.memory_format,
@@ -50,6 +61,14 @@ class StepForm(Interned):
         given = [resolve((call.args, call.kwargs), nothing) for call in self.calls]
         found = [*flatten(given)[0], *(part for call in self.calls for part in _own(call.function))]
         return tuple({id(part): part for part in found if not isinstance(part, _FIXED)}.values())
+
+    @cached_property
+    def lifted(self) -> StepForm:
+        """The step for rows of a batch: a matrix times a vector is written from the other side, and what has
+        fewer dimensions than what it is computed with has more of them behind the rows."""
+        made = (range(call.out, call.out + call.count) for call in self.calls)
+        varying = {*self.x, *self.state, *(place for places in made for place in places)}
+        return interned(replace(self, calls=tuple(_lifted(call, varying) for call in self.calls)))
 
 
 def _own(function: Any) -> Iterator[Any]:
@@ -122,3 +141,31 @@ def interned(form: StepForm) -> StepForm:
     if known is None:
         known = _forms[key] = form
     return known
+
+
+def _matvec(vector: Tensor, matrix: Tensor) -> Tensor:
+    return vector @ matrix.mT
+
+
+def _aligned(function: Callable[..., Any], rows: tuple[bool, ...], *args: Any, **kwargs: Any) -> Any:
+    """`function` of arguments of which some are rows: each with as many dimensions behind those as others."""
+    ranks = [a.dim() - row if isinstance(a, Tensor) else 0 for a, row in zip(args, rows, strict=True)]
+    most = max(ranks)
+    return function(
+        *(
+            a.reshape(a.shape[0], *[1] * (most - rank), *a.shape[1:]) if row and rank < most else a
+            for a, row, rank in zip(args, rows, ranks, strict=True)
+        ),
+        **kwargs,
+    )
+
+
+def _lifted(call: Call, varying: set[int]) -> Call:
+    """A product of a constant with what varies, from the other side; a comparison with the calls follows."""
+    name = getattr(call.function, "__name__", "")
+    rows = tuple(isinstance(a, Ref) and a.place in varying for a in call.args)
+    if name in _MATMUL and rows == (False, True) and isinstance(call.args[0], Ref):
+        return replace(call, function=_matvec, args=call.args[::-1])
+    if name.strip("_") in _BROADCAST and len(rows) > 1 and any(rows):
+        return replace(call, function=_aligned, args=(call.function, rows, *call.args))
+    return call

@@ -41,13 +41,15 @@ def alone(raised: Raised) -> Raised:
     return _of_one(raised, AloneStep(raised.body.step, raised.body.constants))
 
 
-def one_row(raised: Raised, known: bool = False) -> Raised:
-    """The same scan with each value as the one row of a batch. `known`: that it may be was seen before.
+def one_row(raised: Raised, *, written: bool = False, known: bool = False) -> Raised:
+    """The same scan with each value as the one row of a batch. `written`: in a file, whose sizes may be open,
+    and which takes no vmap; `known`: that it may be was seen before.
 
     Raises:
         Unsupported: a recorded call treats a row of a batch otherwise than the value alone.
     """
-    lifted = VmappedStep(raised.body.step, raised.body.constants)
+    step, constants = raised.body.step, raised.body.constants
+    lifted = RecordedStep(step.lifted, constants) if written else VmappedStep(step, constants)
     if not known:
         seen = raised.form.row_like.get(raised.sizes, set())
         steps: set[int | None] = {None}
