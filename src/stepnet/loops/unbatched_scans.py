@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.rewritten.torch_cells import TORCH_CELLS
 from stepnet.compiler.trace.capture import Replaced
 from stepnet.data.modes import draws_put_back, transforms
 from stepnet.data.tree import flatten
@@ -33,7 +36,15 @@ class VmappedStep(RecordedStep):
     """A step of values that are no rows, over a batch."""
 
     def run(self, values: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
-        return torch.vmap(super().run, randomness="different")(list(values))
+        with _CellsWrittenOut():
+            return torch.vmap(super().run, randomness="different")(list(values))
+
+
+class _CellsWrittenOut(TorchFunctionMode):
+    """Torch has no vmap of its cells."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return (TORCH_CELLS[func] if func in TORCH_CELLS else func)(*args, **(kwargs or {}))
 
 
 def alone(raised: Raised) -> Raised:
@@ -97,7 +108,9 @@ def _check_at(raised: Raised, lifted: RecordedStep, number: int | None) -> None:
         let_through(error)
         raise rule("a recorded call fails on other numbers of that shape") from error
     try:
-        row_ys, row_new = lifted.run([value.unsqueeze(0) for value in own])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "There is a performance drop")  # no vmap of a call: row by row
+            row_ys, row_new = lifted.run([value.unsqueeze(0) for value in own])
     except Exception as error:
         let_through(error)
         raise rule("a recorded call does not take values as rows of a batch") from error
