@@ -44,7 +44,8 @@ class _CellsWrittenOut(TorchFunctionMode):
     """Torch has no vmap of its cells."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return (TORCH_CELLS[func] if func in TORCH_CELLS else func)(*args, **(kwargs or {}))
+        written: Any = TORCH_CELLS.get(func, func)
+        return written(*args, **(kwargs or {}))
 
 
 def alone(raised: Raised) -> Raised:
