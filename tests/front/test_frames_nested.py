@@ -215,8 +215,8 @@ def test_an_array_that_a_frame_inside_filled(ask):
     )
 
 
-def test_what_fails_on_one_row_runs_as_recorded():
-    """A cell of torch refuses more dimensions with a ValueError, a function of the user with any error."""
+def test_a_cell_of_torch_over_blocks_of_a_frame():
+    """Torch has no vmap of it: it is written out."""
     cell, x = torch.nn.LSTMCell(2, 2).double(), torch.randn(3, 4, 5, 2, dtype=torch.float64)
     xs, out, zero = TensorArray(unstack_from=x), TensorArray(), ZERO[:5]
     loop = stepnet.create_whileloop([torch.tensor(0)])
@@ -228,7 +228,7 @@ def test_what_fails_on_one_row_runs_as_recorded():
     for block, found in zip(x, out, strict=True):
         h = stepnet.recurrent(cell, block, (h, zero))[1][0]
         torch.testing.assert_close(found, h)
-    assert "does not take values as rows of a batch" in loop.explain()
+    assert "raised to a scan" in loop.explain()
 
 
 def _of_three_rows(rows: Tensor) -> Tensor:

@@ -178,9 +178,19 @@ def written_at_the_next_step(make: Any) -> Any:
     return loop, [a.stack()]
 
 
+def rows_that_mix(make: Any) -> Any:
+    x, a, loop = TensorArray(unstack_from=X), TensorArray(), make([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 6)
+        new = torch.tanh(x.read(s) @ W) + a.read(s - 1, ZERO)
+        a.write(s, new - new.mean(0, keepdim=True))
+        loop.update(s, s + 1)
+    return loop, [a.stack()]
+
+
 SCANS = [
     a_gru_cell, two_states_and_a_carried_tensor, read_back_what_was_written, from_the_middle,
-    largest_of_each_row, the_step_as_a_number, two_steps_back, written_at_the_next_step,
+    largest_of_each_row, the_step_as_a_number, two_steps_back, written_at_the_next_step, rows_that_mix,
 ]  # fmt: skip
 
 
@@ -224,22 +234,11 @@ def values_of_other_shapes(make: Any) -> Any:
     return loop, [a.concat()]
 
 
-def rows_that_mix(make: Any) -> Any:
-    x, a, loop = TensorArray(unstack_from=X), TensorArray(), make([torch.tensor(0)])
-    with loop.frame() as (s,):
-        loop.break_if(s == 6)
-        new = torch.tanh(x.read(s) @ W) + a.read(s - 1, ZERO)
-        a.write(s, new - new.mean(0, keepdim=True))
-        loop.update(s, s + 1)
-    return loop, [a.stack()]
-
-
 OTHERS = {
     every_second_step: "written elsewhere than at the step",
     ended_by_the_data: "fixed number",
     no_steps: "no steps",
     values_of_other_shapes: "differ in shape",
-    rows_that_mix: "",
 }
 
 

@@ -215,7 +215,7 @@ def _saved(loop: WhileLoop, saving: Instead) -> list[Tensor]:
         loop.executor = "the recurrence that is saved"
         written = saving.alone(lambda: _written(raised))
         if written:
-            raised = one_row(raised, known=True) if written == ONE_ROW else alone(raised)
+            raised = one_row(raised, written=True, known=True) if written == ONE_ROW else alone(raised)
     except Unsupported:
         try:
             return run_as_while(loop)
@@ -241,7 +241,7 @@ def _written(raised: Raised) -> str:
             run(raised.loop, raised.feeds, backend=TORCH_OPS.name, warn=False)
             return ""
     try:
-        one_row(raised)
+        one_row(raised, written=True)
     except Unsupported:
         return "" if raised.rowwise else ALONE
     return ONE_ROW

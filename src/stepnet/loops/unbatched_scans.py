@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.rewritten.torch_cells import TORCH_CELLS
 from stepnet.compiler.trace.capture import Replaced
 from stepnet.data.modes import draws_put_back, transforms
 from stepnet.data.tree import flatten
@@ -29,18 +32,36 @@ class AloneStep(RecordedStep):
         return [value.unsqueeze(0) for value in y], [value.unsqueeze(0) for value in new]
 
 
+class VmappedStep(RecordedStep):
+    """A step of values that are no rows, over a batch."""
+
+    def run(self, values: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
+        with _CellsWrittenOut():
+            return torch.vmap(super().run, randomness="different")(list(values))
+
+
+class _CellsWrittenOut(TorchFunctionMode):
+    """Torch has no vmap of its cells."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        written: Any = TORCH_CELLS.get(func, func)
+        return written(*args, **(kwargs or {}))
+
+
 def alone(raised: Raised) -> Raised:
     """The same scan, each value in a batch of one, of which the step knows nothing."""
     return _of_one(raised, AloneStep(raised.body.step, raised.body.constants))
 
 
-def one_row(raised: Raised, known: bool = False) -> Raised:
-    """The same scan with each value as the one row of a batch. `known`: that it may be was seen before.
+def one_row(raised: Raised, *, written: bool = False, known: bool = False) -> Raised:
+    """The same scan with each value as the one row of a batch. `written`: in a file, whose sizes may be open,
+    and which takes no vmap; `known`: that it may be was seen before.
 
     Raises:
         Unsupported: a recorded call treats a row of a batch otherwise than the value alone.
     """
-    lifted = RecordedStep(raised.body.step.lifted, raised.body.constants)
+    step, constants = raised.body.step, raised.body.constants
+    lifted = RecordedStep(step.lifted, constants) if written else VmappedStep(step, constants)
     if not known:
         seen = raised.form.row_like.get(raised.sizes, set())
         steps: set[int | None] = {None}
@@ -88,7 +109,9 @@ def _check_at(raised: Raised, lifted: RecordedStep, number: int | None) -> None:
         let_through(error)
         raise rule("a recorded call fails on other numbers of that shape") from error
     try:
-        row_ys, row_new = lifted.run([value.unsqueeze(0) for value in own])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "There is a performance drop")  # no vmap of a call: row by row
+            row_ys, row_new = lifted.run([value.unsqueeze(0) for value in own])
     except Exception as error:
         let_through(error)
         raise rule("a recorded call does not take values as rows of a batch") from error

@@ -97,11 +97,11 @@ def _linear_of_a_vector(input: Tensor, weight: Tensor, bias: Tensor | None = Non
 
 def _rows_of_a_table(table: Tensor, index: Any) -> Any:
     """An embedding: `table[index]`, `table[:, i]`, `table[i, j]`, with an index of each row."""
-    if not table.dim() or not all(type(n) is int for n in table.shape):
+    if not table.dim() or is_wrapped(table) or not all(type(n) is int for n in table.shape):
         return NotImplemented  # a row of values
     items = index if isinstance(index, tuple) else (index,)
     picks = [item for item in items if isinstance(item, Tensor)]
-    if not any(p.dim() and type(p.shape[0]) is not int for p in picks):
+    if not any(is_wrapped(p) or (p.dim() and type(p.shape[0]) is not int) for p in picks):
         return NotImplemented  # the same for all rows
     known = (int, slice, type(...), type(None))
     if not all(p.dtype == torch.int64 if isinstance(p, Tensor) else type(p) in known for p in items):
