@@ -228,6 +228,21 @@ def test_one_tensor_in_two_places(compared):
 
 
 @TOLD
+def test_epochs_of_training_and_eval_are_warm_again_soon():
+    cell, x, h0 = Cell(), inputs(), torch.ones(B, H, dtype=D)
+    for epoch in range(24):
+        cell.train(epoch % 2 == 0)
+        for _ in range(20):
+            recurrent(cell, x, h0, backend="eager")
+        assert unchanged_step(cell) is not None, epoch
+    for epoch in range(24):  # one that changes at each call is not written down each time
+        cell.train(epoch % 2 == 0)
+        for _ in range(2):
+            recurrent(cell, x, h0, backend="eager")
+    assert unchanged_step(cell) is None
+
+
+@TOLD
 def test_a_warm_call_of_one_tensor_for_two_states():
     cell, x, h0 = cells.LSTM(F, H).double(), inputs(), torch.ones(B, H, dtype=D, requires_grad=True)
     for states in ((h0, h0), (h0, h0), (h0, h0), (h0, h0.clone()), (h0, h0)):
