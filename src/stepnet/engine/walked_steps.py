@@ -98,6 +98,11 @@ def unchanged_step(step: Any) -> tuple[Found, list[Tensor]] | None:
     return known.found, tensors
 
 
+def is_known(step: Any) -> bool:
+    """Whether this very step was walked."""
+    return _steps.of(step) is not None
+
+
 def boots(step: Any) -> bool:
     """Whether a step that was written down is one that tells what it begins with."""
     known = _steps.of(step)
