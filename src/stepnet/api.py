@@ -70,7 +70,7 @@ from .graph import (
     traced_step,
 )
 from .ir.loop import Loop
-from .nested import as_one_again, lifting, over_sentences
+from .nested import as_one_again, by_twin, lifting, over_sentences
 from .resets import Resets, as_resets, run_with_resets
 from .sharded import gathered, sharded
 from .typed import Booting, ModuleCall, OfStep, Output, Settings, State, typed
@@ -246,7 +246,8 @@ def warm(
     if draws and pieces is None and way[1] != -1 and type(x) is LoDTensor:
         out = as_one_again(step, x, state, way)
     if out is None:
-        state, out = run_warm(_STEPS, step, x, state, way, pieces, draws)
+        begun = state
+        state, out = by_twin(_STEPS, step, lambda of: run_warm(of, step, x, begun, way, pieces, draws))
     if out is None and pieces is None:
         out = run_folded(_STEPS, step, x, state, Way(*way))
     if out is not None:
@@ -392,11 +393,15 @@ def run_as_before(
     called."""
     if watching() is not None or inner() is not None or lifting.may_run_once(x, state):
         return state, None, None
-    state, call = asked(_STEPS, step, x, state, way)
-    out = None if call is None or (not draws and call.draws) else run_again(call)
+
+    def like_before(of: Steps) -> tuple[Any, Asked | None, tuple[Any, Any] | None]:
+        begun, call = asked(of, step, x, state, way)
+        return begun, call, None if call is None or (not draws and call.draws) else run_again(call)
+
+    begun, call, out = by_twin(_STEPS, step, like_before)
     if out is not None:
         lifting.passed()
-    return state, call, out
+    return begun, call, out
 
 
 def _run(loop: Loop, feeds: dict[str, Any], body: StepBody, *how: Any) -> Any:

@@ -221,6 +221,7 @@ def _segments(checkpoint: int | bool | None) -> Iterator[int] | None:
     return repeat(checkpoint)
 
 
+_WRITTEN_OUT = 10_000  # steps in a program, unless `max_steps` says more: each takes memory until all is used
 STEP, GOING = "the step", "it goes on"  # no names of a user's variables
 
 
@@ -307,6 +308,13 @@ class WhileBody:
             raise StepError(
                 f"while_loop: condition '{step_name(self.cond)}' still holds after max_steps={step}",
                 remedy="a larger max_steps, or a condition that comes to an end",
+            )
+        if step == _WRITTEN_OUT and self.limit is None and is_exporting():
+            raise StepError(
+                f"while_loop: a program holds each step of '{self.name}' by itself, and condition "
+                f"'{step_name(self.cond)}' still holds after {step}",
+                expected="a condition that comes to an end, or max_steps= for more",
+                remedy="stepnet.onnx.save and stepnet.openvino.save write a while loop as one",
             )
         new = self.advance(list(leaves), step)
         return self.going(new, step + 1, len(going) if self.by_row else None), *new

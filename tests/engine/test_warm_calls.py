@@ -19,6 +19,7 @@ from stepnet.data import tensor_guards
 from stepnet.engine import plans, warm_calls
 from stepnet.engine.walked_steps import unchanged_step
 from stepnet.errors import StepError
+from stepnet.executors.direct import Direct
 from threads import at_once
 from torch_since import TOLD
 
@@ -225,6 +226,37 @@ def test_one_tensor_in_two_places(compared):
     assert not same(one, two, one.clone())
     assert not same(one, two, two)
     assert not same(one, two.float(), one)
+
+
+@TOLD
+def test_epochs_of_training_and_eval_are_warm_again_soon():
+    cell, x, h0 = Cell(), inputs(), torch.ones(B, H, dtype=D)
+    for epoch in range(24):
+        cell.train(epoch % 2 == 0)
+        for _ in range(20):
+            recurrent(cell, x, h0, backend="eager")
+        assert unchanged_step(cell) is not None, epoch
+    for epoch in range(24):  # one that changes at each call is not written down each time
+        cell.train(epoch % 2 == 0)
+        for _ in range(2):
+            recurrent(cell, x, h0, backend="eager")
+    assert unchanged_step(cell) is None
+
+
+@TOLD
+def test_backward_from_an_initial_state_of_one_row_for_all_goes_by_places(monkeypatch):
+    by_places, found = Direct.gradients, []
+
+    def gradients(self, *given):
+        found.append(by_places(self, *given))
+        return found[-1]
+
+    monkeypatch.setattr(Direct, "gradients", gradients)
+    cell, learned = Cell(), torch.full((1, H), 0.5, dtype=D, requires_grad=True)
+    for _ in range(6):
+        same(cell, inputs(), learned.expand(B, H), "c")
+    assert found
+    assert all(made is not None for made in found)
 
 
 @TOLD

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import export
 
-from stepnet import recurrent, while_loop
+from stepnet import recurrent, repeat, while_loop
 from stepnet.errors import StepError
 
 
@@ -59,6 +59,19 @@ def test_how_many_steps_may_be_a_size() -> None:
     model, x = Looped(lambda h, i: i < h.shape[0], zero), torch.randn(3, 4)
     program = export(model, (x,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     torch.testing.assert_close(program.module()(x), model(x))
+
+
+@pytest.mark.parametrize("first", [zero, lambda: torch.tensor(0)])
+def test_one_without_end_takes_no_memory_without_end(first: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeat, "_WRITTEN_OUT", 5)
+    x = torch.randn(3, 4)
+    with pytest.raises(StepError, match=r"'<lambda>' still holds after 5(.|\n)*stepnet\.onnx\.save"):
+        export(Looped(lambda h, i: True, first), (x,))
+    longer = Looped(lambda h, i: i < 7, first)
+    with pytest.raises(StepError, match="max_steps= for more"):
+        export(longer, (x,))
+    longer(x)
+    export(Looped(lambda h, i: i < 7, first, max_steps=7), (x,))
 
 
 def test_one_in_a_step_tells_why_dynamo_ends_there() -> None:

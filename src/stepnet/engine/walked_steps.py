@@ -21,6 +21,9 @@ from .kept_by_step import KeptByStep
 counts_by(watcher)
 _SURE = 1  # walks that found what the one before did, until it is written down
 _RARELY = 256  # walks, at most, before it is written down anew what is to stay as it is
+_PAID = (
+    16  # calls that what was written down answered: to write it down took no longer than to walk for those
+)
 
 
 class Found(NamedTuple):
@@ -36,9 +39,10 @@ class Found(NamedTuple):
 
 class _Step:
     """A step that was walked. Once two walks found the same, it is written down by what words one tells that
-    nothing has changed; where something did, that is done again after twice as many walks."""
+    nothing has changed; where something did, that is done again, after twice as many walks if it had answered
+    few calls: epochs of training and of `eval` change a module as a step that counts its calls does."""
 
-    __slots__ = ("_alike", "_pause", "alive", "boots", "found", "key")
+    __slots__ = ("_alike", "_pause", "alive", "answered", "boots", "found", "key")
 
     def __init__(self, alive: weakref.ref[Any]) -> None:
         self.alive = alive
@@ -46,6 +50,7 @@ class _Step:
         self.key: tuple[Any, ...] = ()
         self.boots = False
         self._alike, self._pause = 0, _SURE
+        self.answered = 0  # calls since it was written down
 
     def note(
         self, step: Callable[..., Any], function: Callable[..., Any], given: Sequence[type], found: Reach
@@ -55,7 +60,9 @@ class _Step:
         self.key, self.boots = found.key, begins_by_itself(function)
         if self._alike < self._pause:
             return
-        self._alike, self._pause = 0, min(2 * self._pause, _RARELY)
+        self._alike = 0
+        self._pause = _SURE if self.answered >= _PAID else min(2 * self._pause, _RARELY)
+        self.answered = 0
         # a cell of torch is wrapped anew at each call
         own = found if step is function else reach(step, given)
         if not _same_tensors(own, found):
@@ -82,11 +89,18 @@ _steps = KeptByStep[_Step]()
 def unchanged_step(step: Any) -> tuple[Found, list[Tensor]] | None:
     """What walks found of a step, and the tensors that it reads, if another walk would find the same."""
     known = _steps.of(step)
-    found = None if known is None else known.found
-    if found is None:
+    if known is None or known.found is None:
         return None
-    tensors = found.ask()
-    return None if tensors is None else (found, tensors)
+    tensors = known.found.ask()
+    if tensors is None:
+        return None
+    known.answered += 1
+    return known.found, tensors
+
+
+def is_known(step: Any) -> bool:
+    """Whether this very step was walked."""
+    return _steps.of(step) is not None
 
 
 def boots(step: Any) -> bool:

@@ -407,8 +407,9 @@ class _Like(NamedTuple):
     ) -> tuple[Any, Any]:  # fmt: skip
         """y and the final state. `x`: an input. `recorded`: makes the run that a backward may follow."""
         weights = [tensors[place] for place in self.entry.weights]
+        first = [contiguous(s) for s in states]  # which one that was expanded is not
         if self.direct and (recorded is None or not sees_saved_tensors()):
-            inputs = *rows, *states, *weights
+            inputs = *rows, *first, *weights
             trains = recorded is not None
             direct = self.lately.direct(self.call.ready, layout, inputs, self.call.steps, trains)
             by_names = recorded or not_asked_for
@@ -417,7 +418,7 @@ class _Like(NamedTuple):
                 note_run(self.entry, layout, (rows, states, weights), out, self.call.steps)
                 return joined(out, len(out) - len(states), self.entry.y_spec, x, self.form[1])
         run_by = self.call._replace(layout=layout) if recorded is None else recorded()
-        tables, first = [contiguous(t) for t in rows], [contiguous(s) for s in states]
+        tables = [contiguous(t) for t in rows]
         if self.complex:
             out = run_plan(run_by, tables, first, weights)
         else:
