@@ -246,8 +246,8 @@ def _pulled(body: Graph) -> set[str]:
 
 
 def _is_small_product(body: Graph, node: Node) -> bool:
-    """Whether a node multiplies two small matrices of each row, or one by a weight that stays in the cache: what
-    torch makes on all rows at once leaves it, and takes longer than a pass."""
+    """Whether a node multiplies two small matrices of each row, or one by a weight that stays in the cache:
+    what torch makes on all rows at once leaves it, and takes longer than a pass."""
     if node.op != "matmul":
         return False
     a, b = (body.values[name] for name in node.inputs)
