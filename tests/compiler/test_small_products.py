@@ -9,6 +9,7 @@ from torch import nn
 from outcomes import as_the_plain_loop, wanting
 from plans import plan_of
 from stepnet import LoDTensor
+from stepnet.ir.verify import verify
 
 OPTIMISED = False
 LINES = 4
@@ -93,6 +94,7 @@ def test_lines_by_a_weight_are_multiplied_in_a_scan(dtype):
     plan = plan_of(step, x, state, backend="c")
     assert [of_lines(plan.forward, kind) for kind in ("map", "scan")] == [0, 2]
     assert [of_lines(plan.backward, kind) for kind in ("map", "scan")] == [0, 2]
+    verify(plan, "plan")
     if dtype == torch.float64:
         as_the_plain_loop(step, x, state)
 
