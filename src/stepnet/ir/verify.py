@@ -229,7 +229,8 @@ def _cycles(loop: LoopPlan, stage: GraphStage) -> Iterator[str]:
 
 def _movable(loop: LoopPlan, node: Node, stage: GraphStage) -> bool:
     shared = any(loop.body.values[n].kind == "shared" for n in node.inputs)
-    if is_cheap(node.op) or node.op in VIEWS or (node.op == "matmul" and not shared):
+    lines = node.op == "matmul" and len(loop.body.values[node.inputs[0]].shape) > 1
+    if is_cheap(node.op) or node.op in VIEWS or lines or (node.op == "matmul" and not shared):
         return True
     moved = stage == "adopted" and OPS[node.op].stage in (Stage.SHAPE, Stage.MATMUL)
     return node.op in ("sum_rows", "sum_steps") or moved

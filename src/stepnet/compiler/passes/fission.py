@@ -246,11 +246,15 @@ def _pulled(body: Graph) -> set[str]:
 
 
 def _is_small_product(body: Graph, node: Node) -> bool:
-    """Whether a node multiplies two small matrices of each row, for which torch takes longer than a pass."""
-    if node.op != "matmul" or any(body.values[name].kind != "row" for name in node.inputs):
+    """Whether a node multiplies two small matrices of each row, or one by a weight that stays in the cache:
+    what torch makes on all rows at once leaves it, and takes longer than a pass."""
+    if node.op != "matmul":
         return False
-    a, b = (body.values[name].shape for name in node.inputs)
-    return prod(a[-2:]) * b[-1] <= _SMALL_PRODUCT
+    a, b = (body.values[name] for name in node.inputs)
+    if (a.kind, b.kind) == ("row", "shared"):
+        near = b.bytes <= _NEAR and a.dtype in _MULTIPLIED
+        return near and len(a.shape) > 1 and len(b.shape) == 2
+    return a.kind == b.kind == "row" and prod(a.shape[-2:]) * b.shape[-1] <= _SMALL_PRODUCT
 
 
 def _in_pass(body: Graph, node: Node) -> bool:
@@ -258,7 +262,7 @@ def _in_pass(body: Graph, node: Node) -> bool:
     if len(node.outputs) > 1 or body.values[node.output].kind != "row":
         return False
     if node.op == "matmul":
-        return all(body.values[n].kind != "shared" for n in node.inputs)
+        return all(body.values[n].kind != "shared" for n in node.inputs) or _is_small_product(body, node)
     return is_cheap(node.op) or node.op in VIEWS
 
 
@@ -295,6 +299,7 @@ def _spread(body: Graph, maps: list[list[Node]]) -> Graph:
 _PASSES = 4  # ops that torch would run one by one, each over memory, where a scan is called for less
 _SMALL_PRODUCT = 1 << 15  # products of numbers; up to here generated C is the faster, whatever the order
 _NEAR = 1 << 20  # bytes of weights that stay in the cache of a core
+_MULTIPLIED = ("float32", "float64", "bfloat16")  # float16 is torch's
 _FUSIBLE = ("float32", "float64", "bfloat16", "float16", "bool")
 
 
