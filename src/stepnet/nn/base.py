@@ -26,7 +26,7 @@ from stepnet.graph import Rounding
 from stepnet.resets import as_resets
 from stepnet.watchers import instead
 
-from .batch import Batch, dropped, side_by_side
+from .batch import Batch, side_by_side
 
 
 class LayerStep(Rounding):
@@ -203,7 +203,7 @@ class RNNBase(nn.Module):
         finals: list[Any] = []
         for layer in range(self.num_layers):
             if layer and self.dropout:
-                x = dropped(self.dropout, self.training)(x)
+                x = batch.dropped(x, self.dropout, self.training)
             ys = []
             for suffix, reverse in zip(self._suffixes(layer), (False, True), strict=False):
                 k = len(finals)

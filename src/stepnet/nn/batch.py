@@ -118,6 +118,18 @@ class Batch(NamedTuple):
                 remedy=f"{what}.to({dtype}), or module.to(...)",
             )
 
+    def dropped(self, x: Any, p: float, training: bool) -> Any:
+        """Dropout of what a layer gave, drawn in the order of torch.nn: step after step."""
+        if not training:
+            return x
+        if self.pack is not None:
+            packed = self.pack(x)
+            rows, _ = without_packed(packed._replace(data=F.dropout(packed.data, p)))
+            return x.with_values(rows.values)
+        if self.axis:
+            return F.dropout(x.transpose(0, 1).contiguous(), p).transpose(0, 1)
+        return dropped(p, training)(x)
+
     def close(self, y: Any) -> Any:
         """The output in the kind of the input."""
         if self.pack is not None:
