@@ -78,7 +78,7 @@ def test_it_gives_what_torchs_own_gives(overload, dtype):
 
 
 D = 4
-CELLS = ["DeltaNet", "GLA", "GatedDeltaNet", "LSTM", "LayerNormLSTM", "MLSTM", "MinLSTM", "RGLRU", "SLSTM",
+CELLS = ["DeltaNet", "GLA", "GatedDeltaNet", "LSTM", "LayerNormLSTM", "MLSTM", "MinLSTM", "SLSTM",
          "SelectiveSSM"]  # fmt: skip
 
 
@@ -152,6 +152,7 @@ def picks(x, h):
 
 STEPS = {
     **{name: lambda name=name: (getattr(cells, name)(D, D), None) for name in CELLS},
+    "RGLRU": lambda: (cells.RGLRU(D), None),
     "RWKVTimeMix": lambda: (cells.RWKVTimeMix(D), None),
     "convolution": lambda: (Convolution(), torch.randn(3, D, 3)),
     "transformer": lambda: (Layer(), torch.randn(3, 5, D)),
