@@ -14,6 +14,8 @@ from torch import Tensor
 from stepnet.data.dtypes import dtype_name
 from stepnet.errors import LoDError, StepError, StepnetError
 
+_BEYOND = 1 << 63
+
 
 def brief(given: Any) -> str:
     """What was given, in one short line.
@@ -56,7 +58,7 @@ def whole(
     if isinstance(value, torch.SymInt):
         return value  # pyright: ignore[reportReturnType]
     if isinstance(value, Integral) and not isinstance(value, bool) and (least is None or int(value) >= least):
-        if int(value).bit_length() < 64:
+        if -_BEYOND <= int(value) < _BEYOND:  # a comparison, which leaves sizes of a graph open
             return int(value)
         raise error(f"{what} is beyond 64 bits", got=brief(value), expected="a number of torch.int64")
     kind = {None: "a whole number", 1: "a positive whole number"}.get(least, f"a whole number from {least}")
