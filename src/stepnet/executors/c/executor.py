@@ -25,7 +25,7 @@ from .scan import CScan, build_all
 from .small_calls import line_in_c
 
 _CALL = 2e-6  # seconds, the least that a call of torch takes
-_NUMBER = 1e-9  # seconds, the most that generated code takes for one number of an op
+_NUMBER = 1e-9  # seconds, the most that generated code takes for one number of an op, and new memory for one
 _COSTLY = 10  # numbers of cheap ops in the time of one of exp, tanh and the like
 
 
@@ -43,22 +43,19 @@ class GeneratedC(Executor):
 
     def is_surely_faster(self, plan: Plan, sequences: int) -> bool:
         """True if on each step of so many sequences a call of torch for each op, at its fastest, takes longer
-        than all arithmetic of generated code at its slowest: counted, not timed."""
+        than all arithmetic of generated code at its slowest, and than what leaves the cache since maps run on
+        all rows at once: counted, not timed."""
         calls, numbers = 0, 0
-        for loop in (plan.forward, plan.backward):
-            if loop is None:
-                continue
-            values = loop.body.values
-            for node in (node for region in loop.regions if region.kind == "scan" for node in region.nodes):
-                op = OPS[node.op]
-                if op.stage in (Stage.SHAPE, Stage.SOURCE):
-                    continue
-                size = max(values[name].size for name in (*node.inputs[:1], *node.outputs))
-                if op.stage is Stage.MATMUL:
-                    size = values[node.output].size * values[node.inputs[0]].shape[-1]
-                calls += 1
-                numbers += size * (_COSTLY if op.costly else 1)
-        return sequences * numbers * _NUMBER <= calls * _CALL
+        loops = [loop for loop in (plan.forward, plan.backward) if loop is not None]
+        for kind in ("scan", "map"):  # scans on their own, too: other executors run maps as this one does
+            for graph, region in ((loop.body, region) for loop in loops for region in loop.regions):
+                for node in region.nodes if region.kind == kind else ():
+                    counted = _numbers(graph, node) if kind == "scan" else _leaves(graph, node)
+                    calls += counted is not None
+                    numbers += counted or 0
+            if sequences * numbers * _NUMBER > calls * _CALL:
+                return False
+        return True
 
     def prepare(self, loop: LoopPlan) -> LoopPlan:
         return adopt(gather_wide(loop, functools.partial(fits, loop)))
@@ -86,6 +83,27 @@ class GeneratedC(Executor):
 
     def source(self, scan: Scan) -> str | None:
         return scan.source.text if isinstance(scan, CScan) else None
+
+
+def _numbers(graph: Graph, node: Node) -> int | None:
+    """How many numbers of cheap ops a node of a scan takes as long as; None: nothing is computed."""
+    op, values = OPS[node.op], graph.values
+    if op.stage in (Stage.SHAPE, Stage.SOURCE):
+        return None
+    if op.stage is Stage.MATMUL:
+        return values[node.output].size * values[node.inputs[0]].shape[-1]
+    size = max(values[name].size for name in (*node.inputs[:1], *node.outputs))
+    return size * (_COSTLY if op.costly else 1)
+
+
+def _leaves(graph: Graph, node: Node) -> int | None:
+    """How many numbers a node of a map writes, which the next op of a step would find in the cache; None:
+    nothing is computed, or it is as fast on all rows whatever it writes."""
+    op, values = OPS[node.op], graph.values
+    of_vectors = op.stage is Stage.MATMUL and len(values[node.inputs[0]].shape) == 1
+    if of_vectors or op.stage in (Stage.SHAPE, Stage.SOURCE, Stage.ROWS):
+        return None
+    return sum(values[name].size for name in node.outputs if name)
 
 
 GENERATED_C = GeneratedC()
