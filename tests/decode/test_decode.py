@@ -20,6 +20,10 @@ V, BOS, EOS = 4, 0, 3
 embed = nn.Embedding(V, 5).double()
 cell = nn.GRUCell(5, 6).double()
 head = nn.Linear(6, V).double()
+# Told of `step` once in a process: by whichever of its tests runs first.
+two_types = pytest.mark.filterwarnings(
+    "ignore:step 'step' runs by the plain loop. the loop computes in float32, float64"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +76,7 @@ def exhaustive(state: Any, max_length: int, penalty: float) -> list[tuple[float,
 @pytest.mark.covering(1)
 @pytest.mark.parametrize("penalty", few([0.0, 0.6, 2.0], [0.6, 2.0]))
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.filterwarnings("ignore:.* runs by the plain loop")
+@two_types
 def test_a_wide_beam_finds_what_exhaustive_search_finds(rows, penalty):
     state = a_state(rows)
     words, scores = beam_search(
@@ -85,6 +89,7 @@ def test_a_wide_beam_finds_what_exhaustive_search_finds(rows, penalty):
 
 
 @pytest.mark.parametrize("beam_size", few([1, 2, 3], [2]))
+@two_types
 def test_the_scores_of_a_narrow_beam_are_those_of_its_sequences(beam_size):
     state = a_state(5)
     words, scores = beam_search(
@@ -100,6 +105,7 @@ def test_the_scores_of_a_narrow_beam_are_those_of_its_sequences(beam_size):
             assert score == pytest.approx(expected) or (len(ended) == 7 and score == pytest.approx(full))
 
 
+@two_types
 def test_rows_do_not_depend_on_each_other():
     state = a_state(4)
     options = {"bos": BOS, "eos": EOS, "beam_size": 2, "max_length": 9, "n_best": 2}
@@ -111,6 +117,7 @@ def test_rows_do_not_depend_on_each_other():
 
 
 @pytest.mark.parametrize("rows", [0, 1, 6])
+@two_types
 def test_greedy_is_the_plain_loop(rows):
     state = a_state(rows)
     words, scores = greedy(step, state, bos=BOS, eos=EOS, max_length=8)

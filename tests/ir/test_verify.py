@@ -8,6 +8,7 @@ import pytest
 
 from stepnet.errors import GraphError
 from stepnet.ir.graph import Graph, Node, Value
+from stepnet.ir.ops import TOTALS
 from stepnet.ir.plan import Carry, LoopPlan, Plan, Region
 from stepnet.ir.verify import verify
 from tables import holds
@@ -367,6 +368,32 @@ BROKEN_PLANS = {
 
 def test_a_broken_plan_is_caught():
     holds(caught, {name: (*case, "plan") for name, case in BROKEN_PLANS.items()})
+
+
+# of rows and of sequences: which region may add up which, by each op that does
+ADDED_UP = {
+    "matmul_tn": (["{} 3", "{} 5"], "y sum 3,5", {"batch": 0}),
+    "sum_rows": (["{} 3"], "y sum 3", {}),
+    "embed_grad": (["{} 5", "{} - int64"], "y sum 9,5", {"padding": -1}),
+    "sum_steps": (["{} 3"], "y sequence 3", {}),
+}
+
+
+@pytest.mark.parametrize("op", ADDED_UP)
+def test_a_region_adds_up_what_it_runs_over(op):
+    inputs, out, attrs = ADDED_UP[op]
+    for kind in ("row", "sequence") if op != "sum_steps" else ("row",):
+        added = [f"{name} {text.format(kind)}" for name, text in zip("ab", inputs, strict=False)]
+        body = one(op, added, out, **attrs)
+        for region in ("map", "scan", "sequences"):
+            plan = LoopPlan(body, (), (Region(region, body.nodes),), ("y",))
+            if (kind == "sequence") == (region == "sequences"):
+                if region != "scan" or op in TOTALS:
+                    verify(plan, "plan")
+                    verify(plan, "adopted")
+            else:
+                caught(plan, f"adds up {kind} values in a {region}", "plan")
+                caught(plan, f"adds up {kind} values in a {region}", "adopted")
 
 
 # y = x * w; backward: d_x = d_y * w, d_w = sum(d_y * x)

@@ -184,6 +184,10 @@ def _order(loop: LoopPlan, stage: GraphStage) -> Iterator[str]:
             }[region.kind]
             if not fits:
                 yield f"{_text(node)}: makes a {' and a '.join(sorted(found))} value in a {region.kind}"
+            over = "sequence" if region.kind == "sequences" else "row"  # what there is one table row of
+            others = {loop.body.values[n].kind for n in node.inputs if n in loop.body.values} - {over}
+            if fits and joins and others:
+                yield f"{_text(node)}: adds up {' and '.join(sorted(others))} values in a {region.kind}"
 
 
 def _reads(loop: LoopPlan) -> Iterator[str]:
