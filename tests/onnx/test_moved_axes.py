@@ -46,7 +46,8 @@ CASES = {  # of x [B, T, 4]: what stands around the Scan, its body, and how many
     ),
     "rows that others give": (
         f"{SIZES} k = Reshape(x, flat) c = Softmax<axis = 0>(k) g = Gemm(c, w, b) d = Relu(g) "
-        f"s = Reshape(d, to) v = Relu(s) t = {SWAP}(v) last, r = SCAN(h0, t) y = {SWAP}(r) ys = Tanh(y)", PLAIN, 2,
+        f"s = Reshape(d, to) v = Relu(s) t = {SWAP}(v) last, r = SCAN(h0, t) y = {SWAP}(r) ys = Tanh(y)",
+        PLAIN, 2,
     ),
     "rows that others read": (
         f"{SIZES} s = MatMul(x, w) t = {SWAP}(s) last, r = SCAN(h0, t) y = {SWAP}(r) z = Tanh(y) "
