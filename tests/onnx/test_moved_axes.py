@@ -20,6 +20,10 @@ from stepnet.file_model.joined_steps import JoinedStep  # noqa: E402
 PLAIN = "float[B, 4] h, float[B, 4] s", "float[B, 4] h_new, float[B, 4] row", "s"
 TURNED = "float[B, 4] h, float[4, B] s", "float[B, 4] h_new, float[4, B] row", "st"
 SWAP = "Transpose<perm = [1, 0, 2]>"
+SIZES = "size = Shape<end = 2>(x) to = Concat<axis = 0>(size, four) "
+ROWS = (
+    f"{SIZES} k = Reshape(x, flat) g = Gemm(k, w, b) s = Reshape(g, to) t = {SWAP}(s) last, r = SCAN(h0, t) "
+)
 CASES = {  # of x [B, T, 4]: what stands around the Scan, its body, and how many nodes are part of it
     "both": (f"s = MatMul(x, w) t = {SWAP}(s) last, r = SCAN(h0, t) y = {SWAP}(r) ys = Tanh(y)", PLAIN, 2),
     "read twice": (
@@ -34,6 +38,24 @@ CASES = {  # of x [B, T, 4]: what stands around the Scan, its body, and how many
     "slices turned, too": (
         "s = MatMul(x, w) t = Transpose<perm = [1, 2, 0]>(s) last, r = SCAN(h0, t) "
         "y = Transpose<perm = [2, 0, 1]>(r) ys = Tanh(y)", TURNED, 0,
+    ),
+    "all rows as one table": (f"{ROWS} y = {SWAP}(r) ys = Tanh(y)", PLAIN, 6),
+    "after it, too": (
+        f"{ROWS} y = {SWAP}(r) m = Reshape(y, flat) p = Tanh(m) q = Softmax(p) v = Reshape(x, flat) "
+        "u = Add(q, v) ys = Reshape(u, to)", PLAIN, 11,
+    ),
+    "rows that others give": (
+        f"{SIZES} k = Reshape(x, flat) c = Softmax<axis = 0>(k) g = Gemm(c, w, b) d = Relu(g) "
+        f"s = Reshape(d, to) v = Relu(s) t = {SWAP}(v) last, r = SCAN(h0, t) y = {SWAP}(r) ys = Tanh(y)",
+        PLAIN, 2,
+    ),
+    "rows that others read": (
+        f"{SIZES} s = MatMul(x, w) t = {SWAP}(s) last, r = SCAN(h0, t) y = {SWAP}(r) z = Tanh(y) "
+        "m = Reshape(z, flat) g = Gemm(m, w) c = Softmax<axis = 0>(g) ys = Reshape(c, to)", PLAIN, 2,
+    ),
+    "rows in another order": (
+        f"{SIZES} u = {SWAP}(x) k = Reshape(u, flat) g = Gemm(k, w, b) s = Reshape(g, to) t = {SWAP}(s) "
+        f"last, r = SCAN(h0, t) y = {SWAP}(r) ys = Tanh(y)", PLAIN, 1,
     ),
 }  # fmt: skip
 
@@ -57,21 +79,24 @@ def test_as_onnx_runtime(case, turned, tmp_path):
     model = parser.parse_model(f"""
         <ir_version: 9, opset_import: ["" : 18]>
         m (float[B, T, 4] x, float[B, 4] h0) => (float[N, M, K] ys, float[B, 4] last)
+        <int64[2] flat = {{-1, 4}}, int64[1] four = {{4}}>
         {{ {nodes.replace("SCAN", scan)} }}
     """)
     weight = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32) / 3
-    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "w"))
+    for name, numbers in (("w", weight), ("b", weight[0])):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(numbers.copy(), name))
     onnx.save(model, tmp_path / "m.onnx")
     session = runtime.InferenceSession(tmp_path / "m.onnx", providers=["CPUExecutionProvider"])
-    for steps, batch in [(7, 3), (5, 2), (2, 6), (1, 3), (6, 1), (4, 4)]:
+    kept = stepnet.onnx.load(tmp_path / "m.onnx")
+    for steps, batch in [(4, 4), (7, 3), (5, 2), (2, 6), (1, 3), (6, 1)]:
         read = stepnet.onnx.load(tmp_path / "m.onnx")
         x, h0 = torch.randn(batch, steps, 4, requires_grad=True), torch.randn(batch, 4)
         expected = session.run(None, {"x": x.detach().numpy(), "h0": h0.numpy()})
-        for _ in range(3):
-            found = read(x, h0)
+        for one in (kept, kept, read, read, read):
+            found = one(x, h0)
             for a, b in zip(found, expected, strict=True):
                 np.testing.assert_allclose(a.detach(), b, rtol=1e-4, atol=1e-5)
-        if min(steps, batch) > 1:
+        if min(steps, batch) > 1 and steps != batch:  # else other sizes are as many
             assert joined(read) == count
         (gradient,) = torch.autograd.grad(found[0].square().sum() + found[1].sum(), x)
         with plain_loops():

@@ -115,15 +115,15 @@ class Body:
 
     def check(self, values: Mapping[Value, Any]) -> bool:
         """Whether one step has the sizes of all, but for the number of steps."""
-        axis = self.seen.axis
         own: dict[Value, Any] = {value: values[value] for value in (None, *self.numbers, *self.captured)}
-        own |= {value: values[value].narrow(axis, 0, 1) for value in self.given}
+        own |= {value: values[value].narrow(self.seen.axis, 0, 1) for value in self.given}
         self._call([values[value] for value in self.scan.first], own)
         for value in _own(self.scan, self.before, self.after):
             shape = self.seen.shapes.get(value)
             if shape is None:
                 continue
-            one = [n // self.seen.steps if k == axis else n for k, n in enumerate(shape)]
+            at = self.seen.leading(value) - 1
+            one = [n // self.seen.steps if k == at else n for k, n in enumerate(shape)]
             if not isinstance(own[value], Tensor) or list(own[value].shape) != one:
                 return False
         return True
@@ -206,10 +206,9 @@ def join(
         seen: the sizes of a run.
         values: what it gave.
     """
-    if seen.steps < 2 or not _are_steps(scan.x, seen):
+    if seen.steps < 2 or not all(map(seen.is_cut, scan.x)):
         return None
-    inside = _made_for(steps, at, scan, outputs, seen)
-    behind = _made_of(steps, at, scan, inside, seen)
+    inside, behind, rest = _around(steps, at, scan, outputs, seen)
     if not inside and not behind:
         return None
     read = {number: set(values) for number, values in (*inside.items(), *behind.items())}
@@ -219,14 +218,12 @@ def join(
     own = set(_own(scan, before, after))
     shared = {v for number, values in read.items() for v in steps[number].inputs if v not in values}
     shared = {v for v in shared if v is not None and seen.shapes.get(v) is not None}
-    if not _are_steps(given, seen) or not (own | {*given}).isdisjoint(shared.union(scan.outer)):
+    if not all(map(seen.is_cut, given)) or not (own | {*given}).isdisjoint(shared.union(scan.outer)):
         return None  # one step of it is read, and all
-    rest = [step for number, step in enumerate(steps) if number not in read and number != at]
-    rest = _read_ones(rest, {*outputs, *(v for v in steps[at].inputs if v is not None)}, seen)
     wanted = {v for step in rest for v in step.inputs} | set(outputs)
     kept = {v for step in rest for v in step.outputs}
     joined = [v for v in _own(scan, before, after) if v in wanted and v not in kept]
-    if not joined or not _are_steps(joined, seen):
+    if not joined or not all(map(seen.is_cut, joined)):
         return None
     body = Body(scan, before, after, given, joined, seen, values)
     if any(v in {o for step in steps[at:] for o in step.outputs} for v in body.captured):
@@ -236,15 +233,35 @@ def join(
     return [*rest[:before_it], JoinedStep(Joined(body), inputs, results), *rest[before_it:]]
 
 
-def _are_steps(values: Sequence[Value], seen: Seen) -> bool:
-    """Whether what each has along the axis is the steps."""
-    return all(seen.shape(v)[seen.axis : seen.axis + 1] == (seen.steps,) for v in values)
+def _around(
+    steps: Sequence[Step], at: int, scan: ScanStep, outputs: Sequence[Value], seen: Seen
+) -> tuple[dict[int, list[Value]], dict[int, list[Value]], list[Step]]:
+    """The nodes before and after a loop that are part of it, and the rest. What they read of the rest can be
+    cut, and so can what that reads of them."""
+    out: set[int] = set()
+    while True:
+        inside = _made_for(steps, at, scan, outputs, seen, out)
+        behind = _made_of(steps, at, scan, inside, seen, out)
+        both = {**inside, **behind}
+        rest = [step for number, step in enumerate(steps) if number not in both and number != at]
+        rest = _read_ones(rest, {*outputs, *(v for v in steps[at].inputs if v is not None)}, seen)
+        own = {*scan.rows, *(v for number in both for v in steps[number].outputs)}
+        wanted = {*outputs, *(v for step in rest for v in step.inputs)}
+        border = {
+            number: [v for v in read if v not in own] + [v for v in steps[number].outputs if v in wanted]
+            for number, read in both.items()
+        }
+        uncut = {number for number, values in border.items() if not all(map(seen.is_cut, values))}
+        if not uncut:
+            return inside, behind, rest
+        out |= uncut
 
 
 def _made_for(
-    steps: Sequence[Step], at: int, scan: ScanStep, outputs: Sequence[Value], seen: Seen
+    steps: Sequence[Step], at: int, scan: ScanStep, outputs: Sequence[Value], seen: Seen, out: set[int]
 ) -> dict[int, list[Value]]:
-    """The nodes before a loop that nothing else reads, each with what it reads of steps."""
+    """The nodes before a loop, but for those left out, that nothing else reads, each with what it reads of
+    steps."""
     whole = {*scan.first, *scan.outer, *outputs}
     readers: dict[Value, set[int]] = {}
     for number, step in enumerate(steps):
@@ -256,7 +273,7 @@ def _made_for(
         step = steps[number]
         made = [v for v in step.outputs if v in readers]
         alone = made and set().union(*(readers[v] for v in made)) <= {at, *inside}
-        if not alone or not whole.isdisjoint(step.outputs):
+        if number in out or not alone or not whole.isdisjoint(step.outputs):
             continue
         read = _of_steps(step, seen)
         if read is not None:
@@ -269,16 +286,19 @@ def _of_steps(step: Any, seen: Seen) -> list[Value] | None:
 
 
 def _made_of(
-    steps: Sequence[Step], at: int, scan: ScanStep, inside: Mapping[int, Sequence[Value]], seen: Seen
-) -> dict[int, list[Value]]:
-    """The nodes after a loop that treat steps of what it gives alike, with what each reads of steps."""
+    steps: Sequence[Step], at: int, scan: ScanStep, inside: Mapping[int, Sequence[Value]], seen: Seen,
+    out: set[int],
+) -> dict[int, list[Value]]:  # fmt: skip
+    """The nodes after a loop, but for those left out, that treat steps of what it gives alike, with what each
+    reads of steps."""
     later = {value for step in steps[at:] for value in step.outputs}
     of_steps = {*scan.x, *(v for number, read in inside.items() for v in (*read, *steps[number].outputs))}
     of_steps |= set(scan.rows)
     behind: dict[int, list[Value]] = {}
     for number in range(at + 1, len(steps)):
         step = steps[number]
-        read = _of_steps(step, seen) if any(value in of_steps for value in step.inputs) else None
+        met = number not in out and any(value in of_steps for value in step.inputs)
+        read = _of_steps(step, seen) if met else None
         if read is None:
             continue
         others = [
@@ -314,7 +334,7 @@ def _given(
     """What is cut into steps: the tables that nodes read, and those of which they read the sizes."""
     own = set(_own(scan, before, after))
     sized = [v for step in (*before, *after) if _is_sizes(step, seen) for v in step.inputs if v is not None]
-    found = [*read, *(v for v in sized if seen.is_of_steps(v))]
+    found = [*read, *(v for v in sized if seen.leading(v) == seen.axis + 1)]
     return [v for v in dict.fromkeys(found) if v not in own]
 
 
@@ -374,7 +394,7 @@ def sizes_of(steps: Sequence[Step], values: dict[Value, Any]) -> Iterator[tuple[
         if value is not None and hasattr(plain(held), "shape"):
             shapes[value] = tuple(held.shape) if isinstance(held, Tensor) and value not in sizes else None
     for scan, count in reversed(scans):
-        yield scan, Seen(shapes, count, scan.axis)
+        yield scan, Seen(shapes, count, scan.axis, scan.x[0])
 
 
 def _one_step(scan: ScanStep, steps: int, values: Mapping[Value, Any]) -> dict[Value, Tensor]:
@@ -405,7 +425,7 @@ def found(
                 moved = without_moves(now, scan, outputs)
                 if moved is not None:
                     now, loop = moved
-                    sizes = replace(sizes, axis=loop.axis)
+                    sizes = replace(sizes, axis=loop.axis, table=loop.x[0])
                 joined = join(now, now.index(loop.step), loop, outputs, sizes, values)
                 if joined is not None and all(
                     step.run.body.check(values) for step in joined if isinstance(step, JoinedStep)

@@ -1,12 +1,13 @@
 """Which nodes around a loop do to each step what they do to all: by the sizes of a run.
 
-Of what such a node computes with, the axis along which the loop is cut holds the steps, or several rows of
-each where it is the first, or it is the same for all steps. A rule gives what a node reads of steps; None:
-steps do not come out as they went in. Each format says which rule its operators have.
+Of what such a node computes with, the axis along which the loop is cut holds the steps, or the first axis
+holds rows for all axes up to that one, or it is the same for all steps. A rule gives what a node reads of
+steps; None: steps do not come out as they went in. Each format says which rule its operators have.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -65,34 +66,45 @@ class Seen:
         shapes: of each tensor; None of sizes; what is not in it is neither.
         steps: how many steps the loop has.
         axis: along which it is cut.
+        table: one of those that are cut.
     """
 
     shapes: Mapping[Value, Shape | None]
     steps: int
     axis: int
+    table: Value
 
     def shape(self, value: Value) -> Shape:
         """The shape of a tensor."""
         return self.shapes.get(value) or ()
 
-    def is_of_steps(self, value: Value) -> bool:
-        """Whether a tensor may hold steps, or rows of each."""
-        shape = self.shape(value)
-        if self.axis:
-            return len(shape) > self.axis and shape[self.axis] == self.steps
-        return bool(shape) and shape[0] >= self.steps and shape[0] % self.steps == 0
+    def leading(self, value: Value) -> int:
+        """How many axes of a tensor hold steps and what comes before these: all up to that of the steps, or
+        the first, for all of them; 0: it holds no steps."""
+        shape, all_ = self.shape(value), self.shape(self.table)[: self.axis + 1]
+        if not self.axis:
+            return int(bool(shape) and shape[0] >= self.steps and shape[0] % self.steps == 0)
+        if shape[: self.axis + 1] != all_ and shape[:1] == (math.prod(all_),):
+            return 1
+        return self.axis + 1 if shape[self.axis : self.axis + 1] == (self.steps,) else 0
+
+    def is_cut(self, value: Value) -> bool:
+        """Whether what a tensor has along the axis is the steps."""
+        whole = self.leading(value) == self.axis + 1
+        return whole and self.shape(value)[self.axis] == self.steps
 
 
 def each_number(seen: Seen, inputs: Sequence[Value], output: Value) -> list[Value] | None:
     """Numbers one by one, of tensors that are broadcast."""
     out, found = seen.shape(output), []
-    if not seen.is_of_steps(output):
+    leading = seen.leading(output)
+    if not leading:
         return None
     for value in inputs:
         shape = () if value is None else seen.shapes.get(value)
         if shape is None:
             return None
-        at = seen.axis - len(out) + len(shape)
+        at = leading - 1 - len(out) + len(shape)
         if len(shape) == len(out) and shape[at] == out[at]:
             found.append(value)
         elif at >= 0 and shape[at] != 1:
@@ -105,15 +117,16 @@ def product(seen: Seen, x: Value, matrix: Value, bias: Value = None) -> list[Val
     rank, shared = len(seen.shape(x)), () if bias is None else seen.shapes.get(bias)
     if shared is None:
         return None
-    fits = rank >= seen.axis + 2 and len(seen.shape(matrix)) == 2
-    return [x] if fits and (len(shared) < 2 or shared[0] == 1) and seen.is_of_steps(x) else None
+    fits = 0 < seen.leading(x) < rank and len(seen.shape(matrix)) == 2
+    return [x] if fits and (len(shared) < 2 or shared[0] == 1) else None
 
 
 def reshaped(seen: Seen, x: Value, output: Value) -> list[Value] | None:
     """The numbers of a step lie one behind the other, and after those of the step before."""
-    before = seen.axis and seen.axis + 1
-    same = seen.shape(x)[:before] == seen.shape(output)[:before]
-    return [x] if same and seen.is_of_steps(x) and seen.is_of_steps(output) else None
+    a, b = seen.leading(x), seen.leading(output)
+    before, after = seen.shape(x)[:a], seen.shape(output)[:b]
+    same = not seen.axis or math.prod(before) == math.prod(after)
+    return [x] if a and b and same else None
 
 
 def along(
@@ -129,20 +142,21 @@ def along(
         shared: what is the same for all steps.
     """
     rank = len(seen.shape(x if of is None else of))
-    behind = axes and all(-rank <= axis < rank and axis % rank > seen.axis for axis in axes)
+    leading = seen.leading(x)
+    behind = axes and all(-rank <= axis < rank and axis % rank >= leading for axis in axes)
     shapes = [seen.shapes.get(value) for value in shared if value is not None]
     same = all(shape is not None and len(shape) < rank for shape in shapes)
-    return [x] if x is not None and behind and same and seen.is_of_steps(x) else None
+    return [x] if leading and behind and same else None
 
 
 def parts(seen: Seen, values: Sequence[Value], axis: int) -> list[Value] | None:
     """Tables that are joined along an axis, or one that is cut."""
     fits = all(along(seen, value, [axis]) for value in values)
-    counts = {seen.shape(value)[seen.axis] for value in values} if fits else ()
+    counts = {seen.shape(value)[: seen.leading(value)] for value in values} if fits else ()
     return [*values] if len(counts) == 1 else None
 
 
 def transposed(seen: Seen, x: Value, order: Sequence[int] | None) -> list[Value] | None:
     """Axes in another order, but for those up to that of the steps."""
-    first = [*range(seen.axis + 1)]
-    return [x] if order and [*order[: len(first)]] == first and seen.is_of_steps(x) else None
+    first = [*range(seen.leading(x))]
+    return [x] if order and first and [*order[: len(first)]] == first else None
