@@ -70,6 +70,28 @@ def test_it_is_walked_a_few_times_only(walks: list[str], train: bool) -> None:
     assert not walks
 
 
+@TOLD
+def test_steps_that_stay_are_warm_in_turns_though_one_of_their_code_is_gone(walks: list[str]) -> None:
+    def made(scale: float) -> Any:
+        def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            h = torch.tanh(h * scale + x)
+            return h, h
+
+        return step
+
+    x, _ = inputs()
+    h0 = torch.zeros(3, F, dtype=D)
+    recurrent(made(0.1), x, h0, backend="eager")
+    steps = [made(0.2), made(0.3)]
+    for k in range(20):
+        if k == 14:
+            walks.clear()
+        for step in steps:
+            y, wanted = (recurrent(step, x, h0, backend=by)[0].values for by in ("eager", "naive"))
+            torch.testing.assert_close(y, wanted)
+    assert not walks
+
+
 def same(layer: Layer, x: LoDTensor, memory: Tensor) -> None:
     found = []
     for backend in ("eager", "naive"):

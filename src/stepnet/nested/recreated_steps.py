@@ -17,12 +17,14 @@ from typing import Any, TypeVar
 from torch import nn
 
 from stepnet.data.bounded_cache import Bounded
+from stepnet.engine.kept_by_step import KeptByStep
 from stepnet.engine.walked_steps import is_known
 from stepnet.engine.warm_calls import Steps
 from stepnet.locks import Lock
 
 _MOST = 256
-T = TypeVar("T")
+_STAYS = 4  # calls of one step that found nothing by a function of ours: others are called in turns with it
+T = TypeVar("T", bound=tuple[Any, ...])
 
 
 class _Twin:
@@ -39,14 +41,22 @@ class _Twin:
 
 _twins = Bounded[Any, _Twin](_MOST)
 _firsts = Bounded[Any, "weakref.ref[FunctionType]"](_MOST)
+_missed = KeptByStep[int]()
 
 
 def by_twin(of: Steps, step: Any, run: Callable[[Steps], T]) -> T:
-    """What `run` gives, told what steps are found by: one like a step that is gone, by a function of ours."""
+    """What `run` gives, told what steps are found by: one like a step that is gone, by a function of ours.
+    The last that it gives is None where it found nothing."""
     if type(step) is not FunctionType or is_known(step) or not _is_made_anew(step):
         return run(of)
+    missed = _missed.of(step) or 0
+    if missed >= _STAYS:
+        return run(of)
     with found_by(step) as own:
-        return run(of._replace(found_by=lambda _: own))
+        out = run(of._replace(found_by=lambda _: own))
+    if out[-1] is None:
+        _missed.note(step, missed + 1)
+    return out
 
 
 def _is_made_anew(step: FunctionType) -> bool:
