@@ -21,9 +21,7 @@ from .kept_by_step import KeptByStep
 counts_by(watcher)
 _SURE = 1  # walks that found what the one before did, until it is written down
 _RARELY = 256  # walks, at most, before it is written down anew what is to stay as it is
-_PAID = (
-    16  # calls that what was written down answered: to write it down took no longer than to walk for those
-)
+_PAID = 16  # calls that were answered by what was written down: to walk for each had taken longer
 
 
 class Found(NamedTuple):
