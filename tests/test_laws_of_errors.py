@@ -226,7 +226,6 @@ PLUMBING = {
     "LSTM.weights", "Scope.share", "Scope.var",
 }  # fmt: skip
 OF_USERS = "an error of the user's own function"
-# Where another error is right.
 BY_ORACLE = "the oracle runs the step as it is"
 # Where another error is right.
 RIGHT = {
@@ -310,6 +309,8 @@ def wrong_answers(name: str, get: Callable[[], Callable[..., Any]]) -> list[str]
         if f"{name} {parameter.name}" in RIGHT:
             continue
         for strange in STRANGE:
+            if parameter.name == "device" and isinstance(strange, int) and torch.version.cuda:
+                continue  # the number of a GPU, which a machine has or has not
             with Tape():
                 try:
                     called(get(), parameters, {**good, parameter.name: strange})
