@@ -486,9 +486,15 @@ def as_step(step: Any) -> Callable[..., Any]:
 def as_called(step: Any) -> Callable[..., Any]:
     """`as_step` of a step that is only called, once: of a cell of torch no module, which takes longer to make
     than to call, unless there are hooks of all modules to see it."""
-    if isinstance(step, nn.RNNCellBase) and not _modules._has_any_global_hook():
+    if isinstance(step, nn.RNNCellBase) and not _all_modules_have_hooks():
         return functools.partial(_call_cell, step)
     return as_step(step)
+
+
+def _all_modules_have_hooks() -> bool:
+    of = _modules
+    before = of._global_forward_pre_hooks or of._global_backward_pre_hooks
+    return bool(before or of._global_forward_hooks or of._global_backward_hooks)
 
 
 def _call_cell(cell: Any, x: Tensor, state: Any) -> tuple[Tensor, Any]:
