@@ -11,6 +11,7 @@ import stepnet
 from covering import every
 from stepnet import TensorArray
 from stepnet.errors import ArrayError, StepError
+from stepnet.front import scan_form, while_to_scan
 
 ONE, N = torch.tensor(1), torch.tensor(6)
 
@@ -383,3 +384,23 @@ def test_a_tensor_is_read_with_the_gradients_of_its_line(read, around):
         if around:
             found[-1] += torch.autograd.grad(torch.stack([*o]).sum(), x)
     torch.testing.assert_close(*found)
+
+
+def test_a_form_of_other_numbers_is_found_once(monkeypatch):
+    found = []
+
+    def counted(loop: Any) -> Any:
+        found.append(loop)
+        return scan_form.scan_form(loop)
+
+    monkeypatch.setattr(while_to_scan, "scan_form", counted)
+    x = torch.randn(8, 2, 3)
+    for by in (1, 1, 2, 2, 4, 4):
+        xs, out, each = TensorArray(unstack_from=x), TensorArray(), torch.tensor(by)
+        loop = stepnet.create_whileloop([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s >= 8)
+            out.write(torch.tanh(xs.read(s)))
+            loop.update(s, s + each)
+        torch.testing.assert_close(out.stack(), x[::by].tanh())
+    assert len(found) == 3

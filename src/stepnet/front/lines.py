@@ -15,8 +15,8 @@ from torch import Tensor
 from .recorded import Call
 from .template import Literal, Ref
 
-NAMES = {
-    "radd": "add", "subtract": "sub", "rsub": "rsub", "multiply": "mul", "rmul": "mul", "negative": "neg",
+_NAMES = {
+    "radd": "add", "subtract": "sub", "multiply": "mul", "rmul": "mul", "negative": "neg",
     "greater_equal": "ge", "greater": "gt", "less_equal": "le", "less": "lt", "equal": "eq",
     "not_equal": "ne",
 }  # fmt: skip
@@ -66,7 +66,6 @@ class Line:
 def lines_of(calls: Iterable[Call], known: Iterable[int]) -> dict[int, Line]:
     """What is a line of the values at some places, by its own place."""
     found = {place: Line.of(place) for place in known}
-
     for op in calls:
         name, parts = name_of(op), [line_in(found, part) for part in op.args]
         times = dict(op.kwargs.items).get("alpha") if op.kwargs else 1
@@ -106,7 +105,7 @@ def name_of(op: Call) -> str:
     """`add` for torch.add, Tensor.add and Tensor.__add__; `eq` and `ge` likewise."""
     name = getattr(op.function, "__name__", "")
     plain = name.strip("_")
-    return NAMES.get(plain, plain)
+    return _NAMES.get(plain, plain)
 
 
 def one_whole(value: Any) -> bool:

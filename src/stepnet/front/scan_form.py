@@ -92,12 +92,13 @@ class ScanForm:
         yield from (line for _, _, line in self.states)
         yield from (line for _, line in self.narrow)
 
-    @staticmethod
-    def example(program: Program, template: Any) -> Any:
-        """What a value is like."""
-        if not isinstance(template, Ref):
-            return None
-        return program.constants.get(template.place, program.examples[template.place])
+
+def like_of(program: Program, template: Any, held: Mapping[int, Any] | None = None) -> Any:
+    """What a value is like. `held`: those that do not change, if these are more than the constants."""
+    if not isinstance(template, Ref):
+        return None
+    known = program.constants if held is None else held
+    return known[template.place] if template.place in known else program.examples[template.place]
 
 
 def rule(text: str, op: Op | Element | None = None) -> Unsupported:
@@ -224,7 +225,7 @@ class _Raising:
         """The tensors of fewer than 64 bits that are lines: these do not hold all numbers."""
         found = set[tuple[torch.dtype, Line]]()
         for place in self.lines:
-            at, like = self._line(ref(place)), ScanForm.example(self.program, ref(place))
+            at, like = self._line(ref(place)), like_of(self.program, ref(place))
             if at is not None and isinstance(like, Tensor) and like.dtype != torch.int64:
                 found.add((like.dtype, at[0]))
         return found
@@ -267,7 +268,7 @@ class _Raising:
         return name, left[0], right[0]
 
     def _of_one_shape(self, *templates: Any) -> bool:
-        shapes = {getattr(ScanForm.example(self.program, template), "shape", None) for template in templates}
+        shapes = {getattr(like_of(self.program, template), "shape", None) for template in templates}
         return len(shapes) == 1
 
     def _only_places(self) -> bool:

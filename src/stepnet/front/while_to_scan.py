@@ -26,9 +26,9 @@ from .lines import Line
 from .program import Program
 from .recorded import Call, Count, Read
 from .recorded_step import RecordedStep
-from .scan_form import Element, ScanForm, in_file, rule, scan_form, values_of
+from .scan_form import Element, ScanForm, in_file, like_of, rule, scan_form, values_of
 from .step import describe_leaf
-from .template import Ref, resolve
+from .template import resolve
 
 
 @dataclass
@@ -85,20 +85,20 @@ def raise_loop(loop: WhileLoop) -> Raised:
         raise rule(f"torch does not check the batch of a whole recurrence, so it is not tried ({unsafe[0]})")
     known = None if in_file() else program.known
     found = known.found if known is not None else None
+    values = values_of(loop, found) if isinstance(found, ScanForm) else None
     if found is None:
         try:
             found = scan_form(loop)
         except Unsupported as refusal:
             found = refusal.reason  # not the exception: its traceback would keep the loop's values alive
-        if known is not None:
-            known.found = found
+    elif isinstance(found, ScanForm) and values is None:  # of other numbers
+        found = scan_form(loop)
+    if known is not None:
+        known.found = found
     if isinstance(found, str):
         raise rule(found)
-    values = values_of(loop, found)
-    if values is None:
-        found = scan_form(loop)
-        values = values_of(loop, found)
-        assert values is not None
+    values = values_of(loop, found) if values is None else values
+    assert values is not None
     return _bound(loop, found, values)
 
 
@@ -222,12 +222,12 @@ def _first_state(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any], held:
     what a step puts in its place."""
     program = loop.program
     state: list[Any] = [loop.loop_vars[place] for place in form.carried]
-    likes = [_like(program, new, held) for new in form.step.new[: len(state)]]
+    likes = [like_of(program, new, held) for new in form.step.new[: len(state)]]
     new = len(state)
     for op, distance, line in form.states:
         array, default = program.arrays[op.array], resolve(op.default, program.constants)
         first, by = line.at(numbers), line.by(form.slopes)
-        likes += [_like(program, form.step.new[new + distance - 1], held)] * distance
+        likes += [like_of(program, form.step.new[new + distance - 1], held)] * distance
         new += distance
         for before in (first - by * turn for turn in range(distance, 0, -1)):
             if isinstance(before, torch.SymInt) and default is not None and not contents_of(array).values:
@@ -243,13 +243,6 @@ def _first_state(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any], held:
                 f"and what is written {describe_leaf(like)}"
             )
     return state
-
-
-def _like(program: Program, template: Any, held: dict[int, Any]) -> Any:
-    """What a value is like."""
-    if not isinstance(template, Ref):
-        return None
-    return held[template.place] if template.place in held else program.examples[template.place]
 
 
 def _column(loop: WhileLoop, op: Read | Element, first: Any, by: int, steps: Any) -> Tensor:

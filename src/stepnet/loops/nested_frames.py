@@ -12,7 +12,7 @@ from stepnet.data.recording import UNKNOWN
 from stepnet.errors import StepError
 from stepnet.front.frame import WhileLoop
 from stepnet.front.recorded import Write
-from stepnet.front.scan_form import ScanForm
+from stepnet.front.scan_form import like_of
 from stepnet.front.symbolic import OPEN, Symbolic
 from stepnet.front.template import ref
 
@@ -62,7 +62,7 @@ class InnerLoop(LoopCall):
 
 def changes_size(loop: WhileLoop, place: int) -> bool:
     """Whether a loop variable is of other sizes after the first step, as far as that is known."""
-    old, new = (ScanForm.example(loop.program, at) for at in (ref(place), loop.updates[place]))
+    old, new = (like_of(loop.program, at) for at in (ref(place), loop.updates[place]))
     return not isinstance(new, Tensor) or old.shape != new.shape
 
 
