@@ -107,9 +107,9 @@ def compile_loop(
         join_paddings  sums of padded parts  -> the parts side by side
         multiply_tables  rows looked up and multiplied -> rows of a product
         reassociate sums                     -> ordered by what they depend on
+        early_columns  products of parts     -> those that wait for no state apart
         per_sequence  states that never change -> what follows from them, once per sequence
         split      joint graph               -> forward body, backward body, what is kept between
-        early_columns  products of parts     -> those that wait for no state apart
         fission    body                      -> prologue, maps, scans, epilogue
 
     Args:
@@ -225,20 +225,20 @@ def finish(
             whole, signature.x_names, signature.state_names, weight_names, y_spec.count, tangent_of, wanted
         )
 
-    def regrouped(graph: Graph) -> Joint:
-        return replace(joint, graph=reassociate(graph, signature.state_names))
+    def regrouped(whole: Joint, graph: Graph) -> Joint:
+        return replace(whole, graph=reassociate(graph, signature.state_names))
 
     def apart(*, fuse: bool) -> Joint:
         graph = early_columns(joint.graph, signature.state_names, fuse=fuse)
-        return joint if graph is joint.graph else regrouped(graph)
+        return joint if graph is joint.graph else regrouped(joint, graph)
 
     of_torch, of_c = apart(fuse=False), apart(fuse=True)
     if holds_rounded(of_c.graph):  # for torch ops it stays as traced: each cast of a step costs a dispatch
-        of_c = widened(of_c, signature.state_names, y_spec.count)
-        of_c = replace(of_c, graph=reassociate(of_c.graph, signature.state_names))
+        wide = widened(of_c, signature.state_names, y_spec.count)
+        of_c = regrouped(wide, wide.graph)
     elif not any(wanted):  # of weights that do not train: generated C keeps products of them
         graph = multiply_tables(of_c.graph, signature.x_names, kept=True)
-        of_c = of_c if graph.nodes == of_c.graph.nodes else regrouped(graph)
+        of_c = of_c if graph.nodes == of_c.graph.nodes else regrouped(of_c, graph)
     mixed = halves_of(of_c)
     traced = mixed if of_c is of_torch else halves_of(of_torch)
     return Compiled(
@@ -261,11 +261,8 @@ def _plan(
     first, second = halves.forward, halves.backward
     if fuse:
         first = narrow(first)
-        second = (
-            None
-            if second is None
-            else without_joined_rows(without_idle_columns(narrow(second), halves.backward_carries))
-        )
+        if second is not None:
+            second = without_joined_rows(without_idle_columns(narrow(second), halves.backward_carries))
     forward = fission(first, halves.forward_carries, tuple(dict.fromkeys((*y, *direct))), fuse=fuse)
     backward: LoopPlan | None = None
     again: LoopPlan | None = None

@@ -128,7 +128,7 @@ class Batch(NamedTuple):
             return x.with_values(rows.values)
         if self.axis:
             return F.dropout(x.transpose(0, 1).contiguous(), p).transpose(0, 1)
-        return dropped(p, training)(x)
+        return dropped(p, training=True)(x)
 
     def close(self, y: Any) -> Any:
         """The output in the kind of the input."""

@@ -17,7 +17,7 @@ from stepnet.ir.plan import Carry
 
 from .early_columns import is_large
 from .fission import depths, is_product
-from .new_values import further
+from .new_values import further, sliced
 
 
 def without_idle_columns(body: Graph, carries: Sequence[Carry]) -> Graph:
@@ -31,23 +31,18 @@ def without_idle_columns(body: Graph, carries: Sequence[Carry]) -> Graph:
         spans = _spans(body, node, users[node.output], turning) if is_product(body, node) else []
         if not spans and id(node) not in replaced:
             nodes.append(node)
-        left, matrix = node.inputs if spans else ("", "")
         for start, end, slices in spans:
+            left, matrix = node.inputs
             shape = (values[matrix].shape[0], end - start)
             part = further(values, f"{matrix}_columns{start}", values[matrix], shape=shape)
             made = further(values, f"{node.output}_columns{start}", values[node.output], shape=shape[1:])
-            nodes.append(_slice(matrix, part, 1, start, end, node.line))
+            nodes.append(sliced(matrix, part, 1, start, end, node.line))
             nodes.append(replace(node, inputs=(left, part), outputs=(made,)))
             for own in slices:
                 first, last = own.attr("start") - start, own.attr("end") - start
-                nodes.append(_slice(made, own.output, 0, first, last, own.line))
+                nodes.append(sliced(made, own.output, 0, first, last, own.line))
                 replaced.add(id(own))
     return replace(body, nodes=tuple(nodes), values=values) if replaced else body
-
-
-def _slice(source: str, name: str, dim: int, start: int, end: int, line: str | None) -> Node:
-    how = (("dim", dim), ("start", start), ("end", end), ("step", 1))
-    return Node("slice", (source,), (name,), how, line)
 
 
 def _spans(

@@ -15,7 +15,7 @@ from itertools import groupby
 from stepnet.ir.graph import Graph, Node, Value
 
 from .fission import is_product
-from .new_values import further
+from .new_values import further, sliced
 
 LARGE = 1 << 18  # elements of a matrix
 _PARTS = 4  # early columns that are fewer than one in so many stay: rows of their product cost more to keep
@@ -62,15 +62,11 @@ def _products(values: dict[str, Value], node: Node, runs: Sequence[tuple[bool, l
         if len(parts) > 1:
             left = further(values, f"{row}_from{start}", values[row], shape=(end - start,))
             nodes.append(Node("cat", tuple(parts), (left,), (("dim", 0),), node.line))
-        own = further(
-            values, f"{matrix}_rows{start}", values[matrix], shape=(end - start, values[matrix].shape[1])
-        )
+        shape = (end - start, values[matrix].shape[1])
+        own = further(values, f"{matrix}_rows{start}", values[matrix], shape=shape)
         made = further(values, f"{node.output}_from{start}", values[node.output])
-        how = (("dim", 0), ("start", start), ("end", end), ("step", 1))
-        nodes += [
-            Node("slice", (matrix,), (own,), how, node.line),
-            replace(node, inputs=(left, own), outputs=(made,)),
-        ]
+        nodes.append(sliced(matrix, own, 0, start, end, node.line))
+        nodes.append(replace(node, inputs=(left, own), outputs=(made,)))
         terms.append((of_state, made))
         start = end
     first, *others = (made for _, made in sorted(terms, key=lambda term: term[0]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from stepnet.ir.graph import Kind, Value
+from stepnet.ir.graph import Kind, Node, Value
 
 
 def further(values: dict[str, Value], name: str, like: Value, **others: Any) -> str:
@@ -26,3 +26,13 @@ def numbered(base: str, number: int, like: Value, kind: Kind, values: dict[str, 
         number += 1
     values[name] = replace(like, name=name, kind=kind)
     return name
+
+
+def sliced(source: str, name: str, dim: int, start: int, end: int, line: str | None) -> Node:
+    """What makes a value of that name of the part of another from `start` to `end`.
+
+    >>> sliced("w", "part", 0, 2, 5, None).attr("end")
+    5
+    """
+    how = (("dim", dim), ("start", start), ("end", end), ("step", 1))
+    return Node("slice", (source,), (name,), how, line)

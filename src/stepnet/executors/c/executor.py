@@ -47,12 +47,15 @@ class GeneratedC(Executor):
         all rows at once: counted, not timed."""
         calls, numbers = 0, 0
         loops = [loop for loop in (plan.forward, plan.backward) if loop is not None]
-        for kind in ("scan", "map"):  # scans on their own, too: other executors run maps as this one does
-            for graph, region in ((loop.body, region) for loop in loops for region in loop.regions):
-                for node in region.nodes if region.kind == kind else ():
-                    counted = _numbers(graph, node) if kind == "scan" else _leaves(graph, node)
-                    calls += counted is not None
-                    numbers += counted or 0
+        # scans on their own, too: other executors run maps as this one does
+        for kind, count in (("scan", _numbers), ("map", _leaves)):
+            regions = [
+                (loop.body, region) for loop in loops for region in loop.regions if region.kind == kind
+            ]
+            for graph, node in ((graph, node) for graph, region in regions for node in region.nodes):
+                counted = count(graph, node)
+                calls += counted is not None
+                numbers += counted or 0
             if sequences * numbers * _NUMBER > calls * _CALL:
                 return False
         return True
