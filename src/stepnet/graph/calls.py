@@ -32,18 +32,16 @@ class Call(Protocol):
         ...
 
     def flow(self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]) -> Flow | None:
-        """Which results carry a gradient, which inputs one reaches, and whether noise is drawn; None where
-        that is not known."""
+        """Which results carry a gradient, and which inputs one reaches; None where that is not known."""
+        ...
+
+    def draws(self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]) -> bool:
+        """Whether it may draw noise, so that another run of it gives something else."""
         ...
 
     @property
     def read_back(self) -> int:
         """How many of its results, the first ones, backward may read: nobody is to change them."""
-        ...
-
-    @property
-    def random(self) -> bool:
-        """Whether it may draw noise, where `flow` does not tell."""
         ...
 
     @property

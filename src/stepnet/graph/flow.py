@@ -20,6 +20,7 @@ from stepnet.data.modes import outside_modes
 from stepnet.errors import StepError
 from stepnet.executors.base import Backend
 
+from .planned import KINDS
 from .sizes import row_shape
 
 _INSIDE = 2  # entries of a step that is a sequence
@@ -84,7 +85,7 @@ class Flow(NamedTuple):
 @outside_modes
 def flow_of(
     way: Way, counts: tuple[int, int, int, int], plainly: Callable[..., list[Tensor]], drawn: Any,
-    tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool],
+    tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool], *, read: bool = False,
 ) -> Flow | None:  # fmt: skip
     """The flow of gradients in a recurrence; None where its shapes do not tell.
 
@@ -94,6 +95,7 @@ def flow_of(
         drawn: `noise.Drawn`.
         tensors, sizes: as for `Recurrence.run`, with numbers or without.
         needs: which tensors need a gradient.
+        read: whether the step may read single numbers, so that the answer holds for these alone.
     """
     from torch._guards import tracing
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -119,7 +121,10 @@ def flow_of(
         like(i, (many, *row_shape(t, way.axis, way.levels)) if i < n_x else (n, *t.shape[1:]))
         for i, t in enumerate(tensors[:begin])
     ]
-    reads = [like(i, tensors[i].shape) for i in range(fresh + n_fresh, len(tensors))]
+    reads = [
+        t.detach() if read and not t.dim() and type(t) in KINDS else like(i, t.shape)
+        for i, t in enumerate(tensors[fresh + n_fresh :], fresh + n_fresh)
+    ]
     levels = [[0, *accumulate(lengths)]]
     for k in range(way.inside):
         levels.append([*range(0, _INSIDE * rows + 1, 1 if k else _INSIDE)])

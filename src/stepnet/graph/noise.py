@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .calls import Call, find
+from .calls import find
 
 
 class Drawn(TorchDispatchMode):
@@ -22,15 +20,9 @@ class Drawn(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def draws(call: Call, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]) -> bool:
-    """Whether a call draws noise, so that another run of it gives something else."""
-    flow = call.flow(tensors, sizes, needs)
-    return call.random if flow is None else flow.draws
-
-
 def _draws_inside(func: Any, args: Any) -> bool:
     """Whether it is a recurrence, of an exported step, that does."""
     if func not in (torch.ops.stepnet.run.default, torch.ops.stepnet.run_keeping.default):
         return False
     tensors, sizes, *_, what = args
-    return draws(find(what), tensors, sizes, [False] * len(tensors))
+    return find(what).draws(tensors, sizes, [False] * len(tensors))

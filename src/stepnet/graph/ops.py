@@ -32,7 +32,6 @@ from stepnet.executors.memory import are_written, counters
 from .calls import Call, find
 from .dispatch import from_the_top
 from .memory import laid_out, leave_alone, places, taken
-from .noise import draws
 from .onnx_exporter import check_translated
 from .planned import KINDS, Known, Ran
 
@@ -174,7 +173,7 @@ def _run_backward(
     if ticket is not None:
         record = ticket.record
     else:
-        if draws(find(what), tensors, sizes, needs):
+        if find(what).draws(tensors, sizes, needs):
             raise StepError(
                 "backward of a recurrence that draws noise has lost what forward kept",
                 remedy="keep saved tensors as they are: no saved_tensors_hooks around compiled code",
@@ -233,7 +232,7 @@ def _saved(ctx: Any) -> tuple[Sequence[Tensor], Sequence[Tensor], Tensor]:
     tensors, results = saved[: ctx.count], ctx.results or saved[ctx.count :]
     if are_written(ctx.written):
         call = find(ctx.what)
-        if draws(call, tensors, ctx.sizes, ctx.needs):
+        if call.draws(tensors, ctx.sizes, ctx.needs):
             raise WrittenError(
                 "a result of a recurrence that draws noise was written to in place, and a gradient reads it",
                 remedy="make a new tensor of it (`y = y * 2`)",

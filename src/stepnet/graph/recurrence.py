@@ -142,12 +142,21 @@ class Recurrence:
         """How gradients flow where these inputs need one."""
         key = (*needs, no_rows(self.way, tensors[0]))
         if key not in self.flows:
-
-            def plainly(way: Way, counts: tuple[int, int, int, int], *given: Any) -> list[Tensor]:
-                return replace(self, way=way, counts=counts).asked_of(_ANSWER[2], *given)
-
-            self.flows[key] = flow_of(self.way, self.counts, plainly, Drawn(), tensors, sizes, needs)
+            self.flows[key] = self._flow(tensors, sizes, needs)
         return self.flows[key]
+
+    def draws(self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool]) -> bool:
+        """Whether its step draws noise; a step of which nobody knows may."""
+        flow = self.flow(tensors, sizes, needs) or self._flow(tensors, sizes, needs, read=True)
+        return flow is None or flow.draws
+
+    def _flow(
+        self, tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool], *, read: bool = False
+    ) -> Flow | None:
+        def plainly(way: Way, counts: tuple[int, int, int, int], *given: Any) -> list[Tensor]:
+            return replace(self, way=way, counts=counts).asked_of(_ANSWER[2], *given)
+
+        return flow_of(self.way, self.counts, plainly, Drawn(), tensors, sizes, needs, read=read)
 
     def _asked(self, ask: Callable[..., Any], tensors: Sequence[Tensor], sizes: Sequence[int]) -> Any:
         """What `recurrent`, or who takes the same, answers for these tensors."""
@@ -246,11 +255,6 @@ class Recurrence:
         like, of_rows = Like(planned, shape, needed, as_it_is, Lately()), shape.x if way.levels else 0
         self.likes[looks] = _Looks(alike(tensors, any_rows=of_rows), executors, dtype, like)
         return Known(like._replace(as_it_is=False), layout)
-
-    @property
-    def random(self) -> bool:
-        """A step may do anything."""
-        return True
 
     @property
     def read_back(self) -> int:

@@ -31,7 +31,6 @@ class SequenceCall:
     function: Function
     levels: tuple[int, ...]
     options: tuple[Any, ...]
-    random: bool = False  # it draws none
     transforms: bool = False
 
     @property
@@ -54,6 +53,10 @@ class SequenceCall:
 
     def flow(self, tensors: Tensors, sizes: Sequence[int], needs: Sequence[bool]) -> None:
         """Any result may carry a gradient of any input."""
+
+    def draws(self, tensors: Tensors, sizes: Sequence[int], needs: Sequence[bool]) -> bool:
+        """None of them draws noise."""
+        return False
 
     def empty(self, tensors: Tensors, sizes: Sequence[int]) -> list[Tensor]:
         """Tensors of the shapes of those."""
