@@ -31,7 +31,7 @@ class Unrecorded(NamedTuple):
         saved, n = [*self.inputs, *self.kept], len(self.inputs)
         found = self.direct.gradients(saved, grads, tuple(needed), self.call.layout)
         if found is None:
-            kept = self.direct.by_names(saved)[n:]
+            kept = self.direct.by_names(saved, self.call.layout)[n:]
             found = gradients(self.call, self.inputs, kept, grads, needed)
         return found
 

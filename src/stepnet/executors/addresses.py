@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.heap import LARGE, new_table
-from stepnet.data.unpatched_torch import empty, empty_on_cpu
+from stepnet.data.unpatched_torch import empty, empty_like, empty_on_cpu
 
 from .layout import Layout
 from .loop import Lone
@@ -38,7 +39,8 @@ class Places(NamedTuple):
         boots: of carries, and of the rows that are moved by a step.
         made: what it makes that is asked for: tables, sums (of zeros) and products.
         lasts: the last values of carries that are asked for.
-        filled: which addresses are filled before the scan with a number at which; its bytes, and how often.
+        filled: which addresses are filled before the scan with a number at which; its bytes, and how often in
+            each row.
             Those that are the same are left alone.
         zeroed: which addresses have zeros before the scan, and how many bytes.
         copied: which get a copy after it, of what lies at which, and how many bytes.
@@ -88,6 +90,19 @@ def size_of(like: Tensor) -> Size:
 def bytes_of(like: Tensor) -> int:
     """How many it takes in one piece."""
     return like.numel() * like.dtype.itemsize
+
+
+def made_like(like: Tensor) -> Tensor:
+    """An empty tensor like one that lies in one piece."""
+    return empty_like(like) if bytes_of(like) < _FOUND else new_table((*like.shape,), like.dtype)
+
+
+def made_of_rows(like: Tensor, rows: int) -> Tensor:
+    """An empty tensor of so many rows like those of another one."""
+    shape = rows, *like.shape[1:]
+    if math.prod(shape) * like.dtype.itemsize < _FOUND:
+        return empty(shape, dtype=like.dtype, device="cpu")
+    return new_table(shape, like.dtype)
 
 
 def maker_of(like: Tensor, shown: bool = True) -> Callable[[], Tensor]:

@@ -307,7 +307,7 @@ class _PlanCall(torch.autograd.Function):
                 guard_inputs(ctx, inputs, found, needed)
                 return (None, None, *found)
             if not (later or again):
-                saved = direct.by_names(saved)
+                saved = direct.by_names(saved, layout)
             if not isinstance(ctx.call, Call):
                 _note(ctx, ctx.call(), [], len(needed))
         if again:

@@ -28,10 +28,23 @@ from stepnet.data.unpatched_torch import (
     zeros_like,
 )
 
-from .addresses import MOST, Place, Places, Run, Size, addressed, maker_of, outline, ran, size_of
+from .addresses import (
+    MOST,
+    Place,
+    Places,
+    Run,
+    Size,
+    addressed,
+    made_like,
+    made_of_rows,
+    maker_of,
+    outline,
+    ran,
+    size_of,
+)
 from .c.few_rows import earlier
 from .direct_backward import Backward, WayBack
-from .gradient_flow import carry_gradients, reached
+from .gradient_flow import carry_for_any_lengths, carry_gradients, reached_for_any_lengths
 from .gradients import asked_of
 from .higher_order import is_plain
 from .layout import Layout
@@ -45,12 +58,11 @@ _MOST_KINDS = 64  # of gradients that are asked of one
 _MOST_RUNS = 16  # kinds of runs that are known at a time
 _MOST_ROWS = 1 << 18  # of one
 _native: Any = torch._C
-_ONE_STEP = Layout.dense(1, 1, True, False)  # what holds after it for all results and inputs holds after more
 
 
 class Direct:
     """Runs of a plan on the same sequences, of tensors that look the same, each in one piece; on others, too,
-    over as many rows, or where no backward follows, over about as many.
+    over as many rows, or where sequences are ragged, over about as many.
 
     Scans are given the addresses of what is saved: inputs, y, and what else is kept, which lies in one piece;
     and of the last states, or of what comes in and the gradients.
@@ -76,11 +88,11 @@ class Direct:
         self.ready, self.layout = ready, layout
         self._inputs = [outline(t.shape, t.dtype) for t in inputs]
         self._strides = {name: stride(t) for name, t in zip(ready.names, inputs, strict=False)}
-        self.most = layout.rows if self.trains or steps else (1 << layout.rows.bit_length()) - 1
+        self.most = layout.rows if steps else (1 << layout.rows.bit_length()) - 1
         rows = steps or (layout.rows,)
         self._y = [outline((*rows, *kinds[name].shape), dtype_of(kinds[name].dtype)) for name in plan.y]
-        self._shapes = {name: (self.most, *kinds[name].shape) for name in ready.extra}
-        sizes = [-(-math.prod(shape) // _LINE) * _LINE for shape in self._shapes.values()]
+        self._shapes = [kinds[name].shape for name in ready.extra]  # of a row
+        sizes = [-(-self.most * math.prod(shape) // _LINE) * _LINE for shape in self._shapes]
         types = {kinds[name].dtype for name in ready.extra}
         self._kept = [outline((sum(sizes),), dtype_of(each)) for each in types]
         item = sum(t.dtype.itemsize for t in self._kept)
@@ -119,7 +131,7 @@ class Direct:
         self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
         carry = carry_gradients(plan, layout, needs) if self.trains else ()
         self.still = [k for k, carries in enumerate(carry) if not carries]
-        self._any_lengths = not self.trains or all(carry_gradients(plan, _ONE_STEP, needs))
+        self._any_lengths = not self.trains or carry_for_any_lengths(plan, needs)
         self._backwards = Bounded[tuple[bool, ...], "Backward | None"](_MOST_KINDS)
         if self.trains:  # backward by names takes longer of what is kept here
             given = (True,) * (len(self._y) + len(states))
@@ -181,8 +193,7 @@ class Direct:
         elif layout.rows == self.layout.rows:
             made = [*[make() for make in self._makers[:kept]], *map(empty_like, likes[kept:])]
         elif 0 < layout.rows <= self.most:
-            shapes = [(layout.rows, *like.shape[1:]) for like in likes[:y]]
-            made = [empty(s, dtype=t.dtype, device="cpu") for s, t in zip(shapes, likes, strict=False)]
+            made = [made_of_rows(like, layout.rows) for like in likes[:y]]
             made += [*[make() for make in self._makers[y:kept]], *map(empty_like, likes[kept:])]
         else:
             return None
@@ -228,13 +239,17 @@ class Direct:
         kept = [*map(data_ptr, saved)]
         if not (all(kept) and all(map(is_contiguous, saved))):
             return None
-        tables, numbers = self._tables(way, grads, layout.sequences)
-        made = [make() if like is None else empty_like(saved[like]) for make, like in way.made]
-        made += [earlier(saved[k], shape, saved[of], layout) for k, of, shape in way.shifted]
+        tables, numbers = self._tables(way, grads, layout)
+        same = layout is self.layout
+        made = [make() if same or like is None else made_like(saved[like]) for make, like in way.made]
+        made += [earlier(saved[k], (layout.rows, *row), saved[of], layout) for k, of, row in way.shifted]
         values: dict[str, Tensor] = {}
         if way.reads:
             at_hand = (*saved, *tables, *made)
-            values = {name: self._part(at_hand[k], begin, shape) for name, k, begin, shape in way.reads}
+            values = {
+                name: self._part(at_hand[k], begin, (layout.rows, *shape) if of_rows else shape)
+                for name, k, begin, of_rows, shape in way.reads
+            }
         read = [*values.values()]
         if way.before:
             run_nodes(way.before, values, layout.rows)
@@ -277,17 +292,17 @@ class Direct:
         return self._backwards.get(kind)
 
     def _tables(
-        self, way: Backward, grads: Sequence[Tensor | None], sequences: int
+        self, way: Backward, grads: Sequence[Tensor | None], layout: Layout
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The gradients of the results, each in one piece; and of y, where the scan fills one, its number."""
         tables, numbers, n_y = list[Tensor](), list[Tensor](), len(self._y)
         for k, grad in enumerate(grads):
             if grad is None:
-                tables.append(way.zero(k, sequences if k >= n_y else 0))
+                tables.append(way.zero(k, layout.sequences if k >= n_y else 0 if self.steps else layout.rows))
             elif is_contiguous(grad):
                 tables.append(grad)
-            elif way.fills and k < n_y and grad.shape == self._y[k].shape and not any(stride(grad)):
-                tables.append(self._makers[k]())
+            elif way.fills and k < n_y and not any(stride(grad)):
+                tables.append(empty(grad.shape, dtype=grad.dtype, device="cpu"))
                 numbers.append(grad)
             else:
                 tables.append(contiguous(grad))
@@ -295,11 +310,11 @@ class Direct:
                 numbers.append(tables[-1])
         return tables, numbers[:n_y]
 
-    def by_names(self, saved: Sequence[Tensor]) -> list[Tensor]:
+    def by_names(self, saved: Sequence[Tensor], layout: Layout) -> list[Tensor]:
         """What is saved, as calls by names save it: each kept value is one tensor."""
-        n = len(self._inputs) + len(self._y)
-        parts = zip(self._begins, self._shapes.values(), strict=True)
-        return [*saved[:n], *(self._part(saved[n], begin, shape) for begin, shape in parts)]
+        n, rows = len(self._inputs) + len(self._y), layout.rows
+        parts = zip(self._begins, self._shapes, strict=True)
+        return [*saved[:n], *(self._part(saved[n], begin, (rows, *shape)) for begin, shape in parts)]
 
     @staticmethod
     def _part(table: Tensor, begin: int | None, shape: tuple[int, ...]) -> Tensor:
@@ -319,25 +334,25 @@ class Direct:
         results = [*self._y, *self._made[len(self._y) + len(self._kept) :]]
         likes = [*self._inputs, *self._y, *self._kept, *results]
         types = [t.dtype for t in (*self._inputs, *self._y, *self._kept * len(self._shapes))]
-        way = WayBack(ready, ready.backward, layout, lone, likes, len(likes) - len(results))
+        way = WayBack(ready, ready.backward, layout, self.most, lone, likes, len(likes) - len(results))
         way.read_saved(sources, self._saved, self._begins, types)
         way.read_gradients(sources, results)
         way.make(asked.has, self._inputs)
         zeros = [like if came else zeros_like(like) for like, came in zip(results, given, strict=True)]
-        most = {*range(self._states.start, self._states.stop)}.union(*ready.plan.flow)
-        any_lengths = all(got or k not in most for k, got in enumerate(reached(ready.plan, _ONE_STEP, given)))
-        return way.found(self._strides, zeros, any_lengths)
+        return way.found(self._strides, zeros, reached_for_any_lengths(ready.plan, given))
 
 
 class Lately(LeftByRuns):
-    """How runs go by places that are on the same sequences, and threads, as several before; of dense tables,
-    on other pieces of them, and without a backward, on sequences over about as many rows."""
+    """How runs go by places that are on the same threads as several before, and on sequences over about as
+    many rows; of dense tables, on other pieces of them; where which results carry a gradient hangs on
+    lengths, on the same sequences."""
 
     asked_by = frozenset()
 
     def __init__(self) -> None:
         self._known = Bounded[Any, "int | Direct | None"](_MOST_RUNS)  # a number: of runs so far
         self._last: tuple[Layout | None, Any, Direct | None] = None, None, None  # what was found at last
+        self._any_lengths: bool | None = None  # whether they may be others where a backward follows
 
     @property
     def by_places(self) -> bool:
@@ -360,9 +375,16 @@ class Lately(LeftByRuns):
         how = threads, steps, trains
         if last[0] is layout and last[1] == how:
             return last[2]
+        if needs is None and trains:
+            recorded = is_recorded()
+            needs = [recorded and t.requires_grad for t in inputs]
+        needs = needs or ()
+        if trains and self._any_lengths is None:
+            self._any_lengths = carry_for_any_lengths(ready.plan, needs)
+        alone = trains and not (steps or self._any_lengths)
         rows = layout.rows if steps else layout.rows.bit_length()
-        by_layout = trains and not steps
-        kind = (layout if by_layout else (rows, layout.stride, steps)), threads
+        kind: Any = layout if alone else (rows, layout.stride, steps, trains, trains and ready.is_few(layout))
+        kind = kind, threads
         known = self._known.get(kind, 0)
         if not isinstance(known, int):
             self._last = layout, how, known
@@ -371,9 +393,6 @@ class Lately(LeftByRuns):
             if layout.rows < _MOST_ROWS:  # else a number for each row is too much
                 self._known[kind] = known + 1
             return None
-        if needs is None:
-            recorded = is_recorded()
-            needs = [recorded and t.requires_grad for t in inputs]
         try:
             found = Direct(ready, layout, inputs, steps, needs)
         except LookupError:

@@ -23,13 +23,15 @@ class Backward(NamedTuple):
     Attributes:
         run: the scan.
         zeros: what stands for each result that nothing comes in for.
-        shifted: tables that are read one step earlier and boot values, among what is saved; and the shape.
+        shifted: tables that are read one step earlier and boot values, among what is saved; and the shape of
+            a row.
         made: what makes each table that the scan makes; or it is one like so many'th of what is saved.
         out: which of those each input gets.
         copies: the inputs that get a copy, because another one has it, too.
         before, after: the maps around it.
         given: what it is given of those before.
-        reads: what maps read, its place among what is at hand, and its part of that.
+        reads: what maps read, its place among what is at hand, and its part of that: where it begins,
+            whether it has rows, and the shape, or that of a row.
         late: the inputs that get a value of the maps after it.
         loose: whether some of those are no tensors made for them alone, as they are.
         any_lengths: whether it is the same for sequences of any lengths.
@@ -45,7 +47,7 @@ class Backward(NamedTuple):
     before: list[Any]
     after: list[Any]
     given: list[str]
-    reads: list[tuple[str, int, int | None, tuple[int, ...]]]
+    reads: list[tuple[str, int, int | None, bool, tuple[int, ...]]]
     late: list[tuple[int, str]]
     loose: bool
     any_lengths: bool
@@ -74,9 +76,11 @@ class WayBack:
     """
 
     def __init__(
-        self, ready: Ready, loop: PreparedLoop, layout: Layout, lone: Lone, likes: list[Tensor], saved: int
-    ) -> None:
-        self.ready, self.loop, self.layout, self.lone = ready, loop, layout, lone
+        self, ready: Ready, loop: PreparedLoop, layout: Layout, most: int, lone: Lone, likes: list[Tensor],
+        saved: int,
+    ) -> None:  # fmt: skip
+        """`most`: rows of a call."""
+        self.ready, self.loop, self.layout, self.most, self.lone = ready, loop, layout, most, lone
         self.likes, self.saved, self.kinds = likes, saved, loop.plan.body.values
         self.values, self.boots = dict[str, Place](), dict[str, Place]()
         self.at_hand, self.begins, self.places = dict[str, int](), dict[str, int](), dict[str, int]()
@@ -105,7 +109,7 @@ class WayBack:
             if self.ready.is_few(self.layout) and name in self.loop.moved:
                 self.values[name], self.boots[name] = saved[k], saved[of]
             else:
-                self.shifted[name] = k, of, (self.layout.rows, *self.kinds[name].shape)
+                self.shifted[name] = k, of, self.kinds[name].shape
 
     def read_gradients(self, sources: Sources, results: Sequence[Tensor]) -> None:
         """Find what comes in for the results."""
@@ -132,14 +136,14 @@ class WayBack:
                 self.late.append((k, name))
             elif first is None:
                 self.places[name] = len(self.made)
-                if name in self.tangents:
+                if name in self.tangents or value.kind == "row":
                     self.of[len(self.made)] = k
                 self._add(name, like)
             rows = layout.sequences if name in self.tangents else layout.rows if value.kind == "row" else 1
             alike = like.dtype is dtype_of(value.dtype) and like.numel() == rows * math.prod(value.shape)
             if name in self.places:
                 self.out[k] = at = self.places[name]
-                if first is not None and name in self.tangents:  # of as many sequences as there are
+                if first is not None and (name in self.tangents or value.kind == "row"):  # of other sizes
                     self.copies.append(k)
                 elif first is not None:
                     self.out[k], after = self._new(like), len(self.likes)
@@ -169,8 +173,9 @@ class WayBack:
         read = {name for node in maps for name in node.inputs} - self.before - self.by_maps
         for name in sorted(read - {*self.at_hand, *self.shifted, *self.places}):
             self.places[name] = len(self.made)
-            like = outline(self._shape(name), dtype_of(self.kinds[name].dtype))
-            self._add(name, like)
+            size = math.prod(self.kinds[name].shape) * (self.most if self.kinds[name].kind == "row" else 1)
+            self.begins[name] = 0
+            self._add(name, outline((size,), dtype_of(self.kinds[name].dtype)))
         after = len(self.likes)
         self.at_hand |= {name: after + k for name, k in self.places.items()}
         made = {name: Place(after + k) for name, k in self.places.items()}
@@ -181,16 +186,19 @@ class WayBack:
         lasts = {name: made.pop(name) for name in self.tangents if name in made}
         numbers = after + len(self.shifted)
         y = self.likes[self.saved :][: 0 if self.before else len(self.ready.plan.y)]  # which maps may read
-        filled = [(self.saved + k, numbers + k, t.dtype.itemsize, t.numel()) for k, t in enumerate(y)]
+        filled = [
+            (self.saved + k, numbers + k, t.dtype.itemsize, t.numel() // self.layout.rows)
+            for k, t in enumerate(y)
+        ]
         at = Places(self.values, strides, self.boots, made, lasts, filled, self.zeroed, self.copied)
-        run = addressed(lone, self.layout.backward, self.layout.rows, at)
+        run = addressed(lone, self.layout.backward, self.most, at)
         likes = [*self.likes, *(like for _, like in self.made)]
-        reads: list[tuple[str, int, int | None, tuple[int, ...]]] = []
+        reads: list[tuple[str, int, int | None, bool, tuple[int, ...]]] = []
         for name in sorted(read):
             k, begin, shape = self.at_hand[name], self.begins.get(name), self._shape(name)
             if begin is None and k < len(likes) and likes[k].numel() != math.prod(shape):
                 raise LookupError
-            reads.append((name, k, begin, shape))
+            reads.append((name, k, begin, self.kinds[name].kind == "row", self.kinds[name].shape))
         made = [(make, self.of.get(k)) for k, (make, _) in enumerate(self.made)]
         parts = made, self.out, self.copies, lone.before, lone.after, [*self.before], reads, self.late
         names = {name for _, name in self.late}

@@ -10,11 +10,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import torch
+
 from stepnet.ir.plan import Plan
 
 from .layout import Layout
 
 Flow = tuple[tuple[int, ...], ...]
+
+_ONE, _SEVERAL = (Layout.ragged(torch.tensor(offsets), False) for offsets in ([0, 1], [0, 0, 1, 3]))
 
 
 def carry_gradients(plan: Plan, layout: Layout, needs: Sequence[bool]) -> tuple[bool, ...]:
@@ -26,6 +30,12 @@ def carry_gradients(plan: Plan, layout: Layout, needs: Sequence[bool]) -> tuple[
         needs: for each input (x, states, weights), whether it requires a gradient.
     """
     return _carry(plan.requires, len(plan.x), len(plan.states), layout.turns, layout.ends, tuple(needs))
+
+
+def carry_for_any_lengths(plan: Plan, needs: Sequence[bool]) -> bool:
+    """Whether `carry_gradients` says the same of all sequences, of which one has a step: what holds after one
+    of a step, and after those of no steps, of one and of two, holds after all."""
+    return carry_gradients(plan, _ONE, needs) == carry_gradients(plan, _SEVERAL, needs)
 
 
 def moved(plan: Plan, layout: Layout, moving: Sequence[bool]) -> tuple[bool, ...]:
@@ -49,6 +59,11 @@ def reached(plan: Plan, layout: Layout, given: Sequence[bool]) -> tuple[bool, ..
     """
     sizes = (len(plan.x), len(plan.states), len(plan.weights))
     return _reach(plan.flow, *sizes, layout.turns, layout.ends, tuple(given))
+
+
+def reached_for_any_lengths(plan: Plan, given: Sequence[bool]) -> bool:
+    """Whether `reached` says the same of all sequences, of which one has a step."""
+    return reached(plan, _ONE, given) == reached(plan, _SEVERAL, given)
 
 
 @functools.lru_cache(maxsize=1024)  # one answer for all calls of a training loop

@@ -90,7 +90,7 @@ class Ran(NamedTuple):
         if self.direct is not None:
             saved = [*inputs, *y, *kept]
             found = self.direct.gradients(saved, of_results, needed, self.call.layout)
-            kept = kept if found else self.direct.by_names(saved)[len(inputs) + n_y :]
+            kept = kept if found else self.direct.by_names(saved, self.call.layout)[len(inputs) + n_y :]
         if found is None:
             found = self._by_names(inputs, y, kept, of_results, needed)
         if lead == 2:

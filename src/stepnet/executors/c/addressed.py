@@ -125,13 +125,13 @@ class Addressed:
             addresses = addresses[: self._count]
         self._write(told, self._first, *addresses)
         pool, served = ctypes.addressof(c_threads.pool(placed.used)), self._written.count
-        told[3] = pool
+        told[3], told[4] = pool, layout.rows
         if len(numbers) > served:
             numbers[served + 1] = pool
             rows = self._rows
             if rows[0] is not layout:
-                rows = self._rows = layout, array("q", c_few.rows_of(layout))
-            numbers[served + 3 : served + 7] = rows[1]
+                rows = self._rows = layout, array("q", (*c_few.rows_of(layout), layout.rows))
+            numbers[served + 3 : served + 8] = rows[1]
         began = 0 if pace is None else perf_counter_ns()
         self._run(address)
         if pace is not None:
@@ -162,7 +162,7 @@ def _head(written: Writer) -> tuple[list[int], int]:
     places = [(at, p.which, p.offset) for at, p in written.places if p.which is not None]
     filled, zeroed, copied = written.around
     sums = [(at, to.which or 0, to.offset, *size) for at, to, *size in written.sums]
-    head = [0, 0, 0, 0, len(places), len(filled), len(zeroed), len(sums), len(copied)]
+    head = [0, 0, 0, 0, 0, len(places), len(filled), len(zeroed), len(sums), len(copied)]
     for part in (*places, *filled, *zeroed, *sums, *copied):
         head += part
     read = (

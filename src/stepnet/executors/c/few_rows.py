@@ -134,16 +134,16 @@ void sn_served(const struct served *s) {
     for (const struct product *p = products; p < products + s->products; ++p) product(p, s->rows);
 }
 
-/* A scan whose arguments are so many bytes after some addresses, which come last. Before it some tables are
-   filled with a number that lies elsewhere, or with zeros, and after it some are copied. Sums that have a
-   part for each thread, one after the other where an argument says, begin as zeros, and are added up to where
-   they belong. */
+/* A scan whose arguments are so many bytes after some addresses, which come last. Before it the rows of some
+   tables are filled with a number that lies elsewhere, or some with zeros, and after it some are copied. Sums
+   that have a part for each thread, one after the other where an argument says, begin as zeros, and are added
+   up to where they belong. */
 struct addressed {
     int64_t *arguments;
     const struct served *served;
     void (*run)(const void *pool, const void *arguments);
     const void *pool;
-    int64_t places, fills, zeros, sums, copies;
+    int64_t rows, places, fills, zeros, sums, copies;
 };
 
 #define ADD_UP(TYPE) {                                                               \\
@@ -163,7 +163,7 @@ void sn_addressed(const struct addressed *a) {
         char *to = (char *)at[p[0]];
         if (at[p[0]] == at[p[1]])
             continue;
-        const size_t size = (size_t)p[2], all = size * (size_t)p[3];
+        const size_t size = (size_t)p[2], all = size * (size_t)(p[3] * a->rows);
         memcpy(to, (const void *)at[p[1]], size);
         for (size_t done = size; done < all; done *= 2)
             memcpy(to + done, to, done < all - done ? done : all - done);

@@ -201,7 +201,7 @@ class CScan:
         if not (known >= {*at.made} and self._is_by_addresses(placed, tables)):
             raise LookupError
         code, room = self.placements.code(placed.sharing), 1 << layout.sequences.bit_length()
-        w = self._writer(layout, tables, at, products, room, placed.parts)
+        w = self._writer(layout, most, tables, at, products, room, placed.parts)
         others = self._for_others(placed, w, most, parts or 0, room)
         return Addressed(self._desks, placed, others, self.placements.by_one, code.address, w, parts)
 
@@ -217,11 +217,11 @@ class CScan:
         return all(math.prod(t.shape) * t.dtype.itemsize < MOST for t in tables)
 
     def _writer(
-        self, layout: Layout, tables: Sequence[Table], at: Places, products: Sequence[str] | None, room: int,
-        parts: int,
+        self, layout: Layout, most: int, tables: Sequence[Table], at: Places, products: Sequence[str] | None,
+        room: int, parts: int,
     ) -> Writer:  # fmt: skip
-        """What writes the arguments of a call. `room`: the sequences that its own memory is for. `parts`: of
-        each sum."""
+        """What writes the arguments of a call. `most`, `room`: the rows and sequences that its own memory is
+        for. `parts`: of each sum."""
         w, kinds = Writer(self._desks.count, at), self._loop.body.values
         values, made = dict(at.values), dict(at.made)
 
@@ -242,7 +242,7 @@ class CScan:
         if few or moves:
             w.serve(0, 0, 0, *c_few.rows_of(layout), layout.rows, len(moves), len(few))
         for name in moves:
-            moved = w.own(size(name, layout.rows))
+            moved = w.own(size(name, most))
             w.serve(moved, values[name], at.boots[name], size(name))
             values[name] = moved
         for each in few:
@@ -280,8 +280,7 @@ class CScan:
                 return wide._replace(layout=layout, order=order, head=head)
             other = self.placements.of(layout, torch.get_num_threads(), split)
             fits = not w.of_sequences or layout.sequences <= room
-            same = not w.served or layout.rows == placed.layout.rows
-            if layout.rows > most or not (same and fits) or _kind(other) != kind:
+            if layout.rows > most or not fits or _kind(other) != kind:
                 raise LookupError
             return other
 
