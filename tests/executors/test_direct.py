@@ -218,6 +218,12 @@ def under_autocast(call: Called) -> list[Any]:
         return gradients(call, results)
 
 
+def outside_autocast(call: Called) -> list[Any]:
+    results = call()
+    with torch.autocast("cpu", enabled=False):
+        return results + gradients(call, results)
+
+
 def changed_in_place(call: Called) -> list[Any]:
     with torch.no_grad():
         for t in call.step.parameters():
@@ -235,7 +241,7 @@ WAYS = [
     once, one_result, last_state, without_gradients, in_inference_mode, retained, two_at_once,
     differentiated_again, differentiated_again_often, penalised_often, many_at_once, expanded, negated,
     turned, not_a_number, saved_elsewhere,
-    from_threads, under_autocast, changed_in_place, changed_data,
+    from_threads, under_autocast, outside_autocast, changed_in_place, changed_data,
 ]  # fmt: skip
 
 
@@ -273,14 +279,32 @@ IN_TURN = [(way, *CASES[i % len(CASES)]) for i, way in enumerate(WAYS)]
     ids=[f"{way.__name__}-{step}-{form}" for way, step, form, _ in BOTH],
 )
 def test_as_by_names(way, step, form, moving):
+    assert runs_as_by_names(way, step, form, moving) > 1
+
+
+def runs_as_by_names(way: Any, step: str, form: str, moving: bool) -> int:
+    """How many runs went by places; what comes of them is as by names."""
     (by_places, ran), (by_names, _) = (outcome(way, step, form, moving, direct) for direct in (True, False))
-    assert ran > 1
     assert len(by_places) == len(by_names)
     for one, other in zip(by_places, by_names, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
             torch.testing.assert_close(one[0], other[0], rtol=0, atol=0, equal_nan=True)
             assert one[1:] == other[1:]
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("way", "step", "form", "moving"),
+    few(BOTH, [(once, *CASES[1]), (outside_autocast, *CASES[0]), (without_gradients, *CASES[2])]),
+    ids=[f"{way.__name__}-{step}-{form}" for way, step, form, _ in BOTH],
+)
+def test_under_autocast_as_by_names(way, step, form, moving):
+    """Casts are maps before the scan, and what is kept for backward is of two types."""
+    with torch.autocast("cpu", torch.bfloat16):
+        ran = runs_as_by_names(way, step, form, moving)
+        assert torch.is_autocast_enabled("cpu")
+    assert ran > 1 or step == "kept"  # a result of which is made by a map
 
 
 @pytest.mark.parametrize("way", few(WAYS, WAYS[:1]), ids=lambda way: way.__name__)

@@ -90,7 +90,7 @@ def test_what_changed_between_calls(kind: str, monkeypatch: pytest.MonkeyPatch) 
     *found, kept = keeping(tensors, [], floats, what)
     of = found, [0, 1], tensors, found, kept, [], floats, what
     expected = backward(*of)
-    with torch.autocast("cpu", torch.bfloat16):  # by names, of what was kept by places
+    with torch.autocast("cpu", torch.bfloat16):  # around backward alone
         torch.testing.assert_close(backward(*of), expected)
     for place in (k for k, is_float in enumerate(floats) if is_float):
         for change in CHANGES.values():

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from stepnet.data.modes import autocast_dtype
-
 from .layout import Layout
 from .memory import Counters
 from .ready import Ready
@@ -98,6 +96,6 @@ class Call(NamedTuple):
 def goes_by_places(ready: Ready, constants: Mapping[str, Any], inputs: Iterable[Tensor]) -> bool:
     """Whether runs on tensors that look like these may go by places: a plan reads no constants then, and
     finds in memory what the tensors say that they are."""
-    if constants or ready.plan.paired or autocast_dtype("cpu") is not None:
+    if constants or ready.plan.paired:
         return False
     return not any(t.is_complex() or t.is_neg() or t._is_zerotensor() for t in inputs)

@@ -1,5 +1,5 @@
-"""Calls like one before, of plans that are one scan each way, that of backward perhaps with maps around it:
-values go by their places, not by their names.
+"""Calls like one before, of plans that are one scan each way, perhaps with maps before it and in backward
+around it: values go by their places, not by their names.
 
 Of a small step, to find values by their names takes longer than to compute them.
 """
@@ -35,6 +35,7 @@ from .addresses import (
     Run,
     Size,
     addressed,
+    bytes_of,
     made_like,
     made_of_rows,
     maker_of,
@@ -48,8 +49,9 @@ from .gradient_flow import carry_for_any_lengths, carry_gradients, reached_for_a
 from .gradients import asked_of
 from .higher_order import is_plain
 from .layout import Layout
-from .loop import Lone, run_nodes
+from .loop import Lone, run_nodes_as_written
 from .ready import Ready
+from .schedule.views import contiguous as contiguous_strides
 from .tables import as_table
 
 _SURE = 3  # runs on the same sequences by names, for what is laid out takes as long as a few more of those
@@ -92,11 +94,12 @@ class Direct:
         rows = steps or (layout.rows,)
         self._y = [outline((*rows, *kinds[name].shape), dtype_of(kinds[name].dtype)) for name in plan.y]
         self._shapes = [kinds[name].shape for name in ready.extra]  # of a row
-        sizes = [-(-self.most * math.prod(shape) // _LINE) * _LINE for shape in self._shapes]
-        types = {kinds[name].dtype for name in ready.extra}
-        self._kept = [outline((sum(sizes),), dtype_of(each)) for each in types]
-        item = sum(t.dtype.itemsize for t in self._kept)
-        self._begins = [sum(sizes[:k]) for k in range(len(sizes))]
+        self._types = [dtype_of(kinds[name].dtype) for name in ready.extra]
+        ends, self._begins = dict.fromkeys(self._types, 0), list[int]()  # in the piece of their type
+        for shape, dtype in zip(self._shapes, self._types, strict=True):
+            self._begins.append(ends[dtype])
+            ends[dtype] += -(-self.most * math.prod(shape) // _LINE) * _LINE
+        self._kept = [outline((size,), dtype) for dtype, size in ends.items()]
         as_usual = (
             ready.owned
             and not plan.random
@@ -105,26 +108,28 @@ class Direct:
             and not (self.trains and any(map(Tensor.is_inference, inputs)))
             and [t.dtype for t in states] == [ready.carried_as[name] for name in plan.states]
             and all(kinds[name].kind == "row" for name in ready.extra)
-            and len(types) < 2
-            and sum(sizes) * item < MOST
+            and sum(map(bytes_of, self._kept)) < MOST
         )
         if not as_usual:
             raise LookupError
         n = len(inputs) + len(self._y)
-        self._saved = [Place(k) for k in range(n)] + [Place(n, begin * item) for begin in self._begins]
+        self._saved = [Place(k) for k in range(n)]
+        for begin, dtype in zip(self._begins, self._types, strict=True):
+            self._saved.append(Place(n + [*ends].index(dtype), begin * dtype.itemsize))
         named = {name: Place(k) for k, name in enumerate(ready.names[: len(inputs)])}
         boots = {name: named.pop(name) for name in plan.states}
         made = dict(zip((*plan.y, *ready.extra), self._saved[len(inputs) :], strict=True))
         lasts = {name: Place(n + len(self._kept) + k) for k, name in enumerate(plan.states)}
         at = Places(named, self._strides, boots, made, lasts)
+        self._before: list[Any] = []
         several = () if self.trains else ready.forward.scans()
         if len(several) > 1:
             self._run = self._one_after_the_other(several, at, n)
         else:
             lone = ready.forward.lone(None, False)
-            if lone is not None and (lone.before or lone.after):
+            if lone is None or lone.after:
                 raise LookupError
-            self._run = addressed(lone, layout, self.most, at)
+            self._run = addressed(lone, layout, self.most, self._after_maps(at, lone, n))
         self._made = [*self._y, *self._kept, *(outline(t.shape, t.dtype) for t in states)]
         hidden = range(len(self._y), len(self._y) + len(self._kept))
         self._makers = [maker_of(like, k not in hidden) for k, like in enumerate(self._made)]
@@ -136,6 +141,32 @@ class Direct:
         if self.trains:  # backward by names takes longer of what is kept here
             given = (True,) * (len(self._y) + len(states))
             self._backwards[(*given, *needs)] = self._backward(given, tuple(needs))
+
+    def _after_maps(self, at: Places, lone: Lone, n: int) -> Places:
+        """Places for the scan, with those of what the maps before it give it. `n`: how many inputs and tables
+        of y there are."""
+        self._before, kinds = lone.before, self.ready.plan.forward.body.values
+        made = {name for node in lone.before for name in node.outputs}
+        self._given = sorted(made.intersection(getattr(lone.scan, "reads", ())))
+        read = {name for node in lone.before for name in node.inputs} - made
+        places = {**at.values, **at.boots}
+        self._read = [
+            (name, places[name].which or 0, kinds[name].kind == "row", kinds[name].shape)
+            for name in sorted(read)
+        ]
+        first = n + len(self._kept) + len(at.lasts)
+        strides = {name: contiguous_strides(kinds[name].shape) for name in self._given}
+        values = {**at.values, **{name: Place(k) for k, name in enumerate(self._given, first)}}
+        return at._replace(values=values, strides={**at.strides, **strides})
+
+    def _given_to_scan(self, inputs: Sequence[Tensor], layout: Layout) -> list[Tensor]:
+        """What the maps before the scan give it."""
+        values = {
+            name: inputs[k].view(layout.rows, *shape) if is_row else inputs[k]
+            for name, k, is_row, shape in self._read
+        }
+        run_nodes_as_written(self._before, values, layout.rows)
+        return [as_table(values[name]) for name in self._given]
 
     def _one_after_the_other(self, scans: Sequence[Any], at: Places, n: int) -> Run:
         """Several scans as one; what one makes for another is kept beside what is asked for. `n`: how many
@@ -197,7 +228,8 @@ class Direct:
             made += [*[make() for make in self._makers[y:kept]], *map(empty_like, likes[kept:])]
         else:
             return None
-        addresses = [*map(data_ptr, inputs), *map(data_ptr, made)]
+        given = self._given_to_scan(inputs, layout) if self._before else ()
+        addresses = [*map(data_ptr, inputs), *map(data_ptr, made), *map(data_ptr, given)]
         if not ran(self._run, addresses, layout):
             return None
         return made[:y] + made[kept:], made[:kept]
@@ -212,7 +244,7 @@ class Direct:
     def run_at(self, addresses: Sequence[int], made: Sequence[Tensor]) -> bool:
         """A run on the same sequences that is given where its inputs lie, each in one piece, and what to make
         (`sizes`), in any shape; False: not of these."""
-        return ran(self._run, [*addresses, *map(data_ptr, made)], self.layout)
+        return not self._before and ran(self._run, [*addresses, *map(data_ptr, made)], self.layout)
 
     def each(self, runs: Sequence[Sequence[Tensor]], layout: Layout) -> list[Tensor] | None:
         """y and the last states of many runs, those of all in one table each; None: not of these."""
@@ -252,7 +284,7 @@ class Direct:
             }
         read = [*values.values()]
         if way.before:
-            run_nodes(way.before, values, layout.rows)
+            run_nodes_as_written(way.before, values, layout.rows)
             made += [as_table(values[name]) for name in way.given]
         addresses = [*kept, *map(data_ptr, tables), *map(data_ptr, made)]
         if way.fills:
@@ -263,7 +295,7 @@ class Direct:
         for k in way.copies:
             out[k] = made[way.out[k] or 0].clone()
         if way.late:
-            run_nodes(way.after, values, layout.rows)
+            run_nodes_as_written(way.after, values, layout.rows)
             found = [values[name] for _, name in way.late]
             if way.loose:
                 shapes = [saved[k].shape for k, _ in way.late]
@@ -276,7 +308,7 @@ class Direct:
     def _way_back(self, grads: Sequence[Tensor | None], needed: tuple[bool, ...]) -> Backward | None:
         """How gradients are made of these; None: not by addresses."""
         around = _native._len_torch_function_stack() or _native._len_torch_dispatch_stack()
-        if around or _native._is_any_autocast_enabled() or self._threads != torch.get_num_threads():
+        if around or self._threads != torch.get_num_threads():
             return None
         given: list[bool] = []
         for grad in grads:
@@ -313,8 +345,9 @@ class Direct:
     def by_names(self, saved: Sequence[Tensor], layout: Layout) -> list[Tensor]:
         """What is saved, as calls by names save it: each kept value is one tensor."""
         n, rows = len(self._inputs) + len(self._y), layout.rows
-        parts = zip(self._begins, self._shapes, strict=True)
-        return [*saved[:n], *(self._part(saved[n], begin, (rows, *shape)) for begin, shape in parts)]
+        parts = zip(self._saved[n:], self._begins, self._shapes, strict=True)
+        kept = (self._part(saved[at.which or 0], begin, (rows, *shape)) for at, begin, shape in parts)
+        return [*saved[:n], *kept]
 
     @staticmethod
     def _part(table: Tensor, begin: int | None, shape: tuple[int, ...]) -> Tensor:
@@ -333,7 +366,7 @@ class Direct:
             raise LookupError
         results = [*self._y, *self._made[len(self._y) + len(self._kept) :]]
         likes = [*self._inputs, *self._y, *self._kept, *results]
-        types = [t.dtype for t in (*self._inputs, *self._y, *self._kept * len(self._shapes))]
+        types = [*(t.dtype for t in (*self._inputs, *self._y)), *self._types]
         way = WayBack(ready, ready.backward, layout, self.most, lone, likes, len(likes) - len(results))
         way.read_saved(sources, self._saved, self._begins, types)
         way.read_gradients(sources, results)

@@ -15,6 +15,7 @@ from .addresses import Place, Places, Run, addressed, bytes_of, maker_of, outlin
 from .layout import Layout
 from .loop import Lone, PreparedLoop
 from .ready import Ready, Sources
+from .schedule.views import contiguous as contiguous_strides
 
 
 class Backward(NamedTuple):
@@ -101,7 +102,7 @@ class WayBack:
         """Find what is saved, and what of that is read one step earlier."""
         whole = len(saved) - len(begins)  # before what is kept in one piece
         self.values = {name: saved[k] for name, k in sources.values}
-        self.at_hand = {name: min(k, whole) for name, k in sources.values}
+        self.at_hand = {name: saved[k].which or 0 for name, k in sources.values}
         self.begins = {name: begins[k - whole] for name, k in sources.values if k >= whole}
         for name, k, of in sources.shifted:
             if types[k] is not types[of]:
@@ -183,6 +184,7 @@ class WayBack:
         for k, name in enumerate((*self.shifted, *self.before), after):
             self.values[name] = Place(k)
         self.at_hand |= {name: k for k, name in enumerate(self.shifted, after)}
+        strides = {**strides, **{name: contiguous_strides(self.kinds[name].shape) for name in self.before}}
         lasts = {name: made.pop(name) for name in self.tangents if name in made}
         numbers = after + len(self.shifted)
         y = self.likes[self.saved :][: 0 if self.before else len(self.ready.plan.y)]  # which maps may read

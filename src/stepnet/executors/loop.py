@@ -359,6 +359,18 @@ def run_nodes(
             values.update((n, o) for n, o in zip(node.outputs, out, strict=True) if n)
 
 
+def run_nodes_as_written(nodes: list[Bound], values: dict[str, Tensor], rows: int) -> None:
+    """`run_nodes` of tensors on the CPU, whatever autocast is around: the plan says what is cast."""
+    if not torch.is_autocast_enabled("cpu"):
+        run_nodes(nodes, values, rows)
+        return
+    torch.set_autocast_enabled("cpu", False)
+    try:
+        run_nodes(nodes, values, rows)
+    finally:
+        torch.set_autocast_enabled("cpu", True)
+
+
 def bound(
     graph: Graph,
     nodes: tuple[Node, ...],

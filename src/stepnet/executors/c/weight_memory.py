@@ -79,7 +79,7 @@ def matrices(loop: LoopPlan, p: Program) -> dict[str, Lies]:
         turned = made.get(source)
         if turned is not None and turned.op == "permute":
             source, dims = turned.inputs[0], turned.attr("dims")
-        if source not in loop.body.parameters:
+        if source not in loop.body.parameters and source not in made:
             continue
         found[name] = Lies(source, dims)
         if part is not None:
