@@ -154,7 +154,8 @@ def key_of(value: Any) -> Any:
     if isinstance(value, Tensor):
         if type(value) not in _PLAIN:  # what a fake tensor gives, or a subclass, says nothing of plain ones
             return None
-        return value.shape, value.stride(), value.dtype
+        with torch._C.DisableTorchFunction():  # a trace of a step around is not asked how its rows lie
+            return value.shape, value.stride(), value.dtype
     return (int, value) if type(value) is int else None
 
 
