@@ -54,6 +54,18 @@ def _packed_like(array: TensorArray, level: Any, indices_map: Any, lod: Any = No
     return LoDTensor.from_lengths(rows(value), [*([1] for _ in lod or ()), [len(value)], *below])
 
 
+def read_of(array: TensorArray, *args: Any, **kwargs: Any) -> Any:
+    """`array.read(index, default)` of an array in a frame."""
+    return array.read(*args, **kwargs)
+
+
+def _read_like(array: Any, index: Any, default: Any = None) -> Any:
+    """What that gives without data: how many values there are is not known."""
+    value = like_values_of(array) if isinstance(array, TensorArray) else None
+    return UNKNOWN if value is None else value
+
+
+read_of.like = _read_like  # pyright: ignore[reportFunctionMemberAccess]
 packed.like = _packed_like  # pyright: ignore[reportFunctionMemberAccess]
 
 

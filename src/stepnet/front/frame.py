@@ -18,7 +18,7 @@ from stepnet.data.tree import flatten
 from stepnet.errors import StepError, StepnetError
 from stepnet.watchers import during
 
-from .examples import meets_symbolic, no_tensor, packed
+from .examples import meets_symbolic, no_tensor, packed, read_of
 from .no_turns import ops_of_no_turn
 from .program import Program
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
@@ -311,10 +311,10 @@ class Frame:
             changed = program.call(written, args, kwargs, "write_to")
             array.deferred = _deferred(changed)
             return None
-        return program.call(packed if name == "pack" else called(name), args, kwargs)
+        return program.call(_WITH_LIKE.get(name) or called(name), args, kwargs)
 
 
-_FILLING = {"unstack", "unpack"}
+_FILLING, _WITH_LIKE = {"unstack", "unpack"}, {"pack": packed, "read": read_of}
 
 
 def _deferred(made: Any) -> Any:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
-from stepnet.data.sequence import sequence_expand
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
+from stepnet.data.sequence import sequence_expand
 from stepnet.errors import TapeError
 from stepnet.executors.naive import PLAIN
 from stepnet.tape.creation import Creation
