@@ -68,7 +68,7 @@ class WhileLoop:
         self.updates: dict[int, Any] = {}  # place of a loop variable -> the template of its next value
         self.executor = ""
         self.reason: str | None = None
-        self.place = ""  # where it is recorded, if it is on a tape
+        self.place = ""  # what is told of it where it is recorded elsewhere, and did not run by itself
         self._runner = runner
         self._frame: Frame | None = None
         self._results: tuple[Tensor, ...] | None = None
@@ -168,7 +168,7 @@ class WhileLoop:
         if self._results is None:
             return "not run yet"
         if self.place and not (self.executor or self.reason):
-            return f"recorded on a tape as {self.place}, and not played yet"
+            return self.place
         if self.reason is None:
             return f"raised to a scan over its arrays, run by {self.executor}"
         return f"run step by step, as recorded: {self.reason}"

@@ -17,7 +17,7 @@ from stepnet.front.scan_form import like_of
 from stepnet.front.symbolic import OPEN, Symbolic
 from stepnet.front.template import ref
 
-from .recorded_frame import AROUND, LoopCall
+from .recorded_frame import LoopCall
 
 
 class InnerLoop(LoopCall):
@@ -99,5 +99,5 @@ def record_inside(loop: WhileLoop) -> list[Any]:
     count = len(loop.loop_vars)
     for number, made in zip(written, results[count:], strict=True):
         program.arrays[number].deferred = made.deferred if isinstance(made, TensorArray) else made
-    loop.executor = AROUND  # unless it is played by itself
+    loop.place = "run as part of the frame around it, whose explain() says how"
     return list(results[:count])
