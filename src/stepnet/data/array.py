@@ -28,6 +28,11 @@ def written(array: TensorArray, *args: Any, **kwargs: Any) -> TensorArray:
     return changed
 
 
+def _unpacked_like(x: Any, how: tuple[Any, ...], named: dict[str, Any]) -> tuple[TensorArray, Any]:
+    """What `unpack` gives for values without data."""
+    return TensorArray.unpack(x, *how, **named) if isinstance(x, LoDTensor) else (TensorArray(), UNKNOWN)
+
+
 def contents_of(array: TensorArray) -> Contents:
     """What the array holds, for those who run loops over it; `array.deferred` is None."""
     return array._contents
@@ -373,7 +378,7 @@ class TensorArray:
         values = self._contents.values
         return [values[place] if place in values else self.read(place) for place in range(size)]
 
-    @fills(like=lambda *_, **__: (TensorArray(), UNKNOWN))
+    @fills(like=lambda x, *how, **named: _unpacked_like(x, how, named))
     @recordable
     def unpack(self, x: LoDTensor, level: int = 0, sort_by_length: bool = True) -> tuple[TensorArray, Tensor]:
         """Cut the sequences of one level into steps: step t holds element t of every sequence longer than t.

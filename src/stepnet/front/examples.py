@@ -14,6 +14,7 @@ from stepnet.data.array import TensorArray, contents_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import unrecorded
 from stepnet.data.recording import UNKNOWN, StandIn
+from stepnet.data.values import rows
 from stepnet.errors import StepError, StepnetError
 from stepnet.user_line import Line
 
@@ -37,6 +38,35 @@ def like_values_of(array: TensorArray) -> Any:
     if isinstance(found, Tensor) and found.dim() and not contents.values and not found.shape[0]:
         return found.new_empty((1, *found.shape[1:]))  # of the rows of no sequences: as if there were one
     return found
+
+
+def packed(array: TensorArray, *args: Any, **kwargs: Any) -> LoDTensor:
+    """`array.pack(level, indices_map, lod)` of an array in a frame."""
+    return array.pack(*args, **kwargs)
+
+
+def _packed_like(array: TensorArray, level: Any, indices_map: Any, lod: Any = None) -> Any:
+    """What that gives without data: a value like those in the array as one sequence, at every level."""
+    value = like_values_of(array) if isinstance(array, TensorArray) else None
+    if value is None or not rows(value).dim():
+        return UNKNOWN
+    below = value.recursive_sequence_lengths() if isinstance(value, LoDTensor) else []
+    return LoDTensor.from_lengths(rows(value), [*([1] for _ in lod or ()), [len(value)], *below])
+
+
+def read_of(array: TensorArray, *args: Any, **kwargs: Any) -> Any:
+    """`array.read(index, default)` of an array in a frame."""
+    return array.read(*args, **kwargs)
+
+
+def _read_like(array: Any, index: Any, default: Any = None) -> Any:
+    """What that gives without data: how many values there are is not known."""
+    value = like_values_of(array) if isinstance(array, TensorArray) else None
+    return UNKNOWN if value is None else value
+
+
+read_of.like = _read_like  # pyright: ignore[reportFunctionMemberAccess]
+packed.like = _packed_like  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def first_place(index: Symbolic) -> Any:
@@ -136,7 +166,8 @@ def key_of(value: Any) -> Any:
     if isinstance(value, Tensor):
         if type(value) not in _PLAIN:  # what a fake tensor gives, or a subclass, says nothing of plain ones
             return None
-        return value.shape, value.stride(), value.dtype
+        with torch._C.DisableTorchFunction():  # a trace of a step around is not asked how its rows lie
+            return value.shape, value.stride(), value.dtype
     return (int, value) if type(value) is int else None
 
 

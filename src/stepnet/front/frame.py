@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.array import TensorArray, written
+from stepnet.data.array import TensorArray, contents_of, written
 from stepnet.data.in_graph import follow, not_followed
 from stepnet.data.no_graph import refuse_proxies
 from stepnet.data.recording import RECORDER, InFrame, StandIn, inside
@@ -18,7 +18,7 @@ from stepnet.data.tree import flatten
 from stepnet.errors import StepError, StepnetError
 from stepnet.watchers import during
 
-from .examples import meets_symbolic, no_tensor
+from .examples import meets_symbolic, no_tensor, packed, read_of
 from .no_turns import ops_of_no_turn
 from .program import Program
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
@@ -68,7 +68,7 @@ class WhileLoop:
         self.updates: dict[int, Any] = {}  # place of a loop variable -> the template of its next value
         self.executor = ""
         self.reason: str | None = None
-        self.place = ""  # where it is recorded, if it is on a tape
+        self.place = ""  # what is told of it where it is recorded elsewhere, and did not run by itself
         self._runner = runner
         self._frame: Frame | None = None
         self._results: tuple[Tensor, ...] | None = None
@@ -168,7 +168,7 @@ class WhileLoop:
         if self._results is None:
             return "not run yet"
         if self.place and not (self.executor or self.reason):
-            return f"recorded on a tape as {self.place}, and not played yet"
+            return self.place
         if self.reason is None:
             return f"raised to a scan over its arrays, run by {self.executor}"
         return f"run step by step, as recorded: {self.reason}"
@@ -255,20 +255,20 @@ class Frame:
         name = method.__name__
         if name == "__init__":
             return self._make(array, args, kwargs)
-        if isinstance(array.deferred, Symbolic):
+        own = id(array) in program.made
+        if isinstance(array.deferred, Symbolic) and not (own and name in _FILLING):
             return self._of_values(array, name, args, kwargs)
-        if program.made_inside(array):
-            if id(array) in program.made and not _any_symbolic(args, kwargs):
-                return NotImplemented
-            if id(array) in program.made and name == "write":
-                raise _made_inside()
+        if own and array.deferred is None and not _any_symbolic(args, kwargs):
+            return NotImplemented
+        if own and name == "write":
+            return self._write_own(array, args, kwargs)
         if name == "read":
             return program.read(*args, **kwargs)
         if name == "write":
             return program.write(*args, **kwargs)
         if name == "size":
             return program.size(array)
-        if name in ("unstack", "unpack") and id(array) in program.made:
+        if own and name in _FILLING:
             filled = getattr(TensorArray, name)(*args[1:], **kwargs)
             array.deferred = _deferred(filled if name == "unstack" else filled[0])
             return array if name == "unstack" else (array, filled[1])
@@ -290,6 +290,17 @@ class Frame:
         array.deferred = _deferred(made)
         return None
 
+    def _write_own(self, array: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A write to an array that the frame made: from here on it is a value of the program."""
+        index = kwargs.get("index", args[1] if len(args) > 1 else None)
+        if isinstance(index, Symbolic) and not isinstance(index, SymbolicNumber):
+            raise _made_inside()  # of all places it would have the one of its step
+        contents = contents_of(array)
+        array.deferred = _deferred(self._loop.program.call(TensorArray, (contents.size,), {}, "TensorArray"))
+        for place, value in contents.values.items():
+            self._of_values(array, "write", (array, place, value), {})
+        return self._of_values(array, "write", args, kwargs)
+
     def _of_values(self, array: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A method of an array that is itself a value of the program."""
         program = self._loop.program
@@ -300,7 +311,10 @@ class Frame:
             changed = program.call(written, args, kwargs, "write_to")
             array.deferred = _deferred(changed)
             return None
-        return program.call(called(name), args, kwargs)
+        return program.call(_WITH_LIKE.get(name) or called(name), args, kwargs)
+
+
+_FILLING, _WITH_LIKE = {"unstack", "unpack"}, {"pack": packed, "read": read_of}
 
 
 def _deferred(made: Any) -> Any:

@@ -30,6 +30,11 @@ class UnderModes:
     def __name__(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return getattr(self.function, "__name__", repr(self.function))
 
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("like", "parts"):  # what a frame is told of its function's result
+            raise AttributeError(name)
+        return getattr(self.function, name)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._under_casts(len(self.casts), args, kwargs)
 

@@ -478,6 +478,10 @@ class Program:
         known = self._next(make, Read, number, index, default, like, array.deferred is None)
         return self._value(known.examples[0])
 
+    def last_written(self, number: int) -> Any:
+        """What was written last to an array, without data; None where it is not known."""
+        return self._bare(self._last.get(number))
+
     def size(self, array: TensorArray, line: str = "") -> Any:
         """Record `array.size()`."""
         number = self._number(array)

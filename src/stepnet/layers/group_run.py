@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
+from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.data.sequence import sequence_expand
 from stepnet.errors import TapeError
 from stepnet.executors.naive import PLAIN
@@ -88,6 +89,11 @@ class GroupRunner:
         self.single = single
         self.generates = generates
 
+    def _like(self, *_: Any, **__: Any) -> Any:
+        """In a frame nothing is known of the results but how many there are."""
+        return UNKNOWN if self.single else (UNKNOWN,) * len(self.step.results)
+
+    @recorded_in_frames(_like)
     def __call__(self, cut: list[LoDTensor], whole: list[Any], boots: list[Any], backend: Any = None) -> Any:
         lead = cut[0]
         ragged = [isinstance(value, LoDTensor) for value in whole]

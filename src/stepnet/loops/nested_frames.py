@@ -10,6 +10,7 @@ from torch import Tensor
 from stepnet.data.array import TensorArray
 from stepnet.data.recording import UNKNOWN
 from stepnet.errors import StepError
+from stepnet.front.examples import key_of
 from stepnet.front.frame import WhileLoop
 from stepnet.front.recorded import Write
 from stepnet.front.scan_form import like_of
@@ -31,8 +32,10 @@ class InnerLoop(LoopCall):
         self.own = tuple(own)
         updates = tuple(sorted(self.recording.updates.items()))
         self.change = tuple(changes_size(loop, place) for place, _ in updates)
+        self._last = [loop.program.last_written(number) for number in written]
         self._key = (
-            self.recording.ops, updates, loop.max_steps, self.places, self.own, self.written, self.change
+            self.recording.ops, updates, loop.max_steps, self.places, self.own, self.written, self.change,
+            tuple(map(key_of, self._last)),
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
@@ -55,9 +58,20 @@ class InnerLoop(LoopCall):
         return self.play(self.recording, loop_vars, constants, here)
 
     def like(self, loop_vars: list[Any], *_: Any) -> tuple[Any, ...]:
-        """The results without data: of the arrays nothing is known."""
+        """The results without data: of the arrays, what was written last."""
         results = (UNKNOWN if change else v for v, change in zip(loop_vars, self.change, strict=True))
-        return (*results, *(UNKNOWN for _ in self.written))
+        return (*results, *(UNKNOWN if value is None else _Some(value) for value in self._last))
+
+
+class _Some(TensorArray):
+    """Stands for an array that holds values like one; how many is not known."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self._store(0, value, True)
+
+    def size(self) -> int:
+        raise NotImplementedError
 
 
 def changes_size(loop: WhileLoop, place: int) -> bool:
@@ -85,5 +99,5 @@ def record_inside(loop: WhileLoop) -> list[Any]:
     count = len(loop.loop_vars)
     for number, made in zip(written, results[count:], strict=True):
         program.arrays[number].deferred = made.deferred if isinstance(made, TensorArray) else made
-    loop.place = "part of the frame around it"
+    loop.place = "run as part of the frame around it, whose explain() says how"
     return list(results[:count])

@@ -14,7 +14,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import is_wrapped
 from stepnet.data.recording import LeftByRuns
 from stepnet.data.storage import apart
-from stepnet.errors import ArrayError, StepError
+from stepnet.errors import ArrayError, StepError, Unsupported
 from stepnet.executors import naive
 from stepnet.front.examples import does_not_fit
 from stepnet.front.frame import Recording, WhileLoop, check_kind, is_one_boolean, not_one_boolean
@@ -24,6 +24,8 @@ from stepnet.front.template import places, resolve
 from stepnet.ir.loop import BackEdge, Iteration, Last, Loop, Merged
 
 GOING = "it goes on"
+_MOST = 8  # turns of a recorded loop that are unrolled in a plan: more of them take longer than its own plan
+AROUND = "the plan of what is around it"
 
 
 class TooManySteps(StepError):
@@ -62,10 +64,14 @@ class LoopCall:
         *, tell: bool = True,
     ) -> tuple[Any, ...]:  # fmt: skip
         """The loop variables after the last step, then the arrays that it writes."""
+        within = inner()
+        before = 0 if within is None else within.total
         ran = recording.run(loop_vars, dict(zip(self.places, constants, strict=True)), arrays)
+        if within is not None and within.total - before > _MOST:
+            raise Unsupported(f"a frame inside takes more than {_MOST} turns: it runs by a plan of its own")
         loop = self._told.loop() if tell else None
         if loop is not None:
-            loop.executor, loop.reason = ran.executor, ran.reason
+            loop.executor, loop.reason = (AROUND, None) if within else (ran.executor, ran.reason)
         return (*ran.results, *(arrays[number] for number in self.written))
 
 
@@ -86,8 +92,9 @@ def run_recorded(loop: WhileLoop) -> list[Tensor]:
     )
     within = inner()
     out = naive.run(record, {GOING: True, **dict(zip(body.variables, loop.loop_vars, strict=True))})
-    if within is not None:
+    if within is not None:  # what is traced is not asked where it lies
         within.recurrence(body.steps)
+        return [v.clone() if _has_memory(v) else v for v in map(out.__getitem__, body.variables)]
     given = [*loop.loop_vars, *loop.program.constants.values()]
     for array in loop.program.arrays:  # a variable may be what was read of one, or written to it
         given += contents_of(array).held

@@ -29,8 +29,14 @@ from .as_step import run_as_step, run_in_frame
 class StepScopes:
     """The scopes of a run, by time step; in inference the last two, since two take turns."""
 
-    def __init__(self, kept: dict[int, Scope], steps: int) -> None:
-        self._kept, self._steps = kept, steps
+    def __init__(self, kept: dict[int, Scope], steps: int | None) -> None:
+        self._kept, self._many = kept, steps
+
+    @property
+    def _steps(self) -> int:
+        if self._many is None:
+            raise _kept_none()
+        return self._many
 
     def __len__(self) -> int:
         return self._steps
@@ -45,11 +51,7 @@ class StepScopes:
                 remedy="len(op.scopes) is how many there are",
             )
         if not self._kept:
-            raise StepError(
-                "this run kept no scopes of its steps",
-                got="a run with keep_scopes=False, in a frame, or while a file is written",
-                remedy="op.run(scope)",
-            )
+            raise _kept_none()
         if place not in self._kept:
             raise StepError(
                 f"the scope of step {place} was used again by a later step",
@@ -60,6 +62,14 @@ class StepScopes:
 
     def __iter__(self) -> Iterator[Scope]:
         return (self[t] for t in range(self._steps))
+
+
+def _kept_none() -> StepError:
+    return StepError(
+        "this run kept no scopes of its steps",
+        got="a run with keep_scopes=False, in a frame, or while a file is written",
+        remedy="op.run(scope); in a frame, what is read of them may be one of the outputs",
+    )
 
 
 class _Left(LeftByRuns):
@@ -262,7 +272,7 @@ class RecurrentOp:
         keep_scopes = truth("run: 'keep_scopes'", keep_scopes)
         recorded = run_in_frame(scope, self._run_compiled, self.outputs, self.memories)
         if recorded is not None:  # it keeps no scopes of steps
-            self._leave(StepScopes({}, 0), recorded)
+            self._leave(StepScopes({}, None), recorded)
             return
         if not keep_scopes or instead() is not None:  # what is saved keeps no scopes
             self._run_compiled(scope)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stepnet.data.in_graph import is_exported
 from stepnet.data.lod import LoDTensor
+from stepnet.data.recording import InFrame
 from stepnet.data.storage import apart
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError, TapeKeyError
@@ -33,7 +34,17 @@ class Feed:
         self.type = type
 
     def __call__(self, feeds: Mapping[str, Any], like: Tensor | None = None) -> Any:
-        return self.type.check(self.name, feeds[self.name], like)
+        value = feeds[self.name]
+        if isinstance(value, InFrame):  # it is checked where it has numbers
+            return value.record(_checked, (self.type, self.name, value), {})
+        return self.type.check(self.name, value, like)
+
+
+def _checked(type: Any, name: str, value: Any) -> Any:
+    return type.check(name, value)
+
+
+_checked.like = lambda type, name, value: value  # pyright: ignore[reportFunctionMemberAccess]
 
 
 class Given:
@@ -142,6 +153,12 @@ def run_one(
     try:
         if accumulate and isinstance(function, Evaluator):
             args = map_leaves(creation.args, Ref, lambda ref: values[ref.index])
+            if any(isinstance(value, InFrame) for value in args):
+                raise TapeError(
+                    "an evaluator takes in numbers, and values in a frame have none yet",
+                    remedy=f"tape.topology(..., skip=['{creation.name}']), or stepnet.recurrent in the place "
+                    "of the frame",
+                )
             return function.update(*(value.detach() for value in args))
         return creation.run(values)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:

@@ -53,7 +53,7 @@ class InnerLoops:
         self.most = most
         self._here = here
         self.longest = 0
-        self._total = 0
+        self.total = 0
         self.too_long: Unsupported | None = None  # if recurrences take more steps than are unrolled
         self._done: list[Tensor] = []
         self._agreed: list[Tensor] = []
@@ -77,8 +77,8 @@ class InnerLoops:
         """
         assert self.most is not None
         steps = self.most if limit is None else min(self.most, limit)
-        self._total += steps
-        if not self.most or self._total > MOST:
+        self.total += steps
+        if not self.most or self.total > MOST:
             raise Unsupported(
                 f"while loops inside the step, with a condition for each row, take more than {MOST} steps",
                 remedy="fewer and larger steps, or a recurrence over rows in the place of the loop",
@@ -95,8 +95,8 @@ class InnerLoops:
 
     def recurrence(self, steps: int) -> None:
         """Count a recurrence inside the step, of which each step is one of the body's calls."""
-        self._total += steps
-        if self._total > MOST and self.too_long is None:
+        self.total += steps
+        if self.total > MOST and self.too_long is None:
             self.too_long = too_long(self._here())
 
     def must_hold(self, valid: Tensor) -> None:
