@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data import in_graph
-from stepnet.data.arguments import brief, check_unmasked, truth
+from stepnet.data.arguments import brief, check_dense, check_unmasked, truth
 from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import check_lengths, integers, known, offsets_of, owners, ranges
 from stepnet.data.permute import permute_rows
@@ -202,6 +202,7 @@ def _visit(
                 expected="a tensor of shape [length, ...]",
                 remedy="tensor[None] is a sequence of one row",
             )
+        check_dense(f"LoDTensor.from_sequences: sequence {at}", node, LoDError)
         if leaf_depth not in (None, depth):
             raise LoDError(
                 "LoDTensor.from_sequences: all tensors must lie equally deep",
@@ -262,6 +263,8 @@ def padded_to_rows(padded: Any, lengths: Any, batch_first: bool = True) -> tuple
     where = "LoDTensor.from_padded"
     batch_first = truth(f"{where}: 'batch_first'", batch_first, error=LoDError)
     axes = "[sequences, longest, ...]" if batch_first else "[longest, sequences, ...]"
+    if isinstance(padded, Tensor):
+        check_dense(f"{where}: 'padded'", padded, LoDError)
     if not isinstance(padded, Tensor) or padded.ndim < 2:
         raise LoDError(
             f"{where}: 'padded' must have shape {axes}",
