@@ -103,7 +103,8 @@ def integer(number: Any, where: str) -> int:
     """
     if isinstance(number, Tensor):
         whole = number.dtype != torch.bool and not (number.is_floating_point() or number.is_complex())
-        if whole and number.numel() == 1:
+        known = not number.is_meta or size_in(number) is not None
+        if whole and known and number.numel() == 1:
             return whole_number(number)
     elif isinstance(number, torch.SymInt):  # of a module that is traced with sizes left open
         return number  # pyright: ignore[reportReturnType]

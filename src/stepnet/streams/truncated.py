@@ -128,6 +128,8 @@ class Truncated(Generic[X, State]):
         like = self._state_spec
         leaves, spec = flatten(state) if like is None else flatten_as(like, state)
         for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                check_dense("truncated: a state", leaf)
             if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != len(sequences):
                 raise StepError(
                     "truncated: a state must have one row per sequence",
