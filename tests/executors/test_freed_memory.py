@@ -1,4 +1,4 @@
-"""A tensor whose memory is freed between a recurrence and its backward: an error, where it is read, no crash."""
+"""Memory that is freed between a recurrence and its backward: an error where it is read, no crash."""
 
 from __future__ import annotations
 
