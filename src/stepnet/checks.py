@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .compiler.reads.imports import after_imports
 from .compiler.reads.undo import undone
 from .compiler.trace.iteration import reached
+from .data.arguments import check_dense
 from .data.attributes import attribute
 from .data.lod import LoDTensor
 from .data.modes import draws_put_back
@@ -65,12 +66,8 @@ def check_inputs(leaves: list[Any]) -> None:
             "x holds no tensor, so there are no steps", remedy="pass a tensor or a LoDTensor as x, or steps="
         )
     for leaf in leaves:
-        if isinstance(leaf, Tensor) and leaf.is_nested:
-            raise StepError("x is a NestedTensor", expected=_TAKES, remedy="LoDTensor.from_nested(x)")
-        if isinstance(leaf, Tensor) and leaf.layout is not torch.strided:
-            raise StepError(
-                "x must be dense or ragged", got=f"a tensor of layout {leaf.layout}", remedy="x.to_dense()"
-            )
+        if isinstance(leaf, Tensor):
+            check_dense("x", leaf)
         if not isinstance(leaf, (Tensor, LoDTensor)):
             refuse_proxies(leaves)
             raise StepError(

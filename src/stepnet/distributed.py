@@ -43,12 +43,16 @@ def row_mean(loss_sum: Tensor, rows: Any, group: Any = None) -> Tensor:
     tensor(1.5000)
     """
     is_tensor = isinstance(loss_sum, Tensor)
-    if isinstance(rows, Tensor):
+    if isinstance(rows, Tensor) and _is_number(rows):
         total = rows.detach().to(torch.float64).reshape(-1)
     else:
-        number = float(rows) if isinstance(rows, Real) else torch.nan
-        total = torch.tensor([number], dtype=torch.float64, device="cpu")
-    wrong = not is_tensor or len(total) != 1 or not bool((total >= 0).all())
+        try:
+            number = float(rows) if isinstance(rows, Real) else torch.nan
+        except OverflowError:
+            number = torch.nan
+        device = rows.device if isinstance(rows, Tensor) and not rows.is_meta else "cpu"
+        total = torch.tensor([number], dtype=torch.float64, device=device)
+    wrong = not is_tensor or not bool((total >= 0).all())
     processes = 1
     if dist.is_available() and dist.is_initialized():
         processes = dist.get_world_size(group)
@@ -72,3 +76,7 @@ def row_mean(loss_sum: Tensor, rows: Any, group: Any = None) -> Tensor:
         return (loss_sum.float() * scale.float()).to(loss_sum.dtype)
     exact = loss_sum.is_floating_point() or loss_sum.is_complex()
     return loss_sum * scale.to(loss_sum.dtype if exact else torch.get_default_dtype())
+
+
+def _is_number(rows: Tensor) -> bool:
+    return not rows.is_nested and rows.layout is torch.strided and not rows.is_meta and rows.numel() == 1

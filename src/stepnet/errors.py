@@ -144,6 +144,17 @@ class Unsupported(StepnetError):
         made.__dict__.update(self.__dict__)
         return made
 
+    def advised(self, remedy: str) -> Unsupported:
+        """The same refusal with a remedy, for one that has none.
+
+        >>> print(Unsupported("it mixes rows").advised("backend='auto'"))
+        it mixes rows
+          remedy:   backend='auto'
+        """
+        made = self.fresh().with_traceback(self.__traceback__)
+        made.remedy, made.args = remedy, (describe(*self.args, remedy=remedy),)
+        return made
+
 
 class SlowPathWarning(UserWarning):
     """A step cannot be compiled and runs by the plain loop: right, but slow. Given once for each step."""

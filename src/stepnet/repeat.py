@@ -15,6 +15,7 @@ from torch import Tensor
 from typing_extensions import TypeVarTuple, Unpack
 
 from stepnet.compiler.rewritten.inner_loops import inner, is_row
+from stepnet.data.arguments import brief
 from stepnet.data.array import TensorArray
 from stepnet.data.in_graph import by_python, is_exporting
 from stepnet.data.lod import LoDTensor
@@ -216,7 +217,7 @@ def _segments(checkpoint: int | bool | None) -> Iterator[int] | None:
         return count(1)
     if not isinstance(checkpoint, int) or checkpoint < 1:
         raise StepError(
-            "while_loop: checkpoint must be None, True, or a number of steps from 1", got=repr(checkpoint)
+            "while_loop: checkpoint must be None, True, or a number of steps from 1", got=brief(checkpoint)
         )
     return repeat(checkpoint)
 

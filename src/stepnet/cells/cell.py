@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stepnet.data.arguments import brief, truth, whole
+from stepnet.data.arguments import brief, size, truth
 from stepnet.errors import StepError
 
 
@@ -63,8 +63,8 @@ class Cell(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = positive_size(self, "input_size", input_size)
-        self.hidden_size = positive_size(self, "hidden_size", hidden_size)
+        self.input_size = input_size = positive_size(self, "input_size", input_size)
+        self.hidden_size = hidden_size = positive_size(self, "hidden_size", hidden_size)
         self.bias = truth(f"{type(self).__name__} 'bias'", bias)
         check_factory(self, device, dtype)
         rows = self.gates * hidden_size
@@ -103,9 +103,9 @@ class Cell(nn.Module):
         return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
 
 
-def positive_size(module: nn.Module, name: str, size: Any) -> int:
+def positive_size(module: nn.Module, name: str, value: Any) -> int:
     """A size that a layer can be built with, or an error that names it."""
-    return whole(f"{type(module).__name__} '{name}'", size, 1)
+    return size(f"{type(module).__name__} '{name}'", value)
 
 
 def check_factory(module: nn.Module, device: Any, dtype: Any) -> None:

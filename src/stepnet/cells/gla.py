@@ -47,7 +47,7 @@ class GLA(HeadsCell):
         super().__init__(input_size, hidden_size, heads, key_size, bias, device, dtype)
         rank = positive_size(self, "decay_rank", decay_rank)
         self.decay = nn.Sequential(
-            nn.Linear(input_size, rank, False, device, dtype),
+            nn.Linear(self.input_size, rank, False, device, dtype),
             nn.Linear(rank, self.key_size, True, device, dtype),
         )
 

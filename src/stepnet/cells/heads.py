@@ -34,9 +34,9 @@ class HeadsCell(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = positive_size(self, "input_size", input_size)
-        self.hidden_size = positive_size(self, "hidden_size", hidden_size)
-        self.heads = positive_size(self, "heads", heads)
+        self.input_size = input_size = positive_size(self, "input_size", input_size)
+        self.hidden_size = hidden_size = positive_size(self, "hidden_size", hidden_size)
+        self.heads = heads = positive_size(self, "heads", heads)
         self.key_size = positive_size(self, "key_size", hidden_size if key_size is None else key_size)
         self.bias = truth(f"{type(self).__name__} 'bias'", bias)
         check_factory(self, device, dtype)

@@ -56,9 +56,9 @@ class MLSTM(HeadsCell):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, heads, None, bias, device, dtype)
-        self.output_gate = nn.Linear(input_size, hidden_size, bias, device, dtype)
-        self.forget_gate = nn.Linear(input_size, heads, True, device, dtype)
-        self.input_gate = nn.Linear(input_size, heads, True, device, dtype)
+        self.output_gate = nn.Linear(self.input_size, self.hidden_size, bias, device, dtype)
+        self.forget_gate = nn.Linear(self.input_size, self.heads, True, device, dtype)
+        self.input_gate = nn.Linear(self.input_size, self.heads, True, device, dtype)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -53,7 +53,7 @@ class RGLRU(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = self.hidden_size = positive_size(self, "size", size)
+        self.input_size = self.hidden_size = size = positive_size(self, "size", size)
         truth("RGLRU 'bias'", bias)
         check_factory(self, device, dtype)
         self.recurrence_gate = nn.Linear(size, size, bias, device, dtype)

@@ -52,7 +52,7 @@ class RWKVTimeMix(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = self.hidden_size = positive_size(self, "size", size)
+        self.input_size = self.hidden_size = size = positive_size(self, "size", size)
         check_factory(self, device, dtype)
         self.depth = number("RWKVTimeMix 'depth'", depth, 0, 1, kind="a share of the network")
         empty = (torch.empty(size, device=device, dtype=dtype) for _ in range(5))

@@ -52,9 +52,9 @@ class SelectiveSSM(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = self.hidden_size = positive_size(self, "size", size)
+        self.input_size = self.hidden_size = size = positive_size(self, "size", size)
         check_factory(self, device, dtype)
-        self.state_size = positive_size(self, "state_size", state_size)
+        self.state_size = state_size = positive_size(self, "state_size", state_size)
         self.dt_rank = positive_size(self, "dt_rank", math.ceil(size / 16) if dt_rank is None else dt_rank)
         self.x_proj = nn.Linear(size, self.dt_rank + 2 * state_size, False, device, dtype)
         self.dt_proj = nn.Linear(self.dt_rank, size, True, device, dtype)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from stepnet.data.arguments import number
 from stepnet.errors import StepError
-from stepnet.front.step import as_step, boot_state, step_name
+from stepnet.front.step import as_step, boot_state, signature_of, step_name
 
 
 class Wrapper(nn.Module):
@@ -45,8 +44,10 @@ def innermost(step: Any) -> Any:
 def takes_mask(step: Any) -> bool:
     """Whether the innermost step has an argument `mask`."""
     step = innermost(step)
-    function = step.forward if isinstance(step, nn.Module) else step
-    return "mask" in inspect.signature(function).parameters
+    try:
+        return "mask" in signature_of(step.forward if isinstance(step, nn.Module) else step).parameters
+    except (TypeError, ValueError):  # of a builtin
+        return False
 
 
 def size_of(wrapper: str, step: Any, name: str) -> int:

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
 from stepnet.errors import LoDError, StepError, StepnetError
+from stepnet.interrupts import let_through
 
 _BEYOND = 1 << 63
+_MOST = 1 << 31  # of what is made: a matrix of so many rows takes more memory than machines have
 
 
 def brief(given: Any) -> str:
@@ -23,9 +25,13 @@ def brief(given: Any) -> str:
     >>> brief(torch.zeros(2, 3)), brief("left")
     ('a tensor of shape [2, 3], float32', "str 'left'")
     """
-    if isinstance(given, Tensor):
-        return f"a tensor of shape {list(given.shape)}, {dtype_name(given.dtype)}"
-    text = repr(given)
+    try:
+        if isinstance(given, Tensor):
+            return f"a tensor of shape {list(given.shape)}, {dtype_name(given.dtype)}"
+        text = repr(given)
+    except Exception as error:  # of the value's own: a parameter that has no shape yet, a broken __repr__
+        let_through(error)
+        return f"{type(given).__name__}, which cannot be shown"
     return f"{type(given).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
 
 
@@ -41,6 +47,22 @@ def check_unmasked(array: Any) -> None:
             got=brief(array),
             remedy="array.filled(0); array.compressed() leaves them out",
         )
+
+
+def check_dense(what: str, tensor: Tensor, error: type[StepnetError] = StepError) -> None:
+    """Refuse a tensor whose rows have no places in memory.
+
+    Raises:
+        StepnetError: it is sparse, nested or of a library's own layout; an `error` that begins with `what`.
+    """
+    if tensor.is_nested:
+        raise error(
+            f"{what} is a NestedTensor",
+            got=brief(tensor),
+            remedy="LoDTensor.from_nested(x), of jagged layout",
+        )
+    if tensor.layout is not torch.strided:
+        raise error(f"{what} must be dense", got=f"a tensor of layout {tensor.layout}", remedy="x.to_dense()")
 
 
 def whole(
@@ -65,6 +87,21 @@ def whole(
     raise error(f"{what} must be {kind}", got=brief(value), remedy=remedy)
 
 
+def size(what: str, value: Any, least: int = 1, *, error: type[StepnetError] = StepError) -> int:
+    """How many there are of something that is made in memory.
+
+    Raises:
+        StepnetError: no whole number from `least` on, or too large; an `error` that begins with `what`.
+
+    >>> size("GRU: 'hidden_size'", 4)
+    4
+    """
+    found = whole(what, value, least, error=error)
+    if isinstance(found, int) and found >= _MOST:
+        raise error(f"{what} is more than fits in memory", got=found, expected=f"less than {_MOST}")
+    return found
+
+
 def number(
     what: str, value: Any, least: float | None = None, most: float | None = None, *,
     kind: str = "a number", error: type[StepnetError] = StepError,
@@ -78,7 +115,10 @@ def number(
     0.5
     """
     if isinstance(value, Real) and not isinstance(value, bool):
-        own = float(value)
+        try:
+            own = float(value)
+        except OverflowError:
+            raise error(f"{what} is beyond what a float holds", got=brief(value)) from None
         if not (least is not None and not own >= least) and not (most is not None and not own <= most):
             return own
     bounds = None if least is None else f"{least} or more" if most is None else f"{least} to {most}"

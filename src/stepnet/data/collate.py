@@ -55,6 +55,8 @@ def collate(samples: Sequence[Any], dense: Collection[Any] = ()) -> Any:
             remedy="collate([sample]) of one; a DataLoader gives lists unless its batch_size is None",
         )
     named = (dense,) if isinstance(dense, str) else dense  # else parts of the name would be names, too
+    if not isinstance(named, Collection):
+        raise LoDError("collate: 'dense' must be names", got=brief(dense), expected="a tuple of them")
     return _joined(list(samples), "sample", named, False)
 
 

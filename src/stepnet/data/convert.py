@@ -7,8 +7,8 @@ No function loops over sequences in Python, save the one that takes a Python lis
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
-from numbers import Number
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data import in_graph
-from stepnet.data.arguments import brief, check_unmasked, truth
+from stepnet.data.arguments import brief, check_dense, check_unmasked, truth
 from stepnet.data.modes import beside, outside_modes
 from stepnet.data.offsets import check_lengths, integers, known, offsets_of, owners, ranges
 from stepnet.data.permute import permute_rows
@@ -202,6 +202,7 @@ def _visit(
                 expected="a tensor of shape [length, ...]",
                 remedy="tensor[None] is a sequence of one row",
             )
+        check_dense(f"LoDTensor.from_sequences: sequence {at}", node, LoDError)
         if leaf_depth not in (None, depth):
             raise LoDError(
                 "LoDTensor.from_sequences: all tensors must lie equally deep",
@@ -262,6 +263,8 @@ def padded_to_rows(padded: Any, lengths: Any, batch_first: bool = True) -> tuple
     where = "LoDTensor.from_padded"
     batch_first = truth(f"{where}: 'batch_first'", batch_first, error=LoDError)
     axes = "[sequences, longest, ...]" if batch_first else "[longest, sequences, ...]"
+    if isinstance(padded, Tensor):
+        check_dense(f"{where}: 'padded'", padded, LoDError)
     if not isinstance(padded, Tensor) or padded.ndim < 2:
         raise LoDError(
             f"{where}: 'padded' must have shape {axes}",
@@ -428,10 +431,17 @@ def nested_to_rows(nested: Any) -> tuple[Tensor, Tensor]:
 
 def check_fill(value: float, dtype: torch.dtype, what: str) -> None:
     """Refuse to fill with no number, or with one that integers cannot hold, which torch.full would cut."""
-    if not isinstance(value, (Number, torch.SymInt, torch.SymFloat)):
+    if not isinstance(value, (int, float, complex, np.number, np.bool_, torch.SymInt, torch.SymFloat)):
         raise LoDError(f"{what} must be a number", got=brief(value), remedy="value.item() of a tensor")
-    if isinstance(value, int) and value.bit_length() > 63:
+    if isinstance(value, (int, np.integer)) and int(value).bit_length() > 63:
         raise LoDError(f"{what} is beyond 64 bits", got=value, remedy=f"float({value})")
+    if isinstance(value, (complex, np.complexfloating)) and not dtype.is_complex:
+        raise LoDError(f"{what} must be a value of {dtype}", got=value, expected="a real number")
+    most = torch.finfo(torch.float32).max  # more is infinite in what is narrower, but for torch an error
+    real = dtype.to_real() if dtype.is_complex else dtype
+    wide = real == torch.float64 or not real.is_floating_point
+    if not wide and isinstance(value, float) and most < abs(value) < math.inf:
+        raise LoDError(f"{what} is beyond {dtype}", got=value, expected=f"up to {most}, or math.inf")
     if not (dtype.is_floating_point or dtype.is_complex):
         low, high = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
         if not (low <= value <= high and value == int(value)):

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 from torch import Tensor
 
-from stepnet.data.arguments import brief
+from stepnet.data.arguments import brief, check_dense
 from stepnet.data.offsets import LoD
 from stepnet.errors import LoDError
 
@@ -20,6 +20,7 @@ def check_values(values: Any, lod: LoD, *, lengths: bool = False) -> None:
             got=brief(values),
             remedy="LoDTensor.from_sequences takes lists and arrays, from_nested nested tensors",
         )
+    check_dense("LoDTensor 'values'", values, LoDError)
     if values.ndim == 0:
         raise LoDError(
             "LoDTensor 'values' must have a dimension for rows",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data import in_graph
-from stepnet.data.arguments import brief, whole
+from stepnet.data.arguments import brief, check_dense, size, whole
 from stepnet.data.convert import check_fill
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside, outside_modes
@@ -52,7 +52,7 @@ def sequence_pool(x: LoDTensor, pooling: Pooling, pad_value: float = 0) -> Any: 
     _check_ragged(x, "sequence_pool")
     if not isinstance(pooling, str) or pooling not in get_args(Pooling):
         raise LoDError(
-            "sequence_pool: no such pooling", got=repr(pooling), expected=", ".join(get_args(Pooling))
+            "sequence_pool: no such pooling", got=brief(pooling), expected=", ".join(get_args(Pooling))
         )
     if in_graph.is_exported():
         (pooled,) = in_graph.call("pool", [x.values], [x.structure], pooling, pad_value)
@@ -131,6 +131,8 @@ def sequence_expand(x: Tensor | LoDTensor, y: LoDTensor, ref_level: int = -1) ->
             got=brief(x),
             remedy="torch.as_tensor(x), an entry for each sequence",
         )
+    if isinstance(x, Tensor):
+        check_dense("sequence_expand: 'x'", x, LoDError)
     entries = len(x)
     if entries != len(lengths):
         remedy = None
@@ -286,14 +288,15 @@ def sequence_mask(lengths: Any, maxlen: int | None = None) -> Tensor:
             [ True,  True,  True]])
     """
     if maxlen is not None:
-        maxlen = whole("sequence_mask: 'maxlen'", maxlen, 0, error=LoDError)
+        maxlen = size("sequence_mask: 'maxlen'", maxlen, 0, error=LoDError)
     if in_graph.is_followed():
         (mask,) = in_graph.call("mask", [_numbers(lengths)], [], sizes=[] if maxlen is None else [maxlen])
         return mask
     own = integers(lengths, "sequence_mask: 'lengths'")
     check_lengths(own, "sequence_mask: 'lengths'")
     if maxlen is None:
-        maxlen = max(own.tolist(), default=0)
+        longest = max(own.tolist(), default=0)
+        maxlen = size("sequence_mask: the longest of 'lengths'", longest, 0, error=LoDError)
     device = lengths.device if isinstance(lengths, Tensor) else torch.device("cpu")
     return torch.arange(maxlen, device=device) < own.to(device, copy=True).unsqueeze(1)
 

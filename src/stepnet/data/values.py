@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from stepnet.data.arguments import brief
 from stepnet.data.convert import pack_like, packed_to_rows
 from stepnet.data.dtypes import typed_shape
 from stepnet.data.lod import LoDTensor
@@ -102,7 +103,8 @@ def integer(number: Any, where: str) -> int:
     """
     if isinstance(number, Tensor):
         whole = number.dtype != torch.bool and not (number.is_floating_point() or number.is_complex())
-        if whole and number.numel() == 1:
+        known = not number.is_meta or size_in(number) is not None
+        if whole and known and number.numel() == 1:
             return whole_number(number)
     elif isinstance(number, torch.SymInt):  # of a module that is traced with sizes left open
         return number  # pyright: ignore[reportReturnType]
@@ -111,7 +113,7 @@ def integer(number: Any, where: str) -> int:
             return operator.index(number)
     raise ArrayError(
         f"{where} must be an int or a scalar integer tensor",
-        got=describe(number) if isinstance(number, Tensor) else repr(number)[:80],
+        got=describe(number) if isinstance(number, Tensor) else brief(number),
         remedy="int(number) of a float that is whole" if isinstance(number, float) else None,
     )
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stepnet.data.arguments import number, whole
+from stepnet.data.arguments import number, size, whole
 from stepnet.data.in_graph import by_python
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import outside_modes, unwrapped
@@ -76,7 +76,7 @@ def beam_search(
     """
     where = "beam_search"
     bos, eos = checked_words(where, step, bos, eos)
-    beam_size = whole(f"{where}: 'beam_size'", beam_size, 1)
+    beam_size = size(f"{where}: 'beam_size'", beam_size)
     max_length = whole(f"{where}: 'max_length'", max_length, 1)
     n_best = whole(f"{where}: 'n_best'", n_best, 1)
     if n_best > beam_size:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from stepnet.data.arguments import function, whole
+from stepnet.data.arguments import brief, check_dense, function, whole
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import traced, transforms
 from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
@@ -22,6 +22,15 @@ def checked_state(step: WordStep, state: Any, static: Any, where: str) -> tuple[
     """The leaves of an initial state and of what the step sees at every word, their structure, and the
     number of sequences."""
     leaves, spec = flatten(state)
+    for name, leaf in zip(names(spec, "state"), leaves, strict=True):
+        if isinstance(leaf, Tensor):
+            check_dense(f"{where}: {name}", leaf)
+            if leaf.is_meta:
+                raise StepError(
+                    f"{where} goes by the numbers of scores, of which {name} leaves none",
+                    got=f"{brief(leaf)}, on meta",
+                    remedy="a state on the device that the step runs on",
+                )
     plain = all(isinstance(v, Tensor) and not isinstance(v, LoDTensor) and v.dim() for v in leaves)
     if not leaves or not plain or len({len(v) for v in leaves}) != 1:
         raise StepError(

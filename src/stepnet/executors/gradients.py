@@ -14,7 +14,7 @@ from stepnet.ir.plan import Plan
 from .call import Call
 from .gradient_flow import reached
 from .layout import Layout
-from .loop import last, shift
+from .loop import in_memory, last, shift
 from .ready import Asked, Ready, Sources
 from .tables import as_table, earlier
 
@@ -75,7 +75,7 @@ def _read(
     states = {}
     moved = ready.backward.moved if ready.backward is not None and ready.is_few(layout) else ()
     for name, k, of in sources.shifted:
-        rows, boot = at_hand[k], at_hand[of]
+        rows, boot = in_memory(name, at_hand[k]), in_memory(name, at_hand[of])
         if name in moved and rows.dtype is boot.dtype:
             values[name], states[name] = rows, boot
             continue

@@ -154,8 +154,7 @@ class PreparedLoop:
             noted = () if as_it_is else map(Tensor.is_neg, inputs.values())
             if not all(map(data_ptr, inputs.values())) or any(noted):
                 for name, tensor in inputs.items():
-                    if tensor.is_neg() or (not tensor.data_ptr() and tensor.numel()):
-                        inputs[name] = _in_memory(name, tensor)
+                    inputs[name] = in_memory(name, tensor)
         tensor = next(iter((values or states).values()), None)
         device = _CPU if as_it_is or tensor is None else tensor.device
         if as_it_is or is_as_written(device):
@@ -288,7 +287,7 @@ def _spared(plan: LoopPlan, scans: Sequence[Scan | None]) -> set[str]:
     return named
 
 
-def _in_memory(name: str, tensor: Tensor) -> Tensor:
+def in_memory(name: str, tensor: Tensor) -> Tensor:
     """What torch only notes to stand for zeros, or for the negative of its numbers, written out.
 
     Raises:
@@ -296,6 +295,8 @@ def _in_memory(name: str, tensor: Tensor) -> Tensor:
     """
     if tensor.is_neg():
         return tensor.resolve_neg()
+    if data_ptr(tensor) or not tensor.numel():
+        return tensor
     if tensor._is_zerotensor():
         return torch.zeros_like(tensor)
     raise StepError(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.arguments import brief
 from stepnet.data.modes import autocast_dtype, in_function_modes, linearizes, traced, transforms_active
 from stepnet.errors import StepError
 
@@ -48,7 +49,7 @@ def check_backend(backend: Backend | None) -> Backend:
         backend = _default
     if not (isinstance(backend, str) and is_backend(backend)):
         expected = f"one of {', '.join(backend_names())}"
-        raise StepError("no such backend", got=repr(backend), expected=expected)
+        raise StepError("no such backend", got=brief(backend), expected=expected)
     return backend
 
 

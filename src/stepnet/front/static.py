@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from stepnet.data.arguments import check_dense
 from stepnet.data.convert import rows_to_padded
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside, outside_modes
@@ -62,10 +63,8 @@ def memory_of(leaf: Any, n: int, what: str) -> Tensor | Padded:
             got=describe_leaf(leaf),
             remedy="a step reads what is the same for all sequences from its closure or its module",
         )
-    if not ragged and leaf.is_nested:
-        raise StepError(
-            f"{what} cannot be a NestedTensor", remedy="LoDTensor.from_nested(x), of jagged layout"
-        )
+    if not ragged:
+        check_dense(what, leaf)
     if ragged and leaf.lod_level != 1:
         raise StepError(
             f"{what} has {leaf.lod_level} levels of sequences",

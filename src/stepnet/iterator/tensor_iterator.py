@@ -9,13 +9,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from stepnet.data.arguments import check_dense
 from stepnet.data.in_graph import by_python
 from stepnet.data.lod import LoDTensor
 from stepnet.data.no_graph import refuse_proxies, refuse_traces
 from stepnet.data.outputs import Outputs
 from stepnet.data.recording import AS_A_LAYER, RECORDER, StandIn, inside, recorded_in_frames
 from stepnet.data.storage import apart
-from stepnet.errors import Unsupported
+from stepnet.errors import LoopError, Unsupported
 from stepnet.executors import naive
 from stepnet.executors.base import Backend
 from stepnet.executors.naive import PLAIN
@@ -212,6 +213,8 @@ class TensorIterator(nn.Module):
             elif not isinstance(found[name], Tensor) or isinstance(found[name], LoDTensor):
                 remedy = f" ({AS_A_LAYER})" if isinstance(found[name], StandIn) else ""
                 wrong.append(f"input {name!r} must be a tensor, not {describe_leaf(found[name])}{remedy}")
+            else:
+                check_dense(f"input {name!r} of a TensorIterator", found[name], LoopError)
         if wrong:
             raise does_not_fit(step_name(self.body), wrong, f"inputs {', '.join(names)}")
         return found

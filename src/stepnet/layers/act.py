@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from stepnet.data.arguments import brief
 from stepnet.errors import TapeError
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
@@ -52,7 +53,7 @@ def as_activation(act: Act) -> Callable[..., Any] | None:
         )
     if not isinstance(act, str) and callable(act):
         return check_callable("'act'", act)
-    raise TapeError("no such activation", got=repr(act), expected=f"a function, or {', '.join(ACTIVATIONS)}")
+    raise TapeError("no such activation", got=brief(act), expected=f"a function, or {', '.join(ACTIVATIONS)}")
 
 
 def activation(x: TapeItem, act: str | Callable[..., Any], *, name: str | None = None) -> TapeItem:

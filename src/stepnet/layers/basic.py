@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stepnet.data.arguments import truth
+from stepnet.data.arguments import brief, truth
 from stepnet.errors import TapeError
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
@@ -159,7 +159,7 @@ def dropout(x: TapeItem, p: float = 0.5, *, name: str | None = None) -> TapeItem
     """
     check_rows("dropout", x)
     if not isinstance(p, (int, float)) or not 0 <= p <= 1:
-        raise unfit("dropout", "'p' must lie in 0 to 1", repr(p))
+        raise unfit("dropout", "'p' must lie in 0 to 1", brief(p))
     return Tape.current().record("dropout", nn.Dropout(p), (x,), name=name)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any
 
 from torch import Tensor, nn
 
+from stepnet.data.arguments import brief
+from stepnet.data.arguments import size as checked_size
 from stepnet.data.lod import LoDTensor
-from stepnet.errors import TapeError
+from stepnet.errors import StepError, TapeError
 from stepnet.tape.creation import describe
 from stepnet.tape.item import TapeItem
 from stepnet.user_line import user_line
@@ -71,9 +72,10 @@ def check_sequences(kind: str, x: Any, what: str = "its input") -> LoDTensor:
 
 def check_size(kind: str, size: Any, what: str = "size") -> int:
     """A positive whole number."""
-    if not isinstance(size, Integral) or isinstance(size, bool) or not 0 < int(size) < 2**63:
-        raise unfit(kind, f"'{what}' must be a positive whole number", repr(size))
-    return int(size)
+    try:
+        return checked_size(f"'{what}'", size)
+    except StepError as error:
+        raise unfit(kind, error.where, error.got, expected=error.expected) from None
 
 
 def check_ids(kind: str, x: Any, what: str = "its input") -> None:
@@ -105,7 +107,7 @@ def check_labels(kind: str, x: Any, label: Any, ignore: int | None) -> None:
     check_same_levels(kind, x, label)
     size, classes = features(kind, x), label.creation.classes
     if ignore is not None and (not isinstance(ignore, int) or isinstance(ignore, bool)):
-        raise unfit(kind, "'ignore' must be a label, or None", repr(ignore))
+        raise unfit(kind, "'ignore' must be a label, or None", brief(ignore))
     if classes is not None and classes - (ignore == classes - 1) > size:
         got = f"'{label.name}' has {classes} classes, '{x.name}' {size} scores"
         raise unfit(

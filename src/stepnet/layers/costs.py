@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stepnet.data.arguments import brief
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import TapeError
 from stepnet.tape.item import TapeItem
@@ -123,7 +124,7 @@ def ctc_cost(x: TapeItem, label: TapeItem, *, blank: int = 0, name: str | None =
     refuse_probabilities("ctc_cost", x)
     check_ids("ctc_cost", label, "'label'")
     if not isinstance(blank, int) or not 0 <= blank < features("ctc_cost", x):
-        raise unfit("ctc_cost", "'blank' must be a class", repr(blank), expected="0 to classes - 1")
+        raise unfit("ctc_cost", "'blank' must be a class", brief(blank), expected="0 to classes - 1")
     return _record("ctc_cost", _ctc, (x, label, blank), name)
 
 

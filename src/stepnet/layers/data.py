@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from stepnet.data.arguments import brief, whole
 from stepnet.data.arguments import name as name_of
-from stepnet.data.arguments import whole
 from stepnet.data.convert import DEEPEST
 from stepnet.data.lod import LoDTensor
 from stepnet.data.no_graph import refuse_proxies
@@ -121,7 +121,7 @@ def Sequence(of: DataType) -> DataType:
     1
     """
     if not isinstance(of, (Dense, Integer)):
-        raise TapeError("Sequence is of a type", got=repr(of)[:80], expected=_TYPES)
+        raise TapeError("Sequence is of a type", got=brief(of), expected=_TYPES)
     return replace(of, level=of.level + 1)
 
 
@@ -142,7 +142,7 @@ def data(name: str, type: Dense | Integer) -> TapeItem:
     if not isinstance(type, (Dense, Integer)):
         raise TapeError(
             f"data '{name}' has no type that is known",
-            got=repr(type)[:80],
+            got=brief(type),
             expected=_TYPES,
         )
     if name_of("data: 'name'", name, error=TapeError) == "self":

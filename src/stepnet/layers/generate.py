@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stepnet import decode
+from stepnet.data.arguments import brief
 from stepnet.data.arguments import name as name_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import leaves, map_leaves
@@ -167,7 +168,7 @@ def _check_options(where: str, classes: int, options: dict[str, Any]) -> None:
     for what in ("bos", "eos"):
         word = options[what]
         if not isinstance(word, int) or isinstance(word, bool) or not 0 <= word < classes:
-            raise TapeError(f"{where}: '{what}' is no word", got=repr(word), expected=f"0 to {classes - 1}")
+            raise TapeError(f"{where}: '{what}' is no word", got=brief(word), expected=f"0 to {classes - 1}")
     n_best, penalty = options["n_best"], options["length_penalty"]
     if n_best > options["beam_size"]:
         raise TapeError(
@@ -176,7 +177,7 @@ def _check_options(where: str, classes: int, options: dict[str, Any]) -> None:
             remedy=f"beam_size={n_best}",
         )
     if not isinstance(penalty, (int, float)) or penalty < 0:
-        raise TapeError(f"{where}: 'length_penalty' must be a number from 0", got=repr(penalty))
+        raise TapeError(f"{where}: 'length_penalty' must be a number from 0", got=brief(penalty))
 
 
 def _check_scores(tape: Tape, where: str, scores: TapeItem, index: int, group: Creation) -> int:

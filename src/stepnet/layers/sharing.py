@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from stepnet.data.arguments import brief
 from stepnet.tape.creation import Creation
 from stepnet.tape.item import TapeItem
 from stepnet.tape.tape import Tape
@@ -64,7 +65,7 @@ def _other(kind: str, name: str | None, weights: Weights) -> Creation | None:
         if found is not None:
             return found
     expected = "an item of any tape, or the name of a layer"
-    raise unfit(kind, "'weights' names no layer that was made before", repr(weights)[:80], expected=expected)
+    raise unfit(kind, "'weights' names no layer that was made before", brief(weights), expected=expected)
 
 
 def _shapes(module: Any) -> dict[str, tuple[int, ...]]:

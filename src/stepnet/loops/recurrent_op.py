@@ -365,6 +365,8 @@ class RecurrentOp:
             elif not isinstance(value, Tensor):
                 what = "not in the scope" if value is None else describe_leaf(value)
                 wrong.append(f"input '{name}' is {what}")
+            elif value.layout is not torch.strided or value.is_nested:
+                wrong.append(f"input '{name}' is of layout {value.layout}: x.to_dense() lies in rows")
             elif value.dim() == 0:
                 wrong.append(f"input '{name}' has no time axis")
             else:

@@ -15,7 +15,7 @@ from stepnet.api import recurrent
 from stepnet.cells.cell import check_factory, draw, positive_size
 from stepnet.cells.wrapper import check_probability
 from stepnet.checks import unscripted
-from stepnet.data.arguments import truth, whole
+from stepnet.data.arguments import brief, truth, whole
 from stepnet.data.in_graph import CAN_CAPTURE, is_exporting
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import autocast_dtype
@@ -108,9 +108,9 @@ class RNNBase(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.input_size = positive_size(self, "input_size", input_size)
-        self.hidden_size = positive_size(self, "hidden_size", hidden_size)
-        self.num_layers = positive_size(self, "num_layers", num_layers)
+        self.input_size = input_size = positive_size(self, "input_size", input_size)
+        self.hidden_size = hidden_size = positive_size(self, "hidden_size", hidden_size)
+        self.num_layers = num_layers = positive_size(self, "num_layers", num_layers)
         self.bias = self._flag("bias", bias)
         self.batch_first = self._flag("batch_first", batch_first)
         self.dropout = check_probability(type(self).__name__, "dropout", dropout)
@@ -121,13 +121,13 @@ class RNNBase(nn.Module):
                 stacklevel=2 if type(self).__init__ is RNNBase.__init__ else 3,
             )
         self.bidirectional = self._flag("bidirectional", bidirectional)
-        if whole(f"{type(self).__name__} 'proj_size'", proj_size, 0) >= hidden_size:
+        self.proj_size = proj_size = whole(f"{type(self).__name__} 'proj_size'", proj_size, 0)
+        if proj_size >= hidden_size:
             raise StepError(
                 f"{type(self).__name__} 'proj_size' must be smaller than hidden_size, or 0 for no projection",
-                got=repr(proj_size),
+                got=brief(proj_size),
                 expected=f"0 to {hidden_size - 1}",
             )
-        self.proj_size = proj_size
 
         check_factory(self, device, dtype)
         self._names = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if bias else ()))

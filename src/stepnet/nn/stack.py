@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stepnet.api import Recurrent
 from stepnet.cells.wrapper import Wrapper, check_probability
-from stepnet.data.arguments import truth
+from stepnet.data.arguments import brief, truth
 from stepnet.data.no_graph import refuse_proxies
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.data.tree import by_leaf, flatten
@@ -193,7 +193,7 @@ def _flags(residual: Any, layers: int) -> tuple[bool, ...]:
     if not isinstance(flags, Sequence) or len(flags) != layers or any(not isinstance(f, bool) for f in flags):
         raise StepError(
             "Stack 'residual' must be True or False, for all layers or for each",
-            got=repr(residual),
+            got=brief(residual),
             expected=f"one, or {layers}",
         )
     return tuple(flags)

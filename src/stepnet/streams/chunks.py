@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stepnet.data.arguments import check_dense
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD, offsets_of
 from stepnet.data.pieces import one_after_the_other
@@ -26,7 +27,7 @@ def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], lis
         StreamError: they are not alike.
     """
     first_chunk = next(iter(chunks.values()))
-    if type(first_chunk) is Tensor and first_chunk.dim():
+    if type(first_chunk) is Tensor and first_chunk.layout is torch.strided and first_chunk.dim():
         if len(chunks) == 1:
             lengths = [first_chunk.shape[0]]
             rows = first_chunk
@@ -42,6 +43,9 @@ def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], lis
     columns: list[list[Any]] = [[] for _ in first]
     for id, chunk in chunks.items():
         leaves, own = flatten(chunk)
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                check_dense(f"the chunk of stream {id!r}", leaf, StreamError)
         if own != spec or not leaves or any(map(_differ, leaves, first)):
             raise StreamError(
                 f"the chunk of stream {id!r} must be rows, like those of the others",
@@ -60,6 +64,8 @@ def joined(chunks: Mapping[Hashable, Any]) -> tuple[Any, tuple[Tensor, ...], lis
 def _are_alike(chunks: list[Any]) -> bool:
     """Whether all are rows of one kind. Sets: of hundreds of chunks, hardly any two differ."""
     if {type(chunk) for chunk in chunks} != {Tensor}:
+        return False
+    if {chunk.layout for chunk in chunks} != {torch.strided}:
         return False
     kinds = {chunk.dtype for chunk in chunks}, {chunk.device for chunk in chunks}
     shapes = {chunk.shape for chunk in chunks}

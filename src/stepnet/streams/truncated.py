@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.data.arguments import whole
+from stepnet.data.arguments import check_dense, whole
 from stepnet.data.in_graph import by_python, not_followed
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import beside
@@ -128,6 +128,8 @@ class Truncated(Generic[X, State]):
         like = self._state_spec
         leaves, spec = flatten(state) if like is None else flatten_as(like, state)
         for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                check_dense("truncated: a state", leaf)
             if not isinstance(leaf, Tensor) or leaf.dim() == 0 or leaf.shape[0] != len(sequences):
                 raise StepError(
                     "truncated: a state must have one row per sequence",
@@ -234,6 +236,9 @@ def _checked(x: Any, axis: int) -> tuple[list[Any], Spec, Tensor]:
             got=describe_leaf(x),
             remedy="torch.as_tensor(x); LoDTensor.from_sequences(sequences) of a list",
         )
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            check_dense("truncated: x", leaf)
     lengths = [_lengths(leaf, axis) for leaf in leaves]
     if any(not torch.equal(each, lengths[0]) for each in lengths[1:]):
         raise LoDError(
