@@ -574,6 +574,12 @@ def _check_batches(batches: Any) -> None:
 def _flatten(x: LoDTensor) -> tuple[list[Tensor], LoD]:
     if in_program(x.structure.levels[0]):
         raise LoDError(in_graph.NO_RESULT, remedy=in_graph.AS_TENSORS)
+    if pytree.is_frozen_by_checkpoint(x._values):
+        raise LoDError(
+            "a checkpoint with use_reentrant=True gives no gradients to LoDTensors",
+            got=repr(x),
+            remedy="use_reentrant=False; or pass and return tensors: x.values, and x.with_values(...) inside",
+        )
     return [x._values], x.structure
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
+from torch.utils.checkpoint import CheckpointFunction
+
+_REENTRANT = CheckpointFunction.forward.__code__
+_ASKING = (_pytree.__file__, _REENTRANT.co_filename)
 
 
 def register_node(
@@ -35,6 +40,19 @@ def register_node(
         from_dumpable_context=load,
         flatten_with_keys_fn=flatten_with_keys,
     )
+
+
+def is_frozen_by_checkpoint(values: Any) -> bool:
+    """Whether who asks for the leaves of a node with these values is a reentrant checkpoint of torch's whose
+    results need gradients: it takes and gives those of tensors alone, and of nodes none, without a word."""
+    if torch.compiler.is_dynamo_compiling() or torch.is_grad_enabled():
+        return False
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename in _ASKING:
+        if frame.f_code is _REENTRANT:
+            return values.requires_grad or any(frame.f_locals["ctx"].needs_input_grad)
+        frame = frame.f_back
+    return False
 
 
 def name_packed_sequences() -> None:
