@@ -135,7 +135,7 @@ class ScanLoop:
                 ),
             ),
             back_edges=[BackEdge(a, b) for a, b in zip(results, names[:states], strict=False)],
-        )
+        ).settled()
         # a number that each row has fits a body as one number does only where it is tried
         self._bodies = [self.body, self.body.flattened()] if counts else [self.body]
         self._rows = [RowLoop(self.loop, partial(_as_it_is, b.function, not counts)) for b in self._bodies]

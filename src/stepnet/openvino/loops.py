@@ -345,7 +345,7 @@ class LoopRunner:
         body = LoopBody(self.graph, layer.name, self.condition)
         self.loop = whole_loop(layer, body)
         inputs, outputs, edges = _ports(layer, body, layer.back_edges)
-        whole = Loop(GraphBody(self.graph, layer.name), inputs, outputs, edges)
+        whole = Loop(GraphBody(self.graph, layer.name), inputs, outputs, edges).settled()
         self.blocks = OwnEndRunner(self.reports, WholeStep(self.graph, whole, body.condition))
         self.rows = RowRunner(counted_loop(layer, GraphBody(self.graph, layer.name)), self.graph)
         if sum(row.purpose is not None and slots[row.internal] in read for row in rows.inputs) > 1:

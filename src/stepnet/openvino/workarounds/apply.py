@@ -29,7 +29,8 @@ def worked_around(net: Net) -> Net:
         edit = Editor(inner)
         plain_cells(edit)
         for layer in [layer for layer in inner.layers.values() if layer.type == "Loop"]:
-            taken_out(edit, layer)
+            if layer.id in inner.layers:  # not gone with one that read it
+                taken_out(edit, layer)
         for layer in list(inner.layers.values()):
             with_defaults(layer)
             apart_from_products(edit, layer)

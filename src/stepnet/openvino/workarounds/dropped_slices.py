@@ -68,7 +68,7 @@ def _count(edit: Editor, layer: Layer, row: PortRow) -> tuple[int, int]:
     """The number of steps, as a scalar: the length of a range over its stride."""
     ids = [port.id for port in layer.inputs]
     source = layer.sources[ids.index(row.external)]
-    rank = len(edit.port(source).shape or ())
+    rank = len(edit.port(source).shape or ()) or -1
 
     def one(type: str, sources: list[tuple[int, int]], version: str = "opset1", **attributes: str):
         outputs = [(_INT64, (rank,) if type == "ShapeOf" else ())]

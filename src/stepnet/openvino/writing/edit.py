@@ -138,9 +138,10 @@ class Editor:
                     self.net.layers[number].change_output(index, names=called)
 
     def needed(self) -> set[int]:
-        """The layers from which a Result can be reached."""
-        found = set(self.net.results)
-        waiting = list(self.net.results)
+        """The layers from which a Result can be reached, or an Assign: a variable is an output, too."""
+        found = {i for i, layer in self.net.layers.items() if layer.type.lower() == "assign"}
+        found |= set(self.net.results)
+        waiting = list(found)
         while waiting:
             for source, _ in self.net.layers[waiting.pop()].sources:
                 if source not in found:
@@ -149,7 +150,7 @@ class Editor:
         return found
 
     def drop_dead(self) -> None:
-        """Take away layers from which no Result can be reached. Parameters stay."""
+        """Take away layers that are not needed. Parameters stay."""
         alive = self.needed() | set(self.net.parameters)
         for i in list(self.net.layers):
             if i not in alive:
