@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from typing_extensions import Self
+
 
 def describe(where: str, *, got: object = None, expected: object = None, remedy: str | None = None) -> str:
     """Lay out an error's text: `where` it is first, then got, expected and remedy on lines of their own.
@@ -40,6 +42,17 @@ class StepnetError(Exception):
         super().__init__(describe(where, got=got, expected=expected, remedy=remedy))
         self.where, self.remedy = where, remedy
         self.got, self.expected = (None if part is None else str(part) for part in (got, expected))
+
+    def fresh(self) -> Self:
+        """The same error, to be kept or raised again: without the frames, and so the tensors, it came by.
+        A frame that keeps what it raises is a cycle: all that it holds stays until garbage is collected.
+
+        >>> Unsupported("it mixes rows").fresh().reason
+        'it mixes rows'
+        """
+        made = type(self).__new__(type(self), *self.args)
+        made.__dict__.update(self.__dict__)
+        return made
 
 
 class LoDError(StepnetError, ValueError):
@@ -133,16 +146,6 @@ class Unsupported(StepnetError):
         self.reason = reason
         self.remedy = remedy
         self.line = line
-
-    def fresh(self) -> Unsupported:
-        """The same refusal, to be kept or raised again: without the frames, and so the tensors, it came by.
-
-        >>> Unsupported("it mixes rows").fresh().reason
-        'it mixes rows'
-        """
-        made = type(self).__new__(type(self), *self.args)
-        made.__dict__.update(self.__dict__)
-        return made
 
     def advised(self, remedy: str) -> Unsupported:
         """The same refusal with a remedy, for one that has none.

@@ -201,7 +201,11 @@ def normed(g: Graph, form: str) -> Ref:
         return g.one("Tanh", g.one(way, x, g.number(-1), version="opset3", exclusive="true"))
     if way == "NormalizeL2":
         return g.one(way, x, g.ints(-1), eps=0.1, eps_mode="add")
-    how = {"eps": 0.01, "normalize_variance": "true", "eps_mode": g.pick.choice(["inside_sqrt", "outside_sqrt"])}
+    how = {
+        "eps": 0.01,
+        "normalize_variance": "true",
+        "eps_mode": g.pick.choice(["inside_sqrt", "outside_sqrt"]),
+    }
     return g.one("MVN", x, g.ints(-1), version="opset6", **how)
 
 
@@ -229,9 +233,7 @@ def of_last(g: Graph) -> Ref:
 
 
 def of_mean(g: Graph) -> Ref:
-    return g.one(
-        g.pick.choice(["ReduceMean", "ReduceMax"]), g.any("steps"), g.ints(0), keep_dims="false"
-    )
+    return g.one(g.pick.choice(["ReduceMean", "ReduceMax"]), g.any("steps"), g.ints(0), keep_dims="false")
 
 
 def backwards(g: Graph) -> Ref:
@@ -241,9 +243,7 @@ def backwards(g: Graph) -> Ref:
 
 def each(g: Graph, x: Ref, time: int, batch: int) -> Ref:
     """T for each sequence."""
-    steps, sequences = (
-        g.one("Unsqueeze", g.length(x, at), g.number(0), out="I64") for at in (time, batch)
-    )
+    steps, sequences = (g.one("Unsqueeze", g.length(x, at), g.number(0), out="I64") for at in (time, batch))
     return g.one("Broadcast", steps, sequences, out="I64", version="opset3", mode="numpy")
 
 
@@ -296,7 +296,9 @@ def sequence(g: Graph) -> Ref:
                          hidden_size=hidden, direction=direction, **how)  # fmt: skip
     rows = g.one("Reshape", last, g.const([0, d * hidden], "int64"), special_zero="true")
     g.values["rows"].append(g.one("Tanh", g.one("MatMul", rows, g.const(g.file.weight(d * hidden, F)))))
-    flat = g.one("Reshape", g.turned(y, 2, 0, 1, 3), g.const([0, 0, d * hidden], "int64"), special_zero="true")
+    flat = g.one(
+        "Reshape", g.turned(y, 2, 0, 1, 3), g.const([0, 0, d * hidden], "int64"), special_zero="true"
+    )
     return g.one("MatMul", flat, g.const(g.file.weight(d * hidden, F)))
 
 
@@ -328,7 +330,9 @@ def sliced_input(g: Graph, body: Graph, part: int) -> tuple[Ref, Ref, int]:
     if part == 1 and g.pick.random() < 0.6:
         way = g.pick.choice(["Squeeze", "Squeeze", "Reshape"]) if axis != 2 else "Squeeze"
         if way == "Squeeze":
-            rows = body.one("Squeeze", inside, body.number(axis) if g.pick.random() < 0.5 else body.ints(axis))
+            rows = body.one(
+                "Squeeze", inside, body.number(axis) if g.pick.random() < 0.5 else body.ints(axis)
+            )
         else:
             rows = body.one("Reshape", inside, body.const([-1, F], "int64"), special_zero="false")
         body.values["rows"].append(rows)

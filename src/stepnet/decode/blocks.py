@@ -224,7 +224,7 @@ def _tell(step: Step, error: Unsupported) -> None:
     by name and is not there."""
     if check_backend(None) != AUTO:
         if isinstance(error, NotBuilt):
-            raise error
+            raise error.fresh()
         return
     told = error.fresh()
     told.remedy = error.remedy or "stepnet.set_backend('eager') accepts that, without a warning"

@@ -77,7 +77,7 @@ def run_with_attributes(
                 refusal = declined.fresh()
     if backend != AUTO:
         _put(places, before)
-        raise refusal
+        raise refusal.fresh()
     plain = PlainRun(plain.loop, feeds)
     return plain.outputs(plain.advance(first)), refusal
 

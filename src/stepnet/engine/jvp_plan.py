@@ -282,7 +282,7 @@ class RunsAlong:
         except StepError as error:
             if not self.seen:
                 raise
-            return self.seen[0], error
+            return self.seen[0], error.fresh()
 
     @_as_called
     def of(
@@ -315,7 +315,7 @@ class RunsAlong:
         entry = None if known is None else known[0].of_size(about_as_many(beside.layout.sequences))
         if known is None or entry is None:
             if changed is not None:
-                raise changed
+                raise changed.fresh()
             entry = self._found(twin, own, now, directions, noise, forward_mode)
             assert entry.ready is not None
             sources = twin.sources(entry.weights)

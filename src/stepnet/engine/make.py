@@ -134,7 +134,7 @@ def _compile(
     with inner_loops(None, line) as loops:
         seen = try_on_rows(entry, snapshot, loop, reads, sequences._replace(x_rows=x, states=states))
     if loops.too_long is not None:
-        raise loops.too_long
+        raise loops.too_long.fresh()
     most = steps_of_inner_loops(reads, loops.longest)
     if entry.changes is not None:
         return None

@@ -181,7 +181,7 @@ def _check_goes_by_plan(loop: Loop, feeds: Mapping[str, Any], chooses: bool) -> 
         raise Rests("the step was refused a moment ago")
     if chooses and (costs := open_steps.why_plainly(loop, feeds)) is not None:
         _await_trials()  # it may change objects by now, where nobody looks at it
-        raise costs
+        raise costs.fresh()
 
 
 def _declined_again(asked: warm_calls.Asked, declined: Entry, backend: str) -> Unsupported:

@@ -153,6 +153,12 @@ class FailsOnSamples(Unsupported):
         while inner is not None:  # it is kept, and the frames it came by hold tensors
             inner = inner.with_traceback(None).__cause__ or inner.__context__
 
+    def error_anew(self) -> Exception:
+        """One like the error, to be raised: what is raised holds the frames it came by."""
+        made = type(self.error).__new__(type(self.error), *self.error.args)
+        made.__dict__.update(self.error.__dict__)
+        return made
+
 
 _CACHE = functools._lru_cache_wrapper
 _long: set[Any] = set()  # code of open steps with long recurrences inside, not recorded at each call
@@ -407,7 +413,7 @@ def _record(
                 if len(_long) > 10_000:
                     _long.clear()
                 _long.add(found.key[0])
-                raise loops.too_long
+                raise loops.too_long.fresh()
         except Unsupported as refusal:
             return refusal
         except Exception as error:

@@ -40,7 +40,7 @@ def error_for(
     tell = warn and backend == AUTO
     fails = isinstance(refusal, FailsOnSamples)
     if fails and warn and backend != AUTO and not isinstance(refusal.error, StepError):
-        return refusal.error
+        return refusal.error_anew()
     told = refusal.fresh()
     if tell and (fails or isinstance(refusal, FailsOnAnyRows)) and _one_per_sequence(reads, sequences):
         tell_of(SlowPathWarning, loop, reads, _ONE_PER_SEQUENCE)

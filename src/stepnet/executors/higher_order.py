@@ -432,7 +432,7 @@ def of_plain_loop(
         try:
             refuse_bent(call.ready.plan, pairs, wanted)
         except StepError as error:
-            bent = error
+            bent = error.fresh()
     found = _grad([o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph)
     return at_places(found if bent is None else _NotAgain.apply(bent, *found), needed)
 
@@ -449,7 +449,7 @@ class _NotAgain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise ctx.refusal
+        raise ctx.refusal.fresh()
 
 
 def refuse_bent(plan: Plan, pairs: Iterable[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> None:

@@ -173,8 +173,8 @@ class ScanLoop:
             try:
                 return rows.run(feeds, backend, steps=steps, reads=())
             except Unsupported as refusal:
-                refused.append(refusal)
-        raise refused[0]
+                refused.append(refusal.fresh())
+        raise refused[0].fresh()
 
 
 def way(direction: int) -> dict[str, Any]:

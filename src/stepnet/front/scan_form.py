@@ -252,16 +252,16 @@ class _Raising:
         end = next(op for op in program.ops if isinstance(op, Break))
         unlike = rule("the loop does not end where a counted step reaches a fixed number", end)
         if not self.tests:
-            raise unlike
+            raise unlike.fresh()
         test = self.tests[-1]
         left, right = map(self._line, test.args)
         if left is None or right is None or left[1] == right[1]:
-            raise unlike
+            raise unlike.fresh()
         name = _OPPOSITE[name_of(test)] if self.negated else name_of(test)
         if name not in _ENDS[1 if left[1] > right[1] else -1]:
-            raise unlike
+            raise unlike.fresh()
         if getattr(test.function, "__name__", "") == "equal" and not self._of_one_shape(*test.args):
-            raise unlike  # as it never ends: torch.equal of two shapes is False
+            raise unlike.fresh()  # as it never ends: torch.equal of two shapes is False
         for op in program.ops[: program.ops.index(end)]:
             if isinstance(op, (Read, Write)) or (isinstance(op, Call) and self._element(op) is not None):
                 raise rule("an array is read or written before break_if", op)
@@ -340,7 +340,7 @@ class _Raising:
             elsewhere = rule("an array is read elsewhere than at the step and at steps before", op)
             at = self._line(op.index)
             if at is None:
-                raise elsewhere
+                raise elsewhere.fresh()
             if any(place not in self.program.constants for place in places(op.default)):
                 raise rule("a default is computed in the loop", op)
             if op.array not in writes:
@@ -351,7 +351,7 @@ class _Raising:
             behind = line.plus(at[0], -1)
             distance = behind.const * by
             if behind.terms or not 0 <= distance <= _FARTHEST:
-                raise elsewhere
+                raise elsewhere.fresh()
             if distance:
                 states.append((op, distance, line))
             elif op.array not in done:

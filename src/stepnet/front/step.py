@@ -125,10 +125,9 @@ class StepBody:
         try:
             result = self.step(values[0], state)
         except Exception as error:
-            told = self.told(error, values[:1], values[1:])
-            if told is error:
+            if self._is_told(error):
                 raise
-            raise told from error
+            raise failure(self, values, error, self.t) from error
         if type(result) is tuple and len(result) == 2 and type(result[0]) is Tensor:
             y, new = result
             if self.y_spec is None:
@@ -208,25 +207,21 @@ class StepBody:
             else:
                 result = self.step(x, state)
         except Exception as error:
-            told = self.told(error, x_leaves, state_leaves)
-            if told is error:
+            if self._is_told(error):
                 raise
-            raise told from error
+            raise failure(self, (*x_leaves, *state_leaves), error, self.t) from error
         return self.accept(result, state_leaves)
 
-    def told(self, error: Exception, x_leaves: Sequence[Any], state_leaves: Sequence[Any]) -> Exception:
-        """What to raise of an error of the step, called on these leaves: it, or one in the user's words."""
+    def _is_told(self, error: Exception) -> bool:
+        """Whether an error of the step is raised as it is, and not in the user's words. No frame is to keep
+        either by name: a cycle would hold what the call was given until garbage is collected."""
         if isinstance(error, RuntimeError):
-            if type(error) is not RuntimeError:
-                return error
-        else:
-            if isinstance(error, StepnetError) or not isinstance(error, TypeError | ValueError | IndexError):
-                return error
-            self._check_parameters(static=self.state_spec.kind is WithStatic)
-            self._check_nesting()
-            if isinstance(error, ValueError) or is_by_raise(error):
-                return error
-        return failure(self, (*x_leaves, *state_leaves), error, self.t)
+            return type(error) is not RuntimeError
+        if isinstance(error, StepnetError) or not isinstance(error, TypeError | ValueError | IndexError):
+            return True
+        self._check_parameters(static=self.state_spec.kind is WithStatic)
+        self._check_nesting()
+        return isinstance(error, ValueError) or is_by_raise(error)
 
     def accept(self, result: Any, state_leaves: Sequence[Any]) -> tuple[Any, list[Any]]:
         """What the step gave, checked: y and the leaves of the new state."""

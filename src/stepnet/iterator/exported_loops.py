@@ -59,8 +59,8 @@ def in_program(
         try:
             return _run(rows, layout, feeds, constants, body)
         except Unsupported as error:
-            refusal = error
-    raise refusal
+            refusal = error.fresh()
+    raise refusal.fresh()
 
 
 def _layouts(loop: Loop, feeds: Mapping[str, Tensor], reverse: bool) -> Iterator[RowLayout]:

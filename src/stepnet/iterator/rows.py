@@ -110,7 +110,7 @@ class RowLoop:
             except StepError as error:
                 tried.append((call, Unsupported(str(error.args[0]).splitlines()[0])))
             except Unsupported as error:
-                tried.append((call, error))
+                tried.append((call, error.fresh()))  # its frames hold this one
             else:
                 if noting is not None:
                     replay = None
@@ -130,7 +130,7 @@ class RowLoop:
                 return out
         call, refusal = tried[0]
         show(call.loop, call.feeds, backend)
-        raise refusal
+        raise refusal.fresh()
 
     @staticmethod
     def _from(first: int, calls: Iterator[RowCall]) -> Iterator[tuple[int, RowCall]]:
@@ -174,9 +174,9 @@ class RowLoop:
                     found = True
                     yield call
             except Unsupported as refusal:
-                refused.append(refusal)
+                refused.append(refusal.fresh())
         if not found:
-            raise refused[0]
+            raise refused[0].fresh()
 
     def _leads_of(self, feeds: Mapping[str, Tensor]) -> list[Leads]:
         """Where axes of one element may stand before the batch, besides nowhere; of bodies that files hold,

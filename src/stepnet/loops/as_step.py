@@ -44,7 +44,7 @@ def run_as_step(
     refusal = step.refusal
     if refusal is not None:
         if how.get("backend") is not None and check_backend(how["backend"]) not in (AUTO, PLAIN.name):
-            raise refusal
+            raise refusal.fresh()
         how["backend"] = PLAIN.name
     boots = tuple(memory.boot(scope, *rows) for memory in memories)
     x = tuple(scope[name] for name in inputs)

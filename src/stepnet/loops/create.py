@@ -255,7 +255,7 @@ def _scan(loop: WhileLoop, raised: Raised, executors: Sequence[Executor]) -> lis
         try:
             out = run(record, feeds, backend=executor.name, warn=False)
         except Unsupported as error:
-            refusal = refusal or error
+            refusal = refusal or error.fresh()
             continue
         watch = watching()
         if watch is not None:
@@ -264,4 +264,4 @@ def _scan(loop: WhileLoop, raised: Raised, executors: Sequence[Executor]) -> lis
         loop.executor = executor.label
         return raised.results(out)
     assert refusal is not None
-    raise refusal
+    raise refusal.fresh()

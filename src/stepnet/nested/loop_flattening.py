@@ -104,7 +104,7 @@ def over_sentences(
 
     out = _as_one(loop, feeds, body, plain, backend=backend)
     if out is None and backend != AUTO:
-        raise refusal
+        raise refusal.fresh()
     return plain() if out is None else out
 
 

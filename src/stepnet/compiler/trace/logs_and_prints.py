@@ -35,7 +35,7 @@ def no_remarks() -> Iterator[None]:
             stack.enter_context(swapped.inside())
         yield
     if refused:
-        raise refused[0]
+        raise refused[0].fresh()
 
 
 def _refuse(refused: list[Unsupported], does: str, remedy: str | None = None) -> Unsupported:
