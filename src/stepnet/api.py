@@ -203,6 +203,11 @@ def recurrent(
         and nobody_else()
         and inner() is None
     ):
+        if type(x) is PackedSequence:
+            tables, pack = without_packed(x)
+            how: Any = {"reverse": reverse, "level": level, "axis": axis, "backend": backend}
+            y, final = recurrent(step, tables, state, **how)
+            return by_leaf(pack, y), final
         backend = as_at_first(step, backend)
         way = (reverse, level, axis, check_backend(backend))
         declined = not lifting.inside_a_step() and is_declined(_STEPS, step, x, state, way)

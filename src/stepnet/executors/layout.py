@@ -24,6 +24,7 @@ from stepnet.errors import LoDError
 from . import on_gpu
 
 Index = Literal["order", "rank", "packed", "unpacked", "sequence_of", "begins", "some", "last"]
+_OF_LENGTHS = "order", "steps", "ends"  # the same in any direction
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _MOST_SHARE = 1.25  # of the rows that a thread has where all have as many: above it they are dealt unevenly
 
@@ -140,13 +141,15 @@ class Layout:
         """The same rows with every sequence run from its end."""
         starts, lengths = self._numbers
         last = starts + np.maximum(lengths - 1, 0) * self.stride
-        return _layout(last, lengths, -self.stride, self.rows, self.idle)
+        found = _layout(last, lengths, -self.stride, self.rows, self.idle)
+        vars(found).update({name: vars(self)[name] for name in _OF_LENGTHS if name in vars(self)})
+        return found
 
     @cached_property
     @outside_modes
     def order(self) -> Tensor:
         """Sequences by length, longest first, stable: the rank order."""
-        return from_numpy((-self._numbers[1]).argsort(kind="stable"))
+        return from_numpy(_order(self._numbers[1]))
 
     def dealt(self, shares: int) -> Tensor:
         """The sequences in an order in which every `shares`-th is of one share, beginning with the longest of
@@ -277,7 +280,13 @@ class Layout:
 
 
 def _layout(starts: Numbers, lengths: Numbers, *others: int) -> Layout:
-    return Layout(from_numpy(starts), from_numpy(lengths), *others)
+    found = Layout(from_numpy(starts), from_numpy(lengths), *others)
+    vars(found)["_numbers"] = starts, lengths
+    return found
+
+
+def _order(lengths: Numbers) -> Numbers:
+    return (-lengths).argsort(kind="stable")
 
 
 def _time(lengths: Numbers) -> Numbers:
@@ -290,14 +299,17 @@ def _time(lengths: Numbers) -> Numbers:
 @outside_modes
 def _ragged(offsets: bytes, reverse: bool) -> Layout:
     table = np.frombuffer(offsets, dtype=np.int64)
-    lengths = np.diff(table)
-    if not len(table) or table[0] or (lengths < 0).any():  # those of a graph are anybody's to change
+    lengths = table[1:] - table[:-1]
+    order = _order(lengths)
+    longest, shortest = (lengths[order[0]], lengths[order[-1]]) if len(order) else (0, 0)
+    if not len(table) or table[0] or shortest < 0:  # those of a graph are anybody's to change
         raise LoDError(
             "offsets must start at 0 and never fall",
             got=table[:10].tolist(),
             remedy="those of a LoDTensor, unchanged",
         )
     layout = _layout(table[:-1].copy(), lengths, 1, int(table[-1]))
+    vars(layout).update(order=from_numpy(order), steps=int(longest))  # nearly each run asks for both
     return layout.backward if reverse else layout
 
 

@@ -101,28 +101,29 @@ class Placements:
                 shares = min(placed.used, layout.sequences)
         return self.on(layout, shares, split, alone=True)
 
-    def on(self, layout: Layout, threads: int, split: int, alone: bool = False, room: int = 0) -> Placed:
+    def on(
+        self, layout: Layout, threads: int, split: int, alone: bool = False, room: tuple[int, int] = (0, 0)
+    ) -> Placed:
         """The same, on so many threads. `alone`: on one thread, which does what those threads would; sums as
-        their rows came together. `room`: for how many sequences, of as many steps as there are rows, there is
-        to be memory."""
+        their rows came together. `room`: for how many sequences, and of how many steps, there is to be
+        memory."""
         n, steps = layout.sequences, layout.steps
         in_turn = alone and bool(self._source.program.sums)
-        small = layout.rows * self._row_work < ALONE
+        small = self.has_few(layout.rows)
         sharing, members = (None, 1)
         if threads > 1 and not alone and not small:
             sharing, members = self.shared_out(layout, threads)
         source = self.code(sharing).source
         slots = 1 if small or sharing is not None else max(1, min(threads, n))
-        count = -(-max(n, room) // slots)
+        count = -(-max(n, room[0]) // slots)
         whole = self._step_bytes or sharing is not None or in_turn
         turns = 1 if whole else -(-count // max(1, NEAR // max(source.space[1], 1)))
         count = -(-count // max(turns, 1))
         copies = members if sharing == "turns" else 1  # of what a chunk of steps reads
         row_bytes = copies * source.chunk_bytes + members * source.index_bytes
         block = self._chunk_bytes * (APART if sharing == "features" else copies)
-        most = layout.rows if room else steps
         held_bytes = row_bytes + source.late_bytes + copies * source.ahead_bytes
-        chunk = max(1, min(most, block // max(count * held_bytes, 1)))
+        chunk = max(1, min(max(steps, room[1]), block // max(count * held_bytes, 1)))
         if sharing == "turns":  # a state is in the first of its two places where a chunk begins
             chunk = max(LEAST, min(chunk, steps // (TURNS * members)) // LEAST * LEAST)
         share_bytes = source.space[0] + count * (8 * members + source.space[1] + chunk * row_bytes)
@@ -130,10 +131,10 @@ class Placements:
         shares = slots * max(turns, 1)
         order = layout.order if in_turn else layout.dealt(shares)
         packed, packed_bytes = self._packed(sharing, split)
-        few = layout.rows < self._worth_packing and sharing in (None, "members")
+        few = self._few_to_pack(layout, sharing)
         head = (
             n, shares, steps, layout.stride, slots, chunk,
-            members if sharing is not None else 0, split, int(few),
+            members if sharing is not None else 0, split, few,
             data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order),
         )  # fmt: skip
         assert len(head) + 2 == len(FIXED)
@@ -150,6 +151,18 @@ class Placements:
             slots * members,
             self._tables.of(layout, layout.rows, slots * members),
         )
+
+    def moved(self, placed: Placed, layout: Layout) -> Placed:
+        """The same for other sequences, where one thread has all of both, and there is room for them."""
+        _, shares, _, stride, slots, chunk, members, split, _, *_ = placed.head
+        order, few = layout.order, self._few_to_pack(layout, placed.sharing)
+        at = data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order)
+        head = layout.sequences, shares, layout.steps, stride, slots, chunk, members, split, few, *at
+        return placed._replace(layout=layout, order=order, head=head)
+
+    def _few_to_pack(self, layout: Layout, sharing: Sharing | None) -> int:
+        """1 where packing a matrix takes longer than it saves."""
+        return int(layout.rows < self._worth_packing and sharing in (None, "members"))
 
     def _packed(self, sharing: Sharing | None, split: int) -> tuple[list[int], int]:
         """Where the matrices that are packed stand, one after the other, and the bytes of all."""
@@ -190,9 +203,9 @@ class Placements:
             return "turns"
         return "features" if by_features else None
 
-    def has_few(self, layout: Layout) -> bool:
-        """Whether one thread does a call before another one wakes."""
-        return layout.rows * self._row_work < ALONE
+    def has_few(self, rows: int) -> bool:
+        """Whether one thread does a call of so many rows before another one wakes."""
+        return rows * self._row_work < ALONE
 
     # ---- the code for each way
 

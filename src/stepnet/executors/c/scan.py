@@ -266,18 +266,14 @@ class CScan:
     ) -> Callable[[Layout], Placed]:
         """What places others for the same code and memory. It raises LookupError: they do not fit."""
         layout, kind = placed.layout, _kind(placed)
-        wide = None  # the same with room for more sequences, if one thread has them all, however many
-        if placed.key[0] == 1 or self.placements.has_few(layout):
-            wide = self.placements.on(layout, placed.key[0], placed.key[1], room=room)
+        wide = None  # the same with room for more of them, if one thread has them all, however many
+        if placed.key[0] == 1 or self.placements.has_few(most):
+            wide = self.placements.on(layout, placed.key[0], placed.key[1], room=(room, most))
             wide = wide if wide.head[1] == 1 else None
 
         def for_others(layout: Layout) -> Placed:
-            if wide is not None and layout.rows == wide.layout.rows and layout.sequences <= room:
-                _, shares, _, *others = wide.head[:-3]
-                order = layout.order
-                at = data_ptr(layout.starts), data_ptr(layout.lengths), data_ptr(order)
-                head = layout.sequences, shares, layout.steps, *others, *at
-                return wide._replace(layout=layout, order=order, head=head)
+            if wide is not None and layout.rows <= most and layout.sequences <= room:
+                return self.placements.moved(wide, layout)
             other = self.placements.of(layout, torch.get_num_threads(), split)
             fits = not w.of_sequences or layout.sequences <= room
             if layout.rows > most or not fits or _kind(other) != kind:
