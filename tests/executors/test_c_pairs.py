@@ -30,7 +30,7 @@ APART = ["floats", "twin of tiles", *(["of this CPU"] if cpu.has_pairs() else []
 SHAPES = [  # rows, K, N
     (0, 3, 5), (1, 1, 1), (1, 64, 256), (2, 7, 16), (3, 17, 31), (4, 32, 32), (5, 64, 64), (6, 5, 65),
     (7, 33, 48), (16, 64, 100), (17, 95, 17), (31, 2, 130), (32, 96, 64), (33, 31, 80), (97, 3, 17),
-    (200, 11, 80),
+    (200, 11, 80), (2, 31, 300), (3, 64, 640), (3, 95, 129),
 ]  # fmt: skip
 
 
@@ -106,16 +106,16 @@ def test_special_values_stay_in_their_rows_and_columns(library, number):
 def test_a_row_does_not_depend_on_other_rows(library, request):
     """But where few rows are multiplied by other instructions than many."""
     tiles = "twin" in request.node.callspec.params["library"]
-    a, c = Rows(40, 70, "dense", torch.bfloat16), Rows(40, 50, "dense", torch.float32)
-    matrix = torch.randn(70, 50).bfloat16()
+    a, c = Rows(40, 70, "dense", torch.bfloat16), Rows(40, 150, "dense", torch.float32)
+    matrix = torch.randn(70, 150).bfloat16()
     multiply(library, c, NOTHING, a, matrix)
     whole = c.values
-    for rows in (4, 7, 16, 23) if tiles else (1, 2, 7, 16):
+    for rows in (4, 7, 16, 23) if tiles else (1, 2, 3, 7, 16):
         a.places, c.places = a.places[:rows], c.places[:rows]
         multiply(library, c, NOTHING, a, matrix)
         assert torch.equal(c.values, whole[:rows])
         a.places = 64 + torch.arange(40)[:, None] * 70 + torch.arange(70)
-        c.places = 64 + torch.arange(40)[:, None] * 50 + torch.arange(50)
+        c.places = 64 + torch.arange(40)[:, None] * 150 + torch.arange(150)
 
 
 # --- numbers of 16 bits

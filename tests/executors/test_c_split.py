@@ -352,10 +352,10 @@ int main(void) {
                 for (int l = 0; l < 2; ++l) bad += check(rows[i], K[j], N[l], (i + j + l) & 1, split);
         bad += check(70, 290, 16, 0, split);
     }
-    int64_t few_rows[] = {1, 3, 4, 24, 33}, short_K[] = {1, 17, 32, 65}, some_N[] = {1, 33, 64};
-    for (int i = 0; i < 5; ++i)
+    int64_t few_rows[] = {1, 2, 3, 4, 24, 33}, short_K[] = {1, 17, 32, 65}, some_N[] = {1, 33, 64, 300};
+    for (int i = 0; i < 6; ++i)
         for (int j = 0; j < 4; ++j)
-            for (int l = 0; l < 3; ++l)
+            for (int l = 0; l < 4; ++l)
                 bad += check_pairs(few_rows[i], short_K[j], some_N[l], (i + j + l) & 1);
     int64_t any_rows[] = {1, 2, 5, 6, 7, 12, 13, 100}, any_K[] = {1, 3, 16, 19};
     int64_t any_N[] = {1, 7, 16, 33, 64, 65, 100};

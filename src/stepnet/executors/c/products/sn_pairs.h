@@ -211,6 +211,56 @@ void sn_panel_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uint
     }
 }
 
+#if SN_WIDTH == 4
+/* Up to three rows times two whole panels at a time, in the same order: by one, each sum waits for itself. */
+enum { SN_WAITING = 3 };
+SN_INLINE void sn_kernel_two_bf16(float (*tile)[SN_WAITING * SN_WIDTH * sn_lanes_f32], const int rows, sn_rows_bf16 A,
+                                  int64_t r, const uint16_t *left, const uint16_t *right, int64_t K) {
+    sn_vec_f32 sum[2][SN_WAITING][SN_WIDTH];
+    const uint16_t *a[SN_WAITING];
+    uint32_t pair[SN_WAITING];
+    SN_UNROLL for (int i = 0; i < rows; ++i) {
+        a[i] = sn_row_bf16(A, r + i);
+        SN_UNROLL for (int v = 0; v < SN_WIDTH; ++v) sum[0][i][v] = sum[1][i][v] = (sn_vec_f32){0};
+    }
+    for (int64_t k = 0; k < K / 2; ++k) {
+        const int64_t at = sn_pairs_at(k, SN_WIDTH);
+        SN_UNROLL for (int i = 0; i < rows; ++i) pair[i] = ((const sn_pair *)(a[i] + 2 * k))->pair;
+        sn_one_pair(sum[0], rows, SN_WIDTH, pair, left + at);
+        sn_one_pair(sum[1], rows, SN_WIDTH, pair, right + at);
+    }
+    if (K & 1) {
+        const int64_t at = sn_pairs_at(K / 2, SN_WIDTH);
+        SN_UNROLL for (int i = 0; i < rows; ++i) pair[i] = a[i][K - 1];
+        sn_one_pair(sum[0], rows, SN_WIDTH, pair, left + at);
+        sn_one_pair(sum[1], rows, SN_WIDTH, pair, right + at);
+    }
+    SN_UNROLL for (int p = 0; p < 2; ++p)
+        SN_UNROLL for (int i = 0; i < rows; ++i)
+            SN_UNROLL for (int v = 0; v < SN_WIDTH; ++v)
+                *(sn_vec_u_f32 *)(tile[p] + (i * SN_WIDTH + v) * sn_lanes_f32) = sum[p][i][v];
+}
+
+static __attribute__((noinline)) void sn_two_panels_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A,
+                                                         const uint16_t *panel, int64_t r, int64_t rows, int64_t K,
+                                                         int64_t column) {
+    const int64_t W = SN_WIDTH * sn_lanes_f32;
+    float tile[2][SN_WAITING * SN_WIDTH * sn_lanes_f32] __attribute__((aligned(64)));
+    const uint16_t *right = panel + W * sn_depth_bf16(K);
+    switch (rows) {
+        case 1: sn_kernel_two_bf16(tile, 1, A, r, panel, right, K); break;
+        case 2: sn_kernel_two_bf16(tile, 2, A, r, panel, right, K); break;
+        case 3: sn_kernel_two_bf16(tile, 3, A, r, panel, right, K); break;
+    }
+    for (int64_t p = 0; p < 2; ++p)
+        for (int64_t i = 0; i < rows; ++i) {
+            const int64_t at = column + p * W;
+            sn_put_f32(sn_row_f32(C, r + i) + at, tile[p] + i * W,
+                       addend.base ? sn_row_f32(addend, r + i) + at : 0, W);
+        }
+}
+#endif
+
 #if SN_TILES
 /* Columns k .. k + depth of m rows of A, as sn_tiles_block takes them; zeros behind the last. */
 static void sn_gather_tiles(uint16_t *to, sn_rows_bf16 A, int64_t r, int64_t m, int64_t k, int64_t depth) {
@@ -281,6 +331,14 @@ void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uin
             const int64_t first = (back ? panels - 1 - p : p) * SN_WIDTH;
             const int64_t nv = sn_blocks_f32(N) - first < SN_WIDTH ? sn_blocks_f32(N) - first : SN_WIDTH;
             const int64_t column = first * sn_lanes_f32;
+#if SN_WIDTH == 4
+            const int64_t other = back ? column - SN_WIDTH * sn_lanes_f32 : column;
+            if (r1 - r0 <= SN_WAITING && other >= 0 && other + 2 * SN_WIDTH * sn_lanes_f32 <= N) {
+                sn_two_panels_bf16(C, addend, A, packed + other * sn_depth_bf16(K), r0, r1 - r0, K, other);
+                ++p;
+                continue;
+            }
+#endif
             const int64_t n = N - column < nv * sn_lanes_f32 ? N - column : nv * sn_lanes_f32;
             sn_panel_bf16(C, addend, A, packed + column * sn_depth_bf16(K), r0, r1, K, column, n, nv);
         }
