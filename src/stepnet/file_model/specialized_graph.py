@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from stepnet.data.bounded_cache import Bounded
+from stepnet.data.modes import sees_saved_tensors
 from stepnet.data.recording import LeftByRuns
 from stepnet.data.tensor_guards import alike
 from stepnet.errors import StepnetError
@@ -138,7 +139,8 @@ class Prepared(LeftByRuns):
             return out
         if functions is None or not plainly_fed(around[value] for value in graph.captured):
             return graph.plainly(arguments, around, None)
-        if kind not in self._functions:
+        # a checkpoint's second run is a second call, and is to save what the first one did
+        if kind not in self._functions and not sees_saved_tensors():
             self._functions[kind] = []
             return graph.plainly(arguments, around, None)
         captured = {key: around[key] for key in graph.captured}
