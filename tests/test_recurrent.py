@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections import OrderedDict, defaultdict, namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -54,6 +54,16 @@ MISTAKES = {
         lambda: recurrent(total, X, "a"),
         "initial state of step 'total' must be a tensor",
         "str",
+    ),
+    "states in an object of another class": (
+        lambda: recurrent(total, X, UserDict(h=H)),
+        "initial state of step 'total' must be a tensor",
+        r"UserDict[\s\S]*several are a tuple, list, dict, NamedTuple or dataclass",
+    ),
+    "x in one": (
+        lambda: recurrent(total, UserDict(x=X), H),
+        "x must be tensors",
+        r"UserDict[\s\S]*several are a tuple, list, dict, NamedTuple or dataclass",
     ),
     "a ragged state": (lambda: recurrent(total, RAGGED, RAGGED), "must be a tensor", "LoDTensor"),
     "a state of other rows": (

@@ -18,10 +18,10 @@ from .compiler.rewritten.inner_loops import inner
 from .compiler.trace.iteration import code_of
 from .data.arguments import truth, whole
 from .data.attributes import begins_by_itself
-from .data.in_graph import fixed, is_drafted, is_exporting, not_followed
+from .data.in_graph import fixed, is_exporting, not_followed
 from .data.lod import LoDTensor
 from .data.modes import transforms_active
-from .data.no_graph import no_graph_of, refuse_proxies, refuse_traces
+from .data.no_graph import refuse_proxies, refuse_traces
 from .data.recording import recorded_in_frames
 from .data.storage import distinct
 from .data.tree import by_leaf, unflatten
@@ -223,8 +223,6 @@ def recurrent(
     if CAN_CAPTURE and torch.compiler.is_dynamo_compiling():
         return _in_graph(step, x, state, how)
     if CAN_CAPTURE and instead() is None and is_exporting():
-        if is_drafted():
-            raise no_graph_of("torch.export.draft_export")
         return traced_step(step, lambda: _in_graph(step, x, state, how))
     if not torch.compiler.is_compiling() and is_kept():
         return kept(step, x, state, **how._asdict())

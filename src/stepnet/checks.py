@@ -58,6 +58,7 @@ def _is_distributed(leaf: Any) -> bool:
 
 
 _TAKES = "tensors, LoDTensors or PackedSequences"
+_SEVERAL = "several are a tuple, list, dict, NamedTuple or dataclass of such"
 
 
 def check_inputs(leaves: list[Any]) -> None:
@@ -75,7 +76,7 @@ def check_inputs(leaves: list[Any]) -> None:
                 got=type(leaf).__name__,
                 remedy=AS_A_LAYER
                 if isinstance(leaf, StandIn)
-                else "torch.as_tensor(...) or LoDTensor.from_sequences(...) makes one",
+                else f"torch.as_tensor(...) or LoDTensor.from_sequences(...) makes one; {_SEVERAL}",
             )
 
 
@@ -190,7 +191,7 @@ def check_state(body: StepBody, leaves: list[Any], n: int | None) -> None:
             raise StepError(
                 f"the initial {name} of step '{body.name}' must be a tensor",
                 got=describe_leaf(leaf),
-                remedy="pass one row per sequence, [n, ...]",
+                remedy=f"pass one row per sequence, [n, ...]; {_SEVERAL}",
             )
         if n is not None:
             check_rows_of(f"{name} of step '{body.name}'", leaf, n)

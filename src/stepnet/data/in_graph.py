@@ -211,13 +211,6 @@ def is_exported() -> bool:
     return is_followed() and is_exporting()
 
 
-def is_drafted() -> bool:
-    """Whether `torch.export.draft_export` traces what runs, with numbers beside its tensors."""
-    from torch._functorch import config
-
-    return bool(config.fake_tensor_propagate_real_tensors)
-
-
 def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:
     """Offsets that a graph is given, checked as it runs.
 

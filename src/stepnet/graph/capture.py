@@ -300,6 +300,7 @@ def out_of_graph(call: Callable[[], Any], why: str) -> Any:
 def traced_step(step: Any, call: Callable[[], Any]) -> Any:
     """A call of a step that Dynamo is to follow, where an export follows tensors only."""
     from torch._dynamo.exc import Unsupported, UserError
+    from torch._functorch import config
     from torch._higher_order_ops.utils import _maybe_compile_and_run_fn
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
@@ -309,7 +310,8 @@ def traced_step(step: Any, call: Callable[[], Any]) -> Any:
     with warnings.catch_warnings():  # Dynamo looks for gradients of weights that export has replaced
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor", UserWarning)
         try:
-            with _weights_noted(step):
+            # a draft of a program has numbers beside its tensors, Dynamo follows tensors without
+            with _weights_noted(step), config.patch(fake_tensor_propagate_real_tensors=False):
                 out = _maybe_compile_and_run_fn(_anew(call))
         except (Unsupported, UserError) as error:
             # it asks for numbers, indexes sequences, calls what is no torch

@@ -9,6 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from stepnet.data.in_graph import CAN_CAPTURE, is_exporting
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -41,5 +43,26 @@ def from_the_top(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
             kept = kept | (around & _AUTOGRAD)
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), kept):
             return kernel(*args, **kwargs)
+
+    return call
+
+
+def on_numbers(kernel: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A kernel, which runs: what it calls is no part of a program, though torch.export may trace its caller.
+    `draft_export` has numbers beside what it traces, and runs each operator on them."""
+    if not CAN_CAPTURE:
+        return kernel
+
+    @functools.wraps(kernel)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if not is_exporting():
+            return kernel(*args, **kwargs)
+        state: Any = torch.compiler
+        flags = state._is_exporting_flag, state._is_compiling_flag
+        state._is_exporting_flag = state._is_compiling_flag = False
+        try:
+            return kernel(*args, **kwargs)
+        finally:
+            state._is_exporting_flag, state._is_compiling_flag = flags
 
     return call

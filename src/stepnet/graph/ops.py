@@ -30,7 +30,7 @@ from stepnet.executors.higher_order import one_by_one
 from stepnet.executors.memory import are_written, counters
 
 from .calls import Call, find
-from .dispatch import from_the_top
+from .dispatch import from_the_top, on_numbers
 from .memory import laid_out, leave_alone, places, taken
 from .onnx_exporter import check_translated
 from .planned import KINDS, Known, Ran
@@ -135,6 +135,7 @@ def _at_length(call: Call, tensors: list[Tensor], sizes: list[int]) -> list[Tens
 
 
 @not_followed
+@on_numbers
 def _run(tensors: list[Tensor], sizes: list[int] | None, what: str) -> list[Tensor]:
     call, sizes = find(what), sizes or []  # what AOTInductor built gives None for an empty list
     ran = _by_plan(call, tensors, sizes, None)
@@ -153,6 +154,7 @@ class _Ticket(bytearray):
 
 
 @not_followed
+@on_numbers
 def _run_keeping(tensors: list[Tensor], sizes: list[int], needs: list[bool], what: str) -> list[Tensor]:
     record = _kept(tensors, sizes, needs, what)
     results = [*record.results]
