@@ -53,7 +53,7 @@ def test_a_defect_of_ours_is_told_as_one(source, module, name, where, monkeypatc
 
 def test_a_full_memory_is_none(monkeypatch):
     monkeypatch.setattr(executor_choice, "self_check", of_ours("raise MemoryError('full')"))
-    with pytest.raises(Unsupported, match=r"it failed on sample rows: MemoryError: full$"):
+    with pytest.raises(Unsupported, match=r"it failed on sample rows: MemoryError: full\n"):
         compiled_anew()
 
 
