@@ -20,7 +20,7 @@ LENGTHS = [[2, 0, 3], [3, 6, 2, 1, 4]]
 def frame(turns: Any, body: Callable[..., None]) -> Any:
     loop = stepnet.create_whileloop([torch.tensor(0)])
     with loop.frame() as (s,):
-        loop.break_if(s == turns)
+        loop.break_if(s == (turns() if callable(turns) else turns))
         body(s)
         loop.update(s, s + 1)
     return loop
@@ -37,7 +37,7 @@ def nested(inner: Any, outer: Any, x: Tensor, ends: Callable[[Any, int], Any]) -
         def word(t: Any) -> None:
             own.write(t, inner(rows.read(t), own.read(t - 1, boot)))
 
-        loops.append(frame(rows.size(), word))
+        loops.append(frame(rows.size, word))
         states.write(s, outer(ends(own, x.shape[1]), states.read(s - 1, first)))
 
     loop = frame(blocks.size(), block)
@@ -114,7 +114,7 @@ def test_a_hierarchy_over_nested_sequences():
             row = words.read(t)
             own.write(t, inner(row, own.read(t - 1, rows.new_zeros(3, 4))[: row.shape[0]]))
 
-        frame(words.size(), word)
+        frame(words.size, word)
         read = sequence_pool(own.pack(0, places), "sum")
         states.write(s, outer(read, states.read(s - 1, rows.new_zeros(3, 5))[: read.shape[0]]))
 
