@@ -68,7 +68,8 @@ class WhileLoop:
         self.updates: dict[int, Any] = {}  # place of a loop variable -> the template of its next value
         self.executor = ""
         self.reason: str | None = None
-        self.place = ""  # what is told of it where it is recorded elsewhere, and did not run by itself
+        self.place = ""  # where it is recorded, if it is on a tape
+        self.inside = False  # another frame
         self._runner = runner
         self._frame: Frame | None = None
         self._results: tuple[Tensor, ...] | None = None
@@ -167,8 +168,10 @@ class WhileLoop:
         a tape, how it ran when the tape was played last."""
         if self._results is None:
             return "not run yet"
+        if self.inside and not (self.executor or self.reason):
+            return "run as part of the frame around it, whose explain() says how"
         if self.place and not (self.executor or self.reason):
-            return self.place
+            return f"recorded on a tape as {self.place}, and not played yet"
         if self.reason is None:
             return f"raised to a scan over its arrays, run by {self.executor}"
         return f"run step by step, as recorded: {self.reason}"

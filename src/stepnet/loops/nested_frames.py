@@ -99,5 +99,5 @@ def record_inside(loop: WhileLoop) -> list[Any]:
     count = len(loop.loop_vars)
     for number, made in zip(written, results[count:], strict=True):
         program.arrays[number].deferred = made.deferred if isinstance(made, TensorArray) else made
-    loop.place = "run as part of the frame around it, whose explain() says how"
+    loop.inside = True
     return list(results[:count])

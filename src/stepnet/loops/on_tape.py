@@ -99,7 +99,7 @@ def record(tape: Tape, loop: WhileLoop) -> list[TapeItem]:
     arrays = [copy.copy(a) if a.deferred is None else a.deferred for a in program.arrays]
     given: Sequence[Any] = (list(loop.loop_vars), list(program.constants.values()), arrays)
     item = tape.record("while_loop", taped, given)
-    loop.place = f"recorded on a tape as {item.name}, and not played yet"
+    loop.place = item.name
     count = len(loop.loop_vars)
     for at, number in enumerate(written, count):
         program.arrays[number].deferred = item[at]
