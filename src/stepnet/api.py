@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from typing_extensions import Unpack
 
-from .checks import check_batch, check_inputs, checked, sequences_of, unscripted
+from .checks import check_batch, checked, sequences_of, state_with_static, unscripted
 from .compiler.reads.reach import reach
 from .compiler.rewritten.inner_loops import inner
 from .compiler.trace.iteration import code_of
@@ -26,7 +26,7 @@ from .data.recording import recorded_in_frames
 from .data.storage import distinct
 from .data.tree import by_leaf, unflatten
 from .data.values import rows as values_of
-from .data.values import unpacked, without_packed
+from .data.values import without_packed
 from .engine import Asked, OverSequences, Steps, Way, asked, find_plan, is_as_ever, run, run_again, run_warm
 from .engine.calls_in_progress import call_of
 from .engine.checkpointed_calls import as_at_first, note_plain
@@ -44,17 +44,14 @@ from .executors.registry import AUTO
 from .executors.setting import check_backend, only_plain
 from .front.meta import OnMeta
 from .front.scope import LocalVariables, Scope
-from .front.static import with_static
 from .front.step import (
     StepBody,
     TorchCell,
-    WithStatic,
     as_called,
     as_step,
     as_they_are,
     boot_state,
     loop_of,
-    step_name,
 )
 from .front.step_counter import clock
 from .graph import (
@@ -205,6 +202,7 @@ def recurrent(
     ):
         if type(x) is PackedSequence:
             tables, pack = without_packed(x)
+            assert pack is not None
             how: Any = {"reverse": reverse, "level": level, "axis": axis, "backend": backend}
             y, final = recurrent(step, tables, state, **how)
             return by_leaf(pack, y), final
@@ -352,15 +350,6 @@ def _outside(step: Any, x: Any, state: Any, how: _How) -> Any:
             parts: Any = torch.compiler.disable(run_in_windows) if compiling else run_in_windows
             out = parts(recurrent, step, x, state, backend=backend, **windows, **plain)
     return out if static is None else (out[0], out[1].state, *out[2:])
-
-
-def state_with_static(step: Any, x: Any, state: Any, static: Any, level: int, axis: int) -> WithStatic:
-    """The state of a call and what its step sees at every step."""
-    function = as_step(step)
-    leaves, _ = unpacked(x)
-    check_inputs(leaves)
-    n = sequences_of(leaves[0], level, axis)
-    return with_static(boot_state(function, n) if state is None else state, static, n, step_name(function))
 
 
 def _recurrent(

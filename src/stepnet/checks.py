@@ -23,7 +23,8 @@ from .data.values import rows as values_of
 from .data.values import unpacked
 from .errors import StepError
 from .executors.setting import only_plain
-from .front.step import StepBody, as_step, boot_state, check_rows_of, describe_leaf, step_name
+from .front.static import with_static
+from .front.step import StepBody, WithStatic, as_step, boot_state, check_rows_of, describe_leaf, step_name
 from .interrupts import let_through
 from .ir.loop import Loop
 
@@ -50,6 +51,15 @@ def checked(
     body = StepBody(function, x_spec, state_spec)
     check_state(body, state_leaves, n if ragged else None)
     return body, x_leaves, state_leaves
+
+
+def state_with_static(step: Any, x: Any, state: Any, static: Any, level: int, axis: int) -> WithStatic:
+    """The state of a call and what its step sees at every step."""
+    function = as_step(step)
+    leaves, _ = unpacked(x)
+    check_inputs(leaves)
+    n = sequences_of(leaves[0], level, axis)
+    return with_static(boot_state(function, n) if state is None else state, static, n, step_name(function))
 
 
 def _is_distributed(leaf: Any) -> bool:

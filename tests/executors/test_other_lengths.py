@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
 from covering import few
 from outcomes import tensors
@@ -160,3 +161,20 @@ def test_new_lengths_at_each_call(monkeypatch, name, used, reverse, threads):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
         torch.testing.assert_close(one, expected, rtol=1e-3, atol=1e-4)
         assert [g is None or g.stride() for g in one] == [g is None or g.stride() for g in other]
+
+
+def test_packed_sequences_go_the_same_way(monkeypatch):
+    """Of new lengths at each call."""
+    ways: list[Any] = []
+    monkeypatch.setattr(Direct, "gradients", noted("gradients", Direct.gradients, ways))
+    torch.manual_seed(0)
+    step = LSTM(D, D)
+    for k in range(14):
+        rows = [torch.randn(n, D, requires_grad=True) for n in (1 + k % 3, 4, 2 + k % 5)]
+        ran: list[list[Tensor]] = []
+        for backend in (BACKEND, "naive"):
+            y, state = recurrent(step, pack_sequence(rows, enforce_sorted=False), backend=backend)
+            grads = torch.autograd.grad(y.data.square().sum(), [*rows, *step.parameters()])
+            ran.append([y.data, y.batch_sizes, *tensors((state, ())), *grads])
+        torch.testing.assert_close(*ran, rtol=1e-4, atol=1e-5)
+    assert ways.count(("gradients", True)) >= 5

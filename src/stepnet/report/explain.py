@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from typing_extensions import Unpack
 
-from stepnet.api import Recurrent, state_with_static
-from stepnet.checks import checked
+from stepnet.api import Recurrent
+from stepnet.checks import checked, state_with_static
 from stepnet.compiler.reads.reach import reach
 from stepnet.compiler.trace.iteration import code_of
 from stepnet.data.arguments import truth, whole

@@ -33,6 +33,18 @@ def places_of_a_function() -> tuple[int, ...] | None:
         return x, y
 
     held = function.__code__, function.__defaults__, function.__kwdefaults__, function.__dict__
-    found = [place_of(part, function, range(16, 128, 8)) for part in held]
+    return _places(held, function, range(16, 128, 8))
+
+
+@functools.cache
+def places_of_a_partial() -> tuple[int, ...] | None:
+    """Those of its function, arguments, keyword arguments and attributes; None where one is not found."""
+    partial = functools.partial(places_of_a_partial, object(), x=object())
+    held = partial.func, partial.args, partial.keywords, partial.__dict__
+    return _places(held, partial, range(16, 16 + 8 * len(held), 8))
+
+
+def _places(held: Sequence[Any], owner: Any, where: Sequence[int]) -> tuple[int, ...] | None:
+    found = [place_of(part, owner, where) for part in held]
     known = [place for place in found if place is not None]
     return tuple(known) if len(known) == len(held) else None

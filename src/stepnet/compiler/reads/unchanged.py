@@ -35,7 +35,7 @@ from .function_parts import words_of_parts
 from .functions_set import places_of_functions
 from .kinds import MISSING, PLAIN, Names, has_slots, passed_by, shows_attributes
 from .monkeypatches import DISTRIBUTIONS, places
-from .object_words import place_of, places_of_a_function, word
+from .object_words import place_of, places_of_a_function, places_of_a_partial, word
 from .reach import Reach
 from .survey import Survey
 from .trust import BY_VALUE, is_checking_class, is_trusted_class
@@ -185,6 +185,8 @@ class _Writer:
             self._items(value)
         elif kind is types.FunctionType:
             self._function(value)
+        elif kind is functools.partial:
+            self._partial(value)
         elif issubclass(kind, pathlib.PurePath):
             self._class(kind)
         elif kind in _NEVER_CHANGE or kind in _FIXED or is_checking_class(kind):
@@ -225,6 +227,14 @@ class _Writer:
         for name in () if known.trusted else known.globals:
             self.lookup(function.__globals__, name)
 
+    def _partial(self, value: functools.partial[Any]) -> None:
+        self.word(id(value) + _TYPE)
+        parts = value.func, value.args, value.keywords, value.__dict__  # which `__setstate__` sets
+        for offset, part in zip(self.at.partial, parts, strict=True):
+            self.link(id(value) + offset, part)
+        self.dict(value.keywords)
+        self.dict(value.__dict__)
+
     def _class(self, kind: type) -> None:
         if isinstance(kind, abc.ABCMeta) or (type(kind) is not type and not is_trusted_class(type(kind))):
             raise _Untold
@@ -260,6 +270,7 @@ class _Offsets(NamedTuple):
     """Where CPython keeps what, in bytes from the start of an object."""
 
     function: tuple[int, ...]  # its code, defaults, keyword defaults, attributes
+    partial: tuple[int, ...]  # its function, arguments, keyword arguments, attributes
     mro: int
     managed: int
 
@@ -287,7 +298,7 @@ def _offsets() -> _Offsets | None:
 
     one = Plain()
     attributes = vars(one)
-    function = places_of_a_function()
+    function, partial = places_of_a_function(), places_of_a_partial()
     mro = place_of(Plain.__mro__, Plain, range(16, 600, 8))
     managed = place_of(attributes, one, range(-32, 0, 8)) if Plain.__flags__ & _MANAGED else 0
     cell, items, pair, reference = types.CellType(one), [one, one], (one, one), weakref.ref(one)
@@ -301,6 +312,6 @@ def _offsets() -> _Offsets | None:
         and word(id(one) + _TYPE) == id(Plain)
         and word(count) != before
     )
-    if not as_known or function is None or mro is None or managed is None:
+    if not as_known or function is None or partial is None or mro is None or managed is None:
         return None
-    return _Offsets(function, mro, managed)
+    return _Offsets(function, partial, mro, managed)
