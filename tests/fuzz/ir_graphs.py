@@ -1,4 +1,4 @@
-"""Random models in OpenVINO IR around what repeats: sequences, TensorIterators, Loops, branches, variables.
+"""Random models in OpenVINO IR around what repeats: sequences, TensorIterators, Loops, branches.
 
 Values are of two forms, `rows` of [B, F] and `steps` of [T, B, F] for any B and any T of whole sixes; a body
 takes those of the graphs around it by ports.
@@ -7,7 +7,7 @@ takes those of the graphs around it by ports.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,8 @@ class Graph:
 def alone(g: Graph, form: str) -> Ref:
     kind, version, how = g.pick.choice([
         ("Tanh", "opset1", {}), ("Sigmoid", "opset1", {}), ("ReLU", "opset1", {}),
-        ("Negative", "opset1", {}), ("SoftSign", "opset9", {}), ("Clamp", "opset1", {"min": -0.5, "max": 0.7}),
+        ("Negative", "opset1", {}), ("SoftSign", "opset9", {}),
+        ("Clamp", "opset1", {"min": -0.5, "max": 0.7}),
         ("Elu", "opset1", {"alpha": 0.7}), ("Mish", "opset4", {}), ("HSwish", "opset4", {}),
         ("HSigmoid", "opset5", {}), ("SoftPlus", "opset4", {}), ("Gelu", "opset2", {}),
         ("Gelu", "opset7", {"approximation_mode": "TANH"}), ("Abs", "opset1", {}), ("Sin", "opset1", {}),
@@ -201,7 +202,11 @@ def normed(g: Graph, form: str) -> Ref:
         return g.one("Tanh", g.one(way, x, g.number(-1), version="opset3", exclusive="true"))
     if way == "NormalizeL2":
         return g.one(way, x, g.ints(-1), eps=0.1, eps_mode="add")
-    how = {"eps": 0.01, "normalize_variance": "true", "eps_mode": g.pick.choice(["inside_sqrt", "outside_sqrt"])}
+    how = {
+        "eps": 0.01,
+        "normalize_variance": "true",
+        "eps_mode": g.pick.choice(["inside_sqrt", "outside_sqrt"]),
+    }
     return g.one("MVN", x, g.ints(-1), version="opset6", **how)
 
 
@@ -229,9 +234,7 @@ def of_last(g: Graph) -> Ref:
 
 
 def of_mean(g: Graph) -> Ref:
-    return g.one(
-        g.pick.choice(["ReduceMean", "ReduceMax"]), g.any("steps"), g.ints(0), keep_dims="false"
-    )
+    return g.one(g.pick.choice(["ReduceMean", "ReduceMax"]), g.any("steps"), g.ints(0), keep_dims="false")
 
 
 def backwards(g: Graph) -> Ref:
@@ -241,9 +244,7 @@ def backwards(g: Graph) -> Ref:
 
 def each(g: Graph, x: Ref, time: int, batch: int) -> Ref:
     """T for each sequence."""
-    steps, sequences = (
-        g.one("Unsqueeze", g.length(x, at), g.number(0), out="I64") for at in (time, batch)
-    )
+    steps, sequences = (g.one("Unsqueeze", g.length(x, at), g.number(0), out="I64") for at in (time, batch))
     return g.one("Broadcast", steps, sequences, out="I64", version="opset3", mode="numpy")
 
 
@@ -296,7 +297,9 @@ def sequence(g: Graph) -> Ref:
                          hidden_size=hidden, direction=direction, **how)  # fmt: skip
     rows = g.one("Reshape", last, g.const([0, d * hidden], "int64"), special_zero="true")
     g.values["rows"].append(g.one("Tanh", g.one("MatMul", rows, g.const(g.file.weight(d * hidden, F)))))
-    flat = g.one("Reshape", g.turned(y, 2, 0, 1, 3), g.const([0, 0, d * hidden], "int64"), special_zero="true")
+    flat = g.one(
+        "Reshape", g.turned(y, 2, 0, 1, 3), g.const([0, 0, d * hidden], "int64"), special_zero="true"
+    )
     return g.one("MatMul", flat, g.const(g.file.weight(d * hidden, F)))
 
 
@@ -328,7 +331,9 @@ def sliced_input(g: Graph, body: Graph, part: int) -> tuple[Ref, Ref, int]:
     if part == 1 and g.pick.random() < 0.6:
         way = g.pick.choice(["Squeeze", "Squeeze", "Reshape"]) if axis != 2 else "Squeeze"
         if way == "Squeeze":
-            rows = body.one("Squeeze", inside, body.number(axis) if g.pick.random() < 0.5 else body.ints(axis))
+            rows = body.one(
+                "Squeeze", inside, body.number(axis) if g.pick.random() < 0.5 else body.ints(axis)
+            )
         else:
             rows = body.one("Reshape", inside, body.const([-1, F], "int64"), special_zero="false")
         body.values["rows"].append(rows)
@@ -496,18 +501,6 @@ def branches(g: Graph, form: str) -> Ref:
     return g.net.add("If", inputs, ["FP32"], "opset8", g.file.name("If"), inner, dims)
 
 
-def variable(g: Graph) -> Ref:
-    """A value that is kept from call to call."""
-    name = g.file.name("v")
-    version = g.pick.choice(["opset3", "opset6"])
-    how = {"variable_type": "f32", "variable_shape": "?,3"} if version == "opset6" else {}
-    read = g.one("ReadValue", g.any("rows"), version=version, dims=[ROWS_OF], variable_id=name, **how)
-    g.values["rows"].append(read)
-    new = g.one("Tanh", g.one("Add", step(g), read))
-    g.net.add("Assign", [new], ["FP32"] * (version == "opset6"), version, g.file.name("A"), variable_id=name)
-    return new
-
-
 def _both(*makers: Callable[[Graph, str], Ref]) -> tuple[list[Any], list[Any]]:
     def of(make: Callable[[Graph, str], Ref], form: str) -> Callable[[Graph], Ref]:
         return lambda g: make(g, form)
@@ -529,24 +522,19 @@ STEPS: list[tuple[Callable[[Graph], Ref], bool]] = [
 ]  # fmt: skip
 
 
-def make_ir(seed: int, folder: Path, *, typed: bool = False) -> Path:
-    """The model of a seed; `typed`: Parameters of bodies have their <data>."""
+def make_ir(seed: int, folder: Path) -> Path:
+    """The model of a seed."""
     file = File(seed)
-    file.untyped &= not typed
     g = Graph(file, Net())
     g.values["steps"].append(g.input("x", SHAPES["steps"], "float32"))
     g.values["rows"].append(g.input("h", SHAPES["rows"], "float32"))
-    count = file.pick.randint(2, 6)
-    g.grown(count // 2)
-    if file.pick.random() < 0.15:
-        g.values["rows"].append(variable(g))
-    g.grown(count - count // 2)
+    g.grown(file.pick.randint(2, 6))
     for form in file.pick.choice([["steps"], ["rows"], ["steps", "rows"], ["steps", "steps"]]):
         g.net.result(g.any(form), file.name("out"))
     return g.net.write(folder)
 
 
-def make_ir_inputs(names: list[str], seed: int, steps: int, batch: int) -> dict[str, np.ndarray]:
+def make_ir_inputs(names: Iterable[str], seed: int, steps: int, batch: int) -> dict[str, np.ndarray]:
     """Inputs of so many steps and sequences."""
     numbers = np.random.default_rng(seed)
     made = {
