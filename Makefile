@@ -44,7 +44,8 @@ fuzz: setup
 		../$(BIN)/python -m fuzz.orders 0 2000 && ../$(BIN)/python -m fuzz.calls 0 2000 && \
 		../$(BIN)/python -m fuzz.sequences 0 2000 && ../$(BIN)/python -m fuzz.heaps 0 2000 && \
 		../$(BIN)/python -m fuzz.sizes 0 2000 && \
-		../$(BIN)/python -m fuzz.onnx_files 0 500 && ../$(BIN)/python -m fuzz.nested 0 2000 && \
+		../$(BIN)/python -m fuzz.onnx_files 0 500 && ../$(BIN)/python -m fuzz.onnx_files 0 500 auto ir && \
+		../$(BIN)/python -m fuzz.nested 0 2000 && \
 		../$(BIN)/python onnx/fuzz.py 10000
 
 # The core under other versions of Python and torch, each in an environment of its own: some gigabytes, and some

@@ -1,7 +1,8 @@
 """Random ONNX models, read: they compute what ONNX Runtime does, at two sizes, by plans and by the plain
-loop, with the same gradients; and so does what is written of them, as ONNX, as IR, and as ONNX again.
+loop, with the same gradients; and so does what is written of them, as ONNX, as IR, and as ONNX again. Random
+models in IR: the same, held against what ONNX Runtime computes of them as ONNX.
 
-`python -m fuzz.onnx_files [first] [count]` does so with those of some seeds.
+`python -m fuzz.onnx_files [first] [count] [backend] [ir]` does so with those of some seeds.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,11 @@ import stepnet.openvino
 from stepnet.errors import StepnetError
 
 from . import seeds
+from .ir_graphs import make_ir, make_ir_inputs
 from .onnx_graphs import make_inputs, make_model
 
 SIZES = ((3, 2), (5, 4))  # steps and sequences
+IR_SIZES = ((6, 2), (12, 3))
 Inputs = dict[str, np.ndarray]
 
 
@@ -53,11 +57,13 @@ def read(path: Path, load: Callable[[Path], Any], backend: str) -> Callable[[Inp
     return run
 
 
-def gradients(path: Path, inputs: Inputs, backend: str) -> list[Tensor | None]:
+def gradients(
+    path: Path, inputs: Inputs, backend: str, load: Callable[[Path], Any] = stepnet.onnx.load
+) -> list[Tensor | None]:
     """Those of all floating inputs and weights."""
     stepnet.set_backend(backend)
     try:
-        model = stepnet.onnx.load(path)
+        model = load(path)
         given = [torch.from_numpy(value).clone() for value in inputs.values()]
         asked = [t.requires_grad_() for t in given if t.is_floating_point()]
         asked += [p for p in model.parameters() if p.requires_grad]
@@ -80,11 +86,11 @@ def far(found: list[Any], wanted: list[Any], tolerance: float = 2e-4) -> str | N
     return None
 
 
-def difference(seed: int, backend: str = "auto") -> str | None:
+def difference(seed: int, backend: str = "auto", form: str = "onnx") -> str | None:
     """What is wrong with what is made of the model of a seed."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _difference(Path(folder), seed, backend)
+        return {"onnx": _difference, "ir": _ir_difference}[form](Path(folder), seed, backend)
 
 
 def _difference(folder: Path, seed: int, backend: str) -> str | None:
@@ -127,13 +133,48 @@ def _difference(folder: Path, seed: int, backend: str) -> str | None:
         return f"{stage}: {error}"
 
 
-def told(seed: int, backend: str = "auto") -> str | None:
+def _ir_difference(folder: Path, seed: int, backend: str) -> str | None:
+    path, onnx_path, again, back = make_ir(seed, folder), *(folder / n for n in ("m.onnx", "a.xml", "b.xml"))
+    stage = "read"
+    try:
+        names = [socket.name for socket in stepnet.openvino.load(path).inputs]
+        inputs = [make_ir_inputs(names, seed + k, *size) for k, size in enumerate(IR_SIZES)]
+        example = tuple(map(torch.from_numpy, inputs[0].values()))
+        load = stepnet.openvino.load
+        stage = "written as ONNX"
+        stepnet.onnx.save(load(path), onnx_path, example)
+        stage = "written as IR"
+        stepnet.openvino.save(load(path), again)
+        stage = "ONNX as IR"
+        stepnet.openvino.save(stepnet.onnx.load(onnx_path), back, example)
+        theirs = runtime(onnx_path)
+        runs = {f"read, by {how}": read(path, load, how) for how in dict.fromkeys(("naive", backend))}
+        runs |= {what: read(at, load, "naive") for what, at in (("as IR", again), ("by ONNX", back))}
+        for size, given in zip(IR_SIZES, inputs, strict=True):
+            wanted = theirs(given)
+            for stage, run in runs.items():
+                if found := far(run(given), wanted):
+                    return f"{stage}, at {size}: {found}"
+        stage = "trained"
+        trainable = partial(load, trainable=True)
+        plain, ours = (gradients(path, inputs[1], how, trainable) for how in ("naive", backend))
+        return far(ours, plain, 1e-3)
+    except StepnetError as error:
+        return f"{stage}: {error}"
+
+
+def told(seed: int, backend: str = "auto", form: str = "onnx") -> str | None:
     """The same, with the model."""
     try:
-        found = difference(seed, backend)
+        found = difference(seed, backend, form)
     except Exception as error:  # whatever it is, it is no answer to a model that is right
         found = repr(error)
-    return None if found is None else f"---- seed {seed}: {found}\n{onnx.printer.to_text(make_model(seed))}"
+    if found is None:
+        return None
+    if form == "onnx":
+        return f"---- seed {seed}: {found}\n{onnx.printer.to_text(make_model(seed))}"
+    with tempfile.TemporaryDirectory() as folder:
+        return f"---- seed {seed}: {found}\n{make_ir(seed, Path(folder)).read_text()}"
 
 
 if __name__ == "__main__":

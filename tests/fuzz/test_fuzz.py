@@ -95,6 +95,15 @@ def test_onnx_files(seed):
     assert onnx_files.difference(seed, "naive") is None
 
 
+@pytest.mark.parametrize("seed", few(range(1158000, 1158040), (1158014,)))
+def test_ir_files(seed):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx_ir")
+    from . import onnx_files
+
+    assert onnx_files.difference(seed, "naive", "ir") is None
+
+
 TWO = [range(at, at + 2) for at in range(0, 40, 2)]
 
 
