@@ -1,4 +1,4 @@
-"""Products of two matrices of a row in generated C, in whichever order their passes go: the plain loop's numbers."""
+"""Products of two matrices of a row in generated C, in whichever order passes go, give what loops give."""
 
 from __future__ import annotations
 
