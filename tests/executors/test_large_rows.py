@@ -48,7 +48,7 @@ def test_threads_with_small_stacks():
     assert in_a_fork(in_a_thread)
 
 
-@pytest.mark.parametrize(("size", "fits"), [(4, True), (40, False)])
+@pytest.mark.parametrize(("size", "fits"), [(4, True), (40, True), (96, False)])
 def test_a_product_of_two_matrices_of_a_row_is_left_to_torch_where_that_is_faster(size, fits):
     def square(x, s):
         s = torch.tanh(s @ s.mT + x[:, None])
@@ -59,7 +59,7 @@ def test_a_product_of_two_matrices_of_a_row_is_left_to_torch_where_that_is_faste
         recurrent(square, x, s, backend="c")
     else:
         with pytest.raises(
-            Unsupported, match=r"multiplies two matrices of each row, \[40, 40\] by \[40, 40\]"
+            Unsupported, match=r"multiplies two matrices of each row, \[96, 96\] by \[96, 96\]"
         ):
             recurrent(square, x, s, backend="c")
     for ours, plain in zip(recurrent(square, x, s), recurrent(square, x, s, backend="naive"), strict=True):

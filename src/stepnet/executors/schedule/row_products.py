@@ -196,6 +196,8 @@ class _Rewriter:
         axes = _walk(m, k, n, _last_steps(self._seen(a.name)), _last_steps(self._seen(b.name)))
         if b.kind == "shared" and axes == "nk":
             axes = "kn"
+        if axes == "mkn" and _by_columns(self._seen(b.name)):
+            b = self.values[self._new("copy", (b.name,), node.output, b.shape, node.line)]
         size_of = {"m": m, "k": k, "n": n}
 
         def factor(value: Value, own: str) -> str:
@@ -244,6 +246,12 @@ def walk(body: Graph, node: Node) -> str:
     return _walk(*sizes(body.values, node), a, b)
 
 
+def _by_columns(seen: Access) -> bool:
+    """Whether a matrix lies in memory column after column."""
+    down, across = _last_steps(seen)
+    return down < across
+
+
 def _last_steps(seen: Access) -> tuple[int, int]:
     """How far apart the elements of a matrix are in memory, down and across."""
     down, across = (0, *seen.strides)[-2:]
@@ -253,18 +261,22 @@ def _last_steps(seen: Access) -> tuple[int, int]:
 def _walk(m: int, k: int, n: int, a: Sequence[int], b: Sequence[int]) -> str:
     """The order in which a product goes over rows m of the first matrix, columns n of the second, and k.
 
-    The last axis is one of neighbours in memory, of the larger matrix if not of both. Axes of one are left
-    out.
+    The last axis is one of neighbours in memory, of the larger matrix if not of both; or many short sums go
+    side by side over a copy of the second matrix, for to add up each takes longer than its products. Axes of
+    one are left out.
 
     >>> _walk(1, 64, 32, (0, 1), (32, 1)), _walk(1, 64, 32, (0, 1), (1, 64)), _walk(8, 8, 8, (8, 1), (8, 1))
     ('kn', 'nk', 'mkn')
+    >>> _walk(32, 8, 32, (8, 1), (1, 8)), _walk(4, 128, 8, (128, 1), (1, 128))
+    ('mkn', 'mnk')
     """
     by_rows, by_columns = b[0] < b[1], a[0] < a[1]  # does the matrix lie in memory column after column?
     across, down = not by_rows and n >= _SHORT, by_columns and m >= _SHORT
+    copied = n >= _SHORT and k <= min(2 * n, 4 * m)  # measured
     if m == 1:
         order = "kn" if across else "nk"
     elif n == 1:
         order = "km" if down else "mk"
     else:
-        order = "mkn" if across else "nkm" if down else "mnk"
+        order = "mkn" if across else "nkm" if down else "mkn" if copied else "mnk"
     return "".join(axis for axis in order if {"m": m, "k": k, "n": n}[axis] != 1)
