@@ -419,7 +419,7 @@ def _run_step(
             return out["y"], unflatten(body.state_spec, [out[name] for name in body.new_state_names])
         except Unsupported as error:
             if chosen != AUTO and not isinstance(error, OverSequences):
-                raise error if error.remedy else error.advised("backend='auto' runs it by what can") from None
+                raise error.by_name() from None
             ran, refusal = error.ran, error.fresh()  # the frames that it came by hold this one
     x, state = ([feeds[name] for name in names] for names in (body.x_names, body.state_names))
     ragged = any(isinstance(leaf, LoDTensor) for leaf in x)

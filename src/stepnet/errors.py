@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from typing_extensions import Self
 
+OF_A_NAME = "backend='auto' runs it by what can"
+
 
 def describe(where: str, *, got: object = None, expected: object = None, remedy: str | None = None) -> str:
     """Lay out an error's text: `where` it is first, then got, expected and remedy on lines of their own.
@@ -147,15 +149,17 @@ class Unsupported(StepnetError):
         self.remedy = remedy
         self.line = line
 
-    def advised(self, remedy: str) -> Unsupported:
-        """The same refusal with a remedy, for one that has none.
+    def by_name(self) -> Unsupported:
+        """The same refusal of a backend that was asked for by name, with a remedy if it has none.
 
-        >>> print(Unsupported("it mixes rows").advised("backend='auto'"))
+        >>> print(Unsupported("it mixes rows").by_name())
         it mixes rows
-          remedy:   backend='auto'
+          remedy:   backend='auto' runs it by what can
         """
+        if self.remedy:
+            return self
         made = self.fresh().with_traceback(self.__traceback__)
-        made.remedy, made.args = remedy, (describe(*self.args, remedy=remedy),)
+        made.remedy, made.args = OF_A_NAME, (describe(*self.args, remedy=OF_A_NAME),)
         return made
 
 

@@ -23,7 +23,7 @@ from stepnet.compiler.trace.capture import FailsOnAnyRows
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.tree import Spec, by_leaf, flatten, rows_at
 from stepnet.engine import FailsOnSamples, Way, tell
-from stepnet.errors import NotBuilt, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
+from stepnet.errors import OF_A_NAME, NotBuilt, SlowPathWarning, StepError, TorchOpsWarning, Unsupported
 from stepnet.executors.base import Backend
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import check_backend
@@ -227,7 +227,8 @@ def _tell(step: Step, error: Unsupported) -> None:
             raise error.fresh()
         return
     told = error.fresh()
-    told.remedy = error.remedy or "stepnet.set_backend('eager') accepts that, without a warning"
+    if error.remedy in (None, OF_A_NAME):
+        told.remedy = "stepnet.set_backend('eager') accepts that, without a warning"
     words = getattr(step, "__self__", step)
     kind = TorchOpsWarning if isinstance(error, NotBuilt) else SlowPathWarning
     tell(kind, step_name(words), _code(words), told)
