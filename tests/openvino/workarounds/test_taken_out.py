@@ -94,3 +94,30 @@ def test_a_loop_of_its_own_end_inside_of_another_is_written(tmp_path):
     model, example = load(net.write(tmp_path)), (torch.randn(4, 2, 3), torch.randn(2, 3))
     onnx.save(model, tmp_path / "m.onnx", example)
     torch.testing.assert_close(onnx.load(tmp_path / "m.onnx")(*example)[0], model(*example)[0])
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_steps_are_counted_where_nobody_reads_what_is_made_of_the_slices(read, tmp_path):
+    net = Net()
+    x, h = net.parameter("x", "?,?,3"), net.parameter("h", "?,3")
+    body = net.body()
+    part, state = body.parameter("part", "1,?,3"), body.parameter("state", "?,3")
+    new = body.result(body.add("Add", [state, body.const(np.float32(1))]))
+    every = [body.result(body.add(kind, [part])) for kind in ("Tanh", "Exp")]
+    rows = sliced("input", 0, part[0], axis=0) + sliced("input", 1, state[0])
+    rows += sliced("output", 2, every[0], axis=0) + sliced("output", 3, new)
+    rows += sliced("output", 4, every[1], axis=0)
+    dims = [(-1, -1, 3), (-1, 3), (-1, -1, 3)]
+    last, port = net.loop(body, [x, h], rows, edge(new, state[0]), ["FP32"] * 3, dims=dims)
+    net.result((last, port + 1))
+    if read:
+        net.result((last, port + 2))
+    save(load(net.write(tmp_path)), tmp_path / "again.xml")
+    compiled = in_openvino(tmp_path / "again.xml")
+    for steps in (4, 1):
+        x, h = torch.randn(steps, 2, 3), torch.randn(2, 3)
+        for model in (
+            lambda *given: [*load(tmp_path / "again.xml")(*given).tuple()],
+            lambda *given: [torch.from_numpy(v) for v in compiled([g.numpy() for g in given]).values()],
+        ):
+            torch.testing.assert_close(model(x, h), [h + steps, x.exp()][: 1 + read])

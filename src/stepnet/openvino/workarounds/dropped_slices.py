@@ -1,6 +1,7 @@
 """Loops that only count along an input.
 
-OpenVINO (2026.4, CPU) drops an input that a body does not need, and with it the number of steps.
+OpenVINO (2026.4, CPU) drops outputs that nobody reads, then inputs that a body does not need, and with the
+last that is sliced the number of steps.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _INT64 = by_name("i64", "")
 
 def told_count(edit: Editor, layer: Layer) -> None:
     """Make a TensorIterator whose body needs none of its slices a Loop, in place. Cuts are plain by now."""
-    rows = layer.maps[""]
     body = Editor(layer.bodies[""])
+    _drop_unread(edit, layer, body)
+    rows = layer.maps[""]
     sliced = [row for row in rows.inputs if row.axis is not None]
     if not sliced or any(row.internal in body.needed() for row in sliced):
         return
@@ -37,6 +39,27 @@ def told_count(edit: Editor, layer: Layer) -> None:
     kept = tuple(row for row in rows.inputs if row.axis is None)
     layer.maps[""] = PortMap(kept, (*(_forwards(edit, layer, row) for row in rows.outputs), condition))
     layer.type, layer.version = "Loop", "opset5"
+    body.done()
+
+
+def _drop_unread(edit: Editor, layer: Layer, body: Editor) -> None:
+    """Take joined outputs away that nobody reads, with what only they need."""
+    read = {index for other in edit.net.layers.values() for of, index in other.sources if of == layer.id}
+    joined = {row.external for row in layer.maps[""].outputs if row.axis is not None}
+    kept = [k for k, port in enumerate(layer.outputs) if k in read or port.id not in joined]
+    if not read or len(kept) == len(layer.outputs):
+        return
+    ports = {layer.outputs[k].id for k in kept}
+    rows = layer.maps[""]
+    outputs = tuple(row for row in rows.outputs if row.external in ports)
+    results = {row.internal for row in outputs} | {result for result, _ in layer.back_edges}
+    layer.outputs = tuple(layer.outputs[k] for k in kept)
+    layer.maps[""] = PortMap(rows.inputs, outputs)
+    place = {(layer.id, old): (layer.id, new) for new, old in enumerate(kept)}
+    for other in edit.net.layers.values():
+        other.sources = tuple(place.get(source, source) for source in other.sources)
+    body.net.results = tuple(i for i in body.net.results if i in results)
+    body.drop_dead()
     body.done()
 
 
