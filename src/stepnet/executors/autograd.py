@@ -302,7 +302,8 @@ class _PlanCall(torch.autograd.Function):
         if by_places is not None:
             direct, layout = by_places
             once = not later and not torch.is_grad_enabled() and not again
-            found = direct.gradients(saved, grads, needed, layout) if once else None
+            asked = _asked_for(ctx, direct.ready, layout, saved[: len(needed)], needed)
+            found = direct.gradients(saved, grads, asked, layout) if once else None
             if found is not None:
                 guard_inputs(ctx, inputs, found, needed)
                 return (None, None, *found)
@@ -401,8 +402,7 @@ def _backward(
     tensors, kept = saved[: ctx.count], saved[ctx.count :]
     if ctx.copied:
         tensors = [rows_in(t, 0, ctx.copied[k]) if k in ctx.copied else t for k, t in enumerate(tensors)]
-    if not call.ready.is_few(call.layout):
-        needed = _asked_for(ctx, tensors, needed)
+    needed = _asked_for(ctx, call.ready, call.layout, tensors, needed)
     plain = all(map(is_plain, grads))
     only_once = plain and not later and not torch.is_grad_enabled()
     if call.steps and not (only_once and call.ready.takes_steps(call.layout)):
@@ -470,12 +470,14 @@ def _made_again(ctx: Any, call: Call, tensors: Sequence[Tensor]) -> tuple[list[T
     return [*out[: len(plan.y)], *(values[name] for name in extra)], _led(plan, values)
 
 
-def _asked_for(ctx: Any, tensors: Sequence[Tensor], needed: Sequence[bool]) -> tuple[bool, ...]:
+def _asked_for(
+    ctx: Any, ready: Ready, layout: Layout, tensors: Sequence[Tensor], needed: Sequence[bool]
+) -> Sequence[bool]:
     """Which gradients this backward is to give: `autograd.grad(y, x)` leaves those of the weights to nobody.
     It takes up to 30 microseconds for each to find out, so it is only asked where products take longer."""
-    rows = tensors[0].shape[0]
-    if rows * max(map(Tensor.numel, tensors)) < WORTH_ASKING:
-        return tuple(needed)
+    rows = layout.rows
+    if ready.is_few(layout) or rows * max(map(Tensor.numel, tensors)) < WORTH_ASKING:
+        return needed
     return tuple(
         need and (rows * tensor.numel() < WORTH_ASKING or is_run(edge[0], True))
         for need, tensor, edge in zip(needed, tensors, ctx.next_functions, strict=True)
