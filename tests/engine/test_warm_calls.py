@@ -427,9 +427,10 @@ def test_the_third_call_looks_at_words_of_memory(backend, monkeypatch):
     expected = [recurrent(step(), x, h0, backend="naive") for step in steps.values()]
     with monkeypatch.context() as patched:
         patched.setattr(warm_calls, "reach", lambda *_: pytest.fail("it was walked"))
-        for step, (y, h) in zip(steps.values(), expected, strict=True):
-            got = recurrent(step(), x, h0, backend=backend)
-            torch.testing.assert_close(got, (y, h))
+        found = [recurrent(step(), x, h0, backend=backend) for step in steps.values()]
+    torch.testing.assert_close(
+        found, expected
+    )  # later: its first call in a process imports, and steps are walked
     scale, holder.cell = 0.25, Cell()
     torch_cell.weight_hh = nn.Parameter(torch.zeros(3 * H, H, dtype=D))
     holder.cell.scale = 2.0
