@@ -62,7 +62,7 @@ def check(step, values, change):
     for value in values:
         change(value)
         ours, plain = outcome(step, "auto"), outcome(step, "naive")
-        if isinstance(plain, type):
+        if isinstance(plain, type) or isinstance(ours, type):
             assert ours is plain, value
             continue
         for a, b in zip(ours, plain, strict=True):

@@ -133,7 +133,7 @@ def _others(now: Sequence[Any], then: Sequence[Any]) -> list[tuple[Any, Any]] | 
 
 def plain(item: Any) -> Any:
     """The value that an item of a key stands for."""
-    if type(item) is tuple and len(item) == 2 and item[0] is float:
+    if type(item) is tuple and len(item) == 2 and item[0] is float and type(item[1]) is str:
         return float(item[1])
     return item if type(item) in _PLAIN else MISSING
 
