@@ -113,6 +113,8 @@ FOLLOWED = {
     "asked twice": not_read_always,
     "refused by Python": caught,
     "truth": lambda h: h * NOW.t if NOW.t else h.cos(),
+    "tensor": lambda h: h * torch.tensor(NOW.t, dtype=h.dtype),
+    "dropped": lambda h: h + F.dropout(h, NOW.t, training=False),
 }
 SEEN = {
     "exp": lambda h: h * math.exp(-abs(NOW.t)),
@@ -123,7 +125,8 @@ SEEN = {
     "a tensor of it": made_of_it,
     "its class": of_its_class,
     "hash": lambda h: h * {NOW.t: 2.0}.get(0.97, 3.0),
-    "dropped": lambda h: h + 0 * F.dropout(h.detach(), abs(NOW.t), training=False),
+    "place": lambda h: h + h[:, torch.tensor(NOW.t, dtype=torch.float64).round().long()][:, None],
+    "a tensor asked": lambda h: h * (2 if torch.tensor(NOW.t, dtype=torch.float64) > 0.75 else 3),
     "sixteen bits": lambda h: h + (h.half() * NOW.t).to(h.dtype) * 0,
     "whole tensors": lambda h: h + ((h > 0).long() * NOW.t).to(h.dtype),
     "list": lambda h: h * torch.tensor([NOW.t, 1.0, 2.0], dtype=h.dtype),
@@ -248,6 +251,28 @@ def test_of_functions(made, recorded):
     check(step, [0.61, 0.62, 0.63], change)
     assert len(recorded) == known
     check(step, [1, True, math.inf], change)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_p_of_a_dropout(recorded):
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x, h):
+            h = self.drop(torch.tanh(x + h))
+            return h, h
+
+    step, x, h = Dropping(), torch.randn(4, 2000, 2), torch.zeros(2000, 2)
+    for p in [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.35, 0.0, 1.0]:
+        step.drop.p = p
+        y, _ = recurrent(step, x, h)
+        assert abs((y == 0).double().mean() - p) < 0.03
+    assert len(recorded) <= 8
+    step.drop.p = 1.5
+    with pytest.raises(ValueError, match="dropout probability"):
+        recurrent(step, x, h)
 
 
 def test_a_weight_that_is_another_is_asked_again(recorded):

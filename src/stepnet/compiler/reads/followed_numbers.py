@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from stepnet.errors import Unsupported
@@ -89,7 +90,13 @@ class Uses:
         places = [number.place for number in numbers_in(func, args, kwargs)]
         dtypes = [t.dtype for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
         sure = all(dtype in _SURE for dtype in dtypes if dtype is not torch.bool)
-        if func not in WITH_ANY_NUMBER or not sure or not found.keys() <= {*places}:
+        if func is F.dropout:
+            self.asked += [(_share(value._made), True) for value in found.values()]
+        elif func is torch.tensor:
+            sure = kwargs.keys() == {"dtype"} and kwargs["dtype"] in _SURE
+        elif func not in WITH_ANY_NUMBER:
+            sure = False
+        if not sure or not found.keys() <= {*places}:
             raise self.seen()
         for place, value in found.items():
             self.handed[before + places.index(place)] = value._made, type(value._now)
@@ -109,6 +116,10 @@ class Uses:
         except (ArithmeticError, TypeError, ValueError):  # the step's own: it is run, and says so
             return None
         return now
+
+
+def _share(made: Formula) -> Formula:
+    return lambda values: 0 <= made(values) <= 1
 
 
 def _computed(op: Callable[..., Any], asks: bool = False) -> tuple[Callable[..., Any], Callable[..., Any]]:
