@@ -8,6 +8,7 @@ into, is recorded on a few rows at every call (`compiler.trace.record`): what it
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence, Set
@@ -19,8 +20,10 @@ from torch import Tensor
 
 from stepnet.compiler.passes.rowwise_probe import ROWS
 from stepnet.compiler.reads.code_facts import Facts, line_that_sets, words
+from stepnet.compiler.reads.followed_numbers import Uses
 from stepnet.compiler.reads.imports import after_imports
-from stepnet.compiler.reads.numbers import Number, but_for_numbers
+from stepnet.compiler.reads.numbers import but_for_numbers
+from stepnet.compiler.reads.put_back import Held, places_of, plain, put_back
 from stepnet.compiler.reads.reach import Reach
 from stepnet.compiler.reads.undo import Snapshot, is_only_thread, undone
 from stepnet.compiler.reads.walk_state import END
@@ -28,7 +31,7 @@ from stepnet.compiler.reads.walk_torch_modules import OF_BACKWARD_HOOKS
 from stepnet.compiler.rewritten.inner_loops import MOST, inner_loops, too_long
 from stepnet.compiler.trace.draws import kept
 from stepnet.compiler.trace.iteration import code_of, iteration, reached
-from stepnet.compiler.trace.record import Record, record
+from stepnet.compiler.trace.record import Record, has_own_backward, record
 from stepnet.compiler.trace.set_aside import without_hooks, without_modes
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.modes import FOUND_AGAIN, Around, casts_let_go, draws_put_back
@@ -43,7 +46,7 @@ from .cached_parametrizations import NOTHING, Cached, cached_here
 from .calls_in_progress import is_called_elsewhere
 from .failures import told
 from .rows import Sequences, samples
-from .varying_numbers import Inputs, Steps, inputs_of, varying
+from .varying_numbers import Did, Following, Inputs, Steps, inputs_of, varying
 
 
 class ReadsChanged(Unsupported):
@@ -341,9 +344,12 @@ def _lifted(
 ) -> Reads:  # fmt: skip
     """What a run of a closed step depends on, whatever its numbers are."""
     # Python may ask rows for it
-    call = known.key, looks_of_rows((*x, *states)), looks(known.tensors), settings()
-    did: _Did | None = like.recorded.get(call)
-    if did is None:
+    around = looks_of_rows((*x, *states)), looks(known.tensors), settings()
+    did = like.recorded.get((known.key, *around))
+    following = None
+    if did is None and like.places:
+        following, did = _followed(like, known.reach.key, around)
+    if did is None or not (following is None or following.proved):
         made = _recorded(loop, known.reach, x, states, shared)
         places = {id(t): at for at, t in enumerate(known.tensors)}
         if isinstance(made, Unsupported) or not all(id(t) in places for t in made.tensors):
@@ -351,11 +357,17 @@ def _lifted(
             return known
         used = tuple([places[id(t)] for t in made.tensors])
         key = "numbers", known.reach.beneath, but_for_numbers(known.key), used, made.key
-        did = _Did(key, made.numbers)
+        foretold, did = did, Did(key, made.numbers)
         if reached(loop).key != known.reach.key:  # another thread changed it meanwhile
             return known
         if is_only_thread():
-            like.recorded[call] = did
+            like.recorded[(known.key, *around)] = did
+            if following is None or foretold is None:
+                _follow(loop, known.reach, like, around, did, made, (x, states, shared))
+            elif foretold.coded == did.coded:
+                following.proved = True
+            else:
+                following.uses.failed = True
     key, inputs = inputs_of(did.key, did.numbers, _device(x, states))
     if inputs is None:
         return known
@@ -363,11 +375,61 @@ def _lifted(
     return known._replace(key=key, tensors=tensors, inputs=inputs, walked=known.key)
 
 
-class _Did(NamedTuple):
-    """What a closed step does, and the numbers that it hands to torch."""
+def _followed(like: Steps, key: Sequence[Any], around: Any) -> tuple[Following | None, Did | None]:
+    """What a step does that reads this, where numbers were followed through it."""
+    values = [plain(key[at]) for at in like.places]
+    for following in like.followed.get((_but_for(key, like.places), *around), ()):
+        if not following.uses.failed and (did := following.with_(values)) is not None:
+            return following, did
+    return None, None
 
-    key: tuple[Any, ...]
-    numbers: Sequence[Number]
+
+def _follow(
+    loop: Loop, found: Reach, like: Steps, around: Any, did: Did, made: Record,
+    given: tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]],
+) -> None:  # fmt: skip
+    """Follow the numbers that have changed since a plan was made through one more run of the step."""
+    like.tries += 1
+    looks_at_more = made.answers or has_own_backward(made.key) or any(map(_tells_classes, found.key))
+    if looks_at_more or like.tries > _MOST_TRIES:
+        return
+    then = next(iter(like.planned))
+    first = dataclasses.replace(found, key=then[1 : 1 + len(found.key)])
+    held = places_of(first, functools.partial(reached, loop))
+    if held is None:
+        return
+    like.places = tuple(sorted({*held, *like.places}))
+    values = [plain(found.key[at]) for at in like.places]
+    of = like.followed.setdefault((_but_for(found.key, like.places), *around), [])
+    if held.keys() != {*like.places}:
+        return
+    uses = Uses()
+    stands = zip(like.places, uses.follow(values), strict=True)
+    again = _recorded(loop, found, *given, uses, [held[at]._replace(value=value) for at, value in stands])
+    uses.failed |= isinstance(again, Unsupported) or not _same(again, made)
+    of.append(Following(did, uses))
+
+
+def _same(again: Record, made: Record) -> bool:
+    told = [(record.key, [number.coded for number in record.numbers]) for record in (again, made)]
+    tensors = [[*map(id, record.tensors)] for record in (again, made)]
+    return not again.answers and told[0] == told[1] and tensors[0] == tensors[1]
+
+
+def _tells_classes(item: Any) -> bool:
+    """Whether code may ask for the very class of a number."""
+    return type(item) is Facts and not item.trusted and (item.reads_class or "type" in item.globals)
+
+
+def _but_for(key: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:
+    """A key without the numbers at some places; their types stay."""
+    without = list(key)
+    for at in places:
+        without[at] = type(plain(key[at]))
+    return tuple(without)
+
+
+_MOST_TRIES = 16
 
 
 def _device(*rows: Sequence[Tensor]) -> torch.device:
@@ -375,16 +437,19 @@ def _device(*rows: Sequence[Tensor]) -> torch.device:
 
 
 def _recorded(
-    loop: Loop, found: Reach, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequence[Tensor]
-) -> Record | Unsupported:
-    """What a step does on sample rows, or why that is not known."""
+    loop: Loop, found: Reach, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequence[Tensor],
+    uses: Uses | None = None, places: Sequence[Held] = (),
+) -> Record | Unsupported:  # fmt: skip
+    """What a step does on sample rows, or why that is not known. `uses`: gets what it does with numbers that
+    are followed; `places`: what stands for these."""
     rows = samples(x, ROWS), samples(states, ROWS)
-    return contextvars.copy_context().run(_record, loop, found, rows, shared)
+    return contextvars.copy_context().run(_record, loop, found, rows, shared, uses, places)
 
 
 def _record(
-    loop: Loop, found: Reach, rows: tuple[list[Tensor], list[Tensor]], shared: Sequence[Tensor]
-) -> Record | Unsupported:
+    loop: Loop, found: Reach, rows: tuple[list[Tensor], list[Tensor]], shared: Sequence[Tensor],
+    uses: Uses | None, places: Sequence[Held],
+) -> Record | Unsupported:  # fmt: skip
     """The same, of rows that are samples; what it changes is undone."""
     if found.key[0] in _long:
         return too_long()
@@ -393,7 +458,8 @@ def _record(
         return Unsupported(whole.refused)
 
     def run() -> tuple[Any, list[Any]]:
-        spec, y, new = iteration(loop, *rows, shared)
+        with put_back(places):
+            spec, y, new = iteration(loop, *rows, shared)
         return spec, [*y, *new]
 
     def attempt(_: Snapshot) -> Record | Unsupported:
@@ -408,7 +474,7 @@ def _record(
                 kept(found.generators),
                 during(FOUND_AGAIN, True),
             ):
-                made = record(run, [*rows[0], *rows[1]])
+                made = record(run, [*rows[0], *rows[1]], uses)
             if loops.too_long is not None:
                 if len(_long) > 10_000:
                     _long.clear()

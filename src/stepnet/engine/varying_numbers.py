@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from stepnet.compiler.reads.followed_numbers import Uses
 from stepnet.compiler.reads.numbers import Lifted, Number, as_tensor, but_for_numbers
 from stepnet.data.bounded_cache import Bounded
 
@@ -22,14 +23,44 @@ _FEW = 8  # plans of one piece of source that a new one is held against
 _WHOLE = range(-(2**63), 2**63)  # that a tensor holds
 
 
+class Did(NamedTuple):
+    """What a closed step does, and the numbers that it hands to torch."""
+
+    key: tuple[Any, ...]
+    numbers: Sequence[Number]
+
+    @property
+    def coded(self) -> Any:
+        """What tells it from others."""
+        return self.key, tuple([(number.kind, number.coded) for number in self.numbers])
+
+
+@dataclass
+class Following:
+    """What a step does, whatever some numbers are. `proved`: a run with others did what it tells."""
+
+    did: Did
+    uses: Uses
+    proved: bool = False
+
+    def with_(self, values: Sequence[Any]) -> Did | None:
+        """What it does with these; None if that is not known."""
+        numbers = self.uses.of(values, self.did.numbers)
+        return None if numbers is None else self.did._replace(numbers=numbers)
+
+
 @dataclass
 class Steps:
     """Steps that read the same but for numbers. `recorded`: what those did that read such a key, on rows like
-    these."""
+    these; `followed`: what they do, by the key without the numbers that stand at `places` of it; `tries`: how
+    often it was tried to follow them."""
 
     planned: set[Any] = field(default_factory=set)  # keys for which plans were made
     lifts: bool = True
-    recorded: Bounded[Any, Any] = field(default_factory=lambda: Bounded(64))
+    recorded: Bounded[Any, Did] = field(default_factory=lambda: Bounded(64))
+    places: tuple[int, ...] = ()
+    tries: int = 0
+    followed: Bounded[Any, list[Following]] = field(default_factory=lambda: Bounded(64))
 
 
 class _Plan(NamedTuple):

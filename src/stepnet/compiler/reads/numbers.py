@@ -34,6 +34,7 @@ _PROMOTING = _ARITHMETIC | functions_named("where remainder fmod __mod__ maximum
 _SUMS = functions_named("add sub subtract add_ sub_")
 _LERP = functions_named("lerp lerp_")
 _OF_TENSORS = functions_named("clamp clip masked_fill")  # which take tensors of a number in their place
+WITH_ANY_NUMBER = _PROMOTING | _LERP | _OF_TENSORS  # which refuse none, and mean the same by each
 # Numbers are in torch as they are in tensors of these; with sixteen bits it computes in more.
 _AS_TENSORS = frozenset({torch.float32, torch.float64, torch.int64})
 

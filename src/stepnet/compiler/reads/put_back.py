@@ -8,14 +8,16 @@ from __future__ import annotations
 import collections
 import contextlib
 import itertools
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import NoneType
 from typing import Any, NamedTuple
 
-from .kinds import MISSING
+from .code_facts import facts
+from .kinds import MISSING, Names
 from .reach import Reach
 from .survey import Seen
-from .undo import by_name, is_only_thread, way_of
+from .undo import Way, by_name, is_only_thread, way_of
 
 _MOST = 32  # places that are tried
 _PLAIN = (bool, int, str, NoneType)
@@ -27,6 +29,21 @@ class Held(NamedTuple):
     holder: Any
     at: Any
     value: Any
+
+
+class _Defaults(NamedTuple):
+    function: types.FunctionType
+
+
+def _set_defaults(value: _Defaults, held: list[Any]) -> None:
+    value.function.__defaults__ = tuple(held)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+_DEFAULTS = Way(lambda value: list(value.function.__defaults__ or ()), _set_defaults)
+
+
+def _way_of(holder: Any) -> Way | None:
+    return _DEFAULTS if type(holder) is _Defaults else way_of(type(holder))
 
 
 def changed_since(then: Reach, reached: Callable[..., Reach]) -> list[Held] | None:
@@ -66,6 +83,23 @@ def changed_since(then: Reach, reached: Callable[..., Reach]) -> list[Held] | No
     return found
 
 
+def places_of(then: Reach, reached: Callable[..., Reach]) -> dict[int, Held] | None:
+    """Where those stand, each by its place in the key, with what they hold now; None as above, or if one
+    place is not one item of the key."""
+    held = changed_since(then, reached)
+    key = reached().key
+    found: dict[int, Held] = {}
+    for place in held or ():
+        with put_back([place]):
+            before = reached().key
+        at = [k for k, (a, b) in enumerate(zip(before, key, strict=False)) if a != b]
+        if len(at) != 1 or len(before) != len(key) or at[0] in found:
+            return None
+        found[at[0]] = place._replace(value=_get(place))
+    changed = {k for k, (a, b) in enumerate(zip(then.key, key, strict=True)) if a != b}
+    return found if found and found.keys() == changed else None
+
+
 @contextlib.contextmanager
 def put_back(held: Sequence[Held]) -> Iterator[None]:
     """In here, containers hold these values, where no other thread sees it."""
@@ -88,7 +122,7 @@ def _others(now: Sequence[Any], then: Sequence[Any]) -> list[tuple[Any, Any]] | 
     if len(now) != len(then):
         return None
     others = [(a, b) for a, b in zip(now, then, strict=True) if a != b]
-    found = [(_plain(a), _plain(b)) for a, b in others]
+    found = [(plain(a), plain(b)) for a, b in others]
     for pair, known in zip(others, found, strict=True):
         if any(a is MISSING and type(item) is not Seen for item, a in zip(pair, known, strict=True)):
             return None
@@ -97,23 +131,30 @@ def _others(now: Sequence[Any], then: Sequence[Any]) -> list[tuple[Any, Any]] | 
     return found
 
 
-def _plain(item: Any) -> Any:
+def plain(item: Any) -> Any:
     """The value that an item of a key stands for."""
-    if type(item) is tuple and len(item) == 2 and item[0] is float:
+    if type(item) is tuple and len(item) == 2 and item[0] is float and type(item[1]) is str:
         return float(item[1])
     return item if type(item) in _PLAIN else MISSING
 
 
 def _places(holders: Iterable[Any], value: Any) -> Iterator[Held]:
     """Where containers hold a value like this."""
-    for holder in holders:
+    for holder in itertools.chain.from_iterable((each, *_parts(each)) for each in holders):
         for at, item in _items(holder):
             if type(item) is type(value) and repr(item) == repr(value):
                 yield Held(holder, at, item)
 
 
+def _parts(holder: Any) -> Iterator[Any]:
+    """What code of a function reads beside what it is given."""
+    if type(holder) is types.FunctionType:
+        yield _Defaults(holder)
+        yield from (Names(holder.__globals__, (name,)) for name in facts(holder.__code__).globals)
+
+
 def _items(holder: Any) -> list[tuple[Any, Any]]:
-    way = way_of(type(holder))
+    way = _way_of(holder)
     if way is None or isinstance(holder, (set, collections.OrderedDict)):
         return []
     held = way.read(holder)
@@ -128,7 +169,7 @@ def _get(place: Held) -> Any:
 
 def _set(place: Held) -> None:
     """Write what a place held; nothing, where it is gone."""
-    way, holder = way_of(type(place.holder)), place.holder
+    way, holder = _way_of(place.holder), place.holder
     if way is None or place.value is MISSING:
         return
     held = way.read(holder)

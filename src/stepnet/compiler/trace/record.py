@@ -22,6 +22,7 @@ from torch.nn.modules._functions import BackwardHookFunction
 from torch.overrides import TorchFunctionMode
 
 from stepnet.compiler.reads.code_facts import CALLS_BACKWARD
+from stepnet.compiler.reads.followed_numbers import Uses
 from stepnet.compiler.reads.monkeypatches import replaced_by
 from stepnet.compiler.reads.numbers import Number, numbers_in
 from stepnet.compiler.reads.ranges import RANGES
@@ -93,18 +94,21 @@ class Trial(NamedTuple):
     functions: tuple[Any, ...] | None
 
 
-def record(run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor]) -> Record:
+def record(
+    run: Callable[[], tuple[Any, list[Any]]], given: Sequence[Tensor], uses: Uses | None = None
+) -> Record:
     """Run a step once on sample rows and note what it does.
 
     Args:
         run: runs it; gives the structure of its results and their leaves.
         given: the sample rows.
+        uses: gets what it does with numbers that are followed.
 
     Raises:
         Unsupported: it does what no record holds: writes to a tensor it did not make, or hands torch an
             object that nothing is known of.
     """
-    mode = _Recorder(given)
+    mode = _Recorder(given, uses)
     with mode, applied(mode.met), unbatched(mode.add):
         spec, results = run()
     mode.key.append(("gives", spec, tuple(mode.coded(result) for result in results)))
@@ -335,10 +339,16 @@ def unseen_memory_of(tensor: Tensor) -> int:
 class _Recorder(_Reader):
     """Notes each call besides."""
 
-    def __init__(self, given: Sequence[Tensor]) -> None:
+    def __init__(self, given: Sequence[Tensor], uses: Uses | None) -> None:
         super().__init__(given)
         self.key: list[Any] = []
         self.handed: list[Number] = []
+        self._uses = uses
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._uses is not None:
+            args, kwargs = self._uses.told(func, args, kwargs or {}, len(self.handed))
+        return super().__torch_function__(func, types, args, kwargs)
 
     def met(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The same, and notes the call."""
