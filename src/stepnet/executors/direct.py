@@ -48,7 +48,7 @@ from .direct_backward import Backward, WayBack
 from .direct_forward import made_by_maps, way_there
 from .gradient_flow import carry_for_any_lengths, carry_gradients, reached_for_any_lengths
 from .gradients import asked_of
-from .higher_order import is_plain
+from .higher_order import is_finite, is_plain
 from .layout import Layout
 from .loop import run_nodes_as_written
 from .ready import Ready
@@ -258,7 +258,7 @@ class Direct:
                 found = distinct(found, seen)
             for (k, _), t in zip(way.late, found, strict=True):
                 out[k] = t
-        return out
+        return None if way.leaves_out and not all(map(is_finite, out)) else out
 
     def _way_back(self, grads: Sequence[Tensor | None], needed: tuple[bool, ...]) -> Backward | None:
         """How gradients are made of these; None: not by addresses."""
@@ -308,7 +308,7 @@ class Direct:
         """How gradients are made. `given`: which results something comes in for. Raises LookupError."""
         ready, layout = self.ready, self.layout
         sources = ready.sources(len(self._inputs))
-        if ready.backward is None or sources.held or ready.leaves_out(given):
+        if ready.backward is None or sources.held:
             raise LookupError
         asked = asked_of(ready, layout, given, needed)
         lone = ready.backward.lone(asked.wanted, ready.is_few(layout))
@@ -322,7 +322,9 @@ class Direct:
         way.read_gradients(sources, results)
         way.make(asked.has, self._inputs)
         zeros = [like if came else zeros_like(like) for like, came in zip(results, given, strict=True)]
-        return way.found(self._strides, zeros, reached_for_any_lengths(ready.plan, given))
+        return way.found(
+            self._strides, zeros, ready.leaves_out(given), reached_for_any_lengths(ready.plan, given)
+        )
 
 
 class Lately(LeftByRuns):

@@ -34,6 +34,7 @@ class Backward(NamedTuple):
         reads: what maps read.
         late: the inputs that get a value of the maps.
         loose: whether some of those are no tensors made for them alone, as they are.
+        leaves_out: see `Ready`; then gradients that are not finite are to go by names.
         any_lengths: whether it is the same for sequences of any lengths.
         fills: whether gradients of y may be a number each, which is told last.
     """
@@ -50,15 +51,16 @@ class Backward(NamedTuple):
     reads: list[Read]
     late: list[tuple[int, str]]
     loose: bool
+    leaves_out: bool
     any_lengths: bool
     fills: bool
 
     def zero(self, k: int, rows: int) -> Tensor:
-        """What stands for a result that nothing comes in for, of so many rows at the least."""
+        """What stands for a result that nothing comes in for, of so many rows; 0: of as many as that has."""
         zero = self.zeros[k]
         if zero.shape[0] < rows:
             zero = self.zeros[k] = zero.new_zeros((2 * rows, *zero.shape[1:]))
-        return zero
+        return zero[:rows] if rows and zero.shape[0] > rows else zero
 
 
 class WayBack:
@@ -169,7 +171,9 @@ class WayBack:
         rows = (self.layout.rows,) if self.kinds[name].kind == "row" else ()
         return (*rows, *self.kinds[name].shape)
 
-    def found(self, strides: Mapping[str, Sequence[int]], zeros: list[Tensor], any_lengths: bool) -> Backward:
+    def found(
+        self, strides: Mapping[str, Sequence[int]], zeros: list[Tensor], leaves_out: bool, any_lengths: bool
+    ) -> Backward:
         """All of it, with what maps read besides."""
         lone, maps = self.lone, (*self.lone.before, *self.lone.after)
         read = {name for node in maps for name in node.inputs} - self.before - self.by_maps
@@ -207,4 +211,6 @@ class WayBack:
         names = {name for _, name in self.late}
         as_they_are = all(self._shape(name) == self.likes[k].shape for k, name in self.late)
         loose = len(names) < len(self.late) or not (names <= self.ready.own_gradients and as_they_are)
-        return Backward(run, zeros, [*self.shifted.values()], *parts, loose, any_lengths, bool(filled))
+        return Backward(
+            run, zeros, [*self.shifted.values()], *parts, loose, leaves_out, any_lengths, bool(filled)
+        )
