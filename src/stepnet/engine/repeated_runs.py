@@ -50,8 +50,11 @@ class Repeats:
     def unrecorded(self, call: Call, inputs: Sequence[Tensor]) -> Unrecorded | None:
         """As `run`, where gradients are asked of what it gives and not of autograd."""
         direct = self._direct(call, inputs)
-        found = None if direct is None or not direct.trains else direct.forward(inputs, call.layout)
-        return None if direct is None or found is None else Unrecorded(call, direct, inputs, *found)
+        if direct is None or not direct.trains:
+            return None
+        with torch.no_grad():
+            found = direct.forward(inputs, call.layout)
+        return None if found is None else Unrecorded(call, direct, inputs, *found)
 
     def _direct(self, call: Call, inputs: Sequence[Tensor]) -> Direct | None:
         if call.constants or call.noise is not None or call.ready.plan.paired or not nothing_around():

@@ -21,6 +21,9 @@ _FOUND = 1 << 20  # bytes of a table from which earlier memory is found faster t
 
 Size = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 Run = Callable[[Sequence[int], Layout], None]  # a scan of some sequences, on what lies at some addresses
+# What maps read: its place among what is at hand, and its part of that: where it begins (None: all of it),
+# whether it has rows, and its shape, or that of a row.
+Read = tuple[str, int, int | None, bool, tuple[int, ...]]
 
 
 class Place(NamedTuple):
@@ -110,3 +113,16 @@ def maker_of(like: Tensor, shown: bool = True) -> Callable[[], Tensor]:
     if bytes_of(like) < _FOUND:
         return functools.partial(empty_on_cpu, *size_of(like))
     return functools.partial(new_table, (*like.shape,), like.dtype, shown=shown)
+
+
+def read(at_hand: Sequence[Tensor], reads: Sequence[Read], rows: int) -> dict[str, Tensor]:
+    """What maps read, of so many rows."""
+    return {
+        name: part(at_hand[k], begin, (rows, *shape) if of_rows else shape)
+        for name, k, begin, of_rows, shape in reads
+    }
+
+
+def part(table: Tensor, begin: int | None, shape: tuple[int, ...]) -> Tensor:
+    """A table of rows; of what is kept in one piece, the one that begins there."""
+    return (table if begin is None else table[begin : begin + math.prod(shape)]).view(shape)

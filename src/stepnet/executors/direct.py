@@ -1,5 +1,5 @@
-"""Calls like one before, of plans that are one scan each way, perhaps with maps before it and in backward
-around it: values go by their places, not by their names.
+"""Calls like one before, of plans that are scans and maps, in backward one scan with maps around it: values
+go by their places, not by their names.
 
 Of a small step, to find values by their names takes longer than to compute them.
 """
@@ -32,26 +32,26 @@ from .addresses import (
     MOST,
     Place,
     Places,
-    Run,
     Size,
-    addressed,
     bytes_of,
     made_like,
     made_of_rows,
     maker_of,
     outline,
+    part,
     ran,
+    read,
     size_of,
 )
 from .c.few_rows import earlier
 from .direct_backward import Backward, WayBack
+from .direct_forward import made_by_maps, way_there
 from .gradient_flow import carry_for_any_lengths, carry_gradients, reached_for_any_lengths
 from .gradients import asked_of
-from .higher_order import is_plain
+from .higher_order import is_finite, is_plain
 from .layout import Layout
-from .loop import Lone, run_nodes_as_written
+from .loop import run_nodes_as_written
 from .ready import Ready
-from .schedule.views import contiguous as contiguous_strides
 from .tables import as_table
 
 _SURE = 3  # runs on the same sequences by names, for what is laid out takes as long as a few more of those
@@ -91,47 +91,59 @@ class Direct:
         self._inputs = [outline(t.shape, t.dtype) for t in inputs]
         self._strides = {name: stride(t) for name, t in zip(ready.names, inputs, strict=False)}
         self.most = layout.rows if steps else (1 << layout.rows.bit_length()) - 1
+        turns = ready.forward.turns()
+        by_maps = made_by_maps(turns)
         rows = steps or (layout.rows,)
         self._y = [outline((*rows, *kinds[name].shape), dtype_of(kinds[name].dtype)) for name in plan.y]
+        scanned = [k for k, name in enumerate(plan.y) if name not in by_maps]
         self._shapes = [kinds[name].shape for name in ready.extra]  # of a row
         self._types = [dtype_of(kinds[name].dtype) for name in ready.extra]
-        ends, self._begins = dict.fromkeys(self._types, 0), list[int]()  # in the piece of their type
-        for shape, dtype in zip(self._shapes, self._types, strict=True):
-            self._begins.append(ends[dtype])
-            ends[dtype] += -(-self.most * math.prod(shape) // _LINE) * _LINE
-        self._kept = [outline((size,), dtype) for dtype, size in ends.items()]
+        ends, self._begins = dict[torch.dtype, int](), list[int | None]()  # in the piece of their type
+        for name, shape, dtype in zip(ready.extra, self._shapes, self._types, strict=True):
+            begin = None if name in by_maps else ends.get(dtype, 0)
+            self._begins.append(begin)
+            if begin is not None:
+                ends[dtype] = begin - (-self.most * math.prod(shape) // _LINE) * _LINE
+        pieces = [outline((size,), dtype) for dtype, size in ends.items()]
+        size = sum(map(bytes_of, pieces))
         as_usual = (
-            ready.owned
+            ready.owns_all_but(by_maps)
             and not plan.random
             and layout.rows > 0
             and all(map(is_contiguous, inputs))
             and not (self.trains and any(map(Tensor.is_inference, inputs)))
             and [t.dtype for t in states] == [ready.carried_as[name] for name in plan.states]
             and all(kinds[name].kind == "row" for name in ready.extra)
-            and sum(map(bytes_of, self._kept)) < MOST
+            and size < MOST
         )
         if not as_usual:
             raise LookupError
-        n = len(inputs) + len(self._y)
-        self._saved = [Place(k) for k in range(n)]
-        for begin, dtype in zip(self._begins, self._types, strict=True):
-            self._saved.append(Place(n + [*ends].index(dtype), begin * dtype.itemsize))
-        named = {name: Place(k) for k, name in enumerate(ready.names[: len(inputs)])}
+        n = len(inputs)
+        named = {name: Place(k) for k, name in enumerate(ready.names[:n])}
         boots = {name: named.pop(name) for name in plan.states}
-        made = dict(zip((*plan.y, *ready.extra), self._saved[len(inputs) :], strict=True))
-        lasts = {name: Place(n + len(self._kept) + k) for k, name in enumerate(plan.states)}
-        at = Places(named, self._strides, boots, made, lasts)
-        self._before: list[Any] = []
-        several = () if self.trains else ready.forward.scans()
-        if len(several) > 1:
-            self._run = self._one_after_the_other(several, at, n)
-        else:
-            lone = ready.forward.lone(None, False)
-            if lone is None or lone.after:
-                raise LookupError
-            self._run = addressed(lone, layout, self.most, self._after_maps(at, lone, n))
-        self._made = [*self._y, *self._kept, *(outline(t.shape, t.dtype) for t in states)]
-        hidden = range(len(self._y), len(self._y) + len(self._kept))
+        made = {plan.y[k]: Place(n + i) for i, k in enumerate(scanned)}
+        self._saved = [Place(k) for k in range(n + len(plan.y))]
+        apart: list[Tensor] = []  # what maps make of what is kept
+        for name, begin, shape, dtype in zip(
+            ready.extra, self._begins, self._shapes, self._types, strict=True
+        ):
+            if begin is None:
+                place = Place(n + len(plan.y) + len(pieces) + len(apart))
+                apart.append(outline((layout.rows, *shape), dtype))
+            else:
+                in_piece, offset = [*ends].index(dtype), begin * dtype.itemsize
+                place = Place(n + len(plan.y) + in_piece, offset)
+                made[name] = Place(n + len(scanned) + in_piece, offset)
+            self._saved.append(place)
+        self._kept = [*pieces, *apart]
+        at = Places(named, self._strides, boots, made, {})
+        first = n + len(scanned) + len(pieces)
+        self._there = way_there(ready, layout, self.most, turns, at, first, size)
+        self._scanned = scanned
+        self._pieces = slice(len(scanned), len(scanned) + len(pieces))
+        tables = [self._y[k] for k in scanned]
+        self._made = [*tables, *pieces, *self._there.between, *(outline(t.shape, t.dtype) for t in states)]
+        hidden = range(len(scanned), len(self._made) - len(states))
         self._makers = [maker_of(like, k not in hidden) for k, like in enumerate(self._made)]
         self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
         carry = carry_gradients(plan, layout, needs) if self.trains else ()
@@ -142,75 +154,12 @@ class Direct:
             given = (True,) * (len(self._y) + len(states))
             self._backwards[(*given, *needs)] = self._backward(given, tuple(needs))
 
-    def _after_maps(self, at: Places, lone: Lone, n: int) -> Places:
-        """Places for the scan, with those of what the maps before it give it. `n`: how many inputs and tables
-        of y there are."""
-        self._before, kinds = lone.before, self.ready.plan.forward.body.values
-        made = {name for node in lone.before for name in node.outputs}
-        self._given = sorted(made.intersection(getattr(lone.scan, "reads", ())))
-        read = {name for node in lone.before for name in node.inputs} - made
-        places = {**at.values, **at.boots}
-        self._read = [
-            (name, places[name].which or 0, kinds[name].kind == "row", kinds[name].shape)
-            for name in sorted(read)
-        ]
-        first = n + len(self._kept) + len(at.lasts)
-        strides = {name: contiguous_strides(kinds[name].shape) for name in self._given}
-        values = {**at.values, **{name: Place(k) for k, name in enumerate(self._given, first)}}
-        return at._replace(values=values, strides={**at.strides, **strides})
-
-    def _given_to_scan(self, inputs: Sequence[Tensor], layout: Layout) -> list[Tensor]:
-        """What the maps before the scan give it."""
-        values = {
-            name: inputs[k].view(layout.rows, *shape) if is_row else inputs[k]
-            for name, k, is_row, shape in self._read
-        }
-        run_nodes_as_written(self._before, values, layout.rows)
-        return [as_table(values[name]) for name in self._given]
-
-    def _one_after_the_other(self, scans: Sequence[Any], at: Places, n: int) -> Run:
-        """Several scans as one; what one makes for another is kept beside what is asked for. `n`: how many
-        inputs and tables of y there are. Raises LookupError: a scan takes more than addresses."""
-        kinds = self.ready.plan.forward.body.values
-        makes: list[frozenset[str]] = [getattr(scan, "fresh", frozenset()) for scan in scans]
-        read = {name for scan in scans for name in getattr(scan, "reads", ())}
-        found = {name for own in makes for name in own}
-        between = sorted((read & found) - {*at.made})
-        rows_alone = all(kinds[name].kind == "row" for name in between)
-        if not (rows_alone and found.issuperset(at.made) and len(found) == sum(map(len, makes))):
-            raise LookupError
-        first = len(self._kept)
-        self._kept += [
-            outline((self.most, *kinds[name].shape), dtype_of(kinds[name].dtype)) for name in between
-        ]
-        if sum(t.numel() * t.dtype.itemsize for t in self._kept) >= MOST:
-            raise LookupError
-        after = len(between)
-        lasts = {name: place._replace(which=(place.which or 0) + after) for name, place in at.lasts.items()}
-        made = {**at.made, **{name: Place(n + k) for k, name in enumerate(between, first)}}
-        runs = [
-            addressed(
-                Lone(scan, None, [], []), self.layout, self.most,
-                at._replace(
-                    values={**at.values, **made}, lasts=lasts,
-                    made={name: place for name, place in made.items() if name in own},
-                ),
-            )
-            for scan, own in zip(scans, makes, strict=True)
-        ]  # fmt: skip
-
-        def run(addresses: Sequence[int], layout: Layout) -> None:
-            for each in runs:
-                each(addresses, layout)
-
-        return run
-
     def forward(
         self, inputs: Sequence[Tensor], layout: Layout, into: Sequence[Tensor] = ()
     ) -> tuple[list[Tensor], list[Tensor]] | None:
         """y and the last states; and what is to be saved besides the inputs. None: not of these. `into`: what
         y and the last states are written into, each in one piece; in memory of their own if there is none."""
-        y, kept = len(self._y), len(self._y) + len(self._kept)
+        y, kept = len(self._scanned), len(self._made) - len(self.ready.plan.states)
         likes = self._made
         if layout is not self.layout:
             # strides of one row tell nothing of others
@@ -218,7 +167,8 @@ class Direct:
                 return None
             likes = [*likes[:kept], *inputs[self._states]]
         if into and 0 < layout.rows <= self.most:
-            made = [*into[:y], *[make() for make in self._makers[y:kept]], *into[y:]]
+            made = [into[k] for k in self._scanned]
+            made += [*[make() for make in self._makers[y:kept]], *into[len(self._y) :]]
         elif layout is self.layout:
             made = [make() for make in self._makers]
         elif layout.rows == self.layout.rows:
@@ -228,23 +178,32 @@ class Direct:
             made += [*[make() for make in self._makers[y:kept]], *map(empty_like, likes[kept:])]
         else:
             return None
-        given = self._given_to_scan(inputs, layout) if self._before else ()
-        addresses = [*map(data_ptr, inputs), *map(data_ptr, made), *map(data_ptr, given)]
-        if not ran(self._run, addresses, layout):
+        shown = self._there.run(inputs, made, layout)
+        if shown is None:
             return None
-        return made[:y] + made[kept:], made[:kept]
+        if not shown:
+            return made[:y] + made[kept:], made[: self._pieces.stop]
+        tables = made[:y]
+        for k in range(len(self._y)):
+            if k not in self._scanned:
+                table = shown.pop(0)
+                table = table.resize_(self._y[k].shape) if self.steps else table
+                tables.insert(k, into[k].copy_(table.view_as(into[k])) if into else table)
+        return tables + made[kept:], [*tables, *made[self._pieces], *shown]
 
     @property
     def sizes(self) -> tuple[Sequence[Size], Sequence[int]]:
         """Of all that a run on the same sequences makes: sizes, strides and types. And the places of y and of
-        the last states among that."""
-        kept = len(self._y) + len(self._kept)
-        return [*map(size_of, self._made)], [*range(len(self._y)), *range(kept, len(self._made))]
+        the last states among that. Raises LookupError: maps make some of it."""
+        if not self._there.is_scans:
+            raise LookupError
+        states = len(self._made) - len(self.ready.plan.states)
+        return [*map(size_of, self._made)], [*range(len(self._y)), *range(states, len(self._made))]
 
     def run_at(self, addresses: Sequence[int], made: Sequence[Tensor]) -> bool:
         """A run on the same sequences that is given where its inputs lie, each in one piece, and what to make
         (`sizes`), in any shape; False: not of these."""
-        return not self._before and ran(self._run, [*addresses, *map(data_ptr, made)], self.layout)
+        return self._there.run_at([*addresses, *map(data_ptr, made)], self.layout)
 
     def each(self, runs: Sequence[Sequence[Tensor]], layout: Layout) -> list[Tensor] | None:
         """y and the last states of many runs, those of all in one table each; None: not of these."""
@@ -277,12 +236,8 @@ class Direct:
         made += [earlier(saved[k], (layout.rows, *row), saved[of], layout) for k, of, row in way.shifted]
         values: dict[str, Tensor] = {}
         if way.reads:
-            at_hand = (*saved, *tables, *made)
-            values = {
-                name: self._part(at_hand[k], begin, (layout.rows, *shape) if of_rows else shape)
-                for name, k, begin, of_rows, shape in way.reads
-            }
-        read = [*values.values()]
+            values = read((*saved, *tables, *made), way.reads, layout.rows)
+        seen = [*values.values()]
         if way.before:
             run_nodes_as_written(way.before, values, layout.rows)
             made += [as_table(values[name]) for name in way.given]
@@ -300,10 +255,10 @@ class Direct:
             if way.loose:
                 shapes = [saved[k].shape for k, _ in way.late]
                 found = [t if t.shape == s else t.reshape(s) for t, s in zip(found, shapes, strict=True)]
-                found = distinct(found, read)
+                found = distinct(found, seen)
             for (k, _), t in zip(way.late, found, strict=True):
                 out[k] = t
-        return out
+        return None if way.leaves_out and not all(map(is_finite, out)) else out
 
     def _way_back(self, grads: Sequence[Tensor | None], needed: tuple[bool, ...]) -> Backward | None:
         """How gradients are made of these; None: not by addresses."""
@@ -346,25 +301,20 @@ class Direct:
         """What is saved, as calls by names save it: each kept value is one tensor."""
         n, rows = len(self._inputs) + len(self._y), layout.rows
         parts = zip(self._saved[n:], self._begins, self._shapes, strict=True)
-        kept = (self._part(saved[at.which or 0], begin, (rows, *shape)) for at, begin, shape in parts)
+        kept = (part(saved[at.which or 0], begin, (rows, *shape)) for at, begin, shape in parts)
         return [*saved[:n], *kept]
-
-    @staticmethod
-    def _part(table: Tensor, begin: int | None, shape: tuple[int, ...]) -> Tensor:
-        """A table of rows; of what is kept in one piece, the one that begins there."""
-        return (table if begin is None else table[begin : begin + math.prod(shape)]).view(shape)
 
     def _backward(self, given: tuple[bool, ...], needed: tuple[bool, ...]) -> Backward:
         """How gradients are made. `given`: which results something comes in for. Raises LookupError."""
         ready, layout = self.ready, self.layout
         sources = ready.sources(len(self._inputs))
-        if ready.backward is None or sources.held or ready.leaves_out(given):
+        if ready.backward is None or sources.held:
             raise LookupError
         asked = asked_of(ready, layout, given, needed)
         lone = ready.backward.lone(asked.wanted, ready.is_few(layout))
         if lone is None:
             raise LookupError
-        results = [*self._y, *self._made[len(self._y) + len(self._kept) :]]
+        results = [*self._y, *self._made[len(self._made) - len(ready.plan.states) :]]
         likes = [*self._inputs, *self._y, *self._kept, *results]
         types = [*(t.dtype for t in (*self._inputs, *self._y)), *self._types]
         way = WayBack(ready, ready.backward, layout, self.most, lone, likes, len(likes) - len(results))
@@ -372,7 +322,9 @@ class Direct:
         way.read_gradients(sources, results)
         way.make(asked.has, self._inputs)
         zeros = [like if came else zeros_like(like) for like, came in zip(results, given, strict=True)]
-        return way.found(self._strides, zeros, reached_for_any_lengths(ready.plan, given))
+        return way.found(
+            self._strides, zeros, ready.leaves_out(given), reached_for_any_lengths(ready.plan, given)
+        )
 
 
 class Lately(LeftByRuns):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
 
-from .addresses import Place, Places, Run, addressed, bytes_of, maker_of, outline
+from .addresses import Place, Places, Read, Run, addressed, bytes_of, maker_of, outline
 from .layout import Layout
 from .loop import Lone, PreparedLoop
 from .ready import Ready, Sources
@@ -31,10 +31,10 @@ class Backward(NamedTuple):
         copies: the inputs that get a copy, because another one has it, too.
         before, after: the maps around it.
         given: what it is given of those before.
-        reads: what maps read, its place among what is at hand, and its part of that: where it begins,
-            whether it has rows, and the shape, or that of a row.
-        late: the inputs that get a value of the maps after it.
+        reads: what maps read.
+        late: the inputs that get a value of the maps.
         loose: whether some of those are no tensors made for them alone, as they are.
+        leaves_out: see `Ready`; then gradients that are not finite are to go by names.
         any_lengths: whether it is the same for sequences of any lengths.
         fills: whether gradients of y may be a number each, which is told last.
     """
@@ -48,18 +48,19 @@ class Backward(NamedTuple):
     before: list[Any]
     after: list[Any]
     given: list[str]
-    reads: list[tuple[str, int, int | None, bool, tuple[int, ...]]]
+    reads: list[Read]
     late: list[tuple[int, str]]
     loose: bool
+    leaves_out: bool
     any_lengths: bool
     fills: bool
 
     def zero(self, k: int, rows: int) -> Tensor:
-        """What stands for a result that nothing comes in for, of so many rows at the least."""
+        """What stands for a result that nothing comes in for, of so many rows; 0: of as many as that has."""
         zero = self.zeros[k]
         if zero.shape[0] < rows:
             zero = self.zeros[k] = zero.new_zeros((2 * rows, *zero.shape[1:]))
-        return zero
+        return zero[:rows] if rows and zero.shape[0] > rows else zero
 
 
 class WayBack:
@@ -84,7 +85,8 @@ class WayBack:
         self.ready, self.loop, self.layout, self.most, self.lone = ready, loop, layout, most, lone
         self.likes, self.saved, self.kinds = likes, saved, loop.plan.body.values
         self.values, self.boots = dict[str, Place](), dict[str, Place]()
-        self.at_hand, self.begins, self.places = dict[str, int](), dict[str, int](), dict[str, int]()
+        self.at_hand, self.places = dict[str, int](), dict[str, int]()
+        self.begins = dict[str, int | None]()
         self.shifted = dict[str, tuple[int, int, tuple[int, ...]]]()
         self.made: list[tuple[Callable[[], Tensor], Tensor]] = []
         self.out: list[int | None] = []
@@ -97,8 +99,9 @@ class WayBack:
         self.tangents = ready.plan.tangents[len(ready.plan.y) :]
 
     def read_saved(
-        self, sources: Sources, saved: Sequence[Place], begins: Sequence[int], types: Sequence[torch.dtype]
-    ) -> None:
+        self, sources: Sources, saved: Sequence[Place], begins: Sequence[int | None],
+        types: Sequence[torch.dtype],
+    ) -> None:  # fmt: skip
         """Find what is saved, and what of that is read one step earlier."""
         whole = len(saved) - len(begins)  # before what is kept in one piece
         self.values = {name: saved[k] for name, k in sources.values}
@@ -133,7 +136,7 @@ class WayBack:
             if name is None:
                 raise LookupError
             like, value, first = inputs[k], self.kinds[name], self.places.get(name)
-            if name in self.by_maps:
+            if name in self.by_maps or name in self.before:
                 self.late.append((k, name))
             elif first is None:
                 self.places[name] = len(self.made)
@@ -168,7 +171,9 @@ class WayBack:
         rows = (self.layout.rows,) if self.kinds[name].kind == "row" else ()
         return (*rows, *self.kinds[name].shape)
 
-    def found(self, strides: Mapping[str, Sequence[int]], zeros: list[Tensor], any_lengths: bool) -> Backward:
+    def found(
+        self, strides: Mapping[str, Sequence[int]], zeros: list[Tensor], leaves_out: bool, any_lengths: bool
+    ) -> Backward:
         """All of it, with what maps read besides."""
         lone, maps = self.lone, (*self.lone.before, *self.lone.after)
         read = {name for node in maps for name in node.inputs} - self.before - self.by_maps
@@ -195,7 +200,7 @@ class WayBack:
         at = Places(self.values, strides, self.boots, made, lasts, filled, self.zeroed, self.copied)
         run = addressed(lone, self.layout.backward, self.most, at)
         likes = [*self.likes, *(like for _, like in self.made)]
-        reads: list[tuple[str, int, int | None, bool, tuple[int, ...]]] = []
+        reads: list[Read] = []
         for name in sorted(read):
             k, begin, shape = self.at_hand[name], self.begins.get(name), self._shape(name)
             if begin is None and k < len(likes) and likes[k].numel() != math.prod(shape):
@@ -206,4 +211,6 @@ class WayBack:
         names = {name for _, name in self.late}
         as_they_are = all(self._shape(name) == self.likes[k].shape for k, name in self.late)
         loose = len(names) < len(self.late) or not (names <= self.ready.own_gradients and as_they_are)
-        return Backward(run, zeros, [*self.shifted.values()], *parts, loose, any_lengths, bool(filled))
+        return Backward(
+            run, zeros, [*self.shifted.values()], *parts, loose, leaves_out, any_lengths, bool(filled)
+        )

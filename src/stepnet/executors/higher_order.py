@@ -390,12 +390,12 @@ def asked_again(
     plan alone: zero, which the backward loop has where autograd has nothing, times infinity is NaN."""
     ready = call.ready
     alone = ready.leaves_out([g is not None for g in grads]) or (ready.by_sequence and 0 in call.layout.ends)
-    if (call.guarded or (alone and not ready.plan.random)) and not all(map(_is_finite, found)):
+    if (call.guarded or (alone and not ready.plan.random)) and not all(map(is_finite, found)):
         return again(call, tensors, grads, needed)
     return found
 
 
-def _is_finite(tensor: Tensor | None) -> bool:
+def is_finite(tensor: Tensor | None) -> bool:
     """Whether all elements are, by their sum, which is found faster. False, too, of a sum that overflows."""
     if tensor is None:
         return True

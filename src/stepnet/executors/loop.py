@@ -39,7 +39,7 @@ class Bound:
     outputs: tuple[str, ...]
 
 
-class _Turn(NamedTuple):
+class Turn(NamedTuple):
     """What runs of a region: its scan, of few rows with products, or nodes; and what is let go then."""
 
     region: Region
@@ -101,13 +101,13 @@ class PreparedLoop:
         # big row tables are let go early
         dies = last_uses(uses, {*plan.wanted, *plan.rows_of_carries()})
         dies[-1:] = [()] * len(dies[-1:])  # the caller lets go of all
-        self._turns: list[_Turn] = [
-            _Turn(*region, dead)
+        self._turns: list[Turn] = [
+            Turn(*region, dead)
             for region, dead in zip(self.regions, dies, strict=True)
             if any(region[1:]) or dead
         ]
         whole = [turn._replace(nodes=joined(plan.body, turn.nodes)) for turn in self._turns]
-        self._asked: dict[tuple[frozenset[str] | None, bool], list[_Turn]] = {(None, False): whole}
+        self._asked: dict[tuple[frozenset[str] | None, bool], list[Turn]] = {(None, False): whole}
         scanned = {carry.parameter for region in plan.regions for carry in region.carries}
         self._rest = [c for c in plan.carries if c.parameter == c.result or c.parameter not in scanned]
         alone = [(turn.region, turn.scan) for turn in self._turns if turn.scan is not None]
@@ -164,23 +164,23 @@ class PreparedLoop:
 
     def lone(self, wanted: frozenset[str] | None, few: bool) -> Lone | None:
         """The scan, if there is one, and the maps around it that take no layout. `few`: see `few_rows`."""
-        turns = self._turns_for(wanted, few)
+        turns = self.turns(wanted, few)
         at = [k for k, turn in enumerate(turns) if turn.scan is not None]
-        if len(at) != 1 or self._whole or self._rest:
+        if len(at) != 1:
             return None
         parts = turns[: at[0]], turns[at[0] + 1 :]
         before, after = ([node for turn in part for node in turn.nodes] for part in parts)
-        beside = any(turn.nodes and turn.region.kind == "sequences" for part in parts for turn in part)
-        if beside or any(node.run is None or node.op in RANDOM for node in (*before, *after)):
-            return None
         return Lone(turns[at[0]].scan, turns[at[0]].products, before, after)
 
-    def scans(self) -> Sequence[Scan]:
-        """Its scans in their order, if there is nothing else to do; else none."""
-        turns = self._turns_for(None, False)
-        if self._whole or self._rest or any(turn.scan is None and turn.nodes for turn in turns):
-            return ()
-        return [turn.scan for turn in turns if turn.scan is not None]
+    def turns(self, wanted: frozenset[str] | None = None, few: bool = False) -> list[Turn]:
+        """The scans and maps in their order, if no map takes a layout; else none. `few`: see `few_rows`."""
+        turns = [turn for turn in self._turns_for(wanted, few) if turn.scan is not None or turn.nodes]
+        maps = [turn for turn in turns if turn.scan is None]
+        beside = any(turn.region.kind == "sequences" for turn in maps)
+        if self._whole or self._rest or beside:
+            return []
+        by_layout = any(node.run is None or node.op in RANDOM for turn in maps for node in turn.nodes)
+        return [] if by_layout else turns
 
     def hide(self, names: Sequence[str]) -> None:
         """Say that no caller gets hold of some of the values asked for."""
@@ -206,13 +206,13 @@ class PreparedLoop:
                 run_nodes([n for n in nodes if n.op in RANDOM], values, _rows_of(region, layout))
         return [values[name] for name in self.noise]
 
-    def _turns_for(self, wanted: frozenset[str] | None, few: bool) -> list[_Turn]:
+    def _turns_for(self, wanted: frozenset[str] | None, few: bool) -> list[Turn]:
         """What runs where only some of the wanted values are asked for: the rest of the maps is left out.
         `few`: scans make what products they can."""
         if (wanted, few) not in self._asked:
             asked = {*self.plan.wanted} if wanted is None else wanted
             live = {*asked, *self.plan.rows_of_carries()}
-            turns: list[_Turn] = []
+            turns: list[Turn] = []
             for turn in reversed(self._turns):
                 made: tuple[str, ...] | None = None
                 if turn.scan is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -124,13 +124,17 @@ class Ready:
     @cached_property
     def owned(self) -> bool:
         """Whether each result of the forward loop is a table made for it, so that none shares memory."""
+        return self.owns_all_but(())
+
+    def owns_all_but(self, others: Collection[str]) -> bool:
+        """`owned`, some results left aside."""
         plan = self.plan
         changed = {c.parameter for c in plan.forward.carries if c.parameter != c.result}
         names = (*plan.y, *plan.states)
         return (
             len(set(names)) == len(names)
             and changed.issuperset(plan.states)
-            and self.forward.fresh >= {*names}
+            and self.forward.fresh >= {*names}.difference(others)
         )
 
     @cached_property
