@@ -19,6 +19,7 @@ from .shared_memory import keep_apart
 from .shared_ports import one_port_each
 from .uninitialised_states import first_states_kept
 from .unread import drop_unread
+from .unused_states import states_needed
 from .whole_reductions import apart_from_products
 
 
@@ -51,6 +52,8 @@ def worked_around(net: Net) -> Net:
         for layer in list(inner.layers.values()):
             if layer.type == "TensorIterator":
                 told_count(edit, layer)
+            if layer.type == "Loop":
+                states_needed(edit, layer)
             if layer.type in ("TensorIterator", "Loop"):
                 keep_apart(layer)
         edit.done()

@@ -47,7 +47,9 @@ def _of_loop(edit: Editor, layer: Layer) -> bool:
         results = more
     sliced = [row for row in rows.inputs if row.axis is not None]
     counts = layer.type != "Loop" and sliced and not any(row.internal in needed for row in sliced)
-    kept = needed | {sliced[0].internal} if counts else needed
+    last = {row.internal for row in rows.outputs if row.external in ports and row.axis is None}
+    kept = needed | {to for result, to in layer.back_edges if result in last}  # given where there is no step
+    kept |= {sliced[0].internal} if counts else set()
     inputs = tuple(row for row in rows.inputs if row.internal in kept)
     outputs = tuple(row for row in rows.outputs if row.external in ports or row.purpose is not None)
     if len(inputs) == len(rows.inputs) and len(outputs) == len(rows.outputs):
@@ -58,7 +60,7 @@ def _of_loop(edit: Editor, layer: Layer) -> bool:
     places = [k for k, port in enumerate(layer.inputs) if k < lead or port.id in fed]
     layer.inputs = tuple(layer.inputs[k] for k in places)
     layer.sources = tuple(layer.sources[k] for k in places)
-    layer.back_edges = tuple(pair for pair in layer.back_edges if pair[1] in needed)
+    layer.back_edges = tuple(pair for pair in layer.back_edges if pair[1] in kept)
     layer.maps[""] = PortMap(inputs, outputs)
     layer.outputs = tuple(layer.outputs[k] for k in sorted(read))
     moved = {(layer.id, old): (layer.id, new) for new, old in enumerate(sorted(read))}
