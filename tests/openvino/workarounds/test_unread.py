@@ -54,20 +54,23 @@ def test_what_is_joined_needs_no_slice(part, axis, way, tmp_path):
     same_in_openvino(net, inputs, tmp_path)
 
 
-def test_a_state_goes_to_a_loop_that_does_not_need_it(tmp_path):
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_state_goes_to_a_loop_that_does_not_need_it(moves, tmp_path):
     net = Net()
     x, h = net.parameter("x", "?,?,3"), net.parameter("h", "?,3")
     first, port = counted(net, x, h)
     body = net.body()
     cut, unused, inner = (body.parameter(n, s) for n, s in (("cut", "1,?,3"), ("u", "?,3"), ("s", "?,3")))
-    moved = body.add("Add", [inner, body.add("Squeeze", [cut, body.const([0])])])
-    new, other = body.result(moved), body.result(body.add("Negative", [unused]))
+    new = body.result(body.add("Add", [inner, body.add("Squeeze", [cut, body.const([0])])]))
     maps = sliced("input", 0, cut[0], axis=0, start=0, end=-1, stride=1, part_size=1)
-    maps += sliced("input", 1, unused[0]) + sliced("input", 2, inner[0])
-    maps += sliced("output", 3, new) + sliced("output", 4, other)
-    edges = edge(new, inner[0]) + edge(other, unused[0])
+    maps += sliced("input", 1, unused[0]) + sliced("input", 2, inner[0]) + sliced("output", 3, new)
+    edges, count = edge(new, inner[0]), 1
+    if moves:
+        other = body.result(body.add("Negative", [unused]))
+        maps, edges, count = maps + sliced("output", 4, other), edges + edge(other, unused[0]), 2
     given = [(first, port + 1), (first, port), h]
-    net.result(net.loop(body, given, maps, edges, ["FP32"] * 2, dims=[(-1, 3)] * 2))
+    made = net.loop(body, given, maps, edges, ["FP32"] * count, dims=[(-1, 3)] * count)
+    net.result(made)
     inputs = [(torch.randn(t, b, 3), torch.randn(b, 3)) for t, b in ((2, 2), (5, 1), (1, 4))]
     same_in_openvino(net, inputs, tmp_path)
 
