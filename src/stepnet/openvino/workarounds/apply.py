@@ -18,6 +18,8 @@ from .shared_input import tables_apart
 from .shared_memory import keep_apart
 from .shared_ports import one_port_each
 from .uninitialised_states import first_states_kept
+from .unread import drop_unread
+from .unused_states import states_needed
 from .whole_reductions import apart_from_products
 
 
@@ -31,6 +33,10 @@ def worked_around(net: Net) -> Net:
         for layer in [layer for layer in inner.layers.values() if layer.type == "Loop"]:
             if layer.id in inner.layers:  # not gone with one that read it
                 taken_out(edit, layer)
+        edit.done()
+    drop_unread(net)
+    for inner in all_nets(net):
+        edit = Editor(inner)
         for layer in list(inner.layers.values()):
             with_defaults(layer)
             apart_from_products(edit, layer)
@@ -46,6 +52,8 @@ def worked_around(net: Net) -> Net:
         for layer in list(inner.layers.values()):
             if layer.type == "TensorIterator":
                 told_count(edit, layer)
+            if layer.type == "Loop":
+                states_needed(edit, layer)
             if layer.type in ("TensorIterator", "Loop"):
                 keep_apart(layer)
         edit.done()

@@ -1,7 +1,7 @@
 """Loops that only count along an input.
 
 OpenVINO (2026.4, CPU) drops outputs that nobody reads, then inputs that a body does not need, and with the
-last that is sliced the number of steps.
+last that is sliced the number of steps. What nobody reads is gone by now (see `unread`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ _INT64 = by_name("i64", "")
 def told_count(edit: Editor, layer: Layer) -> None:
     """Make a TensorIterator whose body needs none of its slices a Loop, in place. Cuts are plain by now."""
     body = Editor(layer.bodies[""])
-    _drop_unread(edit, layer, body)
     rows = layer.maps[""]
     sliced = [row for row in rows.inputs if row.axis is not None]
     if not sliced or any(row.internal in body.needed() for row in sliced):
@@ -37,29 +36,8 @@ def told_count(edit: Editor, layer: Layer) -> None:
     result = body.result(body.constant(torch.tensor(True), near=layer), near=layer)
     condition = PortRow(-1, result, None, 0, -1, 1, 1, "execution_condition")
     kept = tuple(row for row in rows.inputs if row.axis is None)
-    layer.maps[""] = PortMap(kept, (*(_forwards(edit, layer, row) for row in rows.outputs), condition))
+    layer.maps[""] = PortMap(kept, (*(_by_ones(edit, layer, body, row) for row in rows.outputs), condition))
     layer.type, layer.version = "Loop", "opset5"
-    body.done()
-
-
-def _drop_unread(edit: Editor, layer: Layer, body: Editor) -> None:
-    """Take joined outputs away that nobody reads, with what only they need."""
-    read = {index for other in edit.net.layers.values() for of, index in other.sources if of == layer.id}
-    joined = {row.external for row in layer.maps[""].outputs if row.axis is not None}
-    kept = [k for k, port in enumerate(layer.outputs) if k in read or port.id not in joined]
-    if not read or len(kept) == len(layer.outputs):
-        return
-    ports = {layer.outputs[k].id for k in kept}
-    rows = layer.maps[""]
-    outputs = tuple(row for row in rows.outputs if row.external in ports)
-    results = {row.internal for row in outputs} | {result for result, _ in layer.back_edges}
-    layer.outputs = tuple(layer.outputs[k] for k in kept)
-    layer.maps[""] = PortMap(rows.inputs, outputs)
-    place = {(layer.id, old): (layer.id, new) for new, old in enumerate(kept)}
-    for other in edit.net.layers.values():
-        other.sources = tuple(place.get(source, source) for source in other.sources)
-    body.net.results = tuple(i for i in body.net.results if i in results)
-    body.drop_dead()
     body.done()
 
 
@@ -74,17 +52,74 @@ def _drop(layer: Layer, body: Editor, rows: Sequence[PortRow]) -> None:
     body.drop_dead()
 
 
-def _forwards(edit: Editor, layer: Layer, row: PortRow) -> PortRow:
-    """An output joined from the back, joined from the front and turned: OpenVINO has no Loop that does the
-    first."""
-    if row.axis is None or row.stride != -1:
+def _by_ones(edit: Editor, layer: Layer, body: Editor, row: PortRow) -> PortRow:
+    """An output joined of parts, or from the back, joined of ones from the front: OpenVINO has no other Loop.
+    Parts get an axis of their own, along which they are joined; then both axes become one."""
+    if row.axis is None or row.stride == 1:
         return row
-    index = [port.id for port in layer.outputs].index(row.external)
-    source = layer.id, index
-    turned = edit.slice(source, -1, -END, -1, row.axis, layer.outputs[index].shape, near=layer)
-    edit.replace_outputs({source: turned})
-    edit.rewire(edit.net.layers[turned[0]], 0, source)
-    return replace(row, start=0, end=-1, stride=1)
+    axis = row.axis
+    index, part = [port.id for port in layer.outputs].index(row.external), abs(row.stride)
+    source, port = (layer.id, index), layer.outputs[index]
+    readers = [
+        (other, k) for other in edit.net.layers.values() for k, of in enumerate(other.sources) if of == source
+    ]
+    shape = port.shape
+    if part > 1:
+        if shape:
+            steps = shape[axis]
+            shape = (*shape[:axis], steps // part if steps > 0 else steps, part, *shape[axis + 1 :])
+        row = replace(row, internal=_with_axis(layer, body, row))
+    layer.change_output(index, shape=shape, names=())
+    made = source
+    if row.stride < 0:
+        made = edit.slice(made, -1, -END, -1, axis, shape, near=layer)
+    if part > 1:
+        made = _merged(edit, layer, made, axis, part, port)
+    for other, k in readers:
+        edit.rewire(other, k, made)
+    edit.net.layers[made[0]].change_output(made[1], names=port.names)
+    return replace(row, start=0, end=-1, stride=1, part_size=1)
+
+
+def _with_axis(layer: Layer, body: Editor, row: PortRow) -> int:
+    """A Result of what one is of, with an axis in front of the one that is joined."""
+    assert row.axis is not None
+    source = body.net.layers[row.internal].sources[0]
+    port = body.port(source)
+    shape = (*port.shape[: row.axis], 1, *port.shape[row.axis :]) if port.shape else None
+    axis = body.numbers([row.axis], near=layer)
+    apart = body.add("Unsqueeze", [source, axis], [(port.type, shape)], near=layer)
+    if row.internal not in {result for result, _ in layer.back_edges}:
+        body.net.results = tuple(i for i in body.net.results if i != row.internal)
+    return body.result((apart.id, 0), near=layer)
+
+
+def _merged(
+    edit: Editor, layer: Layer, source: tuple[int, int], axis: int, part: int, port: Port
+) -> tuple[int, int]:
+    """An axis and the one behind it as one."""
+    rank = len(edit.port(source).shape or ()) or -1
+    shape = edit.add(
+        "ShapeOf", [source], [(_INT64, (rank,))], {"output_type": "i64"}, version="opset3", near=layer
+    )
+    sizes = [
+        edit.slice((shape.id, 0), start, stop, 1, 0, size, near=layer)
+        for start, stop, size in (
+            (0, axis, (axis,)),
+            (axis, axis + 1, (1,)),
+            (axis + 2, END, (rank - axis - 2 if rank > 0 else -1,)),
+        )
+    ]
+    told = {"auto_broadcast": "numpy"}
+    whole = edit.add(
+        "Multiply", [sizes[1], edit.numbers([part], near=layer)], [(_INT64, (1,))], told, near=layer
+    )
+    sizes[1] = whole.id, 0
+    wanted = edit.add("Concat", sizes, [(_INT64, (rank - 1 if rank > 0 else -1,))], {"axis": "0"}, near=layer)
+    made = edit.add(
+        "Reshape", [source, (wanted.id, 0)], [(port.type, port.shape)], {"special_zero": "false"}, near=layer
+    )
+    return made.id, 0
 
 
 def _count(edit: Editor, layer: Layer, row: PortRow) -> tuple[int, int]:

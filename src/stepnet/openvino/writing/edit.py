@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -139,8 +139,12 @@ class Editor:
 
     def needed(self) -> set[int]:
         """The layers from which a Result can be reached, or an Assign: a variable is an output, too."""
+        return self.behind(self.net.results)
+
+    def behind(self, results: Iterable[int]) -> set[int]:
+        """The layers from which one of these can be reached, or an Assign."""
         found = {i for i, layer in self.net.layers.items() if layer.type.lower() == "assign"}
-        found |= set(self.net.results)
+        found |= set(results)
         waiting = list(found)
         while waiting:
             for source, _ in self.net.layers[waiting.pop()].sources:
