@@ -42,6 +42,7 @@ def test_no_such_file(stepnet, tmp_path, command):
         (["--shape", "X=2,-1,2"], "--shape X=2,-1,2: is not understood"),
         (["--shape", "X=2,3"], "--shape X=2,3: does not fit the input (expected: X: float32[?, ?, 2])"),
         (["--shape", "X=2,3,5"], "does not fit the input"),
+        (["--shape", f"X={10**17},{10**3},2"], "input 'X' cannot be made: it is too large (got: (1000000"),
         (["--shape", "Z=2,3,2"], "--shape Z: the model has no such input (expected: X, a0)"),
         (["--shape", "X=2,3,2", "--shape", "X=2,3,2"], "input 'X' has two shapes"),
         (["--shape", "X=2,3,2", "--shape", "a0=4,1,2"], "TensorIterator"),

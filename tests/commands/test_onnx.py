@@ -77,6 +77,8 @@ def test_what_does_not_fit(stepnet, model, tmp_path):
         (("convert", "m.xml", tmp_path / "n.onnx"), "m.xml: cannot be read"),
         (("convert", "m.xml", tmp_path / "n.xml", "--shape", "x=1"), "--shape is for a model that is ONNX"),
         (("run", tmp_path / "none.onnx"), "cannot be read"),
+        (("inspect", model, "--shape", f"x={10**17},{10**3},3"), "input 'x' cannot be made: it is too large"),
+        (("inspect", model, "--shape", f"x={10**9},{10**7},3"), "input 'x' cannot be made: it is too large"),
     ):
         code, out, err = stepnet(*arguments)
         assert (code, out) == (2, "")

@@ -269,7 +269,7 @@ def _body(x_t, h):
     "cut",
     few(
         [{}, {"start": -1, "end": 0, "stride": -1}, {"start": 1, "end": -2}],
-        [{"start": -1, "end": 0, "stride": -1}],
+        [{"start": -1, "end": 0, "stride": -1}, {"start": 1, "end": -2}],
     ),
 )
 def test_a_tensor_iterator(cut, check):
@@ -282,6 +282,7 @@ def test_a_tensor_iterator(cut, check):
     )  # fmt: skip
     written = check(loop, lambda t, b: (torch.randn(b, t + 2, 3), torch.randn(b, 3)))
     assert written.inputs == ["x", "h0"]
+    assert written.read.states == ({} if cut.get("start") == 1 else {"h0": "h0_out"})
 
 
 @pytest.mark.parametrize("stride", few([2, -2], [-2]))

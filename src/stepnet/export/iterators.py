@@ -197,7 +197,13 @@ def _written(
     for edge in loop.back_edges:
         _check_carried(call, edge.parameter, before[edge.parameter], after[edge.result])
     edges = tuple((results[edge.result], by_name[edge.parameter]) for edge in loop.back_edges)
-    return b.emit.graph.loop(LoopOp(graph, tuple(ins), tuple(outs), edges), body.name)
+    made = b.emit.graph.loop(LoopOp(graph, tuple(ins), tuple(outs), edges), body.name)
+    if all({i.start, i.end} == {0, -1} for i in ins if i.axis is not None):  # each piece would be cut, too
+        whole = {i.parameter: i.value for i in ins if i.axis is None}
+        initial = {result: whole[parameter] for result, parameter in edges}
+        finals = [(value, out.result) for value, out in zip(made, outs, strict=True) if out.axis is None]
+        b.emit.graph.carried |= {value: initial[result] for value, result in finals if result in initial}
+    return made
 
 
 def _part(shape: list[Any], port: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from .cost import cell_flops, layer_cost, tensor_bytes
 from .inspection import BackEdge, Inspection, Layer, LayerLoop, Net, PortMapping, Socket, Way, When
 from .records import Cost, Value
 from .schedule import frequencies as by_edges
-from .sizes import check_shapes, common, declared, shapes_at
+from .sizes import check_shapes, common, declared, made, shapes_at
 
 _TRIED = (1, 2, 3, 8, 16, 64)  # for dynamic dimensions: one row of one step if the model takes it
 _CELLS = ("LSTM", "GRU", "RNN")
@@ -74,7 +74,7 @@ def _runs(model: ONNXModel, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict
 def _seen(model: ONNXModel, at: Mapping[str, tuple[int, ...]], *, watch: bool = True) -> Seen | None:
     """What each node was given and gave in a run on zeros; None if the model does not run on these sizes."""
     seen: Seen = {}
-    zeros = {s.name: torch.zeros(at[s.name], dtype=s.dtype) for s in model.inputs if s.name in at}
+    zeros = {s.name: made(s, at[s.name]) for s in model.inputs if s.name in at}
     if len(zeros) < len(model.inputs):
         return None
     note = (lambda step, given, gave: seen.setdefault(id(step), (given, gave))) if watch else None

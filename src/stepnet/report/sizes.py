@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_name
 from stepnet.errors import IRError
-from stepnet.file_model import FileModel
+from stepnet.file_model import FileModel, Socket
 from stepnet.openvino import OpenVINOModel
 from stepnet.openvino.graph import Graph, Node
 from stepnet.openvino.inference import SIZES, UNKNOWN, Walk
@@ -159,6 +159,23 @@ def check_shapes(model: FileModel, shapes: Mapping[str, tuple[int, ...]]) -> Non
         if not fits:
             text = ",".join(map(str, shape))
             raise IRError(f"--shape {name}={text}: does not fit the input", expected=sockets[name])
+        made(sockets[name], shape, torch.device("meta"))
+
+
+def made(socket: Socket, shape: Sequence[int], device: torch.device | None = None) -> Tensor:
+    """Zeros for an input.
+
+    Raises:
+        IRError: it is of more bytes than there are.
+    """
+    try:
+        return torch.zeros(shape, dtype=socket.dtype, device=device)
+    except RuntimeError as error:
+        raise IRError(
+            f"input '{socket.name}' cannot be made: it is too large",
+            got=str(tuple(shape)),
+            remedy="another --shape",
+        ) from error
 
 
 def declared(socket: Any) -> Value:
@@ -171,7 +188,7 @@ def _survey(model: OpenVINOModel, shapes: Mapping[str, tuple[int, ...]]) -> Surv
     arguments: list[Any] = [UNKNOWN] * len(model.inputs)
     for i, socket in enumerate(model.inputs):
         if socket.name in shapes:
-            arguments[i] = torch.empty(shapes[socket.name], dtype=socket.dtype, device="meta")
+            arguments[i] = made(socket, shapes[socket.name], torch.device("meta"))
     survey.graph(model.graph, arguments)
     return survey
 
