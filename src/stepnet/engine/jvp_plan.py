@@ -47,7 +47,7 @@ from .reads import Reads, looks, looks_of_rows, read, settings
 from .repeated_runs import Repeats, Unrecorded
 from .rounding import close, looseness
 from .rows import Sequences
-from .self_check import holds, sample_layout, sampled
+from .self_check import APART, holds, sample_layout, sampled
 from .trial import apart
 
 T = TypeVar("T")
@@ -442,10 +442,22 @@ class RunsAlong:
         return all(a is None or close(a, b, 10 * loose) for a, b in zip(found, by_plain, strict=True))
 
     def _on_few_rows(self, layout: Layout, weights: Sequence[Tensor], now: Reads, seed: int) -> _Few:
+        few = self._sampled(layout, weights, now, seed, APART)
+        try:
+            with torch.no_grad(), draws_put_back():
+                few.results(few.inputs)
+        except Exception as error:  # with noise it need not be what the step takes
+            let_through(error)
+            return self._sampled(layout, weights, now, seed, 0.0)
+        return few
+
+    def _sampled(
+        self, layout: Layout, weights: Sequence[Tensor], now: Reads, seed: int, spread: float
+    ) -> _Few:
         generator = torch.Generator().manual_seed(seed)
         sequences = self.sequences._replace(layout=layout)
-        rows = [sampled(t, layout.rows, 0.1, generator) for t in sequences.x_rows]
-        boot = [sampled(t, layout.sequences, 0.1, generator) for t in sequences.states]
+        rows = [sampled(t, layout.rows, spread, generator) for t in sequences.x_rows]
+        boot = [sampled(t, layout.sequences, spread, generator) for t in sequences.states]
         how = sequences, now, self.places, self.reader
         plain = plain_loop(self.loop, *how, guarded=self.guarded)
 
