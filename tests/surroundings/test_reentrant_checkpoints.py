@@ -38,7 +38,7 @@ CALLS: dict[str, Callable[[nn.Module, LoDTensor, Tensor], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs")
+@pytest.mark.filterwarnings("ignore:None of the inputs", "ignore:Please specify CheckpointImpl:FutureWarning")
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_lod_tensor_is_no_argument_of_one(call: Callable[..., Any]) -> None:
     rnn, x, h = given()

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 from torch import Tensor
 
 from stepnet.data.arguments import brief, check_dense
+from stepnet.data.in_graph import differ
 from stepnet.data.offsets import LoD
 from stepnet.errors import LoDError
 
@@ -27,20 +28,21 @@ def check_values(values: Any, lod: LoD, *, lengths: bool = False) -> None:
             got="a tensor of shape []",
             remedy="values[None]",
         )
-    if values.shape[0] != lod.rows and lengths:
+    if not differ(values.shape[0], lod.rows):
+        return
+    if lengths:
         raise LoDError(
             "LoDTensor.from_lengths: the lengths of the last level must add up to the number of rows",
             got=lod.rows,
             expected=f"{values.shape[0]} (values have shape {list(values.shape)})",
             remedy="LoDTensor.from_padded(values, lengths) takes values that are padded",
         )
-    if values.shape[0] != lod.rows:
-        raise LoDError(
-            f"LoDTensor 'lod' level {len(lod.levels) - 1} must end at the number of rows",
-            got=f"{lod.rows}, at index {len(lod.levels[-1]) - 1}",
-            expected=f"{values.shape[0]} (values have shape {list(values.shape)})",
-            remedy="these are offsets; lengths go to LoDTensor.from_lengths, padded values to from_padded",
-        )
+    raise LoDError(
+        f"LoDTensor 'lod' level {len(lod.levels) - 1} must end at the number of rows",
+        got=f"{lod.rows}, at index {len(lod.levels[-1]) - 1}",
+        expected=f"{values.shape[0]} (values have shape {list(values.shape)})",
+        remedy="these are offsets; lengths go to LoDTensor.from_lengths, padded values to from_padded",
+    )
 
 
 def are_rows(sequences: Any) -> TypeGuard[Sequence[Tensor]]:

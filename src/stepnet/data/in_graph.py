@@ -27,6 +27,10 @@ _VERSION: Any = torch.__version__
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 _LODTENSORS = "stepnet.data.lod"
 NO_RESULT = "a program that torch.export writes is for any lengths, and cannot give a LoDTensor of them"
+OPEN_ROWS = (
+    "how many rows of a LoDTensor there are is not known before the graph runs, and its offsets are of a "
+    "known number: choose rows outside of the graph; mark sizes by maybe_mark_dynamic, not mark_unbacked"
+)
 AS_TENSORS = "return x.values and x.lod, which are tensors of the program"
 CAN_CAPTURE: bool = _VERSION >= (2, 13)  # what the nodes stand on is private to torch, and changes
 
@@ -224,6 +228,18 @@ def structure(function: str, levels: Sequence[Tensor], rows: int) -> LoD:
     counts = [] if is_exported() else [t.shape[0] for t in levels]
     own = call(function, levels, [], sizes=[rows, *counts])
     return LoD.trusted(tuple(own[: len(levels)]), rows)
+
+
+def differ(rows: int, expected: int) -> bool:
+    """Whether there are more or fewer rows than there should be. Where nobody knows before a graph runs,
+    it ends here, and Python asks."""
+    if CAN_CAPTURE and torch.compiler.is_dynamo_compiling():
+        from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+        same: Any = rows == expected
+        if not guard_or_false(same) and not guard_or_false(rows != expected):  # pyright: ignore[reportArgumentType]
+            end_graph(f"stepnet: {OPEN_ROWS}")
+    return rows != expected
 
 
 def check_whole(rows: Tensor, offsets: Tensor) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from stepnet.data.in_graph import CAN_CAPTURE, leave_to_python, tell_products_apart
+from stepnet.data.in_graph import CAN_CAPTURE, differ, leave_to_python, tell_products_apart
 from stepnet.errors import LoDError, RowMixError
 
 REQUIRED: Any = object()
@@ -119,7 +119,7 @@ def check_same_lod(call: FunctionCall) -> None:
                 + (f"; {call.remedy}" if call.function in JOINS else ""),
             )
     for x in call.ragged:
-        if x.values.ndim == 0 or x.values.shape[0] != x.structure.rows:
+        if x.values.ndim == 0 or differ(x.values.shape[0], x.structure.rows):
             raise LoDError(
                 f"{call.name}: the values of a LoDTensor no longer fit its LoD",
                 got=f"values of shape {list(x.values.shape)} for {x.structure.rows} rows",

@@ -72,7 +72,7 @@ def _no_array(x: RowWise, *_: Any, **__: Any) -> NoReturn:
         "a LoDTensor is no array, and no number: its sequences have lengths of their own",
         got=repr(x),
         remedy="torch's functions take it; x.values.numpy() has the rows, list(x) the sequences, "
-        "x.to_padded() a table of them",
+        "x.to_padded() a table of them; what holds tensors, as a TensorDict, takes x.values and x.lod",
     )
 
 
@@ -150,7 +150,7 @@ class RowWise:
         def __ne__(self, other: Any) -> Self: ...  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
     else:  # whoever checks types refuses these, for there are none
         __array__ = __array_function__ = __dlpack_device__ = __dlpack__ = _no_array
-        __float__ = __int__ = __complex__ = _no_array
+        __float__ = __int__ = __complex__ = numpy = _no_array
         __eq__, __ne__ = _operator("__eq__"), _operator("__ne__")
 
 

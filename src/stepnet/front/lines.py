@@ -113,5 +113,5 @@ def one_whole(value: Any) -> bool:
     if isinstance(value, Tensor):
         kind = value.dtype
         fraction = kind.is_floating_point or kind.is_complex or kind == torch.bool
-        return value.numel() == 1 and not fraction
+        return not fraction and value.numel() == 1
     return type(value) is int or isinstance(value, torch.SymInt)
