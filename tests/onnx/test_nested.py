@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -159,6 +161,41 @@ class Ragged(nn.Module):
 
 
 TEXTS = ([[2, 0, 3], [3, 1, 4, 0, 6]], [[1], [1]], [[4, 1], [2, 2, 0, 1, 5]], [[0, 1], [3]])
+
+
+ENDS: dict[str, Any] = {
+    "read inside": lambda x, block, rows: rows.size,
+    "the array": lambda x, block, rows: rows.size(),
+    "the block": lambda x, block, rows: block.shape[0],
+    "what the blocks are of": lambda x, block, rows: x.shape[1],
+}
+
+
+@pytest.mark.parametrize("end", few(ENDS.values(), [ENDS["the array"], ENDS["what the blocks are of"]]))
+def test_where_a_frame_inside_ends_stays_open(end, check):
+    class Inside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4) / 3)
+
+        def forward(self, x):
+            blocks, out, weight = TensorArray(unstack_from=x), TensorArray(), self.weight
+            outer = stepnet.create_whileloop([torch.tensor(0)])
+            with outer.frame() as (s,):
+                outer.break_if(s == blocks.size())
+                block, before = blocks.read(s), out.read(s - 1, x[0, 0] * 0)
+                rows, states = TensorArray(unstack_from=block), TensorArray()
+                last = end(x, block, rows)
+                loop = stepnet.create_whileloop([torch.tensor(0)])
+                with loop.frame() as (t,):
+                    loop.break_if(t == (last() if callable(last) else last))
+                    states.write(t, torch.tanh(states.read(t - 1, before) @ weight + rows.read(t)))
+                    loop.update(t, t + 1)
+                out.write(s, states.stack()[-1])
+                outer.update(s, s + 1)
+            return out.stack()
+
+    check(Inside(), lambda t, b: (torch.randn(t, t + 2, b, 4),), sizes=((5, 3), (1, 1), (2, 4)))
 
 
 def text(lengths):

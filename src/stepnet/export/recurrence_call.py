@@ -44,6 +44,7 @@ class RecurrenceCall:
     inner: Calls | None = None  # those that one step makes
     known: list[Any] = field(default_factory=list)  # sizes of time and batch, in its trace
     sizes: Referred = field(default_factory=dict)  # that are left open, and its body refers to
+    open: list[Any] = field(default_factory=list)  # the same, in the trace
     read: list[float] = field(default_factory=list)  # numbers, where it runs over sequences
     again: tuple[Calls, ...] = ()  # those that one step makes with tensors in place of sizes
 

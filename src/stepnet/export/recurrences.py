@@ -60,7 +60,7 @@ from .recurrence_call import RecurrenceCall
 from .rows import unwritable
 from .scans import PlanWriter, StepAxis
 from .sequences import PLACES
-from .size_inputs import as_tensors, numbers_read
+from .size_inputs import as_tensors, numbers_read, sizes_in
 from .tensors_read import tensors_read
 from .whole_step import write_step
 
@@ -124,7 +124,7 @@ def _row_shapes(
     ]
     traced = unanswered() if made.inner is None else made.inner.traced(no_lengths)
     with Replaced.by(made.weights, weights) as fed, KeepingSizes(), traced:
-        _, y, _ = iteration(made.loop, step, state, ())
+        _, y, _ = iteration(made.loop_with(made.open), step, state, ())
     return [(t.shape[1:], t.dtype) for t in fed.results(y)]
 
 
@@ -262,11 +262,13 @@ class RecurrenceTracer(Tracer, AsLoop):
         x, state, _ = ([feeds[source] for source in part] for part in loop.sources)
         padded = PADDED.get()
         where = f"the recurrence of {made.where}"
-        made.sizes, sizes = as_tensors(code_of(loop).function, where, [*x, *state])
+        code = code_of(loop).function
+        made.sizes, sizes = as_tensors(code, where, [*x, *state])
+        made.open = [size for _, size in sizes_in(code)]
         weights = at_places(made.places, _code(loop), made.where, owner="step")
         rows, lengths = x, list[Tensor]() if padded is None else [padded]
         if made.ragged:
-            made.read = numbers_read(code_of(loop).function)
+            made.read = numbers_read(code)
             rows, levels = [leaf.values for leaf in x], x[0].structure.levels
             lengths = [self.lengths(level) for level in (levels if made.above else levels[-1:])]
         elif made.axis > 1:

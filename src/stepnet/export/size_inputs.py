@@ -136,7 +136,7 @@ def _parts(value: Any) -> Sequence[Any]:
     if isinstance(value, RecordedStep):
         return value.step.calls
     if kind is Call:
-        return [value.args, value.kwargs]
+        return [value.function, value.args, value.kwargs]
     return list(vars(value).values()) if _is_object(value) else []
 
 
@@ -160,7 +160,7 @@ def _rebuilt(value: Any, parts: list[Any]) -> Any:
     if isinstance(value, RecordedStep):
         return kind(replace(value.step, calls=tuple(parts)), value.constants)
     if kind is Call:
-        return replace(value, args=parts[0], kwargs=parts[1])
+        return replace(value, function=parts[0], args=parts[1], kwargs=parts[2])
     if kind is MethodType:
         return MethodType(*parts)
     if _is_named(value):

@@ -168,6 +168,10 @@ def key_of(value: Any) -> Any:
             return None
         with torch._C.DisableTorchFunction():  # a trace of a step around is not asked how its rows lie
             return value.shape, value.stride(), value.dtype
+    if isinstance(value, TensorArray) and value.deferred is None:
+        contents = contents_of(value)  # of one that is made at each step and not filled yet
+        empty = contents.whole is None and contents.pattern is None and not contents.values
+        return (TensorArray, contents.size) if empty else None
     return (int, value) if type(value) is int else None
 
 

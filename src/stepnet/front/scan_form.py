@@ -82,6 +82,7 @@ class ScanForm:
     narrow: set[tuple[torch.dtype, Line]]
     row_like: dict[Any, set[Any]] = field(default_factory=dict)  # sizes, and steps, of rows seen to be alike
     as_row: set[Any] = field(default_factory=set)  # sizes with which it ran as one row, and not as it is
+    too_long: dict[Any, Unsupported] = field(default_factory=dict)  # sizes with which frames inside are long
 
     @property
     def lines(self) -> Iterator[Line]:

@@ -32,7 +32,7 @@ from stepnet.watchers import Instead, during, instead, replaced, watched, watchi
 from .as_while import run_as_while
 from .nested_frames import record_inside
 from .on_tape import record, tape_of, with_tensors
-from .recorded_frame import run_recorded
+from .recorded_frame import TooManyTurns, run_recorded
 from .unbatched_scans import alone, one_row
 
 
@@ -146,6 +146,8 @@ def _run_raised(loop: WhileLoop) -> list[Tensor]:
     if not executors:
         raise Unsupported("the backend 'naive' is set")
     raised = raise_loop(loop)
+    if raised.sizes in raised.form.too_long:
+        raise raised.form.too_long[raised.sizes].fresh()
     with _unfilled(loop, raised):
         return _run_scan(loop, raised, executors)
 
@@ -157,6 +159,8 @@ def _run_scan(loop: WhileLoop, raised: Raised, executors: Sequence[Executor]) ->
         return _scan(loop, one_row(raised), executors)
     try:
         return _scan(loop, raised, executors)
+    except TooManyTurns:
+        raise
     except Unsupported as refusal:
         try:
             results = _scan(loop, one_row(raised), executors)
@@ -254,6 +258,9 @@ def _scan(loop: WhileLoop, raised: Raised, executors: Sequence[Executor]) -> lis
     for executor in executors:
         try:
             out = run(record, feeds, backend=executor.name, warn=False)
+        except TooManyTurns as error:
+            raised.form.too_long[raised.sizes] = error.fresh()  # it is not tried at each call
+            raise
         except Unsupported as error:
             refusal = refusal or error.fresh()
             continue

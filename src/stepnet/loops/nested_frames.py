@@ -12,7 +12,7 @@ from stepnet.data.recording import UNKNOWN
 from stepnet.errors import StepError
 from stepnet.front.examples import key_of
 from stepnet.front.frame import WhileLoop
-from stepnet.front.recorded import Write
+from stepnet.front.recorded import Call, Write
 from stepnet.front.scan_form import like_of
 from stepnet.front.symbolic import OPEN, Symbolic
 from stepnet.front.template import ref
@@ -96,6 +96,10 @@ def record_inside(loop: WhileLoop) -> list[Any]:
     inner = InnerLoop(loop, own, written)
     args = (list(loop.loop_vars), list(program.constants.values()), list(program.arrays))
     results = outer.call(inner, args, {})
+    known = next(
+        op.function for op in reversed(outer.ops) if isinstance(op, Call) and op.name == inner.__name__
+    )
+    getattr(known, "function", known).tells(loop)  # it may be one like it that was recorded before
     count = len(loop.loop_vars)
     for number, made in zip(written, results[count:], strict=True):
         program.arrays[number].deferred = made.deferred if isinstance(made, TensorArray) else made

@@ -32,6 +32,10 @@ class TooManySteps(StepError):
     """A loop did not end within its `max_steps`."""
 
 
+class TooManyTurns(Unsupported):
+    """A frame inside runs longer than is unrolled in the plan of what is around it."""
+
+
 def _gone() -> None:
     """The loop of a copy in another process."""
 
@@ -51,6 +55,10 @@ class LoopCall:
     def __init__(self, loop: WhileLoop, written: Sequence[int]) -> None:
         self.recording, self.places = Recording.of(loop), tuple(loop.program.constants)
         self.written = tuple(written)
+        self.tells(loop)
+
+    def tells(self, loop: WhileLoop) -> None:
+        """Tell this loop from now on how it ran."""
         self._told = _Told(weakref.ref(loop))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -68,7 +76,7 @@ class LoopCall:
         before = 0 if within is None else within.total
         ran = recording.run(loop_vars, dict(zip(self.places, constants, strict=True)), arrays)
         if within is not None and within.total - before > _MOST:
-            raise Unsupported(f"a frame inside takes more than {_MOST} turns: it runs by a plan of its own")
+            raise TooManyTurns(f"a frame inside takes more than {_MOST} turns: it runs by a plan of its own")
         loop = self._told.loop() if tell else None
         if loop is not None:
             loop.executor, loop.reason = (AROUND, None) if within else (ran.executor, ran.reason)
