@@ -47,6 +47,17 @@ def test_written(name, tmp_path):
     torch.testing.assert_close(stepnet.onnx.load(tmp_path / "m.onnx")(*x)[0], found, equal_nan=True)
 
 
+@pytest.mark.parametrize("function", [torch.atanh, F.softplus, torch.log1p], ids=lambda f: f.__name__)
+def test_small_and_large_doubles(function, tmp_path):
+    """ONNX Runtime has no Atanh and no Softplus of doubles."""
+    sizes = 10.0 ** -torch.arange(0, 30, 0.3, dtype=torch.float64)
+    x = torch.cat([X.double(), sizes, -sizes, 1 - sizes, sizes - 1, 30 * sizes, 1e300 * sizes])
+    stepnet.onnx.save(Called(function), tmp_path / "m.onnx", x)
+    session = runtime.InferenceSession(str(tmp_path / "m.onnx"))
+    found = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+    torch.testing.assert_close(found, function(x), rtol=1e-14, atol=0, equal_nan=True)
+
+
 def read(text, folder, opset=13):
     head = f'<ir_version: 9, opset_import: ["": {opset}]>'
     onnx.save(onnx.parser.parse_model(f"{head} {text}"), folder / "m.onnx")

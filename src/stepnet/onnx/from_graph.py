@@ -27,9 +27,9 @@ OPS: dict[str, tuple[str, dict[str, Any]]] = {
             "round": "Round", "not": "Not", "isnan": "IsNaN", "exp": "Exp", "log": "Log", "sqrt": "Sqrt",
             "sin": "Sin", "cos": "Cos", "tan": "Tan", "tanh": "Tanh", "sigmoid": "Sigmoid", "erf": "Erf",
             "sinh": "Sinh", "cosh": "Cosh", "atan": "Atan", "asin": "Asin", "acos": "Acos",
-            "asinh": "Asinh", "acosh": "Acosh", "atanh": "Atanh", "bitwise_and": "BitwiseAnd",
+            "asinh": "Asinh", "acosh": "Acosh", "bitwise_and": "BitwiseAnd",
             "bitwise_or": "BitwiseOr", "bitwise_xor": "BitwiseXor", "bitwise_not": "BitwiseNot",
-            "hardswish": "HardSwish", "mish": "Mish", "softplus": "Softplus", "copy": "Identity",
+            "hardswish": "HardSwish", "mish": "Mish", "copy": "Identity",
             "sub": "Sub", "div": "Div", "floor_divide": "Div", "pow": "Pow",
             "maximum": "Max", "minimum": "Min", "eq": "Equal", "lt": "Less", "le": "LessOrEqual",
             "gt": "Greater", "ge": "GreaterOrEqual", "and": "And", "or": "Or", "xor": "Xor",
@@ -169,6 +169,8 @@ def _norm(w: GraphWriter, node: Node) -> ir.Value | None:
     weight = next((v for v, made in parts if made is None), None)
     if norm is None or weight is None or not norm.attributes["sizes"]:
         return None
+    if norm.dtypes[0] == torch.float64:  # whose epsilon an attribute would round to float32
+        return None
     numbers = [w.graph.nodes[v.node].content for v in (weight, bias) if v is not None]
     sizes = tuple(norm.attributes["sizes"])
     if not all(isinstance(t, Tensor) and tuple(t.shape) == sizes for t in numbers):
@@ -238,6 +240,39 @@ def _gelu(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     return w.call("Gelu", *inputs, approximate=node.attributes["approximate"])
 
 
+@_rule("atanh")
+def _atanh(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    """Half of log((1 - a) / (1 + a)) for a of x's size, with the sign of x."""
+    if node.dtypes[0] != torch.float64:
+        return w.call("Atanh", *inputs)
+    one, two, half = (w.constant(torch.tensor(n, dtype=torch.float64)) for n in (1.0, 2.0, 0.5))
+    size = w.call("Abs", *inputs)
+    above = w.call("Add", one, size)
+    near = _log1p(w, w.call("Neg", w.call("Div", w.call("Mul", size, two), above)), one)
+    far = w.call("Log", w.call("Div", w.call("Sub", one, size), above))
+    twice = w.call("Where", w.call("Less", size, half), near, far)
+    return w.call("Neg", w.call("Mul", w.call("Mul", twice, half), w.call("Sign", *inputs)))
+
+
+@_rule("softplus")
+def _softplus(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
+    if node.dtypes[0] != torch.float64:
+        return w.call("Softplus", *inputs)
+    power = w.call("Exp", w.call("Neg", w.call("Abs", *inputs)))
+    one = w.constant(torch.tensor(1.0, dtype=torch.float64))
+    return w.call("Add", w.call("Relu", *inputs), _log1p(w, power, one))
+
+
+def _log1p(w: GraphWriter, x: ir.Value, one: ir.Value) -> ir.Value:
+    """log(1 + x) of doubles from -1 to 1, for which ONNX Runtime has no Atanh and no Softplus: what the sum
+    lost of x is the same part of its logarithm."""
+    total = w.call("Add", one, x)
+    kept = w.call("Sub", total, one)
+    none = w.call("Equal", total, one)
+    part = w.call("Div", x, w.call("Where", none, one, kept))
+    return w.call("Where", none, x, w.call("Mul", w.call("Log", total), part))
+
+
 @_rule("elu")
 def _elu(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     return w.call("Elu", *inputs, alpha=node.attributes["alpha"])
@@ -267,7 +302,7 @@ def _right_shift(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value
 @_rule("normalize")
 def _normalize(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
     (x, axes), sizes, dtype = inputs, node.attributes["sizes"], node.dtypes[0]
-    if sizes:
+    if sizes and dtype != torch.float64:
         one = w.constant(torch.ones(sizes, dtype=dtype))
         return w.call("LayerNormalization", x, one, axis=-len(sizes), epsilon=node.attributes["eps"])
     centred = w.call("Sub", x, w.call("ReduceMean", x, axes, keepdims=1))
