@@ -139,8 +139,10 @@ _FORMATTED = ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "BUILD_STRING
 
 def _of_local(code: types.CodeType, steps: Sequence[dis.Instruction], name: str) -> _Texts | None:
     store = _sets(code, steps, name)
-    if store is None or (looped := _of_loop(steps, store)) is not None:
-        return None if store is None else looped
+    if store is None:
+        return None
+    if (looped := _of_loop(steps, store)) is not None:
+        return looped
     span = _argument(steps, store)
     return None if span is None else _written(code, steps, span)
 
