@@ -101,6 +101,50 @@ class Ways:
         step.gain0, type(step).gain1 = nn.Linear(2, 2), staticmethod(lambda x: x)
         return step, lambda: setattr(type(step), "gain1", staticmethod(lambda x: x * 2))
 
+    def attribute_by_a_name_that_percent_makes():
+        step, _ = _with_mode(lambda self, x: x * getattr(self, "gain%d" % len(x.shape)))  # noqa: UP031
+        step.gain2 = 2.0
+        return step, lambda: setattr(step, "gain2", 3.0)
+
+    def attribute_by_a_name_that_format_makes():
+        step, _ = _with_mode(lambda self, x: x * getattr(self, "gain{:d}".format(len(x.shape))))  # noqa: UP032
+        step.gain2 = 2.0
+        return step, lambda: setattr(step, "gain2", 3.0)
+
+    def attribute_by_a_name_that_a_sum_makes():
+        step, _ = _with_mode(lambda self, x: x * getattr(self, "gain" + str(len(x.shape))))
+        step.gain2 = 2.0
+        return step, lambda: setattr(step, "gain2", 3.0)
+
+    def attribute_by_names_of_a_loop():
+        def scaled(self, x):
+            for name in ("one", "other"):
+                x = x * getattr(self, name)
+            return x
+
+        step, _ = _with_mode(scaled)
+        step.one = step.other = 2.0
+        return step, lambda: setattr(step, "other", 3.0)
+
+    def attribute_by_parts_of_a_loop():
+        def scaled(self, x):
+            for part in "ab":
+                x = x * getattr(self, "gain_" + part)
+            return x
+
+        step, _ = _with_mode(scaled)
+        step.gain_a = step.gain_b = 2.0
+        return step, lambda: setattr(step, "gain_b", 3.0)
+
+    def text_that_format_makes_of_an_object():
+        class Size:
+            def __str__(self):
+                return "2"
+
+        step, _ = _with_mode(lambda self, x: x * float("{}".format(self.size)))  # noqa: UP032
+        step.size = Size()
+        return step, lambda: setattr(Size, "__str__", lambda self: "3")
+
     def global_by_a_name_that_is_made():
         return lambda x, h: x * getattr(sys.modules[__name__], f"GAI{x}"), lambda: set_gain(3.0)
 
@@ -136,6 +180,18 @@ class Ways:
         pair = Pair(1, 2)
         return lambda x, h: step(x, pair), lambda: setattr(Pair, "_make", classmethod(lambda cls, i: pair))
 
+    def default_of_a_tuple_that_is_replaced():
+        pair = collections.namedtuple("Pair", "a b")(1.0, 2.0)
+        step, _ = _with_mode(lambda self, x: x * self.pair._replace(a=x).b + self.pair._asdict()["a"])
+        step.pair = pair
+        return step, lambda: setattr(step, "pair", pair._replace(b=3.0))
+
+    def fields_of_a_tuple():
+        kind = collections.namedtuple("Pair", "a b")
+        step, _ = _with_mode(lambda self, x: self.kind._make([x, x * 2])._asdict()["a"])
+        step.kind = kind
+        return step, lambda: setattr(kind, "_fields", ("b", "a"))
+
     def whether_torch_compiles():
         step, _ = _with_mode(lambda self, x: x * 2 if torch.jit.is_scripting() else x)
         return step, lambda: _PATCHES.setattr(torch.jit, "is_scripting", lambda: True)
@@ -145,6 +201,9 @@ _PATCHES = pytest.MonkeyPatch()
 TOLD = """member_of_an_enum attribute_of_a_member members_by_value property_of_an_enum number_that_is_a_member
     attribute_that_may_be_there attribute_that_is_asked_for attribute_by_a_name_that_is_made
     attribute_by_a_name_that_was_made weak_reference weight_of_a_layer way_that_tuples_are_made
+    attribute_by_a_name_that_percent_makes attribute_by_a_name_that_format_makes
+    attribute_by_a_name_that_a_sum_makes attribute_by_names_of_a_loop attribute_by_parts_of_a_loop
+    text_that_format_makes_of_an_object default_of_a_tuple_that_is_replaced fields_of_a_tuple
     whether_torch_compiles"""
 WAYS = {k: v for k, v in vars(Ways).items() if isinstance(v, types.FunctionType)}
 
@@ -187,8 +246,27 @@ def test_names_that_may_be_any_are_not_told():
         name = f"gain{h}" if h is None else name
         return getattr(x, name), h
 
+    def of_a_loop(x, h):
+        for name in ("a", "b") if h is None else h:
+            x = getattr(x, name)
+        return x, h
+
+    def of_itself(x, h):
+        if h is not None:
+            name = "gain" + name  # noqa: F821
+        return getattr(x, name), h
+
     def ways():
         yield lambda x, h: (getattr(x, f"{h}_gain"), h)
+        yield lambda x, h: (getattr(x, "gain" + h), h)  # h may say what the sum is
+        yield lambda x, h: (getattr(x, "gra%s" % h), h)  # noqa: UP031
+        yield lambda x, h: (getattr(x, "%s_gain" % h), h)  # noqa: UP031
+        yield lambda x, h: (getattr(x, "gra{}".format(h)), h)  # noqa: UP032
+        yield lambda x, h: (x * float("{0.gain}".format(h)), h)  # noqa: UP030, UP032
+        yield lambda x, h: (x * float("{:{}}".format(h, h)), h)
+        yield lambda x, h: (x * float(("{0.gain}" if h is None else "{}").format(h)), h)
+        yield of_a_loop
+        yield of_itself
         yield lambda x, h: (getattr(x, f"gra{h}"), h)
         yield lambda x, h: (getattr(torch, f"c{h}"), h)
         yield lambda x, h: (getattr(x, "gain" if h is None else h), h)

@@ -9,7 +9,7 @@ import types
 from collections.abc import Container
 from typing import Any
 
-from .lookups import lookups, only_for_checks
+from .lookups import fills_in, lookups, only_for_checks, operator_of
 from .trust import AMBIENT_NAMES, is_trusted_code, words
 
 _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
@@ -140,7 +140,10 @@ class Facts:
                 else:
                     untold.add(value)
             elif kind in _ATTRIBUTES:
-                names[value] = None
+                if fills_in(steps, place - 1):
+                    names.update(dict.fromkeys(TEXTS))
+                else:
+                    names[value] = None
                 if kind in ("STORE_ATTR", "DELETE_ATTR"):
                     self.sets.add(value)
             elif kind == "IMPORT_NAME":
@@ -173,7 +176,7 @@ def _unnamed(steps: list[dis.Instruction], place: int) -> frozenset[str]:
     kind, value = steps[place].opname, steps[place].argval
     if kind in _FORMATS or (kind in _GLOBALS and value in _MAKE_TEXTS):
         return TEXTS
-    if kind == "BINARY_MODULO" or (kind == "BINARY_OP" and steps[place].argrepr in ("%", "%=")):
+    if operator_of(steps[place]) in ("%", "%="):
         number = steps[place - 1].opname == "LOAD_CONST" and isinstance(steps[place - 1].argval, (int, float))
         return frozenset() if number else TEXTS
     if kind == "IS_OP":

@@ -1,11 +1,13 @@
 """Attributes that code looks up by a text: `getattr(self, "norm", None)`, `getattr(self, f"conv{i}")`.
 
-Known from instructions alone: what the second argument is, or what it begins with, whatever runs.
+Known from instructions alone: what the second argument is, which ones it may be, or what it begins with,
+whatever runs.
 """
 
 from __future__ import annotations
 
 import dis
+import re
 import types
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -52,45 +54,121 @@ def lookups(code: types.CodeType, steps: Sequence[dis.Instruction], elsewhere: C
         text = _text(code, steps, spans[step.arg - 2])
         if text is None:
             continue
-        begins, whole = text
-        if not whole and (not begins or any(name.startswith(begins) for name in elsewhere)):
+        found, whole = text
+        if not whole and any(not begins or _begins_any(begins, elsewhere) for begins in found):
             continue
         at.add(function)
-        (names if whole else prefixes).add(begins)
+        (names if whole else prefixes).update(found)
     return Lookups(frozenset(at), frozenset(names), frozenset(prefixes))
 
 
-def _text(
-    code: types.CodeType, steps: Sequence[dis.Instruction], span: tuple[int, int]
-) -> tuple[str, bool] | None:
-    """What a text begins with, and whether that is all of it."""
+# Texts, and whether each is all of what is looked up, or only what that begins with.
+_Texts = tuple[Collection[str], bool]
+
+
+def _begins_any(begins: str, names: Collection[str]) -> bool:
+    return any(name.startswith(begins) for name in names)
+
+
+def _text(code: types.CodeType, steps: Sequence[dis.Instruction], span: tuple[int, int]) -> _Texts | None:
     first, last = span
     if first == last and steps[first].opname == "LOAD_FAST":
         return _of_local(code, steps, steps[first].argval)
-    return _written(steps, span)
+    return _written(code, steps, span)
 
 
-def _written(steps: Sequence[dis.Instruction], span: tuple[int, int]) -> tuple[str, bool] | None:
+def _written(code: types.CodeType, steps: Sequence[dis.Instruction], span: tuple[int, int]) -> _Texts | None:
     first, last = span
     begins = steps[first]
     if begins.opname != "LOAD_CONST" or type(begins.argval) is not str:
         return None
     if first == last:
-        return begins.argval, True
-    return (begins.argval, False) if steps[last].opname == "BUILD_STRING" else None
+        return (begins.argval,), True
+    if steps[last].opname == "BUILD_STRING":
+        return (begins.argval,), False
+    if fills_in(steps, first):
+        return (begins.argval.partition("{")[0],), False
+    if (by := operator_of(steps[last])) not in ("%", "+"):
+        return None
+    right = _argument(steps, last)
+    if right is None or _before(steps, right[0]) != first:
+        return None
+    if by == "+" and not _is_text(code, steps, right):  # another value may say what the sum is
+        return None
+    return (begins.argval.partition("%")[0] if by == "%" else begins.argval,), False
 
 
-def _of_local(code: types.CodeType, steps: Sequence[dis.Instruction], name: str) -> tuple[str, bool] | None:
-    """A variable that one line alone sets, which is no argument."""
+def operator_of(step: dis.Instruction) -> str:
+    """The operator that an instruction computes; "" if it is none of two values that gives a third."""
+    return _OPERATORS.get(step.opname, step.argrepr if step.opname == "BINARY_OP" else "")
+
+
+_OPERATORS = {"BINARY_MODULO": "%", "BINARY_ADD": "+"}  # of Python 3.10
+
+
+def fills_in(steps: Sequence[dis.Instruction], place: int) -> bool:
+    """Whether a text is loaded that is asked for `.format` next, which reads no attributes for it."""
+    if place < 0 or place + 1 >= len(steps):
+        return False
+    text, asked = steps[place : place + 2]
+    if asked.is_jump_target:  # it may be asked of another one
+        return False
+    is_text = text.opname == "LOAD_CONST" and type(text.argval) is str
+    asks = asked.opname in ("LOAD_METHOD", "LOAD_ATTR") and asked.argval == "format"
+    return is_text and asks and not re.search(r"[{}]", _FIELD.sub("", text.argval))
+
+
+_FIELD = re.compile(r"\{\{|\}\}|\{\w*(![rsa])?(:[^{}]*)?\}")
+
+
+def _is_text(code: types.CodeType, steps: Sequence[dis.Instruction], span: tuple[int, int]) -> bool:
+    """Whether what is computed is a text."""
+    first, last = span
+    if first == last and steps[first].opname == "LOAD_FAST":
+        store = _sets(code, steps, steps[first].argval)
+        return store is not None and _of_loop(steps, store) is not None
+    asks = steps[first].opname == "LOAD_GLOBAL" and steps[first].argval == "str"
+    given = _argument(steps, last) if asks and steps[last].opname in _CALLS else None
+    if given is not None and steps[last].arg == 1:
+        return _before(steps, given[0]) == first
+    return steps[last].opname in _FORMATTED or (first == last and type(steps[first].argval) is str)
+
+
+_FORMATTED = ("FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC", "BUILD_STRING")
+
+
+def _of_local(code: types.CodeType, steps: Sequence[dis.Instruction], name: str) -> _Texts | None:
+    store = _sets(code, steps, name)
+    if store is None:
+        return None
+    if (looped := _of_loop(steps, store)) is not None:
+        return looped
+    span = _argument(steps, store)
+    return None if span is None else _written(code, steps, span)
+
+
+def _sets(code: types.CodeType, steps: Sequence[dis.Instruction], name: str) -> int | None:
+    """The one instruction that sets a variable, which is no argument."""
     counted = code.co_argcount + code.co_kwonlyargcount
     stores = [n for n, step in enumerate(steps) if "STORE" in step.opname and _is_of(step.argval, name)]
     if name in code.co_varnames[:counted] or len(stores) != 1 or name in code.co_cellvars:
         return None
     (store,) = stores
-    if steps[store].opname != "STORE_FAST" or code.co_flags & _STARS:
+    return None if steps[store].opname != "STORE_FAST" or code.co_flags & _STARS else store
+
+
+def _of_loop(steps: Sequence[dis.Instruction], store: int) -> _Texts | None:
+    """What a loop sets a variable to, if the texts that it goes through are written at its head."""
+    looping = _before(steps, store)
+    asks = None if looping is None or steps[looping].opname != "FOR_ITER" else _before(steps, looping)
+    if asks is None or steps[asks].opname != "GET_ITER" or steps[asks].is_jump_target:
         return None
-    span = _argument(steps, store)
-    return None if span is None else _written(steps, span)
+    over = _before(steps, asks)
+    if over is None or steps[over].opname != "LOAD_CONST":
+        return None
+    texts = steps[over].argval
+    known = type(texts) is str or (type(texts) is tuple and all(type(text) is str for text in texts))
+    return (tuple(texts), True) if known else None
 
 
 _STARS = 0x04 | 0x08  # *args, **kwargs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import collections
 import functools
 import logging
 import types
@@ -52,6 +53,9 @@ _OF_TORCH = sorted({*dir(Tensor), *dir(torch.nn.Module), *dir(torch.Generator), 
 _LOOKED_UP = frozenset({"globals", "eval", "exec"})  # which may find any global
 _KINDS = words("__class__ __code__ __defaults__ __kwdefaults__ __bases__")  # that code may set of objects
 _BUILTINS = dict(vars(builtins))
+_PAIR = collections.namedtuple("_PAIR", "a b")
+# Of methods that each class of named tuples has: they compute, and ask for two attributes.
+_OF_TUPLES = frozenset({_PAIR._replace.__code__, _PAIR._asdict.__code__, _PAIR._make.__func__.__code__})  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _may_call_backward(function: types.FunctionType, known: Facts) -> bool:
@@ -117,6 +121,10 @@ class CodeWalk(ModuleWalk):
             self._logs(function)
             return
         known = facts(code)
+        if code in _OF_TUPLES:
+            self.key.append(known)
+            self.named(("_make", "_fields"))
+            return
         before, self.in_python = self.in_python, is_of_python(code.co_filename)
         if not self.in_python and not known.trusted:
             self.sets |= known.sets
