@@ -21,6 +21,7 @@ from torch._ops import OpOverload
 from torch.fx import Graph, Node, Tracer
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stepnet.data.autograd_history import history
 from stepnet.data.storage import memory_of
 
 from .row_count import Unusual
@@ -52,11 +53,23 @@ def recorded(
     graph = recorder.tracer.graph
     for i, tensor in enumerate(inputs):
         recorder.note(graph.placeholder(f"input_{i}"), tensor)
-    # Gradients of writes into views go through those views anew, and not by strides.
-    with torch.autograd.grad_mode._force_original_view_tracking(True), recorder:
-        results = run(*inputs)
+    try:
+        # Gradients of writes into views go through those views anew, and not by strides.
+        with torch.autograd.grad_mode._force_original_view_tracking(True), recorder:
+            results = run(*inputs)
+    finally:
+        _let_go(graph)
     graph.output(tuple(recorder.placed(results)))
     return graph, recorder.constants
+
+
+def _let_go(graph: Graph) -> None:
+    """Keep nothing of the backward that a graph is recorded in, as that of a call which makes the plan of its
+    second derivative: in anomaly mode nodes of autograd know the one that ran as they were made, and graphs
+    are freed when garbage is collected."""
+    made = [node.meta.get("val") for node in graph.nodes]
+    for node in history(t.grad_fn for t in made if isinstance(t, Tensor)):
+        node.metadata.pop("parent_", None)
 
 
 class _View(NamedTuple):
