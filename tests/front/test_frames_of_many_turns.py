@@ -9,6 +9,7 @@ import torch
 
 import stepnet
 from stepnet import TensorArray
+from stepnet.errors import StepError
 from stepnet.loops import unbatched_scans
 
 BACKEND = "auto"
@@ -17,7 +18,7 @@ LONG = "run step by step, as recorded: a frame inside takes more than 8 turns"
 
 def run(x: Any, weight: Any) -> tuple[Any, str, str]:
     blocks, out, first = TensorArray(unstack_from=x), TensorArray(), x[0, 0] * 0
-    outer = stepnet.create_whileloop([torch.tensor(0)])
+    outer, loop = stepnet.create_whileloop([torch.tensor(0)]), None
     with outer.frame() as (s,):
         outer.break_if(s == blocks.size())
         block, before = blocks.read(s), out.read(s - 1, first)
@@ -29,6 +30,7 @@ def run(x: Any, weight: Any) -> tuple[Any, str, str]:
             loop.update(t, t + 1)
         out.write(s, states.stack()[-1])
         outer.update(s, s + 1)
+    assert loop is not None
     return out.stack(), outer.explain(), loop.explain()
 
 
@@ -59,3 +61,17 @@ def test_a_frame_around_is_known_again(turns, monkeypatch):
         run(x, weight)
     monkeypatch.setattr(unbatched_scans, "_check", lambda *_: pytest.fail("it is tried again"))
     run(x, weight)
+
+
+@pytest.mark.parametrize("use", [lambda a: a.stack(), lambda a: a.read(0), lambda a: a.size()])
+def test_an_array_of_one_step_is_not_read_after_the_frame(use):
+    x, kept = TensorArray(unstack_from=torch.randn(3, 2, 4)), []
+    loop = stepnet.create_whileloop([torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == 3)
+        own = TensorArray()
+        own.write(x.read(s))
+        kept.append(own)
+        loop.update(s, s + 1)
+    with pytest.raises(StepError, match=r"make it before `with loop.frame\(\)`"):
+        use(kept[0])

@@ -230,7 +230,9 @@ def outside(value: Symbolic) -> StepError:
     return StepError(
         "a symbolic value was used outside its frame",
         got=repr(value),
-        remedy="write it to a TensorArray inside the frame and read it after, "
+        remedy="make it before `with loop.frame()`, and write to it inside"
+        if isinstance(value.example, TensorArray)
+        else "write it to a TensorArray inside the frame and read it after, "
         "or take loop.results for the last loop variables",
     )
 

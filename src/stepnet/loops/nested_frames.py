@@ -96,9 +96,8 @@ def record_inside(loop: WhileLoop) -> list[Any]:
     inner = InnerLoop(loop, own, written)
     args = (list(loop.loop_vars), list(program.constants.values()), list(program.arrays))
     results = outer.call(inner, args, {})
-    known = next(
-        op.function for op in reversed(outer.ops) if isinstance(op, Call) and op.name == inner.__name__
-    )
+    calls = (op for op in reversed(outer.ops) if isinstance(op, Call) and op.name == inner.__name__)
+    known: Any = next(calls).function
     getattr(known, "function", known).tells(loop)  # it may be one like it that was recorded before
     count = len(loop.loop_vars)
     for number, made in zip(written, results[count:], strict=True):
