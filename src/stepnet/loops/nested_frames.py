@@ -98,7 +98,8 @@ def record_inside(loop: WhileLoop) -> list[Any]:
     results = outer.call(inner, args, {})
     calls = (op for op in reversed(outer.ops) if isinstance(op, Call) and op.name == inner.__name__)
     known: Any = next(calls).function
-    getattr(known, "function", known).tells(loop)  # it may be one like it that was recorded before
+    known = getattr(known, "function", known)
+    known.tells(loop)  # it may be one like it that was recorded before
     count = len(loop.loop_vars)
     for number, made in zip(written, results[count:], strict=True):
         program.arrays[number].deferred = made.deferred if isinstance(made, TensorArray) else made
