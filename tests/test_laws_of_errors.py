@@ -223,7 +223,7 @@ NOT_BY_USERS = {
 # Methods that are for stepnet's own files, or take what torch's of the same name take.
 PLUMBING = {
     "LoDTensor.of", "LoDTensor.check_level", "LoDTensor.to", "LoDTensor.pin_memory", "LoDTensor.is_pinned",
-    "LSTM.weights", "Scope.share", "Scope.var",
+    "LoDTensor.numpy", "LSTM.weights", "Scope.share", "Scope.var",
 }  # fmt: skip
 OF_USERS = "an error of the user's own function"
 BY_ORACLE = "the oracle runs the step as it is"

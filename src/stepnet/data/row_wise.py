@@ -65,7 +65,7 @@ def _unary(name: str) -> Callable[[Rows], Rows]:
     return call
 
 
-def _no_array(x: RowWise, *_: Any, **__: Any) -> NoReturn:
+def _no_array(x: RowWise, /, *_: Any, **__: Any) -> NoReturn:
     """What numpy, `torch.tensor` and Python's numbers ask for. Without it they go through the sequences one
     by one, or answer for what could not be made an array (`numpy.array_equal`)."""
     raise RowMixError(

@@ -8,6 +8,7 @@ left to torch's.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections import defaultdict
@@ -67,8 +68,12 @@ def _let_go(graph: Graph) -> None:
     """Keep nothing of the backward that a graph is recorded in, as that of a call which makes the plan of its
     second derivative: in anomaly mode nodes of autograd know the one that ran as they were made, and graphs
     are freed when garbage is collected."""
-    made = [node.meta.get("val") for node in graph.nodes]
-    for node in history(t.grad_fn for t in made if isinstance(t, Tensor)):
+    ends: list[Any] = []
+    for node in graph.nodes:
+        made = node.meta.get("val")
+        with contextlib.suppress(Unusual):  # a view of what was written to asks torch to make its node anew
+            ends.append(made.grad_fn if isinstance(made, Tensor) else None)
+    for node in history(ends):
         node.metadata.pop("parent_", None)
 
 
