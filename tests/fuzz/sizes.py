@@ -74,8 +74,8 @@ THRESHOLDS: dict[tuple[Any, str], tuple[Any, ...]] = {
     (placement, "MEMBER_BYTES"): (1,),
     (placement, "FAR"): (0,),
     (placement, "NEAR"): (1, 256),
-    (placement, "WORTH_TURNS"): (0.0, 10.0),
-    (placement, "WORTH_TURNS_TOO"): (0.0, 10.0),
+    (placement, "WORTH_TURNS"): (1e-9, 10.0),  # 0 of a time stands for no turns at all
+    (placement, "WORTH_TURNS_TOO"): (1e-9, 10.0),
     (placement, "CHUNK"): (64, 4096),
     (source, "PACKED_ALONE"): (0,),
     (turns, "_LEAST_MOVED"): (0,),
