@@ -302,7 +302,9 @@ class _PlanCall(torch.autograd.Function):
         if by_places is not None:
             direct, layout = by_places
             once = not later and not torch.is_grad_enabled() and not again
-            asked = _asked_for(ctx, direct.ready, layout, saved[: len(needed)], needed)
+            asked = needed
+            if layout.rows * direct.widest >= WORTH_ASKING:
+                asked = _asked_for(ctx, direct.ready, layout, saved[: len(needed)], needed)
             found = direct.gradients(saved, grads, asked, layout) if once else None
             if found is not None:
                 guard_inputs(ctx, inputs, found, needed)

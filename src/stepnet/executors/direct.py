@@ -73,6 +73,7 @@ class Direct:
         layout: where rows stand.
         steps: see `call.Call`.
         most: the most rows of a call.
+        widest: how many numbers the largest input has.
         trains: whether a backward may follow.
         ready: the plan.
         still: the results that need none.
@@ -145,6 +146,8 @@ class Direct:
         self._made = [*tables, *pieces, *self._there.between, *(outline(t.shape, t.dtype) for t in states)]
         hidden = range(len(scanned), len(self._made) - len(states))
         self._makers = [maker_of(like, k not in hidden) for k, like in enumerate(self._made)]
+        self._kept_end = len(self._made) - len(states)
+        self.widest = max(map(Tensor.numel, inputs))
         self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
         carry = carry_gradients(plan, layout, needs) if self.trains else ()
         self.still = [k for k, carries in enumerate(carry) if not carries]
@@ -159,7 +162,7 @@ class Direct:
     ) -> tuple[list[Tensor], list[Tensor]] | None:
         """y and the last states; and what is to be saved besides the inputs. None: not of these. `into`: what
         y and the last states are written into, each in one piece; in memory of their own if there is none."""
-        y, kept = len(self._scanned), len(self._made) - len(self.ready.plan.states)
+        y, kept = len(self._scanned), self._kept_end
         likes = self._made
         if layout is not self.layout:
             # strides of one row tell nothing of others
@@ -195,10 +198,9 @@ class Direct:
     def sizes(self) -> tuple[Sequence[Size], Sequence[int]]:
         """Of all that a run on the same sequences makes: sizes, strides and types. And the places of y and of
         the last states among that. Raises LookupError: maps make some of it."""
-        if not self._there.is_scans:
+        if not self._there.scans:
             raise LookupError
-        states = len(self._made) - len(self.ready.plan.states)
-        return [*map(size_of, self._made)], [*range(len(self._y)), *range(states, len(self._made))]
+        return [*map(size_of, self._made)], [*range(len(self._y)), *range(self._kept_end, len(self._made))]
 
     def run_at(self, addresses: Sequence[int], made: Sequence[Tensor]) -> bool:
         """A run on the same sequences that is given where its inputs lie, each in one piece, and what to make
@@ -234,10 +236,8 @@ class Direct:
         same = layout is self.layout
         made = [make() if same or like is None else made_like(saved[like]) for make, like in way.made]
         made += [earlier(saved[k], (layout.rows, *row), saved[of], layout) for k, of, row in way.shifted]
-        values: dict[str, Tensor] = {}
-        if way.reads:
-            values = read((*saved, *tables, *made), way.reads, layout.rows)
-        seen = [*values.values()]
+        values = read((*saved, *tables, *made), way.reads, layout.rows) if way.reads else {}
+        seen = [*values.values()] if way.loose else []
         if way.before:
             run_nodes_as_written(way.before, values, layout.rows)
             made += [as_table(values[name]) for name in way.given]
@@ -282,7 +282,9 @@ class Direct:
         self, way: Backward, grads: Sequence[Tensor | None], layout: Layout
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The gradients of the results, each in one piece; and of y, where the scan fills one, its number."""
-        tables, numbers, n_y = list[Tensor](), list[Tensor](), len(self._y)
+        tables: list[Tensor] = []
+        numbers: list[Tensor] = []
+        n_y = len(self._y)
         for k, grad in enumerate(grads):
             if grad is None:
                 tables.append(way.zero(k, layout.sequences if k >= n_y else 0 if self.steps else layout.rows))
@@ -314,7 +316,7 @@ class Direct:
         lone = ready.backward.lone(asked.wanted, ready.is_few(layout))
         if lone is None:
             raise LookupError
-        results = [*self._y, *self._made[len(self._made) - len(ready.plan.states) :]]
+        results = [*self._y, *self._made[self._kept_end :]]
         likes = [*self._inputs, *self._y, *self._kept, *results]
         types = [*(t.dtype for t in (*self._inputs, *self._y)), *self._types]
         way = WayBack(ready, ready.backward, layout, self.most, lone, likes, len(likes) - len(results))

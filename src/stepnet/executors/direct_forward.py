@@ -37,22 +37,23 @@ class WayThere(NamedTuple):
     Attributes:
         turns: the scans and maps in their order.
         shown: the values of maps that are results, or kept for backward; each gets memory of its own.
+        scans: the turns, if all are scans; else none.
         between: what one scan makes for others and for maps, each in one piece, as tensors without memory.
     """
 
     turns: list[Run | _Maps]
     shown: list[str]
     between: list[Tensor]
-
-    @property
-    def is_scans(self) -> bool:
-        """Whether there are no maps."""
-        return not any(isinstance(turn, _Maps) for turn in self.turns)
+    scans: Sequence[Run]
 
     def run(self, inputs: Sequence[Tensor], made: Sequence[Tensor], layout: Layout) -> list[Tensor] | None:
         """What is shown, as rows; None: not of these. `made`: memory for what scans make."""
         addresses = [*map(data_ptr, inputs), *map(data_ptr, made)]
-        values, seen, alive = dict[str, Tensor](), list[Tensor](), list[Tensor]()
+        if self.scans:
+            return [] if self.run_at(addresses, layout) else None
+        values: dict[str, Tensor] = {}
+        seen: list[Tensor] = []
+        alive: list[Tensor] = []
         for turn in self.turns:
             if not isinstance(turn, _Maps):
                 if not ran(turn, addresses, layout):
@@ -68,7 +69,7 @@ class WayThere(NamedTuple):
 
     def run_at(self, addresses: Sequence[int], layout: Layout) -> bool:
         """A run without maps; False: not of these."""
-        return all(ran(turn, addresses, layout) for turn in self.turns if not isinstance(turn, _Maps))
+        return bool(self.scans) and all(ran(scan, addresses, layout) for scan in self.scans)
 
 
 def made_by_maps(turns: Sequence[Turn]) -> frozenset[str]:
@@ -122,7 +123,8 @@ def way_there(
             values[name], strides[name] = Place(place), contiguous_strides(kinds[name].shape)
         after += len(given)
         runs.append(_Maps(turn.nodes, reads, given))
-    return WayThere(runs, shown, tables)
+    only_scans = [run for run in runs if not isinstance(run, _Maps)]
+    return WayThere(runs, shown, tables, only_scans if len(only_scans) == len(runs) else ())
 
 
 def _all(parts: Sequence[frozenset[str]]) -> frozenset[str]:
