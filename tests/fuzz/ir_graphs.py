@@ -15,6 +15,8 @@ import numpy as np
 
 from ir_files import Net, Ref, edge, sliced
 
+from .onnx_graphs import both
+
 F = 3
 SHAPES = {"rows": "?,3", "steps": "?,?,3"}
 ROWS_OF = (-1, F)
@@ -501,15 +503,8 @@ def branches(g: Graph, form: str) -> Ref:
     return g.net.add("If", inputs, ["FP32"], "opset8", g.file.name("If"), inner, dims)
 
 
-def _both(*makers: Callable[[Graph, str], Ref]) -> tuple[list[Any], list[Any]]:
-    def of(make: Callable[[Graph, str], Ref], form: str) -> Callable[[Graph], Ref]:
-        return lambda g: make(g, form)
-
-    return [of(make, "rows") for make in makers], [of(make, "steps") for make in makers]
-
-
-_SINGLE = _both(alone, pair, product, choice, shifted, scaled, normed, ordered, spread)
-_NESTED = _both(branches)
+_SINGLE = both(alone, pair, product, choice, shifted, scaled, normed, ordered, spread)
+_NESTED = both(branches)
 OF_STEPS = [of_last, of_mean, sequence, iterated, counted, backwards, *_SINGLE[1], *_NESTED[1]]
 ROWS: list[tuple[Callable[[Graph], Ref], bool]] = [
     *((make, False) for make in _SINGLE[0]), (of_last, False), (of_mean, False), (step, False), (step, False),

@@ -323,15 +323,17 @@ def turned(g: Graph) -> str:
     return g.one("ReverseSequence", g.any("steps"), "lengths64", time_axis=0, batch_axis=1)
 
 
-def _both(*makers: Callable[[Graph, str], str]) -> tuple[list[Any], list[Any]]:
-    def of(make: Callable[[Graph, str], str], form: str) -> Callable[[Graph], str]:
+def both(*makers: Callable[[Any, str], Any]) -> tuple[list[Any], list[Any]]:
+    """What makes a value of either form, as what makes one of rows and what makes one of steps."""
+
+    def of(make: Callable[[Any, str], Any], form: str) -> Callable[[Any], Any]:
         return lambda g: make(g, form)
 
     return [of(make, "rows") for make in makers], [of(make, "steps") for make in makers]
 
 
-_SINGLE = _both(alone, pair, product, choice, shifted, scaled, normed, split, listed)
-_NESTED = _both(branches)
+_SINGLE = both(alone, pair, product, choice, shifted, scaled, normed, split, listed)
+_NESTED = both(branches)
 OF_STEPS = [of_last, of_mean, cell, scan, loop_of_steps, turned, *_SINGLE[1], *_NESTED[1]]
 ROWS: list[tuple[Callable[[Graph], str], bool]] = [
     *((make, False) for make in _SINGLE[0]), (of_last, False), (of_mean, False),

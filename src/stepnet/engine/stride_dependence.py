@@ -27,7 +27,7 @@ from stepnet.ir.loop import Loop
 from .entries import Weights
 from .rounding import looseness, same
 from .rows import Sequences
-from .self_check import APART, sampled
+from .self_check import moved_or_not, sampled
 
 
 class _Given(NamedTuple):
@@ -50,13 +50,7 @@ def check_strided(
     Raises:
         Unsupported: it gives others, or other gradients.
     """
-    try:
-        _check_strided(loop, compiled, sequences, weights, generators, APART)
-    except Unsupported:
-        raise
-    except Exception as error:  # with noise it need not be what the step takes
-        let_through(error)
-        _check_strided(loop, compiled, sequences, weights, generators, 0.0)
+    moved_or_not(lambda spread: _check_strided(loop, compiled, sequences, weights, generators, spread))
 
 
 def _check_strided(
