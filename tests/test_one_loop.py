@@ -21,6 +21,7 @@ from stepnet.ir import sweep
 from stepnet.ir.loop import Body, Loop
 from stepnet.iterator import port_map, row_body, tensor_iterator
 from stepnet.loops import recurrent_op
+from stepnet.onnx.reading import control
 from stepnet.openvino import loops
 from stepnet.openvino.layers import sequences
 from test_imports import imports, package_of
@@ -34,7 +35,8 @@ TAKES = [
 ]  # fmt: skip
 GIVES = [
     sweep.over_rows, port_map.record, row_body.RowBody.sweep, loops.counted_loop, loops.whole_loop,
-    recurrent_op._ScopedBody.loop, tensor_iterator.TensorIterator.loop.fget, while_to_scan.Raised.loop.fget,
+    control.whole_loop, recurrent_op._ScopedBody.loop,
+    tensor_iterator.TensorIterator.loop.fget, while_to_scan.Raised.loop.fget,
     sequences.CellStep.loop,
 ]  # fmt: skip
 # Calls of `recurrent`, which is given a step.
@@ -81,7 +83,7 @@ def test_only_what_is_given_a_step_makes_the_body_of_one():
 
 
 BODIES = {"body", "stepnet", "run_step", "cond"}
-CALLED = re.compile(rf"\b({'|'.join(BODIES)})\s*\(")
+CALLED = re.compile(rf"\b({'|'.join(BODIES)})(\.run)?\s*\(")
 
 
 def bodies_called(source: str) -> Iterator[int]:
@@ -91,7 +93,8 @@ def bodies_called(source: str) -> Iterator[int]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.For, ast.While)):
             calls = [c.func for c in ast.walk(node) if isinstance(c, ast.Call)]
-            names = [f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in calls]
+            runs = [f.value if isinstance(f, ast.Attribute) and f.attr == "run" else f for f in calls]
+            names = [f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in runs]
             if BODIES.intersection(names):
                 yield node.lineno
 
@@ -105,6 +108,8 @@ def test_there_is_one_time_loop():
     assert len(found.pop("executors/naive.py")) == 1
     compares = found.pop("iterator/rows.py")  # two ways to run a body, each by itself on two steps
     assert len(compares) == 1
+    maps = found.pop("onnx/reading/control.py")  # elements and results of a SequenceMap: nothing is carried
+    assert len(maps) == 2
     assert found == {}
 
 
@@ -113,6 +118,7 @@ def test_there_is_one_time_loop():
     [
         ("for t in x:\n    h = loop.body(h)", 1),
         ("while cond(h):\n    h = self.body(h)", 1),
+        ("while cond(h):\n    h = self.body.run(h)", 1),
         ("h = loop.body(h)", 0),
         ("for t in x:\n    t.size()", 0),
     ],
@@ -129,6 +135,7 @@ def test_the_finder_of_time_loops_sees(source, count):
         recurrent_op._ScopedBody,
         loops.GraphBody,
         loops.LoopBody,
+        control.LoopBody,
         row_body.RowBody,
         recorded_step.RecordedStep,
         sequences.CellStep,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from stepnet.data.dtypes import typed_shape
 from stepnet.errors import IRError
+from stepnet.executors import naive
 from stepnet.export.open_sizes import open_count, plain
 from stepnet.file_model import (
     LoopReport,
@@ -26,6 +28,7 @@ from stepnet.file_model.body_ended_loops import OwnEndLoop, written_loop
 from stepnet.file_model.endless import Endless
 from stepnet.file_model.scan_loop import ScanLoop
 from stepnet.file_model.scan_steps import ScanStep
+from stepnet.ir.loop import BackEdge, Concat, Invariant, Iteration, Last, Loop, Merged
 from stepnet.watchers import ITERATORS, WHILE_LOOPS
 
 from .batched_scan import BatchedScan
@@ -63,6 +66,8 @@ class LoopRunner:
         self.endless = Endless(node.where, name, body.steps, body.inputs[:1], carried, goes_on)
         if counted and not node.has(0) and (not node.has(1) or node.known.get(1) in (True, [True])):
             raise self.endless.error()
+        self.whole = LoopBody(node.node.name or "Loop", body, self.carried, scanned)
+        self.loop = whole_loop(self.whole)
         self.reports = (self.by_rows or self.by_blocks).reports  # type: ignore[union-attr]
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
@@ -108,32 +113,62 @@ class LoopRunner:
         self, most: int | None, condition: Any, goes: bool, state: Sequence[Any], around: Mapping[Any, Any]
     ) -> Sequence[Any]:
         """The loop step by step, after the blocks of steps that can be compiled."""
-        rows: list[list[Any]] = [[] for _ in range(self.scanned)]
-        step, tables, note = 0, [], None
+        blocks, tables, note = 0, [], None
+        states = self.whole.states
         limit, seen = self.endless.steps if most is None else most, self.endless.watch()
         if self.by_blocks is not None and goes and not is_watched():
-            (step, goes, state, tables), note = self.by_blocks.begin(limit, state, around, seen)
-        blocks = step
-        while goes and (limit is None or step < limit):
-            condition, *results = self.body.run((torch.tensor(step), condition, *state), around)
-            state, joined = results[: self.carried], results[self.carried :]
-            for table, row in zip(rows, joined, strict=True):
-                table.append(row)
-            goes = bool(_one(condition, "condition"))
-            step += 1
-            if goes and most is None:
-                seen(step, state)
-        if goes and most is None:
+            (blocks, goes, state, tables), note = self.by_blocks.begin(limit, state, around, seen)
+        joined = self.body.outputs[1 + self.carried :]
+
+        def watch(step: int, made: Mapping[str, Any], _: Any) -> None:
+            if made[GOING]:
+                seen(step + 1, [made[name] for name in states])
+
+        first = dict(zip(states, state, strict=True))
+        feeds = first | {GOING: goes, CONDITION: condition, AROUND: around}
+        run = naive.PlainRun(self.loop, feeds | {LIMIT: -1 if limit is None else limit})
+        start = replace(run.begin(), step=blocks)
+        end = run.advance(start, observe=watch if most is None else None)
+        if end.values[GOING] and most is None:
             raise self.endless.error()
         if note is not None:
-            note(step)
-        if self.scanned and not step:
-            joined = self.body.outputs[1 + self.carried :]
+            note(end.step)
+        if self.scanned and not end.step:
             return (*state, *_no_rows(self.body, joined, (condition, *state), around))
+        state, rows = [end.values[name] for name in states], [*end.joined.values()]
         if not blocks:
             return (*state, *map(_stacked, rows))
         more = [[_stacked(table)] if table else [] for table in rows]
         return (*state, *(torch.cat([*a, *b]) for a, b in zip(tables, more, strict=True)))
+
+
+# No names of ports.
+GOING, CONDITION, AROUND, LIMIT = "it goes on", "the condition", "what is around", "the trip count"
+
+
+class LoopBody:
+    """The body of a Loop, which also says whether the loop goes on."""
+
+    def __init__(self, name: str, graph: Graph, carried: int, joined: int) -> None:
+        self.name, self.graph = name, graph
+        self.states = tuple(f"state {k}" for k in range(carried))
+        self.joined = tuple(f"joined {k}" for k in range(joined))
+        self.parameters = (AROUND, "the iteration", GOING, CONDITION, *self.states)
+        self.results = (GOING, CONDITION, *self.states, *self.joined)
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        around, number, _, *carried = values
+        condition, *results = self.graph.run((number, *carried), around)
+        return bool(_one(condition, "condition")), condition, *results
+
+
+def whole_loop(body: LoopBody) -> Loop:
+    """The record of a Loop with its condition, fed as `GOING` too, and its trip count, as `LIMIT`."""
+    carried = (GOING, CONDITION, *body.states)
+    inputs = Invariant(AROUND, AROUND), Iteration("the iteration", "int64"), *(Merged(n, n) for n in carried)
+    outputs = *(Last(n, n) for n in body.states), *(Concat(n, n) for n in body.joined)
+    edges = [BackEdge(n, n) for n in carried]
+    return Loop(body, inputs, outputs, edges, condition=GOING, limit=LIMIT).settled()
 
 
 @op("Loop", inputs=(2, 2**16))
