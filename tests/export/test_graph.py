@@ -46,8 +46,7 @@ def test_openvino_has_a_row_for_every_op_and_none_besides():
 
 def test_no_file_knows_a_format():
     for path in EXPORT.glob("*.py"):
-        code = re.sub(r'"""(?s:.*?)"""|#.*', "", path.read_text(encoding="utf-8"))
-        assert not re.search(r"openvino|onnx", code, re.IGNORECASE), path.name
+        assert not re.search(r"openvino|onnx", path.read_text(encoding="utf-8"), re.IGNORECASE), path.name
 
 
 @pytest.mark.exhaustive

@@ -117,12 +117,9 @@ def _index_select(b: AtenNet, x: Any, dim: int, index: Any) -> Value:
 
 @rule("gather")
 def _gather(b: AtenNet, x: Any, dim: int, index: Any, **_: Any) -> Any:
-    whole = b.out(x)
-    table = first_of(b, whole, x, index, dim % max(len(b.shape(x)), 1))
+    table = first_of(b, b.out(x), x, index, dim % max(len(b.shape(x)), 1))
     if table is None:
         return NotImplemented
-    if table is not whole:  # OpenVINO leaves out a slice before its GatherElements, which then fails
-        table = b.emit.call("copy", table)
     return b.emit.call("gather", table, b.out(index), axis=b.axis(x, dim))
 
 
@@ -277,7 +274,7 @@ def _arange(b: AtenNet, *ends: Any, **_: Any) -> Any:
         steps = b.emit.call("mul", b.emit.cast(places, torch.float64), by)
         return b.emit.cast(b.emit.call("add", steps, first), b.dtype())
     first, last = scalar(start), scalar(end)
-    if isinstance(step, int) and step < 0:  # ONNX Runtime makes a range that ends at -1 a slice that does
+    if isinstance(step, int) and step < 0:  # some runtimes make of a range that ends at -1 a slice that does
         least = b.emit.call("add", b.emit.call("sub", first, last), scalar(-step - 1))
         count = b.emit.call("maximum", b.emit.floored(least, scalar(-step)), scalar(0))
         back = b.emit.range(b.emit.call("mul", count, scalar(step)), None, scalar(step))

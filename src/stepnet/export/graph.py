@@ -175,7 +175,7 @@ class Graph:
 
     `carried` has for the final value of each state of a recurrence the initial one.
 
-    >>> graph = Graph("double", Target("ONNX", "op", "ONNX ops", {}, lambda cell: True))
+    >>> graph = Graph("double", Target("Clay", "sign", "signs", {}, lambda cell: True))
     >>> x = graph.parameter("x", torch.float32, (-1, 3))
     >>> y = graph.node("mul", [x, graph.constant(torch.tensor(2.0))], [torch.float32])[0]
     >>> graph.result(y, ("y",))

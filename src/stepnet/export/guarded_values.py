@@ -17,7 +17,7 @@ def certain(x: Tensor, truth: Tensor, wanted: bool) -> Tensor:
 
 @rule("stepnet.certain")
 def _written(b: AtenNet, x: Value, truth: Value, wanted: bool) -> Value:
-    """A number that is laid out as two where the truth is another, which no runtime can but OpenVINO: NaN."""
+    """A number that is laid out as two where the truth is another, which most runtimes refuse; else NaN."""
     emit, dtype, holds = b.emit, b.dtype(), b.out(truth)
     sizes = emit.ints([1]), emit.ints([2])
     size = emit.call("where", emit.reshape(holds, [1]), *(sizes if wanted else sizes[::-1]))

@@ -214,7 +214,7 @@ def _part(shape: list[Any], port: Any) -> list[Any]:
 
 
 def _check_carried(call: IteratorCall, name: str, before: Tensor, after: Tensor) -> None:
-    """Refuse a state that changes its shape: the body is traced for one, and a Scan of ONNX has one."""
+    """Refuse a state that changes its shape: the body is traced for one, and formats have loops of one."""
     sizes = [[getattr(getattr(n, "node", None), "hint", n) for n in t.shape] for t in (before, after)]
     if sizes[0] != sizes[1]:
         raise IRError(

@@ -47,7 +47,22 @@ def quantised(low, high):
     return build
 
 
+def picked_from_slice(precision, dtype, told):
+    """By the places of fewer rows: of the slice as many, of what it is cut from too few."""
+
+    def build(net):
+        x, places = net.parameter("x", "-1,3", dtype), net.parameter("k", "-1,2", "int64")
+        ends = [net.const(np.array([n])) for n in (0, 2, 1, 0)]
+        part = net.add("Slice", [x, *ends], [precision], "opset8")
+        picked = net.add("GatherElements", [part, places], [precision], "opset6", axis=1)
+        return picked, [told(torch.randn(4, 3)), torch.tensor([[2, 0], [1, 1]])]
+
+    return build
+
+
 BUILT = {
+    "picked from a slice": picked_from_slice("FP32", "float32", torch.Tensor.clone),
+    "truths picked from a slice": picked_from_slice("BOOL", "bool", lambda x: x > 0),
     "lrn": lrn, "lrn_between": lrn_between, "divide": divide, "divide_between_casts": divide_between_casts,
     "quantised_low": quantised([[-1, -2, -3, -4]], 2.0), "quantised_high": quantised(-2.0, [1, 2, 3, 4]),
 }  # fmt: skip

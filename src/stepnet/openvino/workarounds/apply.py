@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepnet.openvino.records import Net
 from stepnet.openvino.writing.edit import Editor, all_nets, copied
 
+from .cut_tables import kept_cut
 from .dropped_slices import told_count
 from .floor_division import rounded_down
 from .left_out import with_defaults
@@ -42,6 +43,7 @@ def worked_around(net: Net) -> Net:
             apart_from_products(edit, layer)
             with_whole_bias(edit, layer)
             rounded_down(edit, layer)
+            kept_cut(edit, layer)
             of_one_shape(edit, layer)
             if layer.bodies:
                 one_port_each(edit, layer)

@@ -116,7 +116,8 @@ class Editor:
     def twice(self, source: Source, near: Layer) -> Source:
         """The larger of an output and itself."""
         port, told = self.port(source), {"auto_broadcast": "numpy"}
-        return self.add("Maximum", [source, source], [(port.type, port.shape)], told, near=near).id, 0
+        kind = "LogicalOr" if port.type is not None and port.type.dtype is torch.bool else "Maximum"
+        return self.add(kind, [source, source], [(port.type, port.shape)], told, near=near).id, 0
 
     def feed(self, layer: Layer, sources: Sequence[Source]) -> None:
         """Give a layer other inputs, as many as there are sources; its ports are numbered anew."""
