@@ -150,3 +150,31 @@ def test_threads_make_their_own() -> None:
             torch.testing.assert_close(layer(x, memory).values, wanted[k])
 
     at_once(work)
+
+
+@TOLD
+def test_so_is_one_that_closes_over_nothing_or_has_defaults(walks: list[str]) -> None:
+    x, _ = inputs()
+    h0, factor = torch.zeros(3, F, dtype=D), [0.5]
+
+    def first(by: Any) -> Tensor:
+        return recurrent(lambda x, h: (h, torch.tanh(h * SCALE[0] + x)), x, h0, backend=by)[0].values
+
+    def second(by: Any) -> Tensor:
+        def step(x: Tensor, h: Tensor, factor: float = factor[0]) -> tuple[Tensor, Tensor]:
+            h = torch.tanh(h * factor + x)
+            return h, h
+
+        return recurrent(step, x, h0, backend=by)[0].values
+
+    for call, changed in ((first, SCALE), (second, factor)):
+        for k in range(24):
+            if k in (8, 20):
+                walks.clear()
+            torch.testing.assert_close(call("eager"), call("naive"))
+            if k == 12:
+                changed[0] = 0.25
+            assert k not in (11, 23) or not walks, walks
+
+
+SCALE = [0.5]

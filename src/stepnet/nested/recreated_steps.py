@@ -24,6 +24,7 @@ from stepnet.locks import Lock
 
 _MOST = 256
 _STAYS = 4  # calls of one step that found nothing by a function of ours: others are called in turns with it
+_CONSTANT = frozenset({int, float, bool, str, type(None)})
 T = TypeVar("T", bound=tuple[Any, ...])
 
 
@@ -33,7 +34,7 @@ class _Twin:
     def __init__(self, step: FunctionType) -> None:
         self.cells = tuple(CellType() for _ in step.__closure__ or ())
         names = step.__code__, step.__globals__, step.__name__
-        self.function = FunctionType(*names, None, self.cells)
+        self.function = FunctionType(*names, step.__defaults__, self.cells)
         self.function.__qualname__ = step.__qualname__
         self.lock = Lock()
         self.user: int | None = None  # the thread that is in a call
@@ -93,7 +94,7 @@ def found_by(step: Any) -> Iterator[Any]:
         return
     twin.user = own
     try:
-        for cell, held in zip(twin.cells, step.__closure__, strict=True):
+        for cell, held in zip(twin.cells, step.__closure__ or (), strict=True):
             cell.cell_contents = held.cell_contents
         yield twin.function
     finally:
@@ -115,14 +116,17 @@ def _twin_of(step: Any) -> _Twin | None:
 
 
 def _key(step: Any) -> Any:
-    """What tells steps apart that are each made anew: their code, and the modules that they belong to."""
-    if type(step) is not FunctionType or not step.__closure__:
+    """What tells steps apart that are each made anew: their code, their defaults, and the modules that they
+    belong to."""
+    if type(step) is not FunctionType or step.__kwdefaults__ or step.__dict__:
         return None
-    if step.__defaults__ or step.__kwdefaults__ or step.__dict__ or CellType() in step.__closure__:
+    closure, defaults = step.__closure__ or (), step.__defaults__ or ()
+    if CellType() in closure or not _CONSTANT.issuperset(map(type, defaults)):
         return None
-    held = [cell.cell_contents for cell in step.__closure__]
+    held = [cell.cell_contents for cell in closure]
     return (
         step.__code__,
         id(step.__globals__),
+        *map(repr, defaults),
         *[id(part) for part in held if issubclass(type(part), nn.Module)],
     )

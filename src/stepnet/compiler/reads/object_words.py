@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,22 @@ def places_of_a_partial() -> tuple[int, ...] | None:
     partial = functools.partial(places_of_a_partial, object(), x=object())
     held = partial.func, partial.args, partial.keywords, partial.__dict__
     return _places(held, partial, range(16, 16 + 8 * len(held), 8))
+
+
+@functools.cache
+def places_of_an_ordered_dict() -> tuple[int, int] | None:
+    """Those of what counts the changes of its order, and of its attributes; None where one is not found."""
+    one, where = OrderedDict(a=0, b=0), range(dict.__basicsize__, OrderedDict.__basicsize__, 8)
+    attributes, seen = place_of(one.__dict__, one, where), list[list[int]]()
+    for name in "aba":  # after two moves all but the count is as it was
+        seen.append([word(id(one) + place) for place in where])
+        one.move_to_end(name)
+    counts = [
+        place
+        for place, a, b, c in zip(where, *seen, strict=True)
+        if a < b < c <= a + 8 and place != attributes
+    ]
+    return None if attributes is None or len(counts) != 1 else (counts[0], attributes)
 
 
 def _places(held: Sequence[Any], owner: Any, where: Sequence[int]) -> tuple[int, ...] | None:

@@ -19,6 +19,7 @@ import pathlib
 import types
 import weakref
 from array import array
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -35,7 +36,13 @@ from .function_parts import words_of_parts
 from .functions_set import places_of_functions
 from .kinds import MISSING, PLAIN, Names, has_slots, passed_by, shows_attributes
 from .monkeypatches import DISTRIBUTIONS, places
-from .object_words import place_of, places_of_a_function, places_of_a_partial, word
+from .object_words import (
+    place_of,
+    places_of_a_function,
+    places_of_a_partial,
+    places_of_an_ordered_dict,
+    word,
+)
 from .reach import Reach
 from .survey import Survey
 from .trust import BY_VALUE, is_checking_class, is_trusted_class
@@ -177,6 +184,8 @@ class _Writer:
                 self.lookup(value.space, name)
         elif kind is dict:
             self.dict(value)
+        elif kind is OrderedDict:
+            self._ordered(value)
         elif kind is types.CellType:
             if value == types.CellType():
                 raise _Untold
@@ -199,6 +208,13 @@ class _Writer:
             self.word(id(value) + _REFERENCE)
         else:
             self._object(value)
+
+    def _ordered(self, value: OrderedDict[Any, Any]) -> None:
+        self.dict(value)
+        order, attributes = self.at.ordered
+        self.word(id(value) + order)
+        self.link(id(value) + attributes, value.__dict__)
+        self.dict(value.__dict__)
 
     def _items(self, value: Any) -> None:
         if len(value) > _MOST:
@@ -273,6 +289,7 @@ class _Offsets(NamedTuple):
     partial: tuple[int, ...]  # its function, arguments, keyword arguments, attributes
     mro: int
     managed: int
+    ordered: tuple[int, int]  # of an OrderedDict: what counts the changes of its order, its attributes
 
 
 def _is_weak(value: Any) -> bool:
@@ -312,6 +329,9 @@ def _offsets() -> _Offsets | None:
         and word(id(one) + _TYPE) == id(Plain)
         and word(count) != before
     )
-    if not as_known or function is None or partial is None or mro is None or managed is None:
+    ordered = places_of_an_ordered_dict()
+    if not as_known or function is None or partial is None or ordered is None:
         return None
-    return _Offsets(function, partial, mro, managed)
+    if mro is None or managed is None:
+        return None
+    return _Offsets(function, partial, mro, managed, ordered)
