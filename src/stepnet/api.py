@@ -335,7 +335,11 @@ def _outside(step: Any, x: Any, state: Any, how: _How) -> Any:
         check_windows(checkpoint, detach_every, scopes)
     if resets is None and other is None and not (checkpoint or detach_every):
         once: Any = torch.compiler.disable(_recurrent) if compiling else _recurrent
-        out = once(step, x, state, reverse, level, axis, scopes, backend)
+        out, like_before = None, steps is not None or static is not None  # of others `recurrent` has asked
+        if like_before and not (scopes or compiling) and nobody_else() and inner() is None:
+            state, out = warm(step, x, state, (reverse, level, axis, check_backend(backend)))
+        if out is None:
+            out = once(step, x, state, reverse, level, axis, scopes, backend)
     else:
         plain: Any = {"reverse": reverse, "level": level, "axis": axis}
         windows: Any = {"checkpoint": checkpoint, "detach_every": detach_every} if windowed else {}
