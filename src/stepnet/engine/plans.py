@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stepnet.compiler.reads.reach import note_asking
+from stepnet.compiler.reads.reach import Reach, note_asking
 from stepnet.compiler.rewritten.inner_loops import ENDED, ENDED_AT_LIMIT, TooFewSteps, inner, is_guarded
 from stepnet.compiler.trace.data_dependent import AsksCaptured
 from stepnet.compiler.trace.iteration import code_of, own_classes
@@ -114,7 +114,8 @@ def run(
     if asked is not None and asked.declined is not None:
         raise _declined_again(asked, asked.declined, backend)
     find, began = finding(backend), clock()
-    (entry, reads, sequences), transformed, further = _found(loop, feeds, backend, find)
+    walked = None if asked is None else asked.walked
+    (entry, reads, sequences), transformed, further = _found(loop, feeds, backend, find, walked)
     runs_at = clock()
     if entry.ready is None or entry.compiled is None or entry.y_spec is None:
         if asked is not None and warn and asked.is_of(reads) and not transformed:
@@ -322,12 +323,12 @@ def _is_closed(entry: Entry, reads: Reads) -> bool:
 
 
 def _found(
-    loop: Loop, feeds: Mapping[str, Any], backend: str, find: Find
+    loop: Loop, feeds: Mapping[str, Any], backend: str, find: Find, walked: Reach | None
 ) -> tuple[tuple[Entry, Reads, Sequences], bool, Further | None]:
     """The plan of a run, whether it takes part in transforms, and the derivatives that these ask for."""
     if not (transforms_active() or linearizes()):
         try:
-            return find_plan(loop, feeds, backend=backend), False, None
+            return find_plan(loop, feeds, backend=backend, walked=walked), False, None
         except _Moves:
             pass
     entry, reads, sequences, further = find_transformed(loop, feeds, find)
@@ -369,10 +370,10 @@ class _Moves(Unsupported):
 
 
 def find_plan(
-    loop: Loop, feeds: Mapping[str, Any], *, backend: str, lifts: bool = True
+    loop: Loop, feeds: Mapping[str, Any], *, backend: str, lifts: bool = True, walked: Reach | None = None
 ) -> tuple[Entry, Reads, Sequences]:
     """The plan that a run goes by, what its body reads, and its inputs as tables of rows. `lifts`: whether
-    numbers of Python's may be inputs of the plan.
+    numbers of Python's may be inputs of the plan. `walked`: what its body was just found to reach.
 
     Raises:
         Unsupported: an input or a state is no table of rows, or torch is to see each operation. That no plan
@@ -382,7 +383,7 @@ def find_plan(
         raise Unsupported("anomaly mode looks for the operation of the step that gives NaN")
     sequences = as_rows(loop, feeds)
     now = functools.partial(read, loop, sequences.x_rows, sequences.states, sequences.shared, lifts)
-    reads = now()
+    reads = now(walked)
     if any(map(has_tangent, (*sequences.x_rows, *sequences.states, *reads.tensors))):
         if batches():
             raise Unsupported("forward mode carries several tangents at once")

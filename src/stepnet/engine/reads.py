@@ -269,8 +269,9 @@ def closed(found: Reach, tensors: list[Tensor]) -> Reads:
 
 
 def read(
-    loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequence[Tensor], lifts: bool = True
-) -> Reads:
+    loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequence[Tensor], lifts: bool = True,
+    walked: Reach | None = None,
+) -> Reads:  # fmt: skip
     """What a run depends on.
 
     Args:
@@ -278,14 +279,21 @@ def read(
         x, states: tables of rows, or a few rows of them.
         shared: the values of its invariants.
         lifts: whether numbers of Python's may be inputs.
+        walked: what the body was just found to reach.
     """
-    return after_imports(functools.partial(_read, loop, x, states, shared, lifts))
+    known = [walked]
+
+    def attempt() -> Reads:  # another one comes after an import, and sees more
+        found = known.pop() if known else None
+        return _read(loop, reached(loop) if found is None else found, x, states, shared, lifts)
+
+    return after_imports(attempt)
 
 
 def _read(
-    loop: Loop, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequence[Tensor], lifts: bool
-) -> Reads:
-    found = reached(loop)
+    loop: Loop, found: Reach, x: Sequence[Tensor], states: Sequence[Tensor], shared: Sequence[Tensor],
+    lifts: bool,
+) -> Reads:  # fmt: skip
     if found.uncached and found.refused is None:
         found = _cached(loop, found)
     tensors = [*found.tensors, *shared]

@@ -101,6 +101,7 @@ class Asked(NamedTuple):
     layout: Layout
     looks: Any  # what tells its inputs apart from others
     names: Set[str]  # see `Reach`
+    walked: Reach | None = None  # what was found just now, of the step itself
 
     def record(self) -> tuple[Loop, Mapping[str, Any]]:
         """The loop, and what it is fed."""
@@ -351,7 +352,7 @@ def asked(
             return state, None
         if not leaf.dim() or leaf.shape[0] != layout.sequences:
             return state, None
-    known_by = of.found_by(step)
+    known_by, walked = of.found_by(step), None
     unchanged = unchanged_step(known_by)
     if unchanged is not None:
         found, tensors = unchanged
@@ -378,7 +379,8 @@ def asked(
         *settings(),
         tried(way.backend),
     )
-    form = (x_spec, spec), way, key, tensors, rows, layout, like, names
+    own = walked if known_by is step else None  # in cells of ours nothing stays
+    form = (x_spec, spec), way, key, tensors, rows, layout, like, names, own
     return state, Asked(of, step, inputs, states, *form)
 
 
