@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.array import TensorArray, contents_of
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import gradients_set, unrecorded
+from stepnet.data.modes import gradients_set
 from stepnet.data.recording import RECORDER, UNKNOWN, StandIn
 from stepnet.data.tree import Spec, flatten, leaves, map_leaves, unflatten
 from stepnet.errors import ArrayError, StepError, StepnetError
@@ -38,7 +38,7 @@ from .examples import (
     no_number,
     on_meta,
 )
-from .meta import asks_for_data, without_data
+from .meta import asks_for_data, for_shapes, without_data
 from .modes import modes, under
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .symbolic import OPEN, Symbolic, SymbolicSize, called, kind_of_unknown, outside, symbolic
@@ -247,7 +247,7 @@ class Program:
             unflatten(known.spec, values) if known.spec.kind is not tuple or not known.told else Shape(values)
         )
 
-    @unrecorded
+    @for_shapes
     def _new_call(
         self, function: Callable[..., Any], given_args: tuple[Any, Any], given_kwargs: tuple[Any, Any],
         name: str, line: str, fixed: bool,
@@ -427,7 +427,7 @@ class Program:
 
         return map_leaves(tree, (Symbolic, Tensor, LoDTensor, StandIn, TensorArray), example)
 
-    @unrecorded
+    @for_shapes
     def _bare(self, value: Any) -> Any:
         """A value from outside without data; None where that says too little."""
         if isinstance(value, StandIn):
