@@ -179,6 +179,29 @@ def test_a_loop_inside_a_recurrent_group():
     torch.testing.assert_close(found.values, (rows.values + 1).sqrt(), rtol=1e-5, atol=0)
 
 
+def test_the_first_loop_inside_a_recurrent_group_is_compiled_with_it():
+    """What a program that was not met before asks for its shapes is nothing that the step does."""
+
+    def step(word: TapeItem) -> TapeItem:
+        start = layers.fc([word, layers.memory("kept", size=4)], 4, act="tanh", name="start")
+        loop = stepnet.create_whileloop(loop_vars=[torch.tensor(0), start])
+        with loop.frame() as (s, h):
+            loop.break_if(s == 3)
+            loop.update(h, torch.tanh(h) * 0.59375 + h)  # as no other test does
+            loop.update(s, s + 1)
+        return layers.activation(loop.results[1], "tanh", name="kept")
+
+    with Tape() as tape:
+        y = layers.recurrent_group(step, data("words", layers.Sequence(Dense(3))))
+    words = stepnet.LoDTensor.from_lengths(torch.randn(9, 3), [[2, 0, 4, 3]])
+    net = tape.topology(y)
+    stepnet.set_backend("eager")
+    found, _ = net(words=words)  # no warning
+    stepnet.set_backend("naive")
+    plain, _ = net(words=words)
+    torch.testing.assert_close(found.values, plain.values)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
 def test_a_topology_with_a_loop_is_copied_whole(copied):
     U, W = weights()

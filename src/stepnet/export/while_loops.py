@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node as FxNode
 from torch.overrides import TorchFunctionMode
 
@@ -122,7 +122,7 @@ class WhileRecorder(Recorder):
             return run_as_frame(cond, body, loop_vars, max_steps)
         where = f"the while loop over '{step_name(body)}' ({user_line().short})"
         for leaf in leaves:
-            if type(leaf) not in (int, float) and type(leaf) is not Tensor:
+            if type(leaf) not in (int, float, Tensor, nn.Parameter):
                 raise IRError(
                     f"{where} cannot be written: a loop variable is no tensor",
                     got=describe_leaf(leaf),

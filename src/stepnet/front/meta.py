@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import is_wrapped, outside_transforms
+from stepnet.data.modes import is_wrapped, outside_transforms, unrecorded, without_function_modes
 from stepnet.data.tree import map_leaves
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class OnMeta(TorchFunctionMode):
@@ -29,6 +33,22 @@ class OnMeta(TorchFunctionMode):
     ) -> Any:
         args, kwargs = map_leaves((args, kwargs or {}), Tensor, without_data)
         return func(*args, **kwargs)
+
+
+def for_shapes(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A function that finds shapes, which are remembered: what it calls is no part of a trace, nor of what is
+    noted of a step around, which the next time does not call it."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        around = _get_current_function_mode_stack()
+        others = [type(mode) for mode in around if not hasattr(mode, "numbers_of")]
+        if len(others) == len(around):
+            return function(*args, **kwargs)
+        with without_function_modes(*others):
+            return function(*args, **kwargs)
+
+    return unrecorded(call)
 
 
 def without_data(value: Any) -> Any:

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.data.array import TensorArray, contents_of
 from stepnet.data.lod import LoDTensor
-from stepnet.data.modes import gradients_set, unrecorded
+from stepnet.data.modes import gradients_set
 from stepnet.data.recording import RECORDER, UNKNOWN, StandIn
 from stepnet.data.tree import Spec, flatten, leaves, map_leaves, unflatten
 from stepnet.errors import ArrayError, StepError, StepnetError
@@ -38,7 +38,8 @@ from .examples import (
     no_number,
     on_meta,
 )
-from .meta import asks_for_data, without_data
+from .lines import line_in, lines_of, one_whole
+from .meta import asks_for_data, for_shapes, without_data
 from .modes import modes, under
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .symbolic import OPEN, Symbolic, SymbolicSize, called, kind_of_unknown, outside, symbolic
@@ -247,7 +248,7 @@ class Program:
             unflatten(known.spec, values) if known.spec.kind is not tuple or not known.told else Shape(values)
         )
 
-    @unrecorded
+    @for_shapes
     def _new_call(
         self, function: Callable[..., Any], given_args: tuple[Any, Any], given_kwargs: tuple[Any, Any],
         name: str, line: str, fixed: bool,
@@ -256,7 +257,7 @@ class Program:
         (args, args_template), (kwargs, kwargs_template) = given_args, given_kwargs
         _check_call(function, name, kwargs, line)
         if name in ("__getitem__", "getitem"):  # without data, an index that is one integer is to be a number
-            args = (args[0], map_leaves(args[1], Symbolic, first_place))
+            args = (args[0], map_leaves(self._as_long(args[1]), Symbolic, first_place))
         given = [
             v.example if isinstance(v, Symbolic) else None
             for v in leaves((args, kwargs), (Symbolic, TensorArray))
@@ -294,6 +295,28 @@ class Program:
         closed &= self._true_of((args_template, kwargs_template)) == _EVERY
         dims = range(len(bare)) if len(bare) > 1 or name == "shape" else [*args[1:], *kwargs.values(), 0]
         return TrieNode(None, bare, spec, self._told(bare, dims, fixed, closed))
+
+    def _as_long(self, index: Any) -> Any:
+        """An index, with slices as long as their ends are apart, where that is known."""
+        if isinstance(index, tuple):
+            return tuple(map(self._as_long, index))
+        if not (isinstance(index, slice) and isinstance(index.start, Symbolic)):
+            return index
+        lines = lines_of([op for op in self.ops if isinstance(op, Call)], self.wholes())
+        start, stop = (line_in(lines, self.template(bound)) for bound in (index.start, index.stop))
+        apart = None if start is None or stop is None else stop.plus(start, -1)
+        if apart is None or not all(type(self.examples[place]) is int for place, _ in apart.terms):
+            return index
+        return slice(0, max(apart.at(dict(enumerate(self.examples))), 0), index.step)
+
+    def wholes(self) -> list[int]:
+        """The places of whole numbers that are there before a turn."""
+        values = dict(enumerate(self.examples)) | self.constants
+        before = {*range(self.variables), *self.constants}
+        return [
+            place for place, value in values.items()
+            if one_whole(value) and (place in before or not isinstance(value, Tensor))
+        ]  # fmt: skip
 
     def _run_bare(self, function: Callable[..., Any], args: Any, kwargs: Any, given: list[Any]) -> Any:
         """What a function gives for values without data."""
@@ -427,7 +450,7 @@ class Program:
 
         return map_leaves(tree, (Symbolic, Tensor, LoDTensor, StandIn, TensorArray), example)
 
-    @unrecorded
+    @for_shapes
     def _bare(self, value: Any) -> Any:
         """A value from outside without data; None where that says too little."""
         if isinstance(value, StandIn):

@@ -17,7 +17,7 @@ from stepnet.errors import Unsupported
 from stepnet.watchers import instead
 
 from .frame import WhileLoop
-from .lines import Line, line_in, lines_of, name_of, one_whole
+from .lines import Line, line_in, lines_of, name_of
 from .program import Program
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .recorded_step import StepForm, interned
@@ -36,10 +36,11 @@ _FARTHEST = 8  # what is read so many turns after it was written is carried in a
 
 @dataclass(frozen=True)
 class Element:
-    """`values[out] = x[..., at]`, of a tensor that is there before the loop."""
+    """`values[out] = x[..., at]`, of a tensor that is there before the loop; `kept`: `at : at + 1`."""
 
     place: int
     axis: int
+    kept: bool
     out: int
     line: str
 
@@ -131,7 +132,7 @@ class _Raising:
         self.numbers: dict[int, int] = {}
         self.saved = in_file()
         self.arrays = {op.out: op.array for op in program.ops if isinstance(op, Count)}
-        self.lines = lines_of(self.calls, _wholes(program))
+        self.lines = lines_of(self.calls, program.wholes())
         self.slopes: dict[int, int] = dict.fromkeys(_growing(program), 1)
         self._find_counters()
         self.tests, self.negated = self._tests()
@@ -373,16 +374,23 @@ class _Raising:
             return None
         whole: Any = self.program.constants.get(op.args[0].place)
         index = op.args[1]
-        index = index if isinstance(index, tuple) else (index,)
+        index = index if type(index) is tuple else (index,)
         if not (index and all(part == _WHOLE for part in index[:-1])):
             return None
-        axis, at = len(index) - 1, self._line(index[-1]) if isinstance(index[-1], Ref) else None
+        axis, last = len(index) - 1, index[-1]
+        kept = isinstance(last, Packed) and last.kind is slice and last.items[2] in (None, 1)
+        start, stop = last.items[:2] if kept else (last, None)
+        at = self._line(start) if isinstance(start, Ref) else None
+        end = self._line(stop) if isinstance(stop, Ref) else None
         like = self.program.examples[op.out]
         if at is None or not at[1] or type(whole) not in _PLAIN or not isinstance(like, Tensor):
             return None
-        if whole.dim() <= axis or like.shape != (*whole.shape[:axis], *whole.shape[axis + 1 :]):
+        if kept and (end is None or end[0].plus(at[0], -1) != Line(1)):
             return None
-        return Element(op.args[0].place, axis, op.out, op.line), at[0]
+        one = (1,) if kept else ()
+        if whole.dim() <= axis or like.shape != (*whole.shape[:axis], *one, *whole.shape[axis + 1 :]):
+            return None
+        return Element(op.args[0].place, axis, kept, op.out, op.line), at[0]
 
     def _calls(self, rename: Mapping[int, Any], used: set[int], elements: set[int]) -> tuple[Call, ...]:
         """What the step computes, without lines: the same step written in two places is compiled once."""
@@ -464,16 +472,6 @@ def offsets_from(program: Program, variable: int) -> dict[int, int]:
     """What is a number more or less than a loop variable, by place."""
     lines = lines_of([op for op in program.ops if isinstance(op, Call)], [variable])
     return {place: line.const for place, line in lines.items() if line.terms == ((variable, 1),)}
-
-
-def _wholes(program: Program) -> list[int]:
-    """The places of whole numbers that are there before a turn."""
-    values = dict(enumerate(program.examples)) | program.constants
-    before = {*range(program.variables), *program.constants}
-    return [
-        place for place, value in values.items()
-        if one_whole(value) and (place in before or not isinstance(value, Tensor))
-    ]  # fmt: skip
 
 
 def _growing(program: Program) -> list[int]:

@@ -248,12 +248,13 @@ def _first_state(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any], held:
 def _column(loop: WhileLoop, op: Read | Element, first: Any, by: int, steps: Any) -> Tensor:
     """What a read gives at every row, stacked."""
     if isinstance(op, Element):
-        whole: Any = loop.program.constants[op.place].movedim(op.axis, 0)
+        given: Any = loop.program.constants[op.place]
+        whole: Any = (given.unsqueeze(op.axis + 1) if op.kept else given).movedim(op.axis, 0)
     else:
         whole = contents_of(loop.program.arrays[op.array]).whole
     last = first + by * (steps - 1)
     low, high = (first, last) if by > 0 else (last, first)
-    if isinstance(op, Element) and high < 0:
+    if isinstance(op, Element) and high < 0 and not op.kept:
         low, high = low + whole.shape[0], high + whole.shape[0]
     if whole is not None and low >= 0 and high < whole.shape[0]:
         count = high + 1 - low
