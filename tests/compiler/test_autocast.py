@@ -145,6 +145,33 @@ def test_what_is_carried_keeps_its_dtype(backend, given, made):
             recurrent(step, x, h0, backend="naive")
 
 
+@pytest.mark.parametrize("around", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", ["naive", "eager", "auto"])
+def test_types_of_another_autocast_are_joined(backend, around):
+    """torch's stack and cat refuse tensors of few bits that are not those of the autocast around."""
+    other = torch.float16 if around == torch.bfloat16 else torch.bfloat16
+    u = (0.1 * torch.arange(12.0).reshape(F_IN, H)).requires_grad_()
+
+    def step(x, h):
+        with autocast(other):
+            z = x @ u
+        return z, (h + z).to(h.dtype)
+
+    for lengths in ([3, 3], [4, 0, 2], [1, 1]):
+        rows = torch.linspace(-1, 1, sum(lengths) * F_IN).reshape(-1, F_IN)
+        for x in (LoDTensor.from_lengths(rows, [lengths]), rows.reshape(len(rows) // 2, 2, F_IN)):
+            n = len(lengths) if isinstance(x, LoDTensor) else x.shape[1]
+            for kind in (torch.float32, other):
+                with autocast(around):
+                    y, h = recurrent(step, x, torch.zeros(n, H, dtype=kind), backend=backend)
+                y = y.values if isinstance(y, LoDTensor) else y.reshape(-1, H)
+                assert (y.dtype, h.dtype) == (other, kind)
+                torch.testing.assert_close(y.float(), rows @ u, rtol=1e-2, atol=2e-2)
+                torch.testing.assert_close(h.sum(0).float(), y.sum(0).float(), rtol=2e-2, atol=4e-2)
+                (grad,) = torch.autograd.grad(y.float().sum(), u)
+                torch.testing.assert_close(grad, rows.sum(0)[:, None].expand(-1, H), rtol=2e-2, atol=4e-2)
+
+
 def test_gradients_taken_under_autocast():
     """A plan runs as it was captured, whatever is around its backward pass."""
     w = torch.randn(H, H, requires_grad=True)

@@ -129,6 +129,45 @@ def test_states_that_trade_places():
         assert found["eager"] == found["naive"], lengths
 
 
+ASKED = {
+    "state": lambda x, h: h.requires_grad,
+    "x": lambda x, h: x.requires_grad,
+    "made of it": lambda x, h: (h * 2).requires_grad,
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_that_asks_for_them(name):
+    """Of the first state, and of views made under no_grad, the answer is another one than of later states."""
+
+    def step(x, h):
+        return x * (2.0 if ASKED[name](x, h) else 0.5), x + h
+
+    def noisy(x, h):  # no plan of it is checked
+        return step(x, h)[0], x + h * torch.rand_like(h)
+
+    for needs in ("xh", "x", "h", ""):
+        for around in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+            for form in (step, noisy):
+                x = torch.ones(3, 2, 2).requires_grad_("x" in needs)
+                h = torch.ones(2, 2).requires_grad_("h" in needs)
+                with around():
+                    ours, plain = (recurrent(form, x, h, backend=b)[0].clone() for b in ("auto", "naive"))
+                assert torch.equal(ours, plain), (needs, around)
+
+
+def test_a_step_that_asks_what_stays_so_has_a_plan():
+    def step(x, h):
+        k = 2.0 if h.requires_grad and W.requires_grad else 0.5
+        return h, torch.tanh(x @ W + h * k)
+
+    x, h = torch.ones(3, 2, 2, dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64)
+    recurrent(step, x, h.requires_grad_(), backend="eager")
+    with torch.no_grad():
+        recurrent(step, x, h.detach(), backend="eager")
+
+
 BRANCHES = {
     "above a million": lambda n: n > 1_000_000,
     "a product": lambda n: 3 * n > 1_000_000,

@@ -130,6 +130,9 @@ SEEN = {
     "a tensor asked": lambda h: h * (2 if torch.tensor(NOW.t, dtype=torch.float64) > 0.75 else 3),
     "sixteen bits": lambda h: h + (h.half() * NOW.t).to(h.dtype) * 0,
     "whole tensors": lambda h: h + ((h > 0).long() * NOW.t).to(h.dtype),
+    "which norm": lambda h: h * torch.linalg.vector_norm(h, NOW.t, dim=1, keepdim=True),
+    "refused by torch": lambda h: h + F.celu(h, NOW.t) + torch.quantile(h, abs(NOW.t), 1, keepdim=True),
+    "range of a float": lambda h: h + h.float().masked_fill(h > 0, NOW.t).clamp(-1, 1).to(h.dtype),
     "list": lambda h: h * torch.tensor([NOW.t, 1.0, 2.0], dtype=h.dtype),
 }
 

@@ -15,7 +15,7 @@ from stepnet.compiler.reads.undo import Snapshot, is_only_thread
 from stepnet.compiler.trace.data_dependent import CLAIMED
 from stepnet.compiler.trace.draws import Draw, drawn_in_order, kept
 from stepnet.compiler.trace.iteration import iteration
-from stepnet.compiler.trace.record import has_own_backward, tried
+from stepnet.compiler.trace.record import asks_for_gradient, has_own_backward, tried
 from stepnet.compiler.trace.set_aside import without_compiled_autograd, without_hooks, without_modes
 from stepnet.compiler.trace.untraced_constants import lost_tensor, may_be_constant
 from stepnet.data.modes import draws_put_back, for_plans
@@ -48,6 +48,12 @@ def apart(reads: Reads) -> Iterator[None]:
         yield
 
 
+OTHERWISE_LATER = Unsupported(
+    "the step asks whether a row requires a gradient, which those of later steps may not do alike",
+    remedy="ask torch.is_grad_enabled(), or a weight",
+)
+
+
 class Seen(NamedTuple):
     """What a body was seen to do on a few rows.
 
@@ -58,6 +64,7 @@ class Seen(NamedTuple):
         draws: from generators of its own.
         asks_captured: whether an answer follows from tensors of which its key does not tell the numbers.
         strides_matter: whether it may give something else of rows that lie otherwise in memory.
+        asks_for_gradient: whether its Python asks rows whether they require one.
     """
 
     tensors: list[Tensor]
@@ -66,6 +73,7 @@ class Seen(NamedTuple):
     draws: list[Draw]
     asks_captured: bool
     strides_matter: bool
+    asks_for_gradient: bool
 
 
 def try_on_rows(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences) -> Seen:
@@ -96,7 +104,10 @@ def try_on_rows(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows
                 f"the step reads a tensor that was made without a call that torch reports, by {reads.open}",
                 remedy="make it by torch's functions, in Python that is not scripted; or backend='naive'",
             )
-        seen = Seen(reads.read, None, again.answers, [], asks_captured=False, strides_matter=True)
+        seen = Seen(
+            reads.read, None, again.answers, [], asks_captured=False, strides_matter=True,
+            asks_for_gradient=asks_for_gradient(reads.whole),
+        )  # fmt: skip
         entry.own_backward = has_own_backward(reads.whole)
     else:
         try:
@@ -106,13 +117,18 @@ def try_on_rows(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows
                 run = functools.partial(iteration, loop, x, states, rows.shared)
                 trial = tried(run, [*x, *states], generators)
             _check_draws(trial.draws, generators, states_before)
-            y_spec, *_ = trial.result
+            y_spec, _, new = trial.result
+            if trial.asks_for_gradient and [t.requires_grad for t in new] != [
+                t.requires_grad for t in states
+            ]:
+                raise OTHERWISE_LATER.fresh()
             entry.own_backward = trial.own_backward
             entry.in_backward = InBackward.of(trial.functions)
             draws = [draw for draw, _ in trial.draws]
             seen = Seen(
-                trial.tensors, y_spec, trial.answers, draws, trial.asks_captured, trial.strides_matter
-            )
+                trial.tensors, y_spec, trial.answers, draws, trial.asks_captured, trial.strides_matter,
+                trial.asks_for_gradient,
+            )  # fmt: skip
         except Unsupported:
             raise
         except Exception as error:

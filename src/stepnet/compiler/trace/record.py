@@ -53,7 +53,7 @@ from .data_dependent import (
 from .draws import Draw, draw_of, generator_of
 from .library_ops import is_made_of_others
 from .mask_counts import Numbers, masks_in
-from .tensor_metadata import OWN_STATE
+from .tensor_metadata import ASKS_FOR_GRADIENT, OWN_STATE
 from .unseen_calls import applied, unbatched
 from .writes import HOOKS_ON, SHOWS_MEMORY, hooks_on_others, refuse_other_memory, written
 
@@ -82,7 +82,8 @@ class Trial(NamedTuple):
     own. `strides_matter`: whether it wrote into tensors or cut some off, so that it may matter which two are
     one, or drew from a generator of its own, which may go by the order of memory. `own_backward`: if code
     of its own runs in backward: hooks, custom Functions. `functions`: these, if that is all and each is found
-    by its name, so that it is one and the same at every call."""
+    by its name, so that it is one and the same at every call. `asks_for_gradient`: its Python asks whether
+    rows require one."""
 
     result: Any
     tensors: list[Tensor]
@@ -92,6 +93,7 @@ class Trial(NamedTuple):
     strides_matter: bool
     own_backward: bool
     functions: tuple[Any, ...] | None
+    asks_for_gradient: bool
 
 
 def record(
@@ -140,6 +142,11 @@ def has_own_backward(key: Sequence[Any]) -> bool:
     return any(call == BACKWARD or call in HOOKS_ON for call in calls)
 
 
+def asks_for_gradient(key: Sequence[Any]) -> bool:
+    """Whether a step asks a tensor whether it requires a gradient, by its record."""
+    return any(type(call) is tuple and call and call[0] == ASKS_FOR_GRADIENT for call in key)
+
+
 def tensors_used(run: Callable[[], Any], given: Sequence[Tensor]) -> list[Tensor]:
     """The tensors that a step reads besides `given`; see `tried`."""
     return tried(run, given).tensors
@@ -162,6 +169,7 @@ def tried(
     return Trial(
         result, used, mode.answers, mode.asks_captured, mode.draws, mode.strides_matter,
         own_backward=mode.hooks or bool(own), functions=own if closed else None,
+        asks_for_gradient=mode.asks_for_gradient,
     )  # fmt: skip
 
 
@@ -187,6 +195,7 @@ class _Reader(TorchFunctionMode):
         self.asks_captured = False
         self.strides_matter = False
         self.hooks = False  # whether it registers any
+        self.asks_for_gradient = False  # whether rows require one
         self._grad = torch.is_grad_enabled()
         self._noise = torch.get_rng_state()
         self.add(given)
@@ -262,6 +271,7 @@ class _Reader(TorchFunctionMode):
             self.claims.decided(args[at], lambda: self.asked(bool(args[at]), args[at:], {}))
         if func in OWN_STATE:
             self.told(args, out)
+        self.asks_for_gradient |= func == ASKS_FOR_GRADIENT and self.of_rows.has(args)
         self.add(out)
         if draw is not None:
             self.draws.append((draw, out.clone()))

@@ -6,6 +6,7 @@ itself. Of rows, each way to run them has its own answer, so a step that asks fo
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from stepnet.compiler.reads.code_facts import TENSOR_STATE
@@ -15,3 +16,5 @@ OWN_STATE = frozenset(
     item.__get__ if hasattr(type(item), "__set__") else item
     for item in (getattr(Tensor, name) for name in TENSOR_STATE if hasattr(Tensor, name))
 )
+# Not among them: it is the same for all rows of most calls.
+ASKS_FOR_GRADIENT = vars(torch._C.TensorBase)["requires_grad"].__get__
