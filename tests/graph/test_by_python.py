@@ -131,6 +131,21 @@ def test_numbers_that_dynamo_leaves_open():
         torch.testing.assert_close(found[0], found[1])
 
 
+def test_floats_that_dynamo_leaves_open_are_computed_with():
+    """They are tensors of the graph, of which the step asks `.item()`."""
+
+    def mixed(x, rate):
+        def step(x, h):
+            h = (1 - rate) * h + rate * torch.tanh(x)
+            return h, h
+
+        return stepnet.recurrent(step, x, torch.zeros(2, 3), backend="c")[0]
+
+    compiled, x = torch.compile(mixed, backend="eager", fullgraph=True), torch.randn(4, 2, 3)
+    for rate in (0.5, 0.25, 0.75):
+        torch.testing.assert_close(compiled(x, rate), mixed(x, rate))
+
+
 def test_padding_by_numbers_that_change():
     x = LoDTensor.from_lengths(torch.randn(6, 3), [[4, 0, 2]])
     compiled = torch.compile(lambda x, value: x.to_padded(value)[0], backend="eager", dynamic=True)

@@ -7,6 +7,7 @@ up. Anything else is refused: the step is then run by the plain loop.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -155,7 +156,7 @@ def _call(builder: Builder, env: dict[FxNode, Any], node: FxNode) -> Any:
     if packet == "_local_scalar_dense" and isinstance(args[0], Ref) and args[0].bdim is None:
         return Ref(builder.reshape(args[0].name, ()))  # read anew at every call, as a number is
     if packet in ("sym_size", "sym_stride") or not _has_tensor(node):
-        return _number(builder, node)
+        return _number(builder, node, args)
     numbers = row_numbers([one for arg in args for one in (arg if isinstance(arg, list) else [arg])])
     if numbers is not None:
         if packet in _KEEP_ROW_NUMBERS or (packet == "slice" and _is_whole(node)):
@@ -193,8 +194,24 @@ def _has_tensor(node: FxNode) -> bool:
     return isinstance(meta, (Tensor, tuple, list)) or meta is None
 
 
-def _number(builder: Builder, node: FxNode) -> Any:
+# What Python computes of `.item()`'s floats without an error, whatever they are.
+_OF_FLOATS: dict[Any, str] = {
+    operator.add: "add",
+    operator.sub: "sub",
+    operator.mul: "mul",
+    operator.neg: "neg",
+}
+
+
+def _number(builder: Builder, node: FxNode, args: tuple[Any, ...]) -> Any:
     meta = node.meta["val"]
+    op, refs = _OF_FLOATS.get(node.target), [a for a in args if isinstance(a, Ref)]
+    if op is not None and refs and isinstance(meta, torch.SymFloat):
+        one, *other = [
+            builder.cast(a, "float64").name if isinstance(a, Ref) else builder.full(a, (), "float64")
+            for a in args
+        ]
+        return Ref(builder.like(one, op, one, *other))
     return meta if isinstance(meta, (int, float, bool)) else _size(builder, meta)
 
 

@@ -117,6 +117,8 @@ def _scaled(b: Builder, y: Any, alpha: Any) -> Any:
         return y
     if not isinstance(y, Ref):
         return y * alpha
+    if isinstance(alpha, Ref):
+        alpha = b.cast(alpha, b.values[y.name].dtype).name
     return Ref(b.like(y.name, "mul", y.name, alpha), y.bdim, y.fold)
 
 
