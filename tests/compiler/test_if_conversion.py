@@ -107,7 +107,8 @@ def test_a_choice_by_a_tensor_is_one_way_among_those_of_if():
         assert entry_of(step, x, (h, n), backend="c").ready is not None
     with torch.no_grad():
         source = explain(choice, x, (h, n), source=True).source
-    assert source is not None and source.count("= tanh(") == 1
+    assert source is not None
+    assert source.count("= tanh(") == 1
 
 
 def test_a_way_that_raises_is_raised_by_the_plain_loop():
