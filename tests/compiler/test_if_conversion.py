@@ -9,7 +9,7 @@ import torch
 
 from outcomes import as_the_plain_loop, outcome, same
 from plans import entry_of
-from stepnet import LoDTensor, recurrent
+from stepnet import LoDTensor, explain, recurrent
 from stepnet.errors import SlowPathWarning, Unsupported
 
 D = 3
@@ -82,6 +82,33 @@ def test_a_choice_by_a_tensor_asks_as_if_does():
     apart = (n.detach() + torch.tensor([[0.0], [0.0], [1.0]])).requires_grad_()
     with pytest.warns(SlowPathWarning, match="something holds for all rows"):
         as_the_plain_loop(step, x, (h, apart), None, weights=[W])
+
+
+def test_a_choice_by_a_tensor_is_one_way_among_those_of_if():
+    """Behind a question, before it, and not compiled twice on its own."""
+
+    def choice(x, state):
+        h, n = state
+        h = torch.exp(-torch.tanh(torch.where(torch.all(n == 0.0), x @ W, torch.maximum(h @ W, x))))
+        return h, (h, n + 1.0)
+
+    def both(x, state):
+        h, n = state
+        h = torch.where((n > 1.0).any(), x @ W, h + x)
+        if torch.all(n == 0.0):
+            h = torch.where(torch.all(h.flatten() > 9.0), h, torch.tanh(h))
+        elif (n > 2.0).any():
+            h = torch.where(torch.all(n < 9.0), 0.5 * h, x)
+        return h, (h, n + 1.0)
+
+    x, (h, n, _) = given([3, 0, 4], 0.0)
+    for step in (choice, both):
+        as_the_plain_loop(step, x, (h, n), weights=[W])
+        assert entry_of(step, x, (h, n), backend="c").ready is not None
+    with torch.no_grad():
+        source = explain(choice, x, (h, n), source=True).source
+    assert source is not None
+    assert source.count("= tanh(") == 1
 
 
 def test_a_way_that_raises_is_raised_by_the_plain_loop():

@@ -35,8 +35,9 @@ class BothWays(Choices):
     """The answers of a trace of a step each way. `run`: all of them, as one."""
 
     def __init__(self) -> None:
-        self._given: tuple[bool, ...] = ()
-        self._asked: list[tuple[Tensor, bool]] = []  # what each row says, and what most rows are taken to say
+        self._given: tuple[bool | None, ...] = ()
+        # what each row says, and what most rows are taken to say: None of what torch.where chooses by
+        self._asked: list[tuple[Tensor, bool | None]] = []
         self._left = 0
 
     def answer(self, values: Tensor, of_all: bool) -> Any:
@@ -45,14 +46,25 @@ class BothWays(Choices):
         Raises:
             Unsupported: it was asked very often.
         """
+        at, says = len(self._asked), self._ask(values, of_all, of_all)
+        if says is None:
+            return OF_ROWS
+        given = self._given[at] if at < len(self._given) else None
+        return of_all if given is None else given
+
+    def by_row(self, values: Tensor, of_all: bool) -> Tensor | None:
+        """What each row says of it, which all must say alike: both values of a choice are there."""
+        return self._ask(values, of_all, None)
+
+    def _ask(self, values: Tensor, of_all: bool, expected: bool | None) -> Tensor | None:
         if len(self._asked) == _MOST_ASKED:
             raise Unsupported(f"the step asks its rows for one answer more than {_MOST_ASKED} times")
         if not values.dim() or type(values.shape[0]) is int:
-            return OF_ROWS
+            return None
         held = (values != 0).flatten(1) if values.dim() > 1 else (values != 0).unsqueeze(1)
-        at = len(self._asked)
-        self._asked.append((held.all(1) if of_all else held.any(1), of_all))
-        return self._given[at] if at < len(self._given) else of_all
+        says = held.all(1) if of_all else held.any(1)
+        self._asked.append((says, expected))
+        return says
 
     def run(self, call: Callable[[], Iteration], loops: InnerLoops) -> Iteration:
         """What a step gives; `loops` is told what its rows must agree on.
@@ -64,7 +76,7 @@ class BothWays(Choices):
         return self._after((), None, call)
 
     def _after(
-        self, given: tuple[bool, ...], here: Tensor | None, call: Callable[[], Iteration]
+        self, given: tuple[bool | None, ...], here: Tensor | None, call: Callable[[], Iteration]
     ) -> Iteration:
         """What follows some answers, given by the rows of `here`, or by all."""
         self._left -= 1
@@ -73,17 +85,21 @@ class BothWays(Choices):
         self._given, self._asked = given, []
         result = call()
         asked = self._asked[len(given) :]
-        branches: list[tuple[Tensor, Tensor]] = []  # which rows go on as expected, which do not
+        # which rows go on as expected, which do not, and the answers up to there
+        branches: list[tuple[Tensor, Tensor, tuple[bool | None, ...]]] = []
         for says, expected in asked:
+            path = (*given, expected if expected is None else not expected)
+            given = (*given, expected)
+            if expected is None:
+                self._loops.must_agree(says if here is None else here & says)
+                continue
             taken = says if expected else ~says
             reached = taken if here is None else here & taken
             other = ~taken if here is None else here & ~taken
             self._loops.must_agree(reached)
-            branches.append((taken, other))
+            branches.append((taken, other, path))
             here = reached
-        for at in reversed(range(len(asked))):
-            taken, other = branches[at]
-            path = (*given, *(expected for _, expected in asked[:at]), not asked[at][1])
+        for taken, other, path in reversed(branches):
             try:
                 second = self._after(path, other, call)
             except AsksLength:

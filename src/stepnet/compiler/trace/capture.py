@@ -197,6 +197,8 @@ class _Swap(Replaced):
         if func in OWN_STATE:
             return func(*args, **(kwargs or {}))
         args, kwargs = self.replaced(args, kwargs)
+        # of numbers that .item() gave: asked for, as `if` asks, for no op computes with a truth value
+        args, kwargs = map_leaves((args, kwargs), torch.SymBool, bool)
         if (made := sparse.call(func, args, kwargs)) is not NotImplemented:
             return made
         line = self.here()

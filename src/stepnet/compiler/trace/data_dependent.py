@@ -157,6 +157,10 @@ class Choices:
         """Whether it holds of all rows, or else of any; `OF_ROWS` if no row has an answer of its own."""
         raise NotImplementedError
 
+    def by_row(self, values: Tensor, of_all: bool) -> Tensor | None:
+        """What each row alone says, for a choice by torch.where; None if no row has an answer of its own."""
+        raise NotImplementedError
+
 
 class Claims:
     """Truth values of all rows in one: that something holds of each, or of none of them.
@@ -227,6 +231,7 @@ class Answers:
         self._rows = rows
         self.of_rows = Followers(rows)
         self.claims = Claims(self.of_rows)
+        self._said: dict[int, Tensor | None] = {}  # by truth values, which `claims` keeps
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note a call of torch."""
@@ -253,11 +258,27 @@ class Answers:
         at = self.claims.chosen_by(func, args)
         if at is None:
             return args
+        if (said := self._by_row(args, at)) is not None:
+            return *args[:at], said, *args[at + 1 :]
         answer = self.claims.decided(args[at], lambda: self.answer(args[at:], {}))
         if answer is OF_ROWS:
             return args
         said = torch.full((), answer, dtype=torch.bool, device=args[at].device)
         return *args[:at], said, *args[at + 1 :]
+
+    def _by_row(self, args: Any, at: int) -> Tensor | None:
+        """What each row says, laid out for a choice between values with the rows first."""
+        given = [a for i, a in enumerate(args) if i != at and isinstance(a, Tensor)]
+        dims, rows = max((a.dim() for a in given), default=0), str(self._rows[0].shape[0])
+        fits = dims and any(a.dim() == dims and str(a.shape[0]) == rows for a in given)
+        if self._choices is None or not fits:
+            return None
+        if (key := id(args[at])) not in self._said:
+            claim = self.claims.of(args[at:])
+            assert claim is not None
+            self._said[key] = self._choices.by_row(unmerged(claim[0], self._rows[0]), claim[1])
+        said = self._said[key]
+        return None if said is None else said.reshape(-1, *[1] * (dims - 1))
 
     def answer(self, args: Any, kwargs: Any, claim: tuple[Tensor, bool] | None = None) -> Any:
         """The next one; `OF_ROWS` if there is none for these arguments. `claim`: of what is no truth value,
