@@ -309,7 +309,7 @@ def test_the_users_cache_folder(given, used, monkeypatch):
     monkeypatch.delenv("STEPNET_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", given)
     monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setattr(cache_folder, "_unfit", lambda folder: None)
+    monkeypatch.setattr(cache_folder, "_looked_at", lambda folder: (folder, None))
     assert str(cache_folder.cache_folder()) == used
 
 

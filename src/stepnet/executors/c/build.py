@@ -21,7 +21,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -368,7 +367,7 @@ def _made(
     """Compile a source, and keep what comes of it: where it is, and its bytes."""
     folder = cache_folder.cache_folder()
     try:
-        with tempfile.TemporaryDirectory(prefix="build-", dir=folder, ignore_cleanup_errors=True) as work:
+        with cache_folder.workplace(folder) as work:
             text, binary = Path(work, name).with_suffix(".c"), Path(work, name)
             text.write_text(source)
             inputs = [text]
