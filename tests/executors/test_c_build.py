@@ -381,6 +381,15 @@ def test_cc_may_have_arguments(monkeypatch):
 
 
 @needs_compiler
+def test_cc_may_not_ask_for_arithmetic_without_nan(monkeypatch):
+    monkeypatch.setenv("CC", f"{c_build.compiler().command[0]} -ffast-math")
+    library = c_build.build("void is_nan(double *x) { *x = *x != *x; }")
+    x = ctypes.c_double(float("nan"))
+    library.function("is_nan", ctypes.c_void_p)(ctypes.byref(x))
+    assert x.value == 1.0
+
+
+@needs_compiler
 @pytest.mark.skipif(sys.platform != "linux", reason="all libraries at once")
 @pytest.mark.parametrize("lacks", ["at linking", "at loading"])
 def test_a_compiler_whose_code_needs_more_libraries_gets_them(lacks, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from .inspection import BackEdge, Inspection, Layer, LayerLoop, Net, PortMapping
 from .records import Cost, Value
 from .schedule import frequencies as by_edges
 from .sizes import check_shapes, common, declared, made, shapes_at
+from .trial import MOST_NUMBERS
 
 _TRIED = (1, 2, 3, 8, 16, 64)  # for dynamic dimensions: one row of one step if the model takes it
 _CELLS = ("LSTM", "GRU", "RNN")
@@ -74,9 +76,9 @@ def _runs(model: ONNXModel, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict
 def _seen(model: ONNXModel, at: Mapping[str, tuple[int, ...]], *, watch: bool = True) -> Seen | None:
     """What each node was given and gave in a run on zeros; None if the model does not run on these sizes."""
     seen: Seen = {}
-    zeros = {s.name: made(s, at[s.name]) for s in model.inputs if s.name in at}
-    if len(zeros) < len(model.inputs):
+    if len(at) < len(model.inputs) or sum(map(prod, at.values())) > MOST_NUMBERS:
         return None
+    zeros = {s.name: made(s, at[s.name]) for s in model.inputs}
     note = (lambda step, given, gave: seen.setdefault(id(step), (given, gave))) if watch else None
     try:
         with during(SEEN, note), torch.no_grad():
