@@ -44,7 +44,7 @@ def inspect_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Inspectio
     model = load(path)
     check_shapes(model, shapes)
     at, seen = _runs(model, shapes)
-    other = _seen(model, shapes_at(model, {}, 3)) or seen
+    other = _seen(model, shapes_at(model, {}, 3), {}) or seen
     net = _Describer(seen, other).net(model.graph, ())
     constants = [*model.parameters(), *model.buffers()]
     return Inspection(
@@ -66,17 +66,21 @@ def _runs(model: ONNXModel, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict
     """The first sizes that the model runs on, and what it computed there; none if there are no such."""
     for size in _TRIED:
         at = shapes_at(model, shapes, size)
-        seen = _seen(model, at)
+        seen = _seen(model, at, shapes)
         if seen is not None:
-            _seen(model, at, watch=False)  # once more, to see which loops are compiled
+            _seen(model, at, shapes, watch=False)  # once more, to see which loops are compiled
             return at, seen
     return shapes_at(model, shapes, 1), {}
 
 
-def _seen(model: ONNXModel, at: Mapping[str, tuple[int, ...]], *, watch: bool = True) -> Seen | None:
-    """What each node was given and gave in a run on zeros; None if the model does not run on these sizes."""
+def _seen(
+    model: ONNXModel, at: Mapping[str, tuple[int, ...]], asked: Mapping[str, Any], *, watch: bool = True
+) -> Seen | None:
+    """What each node was given and gave in a run on zeros; None if the model does not run on these sizes, or
+    takes more of inputs whose shapes nobody asked for than is made of what a file declares."""
     seen: Seen = {}
-    if len(at) < len(model.inputs) or sum(map(prod, at.values())) > MOST_NUMBERS:
+    declared_only = [prod(shape) for name, shape in at.items() if name not in asked]
+    if len(at) < len(model.inputs) or sum(declared_only) > MOST_NUMBERS:
         return None
     zeros = {s.name: made(s, at[s.name]) for s in model.inputs}
     note = (lambda step, given, gave: seen.setdefault(id(step), (given, gave))) if watch else None
