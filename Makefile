@@ -46,6 +46,7 @@ fuzz: setup
 		../$(BIN)/python -m fuzz.sizes 0 2000 && \
 		../$(BIN)/python -m fuzz.onnx_files 0 500 && ../$(BIN)/python -m fuzz.onnx_files 0 500 auto ir && \
 		../$(BIN)/python -m fuzz.nested 0 2000 && \
+		../$(BIN)/python -m fuzz.mutants 0 2000 onnx && ../$(BIN)/python -m fuzz.mutants 0 2000 ir && \
 		../$(BIN)/python onnx/fuzz.py 10000
 
 # The core under other versions of Python and torch, each in an environment of its own: some gigabytes, and some

@@ -188,3 +188,22 @@ def test_lists_of_tensors_and_an_input_called_self(stepnet, tmp_path):
     pytest.importorskip("onnxruntime")
     code, out, _ = stepnet("compare", tmp_path / "m.onnx", "--rounds", 1, "--json")
     assert (code, [o["output"] for o in json.loads(out)["outputs"]]) == (0, ["y[0]", "y[1]"])
+
+
+@pytest.mark.parametrize("command", ["inspect", "run", "convert"])
+def test_an_input_is_not_made_of_a_declared_size(stepnet, tmp_path, command, monkeypatch):
+    import onnx_ir as ir
+
+    x = ir.val("x", ir.DataType.FLOAT, [2**31 - 1, "N"])
+    y = ir.Node("", "Tanh", [x], outputs=[ir.val("y")])
+    graph = ir.Graph([x], y.outputs, nodes=[y], opset_imports={"": 17}, name="g")
+    ir.save(ir.Model(graph, ir_version=8), tmp_path / "m.onnx")
+    for name in ("zeros", "randn"):
+        monkeypatch.setattr(torch, name, lambda *_, device=None, **__: pytest.fail("that much memory"))
+    last = {"inspect": [], "run": ["--random"], "convert": [tmp_path / "n.onnx"]}
+    code, _, err = stepnet(command, tmp_path / "m.onnx", *last[command])
+    if command == "inspect":
+        assert (code, err) == (0, "")
+    else:
+        assert code == 2
+        assert "input 'x' cannot be made: it is too large" in err

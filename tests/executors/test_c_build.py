@@ -309,7 +309,7 @@ def test_the_users_cache_folder(given, used, monkeypatch):
     monkeypatch.delenv("STEPNET_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", given)
     monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setattr(cache_folder, "_unfit", lambda folder: None)
+    monkeypatch.setattr(cache_folder, "_looked_at", lambda folder: (folder, None))
     assert str(cache_folder.cache_folder()) == used
 
 
@@ -378,6 +378,15 @@ def test_cc_may_have_arguments(monkeypatch):
     monkeypatch.setenv("CC", f"{c_build.compiler().command[0]} -DEXTRA=42")
     source = "#include <stdint.h>\nvoid answer(int64_t *x) { *x = EXTRA; }"
     assert _answer(c_build.build(source)) == 42
+
+
+@needs_compiler
+def test_cc_may_not_ask_for_arithmetic_without_nan(monkeypatch):
+    monkeypatch.setenv("CC", f"{c_build.compiler().command[0]} -ffast-math")
+    library = c_build.build("void is_nan(double *x) { *x = *x != *x; }")
+    x = ctypes.c_double(float("nan"))
+    library.function("is_nan", ctypes.c_void_p)(ctypes.byref(x))
+    assert x.value == 1.0
 
 
 @needs_compiler

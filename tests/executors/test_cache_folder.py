@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import stat
+import time
 
 import pytest
 
+from forks import Fork
+from stepnet.errors import BuildError
 from stepnet.executors import cache_folder, plan_files
 
 PLANS_ON_DISK = True  # see around_tests
@@ -185,6 +189,30 @@ def test_a_folder_above_may_be_sticky_and_reached_by_a_link(cache, tmp_path, mon
     monkeypatch.setenv("STEPNET_CACHE_DIR", str(tmp_path / "way" / "cache"))
     plan_files.write(KEY, DATA)
     assert path_of(tmp_path / "disk" / "cache").read_bytes() == DATA
+    assert cache_folder.cache_folder() == tmp_path / "disk" / "cache"  # the link may lead elsewhere any time
+
+
+def test_a_path_that_the_loader_reads_otherwise_is_refused(cache, monkeypatch):
+    monkeypatch.setenv("STEPNET_CACHE_DIR", str(cache / "$LIB"))
+    with pytest.warns(
+        RuntimeWarning, match=r"\$LIB cannot be the cache of built libraries: the system's loader"
+    ):
+        assert "$" not in str(cache_folder.cache_folder())
+
+
+def test_a_folder_of_one_process_is_looked_at_as_any_other(cache, tmp_path, monkeypatch):
+    """All may write where temporary files are, or it was tidied up."""
+    monkeypatch.setenv("STEPNET_CACHE_DIR", "/dev/null")
+    monkeypatch.setattr(cache_folder.tempfile, "tempdir", str(tmp_path))
+    with pytest.warns(RuntimeWarning, match="building again in every process"):
+        own = cache_folder.cache_folder()
+    own.rmdir()
+    plan_files.write(KEY, DATA)
+    assert path_of(own).read_bytes() == DATA
+    tmp_path.chmod(0o777)
+    with pytest.raises(BuildError, match="other users may replace it"):
+        cache_folder.cache_folder()
+    assert plan_files.read(KEY) is None
 
 
 def test_a_folder_below_one_of_another_user_is_refused(cache, monkeypatch):
@@ -231,3 +259,22 @@ def test_a_folder_in_a_working_directory_that_is_gone(monkeypatch, tmp_path):
         plan_files.write(KEY, DATA)
     assert plan_files.read(KEY) == DATA
     monkeypatch.chdir(tmp_path)
+
+
+def test_the_lock_of_a_process_that_dies_is_free_though_a_child_of_it_lives(cache):
+    def leaves_a_child() -> None:
+        with cache_folder.alone("name", 9):
+            if os.fork() == 0:
+                inside.set()
+                time.sleep(1)
+                os._exit(0)
+            time.sleep(60)
+
+    inside = multiprocessing.get_context("fork").Event()
+    other = Fork(leaves_a_child)
+    assert inside.wait(60)
+    file = os.open(cache / "lock-name", os.O_RDWR)
+    assert not cache_folder._is_locked(file)
+    other.kill()
+    assert cache_folder._is_locked(file)
+    os.close(file)

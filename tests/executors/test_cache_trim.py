@@ -50,17 +50,20 @@ def test_what_was_used_just_now_stays(tmp_path):
 
 def test_only_libraries_and_abandoned_builds_are_touched(tmp_path):
     long_ago = time.time() - 100 * HOUR
-    files = ["notes.txt", "a.so", f"{1:040x}.so", f"{1:040x}-{1:064x}.so.bak"]
-    folders = ["build-dead", "build-alive", "mine"]
+    files = ["notes.txt", "a.so", f"{1:040x}.so", f"{1:040x}-{1:064x}.so.bak", "lock-mine"]
+    dead, alive = (f"{cache_trim.WORK}{name:_<8}" for name in ("dead", "alive"))
+    folders = [dead, alive, "mine", "build-dead", "build-releases", f"{cache_trim.WORK}mine"]
     for name in files:
         (tmp_path / name).write_bytes(b"x" * 5000)
     for name in folders:
         (tmp_path / name).mkdir()
         (tmp_path / name / "step.c").write_text("x")
-    for name in (*files, "build-dead", "mine"):
-        os.utime(tmp_path / name, (long_ago, long_ago))
+    (tmp_path / f"lock-{1:040x}.so").touch()
+    for at in tmp_path.iterdir():
+        if at.name != alive:
+            os.utime(at, (long_ago, long_ago))
     cache_trim.trim(tmp_path, 0)
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*files, "build-alive", "mine"])
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*files, *folders[1:]])
 
 
 def test_a_link_is_not_followed(tmp_path):

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stepnet.file_model.misfit import MOST
 from stepnet.report.sizes import check_shapes, fitting, shapes_at
 
 from .options import shapes_of
@@ -250,6 +251,13 @@ def _unreadable(path: Path, error: BaseException, name: str | None = None) -> Co
 def _random(socket: Socket, shape: tuple[int, ...], make: torch.Generator) -> Tensor:
     if socket.dtype is None:
         raise CommandError(f"input '{socket.name}' cannot be made", got="an input that is no tensor")
+    if math.prod(shape) > MOST:  # which may be no more than what a file declares
+        raise CommandError(
+            f"input '{socket.name}' cannot be made: it is too large",
+            got=str(shape),
+            expected=f"at most {MOST} numbers",
+            remedy=f"--input {socket.name}=FILE.npy",
+        )
     try:
         if socket.dtype.is_floating_point:
             return torch.randn(shape, generator=make).to(socket.dtype)

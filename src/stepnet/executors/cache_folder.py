@@ -49,12 +49,21 @@ def cache_folder() -> Path:
     folder = Path(os.path.expanduser(wanted)) if wanted else _user_cache() / "stepnet"
     try:
         folder = folder.absolute() if wanted else folder
-        reason = _unfit(folder)
     except FileNotFoundError:
-        reason = "the working directory that it is in was removed"
+        found, reason = folder, "the working directory that it is in was removed"
+    else:
+        found, reason = _looked_at(folder)
     if reason is None:
-        return folder
-    return _private_folder(f"{folder} cannot be the cache of built libraries: {reason}")
+        return found
+    reason = f"{folder} cannot be the cache of built libraries: {reason}"
+    found, unfit = _looked_at(_private_folder(reason))  # as strictly: its folder may be one that all change
+    if unfit is not None:
+        raise BuildError(
+            reason,
+            got=f"{found} instead, but {unfit}",
+            remedy="set STEPNET_CACHE_DIR to a folder of your own",
+        )
+    return found
 
 
 def read(key: str, ending: str, most: int) -> Iterator[tuple[Path, bytes]]:
@@ -84,6 +93,11 @@ def files(folder: Path, key: str, ending: str) -> list[Path]:
     return [part / name for name in sorted(mine)]
 
 
+def workplace(folder: Path) -> tempfile.TemporaryDirectory[str]:
+    """A private folder inside `folder` for what is made in a block."""
+    return tempfile.TemporaryDirectory(prefix=cache_trim.WORK, dir=folder, ignore_cleanup_errors=True)
+
+
 def keep(folder: Path, key: str, made: Path) -> Path:
     """Move a file that was made in a private folder inside `folder` to its name there; returns the path.
 
@@ -103,7 +117,7 @@ def keep(folder: Path, key: str, made: Path) -> Path:
 
 @contextlib.contextmanager
 def alone(name: str, most_seconds: float) -> Iterator[None]:
-    """Wait for whoever is in a block of this name, in any process; not longer than so many seconds.
+    """Wait for whoever is in a block of this name, in any other process; not longer than so many seconds.
 
     Who gets in looks again whether what it wants is there by now. The lock of a process that dies is free.
     On a disk that has no locks nobody waits: what is made twice is the same, and each is kept whole.
@@ -121,7 +135,6 @@ def alone(name: str, most_seconds: float) -> Iterator[None]:
         yield
     finally:
         remove(path)
-        _unlock(file)
         os.close(file)
 
 
@@ -130,20 +143,12 @@ def _is_locked(file: int) -> bool:
     import fcntl  # which Windows lacks
 
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no child that is forked meanwhile has it, too
+    except (BlockingIOError, PermissionError):
         return False
     except OSError:
         pass
     return True
-
-
-def _unlock(file: int) -> None:
-    """Closing is not enough: a child that was forked meanwhile has the file open, too."""
-    import fcntl
-
-    with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def remove(path: Path) -> None:
@@ -183,22 +188,28 @@ def _user_cache() -> Path:
     return Path(given) if os.path.isabs(given) else home / ".cache"
 
 
-def _unfit(folder: Path) -> str | None:
-    """Why nothing must be loaded from this folder, or None. Makes it, private, when it is not there."""
+def _looked_at(folder: Path) -> tuple[Path, str | None]:
+    """A folder, made where there is none, by a path that no link is part of: one may lead elsewhere after it
+    was looked at. And why nothing must be loaded from it, or None."""
     if not folder.is_absolute():
-        return "there is no home folder"
+        return folder, "there is no home folder"
     try:
         for at in (*reversed(folder.parents), folder):
             if not os.path.lexists(at):
                 at.mkdir(mode=0o700, exist_ok=True)  # exist_ok: another process makes it now
-        found = folder.lstat()
-        above = [(at, at.lstat()) for at in folder.parent.resolve(strict=True).joinpath("-").parents]
+        folder = folder.parent.resolve(strict=True) / folder.name
+        return folder, _unfit(folder)
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle, before Python 3.13
-        return str(error)
-    reason = _can_be_changed(found)
+        return folder, str(error)
+
+
+def _unfit(folder: Path) -> str | None:
+    """Why nothing must be loaded from a folder, or None."""
+    reason = _can_be_changed(folder.lstat())
     if reason is not None:
         return reason
-    for at, known in above:
+    for at in folder.parents:
+        known = at.lstat()
         if known.st_uid not in (0, os.geteuid(), _UNKNOWN_OWNER):
             return f"another user may replace it ({at} belongs to them)"
         # By custom a group of its owner's number has no other members.
@@ -207,6 +218,8 @@ def _unfit(folder: Path) -> str | None:
             return f"other users may replace it (they may write in {at})"
     if not os.access(folder, os.W_OK | os.X_OK):
         return "it is not writable"
+    if "$" in str(folder):
+        return "the system's loader of libraries reads a $ in a path as something else"
     return None
 
 

@@ -16,11 +16,14 @@ from pathlib import Path
 MOST_BYTES = 200 << 20
 YOUNG = 600.0  # seconds in which a library that was used may be about to be loaded
 ABANDONED = 86400.0  # seconds after which the workplace of a build that never ended is removed
+WORK = "stepnet-build-"  # what the workplace of a build is called, and letters that tempfile adds
 PART = 2  # letters that the files of one folder inside begin with
 _FEW = 64  # a process looks again when it has added this part of what the folder may hold
 
 _PART = re.compile(rf"[0-9a-f]{{{PART}}}")
 _BUILT = re.compile(r"[0-9a-f]{40}-[0-9a-f]{64}\.(so|o|plan)")
+_WORK = re.compile(rf"{WORK}[a-z0-9_]{{8}}")  # a folder of the user's own may be called build-something
+_LOCK = re.compile(r"lock-[0-9a-f]{40}\.(so|o)")
 _added: dict[Path, int] = {}  # bytes since this process last looked into a folder
 
 
@@ -71,8 +74,8 @@ def _look_into(folder: str | Path, found: list[tuple[float, int, str]], now: flo
                 known = entry.stat(follow_symlinks=False)
                 if _BUILT.fullmatch(entry.name):
                     found.append((known.st_mtime, known.st_size, entry.path))
-                elif entry.name.startswith("build-") and now - known.st_mtime > ABANDONED:
+                elif _WORK.fullmatch(entry.name) and now - known.st_mtime > ABANDONED:
                     shutil.rmtree(entry.path, ignore_errors=True)
-                elif entry.name.startswith("lock-") and now - known.st_mtime > ABANDONED:
+                elif _LOCK.fullmatch(entry.name) and now - known.st_mtime > ABANDONED:
                     os.unlink(entry.path)
     return parts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from pathlib import Path
 
 from stepnet.errors import BuildError
@@ -26,7 +25,7 @@ def write(key: str, data: bytes) -> None:
     """Keep bytes under a key, in place of what is there. A disk that takes none costs time only."""
     with contextlib.suppress(OSError, BuildError):
         folder = cache_folder.cache_folder()
-        with tempfile.TemporaryDirectory(prefix="build-", dir=folder, ignore_cleanup_errors=True) as work:
+        with cache_folder.workplace(folder) as work:
             made = Path(work, "made.plan")
             made.write_bytes(data)
             final = cache_folder.keep(folder, key, made)

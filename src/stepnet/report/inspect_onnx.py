@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from .inspection import BackEdge, Inspection, Layer, LayerLoop, Net, PortMapping
 from .records import Cost, Value
 from .schedule import frequencies as by_edges
 from .sizes import check_shapes, common, declared, made, shapes_at
+from .trial import MOST_NUMBERS
 
 _TRIED = (1, 2, 3, 8, 16, 64)  # for dynamic dimensions: one row of one step if the model takes it
 _CELLS = ("LSTM", "GRU", "RNN")
@@ -42,7 +44,7 @@ def inspect_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Inspectio
     model = load(path)
     check_shapes(model, shapes)
     at, seen = _runs(model, shapes)
-    other = _seen(model, shapes_at(model, {}, 3)) or seen
+    other = _seen(model, shapes_at(model, {}, 3), {}) or seen
     net = _Describer(seen, other).net(model.graph, ())
     constants = [*model.parameters(), *model.buffers()]
     return Inspection(
@@ -64,19 +66,23 @@ def _runs(model: ONNXModel, shapes: Mapping[str, tuple[int, ...]]) -> tuple[dict
     """The first sizes that the model runs on, and what it computed there; none if there are no such."""
     for size in _TRIED:
         at = shapes_at(model, shapes, size)
-        seen = _seen(model, at)
+        seen = _seen(model, at, shapes)
         if seen is not None:
-            _seen(model, at, watch=False)  # once more, to see which loops are compiled
+            _seen(model, at, shapes, watch=False)  # once more, to see which loops are compiled
             return at, seen
     return shapes_at(model, shapes, 1), {}
 
 
-def _seen(model: ONNXModel, at: Mapping[str, tuple[int, ...]], *, watch: bool = True) -> Seen | None:
-    """What each node was given and gave in a run on zeros; None if the model does not run on these sizes."""
+def _seen(
+    model: ONNXModel, at: Mapping[str, tuple[int, ...]], asked: Mapping[str, Any], *, watch: bool = True
+) -> Seen | None:
+    """What each node was given and gave in a run on zeros; None if the model does not run on these sizes, or
+    takes more of inputs whose shapes nobody asked for than is made of what a file declares."""
     seen: Seen = {}
-    zeros = {s.name: made(s, at[s.name]) for s in model.inputs if s.name in at}
-    if len(zeros) < len(model.inputs):
+    declared_only = [prod(shape) for name, shape in at.items() if name not in asked]
+    if len(at) < len(model.inputs) or sum(declared_only) > MOST_NUMBERS:
         return None
+    zeros = {s.name: made(s, at[s.name]) for s in model.inputs}
     note = (lambda step, given, gave: seen.setdefault(id(step), (given, gave))) if watch else None
     try:
         with during(SEEN, note), torch.no_grad():

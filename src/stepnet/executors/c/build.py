@@ -21,7 +21,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,9 +37,10 @@ from stepnet.locks import Lock
 from .products import Product, common, with_needs
 from .text import without_comments
 
-# -ffp-contract=fast: multiply-add as one instruction. Never -ffast-math: it would break sn_math.h.
+# -ffp-contract=fast: multiply-add as one instruction. Never -ffast-math, which a CC may hold: it would break
+# sn_math.h.
 _FLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread", "-fopenmp-simd")
-_FLAGS += ("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+_FLAGS += ("-fno-fast-math", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 # The first set a compiler accepts is used. The width asks for 512-bit code where the CPU has it. The
 # parameter stops gcc from splitting chains of multiply-add, of which matmul is made, on CPUs where it thinks
 # them slow.
@@ -368,7 +368,7 @@ def _made(
     """Compile a source, and keep what comes of it: where it is, and its bytes."""
     folder = cache_folder.cache_folder()
     try:
-        with tempfile.TemporaryDirectory(prefix="build-", dir=folder, ignore_cleanup_errors=True) as work:
+        with cache_folder.workplace(folder) as work:
             text, binary = Path(work, name).with_suffix(".c"), Path(work, name)
             text.write_text(source)
             inputs = [text]
