@@ -32,6 +32,7 @@ class _Body:
         self.flat = {port.parameter.node: self._flat(port) for port in self.sliced if self._is_flat(port)}
         self.body.write(loop.body.nodes)
         self.states = [self.body.at(parameter) for _, parameter in loop.back_edges]
+        _states_first(self.body.nodes, self.states)
         self.first = [self.whole[parameter.node] for _, parameter in loop.back_edges]
         self.used: set[ir.Value] = set()
         self.new = [self._own(self.body.results[result]) for result, _ in loop.back_edges]
@@ -142,6 +143,19 @@ class _Body:
         like, axis = self.loop.count
         size = self.w.call("Shape", self.w.at(like), start=axis, end=axis + 1)
         return self.w.call("Expand", self.w.numbers([0]), size)
+
+
+def _states_first(nodes: list[ir.Node], states: list[ir.Value]) -> None:
+    """Name what states say before what else is added or multiplied: OpenVINO, where sizes are fixed, else
+    writes the result where a slice lies, and its next step reads that."""
+    said = {*states}
+    for node in nodes:
+        if said.intersection(node.inputs):
+            said.update(node.outputs)
+            first, *rest = node.inputs
+            if node.op_type in ("Add", "Mul") and first not in said:
+                node.replace_input_with(0, *rest)
+                node.replace_input_with(1, first)
 
 
 def _cut(w: GraphWriter, port: LoopInput[Value], flat: bool) -> ir.Value:
