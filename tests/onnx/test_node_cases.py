@@ -42,8 +42,10 @@ LEFT = {
     "fractions of sizes, here rounded first": r"resize_downsample_scales_(linear|cubic)_align_corners$",
 }
 OF_NO_TORCH = (  # or with which it does not compute
-    "STRING", "UINT4", "INT4", "UINT2", "INT2", "FLOAT4E2M1", "FLOAT8E8M0", "FLOAT8E4M3FN",
-    "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ",
+    "STRING", "UINT4", "INT4", "UINT2", "INT2", "FLOAT4E2M1",
+    # older versions lack one, or saturate others
+    *(("FLOAT8E8M0", "FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ")
+      if torch.__version__ < "2.13" else ()),
 )  # fmt: skip
 # Five seconds of imports, of which none is read here.
 SLOW = r"pool$|^(attention|flexattention|image_decoder|resize|affinegrid|softmax_cross|negative|castlike)"
@@ -114,7 +116,11 @@ def check(name, tmp_path):
     model = stepnet.onnx.load(tmp_path / "node.onnx")
     for inputs, outputs in case.data_sets:
         with torch.no_grad():
-            for found in called(model, [*map(tensor, inputs)], pickled=len(name) % 4 == 0):
+            given = [*map(tensor, inputs)]
+            eight = any(isinstance(v, torch.Tensor) and "float8" in str(v.dtype) for v in given)
+            # torch flips no float8, of which it is called in no other way
+            ways = [model(*given)] if eight else called(model, given, pickled=len(name) % 4 == 0)
+            for found in ways:
                 for a, b in zip(found, outputs, strict=True):
                     same(a, b)
 

@@ -31,11 +31,24 @@ def _as_asked(b: AtenNet, node: Any) -> list[Any]:
 _VIEWS = {"aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.unflatten.int"}
 
 
-@rule(
-    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as"
-)
+@rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "reshape_as")
 def _reshape(b: AtenNet, x: Any, *_: Any, **__: Any) -> Value:
     return b.reshape(x, _as_asked(b, b.node))
+
+
+@rule("squeeze")
+def _squeeze(b: AtenNet, x: Any, dim: Any = None) -> Value:
+    """By the axes that are asked for: shapes do not say which of two that have one element goes."""
+    shape, dims = b.shape(x), [dim] if isinstance(dim, int) else dim or []
+    axes = sorted({d % len(shape) for d in dims if shape and str(shape[d]) == "1"})
+    if b.is_ragged(x) or not axes or len(b.shape()) != len(shape) - len(axes):
+        return _reshape(b, x)
+    return b.emit.squeeze(b.out(x), *axes)
+
+
+@rule("unsqueeze")
+def _unsqueeze(b: AtenNet, x: Any, dim: int) -> Value:
+    return _reshape(b, x) if b.is_ragged(x) else b.emit.unsqueeze(b.out(x), dim % len(b.shape()))
 
 
 @rule("permute")

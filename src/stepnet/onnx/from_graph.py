@@ -15,7 +15,7 @@ from stepnet.compiler.rules.torch_names import RARE
 from stepnet.export.composed_ops import MADE_OF
 from stepnet.export.graph import Cell, LoopOp, Node, Target, Value
 
-from .graph_writer import GraphWriter
+from .graph_writer import GraphWriter, numbers_of
 from .loop_form import cell_nodes, loop_nodes
 
 # The op of each op that takes the same operands, with what attributes it always has.
@@ -171,12 +171,18 @@ def _norm(w: GraphWriter, node: Node) -> ir.Value | None:
         return None
     if norm.dtypes[0] == torch.float64:  # whose epsilon an attribute would round to float32
         return None
-    numbers = [w.graph.nodes[v.node].content for v in (weight, bias) if v is not None]
     sizes = tuple(norm.attributes["sizes"])
-    if not all(isinstance(t, Tensor) and tuple(t.shape) == sizes for t in numbers):
+    if any(_known_shape(w, v) != sizes for v in (weight, bias) if v is not None):
         return None
     given = [w.at(v) for v in (norm.inputs[0], weight, bias) if v is not None]
     return w.call("LayerNormalization", *given, axis=-len(sizes), epsilon=norm.attributes["eps"])
+
+
+def _known_shape(w: GraphWriter, value: Value) -> tuple[Any, ...] | None:
+    """The shape of a constant, of this graph or of one around it."""
+    content, outer = w.graph.nodes[value.node].content, w.at(value).const_value
+    found = content if isinstance(content, Tensor) else outer
+    return None if found is None else tuple(found.shape)
 
 
 def _made_once(w: GraphWriter, value: Value, op: str) -> Node | None:
@@ -203,11 +209,22 @@ def _product_and_bias(w: GraphWriter, added: Sequence[Value], parts: Sequence[in
     inner, width = weight.shape[::-1] if turned else weight.shape
     if row.shape[0] != width or not row.is_floating_point():
         return None
-    rows, lead = w.call("Reshape", w.at(x), w.numbers([-1, inner])), w.call("Shape", w.at(x), start=0, end=-1)
+    source, sizes = w.at(x), w.numbers([-1, inner])
+    before = source.producer()
+    are_rows = (
+        before is not None and before.op_type == "Reshape" and numbers_of(before.inputs[1]) == [-1, inner]
+    )
+    rows, lead = source, None
+    if not are_rows:
+        rows, lead = w.call("Reshape", source, sizes), w.call("Shape", source, start=0, end=-1)
 
     def gemm(weight: ir.Value, bias: ir.Value, width: int) -> ir.Value:
         out = w.call("Gemm", rows, weight, bias, transB=int(turned))
-        return w.call("Reshape", out, w.call("Concat", lead, w.numbers([width]), axis=0), allowzero=1)
+        return (
+            out
+            if lead is None
+            else w.call("Reshape", out, w.call("Concat", lead, w.numbers([width]), axis=0), allowzero=1)
+        )
 
     if not parts:
         return gemm(w.at(factor), w.at(bias), width)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _FEW = 16  # constants of fewer numbers stay as they are
+_UNDOES = {"Squeeze": "Unsqueeze", "Unsqueeze": "Squeeze"}  # along the same axes
 
 
 class GraphWriter:
@@ -58,7 +59,11 @@ class GraphWriter:
         return self._made[value.node][value.index]
 
     def call(self, kind: str, *inputs: ir.Value | None, outputs: int = 1, **attributes: Any) -> Any:
-        """An ONNX op; its output, or a tuple of them."""
+        """An ONNX op; its output, or a tuple of them. What undoes the op before it is not written: a file
+        that is read and written again would hold both."""
+        undone = _undone(kind, inputs) if kind in _UNDOES else None
+        if undone is not None:
+            return undone
         node = ir.node(kind, inputs, attributes, num_outputs=outputs, name=self.name(kind))
         for value in node.outputs:
             value.name = self.name(kind.lower())
@@ -101,3 +106,26 @@ class GraphWriter:
     def nodes_of(self, node: Node, inputs: list[ir.Value]) -> Any:
         """The nodes that an op becomes; what they give."""
         raise NotImplementedError
+
+
+def numbers_of(value: ir.Value | None) -> list[int] | None:
+    """The numbers of a constant list; None of what is computed."""
+    data = None if value is None else value.const_value
+    return None if data is None or len(data.shape) != 1 else data.numpy().tolist()
+
+
+def _undone(kind: str, inputs: Sequence[ir.Value | None]) -> ir.Value | None:
+    """What the op before took, if this one would give it back."""
+    given, axes = inputs[0], numbers_of(inputs[1])
+    before = None if given is None else given.producer()
+    if before is None or before.op_type != _UNDOES[kind] or axes is None:
+        return None
+    return before.inputs[0] if numbers_of(before.inputs[1]) == axes else None
+
+
+def added_along(value: ir.Value, axis: int | None) -> ir.Value | None:
+    """What an Unsqueeze made a value of, if it added this axis."""
+    made = value.producer()
+    if axis is None or made is None or made.op_type != "Unsqueeze":
+        return None
+    return made.inputs[0] if numbers_of(made.inputs[1]) == [axis] else None

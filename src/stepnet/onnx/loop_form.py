@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 import torch
+from onnx_ir.tensor_adapters import from_torch_dtype
 from torch import Tensor
 
 from stepnet.export.emit import END
 from stepnet.export.graph import Cell, LoopInput, LoopOp, LoopOutput, Node, Value
 
-from .graph_writer import GraphWriter
+from .graph_writer import GraphWriter, added_along
 
 
 def loop_nodes(w: GraphWriter, loop: LoopOp, node: Node) -> tuple[ir.Value, ...]:
@@ -28,8 +29,10 @@ class _Body:
         self.sliced = [port for port in loop.inputs if port.axis is not None]
         invariant = {number: value for number, value in self.whole.items() if number not in carried}
         self.body = w.body(loop.body, invariant)
+        self.flat = {port.parameter.node: self._flat(port) for port in self.sliced if self._is_flat(port)}
         self.body.write(loop.body.nodes)
         self.states = [self.body.at(parameter) for _, parameter in loop.back_edges]
+        _states_first(self.body.nodes, self.states)
         self.first = [self.whole[parameter.node] for _, parameter in loop.back_edges]
         self.used: set[ir.Value] = set()
         self.new = [self._own(self.body.results[result]) for result, _ in loop.back_edges]
@@ -39,13 +42,13 @@ class _Body:
             return self._loop()
         finals = {result: i for i, (result, _) in enumerate(self.loop.back_edges)}
         joined = [port for port in self.loop.outputs if port.axis is not None or port.result not in finals]
-        slices = [_cut(self.w, port) for port in self.sliced]
-        parts = [self.body.at(port.parameter) for port in self.sliced]
+        slices = [_cut(self.w, port, port.parameter.node in self.flat) for port in self.sliced]
+        parts = [self.flat.get(p.parameter.node) or self.body.at(p.parameter) for p in self.sliced]
         if not slices:
             slices, parts = [self._steps()], [ir.val(self.w.name("step"), ir.DataType.INT64, [])]
         for value, state in zip(self.new, self.states, strict=True):
             value.shape = value.shape or state.shape  # a Scan needs it, and does not infer it from a Loop
-        rows = [self._row(port.result) for port in joined]
+        rows, are_flat = zip(*map(self._row, joined), strict=True) if joined else ((), ())
         body = self._graph([*self.states, *parts], [*self.new, *rows])
         made = self.w.call(
             "Scan", *self.first, *slices, body=body, num_scan_inputs=len(slices),
@@ -56,12 +59,10 @@ class _Body:
         made = made if isinstance(made, tuple) else (made,)
         for value, inside in zip(made, [*self.new, *rows], strict=True):
             value.type = inside.type
-        found = dict(zip(map(id, joined), made[len(self.new) :], strict=True))
+        tables = zip(joined, made[len(self.new) :], are_flat, strict=True)
+        found = {id(port): _joined(self.w, self.loop, port, *table) for port, *table in tables}
         return tuple(
-            made[finals[port.result]]
-            if id(port) not in found
-            else _joined(self.w, self.loop, port, found[id(port)])
-            for port in self.loop.outputs
+            found[id(port)] if id(port) in found else made[finals[port.result]] for port in self.loop.outputs
         )
 
     def _loop(self) -> tuple[ir.Value, ...]:
@@ -74,15 +75,15 @@ class _Body:
         goes = ir.val(self.w.name("goes"), ir.DataType.BOOL, [])
         going = self._own(self.body.results[loop.goes_on])
         joined = [port for port in loop.outputs if port.axis is not None]
-        rows = [self._row(port.result) for port in joined]
+        rows, are_flat = zip(*map(self._row, joined), strict=True) if joined else ((), ())
         body = self._graph([number, goes, *self.states], [going, *self.new, *rows])
         trips = None if self.w.known(loop.trips) == [-1] else self.w.at(loop.trips)
         first = (self.w.at(loop.condition), *self.first)
         made = self.w.call("Loop", trips, *first, body=body, outputs=len(self.new) + len(rows))
         made = made if isinstance(made, tuple) else (made,)
         found = {result: value for (result, _), value in zip(loop.back_edges, made, strict=False)}
-        tables = zip(joined, made[len(self.new) :], strict=True)
-        found |= {port.result: _joined(self.w, self.loop, port, table) for port, table in tables}
+        tables = zip(joined, made[len(self.new) :], are_flat, strict=True)
+        found |= {port.result: _joined(self.w, self.loop, port, *table) for port, *table in tables}
         return tuple(found[port.result] for port in loop.outputs)
 
     def _graph(self, inputs: list[ir.Value], outputs: list[ir.Value]) -> ir.Graph:
@@ -91,11 +92,38 @@ class _Body:
             name=self.w.name(self.loop.body.name),
         )  # fmt: skip
 
-    def _row(self, result: int) -> ir.Value:
-        value, shape = self._own(self.body.results[result]), self.loop.body.nodes[result].attributes["shape"]
-        if shape is not None:
-            value.shape = ir.Shape([None if size < 0 else size for size in shape])
-        return value
+    def _is_flat(self, port: LoopInput[Value]) -> bool:
+        """Whether the body only drops the axis that a slice keeps."""
+        uses = [node for node in self.loop.body.nodes if port.parameter in node.inputs]
+        return abs(port.stride) == 1 and all(
+            node.op == "squeeze" and self.body.known(node.inputs[1]) == [port.axis] for node in uses
+        )
+
+    def _flat(self, port: LoopInput[Value]) -> ir.Value:
+        """A slice without that axis, as a Scan cuts; what drops it undoes what adds it here."""
+        node, axis = self.loop.body.nodes[port.parameter.node], port.axis
+        assert axis is not None
+        name, sizes = self.w.name(str(node.name)), [*node.attributes["shape"]]
+        del sizes[axis]
+        shape = [f"{name}_{i}" if size < 0 else size for i, size in enumerate(sizes)]
+        made = ir.val(name, from_torch_dtype(node.dtypes[0]), ir.Shape(shape))
+        assert self.body.outer is not None
+        self.body.outer[port.parameter.node] = self.body.call("Unsqueeze", made, self.body.numbers([axis]))
+        return made
+
+    def _row(self, port: LoopOutput) -> tuple[ir.Value, bool]:
+        """What is joined, and whether it lacks the axis of steps, where the body would only add it."""
+        value, shape = self.body.results[port.result], self.loop.body.nodes[port.result].attributes["shape"]
+        sizes = None if shape is None else [*shape]
+        inside = added_along(value, port.axis) if abs(port.stride) == 1 else None
+        if inside is not None and port.axis is not None:
+            inside.type, value = value.type, inside
+            if sizes is not None:
+                del sizes[port.axis]
+        value = self._own(value)
+        if sizes is not None:
+            value.shape = ir.Shape([None if size < 0 else size for size in sizes])
+        return value, inside is not None
 
     def _own(self, value: ir.Value) -> ir.Value:
         """A value that is an output of the body once, and made in it."""
@@ -117,20 +145,34 @@ class _Body:
         return self.w.call("Expand", self.w.numbers([0]), size)
 
 
-def _cut(w: GraphWriter, port: LoopInput[Value]) -> ir.Value:
-    """An input with an axis of steps in front; that of a slice, after it, is as long as a slice."""
+def _states_first(nodes: list[ir.Node], states: list[ir.Value]) -> None:
+    """Name what states say before what else is added or multiplied: OpenVINO, where sizes are fixed, else
+    writes the result where a slice lies, and its next step reads that."""
+    said = {*states}
+    for node in nodes:
+        if said.intersection(node.inputs):
+            said.update(node.outputs)
+            first, *rest = node.inputs
+            if node.op_type in ("Add", "Mul") and first not in said:
+                node.replace_input_with(0, *rest)
+                node.replace_input_with(1, first)
+
+
+def _cut(w: GraphWriter, port: LoopInput[Value], flat: bool) -> ir.Value:
+    """An input with an axis of steps in front; that of a slice, after it, is as long as a slice, and there is
+    none if slices are to be flat."""
     value, axis, size = w.at(port.value), port.axis, abs(port.stride)
     assert axis is not None
     low, high = (port.start, port.end) if port.stride > 0 else (port.end, port.start)
     if (low, high) != (0, -1):  # an end of -1 is behind the last element here, and the last one in a Slice
         bounds = [v if v >= 0 else v + 1 or END for v in (low, high)]
         value = w.call("Slice", value, *(w.numbers([v]) for v in (*bounds, axis)))
-    if size == 1:
-        value = w.call("Unsqueeze", value, w.numbers([axis + 1]))
-    else:
+    if size > 1:
         value = _reshaped(w, value, axis, axis + 1, [-1, size])
+    elif not flat:
+        value = w.call("Unsqueeze", value, w.numbers([axis + 1]))
     shape = port.parameter.graph.nodes[port.parameter.node].attributes["shape"]
-    return _moved(w, value, len(shape) + 1, axis, 0)
+    return _moved(w, value, len(shape) + (not flat), axis, 0)
 
 
 def _moved(w: GraphWriter, value: ir.Value, rank: int, axis: int, to: int) -> ir.Value:
@@ -149,13 +191,15 @@ def _reshaped(w: GraphWriter, value: ir.Value, start: int, end: int, sizes: list
     return w.call("Reshape", value, w.call("Concat", before, w.numbers(sizes), after, axis=0))
 
 
-def _joined(w: GraphWriter, loop: LoopOp, port: LoopOutput, rows: ir.Value) -> ir.Value:
+def _joined(w: GraphWriter, loop: LoopOp, port: LoopOutput, rows: ir.Value, flat: bool) -> ir.Value:
     """The rows of a Scan or a Loop, which have an axis of steps in front."""
     if port.axis is None:
         return w.call("Gather", rows, w.numbers(-1), axis=0)
     if port.axis:
         shape = loop.body.nodes[port.result].attributes["shape"]
-        rows = _moved(w, rows, len(shape) + 1, 0, port.axis)
+        rows = _moved(w, rows, len(shape) + (not flat), 0, port.axis)
+    if flat:
+        return rows
     if abs(port.stride) == 1:
         return w.call("Squeeze", rows, w.numbers([port.axis + 1]))
     return _reshaped(w, rows, port.axis, port.axis + 2, [-1])

@@ -188,7 +188,8 @@ class Cell:
     def _first(self, state: Any, d: int, x: Tensor, batch: int, hidden: int) -> Tensor:
         if state is None:
             return x.new_zeros(batch, hidden)
-        return (state.transpose(0, 1) if self.layout else state)[d]
+        state = state.transpose(0, 1) if self.layout else state
+        return state[d] if len(self.reversed) > 1 else state.squeeze(0)
 
 
 def _ragged(x: Tensor, lengths: Tensor) -> LoDTensor:
