@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from file_formats import FORMATS, IN_PARTS, in_part
+from file_formats import FORMATS, IN_PARTS, Applied, in_part
 
 
 class Grids(nn.Module):
@@ -100,3 +100,19 @@ def test_written_and_read_back(name, part, tmp_path):
         for found in (run, ours):
             for (what, want), got in zip(wanted.items(), found, strict=True):
                 torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4, msg=lambda m, w=what: f"{w}: {m}")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_means_of_windows_that_end_beyond_the_input(name, tmp_path):
+    """Zeros beside the input count; those behind them, which only make a last window whole, do not."""
+    form, runtime, file = FORMATS[name]
+
+    def means(x):
+        return [F.avg_pool1d(x, 3, 2, 1, ceil_mode=True, count_include_pad=own) for own in (True, False)]
+
+    path = tmp_path / file
+    form.save(Applied(means), path, (torch.randn(2, 4, 9),), dynamic={"x": (0, 2)})
+    for time in (8, 9, 10):
+        x = torch.randn(1, 4, time)
+        for found in (runtime(path, [x.numpy()]), form.load(path)(x).tuple()):
+            torch.testing.assert_close([torch.as_tensor(np.asarray(t)) for t in found], means(x))

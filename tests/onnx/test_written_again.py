@@ -73,6 +73,12 @@ GRAPHS = {
         else_branch = f () => (float[T,B,4] p2) { p2 = Identity(e) }>""",
     "the largest over the steps": """z = Transpose<perm = [1, 2, 0]>(x)
         m = MaxPool<kernel_shape = [3], pads = [1, 1]>(z)  y = Transpose<perm = [2, 0, 1]>(m)""",
+    "windows that end beyond the steps": """z = Transpose<perm = [1, 2, 0]>(x)
+        m = MaxPool<kernel_shape = [2], strides = [3], pads = [1, 0], ceil_mode = 1>(z)
+        a = AveragePool<kernel_shape = [3], strides = [2], pads = [1, 1], ceil_mode = 1>(z)
+        b = AveragePool<kernel_shape = [2], strides = [2], pads = [0, 1], ceil_mode = 1,
+        count_include_pad = 1>(z)
+        c = Concat<axis = 2>(m, a, b)  y = Transpose<perm = [2, 0, 1]>(c)""",
     "each step twice": """z = Transpose<perm = [1, 2, 0]>(x)  s = Constant<value = float[3] {1.0, 1.0, 2.0}>()
         m = Resize<mode = "nearest">(z, , s)  y = Transpose<perm = [2, 0, 1]>(m)""",
     "sorted by the steps": """s = Shape<start = 0, end = 1>(x)  y, i = TopK<axis = 0>(x, s)""",
@@ -164,7 +170,10 @@ GRAPHS = {
 }  # fmt: skip
 
 
-LOOPED = "a cell of what a loop joins as it is", "loops over what a loop joins as often as data say"
+BY_THEMSELVES = {
+    "a cell of what a loop joins as it is", "loops over what a loop joins as often as data say",
+    "windows that end beyond the steps",
+}  # fmt: skip
 LIKE_OTHERS = {
     "the last two", "backwards from behind the end", "a range over the steps", "half of the steps",
     "the largest over the steps", "a branch by a size",
@@ -172,7 +181,7 @@ LIKE_OTHERS = {
 
 
 @since
-@pytest.mark.parametrize("name", few(GRAPHS, [*[*GRAPHS][::7], *LOOPED]))
+@pytest.mark.parametrize("name", few(GRAPHS, {*[*GRAPHS][::7], *BY_THEMSELVES}))
 def test_sizes_stay_open(name, tmp_path, opened, monkeypatch):
     if not re.search("Loop|LSTM", GRAPHS[name]):
         share_traces(monkeypatch, {})

@@ -81,3 +81,17 @@ def test_all_cells_are_tried():
     tried = {name.split()[0] for name in CELLS if not name.startswith("torch")}
     here = {name for name in vars(cells) if isinstance(getattr(cells, name), type)}
     assert here - tried == {"Cell"}
+
+
+def test_of_an_lstm_the_cell_states(tmp_path):
+    cell = nn.LSTMCell(3, 4)
+
+    def step(x, state):
+        h, c = cell(x, state)
+        return c, (h, c)
+
+    class CellStates(nn.Module):
+        def forward(self, x, h, c):
+            return stepnet.recurrent(step, x, (h, c))
+
+    check(CellStates(), lambda t, b: (torch.randn(t, b, 3), *torch.randn(2, b, 4)), tmp_path / "m.xml")

@@ -120,6 +120,9 @@ def _pooled(
     wide = [(size - 1) * d + 1 for size, d in zip(kernel, dilations, strict=True)]
     if any(p + step > size for p, step, size in zip(pads, strides, wide, strict=True)):
         return NotImplemented  # the last window may begin where there is nothing
+    if more.get("with_padding"):  # zeros that count, other than those of a last window, below
+        beside = b.emit.ints([0, 0, *pads])
+        value, pads = b.emit.call("pad", value, beside, beside, b.emit.number(0.0, b.dtype(x))), [0] * count
     after = b.emit.ints([0, 0, *(step - 1 for step in strides)])
     none = b.emit.ints([0] * (count + 2))
     fill = -math.inf if op == "max_pool" else 0.0

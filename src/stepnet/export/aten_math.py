@@ -21,6 +21,7 @@ _MORE = [
 _UNARY = UNARY | dict(zip(_MORE, _MORE, strict=True))
 _LOGIC = LOGIC | {f"__{op}__": op for op in ("and", "or", "xor")}  # operators of Python
 _BINARY = ("mul", "maximum", "minimum", "pow", "remainder", "fmod")
+_OF_TRUTHS = {"mul": "and", "minimum": "and", "maximum": "or"}
 
 
 def two(b: AtenNet, op: str, x: Any, y: Any, dtype: torch.dtype | None = None) -> Value:
@@ -37,7 +38,7 @@ def _unary(b: AtenNet, x: Any) -> Value:
 @rule(*_BINARY)
 def _binary(b: AtenNet, x: Any, y: Any) -> Any:
     if b.dtype() == torch.bool:
-        return two(b, "and", x, y) if b.name == "mul" else NotImplemented
+        return two(b, _OF_TRUTHS[b.name], x, y) if b.name in _OF_TRUTHS else NotImplemented
     return two(b, b.name, x, y)
 
 
@@ -102,7 +103,7 @@ def _scaled(b: AtenNet, y: Any, alpha: Any) -> Value:
 @rule("add")
 def _add(b: AtenNet, x: Any, y: Any, alpha: Any = 1) -> Any:
     if b.dtype() == torch.bool:
-        return NotImplemented
+        return two(b, "or", x, y) if alpha == 1 else NotImplemented
     return b.emit.call("add", b.out(x, b.dtype()), _scaled(b, y, alpha))
 
 
@@ -137,9 +138,19 @@ def _log_sigmoid(b: AtenNet, x: Any) -> Any:
     return b.emit.call("neg", b.emit.call("softplus", b.emit.call("neg", b.out(x))))
 
 
-@rule("round.default", "isnan")
-def _as_it_is(b: AtenNet, x: Any) -> Value:
-    return b.emit.call(b.name, b.out(x))
+@rule("isnan")
+def _isnan(b: AtenNet, x: Any) -> Value:
+    return b.emit.call("isnan", b.out(x, _of_reals(b, x)))
+
+
+def _of_reals(b: AtenNet, x: Any) -> torch.dtype:
+    """The dtype of a tensor, or one that whole numbers fit in."""
+    return b.dtype(x) if b.dtype(x).is_floating_point else torch.float64
+
+
+@rule("round.default")
+def _whole(b: AtenNet, x: Any) -> Value:
+    return b.emit.pointwise("round", b.out(x))
 
 
 @rule("round.decimals")
@@ -151,8 +162,8 @@ def _rounded(b: AtenNet, x: Any, *, decimals: int = 0) -> Value:
 
 @rule("isinf")
 def _isinf(b: AtenNet, x: Any) -> Value:
-    value = b.out(x)
-    return b.emit.call("eq", b.emit.call("abs", value), b.emit.number(math.inf, b.emit.graph.dtype(value)))
+    dtype = _of_reals(b, x)
+    return b.emit.call("eq", b.emit.call("abs", b.out(x, dtype)), b.emit.number(math.inf, dtype))
 
 
 @rule("logical_not", "bitwise_not")
@@ -238,10 +249,12 @@ _REDUCE = {name: name for name in ("sum", "mean", "prod", "amax", "amin")} | {"m
 
 
 @rule(
-    "sum.dim_IntList", "sum.default", "mean.dim", "mean.default", "prod.dim_int", "amax", "amin",
-    "max.default", "min.default",
+    "sum.dim_IntList", "sum.default", "mean.dim", "mean.default", "prod.dim_int", "prod.default", "amax",
+    "amin", "max.default", "min.default",
 )  # fmt: skip
 def _reduce(b: AtenNet, x: Any, dims: Any = None, keepdim: bool = False, **_: Any) -> Value:
+    if b.dtype() == torch.bool:
+        return _truth(b, x, dims, keepdim)
     axes, value = _axes(b, x, dims), b.out(x, b.dtype())
     return b.emit.call(_REDUCE[b.name], value, b.emit.ints(axes), keepdim=keepdim) if axes else value
 
@@ -268,7 +281,8 @@ def _truth(b: AtenNet, x: Any, dims: Any = None, keepdim: bool = False) -> Value
     if not axes:
         return value
     ones = b.emit.cast(value, torch.int32)
-    most = b.emit.call("amax" if b.name == "any" else "amin", ones, b.emit.ints(axes), keepdim=keepdim)
+    op = {"any": "amax", "all": "amin"}.get(b.name) or _REDUCE[b.name]
+    most = b.emit.call(op, ones, b.emit.ints(axes), keepdim=keepdim)
     return b.emit.call("gt", most, b.emit.number(0, torch.int32))
 
 
@@ -296,10 +310,10 @@ def _top(b: AtenNet, x: Any, dim: int, keepdim: bool = False) -> tuple[Value, Va
 @rule("argmax", "argmin")
 def _arg(b: AtenNet, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
     if dim is None:
-        if b.is_ragged(x) or keepdim:
+        if b.is_ragged(x):
             return NotImplemented
         place = b.emit.top(b.emit.reshape(b.out(x), [-1]), 1, 0, b.name.removeprefix("arg"))[1]
-        return b.emit.squeeze(place, 0)
+        return b.emit.reshape_to(place, b.emit.ints([1] * len(b.shape())))
     return _topk(b, x, dim, keepdim, b.name.removeprefix("arg"))[1]
 
 
@@ -396,9 +410,13 @@ def _bilinear(b: AtenNet, x: Any, y: Any, weight: Any, bias: Any = None) -> Valu
 
 @rule("addmm", "baddbmm")
 def _addmm(b: AtenNet, bias: Any, x: Any, y: Any, *, beta: float = 1, alpha: float = 1) -> Any:
-    if beta != 1 or alpha != 1:
-        return NotImplemented
-    return b.emit.call("add", matmul(b, b.out(x), b.out(y)), b.out(bias))
+    made = matmul(b, b.out(x), b.out(y))
+    if alpha != 1:
+        made = b.emit.call("mul", made, b.out(alpha, b.dtype()))
+    if beta == 0:  # not even its nan counts
+        return made
+    value = b.out(bias) if beta == 1 else b.emit.call("mul", b.out(bias), b.out(beta, b.dtype()))
+    return b.emit.call("add", made, value)
 
 
 @rule("scaled_dot_product_attention")
@@ -407,10 +425,13 @@ def _attention(
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
     width = b.shape(q)[-1]
-    if dropout or not isinstance(width, int) or any(map(b.is_ragged, (q, k, v))):
+    if dropout or any(map(b.is_ragged, (q, k, v))):
         return NotImplemented
-    factor = 1 / math.sqrt(width) if scale is None else scale
-    query = b.emit.call("mul", b.out(q), b.out(factor, b.dtype()))
+    if scale is None and not isinstance(width, int):
+        query = b.emit.call("div", b.out(q), b.emit.call("sqrt", b.number(width, b.dtype())))
+    else:
+        factor = 1 / math.sqrt(width) if scale is None else scale
+        query = b.emit.call("mul", b.out(q), b.out(factor, b.dtype()))
     keys, values = (_for_each_head(b, x, b.shape(q)[-3]) if enable_gqa else b.out(x) for x in (k, v))
     scores = matmul(b, query, keys, transposed=len(b.shape(k)))
     seen = None
@@ -421,9 +442,22 @@ def _attention(
         seen = b.out(mask)
     elif mask is not None:
         scores = b.emit.call("add", scores, b.out(mask))
+    least = b.emit.number(-math.inf, b.dtype())
     if seen is not None:
-        scores = b.emit.call("where", seen, scores, b.emit.number(-math.inf, b.dtype()))
-    return matmul(b, b.emit.call("softmax", scores, axis=len(b.shape(q)) - 1), values)
+        scores = b.emit.call("where", seen, scores, least)
+    shares = b.emit.call("softmax", scores, axis=len(b.shape(q)) - 1)
+    if mask is not None and not _each_sees(b, mask):  # what sees nothing is zero, and not nan
+        seen = b.emit.call("gt", b.out(mask), least) if seen is None else seen
+        shares = b.emit.call("where", seen, shares, b.emit.number(0.0, b.dtype()))
+    return matmul(b, shares, values)
+
+
+def _each_sees(b: AtenNet, mask: Any) -> bool:
+    """Whether each row of a mask is known to leave something to be seen."""
+    if not b.is_constant(mask):
+        return False
+    known = b.constant(mask)
+    return bool((known if known.dtype == torch.bool else known > -math.inf).any(-1).all())
 
 
 def _for_each_head(b: AtenNet, x: Any, heads: int) -> Value:

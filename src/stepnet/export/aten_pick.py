@@ -316,6 +316,8 @@ def _running(b: AtenNet, x: Any, dim: int, **_: Any) -> Any:
     else:
         kept = b.emit.call("where", before, rows, b.emit.number(-math.inf, b.dtype()))
         most = b.emit.call("amax", kept, last, keepdim=True)
+        finite = b.emit.call("lt", b.emit.call("abs", most), b.emit.number(math.inf, b.dtype()))
+        most = b.emit.call("where", finite, most, b.emit.number(0.0, b.dtype()))
         total = b.emit.call("sum", b.emit.call("exp", b.emit.call("sub", kept, most)), last, keepdim=False)
         out = b.emit.call("add", b.emit.call("log", total), b.emit.squeeze(most, rank))
     return b.emit.transpose(out, [order.index(d) for d in range(rank)])

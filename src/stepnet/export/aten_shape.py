@@ -221,7 +221,8 @@ def _diagonal(b: AtenNet, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1)
 def _repeat(b: AtenNet, x: Any, repeats: Sequence[Any]) -> Any:
     if b.is_ragged(x):
         return NotImplemented
-    return b.emit.call("tile", b.out(x), b.sizes(repeats))
+    value, more = b.out(x), range(len(repeats) - len(b.shape(x)))
+    return b.emit.call("tile", b.emit.unsqueeze(value, *more) if more else value, b.sizes(repeats))
 
 
 @rule("constant_pad_nd", "pad")

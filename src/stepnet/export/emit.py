@@ -13,12 +13,18 @@ from .nodes import I64, Nodes
 
 END = 2**63 - 1  # of an axis, whatever its size
 
+_OF_REALS = {"floor", "ceil", "round", "trunc", "relu"}
+
 
 class Emit(Nodes):
     """Adds nodes to one graph, some of them at once."""
 
     def pointwise(self, op: str, *operands: Value) -> Value:
         """An op element by element, also one that is made of others."""
+        dtype = self.graph.dtype(operands[0])
+        if not dtype.is_floating_point and op in _OF_REALS:  # of which files have these alone
+            x = operands[0]
+            return self.call("maximum", x, self.number(0, dtype)) if op == "relu" else x
         made = MADE_OF.get(op)
         return self.call(op, *operands) if made is None else made(self, *operands)
 

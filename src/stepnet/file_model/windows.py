@@ -74,15 +74,17 @@ class Window:
         """What is padded besides, so that a last, incomplete window counts."""
         extra = []
         for i, (size, (a, b)) in enumerate(zip(sizes, self.pads(sizes), strict=True)):
-            wide = (self.kernel[i] - 1) * self.dilations[i] + 1
-            if not isinstance(size, int) and self.rounding != "floor" and self.strides[i] <= wide and not b:
-                extra.append(self.strides[i] - 1)  # an open size: what is too much is no window
-                continue
+            wide, step = (self.kernel[i] - 1) * self.dilations[i] + 1, self.strides[i]
             rest = size + a + b - wide
-            add = -rest % self.strides[i] if self.rounding != "floor" and rest >= 0 else 0
-            if self.rounding == "ceil_torch" and rest + add >= size + a:
-                add = 0 if add else -1  # the last window would begin in the padding
-            extra.append(add)
+            inside = self.rounding == "ceil" or b + step <= wide  # where the last one begins, or need not
+            if self.rounding == "floor" or (isinstance(rest, int) and rest < 0):
+                extra.append(0)
+            elif not isinstance(rest, int) and inside:
+                extra.append(step - 1)  # what is too much is no window
+            else:
+                count = -(-rest // step) + 1
+                count = count if inside else torch.sym_min(count, -(-(size + a) // step))
+                extra.append((count - 1) * step - rest)
         return extra
 
     def pad(self, x: Tensor, value: float, *, more: bool = True) -> Tensor:
@@ -90,14 +92,14 @@ class Window:
         sizes = list(x.shape[2:])
         pads, extra = self.pads(sizes), self.more(sizes)
         flat = [n for (a, b), c in zip(pads[::-1], extra[::-1], strict=True) for n in (a, b + c * more)]
-        x = F.pad(x, flat, value=value) if any(flat) else x
+        x = F.pad(x, flat, value=value) if _some(flat) else x
         for axis, k, dilation in zip(range(2, x.dim()), self.kernel, self.dilations, strict=True):
             size, wide = x.shape[axis], (k - 1) * dilation + 1
             if isinstance(size, int) and size < wide:
                 said = {"got": f"a window of {wide}", "expected": f"at most {size}, with its padding"}
                 raise Misfit(f"its window is wider than axis {axis}", **said, dims=(size, wide))
         rest = [n for c in extra[::-1] for n in (0, c)]
-        return x if more or not any(rest) else F.pad(x, rest)
+        return x if more or not _some(rest) else F.pad(x, rest)
 
     def parts(self, x: Tensor) -> Tensor:
         """What padded data has in each window: [batch, channels, windows..., numbers]."""
@@ -106,6 +108,11 @@ class Window:
         ):
             x = x.unfold(axis, (k - 1) * dilation + 1, stride)[..., ::dilation]
         return x.flatten(2 + len(self.kernel))
+
+
+def _some(sizes: Sequence[int]) -> bool:
+    """Whether anything is padded; an open size may be."""
+    return any(not isinstance(size, int) or size for size in sizes)
 
 
 def max_pool(window: Window, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from stepnet.openvino.writing.edit import Editor, all_nets, copied
 from .cut_tables import kept_cut
 from .dropped_slices import told_count
 from .floor_division import rounded_down
+from .joined_cell_states import cell_states_told
 from .left_out import with_defaults
 from .lrn_bias import with_whole_bias
 from .no_steps import taken_out
@@ -54,6 +55,7 @@ def worked_around(net: Net) -> Net:
         for layer in list(inner.layers.values()):
             if layer.type == "TensorIterator":
                 told_count(edit, layer)
+                cell_states_told(layer)
             if layer.type == "Loop":
                 states_needed(edit, layer)
             if layer.type in ("TensorIterator", "Loop"):
