@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -162,7 +163,7 @@ def test_attention_that_is_left_to_torch():
         y = beside(x, x, x, need_weights=False)[0]
         return y, h + y.mean((1, 2))[:, None] * torch.rand_like(h)  # no plan of it is checked
 
-    def gradient(backend: str) -> Tensor:
+    def gradient(backend: Any) -> Tensor:
         x = torch.linspace(-1, 1, 36, dtype=DTYPE).reshape(3, 1, 3, 4).requires_grad_()
         y, _ = recurrent(step, x, torch.zeros(1, 1, dtype=DTYPE), backend=backend)
         return torch.autograd.grad(y.square().sum(), x)[0]
