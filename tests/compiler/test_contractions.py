@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import string
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from outcomes import as_the_plain_loop
-from stepnet import LoDTensor
+from stepnet import LoDTensor, recurrent
 from stepnet.compiler.rewritten.contractions import contracted
+from stepnet.errors import SlowPathWarning
 
 DTYPE = torch.float64
 LENGTHS = [2, 0, 1]
@@ -132,6 +135,52 @@ def attended(x: Tensor) -> Tensor:
 
 def test_multi_head_attention():
     same(attended, (3, 4), [*OWN.parameters(), *OTHER.parameters()])
+
+
+CAUSAL = nn.TransformerEncoderLayer(4, 2, 3, dropout=0.0, batch_first=True, dtype=DTYPE)
+LATER = torch.ones(3, 3, dtype=torch.bool).triu(1)
+NOT_OF_ONE = torch.tensor([[0.0, 0.5, 0.0], [-torch.inf] * 3, [0.2, -torch.inf, 0.0]], dtype=DTYPE)
+
+
+def attended_in_part(x: Tensor) -> Tensor:
+    """Of what came before, by a hint; of nothing; of keys that several heads share; of no key at all."""
+    x = CAUSAL(x, src_mask=LATER, is_causal=True) + F.scaled_dot_product_attention(x, x, x, NOT_OF_ONE)
+    pairs = x.unflatten(2, (2, 2)).transpose(1, 2)
+    shared = F.scaled_dot_product_attention(pairs, pairs[:, :1], pairs[:, 1:], enable_gqa=True)
+    nothing = torch.ones(3, dtype=torch.bool).expand(x.shape[0], -1)
+    return x + shared.transpose(1, 2).flatten(2) + OWN(x, x, x, nothing, need_weights=False)[0]
+
+
+def test_attention_to_some():
+    same(attended_in_part, (3, 4), [*CAUSAL.parameters()])
+
+
+def test_attention_that_is_left_to_torch():
+    """Not forward alone by something else than torch's kernel, whose backward takes what it gives."""
+    beside = nn.MultiheadAttention(4, 2, add_zero_attn=True, batch_first=True, dtype=DTYPE)
+
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        y = beside(x, x, x, need_weights=False)[0]
+        return y, h + y.mean((1, 2))[:, None] * torch.rand_like(h)  # no plan of it is checked
+
+    def gradient(backend: Any) -> Tensor:
+        x = torch.linspace(-1, 1, 36, dtype=DTYPE).reshape(3, 1, 3, 4).requires_grad_()
+        y, _ = recurrent(step, x, torch.zeros(1, 1, dtype=DTYPE), backend=backend)
+        return torch.autograd.grad(y.square().sum(), x)[0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowPathWarning)
+        torch.testing.assert_close(gradient("auto"), gradient("naive"))
+
+
+def test_a_mask_leaves_what_is_no_number():
+    def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return F.scaled_dot_product_attention(h, x, h, torch.eye(3, dtype=torch.bool)), h + 0.0
+
+    x, h = torch.randn(2, 1, 3, 4, dtype=DTYPE), torch.randn(1, 3, 4, dtype=DTYPE)
+    x[0, 0, 1] = torch.nan
+    ours, plain = (recurrent(step, x, h, backend=name)[0] for name in ("eager", "naive"))
+    torch.testing.assert_close(ours, plain, equal_nan=True)
 
 
 def test_convolutions_of_groups_and_of_the_same_size():

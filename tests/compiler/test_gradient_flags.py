@@ -179,6 +179,21 @@ def test_a_step_that_asks_what_stays_so_has_a_plan():
                 assert torch.equal(y, recurrent(step, rows, first.detach(), backend="naive")[0])
 
 
+@pytest.mark.parametrize("derivative", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian])
+def test_a_step_of_derivatives_has_a_plan(derivative):
+    """Torch asks for itself, of tensors of which the derivative alone tells."""
+
+    def step(x, h):
+        h = h * torch.vmap(derivative(lambda row: torch.tanh(row @ W)))(x + h).flatten(2).sum(2)
+        return h, h
+
+    x, h = torch.ones(3, 2, 2, dtype=torch.float64, requires_grad=True), torch.ones(2, 2, dtype=torch.float64)
+    for around in (torch.enable_grad, torch.no_grad):
+        with around():
+            ours, plain = (recurrent(step, x, h, backend=b)[0] for b in ("eager", "naive"))
+        torch.testing.assert_close(ours, plain)
+
+
 BRANCHES = {
     "above a million": lambda n: n > 1_000_000,
     "a product": lambda n: 3 * n > 1_000_000,

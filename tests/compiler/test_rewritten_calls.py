@@ -113,6 +113,7 @@ LOOKUPS = {
     "rows of a weight": lambda i: W["table"][i],
     "rows counted from the end": lambda i: W["table"][i - 5],
     "numbers of a vector": lambda i: W["numbers"][i][:, None],
+    "places of 32 bits": lambda i: W["table"][i.int()] * W["images"][i.int() - 5, 0, i % 3][:, None],
     "images": lambda i: W["images"][i].flatten(1),
     "index_select": lambda i: torch.index_select(W["table"], 0, i),
     "columns": lambda i: W["table"][:, i % 4].t() * W["table"].index_select(1, i % 4).mT,

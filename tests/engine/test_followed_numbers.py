@@ -154,6 +154,11 @@ def test_what_looks_at_a_number_sees_each(name, recorded):
     check(step_of(SEEN[name]), [*RAMP[::-1], *RAMP, *ODD], temperature)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_function_that_refuses_some_numbers_sees_each():
+    check(step_of(lambda h: F.softshrink(h, NOW.t)), [*RAMP, -2.0], temperature)
+
+
 class Annealed(nn.Module):
     scale = 1.0
 

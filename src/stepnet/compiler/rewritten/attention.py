@@ -14,21 +14,22 @@ def attention(
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
     """Products and a softmax; 0 where a mask leaves nothing to attend to."""
-    if dropout_p or enable_gqa or query.dim() < 3 or query.dim() != key.dim():
+    if dropout_p or query.dim() < 3 + enable_gqa or query.dim() != key.dim():
         return NotImplemented
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
     factor: float = query.shape[-1] ** -0.5 if scale is None else scale
     scores = (query * factor) @ key.transpose(-2, -1)
     if is_causal:
         places = torch.arange(query.shape[-2])[:, None], torch.arange(key.shape[-2])
-        attn_mask = places[0] >= places[1]
-    if attn_mask is None:
+        scores = torch.where(places[0] >= places[1], scores, -torch.inf)
+    elif attn_mask is None:
         return torch.softmax(scores, -1) @ value
-    if attn_mask.dtype == torch.bool:
-        scores = torch.where(attn_mask, scores, -torch.inf)
     else:
-        scores = scores + attn_mask
+        scores = scores + _as_numbers(~attn_mask if attn_mask.dtype == torch.bool else attn_mask, query)
     nothing = (scores == -torch.inf).all(-1, keepdim=True)
-    return torch.where(nothing, 0.0, torch.softmax(scores, -1)) @ value
+    shares = torch.softmax(torch.where(nothing, 0.0, scores), -1)  # of numbers: their gradient is 0, no NaN
+    return torch.where(nothing, 0.0, shares) @ value
 
 
 def heads_attention(
@@ -43,9 +44,9 @@ def heads_attention(
 ) -> Any:  # fmt: skip
     """`F.multi_head_attention_forward` of queries, keys and values [places, rows, features]."""
     odd = (
-        (dropout_p and training) or add_zero_attn or is_causal or query.dim() != 3 or key.dim() != 3
+        (dropout_p and training) or add_zero_attn or query.dim() != 3 or key.dim() != 3
         or any(t is not None for t in (bias_k, bias_v, static_k, static_v))
-        or (attn_mask is not None and attn_mask.dim() != 2)
+        or (is_causal if attn_mask is None else attn_mask.dim() != 2)
         or embed_dim_to_check != query.shape[2] or query.shape[2] % num_heads
         or key.shape[:2] != value.shape[:2]
     )  # fmt: skip
@@ -58,10 +59,10 @@ def heads_attention(
         weights = in_proj_weight.chunk(3)
     biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
     q, k, v = _projected((query, key, value), weights, biases)
-    mask = _as_numbers(attn_mask, q)
+    is_causal = is_causal and key_padding_mask is None and not need_weights  # a hint: torch looks at no mask
+    mask = None if is_causal else _as_numbers(attn_mask, q)
     if key_padding_mask is not None:
         padding = _as_numbers(key_padding_mask, q)
-        assert padding is not None
         padding = padding[:, None, None]  # [rows, heads, queries, keys]
         mask = padding if mask is None else mask + padding
     heads = [t.unflatten(2, (num_heads, -1)).transpose(1, 2) for t in (q, k, v)]
@@ -70,7 +71,7 @@ def heads_attention(
         found = torch.softmax(scores if mask is None else scores + mask, -1)
         out = found @ heads[2]
     else:
-        found, out = None, attention(*heads, attn_mask=mask)
+        found, out = None, attention(*heads, attn_mask=mask, is_causal=is_causal)
     out = F.linear(out.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias).transpose(0, 1)
     if found is not None and average_attn_weights:
         found = found.mean(1)
@@ -86,7 +87,7 @@ def _projected(sources: tuple[Tensor, ...], weights: Any, biases: Any) -> list[T
     return [F.linear(t, w, b) for t, w, b in zip((query, key, value), weights, biases, strict=True)]
 
 
-def _as_numbers(mask: Tensor | None, like: Tensor) -> Tensor | None:
+def _as_numbers(mask: Any, like: Tensor) -> Any:
     """What is added to scores; of truth values -inf where they are true."""
     if mask is None or mask.dtype != torch.bool:
         return mask

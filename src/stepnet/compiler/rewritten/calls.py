@@ -28,6 +28,7 @@ from .sampling import SAMPLING
 from .torch_cells import TORCH_CELLS, TORCH_LAYERS
 
 _MOST_COPIES = 128  # that are joined
+_INDICES = (torch.int64, torch.int32)
 
 
 def _batch_norm(
@@ -104,8 +105,9 @@ def _rows_of_a_table(table: Tensor, index: Any) -> Any:
     if not any(is_wrapped(p) or (p.dim() and type(p.shape[0]) is not int) for p in picks):
         return NotImplemented  # the same for all rows
     known = (int, slice, type(...), type(None))
-    if not all(p.dtype == torch.int64 if isinstance(p, Tensor) else type(p) in known for p in items):
+    if not all(p.dtype in _INDICES if isinstance(p, Tensor) else type(p) in known for p in items):
         return NotImplemented
+    picks = [pick.long() for pick in picks]
     if table.is_complex():  # of which torch differentiates no embedding
         return torch.complex(*(_rows_of_a_table(part, index) for part in (table.real, table.imag)))
     table = table[tuple(slice(None) if isinstance(item, Tensor) else item for item in items)]

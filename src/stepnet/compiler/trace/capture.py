@@ -77,8 +77,9 @@ def _decompositions() -> dict[Any, Any]:
         torch.ops.aten.std,
         torch.ops.aten.empty_like,
         torch.ops.aten.zeros,
-        torch.ops.aten.ones,
-    )  # normal form has rules for them
+        torch.ops.aten.ones,  # so far, normal form has rules for them
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,  # its backward takes what it gives
+    )
     for overload in [o for o in table if getattr(o, "overloadpacket", None) in kept]:
         del table[overload]
     light = {overload: lighter(overload, bare(made)) for overload, made in table.items()}

@@ -53,7 +53,7 @@ from .data_dependent import (
 from .draws import Draw, draw_of, generator_of
 from .library_ops import is_made_of_others
 from .mask_counts import Numbers, masks_in
-from .tensor_metadata import ASKS_FOR_GRADIENT, OWN_STATE
+from .tensor_metadata import ASKS_FOR_GRADIENT, OWN_STATE, asks_for_own_gradient
 from .unseen_calls import applied, unbatched
 from .writes import HOOKS_ON, SHOWS_MEMORY, hooks_on_others, refuse_other_memory, written
 
@@ -271,7 +271,7 @@ class _Reader(TorchFunctionMode):
             self.claims.decided(args[at], lambda: self.asked(bool(args[at]), args[at:], {}))
         if func in OWN_STATE:
             self.told(args, out)
-        if func == ASKS_FOR_GRADIENT and self.of_rows.has(args):
+        if asks_for_own_gradient(func, args) and self.of_rows.has(args):
             self.wanted.append(out)
         self.add(out)
         if draw is not None:

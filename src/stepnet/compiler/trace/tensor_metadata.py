@@ -6,6 +6,8 @@ itself. Of rows, each way to run them has its own answer, so a step that asks fo
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,3 +20,10 @@ OWN_STATE = frozenset(
 )
 # Not among them: it is the same for all rows of most calls.
 ASKS_FOR_GRADIENT = vars(torch._C.TensorBase)["requires_grad"].__get__
+
+
+def asks_for_own_gradient(func: Any, args: Any) -> bool:
+    """Whether a call asks a tensor whether it requires a gradient, and it is the tensor that tells: along one
+    that torch.func differentiates, the derivative does."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return func == ASKS_FOR_GRADIENT and not functorch.is_gradtrackingtensor(args[0])
