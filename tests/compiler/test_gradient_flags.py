@@ -158,14 +158,25 @@ def test_a_step_that_asks_for_them(name):
 
 
 def test_a_step_that_asks_what_stays_so_has_a_plan():
-    def step(x, h):
+    def of_the_state(x, h):
         k = 2.0 if h.requires_grad and W.requires_grad else 0.5
         return h, torch.tanh(x @ W + h * k)
 
+    def of_what_it_made(x, h):  # as those who register a hook
+        h = torch.tanh(x @ W + h)
+        return h * (2.0 if h.requires_grad else 0.5), h
+
     x, h = torch.ones(3, 2, 2, dtype=torch.float64), torch.ones(2, 2, dtype=torch.float64)
-    recurrent(step, x, h.requires_grad_(), backend="eager")
-    with torch.no_grad():
-        recurrent(step, x, h.detach(), backend="eager")
+    for step, first in (
+        (of_the_state, h.clone().requires_grad_()),
+        (of_what_it_made, h),
+        (of_what_it_made, h.clone().requires_grad_()),
+    ):
+        recurrent(step, x, first, backend="eager")
+        for rows in (x, x.clone().requires_grad_()):
+            with torch.no_grad():
+                y, _ = recurrent(step, rows, first.detach(), backend="eager")
+                assert torch.equal(y, recurrent(step, rows, first.detach(), backend="naive")[0])
 
 
 BRANCHES = {

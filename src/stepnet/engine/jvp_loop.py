@@ -155,19 +155,25 @@ class Along:
 
 def _alias(tensor: Tensor) -> Tensor:
     """A tensor to be differentiated by: what is done with it here, and not what others do."""
-    return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
+    return tensor.view_as(tensor) if _asks(tensor) else tensor.detach().requires_grad_()
 
 
 def _leads_to_these_alone(tensor: Tensor, leaves: Collection[int], begins: Collection[Any]) -> bool:
     """Whether a tensor requires a gradient for some leaves, told by their numbers, and for nothing else;
     where the history of what a body is given begins is known."""
     with torch._C.DisableTorchFunction():
-        asks, node = tensor.requires_grad, tensor.grad_fn
-    if not asks or node is None:
+        node = tensor.grad_fn
+    if not _asks(tensor) or node is None:
         return id(tensor) in leaves
     nodes = history([node], begins)
     others = (n for n in nodes if n in begins or (hasattr(n, "variable") and id(n.variable) not in leaves))
     return next(others, None) is None
+
+
+def _asks(tensor: Tensor) -> bool:
+    """Whether a tensor requires a gradient; it is not the step that wants to know."""
+    with torch._C.DisableTorchFunction():
+        return tensor.requires_grad
 
 
 def differs(value: Any) -> bool:
@@ -182,14 +188,14 @@ def _derivative(
     `J' u` is linear in u, and its own gradient is J. So it is what autograd says, of a detached value as of
     a Function of the user's."""
     zeros = [torch.zeros_like(t) for t in results]
-    follow = [i for i, t in enumerate(results) if t.requires_grad]
+    follow = [i for i, t in enumerate(results) if _asks(t)]
     if not follow:
         return zeros
     u = [torch.zeros_like(results[i], requires_grad=True) for i in follow]
     pulled = torch.autograd.grad(
         [results[i] for i in follow], points, u, create_graph=True, allow_unused=True
     )
-    pairs = [(p, v) for p, v in zip(pulled, directions, strict=True) if p is not None and p.requires_grad]
+    pairs = [(p, v) for p, v in zip(pulled, directions, strict=True) if p is not None and _asks(p)]
     if pairs:
         found = torch.autograd.grad(
             [p for p, _ in pairs], u, [v for _, v in pairs], create_graph=recorded, allow_unused=True

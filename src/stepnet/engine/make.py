@@ -42,7 +42,7 @@ from .other_threads import Meanwhile
 from .reads import Reads, ReadsChanged, read_anew, settings, steps_of_inner_loops
 from .rows import Sequences, samples
 from .stride_dependence import check_strided
-from .trial import OTHERWISE_LATER, Seen, apart, try_on_rows, untaken, weights_of
+from .trial import Seen, apart, try_on_rows, untaken, weights_of
 
 _FAILS = "compiling it fails"
 
@@ -132,15 +132,13 @@ def _compile(
     x, states = samples(sequences.x_rows, ROWS), samples(sequences.states, ROWS)
     line = line_in(reads.files)
     with inner_loops(None, line) as loops:
-        seen = try_on_rows(entry, snapshot, loop, reads, sequences._replace(x_rows=x, states=states))
+        few = sequences._replace(x_rows=x, states=states)
+        seen = try_on_rows(entry, snapshot, loop, reads, few, sequences)
     if loops.too_long is not None:
         raise loops.too_long.fresh()
     most = steps_of_inner_loops(reads, loops.longest)
     if entry.changes is not None:
         return None
-    wanted = any(t.requires_grad for t in (*sequences.x_rows, *sequences.states))
-    if seen.asks_for_gradient and wanted and not torch.is_grad_enabled():  # views still tell of it
-        raise OTHERWISE_LATER.fresh()
     numbers = [] if reads.inputs is None else reads.inputs.tensors
     weights = weights_of((*seen.tensors, *numbers), reads, (*x, *states))
     signature = _signature(loop, sequences, weights, seen.draws)

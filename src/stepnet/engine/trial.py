@@ -15,7 +15,7 @@ from stepnet.compiler.reads.undo import Snapshot, is_only_thread
 from stepnet.compiler.trace.data_dependent import CLAIMED
 from stepnet.compiler.trace.draws import Draw, drawn_in_order, kept
 from stepnet.compiler.trace.iteration import iteration
-from stepnet.compiler.trace.record import asks_for_gradient, has_own_backward, tried
+from stepnet.compiler.trace.record import Trial, asks_for_gradient, has_own_backward, tried
 from stepnet.compiler.trace.set_aside import without_compiled_autograd, without_hooks, without_modes
 from stepnet.compiler.trace.untraced_constants import lost_tensor, may_be_constant
 from stepnet.data.modes import draws_put_back, for_plans
@@ -48,12 +48,6 @@ def apart(reads: Reads) -> Iterator[None]:
         yield
 
 
-OTHERWISE_LATER = Unsupported(
-    "the step asks whether a row requires a gradient, which those of later steps may not do alike",
-    remedy="ask torch.is_grad_enabled(), or a weight",
-)
-
-
 class Seen(NamedTuple):
     """What a body was seen to do on a few rows.
 
@@ -64,7 +58,6 @@ class Seen(NamedTuple):
         draws: from generators of its own.
         asks_captured: whether an answer follows from tensors of which its key does not tell the numbers.
         strides_matter: whether it may give something else of rows that lie otherwise in memory.
-        asks_for_gradient: whether its Python asks rows whether they require one.
     """
 
     tensors: list[Tensor]
@@ -73,14 +66,16 @@ class Seen(NamedTuple):
     draws: list[Draw]
     asks_captured: bool
     strides_matter: bool
-    asks_for_gradient: bool
 
 
-def try_on_rows(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences) -> Seen:
-    """Try a body on a few rows.
+def try_on_rows(
+    entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows: Sequences, whole: Sequences
+) -> Seen:
+    """Try a body on a few rows. `whole`: the caller's.
 
     Raises:
-        Unsupported: it fails, changes a tensor, or does not do the same twice.
+        Unsupported: it fails, changes a tensor, does not do the same twice, or asks what later steps answer
+            otherwise.
     """
     before, generators = versions(reads.tensors), reads.reach.generators
     if reads.open is not None:
@@ -104,10 +99,9 @@ def try_on_rows(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows
                 f"the step reads a tensor that was made without a call that torch reports, by {reads.open}",
                 remedy="make it by torch's functions, in Python that is not scripted; or backend='naive'",
             )
-        seen = Seen(
-            reads.read, None, again.answers, [], asks_captured=False, strides_matter=True,
-            asks_for_gradient=asks_for_gradient(reads.whole),
-        )  # fmt: skip
+        seen = Seen(reads.read, None, again.answers, [], asks_captured=False, strides_matter=True)
+        if asks_for_gradient(reads.whole):
+            _check_wanted(loop, rows, whole, generators, None)
         entry.own_backward = has_own_backward(reads.whole)
     else:
         try:
@@ -117,18 +111,15 @@ def try_on_rows(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows
                 run = functools.partial(iteration, loop, x, states, rows.shared)
                 trial = tried(run, [*x, *states], generators)
             _check_draws(trial.draws, generators, states_before)
-            y_spec, _, new = trial.result
-            if trial.asks_for_gradient and [t.requires_grad for t in new] != [
-                t.requires_grad for t in states
-            ]:
-                raise OTHERWISE_LATER.fresh()
+            y_spec, *_ = trial.result
+            if trial.wanted:
+                _check_wanted(loop, rows, whole, generators, trial)
             entry.own_backward = trial.own_backward
             entry.in_backward = InBackward.of(trial.functions)
             draws = [draw for draw, _ in trial.draws]
             seen = Seen(
-                trial.tensors, y_spec, trial.answers, draws, trial.asks_captured, trial.strides_matter,
-                trial.asks_for_gradient,
-            )  # fmt: skip
+                trial.tensors, y_spec, trial.answers, draws, trial.asks_captured, trial.strides_matter
+            )
         except Unsupported:
             raise
         except Exception as error:
@@ -138,6 +129,48 @@ def try_on_rows(entry: Entry, snapshot: Snapshot, loop: Loop, reads: Reads, rows
         raise Unsupported("the step changes a tensor it did not make, in place")
     entry.changes = frozenset() if snapshot.changed() else None
     return seen
+
+
+def _check_wanted(
+    loop: Loop, rows: Sequences, whole: Sequences, generators: Sequence[torch.Generator], first: Trial | None
+) -> None:
+    """Ask a body again whether its rows require a gradient: with states that do where those of later steps
+    do, and where nothing is recorded with rows that do where the caller's do: their views still tell of it.
+
+    Raises:
+        Unsupported: it is told something else.
+    """
+    before = [generator.get_state() for generator in generators]
+
+    def told(x: Sequence[Tensor], states: Sequence[Tensor]) -> Trial:
+        return tried(functools.partial(iteration, loop, x, states, rows.shared), [*x, *states], generators)
+
+    with draws_put_back():
+        states = rows.states
+        known = told(rows.x_rows, states) if first is None else first
+        if not torch.is_grad_enabled():
+            alike = [told(_wanting(rows.x_rows, whole.x_rows), _wanting(states, whole.states)).wanted]
+        else:
+            alike, now = [known.wanted], known
+            for _ in states:
+                if all(
+                    a.requires_grad is b.requires_grad for a, b in zip(states, now.result[2], strict=True)
+                ):
+                    break
+                states = _wanting(states, now.result[2])
+                now = told(rows.x_rows, states)
+                alike.append(now.wanted)
+    for generator, state in zip(generators, before, strict=True):
+        generator.set_state(state)
+    if any(answers != known.wanted for answers in alike):
+        raise Unsupported(
+            "the step asks whether a row requires a gradient, which those of later steps may not do alike",
+            remedy="ask torch.is_grad_enabled(), or a weight",
+        )
+
+
+def _wanting(tensors: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+    return [t.detach().requires_grad_(of.requires_grad) for t, of in zip(tensors, like, strict=True)]
 
 
 def _check_draws(

@@ -82,8 +82,8 @@ class Trial(NamedTuple):
     own. `strides_matter`: whether it wrote into tensors or cut some off, so that it may matter which two are
     one, or drew from a generator of its own, which may go by the order of memory. `own_backward`: if code
     of its own runs in backward: hooks, custom Functions. `functions`: these, if that is all and each is found
-    by its name, so that it is one and the same at every call. `asks_for_gradient`: its Python asks whether
-    rows require one."""
+    by its name, so that it is one and the same at every call. `wanted`: the answers to its Python's
+    questions whether rows require a gradient."""
 
     result: Any
     tensors: list[Tensor]
@@ -93,7 +93,7 @@ class Trial(NamedTuple):
     strides_matter: bool
     own_backward: bool
     functions: tuple[Any, ...] | None
-    asks_for_gradient: bool
+    wanted: list[bool]
 
 
 def record(
@@ -169,7 +169,7 @@ def tried(
     return Trial(
         result, used, mode.answers, mode.asks_captured, mode.draws, mode.strides_matter,
         own_backward=mode.hooks or bool(own), functions=own if closed else None,
-        asks_for_gradient=mode.asks_for_gradient,
+        wanted=mode.wanted,
     )  # fmt: skip
 
 
@@ -195,7 +195,7 @@ class _Reader(TorchFunctionMode):
         self.asks_captured = False
         self.strides_matter = False
         self.hooks = False  # whether it registers any
-        self.asks_for_gradient = False  # whether rows require one
+        self.wanted: list[bool] = []  # whether rows require a gradient, where that is asked
         self._grad = torch.is_grad_enabled()
         self._noise = torch.get_rng_state()
         self.add(given)
@@ -271,7 +271,8 @@ class _Reader(TorchFunctionMode):
             self.claims.decided(args[at], lambda: self.asked(bool(args[at]), args[at:], {}))
         if func in OWN_STATE:
             self.told(args, out)
-        self.asks_for_gradient |= func == ASKS_FOR_GRADIENT and self.of_rows.has(args)
+        if func == ASKS_FOR_GRADIENT and self.of_rows.has(args):
+            self.wanted.append(out)
         self.add(out)
         if draw is not None:
             self.draws.append((draw, out.clone()))
