@@ -102,6 +102,25 @@ def test_a_wrong_executor_of_16_bits_is_declined(op, dtype, monkeypatch):
         recurrent(LayerNormLSTM(16, 16).to(dtype), x, backend="eager")
 
 
+def test_what_is_wrong_for_one_row_alone_is_not_laid_on_the_step(monkeypatch):
+    right = ops._POINTWISE["tanh"]
+    monkeypatch.setitem(ops._POINTWISE, "tanh", lambda t: right(t) * (2.0 if t.shape[0] == 1 else 1.0))
+
+    def step(x, h):
+        h = torch.tanh(x + h)
+        return h, h
+
+    def asks(x, h):
+        h = torch.tanh(x + h) if x.shape[0] > 1 else x - h
+        return h, h
+
+    x, h = torch.randn(5, 3, 2), torch.zeros(3, 2)
+    with pytest.raises(Unsupported, match="self-check: y0 differs"):
+        recurrent(step, x, h, backend="eager")
+    with pytest.raises(Unsupported, match="for one it gives other results"):
+        recurrent(asks, x, h, backend="eager")
+
+
 def test_ties_met_by_rounding_to_16_bits():
     """Whole rows of the gradient of a weight hang on which of two about equal numbers is the largest."""
     torch.manual_seed(9)
