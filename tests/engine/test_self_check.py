@@ -10,7 +10,7 @@ from torch import nn
 
 from covering import few
 from stepnet.api import recurrent
-from stepnet.cells import LayerNormLSTM
+from stepnet.cells import SLSTM, LayerNormLSTM
 from stepnet.compiler.trace import torch_tracers
 from stepnet.errors import SlowPathWarning, Unsupported
 from stepnet.executors.torch_ops import ops
@@ -89,6 +89,44 @@ def test_a_wrong_executor_is_declined_under_autocast(op, monkeypatch):
     monkeypatch.setitem(ops._POINTWISE, op, lambda *values: right(*values) * 1.3)
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(Unsupported, match="self-check"):
         recurrent(LayerNormLSTM(1, 4), torch.randn(8, 1, 1, requires_grad=True), backend="eager")
+
+
+@pytest.mark.parametrize("dtype", few([torch.bfloat16, torch.float16], [torch.bfloat16]), ids=str)
+@pytest.mark.parametrize("op", few(["tanh", "sigmoid"], ["tanh"]))
+def test_a_wrong_executor_of_16_bits_is_declined(op, dtype, monkeypatch):
+    """Their last digits are percents: numbers that nudged inputs may reach a hundred times as far are any."""
+    right = ops._POINTWISE[op]
+    monkeypatch.setitem(ops._POINTWISE, op, lambda *values: right(*values) * 1.3)
+    x = torch.randn(8, 2, 16).to(dtype).requires_grad_()
+    with pytest.raises(Unsupported, match="self-check"):
+        recurrent(LayerNormLSTM(16, 16).to(dtype), x, backend="eager")
+
+
+def test_what_is_wrong_for_one_row_alone_is_not_laid_on_the_step(monkeypatch):
+    right = ops._POINTWISE["tanh"]
+    monkeypatch.setitem(ops._POINTWISE, "tanh", lambda t: right(t) * (2.0 if t.shape[0] == 1 else 1.0))
+
+    def step(x, h):
+        h = torch.tanh(x + h)
+        return h, h
+
+    def asks(x, h):
+        h = torch.tanh(x + h) if x.shape[0] > 1 else x - h
+        return h, h
+
+    x, h = torch.randn(5, 3, 2), torch.zeros(3, 2)
+    with pytest.raises(Unsupported, match="self-check: y0 differs"):
+        recurrent(step, x, h, backend="eager")
+    with pytest.raises(Unsupported, match="for one it gives other results"):
+        recurrent(asks, x, h, backend="eager")
+
+
+def test_ties_met_by_rounding_to_16_bits():
+    """Whole rows of the gradient of a weight hang on which of two about equal numbers is the largest."""
+    torch.manual_seed(9)
+    cell, x = SLSTM(128, 128), torch.randn(6, 3, 128, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert recurrent(cell, x, backend="c")[0].requires_grad
 
 
 @pytest.mark.parametrize(
