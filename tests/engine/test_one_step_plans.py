@@ -87,6 +87,16 @@ def test_the_numbers_of_the_plain_loop(name, train):
         assert (SAID in str(explain(step, x[None], state, backend=BACKEND))) == in_one
 
 
+@pytest.mark.parametrize("train", [False, True])
+def test_the_numbers_of_a_call_do_not_change_from_one_to_the_next(train):
+    step, x, state = Policy(), torch.randn(1, N, 37, **DOUBLE), states((H,))
+    step.encoder = nn.Linear(37, H, **DOUBLE)
+    plans.forget()
+    with torch.set_grad_enabled(train):
+        first, *others = [recurrent(step, x, state, backend=BACKEND)[0] for _ in range(5)]
+    assert all(first.equal(other) for other in others)
+
+
 def test_what_changes_of_the_step_is_seen():
     step, x, state = Policy(), torch.randn(1, N, F, **DOUBLE), states((H,))
     changes = (

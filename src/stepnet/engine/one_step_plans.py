@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from stepnet.compiler.rewritten.inner_loops import is_guarded
 from stepnet.data.lod import LoDTensor
 from stepnet.executors.layout import Layout
 from stepnet.executors.ready import Ready, for_one_step
@@ -35,7 +36,8 @@ def plan_of_one_step(entry: Entry, loop: Callable[[], Loop], reads: Reads, seque
     ready, compiled = entry.ready, entry.compiled
     assert ready is not None
     assert compiled is not None
-    if about_as_many(sequences.layout.sequences) > _MOST or ready.plan.random:
+    as_ever = ready.plan.random or is_guarded(entry.y_spec)
+    if as_ever or about_as_many(sequences.layout.sequences) > _MOST:
         return ready
     if entry.one_step is None:
         entry.one_step = ready

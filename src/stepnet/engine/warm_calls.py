@@ -236,7 +236,7 @@ class Asked(NamedTuple):
     def run(self, entry: Entry, find: Find) -> tuple[Any, Any]:
         """y and the final state, by a plan. `find`: see `RunsAlong`."""
         steps = self.steps
-        call = self.call(entry, find, steps)
+        call = self.call(entry, find, steps)._replace(ready=self.ready(entry))
         weights = [self.tensors[place] for place in entry.weights]
         out = run_plan(
             call, [contiguous(t) for t in self.rows], [contiguous(s) for s in self.states], weights
