@@ -89,8 +89,9 @@ def test_the_numbers_of_the_plain_loop(name, train):
 
 @pytest.mark.parametrize("train", [False, True])
 def test_the_numbers_of_a_call_do_not_change_from_one_to_the_next(train):
-    step, x, state = Policy(), torch.randn(1, N, 37, **DOUBLE), states((H,))
-    step.encoder = nn.Linear(37, H, **DOUBLE)
+    step, x, state = Policy(), torch.randn(1, N, 257), states((H,)).float()
+    step.encoder = nn.Linear(257, H)
+    step.float()
     plans.forget()
     with torch.set_grad_enabled(train):
         first, *others = [recurrent(step, x, state, backend=BACKEND)[0] for _ in range(5)]
