@@ -47,6 +47,7 @@ class Entry:
     sizes: dict[int, Entry] = field(default_factory=dict)  # the same for more or fewer sequences
     # Of one step of about so many sequences: whether the step itself is faster.
     itself: dict[int, bool] = field(default_factory=dict)
+    one_step: Ready | None = None  # what runs calls of one step of few sequences, if that was looked for
 
     def of_size(self, size: int) -> Entry | None:
         """This, or the same for about as many sequences as `size` says; None if that was not made yet."""

@@ -285,7 +285,7 @@ def _timed(entry: Entry, loop: Loop, reads: Reads, sequences: Sequences, size: i
     assert accepted is not None
     assert entry.compiled is not None
     said = {"ready": accepted.ready, "refusals": [*accepted.refusals], "notes": [*accepted.notes]}
-    made: Entry = replace(entry, **said, twice=None, forward_mode=None, size=size, sizes={})
+    made: Entry = replace(entry, **said, twice=None, forward_mode=None, size=size, sizes={}, one_step=None)
     tensors, grad = reads.tensors, torch.is_grad_enabled()
     weights = [(place, tensors[place], grad and tensors[place].requires_grad) for place in entry.weights]
     noise = Noise(entry.compiled.draws, reads.reach.generators)

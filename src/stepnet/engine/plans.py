@@ -129,19 +129,21 @@ def run(
     guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
     _check_may_run(entry, backend, guarded=guarded, random=random, transformed=transformed)
     as_ever = is_as_ever(entry, reads)
-    stays = as_ever or (guarded and not random and _is_closed(entry, reads))
+    stays, ready = as_ever or (guarded and not random and _is_closed(entry, reads)), entry.ready
     if asked is not None and stays and asked.is_of(reads):
         asked.keep(entry)
         may_be = not transformed and note is None and asked.is_faster_itself(entry, finding)
         done = asked.itself(entry) if may_be else None
         if done is not None:
             return _of_itself(loop, entry.y_spec, done, guarded=guarded)
+        if not transformed and note is None:
+            ready = asked.ready(entry)  # as later calls do, whose numbers are to be the same
     noise = Noise(entry.compiled.draws, reads.reach.generators)
     before = [generator.get_state() for generator in noise.generators]
     # as a warm call gives them: a checkpoint that computes this call again keeps the same
     steps = sequences.steps if further is None and note is None else ()
     call = _call(
-        entry, entry.ready, loop, reads, sequences, noise, find,
+        entry, ready, loop, reads, sequences, noise, find,
         steps=steps, along=not (transformed or random), guarded=guarded,
     )  # fmt: skip
     x_rows = [*(contiguous(rows) for rows in sequences.x_rows), *noise.tables(sequences.layout)]

@@ -33,6 +33,7 @@ from stepnet.executors.base import Executor
 from stepnet.executors.call import Call, goes_by_places, not_asked_for
 from stepnet.executors.direct import Lately
 from stepnet.executors.layout import Layout
+from stepnet.executors.ready import Ready
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.setting import only_plain
 from stepnet.ir.loop import Body, Loop
@@ -44,6 +45,7 @@ from .entries import Entry
 from .executor_choice import about_as_many
 from .inputs import inputs_of
 from .jvp_plan import Find, RunsAlong
+from .one_step_plans import is_one_step, plan_of_one_step
 from .plain import plain_loop
 from .reads import Reads, looks
 from .refused_steps import clock, rests
@@ -182,6 +184,13 @@ class Asked(NamedTuple):
         """What a plan is found by that is for about as many sequences."""
         return self.key, self.looks, about_as_many(self.layout.sequences)
 
+    def ready(self, entry: Entry) -> Ready:
+        """The plan that it runs by."""
+        assert entry.ready is not None
+        if not is_one_step(self.x[0], self.layout, self.way.axis):
+            return entry.ready
+        return plan_of_one_step(entry, self.loop, self.reads, self.sequences)
+
     def itself(self, entry: Entry) -> tuple[Any, Any] | None:
         """What `itself` gives."""
         given = self.x, self.states, self.tensors, self.form, self.way.axis
@@ -189,7 +198,7 @@ class Asked(NamedTuple):
 
     def is_faster_itself(self, entry: Entry, find: Callable[[str], Find]) -> bool:
         """Whether it is of one step, which by itself was timed faster than its plan."""
-        one = _is_one_step(self.x[0], self.layout, self.way.axis) and self.of.as_they_are(self.form)
+        one = is_one_step(self.x[0], self.layout, self.way.axis) and self.of.as_they_are(self.form)
         may_be = one and self.way.backend == AUTO and autocast_dtype("cpu") is None
         if not may_be or entry.ready is None or entry.ready.plan.random or is_kept_twice():
             return False
@@ -227,7 +236,7 @@ class Asked(NamedTuple):
     def run(self, entry: Entry, find: Find) -> tuple[Any, Any]:
         """y and the final state, by a plan. `find`: see `RunsAlong`."""
         steps = self.steps
-        call = self.call(entry, find, steps)
+        call = self.call(entry, find, steps)._replace(ready=self.ready(entry))
         weights = [self.tensors[place] for place in entry.weights]
         out = run_plan(
             call, [contiguous(t) for t in self.rows], [contiguous(s) for s in self.states], weights
@@ -260,13 +269,6 @@ class Asked(NamedTuple):
             return plain_loop(self.loop(), self.sequences, self.reads, places)(*tables)
 
         return plain
-
-
-def _is_one_step(x: Tensor | LoDTensor, layout: Layout, axis: int) -> bool:
-    """Whether each of some sequences has one row, and there are any."""
-    if type(x) is Tensor:
-        return layout.sequences > 0 and x.shape[axis] == 1
-    return layout.steps == 1 and layout.rows == layout.sequences
 
 
 def itself(
@@ -392,6 +394,7 @@ class _Like(NamedTuple):
     low: torch.dtype | None  # of autocast
     tried: tuple[Executor, ...]
     entry: Entry
+    made_for: Ready  # its plan
     form: tuple[Spec, Spec]
     way: Way
     find: Find
@@ -432,7 +435,8 @@ class _Like(NamedTuple):
         """The run of a call that a backward may follow."""
         if any(map(is_copied, call.rows)):
             call = call.of_one_row()
-        return call.call(self.entry, self.find, self.call.steps, self.call.as_it_is)
+        run = call.call(self.entry, self.find, self.call.steps, self.call.as_it_is)
+        return run._replace(ready=self.call.ready)
 
 
 def warm(
@@ -491,7 +495,7 @@ def _warm(
     layout, one = pieces, False
     if pieces is None and ragged:
         layout = Layout.of(first.structure, way[0])
-        one = _is_one_step(first, layout, way[2])
+        one = is_one_step(first, layout, way[2])
     if n is not None:  # sequences of any lengths, and about as many
         seen = about_as_many(n), ragged, one, seen
     grad = torch.is_grad_enabled()
@@ -500,7 +504,7 @@ def _warm(
     like: _Like | None = found.likes.get(looks)
     if (
         like is not None
-        and like.call.ready is like.entry.ready
+        and like.made_for is like.entry.ready
         and (draws or not like.call.ready.plan.random)
         and like.alike(*given)
         and like.tried is tried(way[3])
@@ -559,7 +563,7 @@ def _like(
     ragged, low = isinstance(call.x[0], LoDTensor), autocast_dtype("cpu")
     assert entry.ready is not None
     assert entry.compiled is not None
-    ready, steps = entry.ready, call.steps
+    ready, steps = call.ready(entry), call.steps
     as_it_is = low is None and not any(t.is_neg() or t._is_zerotensor() for t in given)
     what = ready, call.layout, entry.compiled.constants, not_asked_for
     alone = Call(*what, steps=steps, as_it_is=as_it_is)  # no backward follows
@@ -574,6 +578,7 @@ def _like(
         low=low,
         tried=tried(call.way.backend),
         entry=entry,
+        made_for=entry.ready,
         form=call.form,
         way=call.way,
         find=find(call.way.backend),

@@ -81,6 +81,10 @@ class Executor(ABC):
         """The loop as the executor wants it cut; it may move ops between regions."""
         return loop
 
+    def for_one_step(self, loop: LoopPlan) -> LoopPlan | None:
+        """The loop as it is best cut where each of few sequences has one row; None: as ever."""
+        return None
+
     @abstractmethod
     def scan(self, loop: LoopPlan, region: Region) -> Scan:
         """Make a scan of a prepared loop ready to run.

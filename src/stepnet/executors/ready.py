@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -277,6 +277,17 @@ def make_ready(executor: Executor, plan: Plan) -> Ready:
     ready = Ready(plan, forward, backward, executor)
     forward.hide(ready.extra)
     return ready
+
+
+def for_one_step(ready: Ready) -> Ready | None:
+    """The same where few sequences have one row each; None: as it is, or the executor declines it."""
+    with contextlib.suppress(Unsupported):
+        loop = ready.executor.for_one_step(ready.plan.forward)
+        if loop is not None:
+            forward = make_loop(ready.executor, loop)
+            forward.hide(ready.extra)
+            return replace(ready, forward=forward, members={}, lately=[])
+    return None
 
 
 def make_loop(executor: Executor, loop: LoopPlan) -> PreparedLoop:

@@ -11,6 +11,7 @@ from stepnet.executors.line import Line
 from stepnet.executors.line import Run as RunLine
 from stepnet.executors.loop import Bound, Scan
 from stepnet.executors.schedule.adopt import adopt
+from stepnet.executors.schedule.one_scan import in_one_scan
 from stepnet.executors.schedule.wide import gather_wide
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.ops import OPS, Stage
@@ -62,6 +63,9 @@ class GeneratedC(Executor):
 
     def prepare(self, loop: LoopPlan) -> LoopPlan:
         return adopt(gather_wide(loop, functools.partial(fits, loop)))
+
+    def for_one_step(self, loop: LoopPlan) -> LoopPlan | None:
+        return in_one_scan(loop)
 
     def scan(self, loop: LoopPlan, region: Region) -> CScan:
         return CScan(loop, region)
