@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -31,11 +33,9 @@ def over_words(x):
     return x.with_values(recurrent(CELL, words)[0].values)
 
 
+POOLINGS: tuple[Any, ...] = ("sum", "mean", "sqrt", "max", "first", "last")
 MODULES = {
-    **{
-        how: lambda x, how=how: over_sentences(stepnet.sequence_pool(x, how))
-        for how in ("sum", "mean", "sqrt", "max", "first", "last")
-    },
+    **{how: lambda x, how=how: over_sentences(stepnet.sequence_pool(x, how)) for how in POOLINGS},
     "softmax": lambda x: over_sentences(stepnet.sequence_pool(softmax(x), "sum")),
     "reverse": lambda x: over_sentences(stepnet.sequence_pool(stepnet.sequence_reverse(x), "first")),
     "expand": lambda x: over_sentences(stepnet.sequence_pool(expanded(x), "last")),
@@ -48,12 +48,13 @@ MODULES = {
 def test_of_words(name):
     module = MODULES[name]
     texts = [[torch.randn(n, 3).double() for n in words] for words in ((2, 3, 1, 4), (1,), (3, 2))]
-    live, got = stepnet.stream(module), [list[torch.Tensor]() for _ in texts]
-    for text in range(3):
-        live.open(text)
+    live = stepnet.stream(module)
+    got: dict[Any, list[torch.Tensor]] = {live.open(text): [] for text in range(3)}
     for at in range(4):
-        sentences = {k: LoDTensor.from_sequences(t[at : at + 1]) for k, t in enumerate(texts) if t[at:]}
+        sentences: dict[Any, Any] = {
+            k: LoDTensor.from_sequences(t[at : at + 1]) for k, t in enumerate(texts) if t[at:]
+        }
         for text, out in live.push(sentences).items():
             got[text].append(out.values if isinstance(out, LoDTensor) else out)
     whole = module(LoDTensor.from_sequences(texts))
-    torch.testing.assert_close(torch.cat([row for rows in got for row in rows]), whole.values)
+    torch.testing.assert_close(torch.cat([row for rows in got.values() for row in rows]), whole.values)
