@@ -112,3 +112,30 @@ def test_what_is_drawn_is_what_would_be(draw):
         torch.manual_seed(3)
         found.append(run(step, x, boot))
     torch.testing.assert_close(*found)
+
+
+MATRIX = torch.randn(5, 5)
+PRODUCTS = {
+    "from the left": lambda s: s @ MATRIX,
+    "linear": lambda s: F.linear(s, MATRIX),
+    "as a column": lambda s: (MATRIX @ s[:, None])[:, 0],
+    "from the right": lambda s: MATRIX @ s,
+    "mv": lambda s: torch.mv(MATRIX, s),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_features_that_might_be_rows_are_told_apart_in_silence(name, capfd):
+    product, x = PRODUCTS[name], torch.randn(4, 5)
+    stepnet.set_backend("eager")
+    loop = stepnet.create_whileloop([torch.tensor(0), x[0]])
+    with loop.frame() as (t, h):
+        loop.break_if(t == 4)
+        loop.update(h, torch.tanh(product(h) + x[t]))
+        loop.update(t, t + 1)
+    h = x[0]
+    for row in x:
+        h = torch.tanh(product(h) + row)
+    torch.testing.assert_close(loop.results[1], h)
+    assert "raised to a scan" in loop.explain()
+    assert capfd.readouterr().err == ""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -109,6 +110,19 @@ def _unflatten(input: Tensor, dim: Any, sizes: Any) -> Tensor:
     return out if isinstance(dim, str) else _as_asked(out, [None] * (dim % input.dim()) + list(sizes))
 
 
+class ToldByNumbers(Exception):
+    """Python, or torch, was to know what only numbers in tensors decide."""
+
+
+def _squeezed(input: Tensor, *dim: Any, **named: Any) -> Tensor:
+    """`squeeze` of dimensions of which it is known whether they are 1: torch takes the others for larger."""
+    asked = dim or tuple(named.values())
+    asked = asked[0] if asked and isinstance(asked[0], Sequence) else asked
+    if any(type(d) is int and free_unbacked_symbols(input.shape[d]) for d in asked):
+        raise ToldByNumbers
+    return torch.squeeze(input, *dim, **named)
+
+
 KEEPING_SIZES: dict[Any, Callable[..., Any]] = {
     torch.linspace: _linspace,
     F.one_hot: _one_hot,
@@ -119,6 +133,7 @@ KEEPING_SIZES: dict[Any, Callable[..., Any]] = {
     **{function: _reshaped(function) for function in (torch.reshape, Tensor.reshape, Tensor.view)},
     **dict.fromkeys((torch.unflatten, Tensor.unflatten), _unflatten),
     **dict.fromkeys((torch.split, Tensor.split), _split),
+    **dict.fromkeys((torch.squeeze, Tensor.squeeze), _squeezed),
 }
 
 

@@ -35,7 +35,7 @@ from stepnet.user_line import Line, raised_at, run_by
 from . import size_questions
 from .call_log import Asked, Request
 from .decompositions import Known, taken_apart
-from .keeping_sizes import KEEPING_SIZES
+from .keeping_sizes import KEEPING_SIZES, ToldByNumbers
 from .math_of_sizes import imports_noted
 
 
@@ -204,7 +204,12 @@ class _Traced(nn.Module):
     def forward(self, *leaves: Tensor) -> tuple[Tensor, ...]:
         self.asked.begin()
         with _Lines(self.where, self.asked):
-            results = tuple(self.run(*leaves))
+            try:
+                results = tuple(self.run(*leaves))
+            except RuntimeError as error:
+                if "data-dependent" not in str(error):
+                    raise
+                raise ToldByNumbers from error  # of torch's own torch.export prints the graph
         self.asked.results(results)
         return results
 
@@ -264,7 +269,8 @@ def _exported(
             if isinstance(cause, LoDError):
                 raise IRError(f"{where} cannot be written: {cause}") from error
             cause = cause.__cause__ or cause.__context__
-        text, line = str(error).strip().splitlines(), raised_at(error)
+        by_numbers = isinstance(error, ToldByNumbers)
+        text, line = str(error).strip().splitlines(), raised_at((by_numbers and error.__cause__) or error)
         if traced.asked.gradient is not None or "functorch tensor" in str(error):
             line = traced.asked.gradient
             raise IRError(
@@ -278,8 +284,14 @@ def _exported(
             ) from error
         raise IRError(
             f"{where} cannot be written: it could not be traced with sizes left open",
-            got=f"{type(error).__name__}: {text[0] if text else ''}" + (f" ({line.short})" if line else ""),
-            remedy="let sizes come from tensors (x.shape[0]), and use no Python control flow on values",
+            got=(
+                "a size or a truth that numbers in tensors decide"
+                if by_numbers
+                else f"{type(error).__name__}: {text[0] if text else ''}"
+            )
+            + (f" ({line.short})" if line else ""),
+            remedy="let sizes come from tensors (x.shape[0]), and use no Python control flow on values"
+            + ("; x[i] is the row of x[i : i + 1]" if by_numbers else ""),
             expected="calls of torch that are the same for all sizes",
         ) from error
 

@@ -401,7 +401,7 @@ class _Raising:
             if op.out in {*self.lines, *self.tested} - used:
                 continue
             if any(place < 0 for place in places((op.args, op.kwargs))):
-                raise rule("a loop inside reads or writes arrays of this one", op)
+                raise rule("a loop inside reads or writes arrays", op)
             calls.append(op)
         return tuple(
             replace(c, args=renamed(c.args, rename), kwargs=renamed(c.kwargs, rename), line="") for c in calls

@@ -8,7 +8,6 @@ import torch
 
 from ir_files import Net, edge, sliced
 from stepnet import onnx
-from stepnet.executors.setting import set_backend
 from stepnet.openvino import load, save
 
 
@@ -71,8 +70,7 @@ def test_slices_that_are_only_counted_where_no_rank_is_said(tmp_path):
 
 
 def test_a_loop_of_its_own_end_inside_of_another_is_written(tmp_path):
-    """What a loop works out of its ports as it runs is no change of it."""
-    set_backend("auto")
+    """What a loop works out of its ports as it runs is no change of it; nor need it run by a plan."""
     net = Net()
     x, h = net.parameter("x", "?,?,3"), net.parameter("h", "?,3")
     body = net.body()

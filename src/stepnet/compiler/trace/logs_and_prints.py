@@ -18,6 +18,7 @@ from stepnet.user_line import user_line
 from stepnet.watchers import during
 
 _LIBRARIES = ("torch", "stepnet")
+_OF_SHAPES = "torch._subclasses.fake_tensor"  # logs a traceback of shapes that do not fit
 _refused: ContextVar[list[Unsupported] | None] = ContextVar("stepnet_remarks", default=None)
 
 
@@ -45,6 +46,8 @@ def _refuse(refused: list[Unsupported], does: str, remedy: str | None = None) ->
 
 def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
     refused = _refused.get()
+    if refused is not None and logger.name == _OF_SHAPES:  # why there is no plan is said, or it is tried anew
+        return
     if refused is not None and logger.name.partition(".")[0] not in _LIBRARIES:
         raise _refuse(
             refused,
