@@ -194,6 +194,24 @@ def test_a_step_of_derivatives_has_a_plan(derivative):
         torch.testing.assert_close(ours, plain)
 
 
+def test_a_step_that_torch_asks_for_them_has_a_plan():
+    """As a hook of a module does; and what is asked to differentiate a gradient is not asked by the step."""
+    module = torch.nn.Tanh()
+    module.register_full_backward_hook(lambda module, of_inputs, grads: (of_inputs[0] * 0.5,))
+
+    def step(x, h):
+        h = module(x + h @ W)
+        return h.sin(), h
+
+    def second(backend):
+        x = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 2, 2).requires_grad_()
+        y, _ = recurrent(step, x, x.new_zeros(2, 2), backend=backend)
+        first = torch.autograd.grad(y.square().sum(), [x, W], create_graph=True)
+        return *first, *torch.autograd.grad(sum(g.square().sum() for g in first), [x, W])
+
+    torch.testing.assert_close(second("eager"), second("naive"))
+
+
 BRANCHES = {
     "above a million": lambda n: n > 1_000_000,
     "a product": lambda n: 3 * n > 1_000_000,
