@@ -206,7 +206,41 @@ def test_only_what_depends_on_the_state_stands_in_the_loop(check):
 
     written = check(stepnet.Recurrent(step), lambda t, b: (torch.randn(t, b, 4), torch.randn(b, 4)))
     assert written.types.index("Tanh") < written.types.index("Scan") < written.types.index("MatMul")
-    assert written.bodies == [["Mul", "Add", "Tanh", "Identity"]]
+    assert written.bodies == [["Mul", "Add", "Tanh", "Squeeze"]]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_gate_that_is_used_twice_is_computed_once(check, before):
+    """A GRU would hold its weights twice."""
+    gates, own, again = torch.nn.Linear(3, 8), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def step(x, h):
+        u, v = gates(x).chunk(2, -1)
+        g = (u + own(h)).sigmoid()
+        n = (v + (g * again(h) if before else again(g * h))).tanh()
+        h = g * h + (1 - g) * n
+        return h, h
+
+    written = check(stepnet.Recurrent(step), lambda t, b: (torch.randn(t, b, 3), torch.randn(b, 4)))
+    assert "GRU" not in written.types
+    assert [body.count("MatMul") for body in written.bodies] == [2]
+    outside = written.types[: written.types.index("Scan")]
+    assert outside.count("Gemm") == 2
+    assert "Add" not in outside  # the biases of both sides are one
+
+
+def test_an_input_gate_that_forgets_is_no_gate_of_an_lstm(check):
+    gates, own = torch.nn.Linear(3, 12), torch.nn.Linear(4, 12)
+
+    def step(x, state):
+        h, c = state
+        i, g, o = (gates(x) + own(h)).chunk(3, -1)
+        c = i.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+        return h, (h, c)
+
+    states = lambda t, b: (torch.randn(t, b, 3), (torch.randn(b, 4), torch.randn(b, 4)))  # noqa: E731
+    assert "LSTM" not in check(stepnet.Recurrent(step), states).types
 
 
 def test_what_is_split_after_a_product_is_a_product_for_each_part(check):

@@ -66,3 +66,22 @@ def test_no_nodes_are_added(tmp_path, opened):
             torch.testing.assert_close(opened(tmp_path / "2.onnx")(x)[0], module(x))
 
     holds(same, {name: (name,) for name in MODULES})
+
+
+def test_a_loop_that_is_written_again_shapes_its_condition_once(tmp_path):
+    class Doubled(torch.nn.Module):
+        def forward(self, x):
+            start = torch.zeros((), dtype=torch.int64), x
+            more = lambda i, v: (i < 10) & (v.abs().max() < 50)  # noqa: E731
+            return stepnet.while_loop(more, lambda i, v: (i + 1, v * 2 + x), start)[1]
+
+    def shapes(graph):
+        return sum(node.op_type == "Reshape" for node in graph.all_nodes())
+
+    model, x, found = Doubled(), torch.ones(2, 3), []
+    for _ in range(3):
+        stepnet.onnx.save(model, tmp_path / "m.onnx", x)
+        model = stepnet.onnx.load(tmp_path / "m.onnx")
+        torch.testing.assert_close([*model(x)], [Doubled()(x)])
+        found.append(shapes(ir.load(tmp_path / "m.onnx").graph))
+    assert found == [2, 2, 2]

@@ -282,6 +282,8 @@ def _lstm(reader: _Reader, pairs: list[tuple[str, str]]) -> Found | None:
         return None
     f = kept[0][0] if kept[0][1] == c else kept[0][1]
     i, g = added[0] if added[0][1].startswith("tanh") else added[0][::-1]
+    if len({f, i, o}) < 3:
+        return None  # an LSTM would compute a gate that is used twice as two
     gates = [_gate(reader, f, "sigmoid"), _gate(reader, i, "sigmoid"), _gate(reader, g, "tanh"),
              _gate(reader, o, "sigmoid")]  # fmt: skip
     if any(g is None or c in g.terms for g in gates):
@@ -322,15 +324,16 @@ def _gru(reader: _Reader, h: str, h_new: str) -> Found | None:
         if isinstance(product, Affine) or len(product) != 1 or set(product.values()) != {1.0}:
             return None
         a, b = _two(next(iter(product)))
-        r = _gate(reader, b if a == h else a, "sigmoid")
-        if h not in (a, b) or r is None:
+        reset = b if a == h else a
+        r = _gate(reader, reset, "sigmoid")
+        if h not in (a, b) or r is None or reset == z:  # a GRU would compute one gate as two
             return None
         terms = {h if name == mixed[0] else name: m for name, m in inner.terms.items()}
         return "gru", [update, r, Affine(terms, inner.bias)], {"linear_before_reset": False}
-    return _gru_before(reader, update, inner, h)
+    return _gru_before(reader, z, update, inner, h)
 
 
-def _gru_before(reader: _Reader, update: Affine, inner: Poly, h: str) -> Found | None:
+def _gru_before(reader: _Reader, z: str, update: Affine, inner: Poly, h: str) -> Found | None:
     """tanh(x W + b + r * (h R + c))"""
     if len(inner) != 2 or set(inner.values()) != {1.0}:
         return None
@@ -341,7 +344,7 @@ def _gru_before(reader: _Reader, update: Affine, inner: Poly, h: str) -> Found |
     own = reader.affine_atoms.get(single[0][0])
     gate, state = sorted(double[0], key=lambda a: not a.startswith("sigmoid"))
     r, reset = _gate(reader, gate, "sigmoid"), reader.affine_atoms.get(state)
-    if own is None or r is None or reset is None or h in own.terms or set(reset.terms) != {h}:
+    if gate == z or own is None or r is None or reset is None or h in own.terms or set(reset.terms) != {h}:
         return None
     return "gru", [update, r, own, reset], {"linear_before_reset": True}
 

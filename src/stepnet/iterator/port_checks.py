@@ -57,10 +57,11 @@ def fit(port_map: Sequence[Port], given: Mapping[str, Tensor]) -> Fit:
             shape[port.axis] = port.part_size
         found.shapes[port.internal] = tuple(shape)
     counts = inputs | outputs
-    if len(set(counts.values())) > 1:
+    first = next(iter(counts.values()), 1)
+    if any(count != first for count in counts.values()):  # no set: a symbolic size has no hash
         told = ", ".join(f"{count} by {port!r}" for port, count in counts.items())
         found.wrong.append(f"ports count different numbers of iterations: {told}")
-    found.steps = next(iter(counts.values()), 1)
+    found.steps = first
     return found
 
 

@@ -233,6 +233,15 @@ class TensorIterator(nn.Module):
         if found.wrong:
             given = describe_leaves(feeds, feeds.values())
             raise does_not_fit(step_name(self.body), found.wrong, f"inputs that fit; given: {given}")
+        if not isinstance(found.steps, int):
+            raise LoopError(
+                f"TensorIterator over {step_name(self.body)!r}: a program cannot hold it, as its number of "
+                "steps is left open",
+                got=f"a dynamic size, {found.steps}, along the axis of its slices",
+                expected="a fixed number of steps: a program holds each of them",
+                remedy="leave that axis out of dynamic_shapes, or call recurrent, of which a program holds "
+                "any number; stepnet.onnx.save and stepnet.openvino.save write a TensorIterator as it is",
+            )
         return found.steps
 
     def infer_shape(self, *args: Any, **given: Any) -> dict[str, torch.Size]:

@@ -144,9 +144,26 @@ def _cast(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
 
 @_rule("add")
 def _add(w: GraphWriter, node: Node, inputs: list[ir.Value]) -> ir.Value:
-    made = None if w.outer is not None else _product_and_bias(w, node.inputs)
+    made = None if w.outer is not None else _product_and_bias(w, node.inputs) or _more_bias(w, node.inputs)
     made = _norm(w, node) if made is None else made
     return w.call("Add", *inputs) if made is None else made
+
+
+def _more_bias(w: GraphWriter, added: Sequence[Value]) -> ir.Value | None:
+    """x W + b + c with b + c as the one bias, as where a state's own bias moved out of its loop."""
+    for product, other in (added, added[::-1]):
+        made, row = (w.graph.nodes[value.node] for value in (product, other))
+        last = w.at(product).producer() if made.op in ("add", "split") and w.uses[product] == 1 else None
+        if last is not None and last.op_type == "Reshape" and last.inputs[0] is not None:
+            last = last.inputs[0].producer()
+        bias = last.inputs[2] if last is not None and last.op_type == "Gemm" else None
+        data = None if bias is None else bias.const_value
+        if last is None or data is None or not isinstance(row.content, Tensor):
+            continue
+        if row.content.shape == tuple(data.shape):
+            last.replace_input_with(2, w.constant(torch.from_numpy(data.numpy()) + row.content))
+            return w.at(product)
+    return None
 
 
 @_rule("mul")

@@ -61,7 +61,7 @@ class GraphWriter:
     def call(self, kind: str, *inputs: ir.Value | None, outputs: int = 1, **attributes: Any) -> Any:
         """An ONNX op; its output, or a tuple of them. What undoes the op before it is not written: a file
         that is read and written again would hold both."""
-        undone = _undone(kind, inputs) if kind in _UNDOES else None
+        undone = _undone(kind, inputs) if kind in _UNDOES else _the_same(kind, inputs)
         if undone is not None:
             return undone
         node = ir.node(kind, inputs, attributes, num_outputs=outputs, name=self.name(kind))
@@ -121,6 +121,15 @@ def _undone(kind: str, inputs: Sequence[ir.Value | None]) -> ir.Value | None:
     if before is None or before.op_type != _UNDOES[kind] or axes is None:
         return None
     return before.inputs[0] if numbers_of(before.inputs[1]) == axes else None
+
+
+def _the_same(kind: str, inputs: Sequence[ir.Value | None]) -> ir.Value | None:
+    """What is given, if the op before brought it to the shape that this one asks for."""
+    before = inputs[0].producer() if kind == "Reshape" and inputs[0] is not None else None
+    sizes = numbers_of(inputs[1]) if before is not None and before.op_type == "Reshape" else None
+    if before is None or sizes is None or 0 in sizes:  # which asks for a size of what is given
+        return None
+    return inputs[0] if numbers_of(before.inputs[1]) == sizes else None
 
 
 def added_along(value: ir.Value, axis: int | None) -> ir.Value | None:

@@ -118,17 +118,26 @@ class _Body:
         inside = added_along(value, port.axis) if abs(port.stride) == 1 else None
         if inside is not None and port.axis is not None:
             inside.type, value = value.type, inside
-            if sizes is not None:
-                del sizes[port.axis]
+        flat = inside is not None
+        if not flat and port.axis is not None and abs(port.stride) == 1 and not self._is_own(value):
+            kind, flat = value.type, True  # a copy of each row is due: it may lack the axis as well
+            value = self.body.call("Squeeze", value, self.body.numbers([port.axis]))
+            value.type = kind
         value = self._own(value)
         if sizes is not None:
+            if flat and port.axis is not None:
+                del sizes[port.axis]
             value.shape = ir.Shape([None if size < 0 else size for size in sizes])
-        return value, inside is not None
+        return value, flat
+
+    def _is_own(self, value: ir.Value) -> bool:
+        """Whether the body makes a value, and does not give it yet."""
+        producer = value.producer()
+        return value not in self.used and producer is not None and any(producer is n for n in self.body.nodes)
 
     def _own(self, value: ir.Value) -> ir.Value:
         """A value that is an output of the body once, and made in it."""
-        producer = value.producer()
-        if value in self.used or producer is None or all(producer is not n for n in self.body.nodes):
+        if not self._is_own(value):
             kind, value = value.type, self.body.call("Identity", value)
             value.type = kind
         self.used.add(value)

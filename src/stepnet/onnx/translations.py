@@ -86,6 +86,8 @@ def _nodes(w: GraphWriter) -> list[ir.Node]:
     """What was written, constants first: the graph around takes no initializers from here."""
     constants = []
     for value in w.initializers:
+        if not value.uses():
+            continue
         assert value.const_value is not None
         attribute = ir.AttrTensor("value", value.const_value)
         constants.append(ir.Node("", "Constant", [], [attribute], outputs=[value]))
