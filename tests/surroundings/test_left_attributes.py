@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -166,3 +167,32 @@ def test_inside_a_checkpoint_of_torchs_the_plain_loop_runs():
         y = checkpoint(lambda x: recurrent(step, x, h, backend=backend)[0], x, use_reentrant=False)  # noqa: B023
         found.append((*torch.autograd.grad(y.sin().sum(), [x, *step.parameters()]), torch.tensor(step.steps)))
     torch.testing.assert_close(*found)
+
+
+class LooksUp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.rows, self.left, self.steps = nn.Embedding(5, D), None, 0
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.rows(x) + h)
+        self.steps += 1
+        self.left = h
+        return h, h
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
+@pytest.mark.parametrize("at", [0, 7, 19])
+def test_a_step_that_fails_leaves_what_the_steps_before_it_left(at):
+    def left(backend):
+        module, found = LooksUp(), list[Any]()
+        for fails in (False, False, True, False, True):
+            x = torch.arange(40).reshape(20, 2) % 4
+            x[at] += 9 * fails
+            with pytest.raises(IndexError) if fails else nullcontext():
+                recurrent(module, x, torch.zeros(2, D), backend=backend)
+            found += [module.steps, module.left]
+        return found
+
+    torch.testing.assert_close(left("auto"), left("naive"))

@@ -78,19 +78,16 @@ def run_and_leave(
     ways = _Ways(loop, feeds)
     try:
         out = run(others, ways.others, backend=backend, warn=False)
-    except Unsupported:
-        return None
-    for place, count in zip(places, step.counts, strict=True):
-        if count is not None:
-            place.put(_held(place) + count * (ways.steps - 1))
-    states = {source: out[name] for source, (name, _) in zip(loop.sources[1], others.finals, strict=True)}
-    try:
+        for place, count in zip(places, step.counts, strict=True):
+            if count is not None:
+                place.put(_held(place) + count * (ways.steps - 1))
+        states = {source: out[name] for source, (name, _) in zip(loop.sources[1], others.finals, strict=True)}
         last = naive.run(loop.around(code_of(loop).fresh()), {**ways.last, **states})
     except Exception as error:  # the plain loop leaves what the steps before it left
         let_through(error)
         for place, held in zip(places, before, strict=True):
             place.put(held)
-        return naive.run(loop, feeds)
+        return None if isinstance(error, Unsupported) else naive.run(loop, feeds)
     (port,) = loop.joined
     parts, spec = flatten(last[port.output])
     joined = map(ways.joined, flatten(out[port.output])[0], parts)
