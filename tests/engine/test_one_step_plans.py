@@ -3,6 +3,8 @@ plain loop."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,7 @@ from stepnet.errors import Unsupported
 BACKEND = "c"
 N, F, H = 3, 2, 4
 SAID = "calls of 1 step of few sequences run in one scan"
-DOUBLE = {"dtype": torch.float64}
+DOUBLE: Any = {"dtype": torch.float64}
 
 
 class Policy(nn.Module):
@@ -63,7 +65,7 @@ POLICIES = {
 }
 
 
-def states(sizes, n=N):
+def states(sizes: Any, n: int = N) -> Any:
     if isinstance(sizes, int):
         return torch.randn(n, sizes, **DOUBLE)
     return tuple(states(size, n) for size in sizes) if len(sizes) > 1 else states(sizes[0], n)
