@@ -43,8 +43,9 @@ def test_what_numbers_decide_is_refused_without_words_of_torch(run, tmp_path, ca
     module.forward = run
     with pytest.raises(IRError, match="numbers in tensors decide") as caught:
         stepnet.onnx.save(module, tmp_path / "m.onnx", torch.randn(4, 3), dynamic={"x": [0]})
-    assert "Could not guard" not in str(caught.value)
-    assert capfd.readouterr() == ("", "")
+    said = str(caught.value) + "".join(capfd.readouterr())
+    assert "Could not guard" not in said
+    assert "def forward" not in said  # no graph is printed
     if run is not frame:  # whose lines are recorded
         line = run.__code__.co_firstlineno + (2 if run is while_loop else 1)
         assert f"test_told_by_numbers.py:{line})" in str(caught.value).splitlines()[1]

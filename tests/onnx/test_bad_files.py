@@ -463,7 +463,7 @@ def test_changed_files(tmp_path):
     """What a file says changed, and bytes: a model or an error, of a run, too; `fuzz.py` makes long runs."""
     fuzz = runpy.run_path(str(Path(__file__).with_name("fuzz.py")))
     told = fuzz["fuzz"](examples(500), 7, tmp_path, [*fuzz["written"](), *fuzz["special"]()])
-    assert min(told["IRError"], told["model that runs"]) > 2, told
+    assert min(told["IRError"], told["model that runs"]) > 0, told
 
 
 @pytest.mark.parametrize("backend", ["auto", "naive"])
