@@ -195,8 +195,8 @@ def as_iterator(loop: Loop, feeds: Mapping[str, Any], outputs: Sequence[str]) ->
         given.append(torch.zeros((), dtype=torch.int64))
     for port in loop.outputs:
         ports.append(iterator.OutputPort(port.output, results[port.result], **_range(port)))
-    loop = iterator.TensorIterator(body, ports, edges, backend=naive.PLAIN.name)  # no plan takes the layer
-    out = loop(*given)
+    run = iterator.TensorIterator(body, ports, edges, backend=naive.PLAIN.name)  # no plan takes the layer
+    out = run(*given)
     return tuple(out[name] for name in outputs)
 
 
