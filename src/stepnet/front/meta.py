@@ -36,13 +36,13 @@ class OnMeta(TorchFunctionMode):
 
 
 def for_shapes(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A function that finds shapes, which are remembered: what it calls is no part of a trace, nor of what is
-    noted of a step around, which the next time does not call it."""
+    """A function that finds shapes, which are remembered: what it calls is no part of a trace, nor of what a
+    mode around has to `note` of a step, which the next time does not call it."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         around = _get_current_function_mode_stack()
-        others = [type(mode) for mode in around if not hasattr(mode, "numbers_of")]
+        others = [type(mode) for mode in around if not hasattr(mode, "note")]
         if len(others) == len(around):
             return function(*args, **kwargs)
         with without_function_modes(*others):
