@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from covering import few
 from outcomes import as_the_plain_loop
 from plans import entry_of
 from stepnet import LoDTensor, TensorArray, create_whileloop, explain, recurrent, while_loop
