@@ -13,6 +13,7 @@ from stepnet.api import recurrent
 from stepnet.compiler.trace.torch_tracers import _harmless
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import flatten
+from torch_since import torch_since
 
 PLANS_ON_DISK = False  # flags are those of a step just recorded
 
@@ -179,6 +180,7 @@ def test_a_step_that_asks_what_stays_so_has_a_plan():
                 assert torch.equal(y, recurrent(step, rows, first.detach(), backend="naive")[0])
 
 
+@torch_since("2.13", "torch.func takes no hooks of saved tensors, or a hessian is not traced")
 @pytest.mark.parametrize("derivative", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian])
 def test_a_step_of_derivatives_has_a_plan(derivative):
     """Torch asks for itself, of tensors of which the derivative alone tells."""
