@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -25,6 +25,7 @@ from stepnet.data.on_meshes import on_mesh_of
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_AS_IT_IS = contextlib.nullcontext()
 _CPU = torch.device("cpu")
 _DISPATCH = "__torch_dispatch__"
 _autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
@@ -386,13 +387,20 @@ def is_as_written(device: torch.device) -> bool:
 @contextlib.contextmanager
 def as_written(device: torch.device) -> Iterator[None]:
     """Run torch ops as they stand: no autocast, no default device but this one, no torch function changed."""
-    with without_function_modes(), contextlib.ExitStack() as stack:
-        for kind in {"cpu", device.type}:
-            if autocast_dtype(kind) is not None:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        if device.type != "cpu":
-            stack.enter_context(device)
+    own = _AS_IT_IS if device.type == "cpu" else device
+    with without_function_modes(), uncast({"cpu", device.type}), own:
         yield
+
+
+def uncast(kinds: Iterable[str]) -> contextlib.AbstractContextManager[Any]:
+    """Without autocast for these types of devices from now on, to the end of the block that this opens."""
+    on = [kind for kind in kinds if autocast_dtype(kind) is not None]
+    if not on:
+        return _AS_IT_IS
+    stack = contextlib.ExitStack()
+    for kind in on:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
 
 
 @contextlib.contextmanager

@@ -236,7 +236,7 @@ class Asked(NamedTuple):
     def run(self, entry: Entry, find: Find) -> tuple[Any, Any]:
         """y and the final state, by a plan. `find`: see `RunsAlong`."""
         steps = self.steps
-        call = self.call(entry, find, steps)._replace(ready=self.ready(entry))
+        call = self.call(entry, self.ready(entry), find, steps)
         weights = [self.tensors[place] for place in entry.weights]
         out = run_plan(
             call, [contiguous(t) for t in self.rows], [contiguous(s) for s in self.states], weights
@@ -244,16 +244,18 @@ class Asked(NamedTuple):
         note_run(entry, self.layout, (self.rows, self.states, weights), out, steps)
         return joined(out, len(out) - len(self.states), entry.y_spec, self.x[0], self.form[1])
 
-    def call(self, entry: Entry, find: Find, steps: tuple[int, ...], as_it_is: bool = False) -> Call:
-        """The run of a plan. `find`: see `RunsAlong`."""
+    def call(
+        self, entry: Entry, ready: Ready, find: Find, steps: tuple[int, ...], as_it_is: bool = False
+    ) -> Call:
+        """The run of a plan, by the `ready` for such calls. `find`: see `RunsAlong`."""
         assert entry.ready is not None
         assert entry.compiled is not None
-        ready = entry.ready
+        plan = entry.ready
 
         @functools.cache
         def along() -> RunsAlong:
             given = self.sequences, self.reads, entry.weights, find
-            return RunsAlong(self.loop(), ready, *given, unchanged=self._unchanged)
+            return RunsAlong(self.loop(), plan, *given, unchanged=self._unchanged)
 
         constants, plain = entry.compiled.constants, self._plain(entry.weights)
         same = None
@@ -435,8 +437,7 @@ class _Like(NamedTuple):
         """The run of a call that a backward may follow."""
         if any(map(is_copied, call.rows)):
             call = call.of_one_row()
-        run = call.call(self.entry, self.find, self.call.steps, self.call.as_it_is)
-        return run._replace(ready=self.call.ready)
+        return call.call(self.entry, self.call.ready, self.find, self.call.steps, self.call.as_it_is)
 
 
 def warm(

@@ -7,8 +7,7 @@ With a condition for each row, the rows whose condition is False leave, and come
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
-from stepnet.data.modes import autocast_dtype
+from stepnet.data.modes import uncast
 from stepnet.data.no_graph import refuse_traces
 from stepnet.errors import LoopError, StepError
 from stepnet.ir.loop import Body, Concat, Iteration, Loop
@@ -35,6 +34,7 @@ class PlainLoop:
 
 
 PLAIN = PlainLoop()
+_CAST = ("cpu", "cuda")  # autocast there joins none of a type of few bits but its own
 Observer = Callable[[int, Mapping[str, Any], Tensor | None], None]
 
 
@@ -62,27 +62,10 @@ def run_one(body: Body, x: Tensor, states: Sequence[Tensor], axis: int) -> tuple
     """What a loop that cuts x, one step, along `axis` gives: y and what is carried. `run` makes and reads
     records for longer than a small body takes."""
     y, *new = body(x.unbind(axis)[0], *states)
-    with _uncast():
+    with uncast(_CAST):
         if type(y) is Tensor and 0 <= axis <= y.dim():
             return torch.stack([y], axis), new
         return WholeCut().join([y], Concat("y", "y", axis=axis), empty=False), new
-
-
-def _uncast() -> contextlib.AbstractContextManager[None]:
-    """Put values together as they are: autocast joins none of a type of few bits but its own."""
-    kinds = [kind for kind in ("cpu", "cuda") if autocast_dtype(kind) is not None]
-    return _without_autocast(kinds) if kinds else _AS_THEY_ARE
-
-
-_AS_THEY_ARE = contextlib.nullcontext()
-
-
-@contextlib.contextmanager
-def _without_autocast(kinds: Sequence[str]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for kind in kinds:
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
 
 
 @dataclass(frozen=True)
@@ -223,12 +206,12 @@ class PlainRun:
         for port in loop.outputs:
             if isinstance(port, Concat):
                 parts = state.joined[port.result] or [self._shape_only(state)[port.result]]
-                with _uncast():
+                with uncast(_CAST):
                     outputs[port.output] = first.join(parts, port, empty=not state.joined[port.result])
             elif port.output in last:
                 name = carried[last[port.output]]
                 parts = [state.values[name], *reversed(state.finished[name])]
-                with _uncast():
+                with uncast(_CAST):
                     outputs[port.output] = first.from_rank(parts)
             elif first.order is None and state.step:
                 outputs[port.output] = state.results[port.result]

@@ -15,7 +15,7 @@ from stepnet.compiler.rules.torch_names import RARE
 from stepnet.export.composed_ops import MADE_OF
 from stepnet.export.graph import Cell, LoopOp, Node, Target, Value
 
-from .graph_writer import GraphWriter, numbers_of
+from .graph_writer import GraphWriter
 from .loop_form import cell_nodes, loop_nodes
 
 # The op of each op that takes the same operands, with what attributes it always has.
@@ -226,22 +226,15 @@ def _product_and_bias(w: GraphWriter, added: Sequence[Value], parts: Sequence[in
     inner, width = weight.shape[::-1] if turned else weight.shape
     if row.shape[0] != width or not row.is_floating_point():
         return None
-    source, sizes = w.at(x), w.numbers([-1, inner])
-    before = source.producer()
-    are_rows = (
-        before is not None and before.op_type == "Reshape" and numbers_of(before.inputs[1]) == [-1, inner]
-    )
-    rows, lead = source, None
-    if not are_rows:
-        rows, lead = w.call("Reshape", source, sizes), w.call("Shape", source, start=0, end=-1)
+    source = w.at(x)
+    rows = w.call("Reshape", source, w.numbers([-1, inner]))
+    lead = None if rows is source else w.call("Shape", source, start=0, end=-1)  # it is rows already
 
     def gemm(weight: ir.Value, bias: ir.Value, width: int) -> ir.Value:
         out = w.call("Gemm", rows, weight, bias, transB=int(turned))
-        return (
-            out
-            if lead is None
-            else w.call("Reshape", out, w.call("Concat", lead, w.numbers([width]), axis=0), allowzero=1)
-        )
+        if lead is None:
+            return out
+        return w.call("Reshape", out, w.call("Concat", lead, w.numbers([width]), axis=0), allowzero=1)
 
     if not parts:
         return gemm(w.at(factor), w.at(bias), width)

@@ -253,7 +253,8 @@ def _of_whole_sequences(name: Any, of: LoDTensor, x: Tensor, fill: float) -> Any
             return sequence.sequence_expand(x, of).values
         if of.lod_level > 1:
             same = {"softmax": sequence.sequence_softmax, "reverse": sequence.sequence_reverse}.get(name)
-            return (sequence.sequence_pool(of, name, fill) if same is None else same(of)).values
+            made = sequence.sequence_pool(of, name, fill) if same is None else same(of)
+            return made.values
     return _refuse_whole(name, of)
 
 
