@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from stepnet import recurrent
+from run_change_run import D, ran, rows, run_change_run
 from stepnet.engine.walked_steps import unchanged_step
 from tables import holds
 from torch_since import TOLD
-
-D = 3
 
 
 def plain(k: Any, w: Any, x: Any, h: Any, scale: Any = 1.0) -> Any:
@@ -75,27 +73,14 @@ CHANGES: dict[str, tuple[Any, Any]] = {
 }
 
 
-def ran(step: Any, x: Any, backend: Any) -> list[Any]:
-    y, h = recurrent(step, x, torch.ones(2, D), backend=backend)
-    return [y, h, *torch.autograd.grad(y.sum() + h.sum(), x)]
-
-
 def test_run_change_run():
-    def law(make: Any, change: Any) -> None:
-        step, x = make(), torch.randn(4, 2, D, requires_grad=True)
-        for _ in range(2):
-            for _ in range(4):
-                torch.testing.assert_close(ran(step, x, "eager"), ran(step, x, "naive"))
-            change(step)
-        torch.testing.assert_close(ran(step, x, "eager"), ran(step, x, "naive"))
-
-    holds(law, CHANGES)
+    holds(run_change_run, CHANGES)
 
 
 @TOLD
 @pytest.mark.parametrize("make", [of_function, of_method, of_partial], ids=lambda make: make.__name__)
 def test_a_partial_is_walked_no_more(make):
-    step, x = make(), torch.randn(4, 2, D, requires_grad=True)
+    step, x = make(), rows()
     for _ in range(4):
         ran(step, x, "eager")
     assert unchanged_step(step) is not None
