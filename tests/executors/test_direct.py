@@ -17,7 +17,7 @@ from stepnet import LoDTensor, recurrent
 from stepnet.cells import LSTM
 from stepnet.data import heap
 from stepnet.errors import StepError
-from stepnet.executors import addresses
+from stepnet.executors import addresses, autograd
 from stepnet.executors.c import placement
 from stepnet.executors.direct import Direct, Lately
 from threads import at_once
@@ -517,3 +517,25 @@ def test_threads_that_sum_some_rows_each(monkeypatch, step, form, threads):
     assert [t and t[1:] for t in by_places] == [t and t[1:] for t in by_names]
     values = ([t and t[0] for t in found] for found in (by_places, by_names))
     torch.testing.assert_close(*values, rtol=0, atol=0)
+
+
+def test_gradients_that_are_differentiated_again_go_by_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    step, x = LSTM(D, D), ROWS["dense"]
+    weights, state = [*step.parameters()], step.initial_state(3)
+
+    def found(backend: str) -> Any:
+        y, _ = recurrent(step, x, state, backend=backend)  # pyright: ignore[reportArgumentType]
+        return torch.autograd.grad(y.square().sum(), weights, create_graph=True)
+
+    def again(grads: Any) -> Any:
+        return torch.autograd.grad([g.sum() for g in grads], weights)
+
+    for _ in range(8):
+        found(BACKEND)
+    by_names: Any = []
+    monkeypatch.setattr(autograd, "gradients", lambda *call: by_names.append(call))
+    ours, expected = found(BACKEND), found("naive")
+    monkeypatch.undo()
+    assert not by_names
+    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(again(ours), again(expected), rtol=1e-4, atol=1e-5)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -298,7 +299,7 @@ class _PlanCall(torch.autograd.Function):
             if found is not None:
                 guard_inputs(ctx, inputs, found, needed)
                 return (None, None, *found)
-        again = are_written(ctx.results)
+        again, by_address = are_written(ctx.results), None
         if by_places is not None:
             direct, layout = by_places
             once = not later and not torch.is_grad_enabled() and not again
@@ -310,12 +311,13 @@ class _PlanCall(torch.autograd.Function):
                 guard_inputs(ctx, inputs, found, needed)
                 return (None, None, *found)
             if not (later or again):
+                by_address = None if once else partial(direct.gradients, saved, grads, layout=layout)
                 saved = direct.by_names(saved, layout)
             if not isinstance(ctx.call, Call):
                 _note(ctx, ctx.call(), [], len(needed))
         if again:
             saved = saved[: len(needed)]
-        found = _backward(ctx, saved, grads, needed, later)
+        found = _backward(ctx, saved, grads, needed, later, by_address)
         guard_inputs(ctx, inputs, found, needed)
         return (None, None, *found)
 
@@ -394,10 +396,15 @@ def _of_moved(
 
 def _backward(
     ctx: Any, saved: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
-    later: Sequence[Moves],
+    later: Sequence[Moves], by_address: Callable[[tuple[bool, ...]], list[Tensor | None] | None] | None,
 ) -> Sequence[Tensor | None]:  # fmt: skip
-    """What `_PlanCall.backward` gives, of a run by names. `later`: see `twice.Node`; then nothing is read of
-    what is kept."""
+    """What `_PlanCall.backward` gives, of a run by names.
+
+    Args:
+        ctx, saved, grads, needed: of the node.
+        later: see `higher_order.Node`; then nothing is read of what is kept.
+        by_address: gives the gradients that are needed, or None; what comes in may be differentiated again.
+    """
     call: Call = ctx.call
     if ctx.memory.written:
         call = call._replace(plain=_written)
@@ -420,6 +427,9 @@ def _backward(
 
     def once(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         def first() -> list[Tensor | None]:
+            found = None if by_address is None else by_address(tuple(needed))
+            if found is not None:
+                return found
             found = _gradients(ctx, tensors, kept, grads, needed)
             return asked_again(call, found, tensors, grads, needed)
 

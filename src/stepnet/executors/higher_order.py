@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge as gradient_edge
 
 from stepnet.data.autograd_history import history
 from stepnet.data.in_graph import not_followed
@@ -32,6 +31,7 @@ class Node(Protocol):
 
     later: Later  # by number of a backward, second derivatives left to the node's own gradient in it
     ran: int  # the number of the backward that came to it last
+    next_functions: Sequence[tuple[Any, int]]  # a node for each input that requires a gradient
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ def differentiable(
     nodes = history(None if g is None else g.grad_fn for g in grads)
     follows = any(found is node for found in islice(nodes, NEAR))
     asked = [
-        has and t.requires_grad and is_run(gradient_edge(t).node, True)
-        for t, has in zip(tensors, has_history, strict=True)
+        has and edge is not None and is_run(edge, True)
+        for has, (edge, _) in zip(has_history, node.next_functions, strict=True)
     ]
     along.expect(tensors, asked, follows)
     how = node, follows, call, compute, kept, tuple(needed), has_history
