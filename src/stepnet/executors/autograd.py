@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -311,7 +310,9 @@ class _PlanCall(torch.autograd.Function):
                 guard_inputs(ctx, inputs, found, needed)
                 return (None, None, *found)
             if not (later or again):
-                by_address = None if once else partial(direct.gradients, saved, grads, layout=layout)
+                if not once:
+                    places = saved
+                    by_address = lambda needed: direct.gradients(places, grads, needed, layout)  # noqa: E731
                 saved = direct.by_names(saved, layout)
             if not isinstance(ctx.call, Call):
                 _note(ctx, ctx.call(), [], len(needed))
