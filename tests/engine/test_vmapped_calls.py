@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.func import jacrev, vmap
+from torch.func import functional_call, jacrev, stack_module_state, vmap
 
-from stepnet import recurrent
-from stepnet.engine import plans
+from stepnet import Recurrent, recurrent
+from stepnet.cells import GRU
+from stepnet.engine import plans, vmapped_calls
 from stepnet.errors import SlowPathWarning, StepError
 from stepnet.executors import transformed
 from stepnet.executors.base import Backend
@@ -168,3 +169,47 @@ def test_members_of_which_nothing_is_kept(monkeypatch):
         if k == 5:
             made = {t.untyped_storage().data_ptr() for out, _ in ran[-len(outs) :] for t in out}
             assert made == {t.untyped_storage().data_ptr() for t in found}
+
+
+RECORDED = {"few": (3, 1 << 60, True), "large": (6, 1, True), "many small": (6, 1 << 60, False)}
+
+
+@pytest.mark.parametrize(("k", "large", "one_by_one"), RECORDED.values(), ids=RECORDED)
+def test_members_of_which_gradients_are_taken(k, large, one_by_one, monkeypatch):
+    """Few or large ones run one after the other; gradients, and those of gradients, when functional_call is
+    over. Of x some have their own, of the state all the same."""
+    monkeypatch.setattr(vmapped_calls, "_LARGE", large)
+    if one_by_one:
+        monkeypatch.setattr(transformed.batched, "beside", None)
+    else:
+        monkeypatch.setattr(vmapped_calls, "_each_recorded", None)
+    members = [Recurrent(GRU(3, 4, dtype=DTYPE)) for _ in range(k)]
+    weights, _ = stack_module_state(members)  # pyright: ignore[reportArgumentType]
+    state = STATE.clone().requires_grad_()
+
+    def at_once(x, dim):
+        def one(weights, x):
+            return functional_call(members[0], weights, (x, state))
+
+        return vmap(one, (0, dim))(weights, x)
+
+    def each(x, dim):
+        own = [x] * k if dim is None else x.unbind(dim)
+        runs = []
+        for j, x in enumerate(own):
+            one = {name: t[j] for name, t in weights.items()}
+            runs.append(functional_call(Recurrent(members[0].step, backend="naive"), one, (x, state)))
+        return [torch.stack(of) for of in zip(*runs, strict=True)]
+
+    for call in range(5):
+        dim = None if call % 2 else 1
+        x = (X if dim is None else torch.stack([X * (j + 1) for j in range(k)], 1)).requires_grad_()
+        wanted = [*weights.values(), state, x]
+        found = []
+        for run in (at_once, each):
+            y, last = run(x, dim)
+            total = y.sin().sum() + last.square().sum()
+            first = torch.autograd.grad(total, wanted, create_graph=True)
+            square = torch.stack([g.square().sum() for g in first]).sum()
+            found.append([y, last, *first, *torch.autograd.grad(square, wanted)])
+        torch.testing.assert_close(*found, rtol=1e-9, atol=1e-10)

@@ -1,25 +1,32 @@
 """A batch of calls inside one `torch.func.vmap`, by the plan that each of them has outside of it.
 
 Where they differ in x and states alone, the rows of all stand side by side: the plan shows that a step treats
-each row by itself. Where they differ in weights, and nothing is kept for gradients, they run one after the
-other. Neither looks at what the transform made of each tensor, which takes longer than a small step.
+each row by itself. Where they differ in weights, and nothing is kept for gradients, or they are few or large,
+they run one after the other. Neither looks at what the transform made of each tensor, which takes longer than
+a small step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from stepnet.compiler.trace.iteration import code_of, reached
-from stepnet.data.modes import is_wrapped, nothing_around
+from stepnet.data.bounded_cache import Bounded
+from stepnet.data.modes import autocast_dtype, is_wrapped, nothing_around, sees_saved_tensors
 from stepnet.data.tree import flatten, unflatten
+from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import Unsupported
-from stepnet.executors.call import Call, not_asked_for
+from stepnet.executors.autograd import run_direct, run_real
+from stepnet.executors.call import Call, goes_by_places, not_asked_for
+from stepnet.executors.direct import Lately
 from stepnet.executors.transformed import each_by_places
+from stepnet.watchers import note_run
 
 from .entries import Entry
 from .plans import find_plan, finding, is_as_ever, run_warm
@@ -29,18 +36,19 @@ from .walked_steps import unchanged_step
 from .warm_calls import Asked, Steps, Way, asked, joined
 
 Batched = tuple[Tensor, "int | None"]  # a tensor, and where its batch is
+_FEW = 4  # calls
+_LARGE = 1 << 21  # multiplications of a call, which then take longer in products of all at once (measured)
+_lately = Bounded[Any, Lately](512)
 
 
 def run_folded(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any, Any] | None:
     """y and the final state of a call; None where it is to go the long way: no batch or another transform
-    around, noise, no plan, weights in the batch that need gradients."""
+    around, noise, no plan, many small calls with weights of their own that may need gradients."""
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     around = functorch.peek_interpreter_stack()
     if around is None or around.key() != functorch.TransformType.Vmap:
         return None
     if type(x) is not Tensor or x.dim() < 3 or way.axis not in (0, 1) or state is None:
-        return None
-    if torch.is_grad_enabled() and isinstance(step, nn.Module) and any(map(is_wrapped, step.parameters())):
         return None
     batch: Any = retrieve_current_functorch_interpreter()
     level, k = batch.level(), batch.batch_size()
@@ -126,7 +134,7 @@ def _is_usual(entry: Entry) -> bool:
 def _of_members(
     call: Asked, tables: Sequence[Batched], weights: Sequence[Batched], k: int, wrapped: Callable[..., Tensor]
 ) -> tuple[Any, Any] | None:
-    """y and the final state of calls with weights of their own, of which nothing is kept.
+    """y and the final state of calls with weights of their own, one after the other.
 
     Args:
         call: one of them, but for its weights.
@@ -135,8 +143,11 @@ def _of_members(
         wrapped: gives a tensor back as a batch.
     """
     firsts = [t if d is None else t.select(d, 0) for t, d in weights]
-    if torch.is_grad_enabled() or any(map(is_wrapped, firsts)):
+    if any(map(is_wrapped, firsts)):
         return None
+    recorded = torch.is_grad_enabled()
+    if recorded and k > _FEW and call.layout.rows * sum(t.numel() for t in firsts) < _LARGE:
+        return None  # products of all at once are faster
     first = call._replace(tensors=firsts, looks=(looks(firsts), *call.looks[1:]))
     entry = first.known()
     if entry is None:
@@ -149,6 +160,8 @@ def _of_members(
         first.keep(entry)
     if not _is_usual(entry) or entry.ready is None or entry.compiled is None:
         return None
+    if recorded:
+        return _each_recorded(first, entry, tables, weights, k, wrapped)
     (x, d), *states = tables
     lead = call.steps
     rows = call.rows[0] if d is None else x.movedim(d, 0).flatten(1, 2)
@@ -160,3 +173,33 @@ def _of_members(
     out, n_y = found[0], len(found[0]) - len(states)
     whole = [t.unflatten(1, lead) if i < n_y else t for i, t in enumerate(out)]
     return joined([wrapped(t, 0) for t in whole], n_y, entry.y_spec, call.x[0], call.form[1])
+
+
+def _each_recorded(
+    first: Asked, entry: Entry, tables: Sequence[Batched], weights: Sequence[Batched], k: int,
+    wrapped: Callable[..., Tensor],
+) -> tuple[Any, Any] | None:  # fmt: skip
+    """The same of calls that backward may follow, each a run of its own; see `_of_members`. `first`: what the
+    first of them goes by."""
+    assert entry.compiled is not None
+    ready, layout, steps = first.ready(entry), first.layout, first.steps
+    given = [t for t, _ in (*tables, *weights)]
+    if not goes_by_places(ready, entry.compiled.constants, given) or autocast_dtype("cpu") is not None:
+        return None
+    lately = _lately.get((first.key, first.looks, steps)) or Lately()
+    _lately[first.key, first.looks, steps] = lately
+    find, n, found = finding(first.way.backend), len(tables), list[list[Tensor]]()
+    parts = [[t] * k if d is None else t.unbind(d) for t, d in (*tables, *weights)]
+    for x, *own in zip(*parts, strict=True):
+        rows, states, tensors = x.reshape(-1, *x.shape[2:]), own[: n - 1], own[n - 1 :]
+        one = first._replace(rows=[rows], states=states, tensors=tensors)
+        read = [tensors[place] for place in entry.weights]
+        inputs = [contiguous(t) for t in (rows, *states, *read)]
+        by_names = partial(one.call, entry, ready, find, steps)
+        direct = None if sees_saved_tensors() else lately.direct(ready, layout, inputs, steps, trains=True)
+        out = None if direct is None else run_direct(direct, by_names, inputs, layout)
+        out = run_real(by_names(), inputs, 1, n - 1) if out is None else out
+        note_run(entry, layout, ([rows], states, read), out, steps)
+        found.append(out)
+    whole = [wrapped(torch.stack(each), 0) for each in zip(*found, strict=True)]
+    return joined(whole, len(whole) - n + 1, entry.y_spec, first.x[0], first.form[1])
