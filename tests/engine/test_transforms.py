@@ -191,6 +191,20 @@ def test_members_run_at_once(name, monkeypatch):
     BY_PLANS[name]("c")
 
 
+BY_MEMBERS = [name for name in BY_PLANS if "ensemble" in name or "samples" in name]
+
+
+@pytest.mark.parametrize("name", BY_MEMBERS)
+def test_members_that_are_large_run_alone(name, monkeypatch, plain_runs):
+    expected = BY_PLANS[name]("naive")
+    monkeypatch.setattr(transformed, "LARGE", 0)
+    monkeypatch.setattr(Further, "members", None)
+    for _ in range(2):
+        plain_runs.clear()
+        torch.testing.assert_close(BY_PLANS[name]("c"), expected, rtol=1e-9, atol=1e-10)
+    assert not plain_runs
+
+
 @pytest.mark.exhaustive
 def test_forward_mode_twice_over_a_gradient(plain_runs):
     def of(backend):

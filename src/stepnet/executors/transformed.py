@@ -9,6 +9,7 @@ one of the step of them all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -42,6 +43,7 @@ from .saved_tensors import save
 from .saved_tensors import saved as as_saved
 
 NEAR = 1 << 24  # bytes of weights, a copy for each call: with more, copies cost more than calls (measured)
+LARGE = 1 << 22  # multiplications of a call, which then take longer in products of all at once (measured)
 
 
 class Further(Protocol):
@@ -117,7 +119,11 @@ class Run:
         return Run(wide, cache(lambda: self.further().times(k)))
 
     def members(self, k: int) -> AllMembers | None:
-        """The run of k calls with weights of their own; None where no plan runs it."""
+        """The run of k calls with weights of their own; None: each is run alone."""
+        plan = self.call.ready.plan
+        shapes = (plan.forward.body.values[name].shape for name in plan.weights)
+        if self.call.layout.rows * sum(map(math.prod, shapes)) >= LARGE:
+            return None
         if k not in self.of_members:
             try:
                 self.of_members[k] = AllMembers(*self.further().members(k))
