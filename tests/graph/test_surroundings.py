@@ -252,6 +252,21 @@ def test_a_step_is_recorded_while_compiled_autograd_is_in_force() -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo looks for it
+def test_a_backward_that_no_graph_of_compiled_autograd_holds() -> None:
+    weight, x = torch.full((1, 1), 0.5, requires_grad=True), torch.ones(2, 1, 1)
+
+    def step(v: Tensor, h: Tensor) -> Any:
+        h = torch.tanh(v + h @ weight)
+        return h, h
+
+    y, _ = recurrent(step, x, torch.zeros(1, 1))
+    whole = torch.compile(backend="eager", fullgraph=True)
+    refused = pytest.raises(torch._dynamo.exc.Unsupported, match="compile the module that calls it")
+    with compiled_autograd._enable(whole), refused:
+        torch.autograd.grad(y.sum(), weight)
+
+
 @pytest.mark.exhaustive  # seconds of Dynamo
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # Dynamo looks for it
 @pytest.mark.parametrize("windows", [{"checkpoint": 2}, {"detach_every": 2}])

@@ -72,6 +72,15 @@ def end_graph(why: str) -> None:
         dynamo.graph_break()  # torch 2.6 takes no reason
 
 
+def end_compiled_backward() -> None:
+    """End a graph of compiled autograd before the backward of a run that was no part of a graph."""
+    if torch.compiler.is_dynamo_compiling():
+        end_graph(
+            "stepnet: the backward of a recurrence that was not compiled is run by Python: compile the "
+            'module that calls it, too, by backend="aot_eager" or "inductor"'
+        )
+
+
 def by_python(why: str) -> Callable[[_F], _F]:
     """A function that is no part of a graph, nor followed by itself: Python runs it, between two graphs."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.heap import new_table
-from stepnet.data.in_graph import not_followed
+from stepnet.data.in_graph import end_compiled_backward, not_followed
 from stepnet.data.modes import is_recorded, sees_saved_tensors
 from stepnet.data.storage import distinct, no_view
 from stepnet.data.windows import Copied, Standing, rows_in
@@ -281,6 +281,7 @@ class _PlanCall(torch.autograd.Function):
     @staticmethod
     @not_followed
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        end_compiled_backward()
         by_places, needed = ctx.by_places, ctx.needs_input_grad[2:]
         ready: Ready = (ctx.call if by_places is None else by_places[0]).ready
         if ready.plan.own_backward:

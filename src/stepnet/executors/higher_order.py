@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stepnet.data.autograd_history import history
-from stepnet.data.in_graph import not_followed
+from stepnet.data.in_graph import end_compiled_backward, not_followed
 from stepnet.data.modes import batches, has_tangent, outside_batches, outside_innermost, transforms
 from stepnet.errors import StepError, Unsupported
 from stepnet.ir.plan import Plan
@@ -152,6 +152,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     @not_followed
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        end_compiled_backward()
         n, skip, wanted = len(ctx.needed), (None,) * 7, ctx.needs_input_grad[7:]
         found, _, has_moved = ctx.memory.found(saved(ctx, ctx.call.ready), differentiated=True)
         if has_moved:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from stepnet.data.in_graph import not_followed
+from stepnet.data.in_graph import end_compiled_backward, not_followed
 from stepnet.data.modes import (
     as_one_node,
     autocast_dtype,
@@ -226,6 +226,7 @@ class _PlanCall(torch.autograd.Function):
     @staticmethod
     @not_followed
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        end_compiled_backward()
         call = ctx.run.call
         needed = tuple(ctx.needs_input_grad[1:])
         plan = call.ready.plan
@@ -320,6 +321,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     @not_followed
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        end_compiled_backward()
         asked: _Asked = ctx.asked
         run, n = asked.run, asked.count
         tensors, kept, grads = _Gradient._parts(asked, as_saved(ctx, run.call.ready))
