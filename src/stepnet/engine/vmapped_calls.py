@@ -22,7 +22,7 @@ from stepnet.data.modes import autocast_dtype, is_wrapped, nothing_around, sees_
 from stepnet.data.tree import flatten, unflatten
 from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import Unsupported
-from stepnet.executors.autograd import run_direct, run_real
+from stepnet.executors.autograd import is_computed_again, run_direct, run_real
 from stepnet.executors.call import Call, goes_by_places, not_asked_for
 from stepnet.executors.direct import Lately
 from stepnet.executors.transformed import each_by_places
@@ -184,10 +184,11 @@ def _each_recorded(
     assert entry.compiled is not None
     ready, layout, steps = first.ready(entry), first.layout, first.steps
     given = [t for t, _ in (*tables, *weights)]
-    if not goes_by_places(ready, entry.compiled.constants, given) or autocast_dtype("cpu") is not None:
+    odd = is_computed_again() or autocast_dtype("cpu") is not None or any(map(Tensor.is_inference, given))
+    if odd or not goes_by_places(ready, entry.compiled.constants, given):
         return None
-    lately = _lately.get((first.key, first.looks, steps)) or Lately()
-    _lately[first.key, first.looks, steps] = lately
+    kind = first.key, first.looks, first.way, steps
+    lately = _lately[kind] = _lately.get(kind) or Lately()
     find, n, found = finding(first.way.backend), len(tables), list[list[Tensor]]()
     parts = [[t] * k if d is None else t.unbind(d) for t, d in (*tables, *weights)]
     for x, *own in zip(*parts, strict=True):
