@@ -171,10 +171,7 @@ def test_by_plans(name, backend, plain_runs):
     assert not plain_runs
 
 
-ENSEMBLES = ("gradients of an ensemble", "gradient over an ensemble")
-
-
-@pytest.mark.parametrize("name", ENSEMBLES)
+@pytest.mark.parametrize("name", ["gradients of an ensemble", "gradient over an ensemble"])
 def test_members_run_at_once(name, monkeypatch):
     """Weights of their own: one run for all members, one backward; the next one walks for no derivatives."""
     runs = []
@@ -191,10 +188,7 @@ def test_members_run_at_once(name, monkeypatch):
     BY_PLANS[name]("c")
 
 
-BY_MEMBERS = [name for name in BY_PLANS if "ensemble" in name or "samples" in name]
-
-
-@pytest.mark.parametrize("name", BY_MEMBERS)
+@pytest.mark.parametrize("name", [name for name in BY_PLANS if "ensemble" in name or "samples" in name])
 def test_members_that_are_large_run_alone(name, monkeypatch, plain_runs):
     expected = BY_PLANS[name]("naive")
     monkeypatch.setattr(transformed, "LARGE", 0)
