@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -312,8 +313,7 @@ class _PlanCall(torch.autograd.Function):
                 return (None, None, *found)
             if not (later or again):
                 if not once:
-                    places = saved
-                    by_address = lambda needed: direct.gradients(places, grads, needed, layout)  # noqa: E731
+                    by_address = partial(direct.gradients, saved, layout=layout)
                 saved = direct.by_names(saved, layout)
             if not isinstance(ctx.call, Call):
                 _note(ctx, ctx.call(), [], len(needed))
@@ -398,14 +398,15 @@ def _of_moved(
 
 def _backward(
     ctx: Any, saved: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
-    later: Sequence[Moves], by_address: Callable[[tuple[bool, ...]], list[Tensor | None] | None] | None,
+    later: Sequence[Moves], by_address: Callable[..., list[Tensor | None] | None] | None,
 ) -> Sequence[Tensor | None]:  # fmt: skip
     """What `_PlanCall.backward` gives, of a run by names.
 
     Args:
         ctx, saved, grads, needed: of the node.
         later: see `higher_order.Node`; then nothing is read of what is kept.
-        by_address: gives the gradients that are needed, or None; what comes in may be differentiated again.
+        by_address: of what comes in and which are needed, the gradients or None; they may be differentiated
+            again.
     """
     call: Call = ctx.call
     if ctx.memory.written:
@@ -429,7 +430,7 @@ def _backward(
 
     def once(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         def first() -> list[Tensor | None]:
-            found = None if by_address is None else by_address(tuple(needed))
+            found = None if by_address is None else by_address(grads, tuple(needed))
             if found is not None:
                 return found
             found = _gradients(ctx, tensors, kept, grads, needed)
