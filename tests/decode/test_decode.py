@@ -251,9 +251,28 @@ GOOD = {"bos": BOS, "eos": EOS, "beam_size": 2, "max_length": 3}
         (lambda w, s: (w, s), a_state(2), {}, "a score for each word"),
         (lambda w, s: (torch.ones(len(w), V).long(), s), a_state(2), {}, "logits or log probabilities"),
         (lambda w, s: (torch.ones(len(w), V), ()), a_state(2), {}, "changed the structure"),
+        (lambda w, s: (torch.ones(len(w), V), torch.ones(9, 1)), torch.ones(2, 1), {}, "state float32[9, 1]"),
+        (lambda w, s: (torch.ones(len(w), V), 1.0), torch.ones(2, 1), {}, "a state with a row per sequence"),
+        (
+            lambda w, s: (s.expand(-1, V) * torch.arange(V, 0, -1), s.double()),
+            torch.ones(2, 1),
+            {},
+            "another dtype",
+        ),
     ],
 )
 def test_errors(step_, state, options, words):
     with pytest.raises(StepError) as caught:
         beam_search(step_, state, **{**GOOD, **options})
     assert words in str(caught.value)
+
+
+def test_a_state_of_all_sequences_is_not_cut_to_those_that_run():
+    """Of two rows that still run of three, those of the first two were taken."""
+    kept = torch.arange(3.0)[:, None]
+
+    def at_once(words, state):
+        return nn.functional.one_hot(state[:, 0].long() + (state[:, 0] < 1) * 3, V) * 9.0, kept
+
+    with pytest.raises(StepError, match="must return a state with a row per sequence"):
+        greedy(at_once, kept, bos=0, eos=3, max_length=4)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stepnet import LoDTensor, Recurrent, cells, sequence_reverse, sequence_softmax
+from stepnet import (
+    LoDTensor,
+    Memory,
+    Recurrent,
+    Scope,
+    cells,
+    dynamic_recurrent,
+    sequence_reverse,
+    sequence_softmax,
+)
 from stepnet.errors import TapeError
 from stepnet.layers import (
     Dense,
@@ -112,6 +121,7 @@ LAYERS = {
     "where": lambda x: torch.where(x > 0, x, torch.exp(x)),
     "tuple": lambda x: torch.max(x, dim=1)[0],
     "norm": lambda x: apply(torch.nn.LayerNorm(3), x),
+    "a function": lambda x: apply(lambda rows: torch.tanh(rows).to(rows.dtype), x),
 }
 
 
@@ -145,6 +155,21 @@ def test_recurrences_and_their_final_states(cell, reverse):
         return (y, *state) if "LSTM" in cell.__name__ else (y, state)
 
     check(make, 1)
+
+
+def by_scope(x, level=-1, static=()):
+    def faded(step):
+        step["h"] = step["h_before"] * 0.5 + step["x"]
+        step["y"] = step["h"].tanh()
+
+    scope = Scope({"x": x, "seen": x})
+    memories = [Memory("h", "h_before", shape=(3,))]
+    dynamic_recurrent(faded, scope, ["x"], ["y"], memories, level=level, static_inputs=static)
+    return scope["y"]
+
+
+def test_a_stepnet_in_a_function():
+    check(lambda x: apply(by_scope, x), 1)
 
 
 def test_recurrences_that_start_from_an_item():
@@ -209,6 +234,22 @@ def simple(x):
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
 def test_groups(reverse):
     check(lambda x: recurrent_group(simple, x, reverse=reverse), 1)
+
+
+def counted(x):
+    return apply(lambda count: count * 2 + 1, memory("count", 2, boot=0.5), name="count")
+
+
+def delayed(x):
+    before, _ = memory("now", 2), fc(x, 2, name="now")
+    return before, x
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize("step", [counted, delayed], ids=["reads no input", "gives a memory"])
+def test_groups_that_read_little(step, reverse):
+    check(lambda x: recurrent_group(step, x, reverse=reverse), 1)
 
 
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
@@ -298,6 +339,14 @@ REFUSED = {
     "a mean of all": (lambda x, w: x.values.mean(), "more than one thing to each row"),
     "a search": (searched, "what a beam search generates has no length"),
     "some sequences": (lambda x, w: x[1:], "picks some of the sequences"),
+    "an outer level": (
+        lambda x, w: apply(by_scope, x, level=0, name="n"),
+        "does not run over the rows of its inputs, side by side",
+    ),
+    "rows that each step sees": (
+        lambda x, w: apply(by_scope, x, static=["seen"]),
+        "does not run on padded sequences",
+    ),
     "a tuple": (lambda x, w: torch.max(x, dim=1), "cannot be an output of a saved topology"),
 }
 

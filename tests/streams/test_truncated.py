@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -179,3 +181,38 @@ def test_what_a_piece_says_of_itself_is_the_callers(at_once):
         return seen
 
     assert pieces(True) == pieces(False)
+
+
+@pytest.mark.parametrize("first", [torch.int64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("at_once", [None, 2])
+def test_a_state_becomes_of_another_type(first, at_once):
+    """As in the loop by hand; what was kept was rounded to the type of the initial one."""
+    rows = [torch.rand(n, dtype=DTYPE) for n in (5, 2, 0, 3)]
+    pieces = truncated(LoDTensor.from_sequences(rows), torch.ones(4, dtype=first), rows=2, at_once=at_once)
+    for piece in pieces:
+        piece.state = piece.state + torch.stack([each.sum() for each in piece.x])
+    assert pieces.state.dtype is DTYPE
+    torch.testing.assert_close(pieces.state, torch.stack([1 + each.sum() for each in rows]))
+
+
+def test_a_state_that_grows():
+    """As what attention keeps of the steps before: with tensors, for sequences of one length have as much."""
+    x = torch.randn(5, 2, F, dtype=DTYPE)
+    pieces: Any = truncated(x, x.new_zeros(2, 0, F), rows=2)
+    for piece in pieces:
+        piece.state = torch.cat([piece.state, piece.x.transpose(0, 1)], 1)
+    assert torch.equal(pieces.state, x.transpose(0, 1))
+    pieces = truncated(LoDTensor.from_lengths(torch.zeros(4, 1), [[3, 1]]), torch.zeros(2, 0), rows=2)
+    with pytest.raises(StepError, match="has another shape than that of the others"):
+        hand_on(pieces, lambda state: state.new_zeros(len(state), state.shape[1] + 1))
+
+
+def test_a_state_that_is_nested_otherwise():
+    pieces: Any = truncated(torch.zeros(4, 2, 1), rows=2)
+    with pytest.raises(StepError, match="nested in another way"):
+        hand_on(pieces, lambda state: torch.zeros(2) if state is None else (torch.zeros(2),))
+
+
+def hand_on(pieces, change):
+    for piece in pieces:
+        piece.state = change(piece.state)

@@ -13,7 +13,14 @@ from stepnet.data.modes import traced, transforms
 from stepnet.data.tree import Spec, flatten, flatten_as, names, unflatten
 from stepnet.errors import StepError
 from stepnet.front.static import with_static
-from stepnet.front.step import WithStatic, describe_leaf, own_spec, step_name, why_not_taken
+from stepnet.front.step import (
+    WithStatic,
+    describe_leaf,
+    describe_leaves,
+    own_spec,
+    step_name,
+    why_not_taken,
+)
 
 WordStep = Callable[..., tuple[Tensor, Any]]
 
@@ -115,6 +122,14 @@ def scores_of(
             got=own_spec(new_spec),
             expected=own_spec(spec),
             remedy="return a state nested as state= is, all of it at each step",
+        )
+    n = words.shape[0]
+    if any(not isinstance(leaf, Tensor) or not leaf.dim() or leaf.shape[0] != n for leaf in new):
+        raise StepError(
+            f"step '{step_name(step)}' must return a state with a row per sequence",
+            got=describe_leaves(own := [*names(own_spec(spec), "state")], new[: len(own)]),
+            expected=f"{n} rows",
+            remedy="let the step read what is alike for all, or expand it: x.expand(len(words), -1)",
         )
     return scores.float() if scores.dtype.itemsize == 2 else scores, new
 

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ from .meta import asks_for_data, for_shapes, without_data
 from .modes import modes, under
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
 from .symbolic import OPEN, Symbolic, SymbolicSize, called, kind_of_unknown, outside, symbolic
-from .template import Ref, Shape, encode, places, ref, resolve
+from .template import Ref, Shape, encode, places, ref, renamed, resolve
 
 _CONCRETE = {"item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"}
 _SIZES = {"shape", "size", "__len__", "numel", "nelement"}
@@ -139,7 +139,8 @@ class Program:
 
     def _ref(self, value: Any) -> Ref | None:
         if isinstance(value, TensorArray):
-            if not isinstance(value.deferred, Symbolic) and not self.made_inside(value):
+            known = isinstance(value.deferred, Symbolic) or id(value) in self.made
+            if not known or self._numbers.get(id(value)) in self._last:
                 return ref(-1 - self._number(value))
             # As it is now: what is written to it later is not seen by what is recorded here.
             value = copy.copy(value) if value.deferred is None else value.deferred
@@ -504,6 +505,34 @@ class Program:
     def last_written(self, number: int) -> Any:
         """What was written last to an array, without data; None where it is not known."""
         return self._bare(self._last.get(number))
+
+    def written(self) -> list[int]:
+        """The numbers of the arrays that are written in place, here or in a frame inside."""
+        return sorted(self._last)
+
+    def is_own(self, array: TensorArray) -> bool:
+        """Whether an array is one of each step: made in this frame, or a value of its program."""
+        deferred = array.deferred
+        return id(array) in self.made or (isinstance(deferred, Symbolic) and deferred.program is self)
+
+    def written_inside(self, array: TensorArray, value: Any) -> None:
+        """A frame inside writes to an array of a frame around this one."""
+        self._last[self._number(array)] = value
+
+    def read_in_place(self) -> None:
+        """Let operations that take an array of a frame around, which this one writes, take it as it is then,
+        not as it was before the loop."""
+        pairs = [(self.arrays[number].deferred, ref(-1 - number)) for number in self._last]
+        changed = {
+            at: new for at, value in self.constants.items() for deferred, new in pairs if value is deferred
+        }
+        if changed:
+            self.ops = [
+                replace(op, args=renamed(op.args, changed), kwargs=renamed(op.kwargs, changed))
+                if isinstance(op, Call)
+                else op
+                for op in self.ops
+            ]
 
     def size(self, array: TensorArray, line: str = "") -> Any:
         """Record `array.size()`."""

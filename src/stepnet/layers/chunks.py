@@ -34,7 +34,7 @@ def chunks(tags: Sequence[int], scheme: Scheme, types: int) -> set[tuple[int, in
     for i, tag in enumerate([*tags, types * len(parts)]):
         kind, part = divmod(tag, len(parts))
         here = ("" if kind >= types else parts[part], min(kind, types))
-        if start >= 0 and _ends(previous, here, types):
+        if start >= 0 and _ends(previous, here):
             found.add((start, i - 1, previous[1]))
             start = -1
         if _begins(previous, here, types):
@@ -43,9 +43,7 @@ def chunks(tags: Sequence[int], scheme: Scheme, types: int) -> set[tuple[int, in
     return found
 
 
-def _ends(before: tuple[str, int], here: tuple[str, int], outside: int) -> bool:
-    if before[1] == outside:
-        return False
+def _ends(before: tuple[str, int], here: tuple[str, int]) -> bool:
     return here[1] != before[1] or before[0] in "ES" or here[0] in "BS"
 
 

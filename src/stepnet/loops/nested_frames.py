@@ -12,7 +12,7 @@ from stepnet.data.recording import UNKNOWN
 from stepnet.errors import StepError
 from stepnet.front.examples import key_of
 from stepnet.front.frame import WhileLoop
-from stepnet.front.recorded import Call, Write
+from stepnet.front.recorded import Call
 from stepnet.front.scan_form import like_of
 from stepnet.front.symbolic import OPEN, Symbolic
 from stepnet.front.template import ref
@@ -87,12 +87,17 @@ def record_inside(loop: WhileLoop) -> list[Any]:
     """
     outer, program = OPEN.get(), loop.program
     assert outer is not None
-    own = [
-        number
-        for number, array in enumerate(program.arrays)
-        if isinstance(array.deferred, Symbolic) or outer.made_inside(array)
-    ]
-    written = sorted({op.array for op in program.ops if isinstance(op, Write)}.intersection(own))
+    program.read_in_place()
+    own, written = list[int](), list[int]()
+    for number, array in enumerate(program.arrays):
+        if not (isinstance(array.deferred, Symbolic) or outer.made_inside(array)):
+            continue
+        changed = number in program.written()
+        if changed and not outer.is_own(array):  # of a frame around that one, whose turns go on with it
+            outer.written_inside(array, program.last_written(number))
+            continue
+        own.append(number)
+        written += [number] * changed
     inner = InnerLoop(loop, own, written)
     args = (list(loop.loop_vars), list(program.constants.values()), list(program.arrays))
     results = outer.call(inner, args, {})

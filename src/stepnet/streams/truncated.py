@@ -138,20 +138,17 @@ class Truncated(Generic[X, State]):
                     remedy="of states [layers, sequences, ...], as torch.nn has them, piece.state = "
                     "h.transpose(0, 1), and back where a piece starts from it",
                 )
-        if self._last is None:
-            self._last = [leaf.new_zeros(len(self._lengths), *leaf.shape[1:]) for leaf in leaves]
-            self._state_spec = spec
-        if spec != self._state_spec:
+        if like is not None and spec != like:
             raise StepError(
                 "truncated: the state that is handed on is nested in another way",
                 got=str(spec),
-                expected=str(self._state_spec),
+                expected=str(like),
                 remedy="hand on the same parts of the state after each piece",
             )
-        self._last = [
-            old.index_copy(0, beside(sequences, old), leaf.detach().to(old.dtype))
-            for old, leaf in zip(self._last, leaves, strict=True)
-        ]
+        if self._last is None or len(sequences) == len(self._lengths):  # of any type or shape, as by hand
+            self._last, self._state_spec = [leaf.detach().clone() for leaf in leaves], spec
+        else:
+            self._last = [_put(old, sequences, leaf) for old, leaf in zip(self._last, leaves, strict=True)]
 
     def _cut(self, sequences: Tensor, starts: Tensor, counts: Tensor) -> Any:
         cut = []
@@ -261,6 +258,20 @@ def _lengths(leaf: Any, axis: int) -> Tensor:
             expected=f"[time, batch, ...], cut along axis {axis}",
         )
     return torch.full((leaf.shape[_batch_axis(leaf, axis)],), leaf.shape[axis])
+
+
+def _put(old: Tensor, sequences: Tensor, leaf: Tensor) -> Tensor:
+    """States with those of some sequences anew, of a type that holds both."""
+    if leaf.shape[1:] != old.shape[1:]:
+        raise StepError(
+            "truncated: the state of some sequences has another shape than that of the others",
+            got=describe_leaf(leaf),
+            expected=f"rows like {describe_leaf(old)}",
+            remedy="a state that grows goes from piece to piece where all sequences are of one length, "
+            "without at_once=",
+        )
+    both = torch.promote_types(old.dtype, leaf.dtype)
+    return old.to(both).index_copy(0, beside(sequences, old), leaf.detach().to(both))
 
 
 def _places(packed: PackedSequence) -> LoDTensor:

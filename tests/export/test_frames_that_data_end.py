@@ -1,0 +1,32 @@
+"""Frames that data end, saved: what they read of the turn before is carried, what they write is joined."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from covering import few
+from file_formats import FORMATS, Applied
+from stepnet import TensorArray, create_whileloop
+
+
+def run(x):
+    states, sums, zero = TensorArray(), TensorArray(), x.mean(0) * 0
+    loop = create_whileloop([torch.tensor(0), x])
+    with loop.frame() as (step, h):
+        loop.break_if(h.sum() < 0.5)
+        states.write(step, h.mean(0))
+        new = h * 0.7 + sums.read(step - 1, zero) * 0.1
+        sums.write(step, states.read(step - 1, zero + 0.1) + new.mean(0))
+        loop.update(step, step + 1)
+        loop.update(h, new)
+    return states.stack(), sums.stack(), loop.results[1], loop.results[0]
+
+
+@pytest.mark.parametrize("name", few([*FORMATS], ["openvino"]))
+def test_what_was_written_the_turn_before(name, tmp_path):
+    model, x, (format, _, file) = Applied(run).eval(), torch.rand(3, 2) + 0.5, FORMATS[name]
+    format.save(model, tmp_path / file, (x,))
+    read = format.load(tmp_path / file)
+    for given in (x, x * 3, x * 0.4):
+        torch.testing.assert_close(tuple(read(given)), model(given))
