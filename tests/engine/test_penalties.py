@@ -249,3 +249,21 @@ def test_second_gradients_from_threads() -> None:
     expected = torch.autograd.grad(g.square().sum(), [model.w, x], retain_graph=True)
     for one in at_once(lambda _: torch.autograd.grad(g.square().sum(), [model.w, x], retain_graph=True)):
         torch.testing.assert_close(one, expected)
+
+
+def test_a_step_that_is_another_by_now_has_the_derivative_that_is_known():
+    """Of the gradient of a weight it is made beforehand; beside the gradient of a loss it runs alone then."""
+    found = {}
+    for backend in ("naive", "eager"):
+        weight, kept = torch.eye(3, dtype=torch.float64).requires_grad_(), [torch.tanh]
+
+        def step(x, h, weight=weight, kept=kept):
+            h = kept[0](x @ weight + h)
+            return h, h
+
+        x = torch.linspace(-1, 2, 24, dtype=torch.float64).view(4, 2, 3)
+        y, _ = recurrent(step, x, torch.zeros(2, 3, dtype=torch.float64), backend=backend)
+        (grad,) = torch.autograd.grad(y.sum(), weight, create_graph=True)
+        kept[0] = torch.sin
+        found[backend] = torch.autograd.grad(grad.square().sum() + y.sin().sum(), weight)
+    torch.testing.assert_close(found["eager"], found["naive"], rtol=1e-10, atol=1e-10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from torch.func import functional_call, jacrev, stack_module_state, vmap
 from stepnet import Recurrent, recurrent
 from stepnet.cells import GRU
 from stepnet.engine import plans, vmapped_calls
-from stepnet.errors import SlowPathWarning, StepError
+from stepnet.errors import SlowPathWarning, StepError, Unsupported
 from stepnet.executors import transformed
 from stepnet.executors.base import Backend
 from stepnet.executors.direct import Direct
@@ -213,3 +215,59 @@ def test_members_of_which_gradients_are_taken(k, large, one_by_one, monkeypatch)
             square = torch.stack([g.square().sum() for g in first]).sum()
             found.append([y, last, *first, *torch.autograd.grad(square, wanted)])
         torch.testing.assert_close(*found, rtol=1e-9, atol=1e-10)
+
+
+GENERATOR = torch.Generator()
+
+
+def draws(x, h):
+    h = torch.tanh(x @ MIX + h) + torch.rand(len(x), 4, generator=GENERATOR, dtype=DTYPE)
+    return h, h
+
+
+def asks_all(x, h):
+    h = torch.tanh(x @ MIX + h)
+    return (h * 2 if (h.abs() < 9).all() else h), h
+
+
+def looks_up(x, h):
+    h = getattr(torch, "ta" + "nh")(x @ globals()["MIX"] + h)
+    return h, h
+
+
+NO_PART = {
+    draws: "the step has a generator of its own",
+    asks_all: "the step asks something of all rows",
+    looks_up: "globals()",
+}
+
+
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
+@pytest.mark.parametrize("step", NO_PART)
+def test_what_takes_no_part_in_a_transform_says_why(step):
+    """Nothing of the calls is in the batch but what is made of their results."""
+
+    def by(backend: Backend):
+        GENERATOR.manual_seed(3)
+        scales = torch.ones(2, dtype=DTYPE)
+        return vmap(lambda k: recurrent(step, X, STATE, backend=backend)[0] * k, randomness="same")(scales)
+
+    torch.testing.assert_close(by("auto"), by("naive"), rtol=1e-12, atol=1e-12)
+    with pytest.raises(Unsupported, match=re.escape(NO_PART[step])):
+        by("eager")
+
+
+def test_a_call_of_which_nothing_is_in_the_batch():
+    """It runs once, as outside, recorded or not."""
+
+    def step(x, h):
+        h = torch.tanh(x @ MIX + h)
+        return h, h
+
+    x, scales = X.clone().requires_grad_(), torch.tensor([1.0, -2.0], dtype=DTYPE)
+    y = recurrent(step, x, STATE, backend="naive")[0]
+    for _ in range(3):
+        found = vmap(lambda k: recurrent(step, x, STATE, backend="c")[0] * k)(scales)
+        torch.testing.assert_close(found, torch.stack([y, -2 * y]))
+        gradients = (torch.autograd.grad(each.sum(), x, retain_graph=True)[0] for each in (found, -y))
+        torch.testing.assert_close(*gradients)

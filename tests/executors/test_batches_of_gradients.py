@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import warnings
 
 import pytest
 import torch
+from torch.autograd import grad
 from torch.utils.checkpoint import checkpoint
 
 from stepnet import recurrent
@@ -84,3 +86,58 @@ def test_many_gradients_by_vmap_of_autograd_grad(inside):
     found = torch.vmap(torch.vmap(pull))(seeds)
     expected = torch.stack([pull(seed) for seed in seeds.flatten(0, 1)]).view(seeds.shape)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+def of_first(x, y, g, penalty, v):
+    return grad(y, x, v, retain_graph=True)
+
+
+def of_second(x, y, g, penalty, v):
+    return grad(g, x, v, retain_graph=True)
+
+
+def of_both(x, y, g, penalty, v):
+    """What comes in for the penalty is in no transform: its derivative is one plan, made in there."""
+    return grad([penalty, y], x, [torch.ones((), dtype=DTYPE), v], retain_graph=True)
+
+
+def of_neither(x, y, g, penalty, v):
+    (found,) = grad([penalty, y], x, [torch.ones((), dtype=DTYPE), torch.ones_like(y)], retain_graph=True)
+    return (found * v,)
+
+
+def each_of_two(function, v):
+    return torch.func.vmap(function)(torch.stack([v, 2 * v]))
+
+
+def along(function, v):
+    return torch.func.jvp(function, (v,), (2 * v,))
+
+
+def gradient(function, v):
+    return torch.func.grad(lambda v: function(v)[0].sin().sum())(v)
+
+
+AROUND = {
+    "vmap": each_of_two,
+    "vmap in vmap": lambda f, v: each_of_two(lambda v: each_of_two(f, v), v),
+    "jvp": along,
+    "jvp in jvp": lambda f, v: along(lambda v: along(f, v), v),
+    "grad": gradient,
+}
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize("pull", [of_both, of_second, of_first, of_neither])
+@pytest.mark.parametrize("around", AROUND)
+def test_transforms_around_a_backward(around, pull):
+    """The recurrence ran before them: what is plain stays outside of them."""
+    found = {}
+    for backend in ("naive", "eager"):
+        plans.forget()
+        x = torch.linspace(-1, 1, 18, dtype=DTYPE).reshape(3, 2, 3).requires_grad_()
+        y = plainly(x, backend)
+        (g,) = grad(y.sin().sum(), x, create_graph=True)
+        v = torch.linspace(-2, 3, 18, dtype=DTYPE).reshape(3, 2, 3)
+        found[backend] = AROUND[around](functools.partial(pull, x, y, g, g.square().sum()), v)
+    torch.testing.assert_close(found["eager"], found["naive"], rtol=1e-9, atol=1e-10)

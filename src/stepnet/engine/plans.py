@@ -127,7 +127,8 @@ def run(
     if warn and backend == AUTO:
         tell_of_torch_ops(entry, loop, reads, sequences)
     guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
-    _check_may_run(entry, backend, guarded=guarded, random=random, transformed=transformed)
+    if guarded:
+        _check_may_run(entry, backend, transformed=transformed)
     as_ever = is_as_ever(entry, reads)
     stays, ready = as_ever or (guarded and not random and _is_closed(entry, reads)), entry.ready
     if asked is not None and stays and asked.is_of(reads):
@@ -250,14 +251,16 @@ def _is_training(step: Callable[..., Any]) -> bool:
     return isinstance(owner, nn.Module) and owner.training
 
 
-def _check_may_run(entry: Entry, backend: str, *, guarded: bool, random: bool, transformed: bool) -> None:
-    """Raises Unsupported if a plan that is there is not to be run now."""
-    if guarded and entry.rest and backend == AUTO:
+def _check_may_run(entry: Entry, backend: str, *, transformed: bool) -> None:
+    """Raises Unsupported if a plan that may not hold is not to be run now."""
+    if entry.rest and backend == AUTO:
         entry.rest -= 1
         raise DOES_NOT_HOLD.fresh()
-    if transformed and (guarded or random):
-        what = "a while_loop in the step" if guarded else "a generator of the step"
-        raise Unsupported(f"a torch.func transform is active around {what}")
+    if transformed:
+        raise Unsupported(
+            "a torch.func transform is active, and the step asks something of all rows or has a while_loop",
+            remedy="torch.where(condition, a, b) with a condition for each row",
+        )
 
 
 def _without_plan(

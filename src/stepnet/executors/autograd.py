@@ -26,7 +26,17 @@ from .call import Call, KeptRows
 from .direct import Direct
 from .gradient_flow import carry_gradients
 from .gradients import gradients
-from .higher_order import Moves, again, asked_again, differentiable, is_plain, is_run, one_by_one, total
+from .higher_order import (
+    Moves,
+    again,
+    asked_again,
+    differentiable,
+    is_plain,
+    is_run,
+    of_plain_tensors,
+    one_by_one,
+    total,
+)
 from .hooks import guard_inputs, guarded_results
 from .layout import Layout
 from .memory import Memory, are_written, counters
@@ -422,8 +432,9 @@ def _backward(
         kept = (*map(_rows, kept[:n_y]), *kept[n_y:])
         grads = (*(g if g is None else _rows(g) for g in grads[:n_y]), *grads[n_y:])
     if later:
-        parts = [moves.gradients(needed) for moves in later[1:]]
-        parts.append(later[0].gradients(needed, grads if plain else ()))
+        with of_plain_tensors():
+            parts = [moves.gradients(needed) for moves in later[1:]]
+            parts.append(later[0].gradients(needed, grads if plain else ()))
         if not plain:
             parts.append(again(call, tensors, grads, needed))
         return [*map(total, zip(*parts, strict=True))]
@@ -436,11 +447,12 @@ def _backward(
             found = _gradients(ctx, tensors, kept, grads, needed)
             return asked_again(call, found, tensors, grads, needed)
 
-        if torch.is_grad_enabled():
-            # hooks would be given it once more
-            rows = KeptRows() if sees_saved_tensors() else KeptRows(kept, ctx.results, ctx.led)
-            return differentiable(call, first, tensors, grads, needed, ctx, rows)
-        return first()
+        with of_plain_tensors():
+            if torch.is_grad_enabled():
+                # hooks would be given it once more
+                rows = KeptRows() if sees_saved_tensors() else KeptRows(kept, ctx.results, ctx.led)
+                return differentiable(call, first, tensors, grads, needed, ctx, rows)
+            return first()
 
     many = None if plain else one_by_one(once, grads)
     if many is None:

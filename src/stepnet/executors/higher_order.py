@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -13,7 +14,16 @@ from torch import Tensor
 
 from stepnet.data.autograd_history import history
 from stepnet.data.in_graph import end_compiled_backward, not_followed
-from stepnet.data.modes import batches, has_tangent, outside_batches, outside_innermost, transforms
+from stepnet.data.modes import (
+    batches,
+    has_tangent,
+    is_wrapped,
+    outside_batches,
+    outside_innermost,
+    outside_transforms,
+    transforms,
+    transforms_active,
+)
 from stepnet.errors import StepError, Unsupported
 from stepnet.ir.plan import Plan
 
@@ -164,7 +174,7 @@ class _Gradient(torch.autograd.Function):
         if ctx.call.same_backward is not None:  # the plain loop runs such code here, too
             ctx.call.same_backward()
         how, create_graph = (grads, ctx.needed), torch.is_grad_enabled()
-        with torch.enable_grad():
+        with torch.enable_grad(), of_plain_tensors(tensors):
             own = aliases(tensors, wanted)
 
         def joined(directions: Sequence[Tensor | None]) -> Moves | None:
@@ -176,13 +186,14 @@ class _Gradient(torch.autograd.Function):
                 return None  # the derivative alone may be known, of a step that reads something else by now
 
         def once(directions: Sequence[Tensor | None], node: Node | None = None) -> Sequence[Tensor | None]:
-            try:
-                with torch.enable_grad():
-                    moves = None if node is None else joined(directions)
-                    if node is None or moves is None:
-                        return by_along(ctx.call, own, *how, directions, wanted, create_graph, kept)
-            except Unsupported:
-                return second_by_plain_loop(ctx.call, tensors, *how, directions, wanted)
+            with of_plain_tensors():
+                try:
+                    with torch.enable_grad():
+                        moves = None if node is None else joined(directions)
+                        if node is None or moves is None:
+                            return by_along(ctx.call, own, *how, directions, wanted, create_graph, kept)
+                except Unsupported:
+                    return second_by_plain_loop(ctx.call, tensors, *how, directions, wanted)
             node.later.setdefault(run, []).append(moves)
             return (*(None,) * n, *_where(moves.along, wanted[n:], create_graph))
 
@@ -225,6 +236,15 @@ def is_plain(grad: Tensor | None) -> bool:
     if type(grad) is not Tensor or not torch._C._has_storage(grad):
         return False
     return not has_tangent(grad)
+
+
+def of_plain_tensors(*groups: Sequence[Tensor | None]) -> AbstractContextManager[None]:
+    """Around what computes with these tensors alone, in a backward that a transform of torch.func is around:
+    where they are plain, outside of it. In there torch draws no numbers, lets nothing require a gradient, and
+    records no history of plain tensors."""
+    given = (t for group in groups for t in group if t is not None)
+    plain = transforms_active() and not any(is_wrapped(t) or not torch._C._has_storage(t) for t in given)
+    return outside_transforms() if plain else nullcontext()
 
 
 _Gradients = Sequence[Tensor | None]
@@ -333,7 +353,9 @@ def second_by_plain_loop(
     """`by_plain_loop` of the inputs of a call, to be differentiated again where autograd records."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        return by_plain_loop(call, aliases(tensors, wanted), grads, needed, directions, wanted, create_graph)
+        with of_plain_tensors(tensors):
+            own = aliases(tensors, wanted)
+        return by_plain_loop(call, own, grads, needed, directions, wanted, create_graph)
 
 
 def by_plain_loop(
@@ -342,11 +364,13 @@ def by_plain_loop(
 ) -> list[Tensor | None]:  # fmt: skip
     """The gradients of the gradient, by differentiating the plain loop twice."""
     _refuse_noise(call, directions)
-    own = [
-        t if t.requires_grad or not need else t.requires_grad_() for t, need in zip(own, needed, strict=True)
-    ]
-    seeds = [None if g is None else g.view_as(g) for g in grads]
-    first = of_plain_loop(call, own, seeds, needed, create_graph=True)
+    with of_plain_tensors(own, grads):
+        own = [
+            t if t.requires_grad or not need else t.requires_grad_()
+            for t, need in zip(own, needed, strict=True)
+        ]
+        seeds = [None if g is None else g.view_as(g) for g in grads]
+        first = of_plain_loop(call, own, seeds, needed, create_graph=True)
     # a gradient without a derivative is left out where torch is asked for single inputs, as it is below
     nodes = history(None if f is None else f.grad_fn for f in first)
     if any(node.name() == "torch::autograd::Error" for node in nodes):
@@ -378,8 +402,9 @@ def again(
     _refuse_noise(call, grads)
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        own = aliases(tensors, [t.requires_grad for t in tensors])
-        own = [t.requires_grad_() if need else t for t, need in zip(own, needed, strict=True)]
+        with of_plain_tensors(tensors):
+            own = aliases(tensors, [t.requires_grad for t in tensors])
+            own = [t.requires_grad_() if need else t for t, need in zip(own, needed, strict=True)]
         return of_plain_loop(call, own, grads, needed, create_graph)
 
 
@@ -426,7 +451,9 @@ def of_plain_loop(
 
     Where they are not linear in what comes in, to differentiate them is a StepError.
     """
-    pairs = [(o, g.reshape(o.shape)) for o, g in zip(call.by_loop(own), grads, strict=True) if g is not None]
+    with of_plain_tensors(own):
+        results = call.by_loop(own)
+    pairs = [(o, g.reshape(o.shape)) for o, g in zip(results, grads, strict=True) if g is not None]
     wanted = [t for t, need in zip(own, needed, strict=True) if need]
     bent = None
     if create_graph and all(map(is_plain, (*own, *grads))):

@@ -42,7 +42,7 @@ def _arange_step(b: Builder, start: Any, end: Any, step: Any = 1, **_: Any) -> A
 def _opaque(b: Builder, node: Any, args: Any, kwargs: Any) -> Any:
     """Any other call: one op that calls torch, if rows come first in all it takes and gives."""
     target = str(node.target)
-    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+    if _may_draw(node.target, args, kwargs):
         raise Unsupported(
             f"{target} draws noise in a way that is not compiled",
             line=b.line,
@@ -69,6 +69,16 @@ def _opaque(b: Builder, node: Any, args: Any, kwargs: Any) -> Any:
     outputs = tuple("" if ref is None else ref.name for ref in refs)
     b.nodes.append(Node("opaque", tuple(inputs), outputs, attrs, b.line))
     return refs if many else refs[0]
+
+
+def _may_draw(target: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call draws noise by its tags. Attention does where it drops something."""
+    if torch.Tag.nondeterministic_seeded not in getattr(target, "tags", ()):
+        return False
+    named = zip((argument.name for argument in target._schema.arguments), args, strict=False)
+    given = {**dict(named), **kwargs}
+    drops = [argument.default_value for argument in target._schema.arguments if argument.name == "dropout_p"]
+    return not drops or bool(given.get("dropout_p", drops[0]))
 
 
 def _as_plain(b: Builder, target: str, arg: Any, inputs: list[str]) -> Any:

@@ -45,9 +45,6 @@ def homes(p: Program) -> dict[str, list[str]]:
             crosses = p.level[id(maker)] != at or node.op == "matmul" or is_stored(maker) or whole
             if crosses and not homes[base] and node.op != "cat":
                 homes[base].append("scratch")
-    for node in p.nodes:
-        if is_stored(node) and not homes[node.output]:
-            homes[node.output].append("scratch")
     return homes
 
 

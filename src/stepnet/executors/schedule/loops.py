@@ -50,20 +50,17 @@ def is_size_one(p: Program, name: str) -> bool:
 
 def reads_in_step(p: Program, node: Node, operand: str, made: dict[str, Node]) -> bool:
     """True if a node reads a value of the same row function just as it is made, element by element."""
-    seen = p.access.get(operand)
-    base = operand if seen is None else seen.base
-    maker = made[base]
+    seen = p.seen(operand)
+    maker = made[seen.base]
     if OPS[node.op].stage is Stage.WHOLE:
         return False
     if OPS[maker.op].stage is not Stage.POINTWISE and maker.op != "embed":
         return False
-    if is_size_one(p, base):
+    if is_size_one(p, seen.base):
         return True
     shape = iteration_shape(p, node)
     if iteration_shape(p, maker) != shape:
         return False
-    if seen is None:
-        return True
     wide = broadcast(seen, shape)
     return wide.offset == 0 and wide.strides == contiguous(shape)
 

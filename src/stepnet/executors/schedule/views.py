@@ -56,7 +56,7 @@ def view(node: Node, shape: tuple[int, ...], source: Access) -> Access | None:
         for dim in node.attr("dims"):
             offset += (source.shape[dim] - 1) * strides[dim]
             strides[dim] = -strides[dim]
-    elif node.op == "reshape":
+    else:  # reshape
         if not source.is_whole:
             dense = [(n, s) for n, s in zip(source.shape, source.strides, strict=True) if n != 1]
             if [n for n in shape if n != 1] != [n for n, _ in dense]:
@@ -64,8 +64,6 @@ def view(node: Node, shape: tuple[int, ...], source: Access) -> Access | None:
             left = iter([s for _, s in dense])
             return Access(source.base, offset, shape, tuple(0 if n == 1 else next(left) for n in shape))
         return Access(source.base, offset, shape, contiguous(shape))
-    else:
-        return None
     fixed = tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
     return Access(source.base, offset, shape, fixed)
 

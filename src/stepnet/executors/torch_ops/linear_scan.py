@@ -18,8 +18,7 @@ from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
 from stepnet.executors.layout import Layout
-from stepnet.executors.loop import bound, last, run_nodes, shift, take
-from stepnet.ir.graph import Node
+from stepnet.executors.loop import last, run_nodes, shift, take
 from stepnet.ir.ops import RANDOM
 from stepnet.ir.plan import LoopPlan, Region
 
@@ -49,11 +48,11 @@ def pays(device: str, steps: int, state_bytes: int) -> bool:
 
 def is_linear(plan: LoopPlan, region: Region) -> bool:
     """True if every state of a scan is a linear recurrence."""
-    turning = {c.parameter for c in region.carries if c.parameter != c.result}
+    carried = {c.parameter for c in region.carries}
     made = [plan.body.values[name] for name in region.made]
     made += [plan.body.values[name] for name in region.read if plan.body.values[name].kind == "sequence"]
     rows = all(value.kind == "row" for value in made) and not RANDOM & {n.op for n in region.nodes}
-    return bool(turning) and rows and turning <= set(region.linear)
+    return bool(carried) and rows and carried <= set(region.linear)
 
 
 class LinearScan(EagerScan):
@@ -62,18 +61,8 @@ class LinearScan(EagerScan):
     def __init__(self, plan: LoopPlan, region: Region) -> None:
         super().__init__(plan, region)
         self.body = plan.body
-        self.turning = [c for c in region.carries if c.parameter != c.result]
-        late = {c.parameter for c in self.turning}
-        self.early: list[Node] = []  # free of states
-        self.joined: list[Node] = []
-        for node in region.nodes:
-            if late.intersection(node.inputs):
-                late.update(node.outputs)
-                self.joined.append(node)
-            else:
-                self.early.append(node)
-        self.state_bytes = sum(plan.body.values[c.parameter].bytes for c in self.turning)
-        self.run_early, self.run_late = (bound(plan.body, tuple(n)) for n in (self.early, self.joined))
+        self.steps = region.nodes  # each follows from a state: what does not is of a map
+        self.state_bytes = sum(plan.body.values[c.parameter].bytes for c in region.carries)
 
     def in_passes(self, device: str, steps: int, sequences: int) -> bool:
         """Whether a run of this many steps goes by passes."""
@@ -82,7 +71,7 @@ class LinearScan(EagerScan):
     def __call__(
         self, region: Region, values: dict[str, Tensor], states: Mapping[str, Tensor], layout: Layout
     ) -> dict[str, Tensor]:
-        device = states[self.turning[0].parameter].device.type
+        device = states[region.carries[0].parameter].device.type
         if self.in_passes(device, layout.steps, layout.sequences):
             finals = self._passes(region, values, states, layout)
             if finals is not None:
@@ -96,22 +85,15 @@ class LinearScan(EagerScan):
         give what is right then."""
         at_hand = dict(values)
         for carry in region.carries:
-            if carry.parameter == carry.result:
-                at_hand[carry.parameter] = take(states[carry.parameter], layout, "sequence_of")
-        run_nodes(self.run_early, at_hand, layout.rows)
-        for carry in self.turning:
             boot = states[carry.parameter]
             a, b = self._coefficients(carry.parameter, carry.result, at_hand, layout.rows)
             h = join(a, b, boot, layout)
             if not bool(torch.isfinite(h).all()):
                 return None
             at_hand[carry.parameter] = shift(h, boot, layout)
-        run_nodes(self.run_late, at_hand, layout.rows)  # each row rounds as its own step does
+        run_nodes(self.nodes, at_hand, layout.rows)  # each row rounds as its own step does
         values.update((name, at_hand[name]) for name in self.outputs)
-        finals = {c.parameter: states[c.parameter] for c in region.carries}
-        for carry in self.turning:
-            finals[carry.parameter] = last(at_hand[carry.result], states[carry.parameter], layout)
-        return finals
+        return {c.parameter: last(at_hand[c.result], states[c.parameter], layout) for c in region.carries}
 
     def _coefficients(
         self, parameter: str, result: str, values: Mapping[str, Tensor], rows: int
@@ -132,7 +114,7 @@ class LinearScan(EagerScan):
                 return values[name]
             return values[name].reshape(rows, *(1,) * (len(shape) - len(value.shape)), *value.shape)
 
-        for node in self.joined:
+        for node in self.steps:
             inputs, on_way = node.inputs, [found.get(name) for name in node.inputs]
             if not any(on_way):
                 continue  # on the way of another state
@@ -181,8 +163,6 @@ def join(a: Tensor, b: Tensor, boot: Tensor, layout: Layout) -> Tensor:
     distance, forward = abs(layout.stride), layout.stride > 0
     for k in range(passes(layout.steps)):
         by = distance << k
-        if by >= layout.rows:
-            break
         here, there = (slice(by, None), slice(None, -by)) if forward else (slice(None, -by), slice(by, None))
         joined = b.clone()
         joined[here].addcmul_(a[here], b[there])
