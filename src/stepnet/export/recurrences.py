@@ -66,7 +66,17 @@ from .whole_step import write_step
 
 # The lengths of sequences that are padded at their end, batch first: the recurrences here go by them.
 PADDED: ContextVar[Tensor | None] = ContextVar("stepnet_padded_lengths", default=None)
-_NO_GRAPH = "its Python asks tensors for values, or it draws random numbers"
+# Why a plan is not written: the padding would answer, too; a file has no generator; a plan is of known sizes.
+_GUARDED = Unsupported(
+    "numbers of its rows decide how often it loops, or which branch all of them take",
+    remedy="loop a fixed number of times, choose by torch.where; or save it on dense tensors",
+)
+_DRAWS = Unsupported(
+    "it draws random numbers, which a file does not", remedy="module.eval(), or what is drawn as an input"
+)
+_OPEN = Unsupported(
+    "a size that it reads is left open", remedy="dynamic=... says which dimensions of the inputs stay open"
+)
 
 
 @traced_op(
@@ -209,7 +219,7 @@ class RecurrenceRecorder(Recorder, Instead):
             if entry.ready is None:
                 call.compiled, call.refusal = None, entry.refusals[-1][1]
             elif entry.compiled is not None and (is_guarded(entry.compiled.y_spec) or entry.compiled.draws):
-                call.compiled = None  # a graph cannot ask whether the plan holds, and has no generator
+                call.compiled, call.refusal = None, _DRAWS if entry.compiled.draws else _GUARDED
         except Unsupported as error:
             call.refusal = error
         whole = call.above or not call.ragged or call.pads  # so may its step be written
@@ -359,11 +369,12 @@ def _lowered(
             if steps.lengths is not None:  # else the step is written whole
                 raise unwritable(b.emit.graph.target, where, error.reason, error.line) from error
     if steps.lengths is not None and (call.compiled is None or not call.pads):
+        no = call.refusal or _OPEN
         raise IRError(
-            f"{where} cannot be written over ragged sequences: {call.refusal or _NO_GRAPH}",
-            expected="a step whose rows are proved not to mix",
-            got="a step that is not compiled",
-            remedy="see stepnet.explain for what keeps it from being compiled; or save it on dense tensors",
+            f"{where} cannot be written over ragged sequences: {no.reason}"
+            + ("" if no.line is None else f" ({no.line})"),
+            expected="a step that treats each row alike, whatever the padding holds",
+            remedy=no.remedy or "write that part by what compiles, or save it on dense tensors",
         )
     return write_step(b, call, where, given, states, (x, state, weights, sizes), steps)
 
