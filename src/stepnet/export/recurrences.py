@@ -303,7 +303,13 @@ class RecurrenceTracer(Tracer, AsLoop):
         lengths = self.lengths(offsets)
         if kind in ("padded", "mask"):
             places_of_rows = PLACES.get()
-            assert places_of_rows is not None  # of each module that pads, see `pads`
+            if places_of_rows is None:  # as it is of each module that pads
+                raise IRError(
+                    "a ragged memory is made inside a step over whole sequences, and cannot be written",
+                    got="static= that is the step's own sequences",
+                    expected="static= that the outer recurrence is given",
+                    remedy="attend by sequence_expand, sequence_softmax and sequence_pool",
+                )
             places = places_of_rows(offsets)
             if kind == "mask":
                 return places[None] < lengths[:, None]
