@@ -273,6 +273,7 @@ class RecurrenceTracer(Tracer, AsLoop):
         padded = PADDED.get()
         where = f"the recurrence of {made.where}"
         code = code_of(loop).function
+        self._refuse_inputs(code, where)
         made.sizes, sizes = as_tensors(code, where, [*x, *state])
         made.open = [size for _, size in sizes_in(code)]
         weights = at_places(made.places, _code(loop), made.where, owner="step")
@@ -296,6 +297,17 @@ class RecurrenceTracer(Tracer, AsLoop):
         elif made.axis > 1:
             y = [leaf.movedim(0, made.axis) for leaf in y]
         return made.outputs([*y, *final])
+
+    def _refuse_inputs(self, code: Any, where: str) -> None:
+        """A plan has the offsets that its step reads as numbers, those of the example."""
+        held = [each for each in reach(code).holders if type(each) is LoDTensor]
+        if any(type(each.values) is not Tensor for each in held):  # of the trace
+            raise IRError(
+                f"{where} cannot be written: its step refers to sequences that are an input",
+                got="a LoDTensor in its closure or attributes",
+                expected="tensors, what the step is given, and static=",
+                remedy="take what it needs of them outside of the step: n = x.lengths()",
+            )
 
     def sequences(self, kind: str, of: LoDTensor, x: Tensor, pad: float) -> Tensor:
         """An operation on whole sequences as one node."""
@@ -352,6 +364,7 @@ def _lowered(
     else:
         padded = b.out(lengths[0]) if lengths else None
         steps = StepAxis(int(call.axis == 1), call.sweep.reverse, padded)
+    b.refuse_rows(weights if call.ragged else [*x, *state, *weights], where)
     _check_open(b, call, x, where)
     states = [b.flat(node) for node in state]
     given = [b.out(node) for node in x]
