@@ -273,7 +273,8 @@ class RecurrenceTracer(Tracer, AsLoop):
         padded = PADDED.get()
         where = f"the recurrence of {made.where}"
         code = code_of(loop).function
-        self._refuse_inputs(code, where)
+        if made.refusal is None or not made.ragged:  # else that is what the user is told
+            self._refuse_inputs(code, where)
         made.sizes, sizes = as_tensors(code, where, [*x, *state])
         made.open = [size for _, size in sizes_in(code)]
         weights = at_places(made.places, _code(loop), made.where, owner="step")
