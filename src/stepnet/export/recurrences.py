@@ -222,7 +222,7 @@ class RecurrenceRecorder(Recorder, Instead):
                 call.compiled, call.refusal = None, _DRAWS if entry.compiled.draws else _GUARDED
         except Unsupported as error:
             call.refusal = error
-        whole = call.above or not call.ragged or call.pads  # so may its step be written
+        whole = call.above or not call.ragged or call.compiled is not None  # so may its step be written
         parts = call.parts if whole else []
         if call.compiled is None:
             call.places = _used(call) if whole else Places([], [])
@@ -386,9 +386,12 @@ def _lowered(
             plan = call.compiled.hoisted
             return PlanWriter(b.emit, plan, call.compiled.constants, given, states, values, steps).write()
         except Unsupported as error:
-            if steps.lengths is not None:  # else the step is written whole
-                raise unwritable(b.emit.graph.target, where, error.reason, error.line) from error
-    if steps.lengths is not None and (call.compiled is None or not call.pads):
+            target = b.emit.graph.target
+            if call.ragged and (
+                not state or error.reason in target.refused
+            ):  # else the step is written whole
+                raise unwritable(target, where, error.reason, error.line) from error
+    if steps.lengths is not None and call.compiled is None:
         no = call.refusal or _OPEN
         raise IRError(
             f"{where} cannot be written over ragged sequences: {no.reason}"
