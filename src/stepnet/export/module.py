@@ -353,7 +353,7 @@ class _Trace:
                     "a recurrence runs over sequences, or asks for lengths, that are not an input's",
                     got="sequences whose lengths the module computes",
                     expected="sequences of a LoDTensor or PackedSequence that the module is given",
-                    remedy="an input that has these lengths",
+                    remedy="an input that has these lengths; or tensors, and the mask of rows as an input",
                 )
             return by_offsets[id(offsets)]
 
