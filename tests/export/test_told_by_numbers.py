@@ -11,6 +11,7 @@ from stepnet.errors import IRError
 
 BACKEND = "naive"
 W = torch.randn(3, 3)
+GENERATOR = torch.Generator()
 
 
 def frame(x):
@@ -49,3 +50,53 @@ def test_what_numbers_decide_is_refused_without_words_of_torch(run, tmp_path, ca
     if run is not frame:  # whose lines are recorded
         line = run.__code__.co_firstlineno + (2 if run is while_loop else 1)
         assert f"test_told_by_numbers.py:{line})" in str(caught.value).splitlines()[1]
+
+
+def by_row(x, h):
+    h = stepnet.while_loop(lambda h: h[:, 0] > 1, lambda h: (h / 2,), (h + x,))[0]
+    return h, h
+
+
+def by_all(x, h):
+    h = h / 2 if bool((h > 5).all()) else h + x
+    return h, h
+
+
+def noisy(x, h):
+    h = h + torch.rand(h.shape, generator=GENERATOR)
+    return h, h
+
+
+@pytest.mark.parametrize(
+    ("step", "why", "remedy"),
+    [
+        (by_row, "numbers of its rows decide", "torch.where"),
+        (by_all, "numbers of its rows decide", "torch.where"),
+        (noisy, "draws random numbers", "what is drawn as an input"),
+    ],
+)
+def test_why_a_step_is_not_written_over_ragged_sequences(step, why, remedy, tmp_path):
+    x = stepnet.LoDTensor.from_lengths(torch.randn(5, 3), [[2, 3]])
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return stepnet.recurrent(step, x, torch.zeros(len(x), 3))[0]
+
+    with pytest.raises(IRError, match=why) as caught:
+        stepnet.onnx.save(Model().eval(), tmp_path / "m.onnx", x)
+    assert remedy in str(caught.value)
+    assert str(caught.value).count("remedy:") == 1
+
+
+@pytest.mark.parametrize("where", ["state", "pooled"])
+def test_a_fixed_number_of_sequences_is_told_as_such(where, tmp_path):
+    class Model(nn.Module):
+        def forward(self, x):
+            if where == "pooled":
+                return torch.cat([stepnet.sequence_pool(x, "sum"), torch.zeros(2, 3)], 1)
+            return stepnet.recurrent(lambda x, h: (x + h, x + h), x, torch.zeros(2, 3))[0]
+
+    x = stepnet.LoDTensor.from_lengths(torch.randn(5, 3), [[2, 3]])
+    with pytest.raises(IRError, match="repeated to 101") as caught:
+        stepnet.onnx.save(Model(), tmp_path / "m.onnx", x)
+    assert "len(x)" in str(caught.value)

@@ -125,3 +125,26 @@ def test_without_data_the_count_is_asked_for(start):
     with torch.device("meta"), pytest.raises(StepError, match="a number that is not known here"):
         model(torch.randn(4, 2, 3, device="cpu"), torch.zeros(2, 4, device="cpu"))
     model(torch.randn(4, 2, 3), torch.zeros(2, 4))
+
+
+class ReadsRows(nn.Module):
+    """The frame reads a tensor whose size stays open, beside what it steps over."""
+
+    def forward(self, rows, x):
+        steps, out = TensorArray(unstack_from=x), TensorArray()
+        loop = stepnet.create_whileloop([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s == steps.size())
+            before = out.read(s - 1, torch.zeros(x.shape[1], 4))
+            out.write(s, torch.tanh(before + steps.read(s) * (rows * s).mean()))
+            loop.update(s, s + 1)
+        return out.stack()
+
+
+def test_a_frame_reads_what_has_an_open_size():
+    open_sizes = {0: torch.export.Dim.AUTO}, {1: torch.export.Dim.AUTO}
+    given = torch.randn(7, 4), torch.randn(5, 2, 4)
+    program = torch.export.export(ReadsRows(), given, dynamic_shapes=open_sizes, strict=False).module()
+    for rows, batch in ((7, 2), (3, 4)):
+        given = torch.randn(rows, 4), torch.randn(5, batch, 4)
+        torch.testing.assert_close(program(*given), ReadsRows()(*given))

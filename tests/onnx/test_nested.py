@@ -233,3 +233,45 @@ def test_what_is_not_written(tmp_path):
     flat = LoDTensor.from_lengths(torch.randn(3, 3), [[1, 1], [1, 2]])
     with pytest.raises(IRError, match="no two sequences in one"):
         stepnet.onnx.save(sentences, tmp_path / "m.onnx", (flat, torch.zeros(2, 4)))
+
+
+class Lengths(nn.Module):
+    """A step asks how long its sentences are."""
+
+    def step(self, words, h):
+        n = words.lengths()[:, None]
+        h = torch.tanh(stepnet.sequence_pool(words, "sum") / (n + 1) + h * n.max())
+        return torch.cat([h, n.float()], 1), h
+
+    def forward(self, x, h):
+        return stepnet.recurrent(self.step, x, h, level=0)
+
+
+def test_a_step_asks_how_long_its_sentences_are(tmp_path, opened):
+    stepnet.onnx.save(Lengths(), tmp_path / "m.onnx", (text(TEXTS[0])[0], torch.zeros(3, 3)))
+    written = opened(tmp_path / "m.onnx")
+    for lengths in ([[2, 2], [3, 1, 4, 2]], [[1], [5]], [[2, 2, 2], [1, 2, 3, 4, 5, 6]]):
+        x, h = text(lengths)[0], torch.randn(len(lengths[0]), 3)
+        padded = PaddedLoD.of(x)
+        y, last = Lengths()(x, h)
+        found = written(padded.grid, h, *padded.lengths)
+        torch.testing.assert_close(found[0], PaddedLoD.of(y).grid, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found[1], last, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        lambda x, h: h + x.lod[-1].diff()[:, None],
+        lambda x, h: h + torch.stack([part.sum(0) for part in x]),
+        lambda x, h: stepnet.recurrent(lambda a, b, m: (b, b + m.rows.sum(1)), x, h, static=x)[1],
+    ],
+)
+def test_numbers_of_the_sentences_of_a_step_are_refused(asked, tmp_path):
+    class Model(nn.Module):
+        def forward(self, x, h):
+            return stepnet.recurrent(lambda x, h: (h, asked(x, h)), x, h, level=0)
+
+    x, h = text([[2, 1], [3, 1, 4]])[0], torch.zeros(2, 3)
+    with pytest.raises(IRError, match=r"(?s)(any lengths|inside a step over whole).*remedy"):
+        stepnet.onnx.save(Model(), tmp_path / "m.onnx", (x, h))

@@ -249,6 +249,11 @@ def test_what_is_split_after_a_product_is_a_product_for_each_part(check):
     assert "Split" not in written.types
 
 
+def spread(x):
+    """A positive definite matrix of each row."""
+    return x[:, :, None] * x[:, None] + 2 * torch.eye(x.shape[1])
+
+
 STEPS = {
     "whole": lambda x, h: (x, (x + h).cumsum(-1).sin()),
     "no loop at all": lambda x, h: (h + 1, x),
@@ -257,6 +262,7 @@ STEPS = {
     "the largest": lambda x, h: ((x + h).topk(2)[0], torch.tanh(x - h)),
     "picks": lambda x, h: (h.gather(1, (x > 0).long()), torch.cat([h[:, 1:], x[:, :1]], 1).flip(1)),
     "one result twice": lambda x, h: ((h + x, h + x), h + x),
+    "a factor": lambda x, h: (x, torch.linalg.cholesky(spread(x + h))[:, -1]),
 }
 
 
@@ -271,7 +277,10 @@ def test_a_step(name, reverse, check):
     check(stepnet.Recurrent(STEPS[name], reverse=reverse, axis=int(reverse)), make)
 
 
-@pytest.mark.parametrize("name", few(["no loop at all", "a state that stays", "no input"], ["no input"]))
+@pytest.mark.parametrize(
+    "name",
+    few(["no loop at all", "a state that stays", "whole", "no input", "a factor"], ["no input", "a factor"]),
+)
 def test_a_step_over_ragged_sequences(name, check_ragged):
     module = stepnet.Recurrent(STEPS[name], reverse=True)
     check_ragged(module, lambda lengths: (rows(lengths, 4), torch.randn(len(lengths), 4)))

@@ -462,7 +462,10 @@ def _without_numbers(given: Tensor, what: str) -> LoDError:
             remedy="make it outside of what is mapped",
         )
     if said(LENGTHS) is not None:
-        says, remedy = "what is traced has no numbers", "make it outside of what is traced"
+        says = "a module that is saved is for any lengths, and makes no sequences of its own"
+        remedy = (
+            "take the LoDTensor or PackedSequence as an input; or tensors, and the mask of rows as an input"
+        )
     else:
         says = "a traced, fake or meta tensor has no numbers"
         remedy = (

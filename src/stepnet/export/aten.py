@@ -218,6 +218,16 @@ class AtenNet:
         """Whether a tensor holds the rows of ragged sequences."""
         return str((self.shape(node) or [None])[0]) in self.ragged
 
+    def refuse_rows(self, nodes: Sequence[Any], where: str) -> None:
+        """Refuse rows of ragged sequences in the body of a loop, which knows nothing of their padding."""
+        if any(map(self.is_ragged, nodes)):
+            raise IRError(
+                f"{where} cannot be written: rows of ragged sequences go into it as a tensor",
+                got="x.values, or what is computed of it",
+                expected="a LoDTensor as x of recurrent",
+                remedy="recurrent over the LoDTensor; sequence_pool and the like outside of the loop",
+            )
+
     def is_constant(self, value: Any) -> bool:
         """Whether a value is known when the file is written."""
         return not isinstance(value, FxNode) or isinstance(self.env.get(value), Tensor)

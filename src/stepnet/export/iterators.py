@@ -164,6 +164,7 @@ def _written(
 ) -> tuple[Value, ...]:
     call: IteratorCall = call_of(number)
     call.then.check(call.where)
+    b.refuse_rows([*inputs, *weights], call.where)
     loop, body = call.loop, call.loop.body
     fed = dict(zip(call.sources, inputs, strict=True))
     shapes = [_part(b.shape(fed[port.source]), port) for port in call.ports]

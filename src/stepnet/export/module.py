@@ -148,7 +148,13 @@ def _from_example(
         with torch.no_grad(), calls.noted(), tried(), EndsOnExample():
             a, k = unflatten(spec, [i.value for i in inputs])
             with run_plainly(module), as_it_was(module) as kept:
-                outputs = _outputs(_plain(module(*a, **k)), where)
+                try:
+                    outputs = _outputs(_plain(module(*a, **k)), where)
+                except Exception as error:  # the user's code may raise any
+                    let_through(error)
+                    if batch and str(batch) in str(error) and not isinstance(error, IRError):
+                        raise _of_one_batch(where, batch, error) from error
+                    raise
         trace = _Trace(module, where, spec, inputs, calls, dynamic, kept)
         if batch:
             more = [batch_number(module, inputs, least, batch) for least in many(given)]
@@ -163,6 +169,15 @@ def _from_example(
             else:
                 raise
             return _graph(Graph(graph.name, graph.target), trace, outputs, batch), trace.stuck
+
+
+def _of_one_batch(where: str, batch: int, error: Exception) -> IRError:
+    return IRError(
+        f"{where} cannot be written: it fails where the sequences of the example are repeated to {batch}",
+        got=f"{type(error).__name__}: {str(error).splitlines()[0]}",
+        expected="a module for any number of sequences",
+        remedy="take it from the inputs: torch.zeros(len(x), ...), x.lengths(), a state as an input",
+    )
 
 
 def _leads_of(module: nn.Module, spec: Any, target: Target, inputs: Sequence[Input]) -> list[Lead] | None:
@@ -338,7 +353,7 @@ class _Trace:
                     "a recurrence runs over sequences, or asks for lengths, that are not an input's",
                     got="sequences whose lengths the module computes",
                     expected="sequences of a LoDTensor or PackedSequence that the module is given",
-                    remedy="an input that has these lengths",
+                    remedy="an input that has these lengths; or tensors, and the mask of rows as an input",
                 )
             return by_offsets[id(offsets)]
 

@@ -12,8 +12,9 @@ from torch.fx import Node as FxNode
 
 from stepnet.compiler.trace.iteration import code_of, iteration
 from stepnet.data.lod import LoDTensor
-from stepnet.data.offsets import LoD
+from stepnet.data.offsets import LENGTHS, LoD
 from stepnet.errors import IRError
+from stepnet.watchers import during
 
 from .aten import AtenNet, join_lead, split_lead
 from .body_trace import BodyTrace
@@ -102,7 +103,7 @@ def _traced(
                 )
             return leaves[count]
 
-        with warnings.catch_warnings(), calls.traced(own):
+        with warnings.catch_warnings(), calls.traced(own), during(LENGTHS, own):
             _spec, y, new = iteration(call.loop, rows, leaves[count + 1 :], ())
         found = []
         for leaf in y:

@@ -66,7 +66,17 @@ from .whole_step import write_step
 
 # The lengths of sequences that are padded at their end, batch first: the recurrences here go by them.
 PADDED: ContextVar[Tensor | None] = ContextVar("stepnet_padded_lengths", default=None)
-_NO_GRAPH = "its Python asks tensors for values, or it draws random numbers"
+# Why a plan is not written: the padding would answer, too; a file has no generator; a plan is of known sizes.
+_GUARDED = Unsupported(
+    "numbers of its rows decide how often it loops, or which branch all of them take",
+    remedy="loop a fixed number of times, choose by torch.where; or save it on dense tensors",
+)
+_DRAWS = Unsupported(
+    "it draws random numbers, which a file does not", remedy="module.eval(), or what is drawn as an input"
+)
+_OPEN = Unsupported(
+    "a size that it reads is left open", remedy="dynamic=... says which dimensions of the inputs stay open"
+)
 
 
 @traced_op(
@@ -209,10 +219,10 @@ class RecurrenceRecorder(Recorder, Instead):
             if entry.ready is None:
                 call.compiled, call.refusal = None, entry.refusals[-1][1]
             elif entry.compiled is not None and (is_guarded(entry.compiled.y_spec) or entry.compiled.draws):
-                call.compiled = None  # a graph cannot ask whether the plan holds, and has no generator
+                call.compiled, call.refusal = None, _DRAWS if entry.compiled.draws else _GUARDED
         except Unsupported as error:
             call.refusal = error
-        whole = call.above or not call.ragged or call.pads  # so may its step be written
+        whole = call.above or not call.ragged or call.compiled is not None  # so may its step be written
         parts = call.parts if whole else []
         if call.compiled is None:
             call.places = _used(call) if whole else Places([], [])
@@ -263,6 +273,8 @@ class RecurrenceTracer(Tracer, AsLoop):
         padded = PADDED.get()
         where = f"the recurrence of {made.where}"
         code = code_of(loop).function
+        if made.refusal is None or not made.ragged:  # else that is what the user is told
+            self._refuse_inputs(code, where)
         made.sizes, sizes = as_tensors(code, where, [*x, *state])
         made.open = [size for _, size in sizes_in(code)]
         weights = at_places(made.places, _code(loop), made.where, owner="step")
@@ -287,13 +299,30 @@ class RecurrenceTracer(Tracer, AsLoop):
             y = [leaf.movedim(0, made.axis) for leaf in y]
         return made.outputs([*y, *final])
 
+    def _refuse_inputs(self, code: Any, where: str) -> None:
+        """A plan has the offsets that its step reads as numbers, those of the example."""
+        held = [each for each in reach(code).holders if type(each) is LoDTensor]
+        if any(type(each.values) is not Tensor for each in held):  # of the trace
+            raise IRError(
+                f"{where} cannot be written: its step refers to sequences that are an input",
+                got="a LoDTensor in its closure or attributes",
+                expected="tensors, what the step is given, and static=",
+                remedy="take what it needs of them outside of the step: n = x.lengths()",
+            )
+
     def sequences(self, kind: str, of: LoDTensor, x: Tensor, pad: float) -> Tensor:
         """An operation on whole sequences as one node."""
         offsets = of.structure.levels[-1]
         lengths = self.lengths(offsets)
         if kind in ("padded", "mask"):
             places_of_rows = PLACES.get()
-            assert places_of_rows is not None  # of each module that pads, see `pads`
+            if places_of_rows is None:  # as it is of each module that pads
+                raise IRError(
+                    "a ragged memory is made inside a step over whole sequences, and cannot be written",
+                    got="static= that is the step's own sequences",
+                    expected="static= that the outer recurrence is given",
+                    remedy="attend by sequence_expand, sequence_softmax and sequence_pool",
+                )
             places = places_of_rows(offsets)
             if kind == "mask":
                 return places[None] < lengths[:, None]
@@ -336,6 +365,7 @@ def _lowered(
     else:
         padded = b.out(lengths[0]) if lengths else None
         steps = StepAxis(int(call.axis == 1), call.sweep.reverse, padded)
+    b.refuse_rows(weights if call.ragged else [*x, *state, *weights], where)
     _check_open(b, call, x, where)
     states = [b.flat(node) for node in state]
     given = [b.out(node) for node in x]
@@ -356,14 +386,18 @@ def _lowered(
             plan = call.compiled.hoisted
             return PlanWriter(b.emit, plan, call.compiled.constants, given, states, values, steps).write()
         except Unsupported as error:
-            if steps.lengths is not None:  # else the step is written whole
-                raise unwritable(b.emit.graph.target, where, error.reason, error.line) from error
-    if steps.lengths is not None and (call.compiled is None or not call.pads):
+            target = b.emit.graph.target
+            if call.ragged and (
+                not state or error.reason in target.refused
+            ):  # else the step is written whole
+                raise unwritable(target, where, error.reason, error.line) from error
+    if steps.lengths is not None and call.compiled is None:
+        no = call.refusal or _OPEN
         raise IRError(
-            f"{where} cannot be written over ragged sequences: {call.refusal or _NO_GRAPH}",
-            expected="a step whose rows are proved not to mix",
-            got="a step that is not compiled",
-            remedy="see stepnet.explain for what keeps it from being compiled; or save it on dense tensors",
+            f"{where} cannot be written over ragged sequences: {no.reason}"
+            + ("" if no.line is None else f" ({no.line})"),
+            expected="a step that treats each row alike, whatever the padding holds",
+            remedy=no.remedy or "write that part by what compiles, or save it on dense tensors",
         )
     return write_step(b, call, where, given, states, (x, state, weights, sizes), steps)
 

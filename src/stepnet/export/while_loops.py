@@ -323,6 +323,7 @@ def _written(
 ) -> tuple[Value, ...]:
     call: WhileCall = call_of(number)
     call.then.check(call.where)
+    b.refuse_rows([*state, *weights], call.where)
     shapes = [
         [GROWS if d in dims else size for d, size in enumerate(b.shape(node))]
         for node, dims in zip(state, call.grows, strict=True)

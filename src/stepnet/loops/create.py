@@ -146,7 +146,7 @@ def _run_raised(loop: WhileLoop) -> list[Tensor]:
     if not executors:
         raise Unsupported("the backend 'naive' is set")
     raised = raise_loop(loop)
-    if raised.sizes in raised.form.too_long:
+    if not is_exporting() and raised.sizes in raised.form.too_long:  # sizes that are open are no key
         raise raised.form.too_long[raised.sizes].fresh()
     with _unfilled(loop, raised):
         return _run_scan(loop, raised, executors)
