@@ -7,10 +7,10 @@ import warnings
 import pytest
 import torch
 
-from outcomes import as_the_plain_loop, outcome, same
+from outcomes import as_the_plain_loop, gradients, outcome, same
 from plans import entry_of
 from stepnet import LoDTensor, explain, recurrent
-from stepnet.errors import SlowPathWarning, Unsupported
+from stepnet.errors import SlowPathWarning, StepIndexError, Unsupported
 
 D = 3
 W = (torch.randn(D, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / 2).requires_grad_()
@@ -117,6 +117,47 @@ def test_a_way_that_raises_is_raised_by_the_plain_loop():
     for backend in ("c", None):
         with pytest.raises(ValueError, match="the state is lost"):
             recurrent(stabilised, x, (h * torch.nan, n, m), backend=backend)
+
+
+def of_signs(x, h):
+    """Each way has no numbers for what takes the other one."""
+    if torch.all(x > 0):
+        z = torch.sqrt(x)
+    elif not (x > 0).any():
+        z = torch.log(-x)
+    else:
+        z = x
+    h = torch.tanh(z + h @ W)
+    return h, h
+
+
+@pytest.mark.parametrize("backend", ["c", "eager"])
+def test_a_way_that_is_not_taken_has_no_part_in_second_derivatives(backend):
+    x, (h, _, _) = given([3, 0, 4], 0.0)
+    for sign in (1.0, -1.0):
+        rows = (sign * x.values.abs()).detach().requires_grad_()
+        found = []
+        for each in (backend, "naive"):
+            y, last = recurrent(of_signs, x.with_values(rows), h, backend=each)
+            first = gradients([y.values, last], [rows, h, W], create_graph=True)
+            found.append(gradients(first, [rows, h, W]))
+        same(*found)
+
+
+def test_a_way_that_raises_and_is_not_taken():
+    def step(x, state):
+        h, place = state
+        h = W[place] + h if torch.all(place < D) else h @ W
+        return torch.tanh(h + x), (h, place)
+
+    x, (h, _, _) = given([3, 2], 0.0)
+    within, beyond = torch.tensor([0, D - 1]), torch.tensor([9**9, 9**8])
+    for backend, place in (("c", within), (None, within), (None, beyond)):
+        as_the_plain_loop(step, x, (h, place), backend, weights=[W])
+    with pytest.raises(Unsupported, match="does not hold for all rows"):
+        recurrent(step, x, (h, beyond), backend="c")
+    with pytest.raises(StepIndexError, match="out of bounds"):
+        recurrent(step, x, (h, -beyond), backend="c")
 
 
 @pytest.mark.parametrize("asks", [lambda h: not (h > 9.0).any(), lambda h: (h.max() < 9.0).item()])
