@@ -11,6 +11,7 @@ from outcomes import as_the_plain_loop, gradients, outcome, same
 from plans import entry_of
 from stepnet import LoDTensor, explain, recurrent
 from stepnet.errors import SlowPathWarning, StepIndexError, Unsupported
+from tables import holds
 
 D = 3
 W = (torch.randn(D, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / 2).requires_grad_()
@@ -142,6 +143,33 @@ def test_a_way_that_is_not_taken_has_no_part_in_second_derivatives(backend):
             first = gradients([y.values, last], [rows, h, W], create_graph=True)
             found.append(gradients(first, [rows, h, W]))
         same(*found)
+
+
+def _often(x, h):
+    while (h > 0.001).any():
+        h = h * 0.9
+    return h + x, h
+
+
+OTHERWISE = {
+    "nested otherwise": lambda x, h: (((2 * h,) if torch.all(x > 0) else h + x), h),
+    "another type": lambda x, h: ((h.float() if torch.all(x > 0) else h + x), h),
+    "without a gradient": lambda x, h: ((h.detach() if torch.all(x > 0) else h + x), h),
+    "of all rows": lambda x, h: (h, torch.tanh(h + x + (W.sum(0) if torch.all(x > 0) else W.sum(1)))),
+    "asked often": _often,
+}
+
+
+def test_ways_that_give_other_things():
+    def check(step):
+        x, (h, _, _) = given([3, 0, 4], 0.0)
+        for sign in (1.0, -1.0):
+            rows = x.with_values((sign * x.values.abs()).detach().requires_grad_())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SlowPathWarning)
+                as_the_plain_loop(step, rows, h, None, weights=[W], rtol=1e-6)
+
+    holds(check, {name: (step,) for name, step in OTHERWISE.items()})
 
 
 def test_a_way_that_raises_and_is_not_taken():
