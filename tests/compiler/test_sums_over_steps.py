@@ -1,4 +1,4 @@
-"""The gradient of a state that no step changes is summed over the steps in the type in which the plain loop sums."""
+"""Gradients of states that no step changes are summed in the type in which the plain loop sums them."""
 
 from __future__ import annotations
 
