@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import pytest
@@ -170,6 +171,21 @@ def test_ways_that_give_other_things():
                 as_the_plain_loop(step, rows, h, None, weights=[W], rtol=1e-6)
 
     holds(check, {name: (step,) for name, step in OTHERWISE.items()})
+
+
+def test_a_transform_is_left_to_the_plain_loop():
+    x, (h, _, _) = given([3, 0, 4], 0.0)
+    rows = x.values.detach()
+
+    def along(backend):
+        run = functools.partial(recurrent, of_signs, backend=backend)
+        return torch.func.jvp(lambda rows: run(x.with_values(rows), h.detach())[0].values, (rows,), (rows,))
+
+    with pytest.raises(Unsupported, match="or a question that it asks of all rows"):
+        along("c")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowPathWarning)
+        torch.testing.assert_close(along("naive"), along(None))
 
 
 def test_a_way_that_raises_and_is_not_taken():

@@ -267,7 +267,8 @@ def _check_may_run(entry: Entry, backend: str, *, guarded: bool, random: bool, t
         entry.rest -= 1
         raise DOES_NOT_HOLD.fresh()
     if transformed and (guarded or random):
-        what = "a while_loop in the step" if guarded else "a generator of the step"
+        asks = "a while_loop in the step, or a question that it asks of all rows"
+        what = asks if guarded else "a generator of the step"
         raise Unsupported(f"a torch.func transform is active around {what}")
 
 
