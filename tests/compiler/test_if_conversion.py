@@ -10,7 +10,7 @@ import torch
 
 from outcomes import as_the_plain_loop, gradients, outcome, same
 from plans import entry_of
-from stepnet import LoDTensor, explain, recurrent
+from stepnet import LoDTensor, explain, recurrent, while_loop
 from stepnet.errors import SlowPathWarning, StepIndexError, Unsupported
 from tables import holds
 
@@ -202,6 +202,32 @@ def test_a_way_that_raises_and_is_not_taken():
         recurrent(step, x, (h, beyond), backend="c")
     with pytest.raises(StepIndexError, match="out of bounds"):
         recurrent(step, x, (h, -beyond), backend="c")
+
+
+def test_a_loop_that_some_rows_do_not_run_at_all():
+    """The others' steps are unrolled, and have no numbers or no row for them."""
+    following = torch.tensor([1, 2, D])
+
+    def step(x, state):
+        h, place, left = state
+        h, *_ = while_loop(
+            lambda h, place, left: place < D,
+            lambda h, place, left: (torch.tanh(h @ W + W[place] + left.sqrt()), following[place], left - 1),
+            (h + x, place, left),
+            max_steps=D,
+        )
+        return h, (h, place, left)
+
+    x, (h, _, _) = given([3, 0, 2], 0.0)
+    within, beyond = torch.tensor([0, 2, 1]), torch.tensor([D, 0, 1])
+    left = torch.tensor([[-1.0], [5.0], [5.0]], dtype=torch.float64)
+    for backend, place, more in (
+        ("c", within, 6.0),
+        (None, within, 6.0),
+        (None, beyond, 6.0),
+        (None, beyond, 0.0),
+    ):
+        as_the_plain_loop(step, x, (h, place, left + more), backend, weights=[W])
 
 
 @pytest.mark.parametrize("asks", [lambda h: not (h > 9.0).any(), lambda h: (h.max() < 9.0).item()])
