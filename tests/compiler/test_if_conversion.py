@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import pytest
 import torch
 
-from outcomes import as_the_plain_loop, outcome, same
+from outcomes import as_the_plain_loop, gradients, outcome, same
 from plans import entry_of
-from stepnet import LoDTensor, explain, recurrent
-from stepnet.errors import SlowPathWarning, Unsupported
+from stepnet import LoDTensor, explain, recurrent, while_loop
+from stepnet.errors import SlowPathWarning, StepIndexError, Unsupported
+from tables import holds
 
 D = 3
 W = (torch.randn(D, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / 2).requires_grad_()
@@ -117,6 +119,115 @@ def test_a_way_that_raises_is_raised_by_the_plain_loop():
     for backend in ("c", None):
         with pytest.raises(ValueError, match="the state is lost"):
             recurrent(stabilised, x, (h * torch.nan, n, m), backend=backend)
+
+
+def of_signs(x, h):
+    """Each way has no numbers for what takes the other one."""
+    if torch.all(x > 0):
+        z = torch.sqrt(x)
+    elif not (x > 0).any():
+        z = torch.log(-x)
+    else:
+        z = x
+    h = torch.tanh(z + h @ W)
+    return h, h
+
+
+@pytest.mark.parametrize("backend", ["c", "eager"])
+def test_a_way_that_is_not_taken_has_no_part_in_second_derivatives(backend):
+    x, (h, _, _) = given([3, 0, 4], 0.0)
+    for sign in (1.0, -1.0):
+        rows = (sign * x.values.abs()).detach().requires_grad_()
+        found = []
+        for each in (backend, "naive"):
+            y, last = recurrent(of_signs, x.with_values(rows), h, backend=each)
+            first = gradients([y.values, last], [rows, h, W], create_graph=True)
+            found.append(gradients(first, [rows, h, W]))
+        same(*found)
+
+
+def _often(x, h):
+    while (h > 0.001).any():
+        h = h * 0.9
+    return h + x, h
+
+
+OTHERWISE = {
+    "nested otherwise": lambda x, h: (((2 * h,) if torch.all(x > 0) else h + x), h),
+    "another type": lambda x, h: ((h.float() if torch.all(x > 0) else h + x), h),
+    "without a gradient": lambda x, h: ((h.detach() if torch.all(x > 0) else h + x), h),
+    "of all rows": lambda x, h: (h, torch.tanh(h + x + (W.sum(0) if torch.all(x > 0) else W.sum(1)))),
+    "asked often": _often,
+}
+
+
+def test_ways_that_give_other_things():
+    def check(step):
+        x, (h, _, _) = given([3, 0, 4], 0.0)
+        for sign in (1.0, -1.0):
+            rows = x.with_values((sign * x.values.abs()).detach().requires_grad_())
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SlowPathWarning)
+                as_the_plain_loop(step, rows, h, None, weights=[W], rtol=1e-6)
+
+    holds(check, {name: (step,) for name, step in OTHERWISE.items()})
+
+
+def test_a_transform_is_left_to_the_plain_loop():
+    x, (h, _, _) = given([3, 0, 4], 0.0)
+    rows = x.values.detach()
+
+    def along(backend):
+        run = functools.partial(recurrent, of_signs, backend=backend)
+        return torch.func.jvp(lambda rows: run(x.with_values(rows), h.detach())[0].values, (rows,), (rows,))
+
+    with pytest.raises(Unsupported, match="asks something of all rows"):
+        along("c")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowPathWarning)
+        torch.testing.assert_close(along("naive"), along(None))
+
+
+def test_a_way_that_raises_and_is_not_taken():
+    def step(x, state):
+        h, place = state
+        h = W[place] + h if torch.all(place < D) else h @ W
+        return torch.tanh(h + x), (h, place)
+
+    x, (h, _, _) = given([3, 2], 0.0)
+    within, beyond = torch.tensor([0, D - 1]), torch.tensor([9**9, 9**8])
+    for backend, place in (("c", within), (None, within), (None, beyond)):
+        as_the_plain_loop(step, x, (h, place), backend, weights=[W])
+    with pytest.raises(Unsupported, match="does not hold for all rows"):
+        recurrent(step, x, (h, beyond), backend="c")
+    with pytest.raises(StepIndexError, match="out of bounds"):
+        recurrent(step, x, (h, -beyond), backend="c")
+
+
+def test_a_loop_that_some_rows_do_not_run_at_all():
+    """The others' steps are unrolled, and have no numbers or no row for them."""
+    following = torch.tensor([1, 2, D])
+
+    def step(x, state):
+        h, place, left = state
+        h, *_ = while_loop(
+            lambda h, place, left: place < D,
+            lambda h, place, left: (torch.tanh(h @ W + W[place] + left.sqrt()), following[place], left - 1),
+            (h + x, place, left),
+            max_steps=D,
+        )
+        return h, (h, place, left)
+
+    x, (h, _, _) = given([3, 0, 2], 0.0)
+    within, beyond = torch.tensor([0, 2, 1]), torch.tensor([D, 0, 1])
+    left = torch.tensor([[-1.0], [5.0], [5.0]], dtype=torch.float64)
+    for backend, place, more in (
+        ("c", within, 6.0),
+        (None, within, 6.0),
+        (None, beyond, 6.0),
+        (None, beyond, 0.0),
+    ):
+        as_the_plain_loop(step, x, (h, place, left + more), backend, weights=[W])
 
 
 @pytest.mark.parametrize("asks", [lambda h: not (h > 9.0).any(), lambda h: (h.max() < 9.0).item()])

@@ -71,6 +71,10 @@ class Steps:
         h = torch.tanh(h + x) / (1 + x.var(0, unbiased=False))  #
         return h, h
 
+    def sums_of_the_batch_for_all_rows(x, h):
+        h = torch.tanh(x @ W + h.sum(0, keepdim=True).expand(x.shape))  #
+        return h, h
+
     def softmax_over_the_batch(x, h):
         h = torch.softmax(h + x, 0)  #
         return h, h
@@ -223,6 +227,7 @@ class Steps:
 WORDS = {
     "mean_of_the_batch": "mean over the rows",
     "sum_of_everything": "mixes rows",
+    "sums_of_the_batch_for_all_rows": "mixes rows",
     "largest_of_the_batch": "over the rows",
     "spread_of_the_batch": "over the rows",
     "softmax_over_the_batch": "over the rows",

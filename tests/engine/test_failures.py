@@ -51,6 +51,13 @@ def test_a_defect_of_ours_is_told_as_one(source, module, name, where, monkeypatc
         compiled_anew()
 
 
+def test_what_is_told_of_the_step_is_none(monkeypatch):
+    fails = of_ours("from stepnet.errors import StepIndexError; raise StepIndexError('no such row')")
+    monkeypatch.setattr(executor_choice, "self_check", fails)
+    with pytest.raises(Unsupported, match="it failed on sample rows: StepIndexError: no such row"):
+        compiled_anew()
+
+
 def test_a_full_memory_is_none(monkeypatch):
     monkeypatch.setattr(executor_choice, "self_check", of_ours("raise MemoryError('full')"))
     with pytest.raises(Unsupported, match=r"it failed on sample rows: MemoryError: full\n"):

@@ -7,7 +7,7 @@ from traceback import extract_tb
 
 import torch
 
-from stepnet.errors import Unsupported
+from stepnet.errors import StepnetError, Unsupported
 from stepnet.user_line import raised_at
 
 _PACKAGE = Path(__file__).parents[1]
@@ -35,7 +35,13 @@ def failure(what: str, error: Exception) -> Unsupported:
     if line is not None:
         return Unsupported(f"{what}: {told(error)}", line=line.short)
     frames = extract_tb(error.__traceback__)
-    if frames and isinstance(error, _DEFECTS) and _PACKAGE in (at := Path(frames[-1].filename)).parents:
+    is_told = isinstance(error, StepnetError)
+    if (
+        frames
+        and not is_told
+        and isinstance(error, _DEFECTS)
+        and _PACKAGE in (at := Path(frames[-1].filename)).parents
+    ):
         place = f"{at.relative_to(_PACKAGE.parent).as_posix()}:{frames[-1].lineno}"
         return Unsupported(
             f"{what}, a defect of stepnet: {told(error)} ({place})",

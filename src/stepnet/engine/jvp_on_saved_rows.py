@@ -17,6 +17,7 @@ from stepnet.errors import Unsupported
 from stepnet.executors.autograd import is_computed_again
 from stepnet.executors.call import Call, KeptRows
 from stepnet.executors.gradients import gradients
+from stepnet.executors.higher_order import asked_again
 from stepnet.executors.loop import PreparedLoop, shift
 from stepnet.executors.memory import are_written
 from stepnet.executors.ready import Ready, make_loop
@@ -36,7 +37,8 @@ class SharedRun(NamedTuple):
     @torch.no_grad()
     def gradients(self, grads: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
         """The gradient of each input."""
-        return gradients(self.call, self.inputs, self.kept, grads, needed, self.led, self.known)
+        found = gradients(self.call, self.inputs, self.kept, grads, needed, self.led, self.known)
+        return asked_again(self.call, found, self.inputs, grads, needed)
 
 
 class SharedRows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from stepnet.executors.layout import Layout
 from stepnet.executors.ready import Ready
 from stepnet.executors.registry import AUTO, tried
 from stepnet.executors.transformed import Run, run_transformed
+from stepnet.interrupts import let_through
 from stepnet.ir.loop import Loop
 from stepnet.locks import Lock
 
@@ -150,30 +151,40 @@ def run(
     x_rows = [*(contiguous(rows) for rows in sequences.x_rows), *noise.tables(sequences.layout)]
     states = [contiguous(state) for state in sequences.states]
     weights = [reads.tensors[place] for place in entry.weights]
+    out = None
     if further is not None:
         out = run_transformed(Run(call, lambda: further), x_rows, states, weights)
     else:
-        out = run_plan(call, x_rows, states, weights)
-        if note is not None and as_ever:
+        with _ways_may_raise() if guarded else contextlib.nullcontext():
+            out = run_plan(call, x_rows, states, weights)
+        if out is not None and note is not None and as_ever:
             note(entry, sequences.layout, (sequences.x_rows, sequences.states, weights), out, reads=reads)
-    n_y = len(entry.ready.plan.y)
-    outputs = _by_name(loop, entry.y_spec, out, n_y, None if steps else sequences)
     if chooses and reads.open is not None and not transformed:
         open_steps.note_plan(entry, loop, reads, sequences, runs_at - began, clock() - runs_at)
-    if not guarded:
-        return outputs
-    if holds(out[n_y - 1], sequences.layout):
-        entry.failed = 0
-        return _unguarded(outputs)
+    n_y = len(entry.ready.plan.y)
+    if out is not None and (not guarded or holds(out[n_y - 1], sequences.layout)):
+        outputs = _by_name(loop, entry.y_spec, out, n_y, None if steps else sequences)
+        if guarded:
+            entry.failed = 0
+        return _unguarded(outputs) if guarded else outputs
     for generator, state in zip(noise.generators, before, strict=True):
         generator.set_state(state)
-    if ENDED in outputs:
+    if out is not None and ENDED in entry.y_spec.keys:
         more_inner_steps(reads)
         return run(loop, feeds, backend=backend, warn=warn)
     if backend != AUTO:
         naive.run(loop, feeds)  # which tells it
     _let_rest(entry, loop, reads, warn=warn and backend == AUTO)
     raise DOES_NOT_HOLD.fresh()
+
+
+@contextlib.contextmanager
+def _ways_may_raise() -> Iterator[None]:
+    """A plan takes all ways through a step: one that raises may be one that the plain loop does not take."""
+    try:
+        yield
+    except Exception as error:  # whatever it is, the plain loop tells where a row comes this way
+        let_through(error)
 
 
 def _check_goes_by_plan(loop: Loop, feeds: Mapping[str, Any], chooses: bool) -> None:

@@ -14,6 +14,7 @@ from stepnet.executors.autograd import is_computed_again, run_direct
 from stepnet.executors.call import Call, goes_by_places
 from stepnet.executors.direct import Direct, Lately
 from stepnet.executors.gradients import gradients
+from stepnet.executors.higher_order import asked_again
 
 
 class Unrecorded(NamedTuple):
@@ -33,7 +34,7 @@ class Unrecorded(NamedTuple):
         if found is None:
             kept = self.direct.by_names(saved, self.call.layout)[n:]
             found = gradients(self.call, self.inputs, kept, grads, needed)
-        return found
+        return asked_again(self.call, found, self.inputs, grads, needed)
 
 
 class Repeats:

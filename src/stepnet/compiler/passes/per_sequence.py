@@ -185,7 +185,7 @@ class _Sums:
             return len(rows) == 1
         if op == "cast":
             dtypes = self.values[rows[0]].dtype, self.values[node.output].dtype
-            return dtypes[0] not in ROUNDED and FLOATS.issuperset(dtypes)
+            return dtypes != ("float32", "float64") and dtypes[0] not in ROUNDED and FLOATS.issuperset(dtypes)
         if op == "div":
             return rows == [node.inputs[0]]
         if op == "where":

@@ -136,9 +136,12 @@ class Builder:
         kinds = {self.values[n].kind for n in names}
         if "sum" in kinds:
             if "row" in kinds:
-                raise Unsupported("a sum over rows meets a row value: the step mixes rows", line=self.line)
+                raise self._mixes_rows()
             return "sum"
         return "row" if "row" in kinds else "shared"
+
+    def _mixes_rows(self) -> Unsupported:
+        return Unsupported("a sum over rows meets a row value: the step mixes rows", line=self.line)
 
     def emit(
         self,
@@ -150,6 +153,8 @@ class Builder:
         **attrs: Any,
     ) -> str:
         """Add a node of one result, or find the same one made before."""
+        if kind == "row" and any(self.values[n].kind == "sum" for n in inputs):
+            raise self._mixes_rows()
         kind = self.kind(*inputs) if kind is None else kind
         inputs, attrs = self._through(op, tuple(inputs), attrs)
         if same := self._identity(op, inputs, shape, attrs):

@@ -41,7 +41,8 @@ def _gather(b: Builder, x: Ref, dim: int, index: Ref, sparse_grad: bool = False)
 
 
 def _put(op: str, b: Builder, x: Ref, dim: int, index: Ref, source: Any) -> Any:
-    if not b.values[x.name].shape or not _together(b, x, index):
+    value = b.values[x.name]
+    if not value.shape or not _together(b, x, index) or (op == "scatter_add" and value.dtype == "bool"):
         return NotImplemented
     own, places = feature_dim(b, x, dim), _index(b, index)
     if isinstance(source, Ref):
@@ -284,7 +285,7 @@ def _index_put(
     if found is None:
         return _refused(b, indices)
     flat, before, after, index = found
-    if index is None:
+    if index is None or (accumulate and b.values[flat].dtype == "bool"):
         return NotImplemented
     if moved.order is not None and not source.fold:
         dims = len(b.values[index].shape)

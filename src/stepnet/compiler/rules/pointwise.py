@@ -123,6 +123,8 @@ def _scaled(b: Builder, y: Any, alpha: Any) -> Any:
 
 
 def _sum(op: str, b: Builder, x: Any, y: Any, alpha: Any = 1) -> Any:
+    if b.meta_dtype() == "bool":
+        op = "or"  # torch subtracts no truth values
     return b.pointwise(op, [x, _scaled(b, y, alpha)])
 
 

@@ -24,6 +24,8 @@ def _reduce(
     if over_rows:
         own = list(range(x.fold)) + own
     dtype = b.meta_dtype() if op == "sum" else value.dtype
+    if op == "sum" and dtype == "bool":
+        return NotImplemented
     name = b.cast(x, dtype).name
     if own:
         kept = [1 if i in own else s for i, s in enumerate(value.shape)]
