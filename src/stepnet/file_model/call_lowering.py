@@ -216,17 +216,14 @@ class Lowering:
             raise Unfit
         if rows > MOST_ROWS or rows * depth * columns > _MOST_PRODUCT or x.shape[-1] != depth:
             raise Unfit
-        if to.shape != (*x.shape[:-1], columns):
+        if to.shape != (*x.shape[:-1], columns) or not _whole(to):
             raise Unfit
         if 1 not in matrix.strides:
             laid = self.new(matrix.shape)  # in each call: what it is made of may be written to
             self.copy(laid, matrix)
             matrix = laid
-        whole = _whole(to)
-        made = to if whole else self.new(to.shape)
-        self.rows_by(made._replace(shape=(rows, columns), strides=(columns, 1)), self.straight(x), matrix)
-        if not whole:
-            self.copy(to, made)
+        made = to._replace(shape=(rows, columns), strides=(columns, 1))
+        self.rows_by(made, self.straight(x), matrix)
 
     def rows_by(self, to: Place, rows: Place, matrix: Place) -> None:
         """Rows [N, K] times a matrix, as one or by its columns."""
