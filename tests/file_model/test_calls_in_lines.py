@@ -32,7 +32,7 @@ ODD = {
     "no rows": lambda x: x[:0].exp() @ x.mT,
     "whole numbers": lambda x: torch.maximum(WHOLE, x.long()),
     "whole numbers and others": lambda x: torch.maximum(x, WHOLE),
-    "a comparison of kinds": lambda x: WHOLE < x,
+    "a comparison of kinds": lambda x: torch.lt(WHOLE, x),
     "a comparison with a fraction": lambda x: x.long() < 0.5,
     "truths": lambda x: torch.eq(x > 0, x > 1),
     "powers, each its own": lambda x: torch.pow(x, x),
