@@ -35,7 +35,7 @@ WHOLE, SPACE, NONE = (
     {"mode": "blocks_first", "block_size": "2"},
     c([0] * 3),
 )
-BY_SIZES = {
+SIZED = {
     "mode": "nearest",
     "shape_calculation_mode": "sizes",
     "coordinate_transformation_mode": "half_pixel",
@@ -137,13 +137,13 @@ WRONG = [
     ("BatchNormInference", [A[0, 0], *[w(5)] * 4], {"epsilon": "0"}, "the data has no channel axis"),
     ("LRN", [IMAGE, c([1])], {"alpha": "1", "beta": "1", "bias": "1", "size": "0"}, "size must be at least"),
     ("FakeQuantize", [A, *[w()] * 4], {"levels": "1"}, "levels must be at least 2"),
-    ("Interpolate@4", [A, c([2]), w(1), c([1, 2])], BY_SIZES, "one of the sizes for each axis, each"),
-    ("Interpolate@11", [A, c([2]), c([1]), c([1])], BY_SIZES, "has an input too many"),
-    ("Interpolate@11", [A, c([-1, 1], np.float32), c([1, 2])], BY_SIZES | {"shape_calculation_mode": "scales"},
+    ("Interpolate@4", [A, c([2]), w(1), c([1, 2])], SIZED, "one of the sizes for each axis, each"),
+    ("Interpolate@11", [A, c([2]), c([1]), c([1])], SIZED, "has an input too many"),
+    ("Interpolate@11", [A, c([-1, 1], np.float32), c([1, 2])], SIZED | {"shape_calculation_mode": "scales"},
      "scales must be above zero"),
-    ("Interpolate@4", [IMAGE, c([3, 20]), w(2), c([2, 3])], BY_SIZES | {"mode": "linear", "antialias": "true"},
+    ("Interpolate@4", [IMAGE, c([3, 20]), w(2), c([2, 3])], SIZED | {"mode": "linear", "antialias": "true"},
      "antialias of axes that grow beside such that shrink"),
-    ("Interpolate@4", [A, c([2]), w(1), c([1])], BY_SIZES | {"pads_begin": "0, 0, 0, 0"}, "pads must be"),
+    ("Interpolate@4", [A, c([2]), w(1), c([1])], SIZED | {"pads_begin": "0, 0, 0, 0"}, "pads must be"),
     ("Col2Im", [A, c([4]), c([2, 2])], {}, "needs blocks .*, and height and width"),
     ("CumSum", [A, c([0, 1])], {}, "axis must be one number"),
     ("Reshape", [A, c([-1, -1])], {"special_zero": "false"}, r"cannot reshape to \[-1, -1\]"),
