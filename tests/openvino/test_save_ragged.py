@@ -58,6 +58,22 @@ def test_a_delay_line_starts_and_ends_with_its_sequence(reverse, tmp_path):
     check_ragged(stepnet.Recurrent(step, reverse=reverse), make, tmp_path / "m.xml")
 
 
+def inverted(x, s):
+    """What plans of rows have no row for: the order of numbers, small matrices, places of what is largest."""
+    h, n = s
+    matrix = torch.eye(3) + 0.1 * torch.einsum("bi,bj->bij", x, h)
+    largest, places = torch.cummax(torch.linalg.solve(matrix, x), -1)
+    return {"y": torch.sort(h - x, -1).values, "at": places}, (largest * 0.5, n)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_step_that_is_written_whole_ends_with_its_sequence(reverse, tmp_path):
+    def make(n):
+        return rows(n), (torch.randn(len(n), 3), torch.randn(len(n), 3))
+
+    check_ragged(stepnet.Recurrent(inverted, reverse=reverse), make, tmp_path / "m.xml")
+
+
 class _ByHand(nn.Module):
     """Means by lengths: those of the file, not of the example."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -57,7 +57,6 @@ from .keeping_sizes import KeepingSizes
 from .questions import questions_of
 from .ragged_step import write_ragged_step
 from .recurrence_call import RecurrenceCall
-from .rows import unwritable
 from .scans import PlanWriter, StepAxis
 from .sequences import PLACES
 from .size_inputs import as_tensors, numbers_read, sizes_in
@@ -212,7 +211,7 @@ class RecurrenceRecorder(Recorder, Instead):
                 call.compiled = None  # a graph cannot ask whether the plan holds, and has no generator
         except Unsupported as error:
             call.refusal = error
-        whole = call.above or not call.ragged or call.pads  # so may its step be written
+        whole = call.above or not call.ragged or call.compiled is not None  # so may its step be written
         parts = call.parts if whole else []
         if call.compiled is None:
             call.places = _used(call) if whole else Places([], [])
@@ -352,13 +351,10 @@ def _lowered(
     if call.above:
         return write_ragged_step(b, call, where, (x, state, weights, lengths))
     if call.compiled is not None and not sizes and _fixed(b, x, state, weights, call):
-        try:
+        with suppress(Unsupported):  # the step is written whole
             plan = call.compiled.hoisted
             return PlanWriter(b.emit, plan, call.compiled.constants, given, states, values, steps).write()
-        except Unsupported as error:
-            if steps.lengths is not None:  # else the step is written whole
-                raise unwritable(b.emit.graph.target, where, error.reason, error.line) from error
-    if steps.lengths is not None and (call.compiled is None or not call.pads):
+    if steps.lengths is not None and call.compiled is None:
         raise IRError(
             f"{where} cannot be written over ragged sequences: {call.refusal or _NO_GRAPH}",
             expected="a step whose rows are proved not to mix",
