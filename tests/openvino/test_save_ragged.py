@@ -74,6 +74,11 @@ def test_a_step_that_is_written_whole_ends_with_its_sequence(reverse, tmp_path):
     check_ragged(stepnet.Recurrent(inverted, reverse=reverse), make, tmp_path / "m.xml")
 
 
+def test_a_step_that_is_written_whole_carries_nothing(tmp_path):
+    module = stepnet.Recurrent(lambda x, s: (torch.sort(x, -1).values, s))
+    check_ragged(module, lambda n: (rows(n), ()), tmp_path / "m.xml")
+
+
 class _ByHand(nn.Module):
     """Means by lengths: those of the file, not of the example."""
 

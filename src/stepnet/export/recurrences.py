@@ -361,7 +361,7 @@ def _lowered(
             got="a step that is not compiled",
             remedy="see stepnet.explain for what keeps it from being compiled; or save it on dense tensors",
         )
-    return write_step(b, call, where, given, states, (x, state, weights, sizes), steps)
+    return write_step(b, call, where, given, states, (x, state, weights, sizes, lengths), steps)
 
 
 def _check_open(b: AtenNet, call: RecurrenceCall, x: Sequence[FxNode], where: str) -> None:
