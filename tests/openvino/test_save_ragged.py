@@ -79,6 +79,21 @@ def test_a_step_that_is_written_whole_carries_nothing(tmp_path):
     check_ragged(module, lambda n: (rows(n), ()), tmp_path / "m.xml")
 
 
+class _AfterDenseSteps(nn.Module):
+    """A number of dense steps that ragged ones compute with."""
+
+    def forward(self, x, before):
+        n = before.shape[0]
+        _, last = stepnet.recurrent(lambda a, h: (h, torch.tanh(a + h)), before, torch.zeros_like(before[0]))
+        return stepnet.recurrent(lambda a, h: (a * n + torch.arange(n).sum(), torch.tanh(a + h) / n), x, last)
+
+
+def test_the_number_of_dense_steps_before_ragged_ones(tmp_path):
+    check_ragged(
+        _AfterDenseSteps(), lambda n: (rows(n), torch.randn(len(n) + 4, len(n), 3)), tmp_path / "m.xml"
+    )
+
+
 class _ByHand(nn.Module):
     """Means by lengths: those of the file, not of the example."""
 

@@ -341,7 +341,7 @@ def _lowered(
     values: list[Tensor | Value] = [
         b.constant(node) if b.is_constant(node) else b.out(node) for node in weights
     ]
-    if call.ragged and sizes:
+    if call.above and sizes:
         raise IRError(
             f"{where} cannot be written over ragged sequences: it reads a size that is left open",
             remedy="torch.tensor(x.shape[0]) in its place",
