@@ -17,7 +17,7 @@ from stepnet.export.graph import OPS, Cell, LoopOp
 from stepnet.export.trace import program
 from stepnet.openvino.writing.from_graph import LAYERS
 
-TARGET = Target("Clay", "tablet", "what is burnt", {"lgamma": "it has no fingers"}, lambda cell: True)
+TARGET = Target("Clay", "tablet", {"lgamma": "it has no fingers"}, lambda cell: True)
 EXPORT = Path(stepnet.__file__).parent / "export"
 # not by a row of a table
 BY_HAND = {
