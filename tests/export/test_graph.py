@@ -17,7 +17,7 @@ from stepnet.export.graph import OPS, Cell, LoopOp
 from stepnet.export.trace import program
 from stepnet.openvino.writing.from_graph import LAYERS
 
-TARGET = Target("Clay", "tablet", "what is burnt", {"lgamma": "it has no fingers"}, lambda cell: True)
+TARGET = Target("Clay", "tablet", {"lgamma": "it has no fingers"}, lambda cell: True)
 EXPORT = Path(stepnet.__file__).parent / "export"
 # not by a row of a table
 BY_HAND = {
@@ -144,7 +144,7 @@ def test_errors_are_in_the_words_of_the_format():
     with pytest.raises(IRError, match=r"linalg_qr.*has no Clay tablet here"):
         graph_of(stepnet.Recurrent(step), torch.randn(5, 2, 3), torch.randn(2, 1))
     ragged = LoDTensor.from_lengths(torch.randn(5, 3), [[2, 3]])
-    with pytest.raises(IRError, match=r"'lgamma'.*has no Clay tablet here: it has no fingers"):
+    with pytest.raises(IRError, match=r"'aten.lgamma.default'.*has no Clay tablet here: it has no fingers"):
         graph_of(stepnet.Recurrent(lambda x, s: (torch.lgamma(s), s + x)), ragged, torch.randn(2, 3))
 
 

@@ -70,7 +70,7 @@ class Grids(nn.Module):
             "distances": lambda: torch.cdist(x, x) + torch.cdist(x, x, 1.0),
             "mixed": lambda: self.mixed(image, image.flip(-1)),
             "place": lambda: x.argmax(),
-            "softplus": lambda: F.softplus(x, 2.0),
+            "softplus": lambda: F.softplus(x, 2.0) + F.softplus(x, 2.0, 0.5) + F.softplus(x, 1.0, -1),
         }
 
     def forward(self, x, image):

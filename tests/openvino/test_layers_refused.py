@@ -23,6 +23,23 @@ def c(value, dtype=np.int64):
     return ("const", np.asarray(value, dtype=dtype))
 
 
+def w(*shape):
+    """Weights that are constants of the file."""
+    return c(np.ones(shape), np.float32)
+
+
+CELL = [A[0], w(3, 4), w(3, 4), w(16, 5), w(16, 4), w(16)]
+SEQUENCE = [A, w(2, 1, 4), w(2, 1, 4), c([3, 3]), w(1, 16, 5), w(1, 16, 4), w(1, 16)]
+WHOLE, SPACE, NONE = (
+    {"begin_mask": "", "end_mask": ""},
+    {"mode": "blocks_first", "block_size": "2"},
+    c([0] * 3),
+)
+SIZED = {
+    "mode": "nearest",
+    "shape_calculation_mode": "sizes",
+    "coordinate_transformation_mode": "half_pixel",
+}
 WRONG = [
     ("MatMul", [A, A], {}, r"\[2, 3, 5\] x \[2, 3, 5\] do not match"),
     ("Add", [A, A[:, :2]], {}, r"shapes \[2, 3, 5\] and \[2, 2, 5\] do not fit together"),
@@ -76,17 +93,93 @@ WRONG = [
      "a window lies in the padding alone"),
     ("OneHot", [I, c(3), c(1.0, np.float32), c(0)], {"axis": "0"}, "inputs have different element types"),
     ("SegmentMax", [A, c([0, 0, 0])], {"fill_mode": "ZERO"}, "needs the number of a segment for each row"),
+    ("EmbeddingBagOffsets", [B, c([[0, 1]]), c([0])], {}, r"offsets of \[1, 2\] and \[1\] are no lists"),
+    ("EmbeddingBagPacked", [B, c([0, 1])], {}, r"indices of \[2\] are no bags"),
+    ("SegmentMax", [A, c([0, 1]), c(2**31)], {"fill_mode": "ZERO"}, "the number of segments does not fit"),
+    ("LSTMCell", CELL, {"activations": "sigmoid,tanh"}, "needs 3 activations"),
+    ("LSTMCell", CELL, {"activations": "sigmoid,tanh,swish"}, "activation swish is not known"),
+    ("LSTMCell", CELL, {"weights_format": "ficc"}, "weights_format is not known"),
+    ("LSTMCell", [A, *CELL[1:]], {}, r"X must be \[batch, input\]"),
+    ("LSTMCell", [A[0, :2], *CELL[1:]], {}, r"X \[2, 5\] and state \[3, 4\] have different batch sizes"),
+    ("LSTMCell", [*CELL, w(4)], {}, r"P must be \[3\*hidden\] = \[12\]"),
+    ("LSTMCell", [*CELL[:3], w(16, 8), w(16)], {}, r"the joined weights must be .* = \[16, 9\]"),
+    ("LSTMSequence", [A[0], *SEQUENCE[1:]], {"direction": "forward"}, r"X must be \[batch, time, input\]"),
+    ("LSTMSequence", [A, w(2, 2, 4), *SEQUENCE[2:]], {"direction": "reverse"}, r"a state must be .batch, 1"),
+    ("GatherTree", [I, I, c([1, 2]), c(0)], {}, r"\[2, 3, 5\] and \[2\] are no beams"),
+    ("CTCGreedyDecoder", [A[0], A[0]], {}, r"\[3, 5\] are no scores of labels"),
+    ("CTCGreedyDecoderSeqLen", [A, c([[1, 1]])], {}, "needs one length for each of 2 sequences"),
+    ("Add", [A, A[0]], {"auto_broadcast": "none"}, r"shapes \[2, 3, 5\] and \[3, 5\] do not fit together"),
+    ("DFT", [A[:, :, :2], c([0, 0])], {}, "axes must be some, each once"),
+    ("STFT", [A, w(4), c(4), c(1)], {"transpose_frames": "false"}, "no signals of a frame of 4"),
+    ("StridedSlice", [A, c([0, 0]), c([1]), c([1, 1])], WHOLE, "begin, end and strides have different"),
+    ("StridedSlice", [A, *[c([1] * 4)] * 3], WHOLE, "slices more axes than .* has"),
+    ("StridedSlice", [A, c([7]), c([8]), c([1])], {**WHOLE, "shrink_axis_mask": "1"}, "index 7 out of range"),
+    ("Pad", [A, c([0, 0]), c([0, 0, 0])], {"pad_mode": "constant"}, "needs one pad for each axis"),
+    ("MatMul", [A[0, 0, 0], A], {}, "a number is no matrix"),
+    ("Inverse", [A], {}, r"\[2, 3, 5\] is no square matrix"),
+    ("Convolution", [A[0], w(4, 3, 3, 2)],
+     {"strides": "1, 1", "dilations": "1, 1", "pads_begin": "0, 0", "pads_end": "0, 0"}, "do not fit"),
+    ("AdaptiveAvgPool", [IMAGE, c([2])], {}, r"sizes \[2\] do not fit data"),
+    ("Roll", [A, c([1, 2]), c([0])], {}, "needs one shift for each axis"),
+    ("Reverse", [A, c([1, 0], bool)], {"mode": "mask"}, "needs a truth for each axis"),
+    ("DepthToSpace", [IMAGE], {**SPACE, "block_size": "0"}, "block_size must be at least 1"),
+    ("DepthToSpace", [IMAGE], SPACE, r"3 channels are no blocks of 2\^2"),
+    ("SpaceToDepth", [IMAGE], SPACE, r"the sizes of \[2, 3, 7, 9\] are no blocks of 2"),
+    ("SpaceToDepth", [A[0]], SPACE, r"\[3, 5\] has no axes of space"),
+    ("SpaceToBatch", [A, c([1, 2]), NONE, NONE], {}, "needs a block, a front and an end for each axis"),
+    ("SpaceToBatch", [A, c([1, 2, 2]), NONE, NONE], {}, "does not divide into blocks"),
+    ("BatchToSpace", [A, c([1, 2, 2]), NONE, NONE], {}, "a batch of 2 is no blocks"),
+    ("BatchToSpace", [A, c([1, 2, 1]), *[c([0, 4, 0])] * 2], {}, "cuts more than there is off"),
+    ("ShuffleChannels", [A], {"axis": "1", "group": "2"}, r"axis 1 of \[2, 3, 5\] is not 2 groups"),
+    ("SliceScatter", [A, A[:, :1], c([0, 0]), *[c([1])] * 3], {}, "step and axes have different lengths"),
+    ("Bucketize", [A, A[0]], {}, "buckets must have one axis"),
+    ("SearchSorted", [A, A[0, :2]], {}, r"\[2, 3, 5\] and \[2, 5\] do not fit"),
+    ("BatchNormInference", [A[0, 0], *[w(5)] * 4], {"epsilon": "0"}, "the data has no channel axis"),
+    ("LRN", [IMAGE, c([1])], {"alpha": "1", "beta": "1", "bias": "1", "size": "0"}, "size must be at least"),
+    ("FakeQuantize", [A, *[w()] * 4], {"levels": "1"}, "levels must be at least 2"),
+    ("Interpolate@4", [A, c([2]), w(1), c([1, 2])], SIZED, "one of the sizes for each axis, each"),
+    ("Interpolate@11", [A, c([2]), c([1]), c([1])], SIZED, "has an input too many"),
+    ("Interpolate@11", [A, c([-1, 1], np.float32), c([1, 2])], SIZED | {"shape_calculation_mode": "scales"},
+     "scales must be above zero"),
+    ("Interpolate@4", [IMAGE, c([3, 20]), w(2), c([2, 3])], SIZED | {"mode": "linear", "antialias": "true"},
+     "antialias of axes that grow beside such that shrink"),
+    ("Interpolate@4", [A, c([2]), w(1), c([1])], SIZED | {"pads_begin": "0, 0, 0, 0"}, "pads must be"),
+    ("Col2Im", [A, c([4]), c([2, 2])], {}, "needs blocks .*, and height and width"),
+    ("CumSum", [A, c([0, 1])], {}, "axis must be one number"),
+    ("Reshape", [A, c([-1, -1])], {"special_zero": "false"}, r"cannot reshape to \[-1, -1\]"),
+    ("Reshape", [A, c([2, 3, 5, 0])], {"special_zero": "true"}, "cannot keep dimension 3"),
+    ("Concat", [A, A[:, :, :2]], {"axis": "0"}, r"cannot join \[2, 3, 5\] and \[2, 3, 2\] along axis 0"),
+    ("Split", [A, c(1)], {"num_splits": "1"}, "num_splits is 1, but there are 2 outputs"),
+    ("Split", [A, c(1)], {"num_splits": "2"}, "cannot split axis 1 .* into 2 equal parts"),
+    ("VariadicSplit", [A, c(1), c([-2])], {}, r"cannot split axis 1 of \[2, 3, 5\] into \[-2\]"),
+    ("Broadcast@3", [A, c([2, 3, 5]), c([0, 1, 2])], {"mode": "numpy"}, "axes_mapping is of the mode"),
+    ("Broadcast", [A, c([2, 3, -5])], {"mode": "numpy"}, r"cannot broadcast to \[2, 3, -5\]"),
+    ("Broadcast", [A, c([2, 3, 5]), c([0, 2, 1])], {"mode": "explicit"}, r"axes_mapping .* does not fit"),
+    ("Broadcast", [A, c([3, 5])], {"mode": "numpy"}, r"cannot broadcast \[2, 3, 5\] to \[3, 5\]"),
+    ("Tile", [A, c([1, -1, 1])], {}, r"cannot repeat \[1, -1, 1\] times"),
+    ("Range", [c(0), c(4), c(0)], {"output_type": "i64"}, "start, stop and step do not make a range"),
+    ("TopK", [A, c(9)], {"axis": "1", "mode": "max", "sort": "value"}, "k is 9, but axis 1 of .* is shorter"),
+    ("Gather", [A, A, c(0)], {}, "indices must be integers"),
 ]  # fmt: skip
+OUTPUTS = {
+    "ConvertPromoteTypes": 2,
+    "LSTMCell": 2,
+    "LSTMSequence": 3,
+    "CTCGreedyDecoderSeqLen": 2,
+    "Split": 2,
+    "TopK": 2,
+}
 
 
 @pytest.mark.parametrize(
     ("kind", "inputs", "attributes", "says"), WRONG, ids=[f"{w[0]}-{i}" for i, w in enumerate(WRONG)]
 )
 def test_layers_that_do_not_fit_are_refused_when_read(tmp_path, kind, inputs, attributes, says):
-    outputs = (A,) * (2 if kind == "ConvertPromoteTypes" else 1)
-    path, _, _ = write_layer(
-        tmp_path, kind, inputs, outputs, f"opset{SINCE.get(kind.lower(), 1)}", attributes
-    )
+    kind, _, opset = kind.partition("@")
+    version = f"opset{opset or SINCE.get(kind.lower(), 1)}"
+    if kind.startswith("LSTM"):
+        attributes = {"hidden_size": "4", **attributes}
+    path, _, _ = write_layer(tmp_path, kind, inputs, (A,) * OUTPUTS.get(kind, 1), version, attributes)
     with pytest.raises(IRError, match=says) as error:
         load(path)
     assert f"{kind} layer {len(inputs)}" in str(error.value)

@@ -58,6 +58,42 @@ def test_a_delay_line_starts_and_ends_with_its_sequence(reverse, tmp_path):
     check_ragged(stepnet.Recurrent(step, reverse=reverse), make, tmp_path / "m.xml")
 
 
+def inverted(x, s):
+    """What plans of rows have no row for: the order of numbers, small matrices, places of what is largest."""
+    h, n = s
+    matrix = torch.eye(3) + 0.1 * torch.einsum("bi,bj->bij", x, h)
+    largest, places = torch.cummax(torch.linalg.solve(matrix, x), -1)
+    return {"y": torch.sort(h - x, -1).values, "at": places}, (largest * 0.5, n)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_step_that_is_written_whole_ends_with_its_sequence(reverse, tmp_path):
+    def make(n):
+        return rows(n), (torch.randn(len(n), 3), torch.randn(len(n), 3))
+
+    check_ragged(stepnet.Recurrent(inverted, reverse=reverse), make, tmp_path / "m.xml")
+
+
+def test_a_step_that_is_written_whole_carries_nothing(tmp_path):
+    module = stepnet.Recurrent(lambda x, s: (torch.sort(x, -1).values, s))
+    check_ragged(module, lambda n: (rows(n), ()), tmp_path / "m.xml")
+
+
+class _AfterDenseSteps(nn.Module):
+    """A number of dense steps that ragged ones compute with."""
+
+    def forward(self, x, before):
+        n = before.shape[0]
+        _, last = stepnet.recurrent(lambda a, h: (h, torch.tanh(a + h)), before, torch.zeros_like(before[0]))
+        return stepnet.recurrent(lambda a, h: (a * n + torch.arange(n).sum(), torch.tanh(a + h) / n), x, last)
+
+
+def test_the_number_of_dense_steps_before_ragged_ones(tmp_path):
+    check_ragged(
+        _AfterDenseSteps(), lambda n: (rows(n), torch.randn(len(n) + 4, len(n), 3)), tmp_path / "m.xml"
+    )
+
+
 class _ByHand(nn.Module):
     """Means by lengths: those of the file, not of the example."""
 

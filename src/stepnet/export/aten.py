@@ -192,9 +192,11 @@ class AtenNet:
         """The error for the call at hand, with the line of the user's code that it came from."""
         assert self.node is not None
         line, op, target = line_of(self.node), str(self.node.target), self.emit.graph.target
+        none = f" has no {target.name} {target.unit} here" if why is None else ""
+        why = why or target.refused.get(self.name)
         return IRError(
             f"{self.where} cannot be written: '{op}'" + ("" if line is None else f" ({line})")
-            + (f" has no {target.name} {target.unit} here" if why is None else f": {why}"),
+            + none + ("" if why is None else f": {why}"),
             got=op,
             expected=f"calls that have an {target.name} {target.unit}",
             remedy="write this part with other torch calls, or leave it out of the saved module",

@@ -219,10 +219,13 @@ def _elu(b: AtenNet, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale
 
 @rule("softplus")
 def _softplus(b: AtenNet, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    if beta == 1:
-        return b.emit.call("softplus", b.out(x))
-    scale = b.emit.number(float(beta), b.dtype())
-    return b.emit.call("div", b.emit.call("softplus", b.emit.call("mul", b.out(x), scale)), scale)
+    own, scale = b.out(x), b.emit.number(float(beta), b.dtype())
+    scaled = own if beta == 1 else b.emit.call("mul", own, scale)
+    out = b.emit.call("softplus", scaled)
+    out = out if beta == 1 else b.emit.call("div", out, scale)
+    if threshold >= 20:  # above it they are the same
+        return out
+    return b.emit.call("where", b.emit.call("gt", scaled, b.emit.number(threshold, b.dtype())), own, out)
 
 
 @rule("dropout", "feature_dropout", "alpha_dropout")

@@ -243,7 +243,8 @@ def _pad(b: AtenNet, x: Any, pad: Sequence[Any], *rest: Any) -> Any:
 # from nothing
 
 
-@rule("zeros", "new_zeros", "zeros_like", "empty", "new_empty", "empty_like", "ones", "new_ones", "ones_like")
+@rule("zeros", "new_zeros", "zeros_like", "ones", "new_ones", "ones_like")
+@rule("empty", "new_empty", "empty_like", "empty_permuted")
 def _zeros_or_ones(b: AtenNet, *_: Any, **__: Any) -> Value:
     return _filled_as(b, int("ones" in b.name))
 

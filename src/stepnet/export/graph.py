@@ -66,14 +66,13 @@ OPS = _ops(
 class Target:
     """The format that a graph is for, as errors call it.
 
-    `unit` is one op of it, `ops` all of them. `refused` says of ops of `stepnet.ir.ops` and of
-    calls why the format has none, `takes` whether it has an op, or a fast form, for a known cell; others are
-    loops like any. `softplus`: whether that of runtimes keeps the digits of small results.
+    `unit` is one op of it. `refused` says of ops of `stepnet.ir.ops` and of calls why the format has none,
+    `takes` whether it has an op, or a fast form, for a known cell; others are loops like any. `softplus`:
+    whether that of runtimes keeps the digits of small results.
     """
 
     name: str
     unit: str
-    ops: str
     refused: Mapping[str, str]
     takes: Callable[[Cell], bool]
     softplus: bool = False
@@ -175,7 +174,7 @@ class Graph:
 
     `carried` has for the final value of each state of a recurrence the initial one.
 
-    >>> graph = Graph("double", Target("Clay", "sign", "signs", {}, lambda cell: True))
+    >>> graph = Graph("double", Target("Clay", "sign", {}, lambda cell: True))
     >>> x = graph.parameter("x", torch.float32, (-1, 3))
     >>> y = graph.node("mul", [x, graph.constant(torch.tensor(2.0))], [torch.float32])[0]
     >>> graph.result(y, ("y",))

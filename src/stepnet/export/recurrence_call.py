@@ -96,11 +96,12 @@ class RecurrenceCall:
                     remedy="a longer example",
                 )
             return [leaf.select(self.axis, 0) for leaf in self.x]
-        batch = len(self.state[0]) if self.state else 0
         if not self.above:
             tables = [leaf.values for leaf in self.x]
+            batch = len(self.x[0].structure.levels[-1]) - 1
             places = torch.arange(batch)
             return [t[places % len(t)] if len(t) else t.new_zeros(batch, *t.shape[1:]) for t in tables]
+        batch = len(self.state[0]) if self.state else 0
         offsets, some = LoD.from_lengths([[2] * batch]).levels, torch.arange(2 * batch)
         parts = []
         for leaf in self.x:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -57,7 +57,6 @@ from .keeping_sizes import KeepingSizes
 from .questions import questions_of
 from .ragged_step import write_ragged_step
 from .recurrence_call import RecurrenceCall
-from .rows import unwritable
 from .scans import PlanWriter, StepAxis
 from .sequences import PLACES
 from .size_inputs import as_tensors, numbers_read, sizes_in
@@ -372,7 +371,7 @@ def _lowered(
     values: list[Tensor | Value] = [
         b.constant(node) if b.is_constant(node) else b.out(node) for node in weights
     ]
-    if call.ragged and sizes:
+    if call.above and sizes:
         raise IRError(
             f"{where} cannot be written over ragged sequences: it reads a size that is left open",
             remedy="torch.tensor(x.shape[0]) in its place",
@@ -382,15 +381,9 @@ def _lowered(
     if call.above:
         return write_ragged_step(b, call, where, (x, state, weights, lengths))
     if call.compiled is not None and not sizes and _fixed(b, x, state, weights, call):
-        try:
+        with suppress(Unsupported):  # the step is written whole
             plan = call.compiled.hoisted
             return PlanWriter(b.emit, plan, call.compiled.constants, given, states, values, steps).write()
-        except Unsupported as error:
-            target = b.emit.graph.target
-            if call.ragged and (
-                not state or error.reason in target.refused
-            ):  # else the step is written whole
-                raise unwritable(target, where, error.reason, error.line) from error
     if steps.lengths is not None and call.compiled is None:
         no = call.refusal or _OPEN
         raise IRError(
@@ -399,7 +392,7 @@ def _lowered(
             expected="a step that treats each row alike, whatever the padding holds",
             remedy=no.remedy or "write that part by what compiles, or save it on dense tensors",
         )
-    return write_step(b, call, where, given, states, (x, state, weights, sizes), steps)
+    return write_step(b, call, where, given, states, (x, state, weights, sizes, lengths), steps)
 
 
 def _check_open(b: AtenNet, call: RecurrenceCall, x: Sequence[FxNode], where: str) -> None:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from stepnet.data.dtypes import dtype_of
-from stepnet.errors import IRError, Unsupported
+from stepnet.errors import Unsupported
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.graph import Value as BodyValue
-from stepnet.ir.ops import OPS, RANDOM, Stage
+from stepnet.ir.ops import OPS, Stage
 
 from .emit import Emit
-from .graph import Target, Value
+from .graph import Value
 from .patterns import norms, softmaxes, softpluses, whole_splits
 
 LEAD = 2
@@ -312,42 +312,3 @@ def _iota(b: RowNet, node: Node) -> Value:
     value = b.value(node.output)
     count = torch.arange(value.shape[0], dtype=dtype_of(value.dtype))
     return b.emit.tensor(count * node.attr("step") + node.attr("start"))
-
-
-# Ops that no graph holds, and why.
-_NOISE, _WHOLE = "a written model draws no noise", "the step is written whole"
-_NOT_WRITTEN = {
-    **dict.fromkeys(RANDOM, _NOISE),
-    **dict.fromkeys(
-        (
-            "argmax",
-            "argmin",
-            *(o for o, facts in OPS.items() if facts.stage is Stage.WHOLE and o not in RULES),
-        ),
-        _WHOLE,
-    ),
-    "opaque": f"it is a torch call; {_WHOLE}",
-    **{
-        op: "it belongs to backward bodies, which are not written"
-        for op, facts in OPS.items()
-        if facts.stage is Stage.ROWS
-    },
-}
-
-
-def refusal(target: Target, op: str) -> str | None:
-    """Why an op of the closed list is not written to a format; None if it is."""
-    return target.refused.get(op) or _NOT_WRITTEN.get(op)
-
-
-def unwritable(target: Target, where: str, op: str, line: str | None) -> IRError:
-    """The error for an op that a format has not, with the line of the user's code it came from."""
-    at = "" if line is None else f" ({line})"
-    why = refusal(target, op)
-    return IRError(
-        f"{where} cannot be written: '{op}'{at} has no {target.name} {target.unit} here"
-        + ("" if why is None else f": {why}"),
-        got=op,
-        expected=target.ops,
-        remedy="write this part with other ops, or leave it outside of the saved module",
-    )

@@ -27,15 +27,16 @@ def write_step(
     nodes: tuple[Sequence[FxNode], ...], steps: StepAxis,
 ) -> tuple[list[Value], list[Value]]:  # fmt: skip
     """A loop around the whole step; takes and gives what a `PlanWriter` does. `nodes` are those of x, the
-    states, the weights and the sizes that the step refers to, in the trace around.
+    states, the weights, the sizes that the step refers to, and the lengths, in the trace around.
 
     Raises:
         IRError: the step cannot be traced, or calls what cannot be written.
     """
     call.then.check(where)
-    x_nodes, state_nodes, weight_nodes, size_nodes = nodes
+    x_nodes, state_nodes, weight_nodes, size_nodes, lengths = nodes
     if call.ragged:
-        shapes = [[b.shape(state_nodes[0])[0], *b.shape(n)[1:]] for n in x_nodes]
+        batch = b.shape((*state_nodes, *lengths)[0])[0]
+        shapes = [[batch, *b.shape(n)[1:]] for n in x_nodes]
     else:
         shapes = [[s for i, s in enumerate(b.shape(n)) if i != steps.time] for n in x_nodes]
     shapes += [b.shape(n) for n in state_nodes]

@@ -23,7 +23,6 @@ from .calls import Call, Slot, function_of, slots_in
 from .short_cells import FewSteps
 
 _LEAST = 6  # calls besides views, of fewer it is not worth to build anything
-_CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell)  # each of many parts
 _LOOSE = 1e-3  # by how much numbers may differ that are added up in another order
 
 
@@ -178,8 +177,7 @@ def _fits(call: Call, lowering: Lowering) -> bool:
 
 def _worth(call: Call) -> int:
     """How many calls it is worth as one of a line."""
-    whole = isinstance(call.function, Stepping) or call.function in _CELLS
-    return _LEAST if whole else int(not call.view)
+    return _LEAST if isinstance(call.function, Stepping) else int(not call.view)
 
 
 def _as_one(

@@ -55,7 +55,6 @@ ALONG_AN_AXIS = {
 ONNX = Target(
     name="ONNX",
     unit="op",
-    ops="ops that ONNX has",
     refused=dict.fromkeys((*RARE.keys() - OPS.keys() - MADE_OF.keys(), "trigamma"), "ONNX has no op for it"),
     # ONNX Runtime has its LSTM, GRU and RNN for float32 alone, and none gives the rows of c.
     takes=lambda cell: cell.w.dtype == torch.float32 and set(cell.joined) <= {0},

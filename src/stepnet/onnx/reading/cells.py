@@ -31,7 +31,6 @@ _NAMES = (
     "ThresholdedRelu",
     *UNARY,
 )
-_KINDS = {torch.lstm_cell: "lstm", torch.gru_cell: "gru", torch.rnn_tanh_cell: "rnn"}
 _MOST_FIT = 64  # shapes of inputs that are remembered
 _CANONICAL = {name.lower(): name for name in _NAMES}
 _ALPHA = {"Affine", "Celu", "Elu", "HardSigmoid", "LeakyRelu", "ScaledTanh", "Selu", "ThresholdedRelu"}
@@ -76,12 +75,12 @@ class Cell:
         self._fit: set[Any] = set()  # shapes of inputs that were found to fit
         self._steps: dict[int, tuple[list[Any], Any]] = {}  # of each direction, and of which memory
         self._usual = self.functions == [[UNARY[name] for name in activations]] * len(self.reversed)
-        self._torch: tuple[Any, Sequence[int]] | None = None
+        self._few: tuple[str, Sequence[int]] | None = None
 
-    def is_as(self, cell: Callable[..., Any], order: Sequence[int]) -> None:
-        """Note a cell of torch that does the same with the usual activations, and which block of rows of the
-        weights is each of its own."""
-        self._torch = (cell, order) if self._usual else None
+    def is_as(self, kind: str, order: Sequence[int]) -> None:
+        """Note the kind of `FewSteps` that does the same with the usual activations, and which block of rows
+        of the weights is each of torch's."""
+        self._few = (kind, order) if self._usual else None
 
     def _activations(self, default: list[str]) -> list[list[Activation]]:
         names = node_names = self.node.get("activations", default * len(self.reversed))
@@ -164,10 +163,9 @@ class Cell:
 
     def _few_steps(self, inputs: Sequence[Any], x: Tensor) -> FewSteps | None:
         """What it does, where that is what a line of small calls may hold."""
-        if self._torch is None or not is_recorded_with(inputs):
+        if self._few is None or not is_recorded_with(inputs):
             return None
-        cell, order = self._torch
-        few = FewSteps(_KINDS[cell], order, self.reversed, self.states, bool(self.layout))
+        few = FewSteps(*self._few, self.reversed, self.states, bool(self.layout))
         weights = sum(value[0].numel() for value in inputs[1:3])
         return few if few.fits(x.shape[0], x.shape[1], weights) else None
 
@@ -286,7 +284,7 @@ def _lengths(inputs: Sequence[Any]) -> Any:
 @op("RNN", inputs=(3, 6))
 def _rnn(node: Info) -> Run:
     cell = Cell(node, 1, ["Tanh"], 1)
-    cell.is_as(torch.rnn_tanh_cell, (0,))
+    cell.is_as("rnn", (0,))
 
     def step_of(d: int, inputs: Sequence[Any]) -> Any:
         w, r, b, c = _weights(inputs, d)
@@ -306,7 +304,7 @@ def _gru(node: Info) -> Run:
     cell = Cell(node, 3, ["Sigmoid", "Tanh"], 1)
     before = node.get("linear_before_reset", 0)
     if before:
-        cell.is_as(torch.gru_cell, (1, 0, 2))
+        cell.is_as("gru", (1, 0, 2))
 
     def step_of(d: int, inputs: Sequence[Any]) -> Any:
         w, r, b, c = _weights(inputs, d)
@@ -336,7 +334,7 @@ def _lstm(node: Info) -> Run:
     cell = Cell(node, 4, ["Sigmoid", "Tanh", "Tanh"], 2)
     coupled = node.get("input_forget", 0)
     if not coupled and not node.has(7):
-        cell.is_as(torch.lstm_cell, (0, 2, 3, 1))
+        cell.is_as("lstm", (0, 2, 3, 1))
 
     def step_of(d: int, inputs: Sequence[Any]) -> Any:
         w, r, b, c_bias = _weights(inputs, d)

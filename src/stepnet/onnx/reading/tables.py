@@ -80,14 +80,11 @@ def _of_one_shape(reader: ir.Node, element: ir.Value, sequences: Sequence[ir.Val
     if any(_is_known(value, axis) for value in (element, *sequences)):
         return True
     maker = element.producer()
-    if maker is None or maker.op_type != "Unsqueeze":
-        return False
-    axes = maker.attributes.get_ints("axes", None)
-    if axes is None and len(maker.inputs) == 2 and maker.inputs[1] is not None:
-        fed = maker.inputs[1].is_graph_input()  # a call may give another
-        known = None if fed else ir.convenience.get_const_tensor(maker.inputs[1])
-        axes = None if known is None else known.numpy().reshape(-1).tolist()
-    return axes is not None and axis in axes
+    axes = maker.inputs[1] if maker is not None and len(maker.inputs) == 2 else None
+    if maker is None or maker.op_type != "Unsqueeze" or axes is None or axes.is_graph_input():
+        return False  # of an input a call may give another
+    known = ir.convenience.get_const_tensor(axes)
+    return known is not None and axis in known.numpy().reshape(-1).tolist()
 
 
 def _joined(loop: ir.Node, body: ir.Graph, k: int, added: ir.Value) -> ir.Node:

@@ -18,7 +18,6 @@ from .net_writer import LAYERS, NetWriter
 OPENVINO = Target(
     name="OpenVINO",
     unit="layer",
-    ops="ops that IR has",
     refused=dict.fromkeys(
         (*RARE.keys() - LAYERS.keys() - MADE_OF.keys(), "trigamma"),
         "IR has no layer for it",
