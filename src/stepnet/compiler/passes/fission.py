@@ -120,8 +120,40 @@ def _fuse(cut: _Cut, body: Graph, beside: bool) -> None:
     for d in range(deepest, 1, -1):
         if _join(body, maps, scans, carries, d):
             _sink(body, maps[d - 2], scans[d - 1], carries[d - 1], pulled)
+            del maps[d], scans[d], carries[d]
+    _wait(cut, body, pulled)
+    there = -1
+    while there != (there := sum(map(len, scans))):
+        for d in range(len(scans) - 1, 0, -1):
+            _sink(body, maps[d - 1], scans[d], carries[d], pulled)
+            _absorb(body, maps[d], scans[d], carries[d], pulled)
     _in_place(cut, body, pulled | _behind_products(cut.maps[-1], body))
     _sink_views(body, cut.once, scans)
+
+
+def _wait(cut: _Cut, body: Graph, pulled: Set[str]) -> None:
+    """Sums over rows, and what else no scan waits for but they or others behind the last scan, are made
+    there: before a scan they would hold back what they are made of, which the scan can make on its way.
+    What holds nothing back stays if it costs nothing there, or belongs into a scan of its own."""
+    users = body.users()
+    here = {name for scan in cut.scans for node in scan for name in node.inputs}
+    here |= {carry.result for carries in cut.carries for carry in carries}
+    holding = here & {name for nodes in cut.maps[:-1] for node in nodes for name in node.outputs}
+    for node in (node for nodes in cut.maps[:-1] for node in in_order(nodes)):
+        if not holding.isdisjoint(node.inputs):
+            holding.update(node.outputs)
+    for nodes in reversed(cut.maps[:-1]):
+        stay: list[Node] = []
+        for node in reversed(in_order(nodes)):
+            name = node.outputs[0]
+            is_free = len(node.outputs) == 1 and name not in here
+            moves = name in holding or not (node.op in VIEWS or name in pulled)
+            if is_free and (body.values[name].kind == "sum" or (users[name] and moves)):
+                cut.maps[-1].insert(0, node)
+            else:
+                stay.insert(0, node)
+                here.update(node.inputs)
+        nodes[:] = stay
 
 
 def _in_place(cut: _Cut, body: Graph, pulled: Set[str]) -> None:
@@ -144,7 +176,7 @@ def _in_place(cut: _Cut, body: Graph, pulled: Set[str]) -> None:
             else:
                 after.append(node)
                 late.update(node.outputs)
-        many = sum(is_cheap(node.op) for node in inside) >= _PASSES
+        many = sum(OPS[node.op].stage in _ELEMENTS for node in inside) >= _PASSES
         if many or any(node.op == "matmul" for node in inside):  # a vector per sequence is as well spread
             cut.maps[d : d + 1] = [before, after]
             cut.scans.insert(d + 1, inside)
@@ -296,6 +328,7 @@ def _spread(body: Graph, maps: list[list[Node]]) -> Graph:
     return replace(body, values=values)
 
 
+_ELEMENTS = (Stage.POINTWISE, Stage.REDUCE)
 _PASSES = 4  # ops that torch would run one by one, each over memory, where a scan is called for less
 _SMALL_PRODUCT = 1 << 15  # products of numbers; up to here generated C is the faster, whatever the order
 _NEAR = 1 << 20  # bytes of weights that stay in the cache of a core
@@ -319,9 +352,11 @@ def _agree(types: Set[str]) -> bool:
 
 
 def _absorb(body: Graph, after: list[Node], scan: list[Node], carries: list[Carry], pulled: Set[str]) -> None:
-    """Cheap ops of the map after a scan move into it, as long as all they read is at hand there."""
+    """Cheap ops of the map after a scan move into it, if they read what it makes or reads, and nothing that
+    is made behind it."""
     late = {name for node in after for name in node.outputs}
-    at_hand = {name for node in scan for name in node.outputs} | {c.parameter for c in carries}
+    at_hand = {name for node in scan for name in (*node.inputs, *node.outputs)}
+    at_hand = {name for name in at_hand if body.values[name].kind == "row"} | {c.parameter for c in carries}
     types = _types(body, scan)
     left = []
     for node in after:
@@ -398,7 +433,6 @@ def _join(
     scans[d - 1] += [*between, *scans[d]]
     maps[d - 1] = [*(node for node in maps[d - 1] if node not in between), *maps[d]]
     carries[d - 1] += [c for c in carries[d] if c not in carries[d - 1]]
-    scans[d], maps[d], carries[d] = [], [], []
     return True
 
 

@@ -51,7 +51,7 @@ class _Move:
         behind = _reading(left, {n for node in early if id(node) in sunk for n in node.outputs})
         first = [node for node in left if id(node) not in behind]
         late = [*(node for node in left if id(node) in behind), *late]
-        taken = self._taken(late, {n for node in early if id(node) in sunk for n in node.outputs})
+        taken = self._taken(late)
         if not sunk and not taken:
             return None
         nodes = [
@@ -84,16 +84,13 @@ class _Move:
                 return sunk
             sunk -= blocked
 
-    def _taken(self, nodes: list[Node], sunk: set[str]) -> set[int]:
+    def _taken(self, nodes: list[Node]) -> set[int]:
         """Those of the map after that move: all that they read is at hand in the scan."""
         taken: set[int] = set()
         away: set[str] = set()
-        here = sunk | self.scan.made | {carry.parameter for carry in self.scan.carries}
         for node in nodes:
-            near = not here.isdisjoint(node.inputs)
-            if near and away.isdisjoint(node.inputs) and self._wide(node):
+            if away.isdisjoint(node.inputs) and self._wide(node):
                 taken.add(id(node))
-                here.update(node.outputs)
             else:
                 away.update(node.outputs)
         return taken
