@@ -104,6 +104,7 @@ def _around_a_file(request):
         optimised = getattr(request.module, "OPTIMISED", _is_under(request.path, OPTIMISED))
         if not (optimised or request.config.getoption("exhaustive")):
             around.enter_context(in_a_hurry())
+        _auto_builds_nothing(request, patched)
         yield
 
 
@@ -116,6 +117,16 @@ def _nothing_is_timed(request, patched):
         patched.setattr(executor_choice, "stopwatch", lambda call: 1.0)
         patched.setattr(open_steps, "clock", lambda: 0.0)
         patched.setattr(refused_steps, "_LONG", float("inf"))
+
+
+def _auto_builds_nothing(request, patched):
+    """A file whose subject is not generated C says `BUILDS = False`: `auto` goes by torch ops, which need no
+    build, but in `make fuzz`."""
+    if not (getattr(request.module, "BUILDS", True) or request.config.getoption("exhaustive")):
+        from stepnet.executors import registry
+        from stepnet.executors.torch_ops.executor import TORCH_OPS
+
+        patched.setitem(registry._tried, registry.AUTO, (TORCH_OPS,))
 
 
 def _plans_are_made_anew(request, patched):

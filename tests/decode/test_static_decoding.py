@@ -17,6 +17,7 @@ from stepnet.decode import beam_search, greedy
 from stepnet.errors import StepError
 from tables import holds
 
+BUILDS = False
 V, H, BOS, EOS, B = 6, 4, 0, 5, 4
 TWO = functools.partial(beam_search, beam_size=2, n_best=2)
 HOW = {"bos": BOS, "eos": EOS, "max_length": 5}

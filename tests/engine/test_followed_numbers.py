@@ -17,6 +17,7 @@ from covering import few
 from stepnet import recurrent
 from stepnet.engine import plans, reads
 
+BUILDS = False  # what becomes of a number, built too, is seen by `test_a_number_is_followed`
 D = 3
 torch.manual_seed(0)
 W = torch.randn(D, D, dtype=torch.float64, requires_grad=True)
@@ -59,10 +60,10 @@ def outcome(step, backend):
         return type(error)
 
 
-def check(step, values, change):
+def check(step, values, change, backend="auto"):
     for value in values:
         change(value)
-        ours, plain = outcome(step, "auto"), outcome(step, "naive")
+        ours, plain = outcome(step, backend), outcome(step, "naive")
         if isinstance(plain, type) or isinstance(ours, type):
             assert ours is plain, value
             continue
@@ -137,21 +138,36 @@ SEEN = {
 }
 
 
-@pytest.mark.parametrize("name", few([*FOLLOWED], [*FOLLOWED][::3]))
+BUILT = [(name, "c") for name in [*FOLLOWED][::3]]
+
+
+@pytest.mark.parametrize(("name", "backend"), few([*BUILT, *((name, "auto") for name in FOLLOWED)], BUILT))
 @pytest.mark.filterwarnings("ignore")
-def test_a_number_is_followed(name, recorded):
+def test_a_number_is_followed(name, backend, recorded):
     step = step_of(FOLLOWED[name])
-    check(step, RAMP, temperature)
+    check(step, RAMP, temperature, backend)
     known = len(recorded)
-    check(step, [0.96**k - 0.01 for k in range(2, 11)], temperature)
+    check(step, [0.96**k - 0.01 for k in range(2, 11)], temperature, backend)
     assert len(recorded) == known
-    check(step, ODD, temperature)
+    check(step, ODD, temperature, backend)
 
 
-@pytest.mark.parametrize("name", few([*SEEN], [*SEEN][::3]))
+ALL_VALUES = [*RAMP[::-1], *RAMP, *ODD]
+BY_OTHER_OPS = ("refused by torch", "which norm")  # for each value
+SEES = [(name, ALL_VALUES) for name in SEEN] + [(name, ALL_VALUES[6::4]) for name in BY_OTHER_OPS]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    few(
+        SEES,
+        [*[(name, ALL_VALUES) for name in ("exp", "numpy", "its class", "a tensor asked", "list")], SEES[-1]],
+    ),
+    ids=lambda part: part if isinstance(part, str) else str(len(part)),
+)
 @pytest.mark.filterwarnings("ignore")
-def test_what_looks_at_a_number_sees_each(name, recorded):
-    check(step_of(SEEN[name]), [*RAMP[::-1], *RAMP, *ODD], temperature)
+def test_what_looks_at_a_number_sees_each(name, values, recorded):
+    check(step_of(SEEN[name]), values, temperature)
 
 
 @pytest.mark.filterwarnings("ignore")

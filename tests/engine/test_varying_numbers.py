@@ -18,6 +18,7 @@ from torch_since import torch_since
 
 D = 3
 BACKEND = "eager"
+BUILDS = False
 FEW = 6  # plans: two, the one that tells what changes, that of any number, two to spare
 
 torch.manual_seed(0)

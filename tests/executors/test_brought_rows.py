@@ -9,11 +9,11 @@ from outcomes import as_the_plain_loop, wanting
 from stepnet import LoDTensor, cells
 from stepnet.executors.c import scan
 
-FEATURES = 32
+FEATURES = 64
 LENGTHS = {  # so many rows that those of a share take more than 4 MB
-    "dense": [1000] * 12,
-    "ragged": [3000, 1, 0, 1500, 3000, 900, 0, 7, 2000, 1],
-    "one": [6000],
+    "dense": [250] * 24,
+    "ragged": [1500, 1, 0, 750, 1500, 450, 0, 7, 1000, 1],
+    "one": [3000],
 }
 
 

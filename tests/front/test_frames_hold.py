@@ -14,6 +14,7 @@ from stepnet import LoDTensor, Memory, RecurrentOp, Scope, Tape, TensorArray, la
 from stepnet.errors import StepError, TapeError
 from stepnet.layers import Dense, Integer, Sequence
 
+BUILDS = False
 LENGTHS = [[2, 0, 3], [3, 6, 2, 1, 4]]
 
 

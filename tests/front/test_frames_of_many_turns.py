@@ -13,6 +13,7 @@ from stepnet.errors import StepError
 from stepnet.loops import unbatched_scans
 
 BACKEND = "auto"
+BUILDS = False
 LONG = "run step by step, as recorded: a frame inside takes more than 8 turns"
 
 

@@ -13,6 +13,7 @@ from stepnet import TensorArray
 from stepnet.errors import ArrayError, StepError
 from stepnet.front import scan_form, while_to_scan
 
+BUILDS = False
 ONE, N = torch.tensor(1), torch.tensor(6)
 
 

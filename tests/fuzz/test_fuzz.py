@@ -147,7 +147,7 @@ def test_nested(seed):
     assert nested.difference(seed) is None
 
 
-SIZES = (2, 3, 10, 11, 17, 25)  # among them second derivatives of values given twice
+SIZES = (2, 10, 11, 17)  # among them second derivatives of values given twice
 
 
 @pytest.mark.parametrize("seed", few(range(40), SIZES))
@@ -158,4 +158,4 @@ def test_sizes(seed):
 def test_rows_that_differ_are_told(monkeypatch):
     """Of what comes in for a value that is given twice all but the last is lost."""
     monkeypatch.setattr(jvp_on_saved_rows, "distinct", lambda out, inputs: list(out))
-    assert "differ" in str(sizes.difference(7043, "eager"))
+    assert "differ" in str(sizes.difference(11, "eager"))

@@ -62,9 +62,16 @@ def _two_results(self: Any, x: Tensor, h: Tensor) -> Tensor:
     return torch.tanh(a + b + x)
 
 
+PARTS = [_of_both, _without_gradients, _twice, _two_results]
+
+
+def _side_by_side(self: Any, x: Tensor, h: Tensor) -> Tensor:
+    return torch.stack([part(self, x, h) for part in PARTS]).sum(0)
+
+
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
 @pytest.mark.parametrize("strict", few([False, True], [False]))
-@pytest.mark.parametrize("part", [_of_both, _without_gradients, _twice, _two_results])
+@pytest.mark.parametrize("part", few([*PARTS, _side_by_side], [_side_by_side]))
 def test_a_checkpoint_in_a_step(part: Any, strict: bool) -> None:
     model = Recurred(part).double()
     program = export(model, (dense(4, 3),), dynamic_shapes=({0: ANY, 1: ANY},), strict=strict)

@@ -15,6 +15,7 @@ from stepnet.errors import LoopError
 from stepnet.executors.setting import set_backend
 
 BACKWARDS = {"axis": 1, "start": -1, "end": 0, "stride": -1}
+BUILDS = False
 WHOLE = torch.float64
 
 
