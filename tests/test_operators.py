@@ -19,9 +19,9 @@ from stepnet.executors.c.limits import REFUSED as NOT_IN_C
 from stepnet.executors.c.source import write as write_c
 from stepnet.executors.torch_ops.ops import REFUSED as NOT_IN_TORCH
 from stepnet.executors.torch_ops.ops import bind
-from stepnet.export.rows import refusal
+from stepnet.export.rows import RULES
 from stepnet.ir.graph import Graph, Node, Value
-from stepnet.ir.ops import OPS, SCATTERS, Stage
+from stepnet.ir.ops import OPS, RANDOM, SCATTERS, Stage
 from stepnet.ir.plan import Carry, LoopPlan, Region
 from stepnet.ir.verify import MADE_BY_FISSION, verify
 from stepnet.openvino.writing.from_graph import OPENVINO
@@ -241,8 +241,17 @@ def columns(op):
         "C, forward": forward,
         "C, backward": NOT_IN_C.get(op),
         "torch ops": NOT_IN_TORCH.get(op),
-        "OpenVINO": refusal(OPENVINO, op),
+        "OpenVINO": not_in_a_file(op),
     }
+
+
+def not_in_a_file(op):
+    if op in RANDOM:
+        return "a written model draws no noise"
+    if OPS[op].stage is Stage.ROWS:
+        return "it belongs to backward bodies, which are not written"
+    written = op in RULES or op in MADE_BY_FISSION  # those are written with the loop
+    return OPENVINO.refused.get(op, None if written else "the step is written whole")
 
 
 def table():

@@ -142,9 +142,9 @@ TABLE = [(n, u, r) for n in STEPS for u in USED for r in (False, True)]
 
 
 def noted(method: str, own: Any, ways: list[Any]) -> Any:
-    def run(self: Direct, *given: Any) -> Any:
-        out = own(self, *given)
-        ways.append((method, out is not None and given[-1] is not self.layout))
+    def run(self: Direct, *given: Any, **named: Any) -> Any:
+        out = own(self, *given, **named)
+        ways.append((method, out is not None and named.get("layout", given[-1]) is not self.layout))
         return out
 
     return run
