@@ -76,3 +76,19 @@ def test_where_they_are_made_and_the_numbers(kind):
     assert elements(regions[:scan]) == (int(kind is Turned), 0)  # one op before a product
     assert elements(regions[scan:])[0] <= 4  # behind the last products
     as_the_plain_loop(step, x, state, weights=[*step.parameters()])
+
+
+@pytest.mark.parametrize("lines", [2, 16])
+def test_a_product_of_rows_from_outside_is_read_by_another_as_lines(lines):
+    """In backward the first is made for some steps at a time, the second at each step."""
+    torch.manual_seed(0)
+    gate, inner = (torch.randn(lines, n, dtype=torch.float64).requires_grad_() for n in (lines, 3))
+    outer = torch.randn(9, 3 * lines, dtype=torch.float64).requires_grad_()
+
+    def step(x, h):
+        inside = (h * h * torch.sigmoid(gate) @ inner).flatten(1)
+        return inside @ outer.t(), torch.tanh(h + x)
+
+    x = LoDTensor.from_lengths(torch.randn(9, lines, lines, dtype=torch.float64), [[3, 0, 5, 1]])
+    x, h = wanting((x, torch.randn(4, lines, lines, dtype=torch.float64)))
+    as_the_plain_loop(step, x, h, weights=[gate, inner, outer])

@@ -124,6 +124,8 @@ class Places:
             if home.startswith("next:"):
                 return f"{self.c(home[5:])}_next"
             return f"{self.c(base)}_rows"
+        if base in self.ahead:
+            return f"{self.c(base)}_rows + before * {self.apart(base)}"
         if base in self.p.row_inputs:
             return f"a->{self.c(base)}"
         return self.c(base)  # a carried parameter
