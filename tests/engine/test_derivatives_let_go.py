@@ -15,6 +15,8 @@ from torch import Tensor
 import stepnet
 from stepnet import LoDTensor, recurrent
 from stepnet.engine import plans
+from stepnet.executors import registry
+from stepnet.executors.torch_ops.executor import TORCH_OPS
 
 W = torch.linspace(-1, 1, 4).reshape(2, 2).requires_grad_()
 GAIN = [1.0]
@@ -46,13 +48,15 @@ def left(step: Callable[[Tensor, Tensor], Tensor], *, ragged: bool) -> list[str]
     return [name for name, ref in alive.items() if ref() is not None]
 
 
-@pytest.mark.parametrize("backend", ["auto", "c", "eager"])
+@pytest.mark.parametrize("backend", ["auto", "c", "eager", "timed"])
 @pytest.mark.parametrize("name", STEPS)
 def test_at_its_first_call(name: str, backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And where a number that the step reads is another one, whose plan is made then."""
     monkeypatch.setenv("STEPNET_CACHE_DIR", str(tmp_path))  # where no plan lies
     plans.forget()
-    stepnet.set_backend(backend)
+    if backend == "timed":  # torch ops beside the plain loop
+        monkeypatch.setitem(registry._tried, registry.AUTO, (TORCH_OPS,))
+    stepnet.set_backend("auto" if backend == "timed" else backend)
     gc.disable()
     try:
         for gain in (1.0, 0.5, 0.25):

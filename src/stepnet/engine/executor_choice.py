@@ -117,18 +117,17 @@ class Race:
             self.weights = own
         self.noise = noise.tables(self.layout)
         self.plain = plain_loop(loop, sequences._replace(layout=self.layout))
-        self.ways: dict[str, Callable[[], Sequence[Tensor]]] = {}
+        self.ways: dict[str, Call | None] = {}
         self.seconds: dict[str, float] = {}
 
     def enter(self, name: str, ready: Ready | None, constants: dict[str, Tensor]) -> None:
         """Add a plan made ready; None: the plain loop."""
-        if ready is None:
-            self.ways[name] = self._plainly
-        else:
-            call = Call(ready, self.layout, constants, self.plain)
-            self.ways[name] = lambda: run(call, [*self.x, *self.noise], self.boot, self.weights)
+        self.ways[name] = None if ready is None else Call(ready, self.layout, constants, self.plain)
 
-    def _plainly(self) -> list[Tensor]:
+    def _run(self, name: str) -> Sequence[Tensor]:
+        call = self.ways[name]
+        if call is not None:
+            return run(call, [*self.x, *self.noise], self.boot, self.weights)
         with Replaced(self.swap) if self.swap else contextlib.nullcontext():
             return [t for results in self.plain(self.x, self.boot) for t in results]
 
@@ -138,7 +137,7 @@ class Race:
         with draws_put_back():
             for _ in range(rounds):
                 for name in of or self.ways:
-                    taken = stopwatch(lambda way=self.ways[name]: go_back(way(), own))
+                    taken = stopwatch(lambda name=name: go_back(self._run(name), own))
                     self.seconds[name] = min(taken, self.seconds.get(name, taken))
                     spent += taken
                 if spent > _ENOUGH:
