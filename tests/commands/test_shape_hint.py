@@ -23,5 +23,6 @@ def test_shape_is_named(stepnet, tmp_path, format, other, command):
     last = {"run": ["--random"], "convert": [tmp_path / f"n.{other}"], "compare": ["--rounds", 1]}[command]
     code, _, err = stepnet(command, model, *last)
     assert code == 2
-    assert "open sizes of x" in err and "--shape x=" in err
+    assert "open sizes of x" in err
+    assert "--shape x=" in err
     assert stepnet(command, model, *last, "--shape", "x=9,8,4")[0] == 0
