@@ -271,3 +271,19 @@ def test_a_call_of_which_nothing_is_in_the_batch():
         torch.testing.assert_close(found, torch.stack([y, -2 * y]))
         gradients = (torch.autograd.grad(each.sum(), x, retain_graph=True)[0] for each in (found, -y))
         torch.testing.assert_close(*gradients)
+
+
+def test_vmap_tells_its_own_remedy():
+    """Noise in a step, where vmap was not told whose it is: nothing is said of sizes, which are right."""
+
+    def noisy(x, h):
+        h = torch.dropout(x + h, 0.5, True)
+        return h, h
+
+    def call(x):
+        return recurrent(noisy, x, torch.zeros(5, 3))[0]
+
+    with pytest.raises(StepError, match="'same' or 'different' randomness") as caught:
+        vmap(call)(torch.ones(2, 4, 5, 3))
+    assert caught.value.remedy is None
+    assert vmap(call, randomness="same")(torch.ones(2, 4, 5, 3)).shape == (2, 4, 5, 3)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tokenize import TokenError
 from typing import IO, TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stepnet.errors import IRError
 from stepnet.file_model.misfit import MOST
 from stepnet.report.sizes import check_shapes, fitting, shapes_at
 
@@ -120,6 +122,28 @@ def fill(
             raise CommandError(f"input '{socket.name}' has no shape", remedy=f"--shape {socket.name}=2,10,64")
         filled[socket.name] = _random(socket, sizes[socket.name], make)
     return filled | model.others(found)
+
+
+@contextmanager
+def told_sizes(model: OpenVINOModel, values: Mapping[str, Any]) -> Iterator[None]:
+    """Say with an error of the model which inputs it got at the size that `fill` gives to open dimensions.
+
+    Raises:
+        IRError: that of the model.
+    """
+    try:
+        yield
+    except IRError as error:
+        sizes = {
+            s.name: zip(s.shape or (), getattr(values[s.name], "shape", ()), strict=False)
+            for s in model.inputs
+        }
+        made = [name for name, pairs in sizes.items() if (-1, DYNAMIC) in pairs]
+        if not made:
+            raise
+        told = f"{error.remedy}; " if error.remedy else ""
+        told += f"open sizes of {', '.join(made)} were {DYNAMIC}: --shape {made[0]}=2,10,64 gives others"
+        raise IRError(error.where, got=error.got, expected=error.expected, remedy=told) from error
 
 
 def write(path: Path, values: Mapping[str, Tensor]) -> None:

@@ -32,13 +32,14 @@ def compare(
     The other runs with float32 arithmetic on as many threads as torch. Ends with 1 if an output differs.
     """
     with told():
-        from .arrays import gather
+        from .arrays import gather, told_sizes
         from .models import load_model
         from .versus import print_table, to_json, versus
 
         it = load_model(model, bin)
         values = gather(it, input, shape, seed, random=True)
-        found = versus(it, model, bin, values, rounds=rounds, atol=atol, rtol=rtol)
+        with told_sizes(it, values):
+            found = versus(it, model, bin, values, rounds=rounds, atol=atol, rtol=rtol)
         if json:
             typer.echo(to_json(found))
         else:

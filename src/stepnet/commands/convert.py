@@ -58,7 +58,7 @@ def _traced(
     import stepnet.openvino
     from stepnet.report.sizes import check_shapes
 
-    from .arrays import fill
+    from .arrays import fill, told_sizes
 
     if unfuse or (f16 and output.suffix != ".onnx"):
         raise CommandError(
@@ -69,8 +69,9 @@ def _traced(
     check_shapes(it, sizes)
     filled = fill(it, {}, sizes, 0)
     values = tuple(torch.ones_like(filled[socket.name]) for socket in it.inputs)  # a name may be "self"
-    if output.suffix == ".onnx":
-        stepnet.onnx.save(it, output, values, f16=f16)
-    else:
-        stepnet.openvino.save(it, output, values)
+    with told_sizes(it, filled):
+        if output.suffix == ".onnx":
+            stepnet.onnx.save(it, output, values, f16=f16)
+        else:
+            stepnet.openvino.save(it, output, values)
     console().print(f"written: {output}, {output.stat().st_size:,} bytes")

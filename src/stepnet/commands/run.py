@@ -38,14 +38,15 @@ def run(
     A dynamic dimension of a random input is 8, unless --shape gives the input's shape.
     """
     with told():
-        from .arrays import gather, tensors, write
+        from .arrays import gather, tensors, told_sizes, write
         from .models import load_model
 
         if output is not None and output.suffix != ".npz":
             raise CommandError(f"--output {output}: should end in .npz")
         it = load_model(model, bin)
         values = gather(it, input, shape, seed, random=random)
-        outputs, first, second = timed(it, values)
+        with told_sizes(it, values):
+            outputs, first, second = timed(it, values)
         found = tensors(outputs.items())
         if output is not None:
             write(output, found)

@@ -155,7 +155,8 @@ class Along:
 
 def _alias(tensor: Tensor) -> Tensor:
     """A tensor to be differentiated by: what is done with it here, and not what others do."""
-    return tensor.view_as(tensor) if _asks(tensor) else tensor.detach().requires_grad_()
+    view = tensor.view_as(tensor)  # it is the view that tells: of a weight that is replaced, of the other
+    return view if _asks(view) else view.detach().requires_grad_()
 
 
 def _leads_to_these_alone(tensor: Tensor, leaves: Collection[int], begins: Collection[Any]) -> bool:

@@ -333,6 +333,8 @@ def failure(body: Body, values: Sequence[Any], error: Exception, t: int = 0) -> 
     got, remedy = describe_leaves(body.parameters, values), sizes
     if "same dtype" in what:
         remedy = "give x, the state and the weights one dtype"
+    elif what.startswith("vmap: "):
+        remedy = None  # its own text has one
     elif isinstance(error, TypeError):
         remedy = "check how the step uses x and the state: they are nested as they were given"
     elif "same device" in what or "expected device" in what:
