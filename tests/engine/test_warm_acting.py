@@ -163,7 +163,7 @@ class Caching(Cell):
         return h * 2, h
 
 
-@pytest.mark.filterwarnings("ignore::stepnet.SlowPathWarning")
+@pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
 @pytest.mark.parametrize("kind", [NONE, SOME])
 def test_in_a_region_that_is_run_again(kind: list[bool]) -> None:
     """The second run of each call goes as the first did."""
