@@ -20,7 +20,7 @@ from .data.arguments import truth, whole
 from .data.attributes import begins_by_itself
 from .data.in_graph import fixed, is_exporting, not_followed
 from .data.lod import LoDTensor
-from .data.modes import transforms_active
+from .data.modes import sees_saved_tensors, transforms_active
 from .data.no_graph import refuse_proxies, refuse_traces
 from .data.recording import recorded_in_frames
 from .data.storage import distinct
@@ -257,11 +257,12 @@ def warm(
 
 
 def _in_place(
-    step: Any, x: Tensor | LoDTensor, state: Any, pieces: Layout, *,
-    reverse: bool, axis: int, backend: Backend | None,
+    step: Any, x: Any, state: Any, *,
+    reverse: bool, axis: int, backend: Backend | None, pieces: Layout | None = None,
 ) -> tuple[Any, Any] | None:  # fmt: skip
-    """A call over pieces of x where they lie, if it is like one before that nobody else answers."""
-    if watching() is not None or is_kept():
+    """A call over x, or over pieces of it where they lie, if it is like one before that nobody else answers,
+    and none in a region of torch's checkpoint, where calls are counted."""
+    if not nobody_else() or inner() is not None or sees_saved_tensors():
         return None
     return warm(step, x, state, (reverse, -1, axis, check_backend(backend)), pieces)[1]
 

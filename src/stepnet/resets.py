@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .data.attributes import begins_by_itself
 from .data.lod import LoDTensor
-from .data.modes import beside, outside_modes, traced
+from .data.modes import beside, nothing_around, outside_modes, traced
 from .data.offsets import LoD, short
 from .data.pieces import Pieces, cut, marks_of, places, truths
 from .data.tree import LEAF, Spec, by_leaf, flatten, rows_at, unflatten
@@ -96,7 +96,7 @@ def run_with_resets(
         run: `recurrent` itself, called at most once: on the pieces, or with a step that looks at each mark.
         step, x, state, resets, reverse, level, axis, scopes, how: as in `recurrent`.
         look: whether the step is to look at each mark.
-        in_place: runs a step on the pieces of x where they lie, and gives None where it does not.
+        in_place: runs a step on x, or on pieces of it where they lie, and gives None where it does not.
 
     Raises:
         StepError: the marks do not fit the rows of x, or the reset state does not fit the state.
@@ -115,7 +115,7 @@ def run_with_resets(
     given = None if state is None else _one_a_sequence(function, state, rows.n)
     begun = _Begun(function, rows.n, given, reset_state)
     as_it_is = unflatten(rows.spec, rows.leaves)
-    flags = None if look or traced() or not rows.movable else truths(marks)
+    flags = None if look or not rows.movable else _flags(marks)
     if flags is None:  # the step looks at each mark
         marked = _Marked(function, at_ends != reverse, how.pop("detach_every", None))
         fresh = _fresh(function, reset_state, begun.first, rows.n)
@@ -123,13 +123,15 @@ def run_with_resets(
         x_marked = (as_it_is, rows.beside(marks))
         y, (final, *_) = run(marked, x_marked, start, reverse=reverse, level=rows.level, axis=axis, **how)
         return y, final
-    if rows.is_one_step and flags.any():
-        # whether what is marked begins anew before its only row, or behind it
-        anew, before = functools.partial(begun.anew, flags), at_ends == reverse
-        start = anew(begun.first) if before and not begun.alike else begun.first
-        y, final = run(step, as_it_is, start, reverse=reverse, level=rows.level, axis=axis, **how)
-        return y, final if before else anew(final)
-    pieces = None if rows.is_one_step else rows.pieces(flags, at_ends)
+    if rows.is_one_step:  # what is marked begins anew before its only row, or behind it
+        count, before, start = int(flags.count_nonzero()), at_ends == reverse, begun.first
+        if count and before and not begun.alike:
+            start = begun.anew(flags, count, start)
+        out = None if in_place is None else in_place(step, as_it_is, start, reverse=reverse, axis=axis, **how)
+        if out is None:
+            out = run(step, as_it_is, start, reverse=reverse, level=rows.level, axis=axis, **how)
+        return (out[0], begun.anew(flags, count, out[1])) if count and not before else out
+    pieces = rows.pieces(flags, at_ends)
     if pieces is None:  # no row is marked
         return run(step, as_it_is, begun.first, reverse=reverse, level=rows.level, axis=axis, **how)
     begin, end = (pieces.last, pieces.first) if reverse else (pieces.first, pieces.last)
@@ -139,7 +141,7 @@ def run_with_resets(
     laid = None if in_place is None else rows.laid(pieces, reverse)
     if laid is not None:
         assert in_place is not None
-        out = in_place(step, rows.leaves[0], start, laid, reverse=reverse, axis=rows.axis, **how)
+        out = in_place(step, rows.leaves[0], start, reverse=reverse, axis=rows.axis, pieces=laid, **how)
         if out is not None:
             return out[0], rows_at(start if rowless else out[1], end)
     y, final = run(step, rows.cut(pieces), start, reverse=reverse, level=0, **how)
@@ -165,9 +167,9 @@ class _Begun:
         """What each sequence begins with."""
         return boot_state(self.function, self.n) if self.given is None else self.given
 
-    def anew(self, flags: Any, state: Any) -> Any:
-        """The state, and where there are flags what begins anew."""
-        return _begun_anew(flags, self.function, self.reset_state, self.first, state)
+    def anew(self, flags: Tensor, count: int, state: Any) -> Any:
+        """The state, and where there are flags, so many, what begins anew."""
+        return _begun_anew(flags, count, self.function, self.reset_state, self.first, state)
 
     def of_pieces(self, pieces: Any, begin: Tensor) -> Any:
         """What each piece begins with; `begin`: those that begin as their sequence does."""
@@ -206,6 +208,13 @@ def as_pieces(
 
 
 WHERE = "recurrent: 'resets'"
+
+
+def _flags(marks: Tensor) -> Tensor | None:
+    """`truths` of marks that are not traced."""
+    if type(marks) is Tensor and marks.dtype is torch.bool and marks.is_cpu and nothing_around():
+        return marks  # as they are when acting, a frame at each call
+    return None if traced() else truths(marks)
 
 
 class _Marked:
@@ -248,22 +257,26 @@ class _Marked:
 
 
 def _where(rows: Tensor, new: Any, old: Any) -> Any:
-    def pick(a: Tensor, b: Tensor) -> Tensor:
-        return torch.where(rows.reshape(-1, *(1,) * (b.dim() - 1)), a, b)
-
-    return by_leaf(pick, new, old)
+    return by_leaf(functools.partial(_picked, rows), new, old)
 
 
-def _begun_anew(flags: Tensor, step: Callable[..., Any], reset_state: Any, given: Any, state: Any) -> Any:
-    """The state of each sequence; of those that are marked, the one that they start from."""
-    fresh, static = _fresh(step, reset_state, given, flags.numel()), None
+def _picked(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(rows.reshape(-1, *(1,) * (old.dim() - 1)), new, old)
+
+
+def _begun_anew(
+    flags: Tensor, count: int, step: Callable[..., Any], reset_state: Any, given: Any, state: Any
+) -> Any:
+    """The state of each sequence; of those that are marked, so many, the one that they start from."""
+    n = flags.numel()
+    fresh, static = _fresh(step, reset_state, given, n), None
     if isinstance(state, WithStatic):
         fresh, (state, static) = fresh.state, state
-    if bool(flags.all()):  # no gradient of the others reaches anything
+    if count == n:  # no gradient of the others reaches anything
         new = by_leaf(torch.clone, fresh)
     else:
         marked = flags.reshape(-1)
-        new = by_leaf(lambda a, b: _where(beside(marked, b), a, b), fresh, state)
+        new = by_leaf(lambda a, b: _picked(beside(marked, b), a, b), fresh, state)
     return new if static is None else WithStatic(new, static)
 
 
@@ -286,6 +299,10 @@ def _fresh(
         fresh, owner = boot_state(step, count), None
     else:
         fresh = given if reset_state is None else reset_state
+    if owner is None and type(fresh) is type(given) is Tensor and given.dim():
+        as_most = fresh.shape == given.shape and fresh.dtype is given.dtype
+        if as_most:
+            return fresh
     (leaves, spec), (wanted, wanted_spec) = flatten(fresh), flatten(given)
     alike = spec == wanted_spec and all(map(_alike, leaves, wanted))
     if not alike or (reset_state is not None and any(map(_other_rows, leaves, wanted))):
