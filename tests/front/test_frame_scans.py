@@ -14,6 +14,7 @@ from stepnet.errors import StepError
 from stepnet.front.frame import WhileLoop
 from stepnet.loops.recorded_frame import run_recorded
 
+BUILDS = False
 X = torch.randn(5, 4, 3, dtype=torch.float64, requires_grad=True)
 W = torch.randn(3, 3, dtype=torch.float64)
 BOOT = torch.zeros(4, 3, dtype=torch.float64)

@@ -12,6 +12,7 @@ from covering import few
 from stepnet import TensorArray, ops
 from stepnet.errors import StepError
 
+BUILDS = False
 WRITES = {
     "write(v)": lambda array, s, v: array.write(v),
     "write(v, True)": lambda array, s, v: array.write(v, True),

@@ -17,6 +17,8 @@ from stepnet.layers import Dense, Integer, Sequence, data
 from stepnet.tape import Tape, TapeItem
 from torch_since import torch_since
 
+BUILDS = False
+
 
 def rnn(x: Any, n: Any, U: Tensor, W: Tensor, boot: Any) -> tuple[Any, Any]:
     """The loop of the paper."""

@@ -19,6 +19,7 @@ from stepnet.data.tree import flatten
 from stepnet.errors import SlowPathWarning
 from stepnet.testing import assert_close
 
+BUILDS = False
 LENGTHS = [[2, 0, 4, 1], [3, 1, 4, 0, 6, 0, 2]]
 F64 = torch.float64
 

@@ -22,6 +22,8 @@ from stepnet.front.scope import Scope
 from stepnet.front.static import Padded
 from stepnet.loops.dynamic import dynamic_recurrent
 
+BUILDS = False
+
 as_one = sys.modules["stepnet.nested.loop_flattening"]
 F64 = torch.float64
 TABLES = {

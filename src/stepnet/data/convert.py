@@ -243,7 +243,7 @@ def rows_to_padded(
 
 
 @outside_modes
-def _places_in_grid(lengths: Tensor, batch_first: bool, longest: int = 0) -> tuple[tuple[int, int], Tensor]:
+def _places_in_grid(lengths: Tensor, batch_first: bool, longest: int) -> tuple[tuple[int, int], Tensor]:
     n, longest = len(lengths), max(longest, int(lengths.max()) if len(lengths) else 0)
     owner, step = _owners_and_steps(lengths)
     return ((n, longest), owner * longest + step) if batch_first else ((longest, n), step * n + owner)
@@ -258,7 +258,7 @@ def _owners_and_steps(lengths: Tensor) -> tuple[Tensor, Tensor]:
     return owner, torch.arange(rows) - offsets[owner]
 
 
-def padded_to_rows(padded: Any, lengths: Any, batch_first: bool = True) -> tuple[Tensor, Tensor]:
+def padded_to_rows(padded: Any, lengths: Any, batch_first: bool) -> tuple[Tensor, Tensor]:
     """[sequences, longest, ...] (or [longest, sequences, ...]) and lengths to rows and checked lengths."""
     where = "LoDTensor.from_padded"
     batch_first = truth(f"{where}: 'batch_first'", batch_first, error=LoDError)

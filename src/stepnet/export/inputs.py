@@ -266,7 +266,7 @@ def _before_features(x: Tensor) -> int:
 
 
 def without_features(
-    made: Program, chosen: Sequence[dict[int, bool]], examples: Sequence[Tensor], *, memories: bool = True
+    made: Program, chosen: Sequence[dict[int, bool]], examples: Sequence[Tensor], *, memories: bool
 ) -> list[dict[int, bool]]:
     """Of the dimensions that could be open: those that a recurrence knows as time or batch, and of the others
     the first two, but not the last of numbers, nor those that a recurrence knows as features. `memories`:

@@ -57,8 +57,8 @@ def chosen(which: Tensor, a: Any, b: Any) -> Tensor:
 
 def written_loop(
     step: Callable[..., Sequence[Tensor]], going: Tensor, state: Sequence[Tensor], joined: int,
-    ends: Callable[[Tensor, Tensor], Tensor], steps: torch.SymInt | None = None,
-    endless: Endless | None = None,
+    ends: Callable[[Tensor, Tensor], Tensor], steps: torch.SymInt | None,
+    endless: Endless | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Such a loop by its condition, for what writes the model: what is carried at last, and what is joined.
 

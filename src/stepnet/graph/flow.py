@@ -85,7 +85,7 @@ class Flow(NamedTuple):
 @outside_modes
 def flow_of(
     way: Way, counts: tuple[int, int, int, int], plainly: Callable[..., list[Tensor]], drawn: Any,
-    tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool], *, read: bool = False,
+    tensors: Sequence[Tensor], sizes: Sequence[int], needs: Sequence[bool], *, read: bool,
 ) -> Flow | None:  # fmt: skip
     """The flow of gradients in a recurrence; None where its shapes do not tell.
 

@@ -71,7 +71,7 @@ class Attributes:
         """An element type, such as f32."""
         return by_name(self.text(name, default), self.where, name)
 
-    def index_type(self, name: str, default: str | None = None) -> ElementType:
+    def index_type(self, name: str, default: str) -> ElementType:
         """The element type of places, counts or sizes: i32 or i64."""
         found = self.element_type(name, default)
         if found.name not in ("i32", "i64"):

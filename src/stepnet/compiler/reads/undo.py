@@ -192,7 +192,7 @@ class Snapshot:
         """The ids of those that hold something else by now."""
         return frozenset(id(holder) for holder, *_ in self._changes())
 
-    def names_changed(self, only: frozenset[int] | None = None) -> frozenset[str]:
+    def names_changed(self, only: frozenset[int] | None) -> frozenset[str]:
         """The names by which dicts, those of attributes among them, hold something else by now. `only`: of
         these, by their ids."""
         found = set[str]()

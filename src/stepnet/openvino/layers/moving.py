@@ -179,7 +179,7 @@ def _eye(layer: Layer, attributes: Attributes) -> Function:
     return eye
 
 
-def _places_in(layer: Layer, attributes: Attributes, right: bool, sequence: Tensor, x: Tensor) -> Tensor:
+def _places_in(attributes: Attributes, right: bool, sequence: Tensor, x: Tensor) -> Tensor:
     dtype = attributes.index_type("output_type", "i64").dtype
     kind = torch.promote_types(sequence.dtype, x.dtype)
     found = torch.searchsorted(sequence.to(kind).contiguous(), x.to(kind).contiguous(), right=right)
@@ -192,7 +192,7 @@ def _bucketize(layer: Layer, attributes: Attributes) -> Function:
     def bucketize(x: Tensor, edges: Tensor) -> Tensor:
         if edges.dim() != 1:
             raise Misfit("buckets must have one axis", got=shape_text(edges), dims=edges.dim())
-        return _places_in(layer, attributes, right, edges, x)
+        return _places_in(attributes, right, edges, x)
 
     return bucketize
 
@@ -208,7 +208,7 @@ def _search_sorted(layer: Layer, attributes: Attributes) -> Function:
                 expected="one sequence, or one for each row",
                 dims=str((sequence.shape, x.shape)),
             )
-        return _places_in(layer, attributes, right, sequence, x)
+        return _places_in(attributes, right, sequence, x)
 
     return search
 
