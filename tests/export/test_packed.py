@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+import stepnet
 from covering import few
 from file_formats import FORMATS
 from stepnet.errors import IRError
@@ -21,10 +22,10 @@ pytestmark = torch_since("2.13", "its export fixes sizes that are computed with"
 class Packs(nn.Module):
     """A layer in both directions, rows that change while they are packed, and a state of one's own."""
 
-    def __init__(self):
+    def __init__(self, of=nn):
         super().__init__()
-        self.first = nn.RNN(3, 4, bidirectional=True, batch_first=True)
-        self.between, self.second = nn.Linear(8, 3), nn.LSTM(3, 4)
+        self.first = of.RNN(3, 4, bidirectional=True, batch_first=True)
+        self.between, self.second = nn.Linear(8, 3), of.LSTM(3, 4)
 
     def forward(self, x, lengths):
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
@@ -45,10 +46,11 @@ def same(found, wanted):
     torch.testing.assert_close(tensors, list(wanted), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("of", [nn, stepnet.nn], ids=["torch", "stepnet"])
 @pytest.mark.parametrize("format", few(FORMATS, ["openvino"]))
-def test_of_any_lengths(format, tmp_path):
+def test_of_any_lengths(format, of, tmp_path):
     package, runtime, name = FORMATS[format]
-    module = Packs().eval()
+    module = Packs(of).eval()
     package.save(module, tmp_path / name, given(3, 1, 4))
     read = package.load(tmp_path / name)
     for args in (given(1, longer=0), given(1, 7, 3, 7)):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from stepnet.api import recurrent
@@ -24,7 +25,7 @@ from stepnet.cells.rnn import rnn_step
 from stepnet.compiler.reads.swapped import Swapped
 from stepnet.data.lod import LoDTensor
 from stepnet.errors import IRError
-from stepnet.watchers import during, instead
+from stepnet.watchers import PACKED, during, instead
 
 from .aten import AtenNet, rule
 from .calls import KINDS, Kind, Recorder, Tracer, traced_op
@@ -103,6 +104,7 @@ class _TorchRNNs(TorchFunctionMode):
         self.entered = contextlib.ExitStack()
 
     def __enter__(self) -> Any:
+        self.entered.enter_context(during(PACKED, self._ours))
         if not self.real:
             for check in _FITTING:
                 self.entered.enter_context(check.inside())
@@ -148,14 +150,27 @@ class _TorchRNNs(TorchFunctionMode):
         known = self.packed[id(sizes)] = _Packed(sizes, lengths, steps, batch)
         return known.packed(rows) if data is None else data, sizes
 
+    def _ours(
+        self, packed: PackedSequence, hx: Any, over: Callable[[Tensor, Any], tuple[Tensor, Any]]
+    ) -> tuple[Any, Any] | None:
+        """What a module of `stepnet.nn` gives: it runs over padded rows. None: it was not packed in here."""
+        known = self.packed.get(id(packed.batch_sizes))
+        if known is None:
+            return None
+        with during(PADDED, known.lengths):
+            y, final = over(self._rows(known, packed.data), _sorted(hx, packed.sorted_indices))
+        y = _pack(y, known.lengths, True)[0] if self.real else known.packed(y)
+        return packed._replace(data=y), _sorted(final, packed.unsorted_indices)
+
+    def _rows(self, known: _Packed, data: Tensor) -> Tensor:
+        if self.real:
+            return _pad(data, known.batch_sizes, True, 0.0, known.steps)[0]
+        return known.rows(data)
+
     def _run(
         self, known: _Packed, kind: str, function: Callable[..., Any], data: Tensor, *more: Any
     ) -> tuple[Tensor, ...]:
-        if self.real:
-            rows = _pad(data, known.batch_sizes, True, 0.0, known.steps)[0]
-        else:
-            rows = known.rows(data)
-        layers: Any = partial(_layers, kind, function, rows)
+        layers: Any = partial(_layers, kind, function, self._rows(known, data))
         with during(PADDED, known.lengths):
             y, *finals = layers(*more, True)
         if self.real:
@@ -185,6 +200,15 @@ def _padded(
     inside = inside.reshape(*inside.shape, *[1] * (rows.dim() - 2))
     rows = torch.where(inside, rows, torch.full((), fill, dtype=rows.dtype))
     return rows.movedim(1, 0) if batch_first else rows, known.lengths
+
+
+def _sorted(state: Any, order: Tensor | None) -> Any:
+    """States [layers, sequences, features] with the sequences in another order."""
+    if state is None or order is None:
+        return state
+    if isinstance(state, Tensor):
+        return state.index_select(1, order)
+    return tuple(each.index_select(1, order) for each in state)
 
 
 def _layers(

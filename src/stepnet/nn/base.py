@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.api import recurrent
 from stepnet.cells.cell import check_factory, draw, positive_size
@@ -24,7 +25,7 @@ from stepnet.errors import StepError
 from stepnet.front.step import step_name
 from stepnet.graph import Rounding
 from stepnet.resets import as_resets
-from stepnet.watchers import instead
+from stepnet.watchers import PACKED, instead, said
 
 from .batch import Batch, side_by_side
 
@@ -191,7 +192,17 @@ class RNNBase(nn.Module):
     def forward(self, input: Any, hx: Any = None, resets: Any = None) -> tuple[Any, Any]:
         """Run all layers; see the class for shapes. `resets` is as in `recurrent`: a marked row starts from
         zeros, or from `Resets(state=...)`, which is like hx."""
-        batch = Batch.of(type(self).__name__, input, self.batch_first)
+        if isinstance(input, PackedSequence) and resets is None and (padded := said(PACKED)) is not None:
+            out = padded(input, hx, self._over_padded)
+            if out is not None:
+                return out
+        return self._over(Batch.of(type(self).__name__, input, self.batch_first), hx, resets)
+
+    def _over_padded(self, rows: Tensor, hx: Any) -> tuple[Any, Any]:
+        """The same over rows [batch, time, features], whatever `batch_first` is."""
+        return self._over(Batch(type(self).__name__, rows, rows, rows.shape[0], 1), hx, None)
+
+    def _over(self, batch: Batch, hx: Any, resets: Any) -> tuple[Any, Any]:
         weight = self._parameters.get("weight_ih_l0")
         batch.check_rows(self.input_size, (self.weight_ih_l0 if weight is None else weight).dtype)
         given = self._given(batch, hx)
