@@ -73,9 +73,30 @@ def test_where_they_are_made_and_the_numbers(kind):
         stages = [OPS[node.op].stage for node in nodes]
         return stages.count(Stage.POINTWISE), stages.count(Stage.ROWS)
 
-    assert elements(regions[:scan]) == (int(kind is Turned), 0)  # one op before a product
+    # one op before a product, and sums that hold nothing back: of that op and of the product's other rows
+    assert elements(regions[:scan]) == ((1, 2) if kind is Turned else (0, 0))
     assert elements(regions[scan:])[0] <= 4  # behind the last products
     as_the_plain_loop(step, x, state, weights=[*step.parameters()])
+
+
+def test_what_holds_nothing_back_stays():
+    """Rows that are only put side by side for a weight's gradient: no scan makes them on its way."""
+    torch.manual_seed(0)
+    into = nn.Linear(D + 2 * H, H).double()
+
+    def step(x, state):
+        y, z = state
+        z = z + 0.1 * torch.tanh(into(torch.cat((x, z, y), 1))) - 0.1 * y
+        return y + z, (y + 0.1 * z, z)
+
+    x = LoDTensor.from_lengths(torch.randn(9, D, dtype=torch.float64), [[3, 0, 5, 1]])
+    x, state = wanting((x, tuple(torch.randn(4, H, dtype=torch.float64) for _ in range(2))))
+    plan = plan_of(step, x, state, backend="c")
+    assert plan.backward is not None
+    regions = plan.backward.regions
+    scan = next(at for at, region in enumerate(regions) if region.carries)
+    assert "cat" in [node.op for region in regions[:scan] for node in region.nodes]
+    as_the_plain_loop(step, x, state, weights=[*into.parameters()])
 
 
 @pytest.mark.parametrize("lines", [2, 16])

@@ -132,28 +132,40 @@ def _fuse(cut: _Cut, body: Graph, beside: bool) -> None:
 
 
 def _wait(cut: _Cut, body: Graph, pulled: Set[str]) -> None:
-    """Sums over rows, and what else no scan waits for but they or others behind the last scan, are made
-    there: before a scan they would hold back what they are made of, which the scan can make on its way.
-    What holds nothing back stays if it costs nothing there, or belongs into a scan of its own."""
+    """Sums over rows, and what only they read, are made behind the last scan where before it they hold back
+    what the scan makes on its way: what they are made of, or what is made of what it reads. Others stay."""
     users = body.users()
     here = {name for scan in cut.scans for node in scan for name in node.inputs}
     here |= {carry.result for carries in cut.carries for carry in carries}
-    holding = here & {name for nodes in cut.maps[:-1] for node in nodes for name in node.outputs}
-    for node in (node for nodes in cut.maps[:-1] for node in in_order(nodes)):
-        if not holding.isdisjoint(node.inputs):
-            holding.update(node.outputs)
-    for nodes in reversed(cut.maps[:-1]):
+    for d in reversed(range(len(cut.maps) - 1)):
         stay: list[Node] = []
-        for node in reversed(in_order(nodes)):
+        free: list[Node] = []
+        read = here.copy()
+        for node in reversed(in_order(cut.maps[d])):
             name = node.outputs[0]
-            is_free = len(node.outputs) == 1 and name not in here
-            moves = name in holding or not (node.op in VIEWS or name in pulled)
-            if is_free and (body.values[name].kind == "sum" or (users[name] and moves)):
-                cut.maps[-1].insert(0, node)
+            is_sum = body.values[name].kind == "sum"
+            if len(node.outputs) == 1 and name not in read and (is_sum or users[name]):
+                free.insert(0, node)
             else:
                 stay.insert(0, node)
-                here.update(node.inputs)
-        nodes[:] = stay
+                read.update(node.inputs)
+        left = stay.copy()
+        _sink(body, left, cut.scans[d + 1].copy(), cut.carries[d + 1], pulled)
+        held = {name for node in stay if node not in left for name in node.outputs}
+        late = free.copy()
+        _absorb(body, late, cut.scans[d + 1].copy(), cut.carries[d + 1], pulled)
+        made = [node for node in free if node not in late and OPS[node.op].stage in _ELEMENTS]
+        held.update(name for node in made for name in node.inputs)
+        behind = []
+        for node in free:
+            if held.isdisjoint(node.inputs):
+                stay.append(node)
+            else:
+                behind.append(node)
+                held.update(node.outputs)
+        cut.maps[-1][:0] = behind
+        cut.maps[d][:] = stay
+        here.update(name for node in stay for name in node.inputs)
 
 
 def _in_place(cut: _Cut, body: Graph, pulled: Set[str]) -> None:
