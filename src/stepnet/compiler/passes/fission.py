@@ -188,7 +188,7 @@ def _in_place(cut: _Cut, body: Graph, pulled: Set[str]) -> None:
             else:
                 after.append(node)
                 late.update(node.outputs)
-        many = sum(OPS[node.op].stage in _ELEMENTS for node in inside) >= _PASSES
+        many = sum(is_cheap(node.op) for node in inside) >= _PASSES
         if many or any(node.op == "matmul" for node in inside):  # a vector per sequence is as well spread
             cut.maps[d : d + 1] = [before, after]
             cut.scans.insert(d + 1, inside)
