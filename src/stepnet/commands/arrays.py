@@ -134,16 +134,18 @@ def told_sizes(model: OpenVINOModel, values: Mapping[str, Any]) -> Iterator[None
     try:
         yield
     except IRError as error:
-        sizes = {
-            s.name: zip(s.shape or (), getattr(values[s.name], "shape", ()), strict=False)
-            for s in model.inputs
-        }
-        made = [name for name, pairs in sizes.items() if (-1, DYNAMIC) in pairs]
+        made = [s.name for s in model.inputs if _is_made_up(s.shape or (), values[s.name])]
         if not made:
             raise
         told = f"{error.remedy}; " if error.remedy else ""
         told += f"open sizes of {', '.join(made)} were {DYNAMIC}: --shape {made[0]}=2,10,64 gives others"
         raise IRError(error.where, got=error.got, expected=error.expected, remedy=told) from error
+
+
+def _is_made_up(shape: Sequence[int], value: Any) -> bool:
+    """Whether an open dimension has the size that `fill` gives it."""
+    sizes: Sequence[int] = getattr(value, "shape", ())
+    return any(open_size == -1 and size == DYNAMIC for open_size, size in zip(shape, sizes, strict=False))
 
 
 def write(path: Path, values: Mapping[str, Tensor]) -> None:
