@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stepnet import Resets, api, recurrent
 from tables import holds
-from torch_since import TOLD
+from torch_since import TOLD, torch_since
 
 D, B, F = torch.float64, 3, 4
 NONE, SOME, ALL = ([False] * B, [False, True, False], [True] * B)
@@ -163,6 +163,7 @@ class Caching(Cell):
         return h * 2, h
 
 
+@torch_since("2.8", "it does not tell which run of a checkpoint this is")
 @pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
 @pytest.mark.parametrize("kind", [NONE, SOME])
 def test_in_a_region_that_is_run_again(kind: list[bool]) -> None:
