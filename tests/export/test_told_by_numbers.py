@@ -38,7 +38,11 @@ def squeezed(x):  # to torch's trace no size that is not known is 1
     return x[x.argmax() : x.argmax() + 1].squeeze(0)
 
 
-@pytest.mark.parametrize("run", [frame, while_loop, truth, squeezed])
+def crossed(x):  # of three rows torch takes the first dimension
+    return torch.cross(x, x.flip(1))
+
+
+@pytest.mark.parametrize("run", [frame, while_loop, truth, squeezed, crossed])
 def test_what_numbers_decide_is_refused_without_words_of_torch(run, tmp_path, capfd):
     module = nn.Module()
     module.forward = run

@@ -123,6 +123,14 @@ def _squeezed(input: Tensor, *dim: Any, **named: Any) -> Tensor:
     return torch.squeeze(input, *dim, **named)
 
 
+def _cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
+    """`cross` of a dimension that is known: torch takes the first that is 3, which an open one may be."""
+    first = next((size for size in input.shape if isinstance(size, torch.SymInt) or size == 3), None)
+    if dim is None and isinstance(first, torch.SymInt):
+        raise ToldByNumbers
+    return torch.cross(input, other) if dim is None else torch.cross(input, other, dim)
+
+
 KEEPING_SIZES: dict[Any, Callable[..., Any]] = {
     torch.linspace: _linspace,
     F.one_hot: _one_hot,
@@ -134,6 +142,7 @@ KEEPING_SIZES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.unflatten, Tensor.unflatten), _unflatten),
     **dict.fromkeys((torch.split, Tensor.split), _split),
     **dict.fromkeys((torch.squeeze, Tensor.squeeze), _squeezed),
+    **dict.fromkeys((torch.cross, Tensor.cross), _cross),
 }
 
 
