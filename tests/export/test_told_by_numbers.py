@@ -42,6 +42,7 @@ def crossed(x):  # of three rows torch takes the first dimension
     return torch.cross(x, x.flip(1))
 
 
+@pytest.mark.filterwarnings("ignore:Using torch.cross without specifying")
 @pytest.mark.parametrize("run", [frame, while_loop, truth, squeezed, crossed])
 def test_what_numbers_decide_is_refused_without_words_of_torch(run, tmp_path, capfd):
     module = nn.Module()
