@@ -299,10 +299,9 @@ def _fresh(
         fresh, owner = boot_state(step, count), None
     else:
         fresh = given if reset_state is None else reset_state
-    if owner is None and type(fresh) is type(given) is Tensor and given.dim():
-        as_most = fresh.shape == given.shape and fresh.dtype is given.dtype
-        if as_most:
-            return fresh
+    one_tensor = owner is None and type(fresh) is type(given) is Tensor and given.dim()
+    if one_tensor and fresh.shape == given.shape and fresh.dtype is given.dtype:
+        return fresh
     (leaves, spec), (wanted, wanted_spec) = flatten(fresh), flatten(given)
     alike = spec == wanted_spec and all(map(_alike, leaves, wanted))
     if not alike or (reset_state is not None and any(map(_other_rows, leaves, wanted))):

@@ -35,13 +35,8 @@ def failure(what: str, error: Exception) -> Unsupported:
     if line is not None:
         return Unsupported(f"{what}: {told(error)}", line=line.short)
     frames = extract_tb(error.__traceback__)
-    is_told = isinstance(error, StepnetError)
-    if (
-        frames
-        and not is_told
-        and isinstance(error, _DEFECTS)
-        and _PACKAGE in (at := Path(frames[-1].filename)).parents
-    ):
+    is_defect = isinstance(error, _DEFECTS) and not isinstance(error, StepnetError)
+    if frames and is_defect and _PACKAGE in (at := Path(frames[-1].filename)).parents:
         place = f"{at.relative_to(_PACKAGE.parent).as_posix()}:{frames[-1].lineno}"
         return Unsupported(
             f"{what}, a defect of stepnet: {told(error)} ({place})",

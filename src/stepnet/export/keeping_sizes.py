@@ -128,7 +128,7 @@ def _cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     first = next((size for size in input.shape if isinstance(size, torch.SymInt) or size == 3), None)
     if dim is None and isinstance(first, torch.SymInt):
         raise ToldByNumbers
-    return torch.cross(input, other) if dim is None else torch.cross(input, other, dim)
+    return torch.cross(input, other, dim)
 
 
 KEEPING_SIZES: dict[Any, Callable[..., Any]] = {

@@ -159,13 +159,15 @@ class _TorchRNNs(TorchFunctionMode):
             return None
         with during(PADDED, known.lengths):
             y, final = over(self._rows(known, packed.data), _sorted(hx, packed.sorted_indices))
-        y = _pack(y, known.lengths, True)[0] if self.real else known.packed(y)
-        return packed._replace(data=y), _sorted(final, packed.unsorted_indices)
+        return packed._replace(data=self._data(known, y)), _sorted(final, packed.unsorted_indices)
 
     def _rows(self, known: _Packed, data: Tensor) -> Tensor:
         if self.real:
             return _pad(data, known.batch_sizes, True, 0.0, known.steps)[0]
         return known.rows(data)
+
+    def _data(self, known: _Packed, rows: Tensor) -> Tensor:
+        return _pack(rows, known.lengths, True)[0] if self.real else known.packed(rows)
 
     def _run(
         self, known: _Packed, kind: str, function: Callable[..., Any], data: Tensor, *more: Any
@@ -173,9 +175,7 @@ class _TorchRNNs(TorchFunctionMode):
         layers: Any = partial(_layers, kind, function, self._rows(known, data))
         with during(PADDED, known.lengths):
             y, *finals = layers(*more, True)
-        if self.real:
-            return _pack(y, known.lengths, True)[0], *finals
-        return known.packed(y), *finals
+        return self._data(known, y), *finals
 
 
 def _answered(by: Any) -> contextlib.AbstractContextManager[Any]:
