@@ -80,7 +80,7 @@ def run_as_while(loop: WhileLoop) -> list[Tensor]:
     first = (*loop.loop_vars, *writes.more)
     if not writes.arrays:
         return list(while_loop(cond, body, first, max_steps=loop.max_steps))
-    out = while_joined(cond, body, first, len(writes.arrays))
+    out = while_joined(cond, body, first, len(writes.arrays), max_steps=loop.max_steps)
     writes.fill(out[len(first) :])
     return list(out[: program.variables])
 
