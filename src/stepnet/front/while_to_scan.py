@@ -288,7 +288,7 @@ def _surely(truth: Any) -> bool:
     return statically_known_true(truth) and all(map(bool, few))
 
 
-def _where_it_is(op: Read, whole: Tensor, default: Any, at: Tensor) -> Tensor:
+def _where_it_is(op: Read | Element, whole: Tensor, default: Any, at: Tensor) -> Tensor:
     """What is read of a tensor of open length at some places: the default where it has none."""
     if not isinstance(default, Tensor) or (default.shape, default.dtype) != (whole.shape[1:], whole.dtype):
         raise rule("the values of an array differ in shape or dtype", op)
