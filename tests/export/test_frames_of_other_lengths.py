@@ -49,6 +49,23 @@ class Defaults(nn.Module):
         return y.stack()
 
 
+class Down(nn.Module):
+    """Vectors, from the last place to the first, of what was written the turn before."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(2, 2))
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        rows, y = TensorArray(unstack_from=x[:, 0]), TensorArray()
+        loop = create_whileloop([torch.tensor(x.shape[0]) - 1])
+        with loop.frame() as (s,):
+            loop.break_if(s < 0)
+            y.write(s, torch.tanh(self.w @ y.read(s + 1, h[0]) + rows.read(s)))
+            loop.update(s, s - 1)
+        return y.stack()
+
+
 TURNS = [Turns(1, 2, 0), Turns(0, 2, 1), Turns(0, 3, 1, last=True)]
 DEFAULTS = [Defaults(1, 1, None), Defaults(-2, 1, None), Defaults(0, 1, 3), Defaults(3, -1, 2)]
 
@@ -56,7 +73,7 @@ DEFAULTS = [Defaults(1, 1, None), Defaults(-2, 1, None), Defaults(0, 1, 3), Defa
 @pytest.mark.parametrize("name", few([*FORMATS], ["openvino"]))
 def test_at_other_lengths(name, tmp_path):
     format, _, file = FORMATS[name]
-    model, h = Beside([*TURNS, *DEFAULTS]).eval(), torch.randn(3, 2)
+    model, h = Beside([*TURNS, *DEFAULTS, Down()]).eval(), torch.randn(3, 2)
     format.save(model, tmp_path / file, (torch.randn(5, 3, 2), h))
     read = format.load(tmp_path / file)
     for steps in (1, 2, 3, 4, 6, 7):

@@ -56,3 +56,22 @@ def test_most_steps(name, tmp_path):
     with pytest.raises(StepError, match="did not end"):
         model(x * 1e9)
     assert len(read(x * 1e9)[0]) == 9
+
+
+def test_two_ends_of_which_one_is_behind_a_read(tmp_path):
+    def run(x):
+        rows = TensorArray(unstack_from=x)
+        loop = create_whileloop([torch.tensor(0), x[0] * 0])
+        with loop.frame() as (s, h):
+            loop.break_if(s == rows.size())
+            new = h + rows.read(s)
+            loop.break_if(new.sum() > 5)
+            loop.update(h, new)
+            loop.update(s, s + 1)
+        return loop.results
+
+    model, x, (format, _, file) = Applied(run).eval(), torch.rand(4, 2), FORMATS["openvino"]
+    format.save(model, tmp_path / file, (x,))
+    read = format.load(tmp_path / file)
+    for given in (x, x[:3] * 0.1, x * 3, x[:1] * 9):
+        torch.testing.assert_close(tuple(read(given)), tuple(model(given)))
