@@ -187,7 +187,7 @@ def _own(result: Any) -> Any:
 
 def while_joined(
     cond: Callable[..., Any], body: Callable[..., Sequence[Tensor]], loop_vars: Sequence[Tensor], joined: int,
-    changes: Sequence[frozenset[int]] | None = None,
+    changes: Sequence[frozenset[int]] | None = None, *, max_steps: int | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """A loop of a file, over tensors: its body gives, after the loop variables, which may change their sizes,
     values that are joined, [steps, ...] of each. It runs as it is written: for what writes the model.
@@ -196,16 +196,17 @@ def while_joined(
     """
     instead = WHILE_LOOPS.get()
     if instead is not None:
-        return instead(cond, body, loop_vars, None, joined, changes)
-    code = JoinedBody(cond, body, len(loop_vars), joined)
+        return instead(cond, body, loop_vars, max_steps, joined, changes)
+    code = JoinedBody(cond, body, len(loop_vars), joined, max_steps)
+    carried = GOING, *code.variables
     loop = Loop(
         code,
-        inputs=[Merged(name, name) for name in code.parameters],
-        outputs=[*(Last(n, n) for n in code.parameters[1:]), *(Concat(n, n) for n in code.rows)],
-        back_edges=[BackEdge(name, name) for name in code.parameters],
+        inputs=[Iteration(STEP), *(Merged(name, name) for name in carried)],
+        outputs=[*(Last(n, n) for n in code.variables), *(Concat(n, n) for n in code.rows)],
+        back_edges=[BackEdge(name, name) for name in carried],
         condition=GOING,
     )
-    out = naive.run(loop, dict(zip(code.parameters, (bool(cond(*loop_vars)), *loop_vars), strict=True)))
+    out = naive.run(loop, dict(zip(carried, (bool(cond(*loop_vars)), *loop_vars), strict=True)))
     return tuple(out[port.output] for port in loop.outputs)
 
 
@@ -226,16 +227,29 @@ _WRITTEN_OUT = 10_000  # steps in a program, unless `max_steps` says more: each 
 STEP, GOING = "the step", "it goes on"  # no names of a user's variables
 
 
+def _check_limit(cond: Callable[..., Any], step: int, limit: int | None) -> None:
+    if step == limit:
+        raise StepError(
+            f"while_loop: condition '{step_name(cond)}' still holds after max_steps={step}",
+            remedy="a larger max_steps, or a condition that comes to an end",
+        )
+
+
 class JoinedBody:
     """A condition and a body of a loop of a file as one: whether it goes on, the loop variables, and rows."""
 
-    def __init__(self, cond: Callable[..., Any], body: Callable[..., Any], count: int, joined: int) -> None:
-        self.cond, self.body, self.count, self.name = cond, body, count, step_name(body)
+    def __init__(
+        self, cond: Callable[..., Any], body: Callable[..., Any], count: int, joined: int, limit: int | None
+    ) -> None:
+        self.cond, self.body, self.count, self.limit = cond, body, count, limit
+        self.name = step_name(body)
+        self.variables = tuple(f"variable {i}" for i in range(count))
         self.rows = tuple(f"row {i}" for i in range(joined))
-        self.parameters = (GOING, *(f"variable {i}" for i in range(count)))
-        self.results = (*self.parameters, *self.rows)
+        self.parameters = (STEP, GOING, *self.variables)
+        self.results = (GOING, *self.variables, *self.rows)
 
-    def __call__(self, going: Any, *values: Tensor) -> tuple[Any, ...]:
+    def __call__(self, step: int, going: Any, *values: Tensor) -> tuple[Any, ...]:
+        _check_limit(self.cond, step, self.limit)
         made = self.body(*values)
         return bool(self.cond(*made[: self.count])), *made
 
@@ -305,11 +319,7 @@ class WhileBody:
         return going
 
     def __call__(self, step: int, going: Any, *leaves: Any) -> tuple[Any, ...]:
-        if step == self.limit:
-            raise StepError(
-                f"while_loop: condition '{step_name(self.cond)}' still holds after max_steps={step}",
-                remedy="a larger max_steps, or a condition that comes to an end",
-            )
+        _check_limit(self.cond, step, self.limit)
         if step == _WRITTEN_OUT and self.limit is None and is_exporting():
             raise StepError(
                 f"while_loop: a program holds each step of '{self.name}' by itself, and condition "

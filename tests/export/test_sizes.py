@@ -92,6 +92,8 @@ def test_computed_from_open_sizes(name, part, tmp_path):
 
 COUNTED = {
     "int": lambda x: x * int(x.shape[0] / 2),
+    "a truth as a number": lambda x: x.sum(0) * (x.shape[0] // 4 + (x.shape[0] % 4 > 0)),
+    "truths that are counted": lambda x: x.sum(0) * sum(x.shape[0] > n for n in (2, 4, 8)),
     "range": lambda x: sum(x[i] for i in range(x.shape[0] // 2)),
     "an element": lambda x: [x, x * 2][x.shape[0] % 2],
     "parts": lambda x: torch.stack([part.sum(0) for part in x.split(2)]),

@@ -102,6 +102,12 @@ def _guard_int(self: SymNode, file: str, line: int) -> int:
     return _INT.original(self, file, line)
 
 
+def _as_number(self: Any) -> int:
+    """A truth about sizes as a number, as in `n // 2 + (n % 2 > 0)`."""
+    _settle_for_user(self.node)
+    return int(self.node.bool_())
+
+
 def _guard_float(self: SymNode, file: str, line: int) -> float:
     _settle_for_user(self)
     return _FLOAT.original(self, file, line)
@@ -138,6 +144,7 @@ def _isinstance(of: Any, kinds: Any, /) -> bool:
 _EXAMPLES = {torch.SymInt: 2, torch.SymFloat: 0.5, torch.SymBool: True}
 _ISINSTANCE = Swapped(builtins, "isinstance", _isinstance)
 _BOOL = Swapped(torch.SymBool, "__bool__", _asked)
+_NUMBER = Swapped(torch.SymBool, "__int__", _as_number)
 _INT, _FLOAT = Swapped(SymNode, "guard_int", _guard_int), Swapped(SymNode, "guard_float", _guard_float)
 
 
@@ -145,7 +152,7 @@ _INT, _FLOAT = Swapped(SymNode, "guard_int", _guard_int), Swapped(SymNode, "guar
 def answered(fixed: dict[int, Line]) -> Iterator[None]:
     """Fix the sizes that the user's Python decides or counts by in here; `fixed` gets the line of each."""
     with (
-        _BOOL.inside(), _INT.inside(), _FLOAT.inside(), _ISINSTANCE.inside(), open_math(),
+        _BOOL.inside(), _NUMBER.inside(), _INT.inside(), _FLOAT.inside(), _ISINSTANCE.inside(), open_math(),
         during(_FIXED, fixed),
     ):  # fmt: skip
         yield

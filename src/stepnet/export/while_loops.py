@@ -154,7 +154,8 @@ class WhileRecorder(Recorder):
                     return made
 
                 # of one tensor for two a trace would find two
-                out = tuple(value.clone() for value in while_joined(cond, turn, loop_vars, joined))
+                made = while_joined(cond, turn, loop_vars, joined, max_steps=max_steps)
+                out = tuple(value.clone() for value in made)
                 values, grows = _grown(seen, where) if changes is None else _changed(first, changes)
         places = places_of(used, _both(cond, body), where)
         call = WhileCall(

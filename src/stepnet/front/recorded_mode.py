@@ -21,7 +21,8 @@ from .examples import in_place
 from .program import Program
 from .symbolic import Symbolic, at_home
 
-_TWICE_AS_ONCE = {"requires_grad_", "share_memory_"}
+# The last is what generated C does with its own results.
+_TWICE_AS_ONCE = {"requires_grad_", "share_memory_", "resize_"}
 
 
 class Recorded(TorchFunctionMode):

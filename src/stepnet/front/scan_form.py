@@ -108,6 +108,12 @@ def rule(text: str, op: Op | Element | None = None) -> Unsupported:
     return Unsupported(text if op is None else f"{text} ({op.line})")
 
 
+def check_takes_no_arrays(op: Op) -> None:
+    """Refuse a call that is given arrays: a frame inside."""
+    if isinstance(op, Call) and any(place < 0 for place in places((op.args, op.kwargs))):
+        raise rule("a loop inside reads or writes arrays", op)
+
+
 def in_file() -> bool:
     """Whether the loop becomes part of a file or of an exported program, where numbers may be left open: only
     a loop over arrays is a scan then, and one that counts by numbers which stand in it."""
@@ -400,8 +406,7 @@ class _Raising:
                 continue
             if op.out in {*self.lines, *self.tested} - used:
                 continue
-            if any(place < 0 for place in places((op.args, op.kwargs))):
-                raise rule("a loop inside reads or writes arrays", op)
+            check_takes_no_arrays(op)
             calls.append(op)
         return tuple(
             replace(c, args=renamed(c.args, rename), kwargs=renamed(c.kwargs, rename), line="") for c in calls

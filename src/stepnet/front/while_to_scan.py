@@ -192,17 +192,16 @@ def _steps(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any]) -> Any:
     far, by = -apart.at(numbers), apart.by(form.slopes)
     if by < 0:
         far, by = -far, -by
-    steps: Any = far if by == 1 else far // by
-    if name in ("gt", "lt"):
-        steps = steps + 1
-    elif by > 1 and far % by:
-        if name == "eq":
-            raise rule("the loop does not end where a counted step reaches a fixed number")
-        steps = steps + 1
+    if name == "eq" and by > 1 and far % by:
+        raise rule("the loop does not end where a counted step reaches a fixed number")
+    up = 1 if name in ("gt", "lt") else 0
+    steps: Any = far + up if by == 1 else (far + (by if up else by - 1)) // by
     if steps <= 0:
         raise rule("there are no steps")
     if not isinstance(steps, torch.SymInt):
         _check_range(form, numbers, steps)
+    elif not _surely(steps >= 0):
+        steps = torch.sym_max(steps, 0)
     if loop.max_steps is not None and steps > loop.max_steps:
         raise rule("there are more steps than max_steps")
     return steps
@@ -256,6 +255,11 @@ def _column(loop: WhileLoop, op: Read | Element, first: Any, by: int, steps: Any
     low, high = (first, last) if by > 0 else (last, first)
     if isinstance(op, Element) and high < 0 and not op.kept:
         low, high = low + whole.shape[0], high + whole.shape[0]
+    default = resolve(op.default, loop.program.constants) if isinstance(op, Read) else None
+    if whole is not None and default is not None and isinstance(steps + whole.shape[0], torch.SymInt):
+        inside = _surely(low >= 0) and _surely(high < whole.shape[0])
+        if not inside:
+            return _where_it_is(op, whole, default, torch.arange(steps, device=whole.device) * by + first)
     if whole is not None and low >= 0 and high < whole.shape[0]:
         count = high + 1 - low
         part = whole if count == whole.shape[0] else whole.narrow(0, low, count)
@@ -264,7 +268,6 @@ def _column(loop: WhileLoop, op: Read | Element, first: Any, by: int, steps: Any
     if isinstance(op, Element):
         raise rule("a tensor is read behind its end, or before its beginning", op)
     array = loop.program.arrays[op.array]
-    default = resolve(op.default, loop.program.constants)
     values = [_value(op, array, place, default) for place in range(first, first + by * steps, by)]
     like = values[0]
     if not all(isinstance(v, Tensor) for v in values):
@@ -272,6 +275,26 @@ def _column(loop: WhileLoop, op: Read | Element, first: Any, by: int, steps: Any
     if not all(v.shape == like.shape and v.dtype == like.dtype for v in values):
         raise rule("the values of an array differ in shape or dtype", op)
     return torch.stack(values)
+
+
+def _surely(truth: Any) -> bool:
+    """Whether something holds for all open sizes, also for 0 and 1, which torch takes for granted none is."""
+    if not isinstance(truth, torch.SymBool):
+        return bool(truth)
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
+
+    asked: Any = truth.node.expr
+    few = (asked.subs(dict.fromkeys(asked.free_symbols, size)) for size in (0, 1))
+    return statically_known_true(truth) and all(map(bool, few))
+
+
+def _where_it_is(op: Read | Element, whole: Tensor, default: Any, at: Tensor) -> Tensor:
+    """What is read of a tensor of open length at some places: the default where it has none."""
+    if not isinstance(default, Tensor) or (default.shape, default.dtype) != (whole.shape[1:], whole.dtype):
+        raise rule("the values of an array differ in shape or dtype", op)
+    size = whole.shape[0]
+    inside = (at >= 0) & (at < size)
+    return torch.cat([whole, default.unsqueeze(0)]).index_select(0, torch.where(inside, at, size))
 
 
 def _value(op: Read, array: TensorArray, place: Any, default: Any) -> Any:

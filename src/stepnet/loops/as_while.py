@@ -13,7 +13,7 @@ from stepnet.errors import Unsupported
 from stepnet.front.frame import WhileLoop
 from stepnet.front.program import Program
 from stepnet.front.recorded import Break, Call, Guard, Op, Read
-from stepnet.front.scan_form import rule
+from stepnet.front.scan_form import check_takes_no_arrays, rule
 from stepnet.front.step import describe_leaf
 from stepnet.front.template import Literal, Ref, changed, resolve
 from stepnet.repeat import while_joined, while_loop
@@ -28,7 +28,7 @@ def run_as_while(loop: WhileLoop) -> list[Tensor]:
 
     Raises:
         Unsupported: it writes arrays elsewhere than at the turn, or it reads some that are not one tensor, or
-            Python was told a size, or a loop variable changes its sizes.
+            a frame inside uses some, or Python was told a size, or a loop variable changes its sizes.
     """
     program = loop.program
     writes = JoinedWrites(loop, 2 * _NUMBERS)
@@ -80,7 +80,7 @@ def run_as_while(loop: WhileLoop) -> list[Tensor]:
     first = (*loop.loop_vars, *writes.more)
     if not writes.arrays:
         return list(while_loop(cond, body, first, max_steps=loop.max_steps))
-    out = while_joined(cond, body, first, len(writes.arrays))
+    out = while_joined(cond, body, first, len(writes.arrays), max_steps=loop.max_steps)
     writes.fill(out[len(first) :])
     return list(out[: program.variables])
 
@@ -96,6 +96,7 @@ def _wholes(program: Program, writes: JoinedWrites) -> list[Tensor | None]:
             remedy="stepnet.recurrent(step, x, state), where `unpack` cut x: it is saved for any lengths",
         )
     for op in program.ops:
+        check_takes_no_arrays(op)
         if (
             isinstance(op, Guard)
             and isinstance(op.told, (int, float, tuple, torch.SymInt))

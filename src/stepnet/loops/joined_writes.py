@@ -57,8 +57,6 @@ class JoinedWrites:
         if not writes:
             self.ops = program.ops
             return
-        if loop.max_steps is not None:
-            raise rule("it has max_steps, and writes arrays", writes[0])
         self._loop = loop
         self._sizes = {op.out: op.array for op in program.ops if isinstance(op, Count)}
         breaks = [at for at, op in enumerate(program.ops) if isinstance(op, Break)]
