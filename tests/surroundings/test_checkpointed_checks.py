@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from covering import few
 from stepnet import recurrent, while_loop
+from stepnet.errors import StepError
 from torch_since import torch_since
 
 pytestmark = pytest.mark.filterwarnings("ignore::stepnet.errors.SlowPathWarning")
@@ -63,3 +64,22 @@ def test_a_step_with_a_check_in_a_checkpoint(inner: Callable[..., Tensor], steps
         runs: Any = checkpoint(region, None, use_reentrant=False), region("naive")
         found, plain = (torch.autograd.grad(y.sin().sum() + h.square().sum(), (*given, w)) for y, h in runs)
         torch.testing.assert_close(found, plain)
+
+
+def test_weights_that_are_replaced_while_it_runs_are_named_where_the_second_run_has_others() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+                h = h + x * self.weight
+                return h, h
+
+            return recurrent(step, x, torch.zeros(1, 2), checkpoint=1, backend="naive")[0]
+
+    other = {"weight": torch.full((2,), 3.0, requires_grad=True)}
+    y = torch.func.functional_call(Model(), other, torch.ones(3, 1, 2))
+    with pytest.raises(StepError, match="functional_call"):
+        y.sum().backward()
