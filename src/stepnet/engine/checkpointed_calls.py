@@ -9,6 +9,7 @@ the n-th call of the second run goes by the plain loop if that of the first did.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -68,6 +69,35 @@ def is_second_run() -> bool:
     """Whether this is in a second run of such a region, or may be, where torch does not tell."""
     pack = packs_saved_tensors()
     return sees_saved_tensors() if pack is None else _around(pack)[1] is not None
+
+
+def saved_since() -> Callable[[], None]:
+    """What takes what is saved from here on out of a first run, to whose gradient it is nothing: the second
+    goes without the plan that did not hold.
+
+    >>> saved_since()()
+    """
+    pack = packs_saved_tensors()
+    frame, run = (None, None) if pack is None else _around(pack)
+    if frame is None or run is not None:
+        return lambda: None
+    records = frame.weak_holders, frame.x_metadatas
+    before = [*map(len, records)]
+
+    def take_out() -> None:
+        for record, n in zip(records, before, strict=True):
+            del record[n:]
+
+    return take_out
+
+
+def is_of_checkpoint(error: Exception) -> bool:
+    """Whether a checkpoint of torch's raised an error, by which it ends a second run that saved enough.
+
+    >>> is_of_checkpoint(ValueError("of the step"))
+    False
+    """
+    return type(error).__module__ == "torch.utils.checkpoint"
 
 
 def _around(pack: Any) -> tuple[Any, Any]:

@@ -34,7 +34,7 @@ from stepnet.locks import Lock
 from . import open_steps, varying_numbers, warm_calls
 from .attribute_outputs import run_and_leave
 from .attribute_states import run_with_attributes
-from .checkpointed_calls import is_second_run
+from .checkpointed_calls import is_of_checkpoint, is_second_run, saved_since
 from .code_in_backward import check_backward
 from .declined_calls import forget_declined, note_declined
 from .entries import Entry, refused_as, stands
@@ -151,7 +151,7 @@ def run(
     x_rows = [*(contiguous(rows) for rows in sequences.x_rows), *noise.tables(sequences.layout)]
     states = [contiguous(state) for state in sequences.states]
     weights = [reads.tensors[place] for place in entry.weights]
-    out = None
+    out, take_out = None, saved_since()
     if further is not None:
         out = run_transformed(Run(call, lambda: further), x_rows, states, weights)
     else:
@@ -167,6 +167,7 @@ def run(
         if guarded:
             entry.failed = 0
         return _unguarded(outputs) if guarded else outputs
+    take_out()
     for generator, state in zip(noise.generators, before, strict=True):
         generator.set_state(state)
     if out is not None and ENDED in entry.y_spec.keys:
@@ -185,6 +186,8 @@ def _ways_may_raise() -> Iterator[None]:
         yield
     except Exception as error:  # whatever it is, the plain loop tells where a row comes this way
         let_through(error)
+        if is_of_checkpoint(error):
+            raise
 
 
 def _check_goes_by_plan(loop: Loop, feeds: Mapping[str, Any], chooses: bool) -> None:

@@ -41,8 +41,9 @@ def checkpointed(
         elif len(first) != len(numbers) or not all(map(_about, first, numbers)):
             raise StepError(
                 f"{what} gives other numbers when it is computed again for its gradient",
-                remedy="carry as state what it keeps from call to call, in an attribute or a list; or leave "
-                "out checkpoint=",
+                remedy="carry as state what it keeps from call to call, in an attribute or a list; go "
+                "backward where its weights are those of the call (torch.func.functional_call puts others "
+                "in their place while it runs); or leave out checkpoint=",
             )
         return out
 
