@@ -412,6 +412,7 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
                 aten.ragged[symbol] = lengths
                 if deep:
                     inputs[at], outer[symbol] = join_lead(emit, inputs[at]), aten.grids[f"sequences_{k}"]
+                inputs[at] = _read_anywhere(emit, inputs[at], node, lengths)
     tables = {i.lod: value for i, value in zip(trace.tensors, inputs, strict=False)}
     for k in range(len(trace.lods) if trace.pads else 0):
         inputs.append(emit.range(emit.squeeze(emit.size(tables[k], 1), 0)))
@@ -433,6 +434,15 @@ def _shape(node: Any, numbers: Numbers, levels: int) -> list[int]:
     """The shape of a traced tensor, -1 where it is open; rows of ragged sequences are padded."""
     shape = [size if isinstance(size, int) else -1 for size in sizes_of(node.meta["val"], numbers)]
     return [*[-1] * (levels + 1), *shape[1:]] if levels else shape
+
+
+def _read_anywhere(emit: Emit, table: Value, node: Any, lengths: Value) -> Value:
+    """Rows of which the padding does no harm: whole numbers may be indices, or what is divided by."""
+    rows = node.meta["val"]
+    if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool or not node.users:
+        return table
+    mask = mask_of(emit, StepAxis(1, False, lengths), table, rows.dim() - 1)
+    return emit.call("where", mask, table, emit.number(1, rows.dtype))
 
 
 def _ended(aten: AtenNet, node: Any, out: Value) -> Value:
