@@ -77,7 +77,7 @@ def instead() -> Instead | None:
 # What answers for other calls, each of which what traces a module sees as one thing:
 # a function of sequences: its name, who has them, a tensor, a number;
 SEQUENCES: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_sequences", default=None)
-# a module over what was packed here, its state, what runs it over padded rows; None: it was not packed here;
+# what runs over what was packed here: that, its state, what runs it over padded rows; None: packed elsewhere;
 PACKED: ContextVar[Callable[..., tuple[Any, Any] | None] | None] = ContextVar("stepnet_packed", default=None)
 # a while loop: its condition, its body, its variables, `max_steps`;
 WHILE_LOOPS: ContextVar[Callable[..., Any] | None] = ContextVar("stepnet_while_loops", default=None)

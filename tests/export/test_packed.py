@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -37,6 +39,27 @@ class Packs(nn.Module):
         return z, counts, whole, last, c, h
 
 
+class Own(nn.Module):
+    """A step of one's own, backwards, from a state in the order of the batch, and one without a state."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell, self.whole = nn.GRUCell(3, 4), nn.Linear(4, 4)
+
+    def step(self, x, state):
+        h, n = state
+        h = self.cell(x, h) + n
+        return {"y": self.whole(h), "n": n}, (h, n + 1)
+
+    def forward(self, x, lengths):
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        state = x[:, 0, :1].expand(-1, 4), lengths[:, None] * 0.1
+        y, (h, n) = stepnet.recurrent(self.step, packed, state, reverse=True)
+        z, _ = stepnet.recurrent(lambda y, s: (y * 2, s), y["y"], ())
+        more, counts = pad_packed_sequence(z._replace(data=z.data + y["n"].data), batch_first=True)
+        return more, counts, h, n
+
+
 def given(*lengths, longer=2):
     return torch.randn(len(lengths), max(lengths) + longer, 3), torch.tensor(lengths)
 
@@ -46,11 +69,13 @@ def same(found, wanted):
     torch.testing.assert_close(tensors, list(wanted), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("of", [nn, stepnet.nn], ids=["torch", "stepnet"])
+@pytest.mark.parametrize(
+    "make", [partial(Packs, nn), partial(Packs, stepnet.nn), Own], ids=["torch", "stepnet", "own"]
+)
 @pytest.mark.parametrize("format", few(FORMATS, ["openvino"]))
-def test_of_any_lengths(format, of, tmp_path):
+def test_of_any_lengths(format, make, tmp_path):
     package, runtime, name = FORMATS[format]
-    module = Packs(of).eval()
+    module = make().eval()
     package.save(module, tmp_path / name, given(3, 1, 4))
     read = package.load(tmp_path / name)
     for args in (given(1, longer=0), given(1, 7, 3, 7)):

@@ -99,6 +99,7 @@ class AtenNet:
         self.env: dict[FxNode, Any] = {}
         self.sources: dict[str, tuple[Value, int]] = {}  # where the size that a symbol stands for is found
         self.numbers: Numbers = {}  # that stand for any number of sequences
+        self.following: Numbers = {}  # that follow from those in the program itself, not in the steps in it
         self.not_open: set[int] = set()  # sizes of inputs that became fixed without anyone asking for it
         self.fixed: Mapping[int, Line] = {}  # by which lines of the user's code, where it was one of these
         self.node: FxNode | None = None
@@ -153,11 +154,12 @@ class AtenNet:
         """Let sizes be found that nothing but this result says."""
         made, value = self.env[node], node.meta.get("val")
         if isinstance(made, Value) and isinstance(value, Tensor):
-            for axis, size in enumerate(value.shape):
-                if not isinstance(size, torch.SymInt) or str(size) in self.ragged:
+            lead = int(self.is_ragged(node))
+            for axis, size in enumerate(self.shape(node)):
+                if isinstance(size, int) or str(size) in self.ragged:
                     continue
-                if free_unbacked_symbols(size) == {size.node.expr}:
-                    self.sources.setdefault(str(size), (made, axis))
+                if isinstance(size, AnyNumber) or free_unbacked_symbols(size) == {size.node.expr}:
+                    self.sources.setdefault(str(size), (made, axis + lead))
 
     def _made(self, node: FxNode) -> Any:
         if getattr(node.target, "__name__", "") == "getitem":
@@ -249,7 +251,17 @@ class AtenNet:
     def shape(self, value: Any = None) -> list[Any]:
         """The traced shape of a tensor, rows of ragged sequences as one dimension."""
         node: Any = self.node if value is None else value
-        return sizes_of(node.meta["val"], self.numbers)
+        return self.open_sizes(node.meta["val"])
+
+    def open_sizes(self, value: Tensor) -> list[Any]:
+        """The shape of a traced tensor, as `shape`."""
+        return [self.open_size(size) for size in sizes_of(value)]
+
+    def open_size(self, size: Any) -> Any:
+        """A size, with what stands for any number in the place of what it was in the trace."""
+        if not isinstance(size, int):
+            return size
+        return self.numbers.get(size) or self.following.get(size, size)
 
     def open_shape(self, value: Any) -> list[int]:
         """The shape of a traced tensor, -1 where it is open."""
@@ -321,6 +333,8 @@ class AtenNet:
         if expr.is_Symbol:
             if str(expr) not in self.sources:
                 what = "the number of rows of ragged sequences" if self.ragged else "a size that numbers say"
+                if expr in {number.node.expr for number in self.following.values()}:
+                    what = "a number that follows from that of sequences"
                 raise self.refuse(f"it computes with {what}")
             return self.emit.size(*self.sources[str(expr)])
         made = in_sizes(self.emit, expr, self._expression)

@@ -12,7 +12,6 @@ from .aten import AtenNet, is_size, rule
 from .aten_grids import edged
 from .emit import END
 from .graph import Value
-from .trace import sizes_of
 
 
 def _as_asked(b: AtenNet, node: Any) -> list[Any]:
@@ -173,7 +172,7 @@ def _stack(b: AtenNet, tensors: Sequence[Any], dim: int = 0) -> Value:
 
 @rule("chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk", "unsafe_split")
 def _split(b: AtenNet, x: Any, parts: Any, dim: int = 0) -> Any:
-    sizes = b.sizes([sizes_of(meta)[dim] for meta in b.meta])
+    sizes = b.sizes([b.open_sizes(meta)[dim] for meta in b.meta])
     return b.emit.split(b.out(x), b.axis(x, dim), sizes, len(b.meta))
 
 
@@ -222,7 +221,8 @@ def _repeat(b: AtenNet, x: Any, repeats: Sequence[Any]) -> Any:
     if b.is_ragged(x):
         return NotImplemented
     value, more = b.out(x), range(len(repeats) - len(b.shape(x)))
-    return b.emit.call("tile", b.emit.unsqueeze(value, *more) if more else value, b.sizes(repeats))
+    times = b.sizes([b.open_size(n) for n in repeats])
+    return b.emit.call("tile", b.emit.unsqueeze(value, *more) if more else value, times)
 
 
 @rule("constant_pad_nd", "pad")

@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.nn.utils.rnn import PackedSequence
 
 from stepnet.checks import checked
 from stepnet.compiler.reads.reach import reach
 from stepnet.data.tree import unflatten
 from stepnet.errors import IRError
-from stepnet.watchers import Instead
+from stepnet.watchers import PACKED, Instead
 
 from .graph import Target
 
@@ -101,12 +102,24 @@ class Tracer:
         return number, _CALLS[number]
 
 
+def over_packed(answer: Instead, step: Any, x: Any, state: Any, **how: Any) -> Any:
+    """What a recurrence gives over what the module itself packed: `answer` runs it over padded rows. None: it
+    was not packed there."""
+    packed = PACKED.get() if isinstance(x, PackedSequence) else None
+    if packed is None:
+        return None
+    return packed(x, state, lambda rows, state: answer(step, rows, state, axis=1, **how), 0)
+
+
 class AsLoop(Instead):
     """Answers for a call of `recurrent` as for the loop that it is."""
 
     def __call__(
         self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
     ) -> Any:
+        out = over_packed(self, step, x, state, reverse=reverse, level=level, scopes=scopes)
+        if out is not None:
+            return out
         with unanswered():
             body, x_leaves, state_leaves = checked(step, x, state, level=level, axis=axis)
         out = self.loop(*body.as_loop(x_leaves, state_leaves, reverse=reverse, level=level, axis=axis))

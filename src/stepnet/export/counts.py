@@ -7,28 +7,78 @@ counts in its attributes is no input of a file.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from torch import Tensor
 from torch.fx import Node as FxNode
 
 from stepnet.errors import IRError
 
 from .call_log import Request
 from .calls import call_of
-from .trace import Program, line_of
+from .trace import Program, line_of, sizes_of
 
 _RECURRENCE = "stepnet.recurrence"
 _REMEDY = "torch.ones_like(x.lengths()).sum() in its place"
+# Calls of which the numbers in a list are sizes, and written as such.
+_SIZED = re.compile(
+    r"(aten\.(_unsafe_view|reshape|view|unflatten|expand|broadcast_to|repeat|(new_)?(full|zeros|ones|empty)"
+    r"|split(_with_sizes)?|upsample\w*)\b|stepnet\.)"
+)
 
 
-def check_counts(made: Program, others: Iterable[tuple[Program, Mapping[int, int]]], where: str) -> None:
+class AsManyAsSequences(IRError):
+    """A size of a module's own is the number of sequences of the example."""
+
+
+def following(made: Program, other: Program, pairs: Mapping[int, int]) -> dict[int, int]:
+    """The sizes that follow from the number of sequences, as twice as many; with each what it is in the same
+    program for another number.
+
+    Raises:
+        AsManyAsSequences: one of `pairs` is a size that does not follow.
+    """
+    found: dict[int, int] = {}
+    stays: set[int] = set()
+    ours, theirs = ([*of.inputs, *of.nodes] for of in (made, other))
+    for node, twin in zip(ours, theirs, strict=False):
+        if str(node.target) != str(twin.target):
+            break
+        for size, others in zip(_own_sizes(node), _own_sizes(twin), strict=False):
+            if size == others or (pairs.get(size) != others and found.setdefault(size, others) != others):
+                stays.add(size)
+    if stays & {n for n, others in pairs.items() if n != others}:
+        raise AsManyAsSequences("a size is as large as the number of sequences of the example")
+    return {size: others for size, others in found.items() if size not in stays and size not in pairs}
+
+
+def _own_sizes(node: FxNode) -> Iterator[int]:
+    """The sizes of a call's results that are numbers, and 0 for each that is a symbol."""
+    made = node.meta.get("val")
+    for value in made if isinstance(made, (list, tuple)) else (made,):
+        if isinstance(value, Tensor):
+            yield from (size if isinstance(size, int) else 0 for size in sizes_of(value))
+
+
+def _scaled(grown: Mapping[int, int], pairs: Mapping[int, int], by: Mapping[int, int]) -> dict[int, float]:
+    """What follows from numbers of sequences, for those of `pairs`: where it does so along a line, through
+    what it is for those of `by`."""
+    n, last = next(iter(by.items()))
+    return {a: a + (b - a) * (pairs[n] - n) / (last - n) for a, b in grown.items()}
+
+
+def check_counts(
+    made: Program, others: Sequence[tuple[Program, Mapping[int, int]]], grown: Mapping[int, int], where: str
+) -> None:
     """Refuse a program that computes with the number of sequences, or that it decides.
 
     Args:
         made: the program.
         others: it for other numbers of sequences; with each by those of `made` the ones in its place. Of few
             sequences torch makes other calls, so of those only what the user's code asks for is compared.
+        grown: what is `following` in the first of these.
         where: what is traced, for errors.
 
     Raises:
@@ -36,13 +86,14 @@ def check_counts(made: Program, others: Iterable[tuple[Program, Mapping[int, int
     """
     calls = [call_of(cast(int, n.args[0])) for n in made.nodes if str(n.target).startswith(_RECURRENCE)]
     read = [call.read for call in calls]
-    for other, pairs in others:
-        for call, numbers in zip(calls, read, strict=True):
-            if call.read != numbers:
+    for other, numbers in others:
+        pairs: Any = {**_scaled(grown, numbers, others[0][1]), **numbers} if grown else numbers
+        for call, known in zip(calls, read, strict=True):
+            if call.read != known:
                 raise IRError(
                     f"the recurrence of {call.where} cannot be written: it reads the number of sequences",
                     remedy=_REMEDY,
-                    got=f"{numbers} for the example, {call.read} for another",
+                    got=f"{known} for the example, {call.read} for another",
                     expected="a step that does not depend on it",
                 )
         many = all(a <= b for a, b in pairs.items())
@@ -107,11 +158,12 @@ def _at(where: str, call: FxNode | Request) -> str:
 
 
 def _given(node: FxNode) -> Iterator[tuple[Any, bool]]:
-    """What a call is given, other calls by name, each with whether it is one of a list, as sizes are."""
+    """What a call is given, other calls by name, each with whether it is a size, one of a list."""
+    sized = _SIZED.match(str(node.target)) is not None
     own = bool(node.args) and isinstance(node.args[0], int) and str(node.target).startswith("stepnet.")
     for value in (*node.args[own:], *node.kwargs.values()):  # of some the first says which one it is
         for part in value if isinstance(value, (list, tuple)) else (value,):
-            yield part.name if isinstance(part, FxNode) else part, part is not value
+            yield part.name if isinstance(part, FxNode) else part, sized and part is not value
 
 
 def _alike(node: FxNode, twin: FxNode, pairs: Mapping[int, int]) -> bool:

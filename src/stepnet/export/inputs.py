@@ -19,11 +19,11 @@ from stepnet.iterator.tensor_iterator import TensorIterator
 
 from .calls import call_of, calls_inside
 from .iterators import IteratorCall
+from .open_sizes import SOME
 from .trace import Program, sizes_of
 
 Dynamic = Mapping[str, Sequence[int]]
-SOME = 101  # sequences of an example; and of others, fewer and more than what such a number is compared with
-FEW = 1, 2, 8  # the first that the module takes
+FEW = 1, 2, 8  # sequences of another example: the first of these that the module takes
 _MANY = 10_007  # if they are short: so many numbers as an example of them may hold
 _MOST = 2**24
 

@@ -11,7 +11,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from .open_sizes import settle
+from .open_sizes import SOME, settle
 
 
 def _max_pool(
@@ -125,8 +125,8 @@ def _squeezed(input: Tensor, *dim: Any, **named: Any) -> Tensor:
 
 def _cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     """`cross` of a dimension that is known: torch takes the first that is 3, which an open one may be."""
-    first = next((size for size in input.shape if isinstance(size, torch.SymInt) or size == 3), None)
-    if dim is None and isinstance(first, torch.SymInt):
+    first = next((n for n in input.shape if isinstance(n, torch.SymInt) or n == 3 or n >= SOME), 3)
+    if dim is None and not (isinstance(first, int) and first == 3):
         raise ToldByNumbers
     return torch.cross(input, other, dim)
 

@@ -44,7 +44,7 @@ from .aten import AtenNet, is_known, join_lead, split_lead
 from .attributes import Kept, as_it_was, left_as_it_was, run_plainly, uncompiled
 from .body_trace import BY_SIZES, FixedSize
 from .calls import Calls, call_of
-from .counts import check_counters, check_counts
+from .counts import AsManyAsSequences, check_counters, check_counts, following
 from .distributions import unasked
 from .emit import Emit
 from .fixed_sizes import Lead, fixed_leads, follows, leads_of, lengthened, longer_examples, much_longer
@@ -66,6 +66,7 @@ from .inputs import (
     structures,
     without_features,
 )
+from .open_sizes import SOME
 from .scans import StepAxis, mask_of
 from .sequences import PLACES
 from .trace import BATCH, AnyNumber, Numbers, Program, program, sizes_of, unsaid
@@ -135,12 +136,18 @@ def module_graph(
 
 
 def _from_example(
-    module: nn.Module, where: str, spec: Any, graph: Graph, dynamic: Dynamic | None, inputs: list[Input]
+    module: nn.Module,
+    where: str,
+    spec: Any,
+    graph: Graph,
+    dynamic: Dynamic | None,
+    inputs: list[Input],
+    least: int = SOME,
 ) -> tuple[Graph, list[tuple[Input, int]]]:
     """A module as a graph, by one example; and the dimensions that were to be open but are not."""
     batch, given = 0, inputs
     if any(i.lod is not None for i in inputs):
-        batch = batch_number(module, inputs)
+        batch = batch_number(module, inputs, least)
         inputs = repeated(inputs, batch, dynamic)
     calls = Calls(graph.target)
     with left_as_it_was(module), ExitStack() as at_the_end:
@@ -161,6 +168,8 @@ def _from_example(
             trace.others = [[partial(repeated, given, n, dynamic) for n in counts] for counts in (more, FEW)]
         try:
             return _graph(Graph(graph.name, graph.target), trace, outputs, batch), trace.stuck
+        except AsManyAsSequences:
+            pass
         except IRError as error:
             if trace.opened:  # a step may need the size of what it reads
                 trace.memories = False
@@ -169,6 +178,7 @@ def _from_example(
             else:
                 raise
             return _graph(Graph(graph.name, graph.target), trace, outputs, batch), trace.stuck
+    return _from_example(module, where, spec, graph, dynamic, given, batch + 1)
 
 
 def _of_one_batch(where: str, batch: int, error: Exception) -> IRError:
@@ -370,6 +380,8 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
     for k, lod in enumerate(trace.lods):
         if len(lod.levels) > 1:
             numbers[len(lod.levels[1]) - 1] = AnyNumber(f"sequences_{k}")
+    others = list(trace.again()) if batch else []
+    grown = following(made, *others[0]) if others and others[0][1][batch] > batch else {}
     inputs: list[Value] = []
     for i, node in zip(trace.tensors, made.inputs, strict=False):
         levels = 0 if i.lod is None else len(trace.lods[i.lod].levels)
@@ -377,6 +389,7 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
     emit, outer = Emit(graph), {}
     aten = AtenNet(emit, trace.where)
     aten.numbers, aten.fixed = numbers, made.fixed
+    aten.following = {size: AnyNumber(f"number_{size}") for size in grown}
     if trace.dynamic is trace.declared is None:
         read = [part for part in trace.module.modules() if attribute(part, "open_sizes") is not None]
         declared = {size for model in read for socket in model.inputs for size in socket.shape or ()}
@@ -399,6 +412,7 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
                 aten.ragged[symbol] = lengths
                 if deep:
                     inputs[at], outer[symbol] = join_lead(emit, inputs[at]), aten.grids[f"sequences_{k}"]
+                inputs[at] = _read_anywhere(emit, inputs[at], node, lengths)
     tables = {i.lod: value for i, value in zip(trace.tensors, inputs, strict=False)}
     for k in range(len(trace.lods) if trace.pads else 0):
         inputs.append(emit.range(emit.squeeze(emit.size(tables[k], 1), 0)))
@@ -408,11 +422,11 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
         levels = int(symbol in aten.ragged) + int(symbol in outer)
         if symbol in outer:
             ended = split_lead(emit, ended, outer[symbol])
-        graph.result(ended, (text,), _shape(node, numbers, levels))
+        graph.result(ended, (text,), _shape(node, {**numbers, **aten.following}, levels))
     if trace.kept.numbers:
         check_counters(made, trace.following(), trace.kept.numbers, trace.where)
-    if batch:
-        check_counts(made, trace.again(), trace.where)
+    if others:
+        check_counts(made, others, grown, trace.where)
     return graph
 
 
@@ -420,6 +434,15 @@ def _shape(node: Any, numbers: Numbers, levels: int) -> list[int]:
     """The shape of a traced tensor, -1 where it is open; rows of ragged sequences are padded."""
     shape = [size if isinstance(size, int) else -1 for size in sizes_of(node.meta["val"], numbers)]
     return [*[-1] * (levels + 1), *shape[1:]] if levels else shape
+
+
+def _read_anywhere(emit: Emit, table: Value, node: Any, lengths: Value) -> Value:
+    """Rows of which the padding does no harm: whole numbers may be indices, or what is divided by."""
+    rows = node.meta["val"]
+    if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool or not node.users:
+        return table
+    mask = mask_of(emit, StepAxis(1, False, lengths), table, rows.dim() - 1)
+    return emit.call("where", mask, table, emit.number(1, rows.dtype))
 
 
 def _ended(aten: AtenNet, node: Any, out: Value) -> Value:

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+SOME = 101  # sequences of an example, at least, that stand for any: more than is written by hand
+
 
 class Sizes:
     """Whole numbers, some of which may be torch's symbols; or truths that follow from such.

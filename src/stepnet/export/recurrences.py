@@ -47,6 +47,7 @@ from .calls import (
     at_places,
     call_of,
     noted_calls,
+    over_packed,
     places_of,
     traced_op,
     unanswered,
@@ -152,6 +153,9 @@ class RecurrenceRecorder(Recorder, Instead):
     def __call__(
         self, step: Any, x: Any, state: Any, *, reverse: bool, level: int, axis: int, scopes: bool
     ) -> Any:
+        out = over_packed(self, step, x, state, reverse=reverse, level=level, scopes=scopes)
+        if out is not None:
+            return out
         line = user_line().short
         if scopes:
             raise IRError(

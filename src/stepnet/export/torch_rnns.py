@@ -24,6 +24,7 @@ from stepnet.cells.lstm import lstm_step
 from stepnet.cells.rnn import rnn_step
 from stepnet.compiler.reads.swapped import Swapped
 from stepnet.data.lod import LoDTensor
+from stepnet.data.tree import flatten, unflatten
 from stepnet.errors import IRError
 from stepnet.watchers import PACKED, during, instead
 
@@ -151,15 +152,22 @@ class _TorchRNNs(TorchFunctionMode):
         return known.packed(rows) if data is None else data, sizes
 
     def _ours(
-        self, packed: PackedSequence, hx: Any, over: Callable[[Tensor, Any], tuple[Tensor, Any]]
+        self,
+        packed: PackedSequence,
+        state: Any,
+        over: Callable[[Tensor, Any], tuple[Any, Any]],
+        axis: int = 1,
     ) -> tuple[Any, Any] | None:
-        """What a module of `stepnet.nn` gives: it runs over padded rows. None: it was not packed in here."""
+        """What a module of `stepnet.nn`, or a recurrence, gives: it runs over padded rows, from a state that
+        has its sequences along `axis`. None: it was not packed in here."""
         known = self.packed.get(id(packed.batch_sizes))
         if known is None:
             return None
         with during(PADDED, known.lengths):
-            y, final = over(self._rows(known, packed.data), _sorted(hx, packed.sorted_indices))
-        return packed._replace(data=self._data(known, y)), _sorted(final, packed.unsorted_indices)
+            y, final = over(self._rows(known, packed.data), _sorted(state, packed.sorted_indices, axis))
+        leaves, spec = flatten(y)
+        y = unflatten(spec, [packed._replace(data=self._data(known, rows)) for rows in leaves])
+        return y, _sorted(final, packed.unsorted_indices, axis)
 
     def _rows(self, known: _Packed, data: Tensor) -> Tensor:
         if self.real:
@@ -202,13 +210,12 @@ def _padded(
     return rows.movedim(1, 0) if batch_first else rows, known.lengths
 
 
-def _sorted(state: Any, order: Tensor | None) -> Any:
-    """States [layers, sequences, features] with the sequences in another order."""
+def _sorted(state: Any, order: Tensor | None, axis: int) -> Any:
+    """States with the sequences, along an axis, in another order."""
     if state is None or order is None:
         return state
-    if isinstance(state, Tensor):
-        return state.index_select(1, order)
-    return tuple(each.index_select(1, order) for each in state)
+    leaves, spec = flatten(state)
+    return unflatten(spec, [leaf.index_select(axis, order) for leaf in leaves])
 
 
 def _layers(

@@ -22,6 +22,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx._lazy_graph_module import _use_lazy_graph_module  # nobody runs the program's Python
 from torch.fx.experimental import proxy_tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._sympy.functions import FloorDiv
 
 from stepnet.compiler.reads.swapped import Swapped
 from stepnet.compiler.trace.control import both_branches
@@ -90,11 +91,30 @@ class AnyNumber(Interned):
         def __init__(self, expr: Any) -> None:
             self.expr = expr
 
-    def __init__(self, name: str) -> None:
-        self.node = self._Expression(sympy.Symbol(name, integer=True))
+    def __init__(self, expr: Any) -> None:
+        """`expr`: its name, or how it follows from others."""
+        self.node = self._Expression(sympy.Symbol(expr, integer=True) if isinstance(expr, str) else expr)
 
     def __str__(self) -> str:
         return str(self.node.expr)
+
+    def __add__(self, other: Any) -> AnyNumber:
+        return AnyNumber(self.node.expr + _expr_of(other))
+
+    def __sub__(self, other: Any) -> AnyNumber:
+        return AnyNumber(self.node.expr - _expr_of(other))
+
+    def __mul__(self, other: Any) -> AnyNumber:
+        return AnyNumber(self.node.expr * _expr_of(other))
+
+    def __floordiv__(self, other: Any) -> AnyNumber:
+        return AnyNumber(FloorDiv(self.node.expr, _expr_of(other)))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def _expr_of(size: Any) -> Any:
+    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
 
 
 BATCH = AnyNumber("sequences")
