@@ -9,6 +9,8 @@ import types
 from collections.abc import Container
 from typing import Any
 
+from torch import Tensor
+
 from .lookups import fills_in, lookups, only_for_checks, operator_of
 from .trust import AMBIENT_NAMES, is_trusted_code, words
 
@@ -41,7 +43,7 @@ TENSOR_STATE = words(
     is_non_overlapping_and_dense dim_order is_set_to
     retains_grad output_nr is_pinned is_shared is_view _is_view _base _backward_hooks layout names
     is_inference"""
-)
+) & frozenset(dir(Tensor))
 # Of which a trace tells others than a run does.
 BITS = words("is_conj is_neg _is_zerotensor")
 # Builtins whose results follow from their arguments.
@@ -86,6 +88,7 @@ class Facts:
     that no name mentions, too), and of modules imported inside, with a dot before it for each package to go
     up; `stores`, of globals that it binds, and `sets`, of attributes. `around`: those that
     ask for what is around a call. `reads_class`: it reads `__class__` itself, not only by super().
+    `of_self`: of attributes, those that are asked of its first argument alone, which it calls `self`.
     `prefixes`: what names of attributes begin with that are made as it runs. `asked`: of globals that code
     does nothing with but ask them for attributes, on the spot, the names of these. `told`: builtins of which
     each use is known, though what they give is not their arguments' alone; `checks`: those of them that only
@@ -93,8 +96,8 @@ class Facts:
     """
 
     __slots__ = (
-        "around", "asked", "checks", "code", "globals", "imports", "names", "prefixes", "reads_class", "sets",
-        "stores", "told", "trusted",
+        "around", "asked", "checks", "code", "globals", "imports", "names", "of_self", "prefixes",
+        "reads_class", "sets", "stores", "told", "trusted",
     )  # fmt: skip
 
     def __init__(self, code: types.CodeType) -> None:
@@ -112,6 +115,7 @@ class Facts:
         untold: set[str] = set()
         self.asked: dict[str, set[str] | None] = {}
         self._scan(code, found, names, imports, stores, untold)
+        self.of_self = self._of_self()
         self.told -= untold
         self.checks -= untold
         self.stores = tuple(stores)
@@ -160,6 +164,21 @@ class Facts:
             if isinstance(constant, types.CodeType):
                 self._scan(constant, found, names, imports, stores, untold)
 
+    def _of_self(self) -> frozenset[str]:
+        if self.code.co_varnames[: self.code.co_argcount][:1] != ("self",):
+            return frozenset()
+        own, others = set[str](), set[str]()
+        before: Any = None
+        for step in dis.get_instructions(self.code):
+            if "STORE" in step.opname and "self" in _variables(step):
+                return frozenset()
+            if step.opname in _ATTRIBUTES:
+                loaded = before.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and _variables(before)[-1]
+                (own if loaded == "self" and not step.is_jump_target else others).add(step.argval)
+            before = step
+        inside = [facts(c).names for c in self.code.co_consts if isinstance(c, types.CodeType)]
+        return frozenset(own.difference(others, *inside))
+
     def _asks(self, name: str, then: list[dis.Instruction]) -> None:
         """Note what is done with a global that was loaded."""
         asked = self.asked.setdefault(name, set())
@@ -169,6 +188,11 @@ class Facts:
             asked.add(then[0].argval)
         else:
             self.asked[name] = None
+
+
+def _variables(step: dis.Instruction) -> tuple[Any, ...]:
+    """The variables of an instruction, which may load two."""
+    return step.argval if isinstance(step.argval, tuple) else (step.argval,)
 
 
 def _unnamed(steps: list[dis.Instruction], place: int) -> frozenset[str]:
