@@ -179,6 +179,9 @@ class CodeWalk(ModuleWalk):
         if known.prefixes:
             self.prefixes = tuple({*self.prefixes, *known.prefixes})
             names = names.union(self.found_by_prefix(_OF_TORCH))
+        if known.held:
+            self.held |= known.held
+            names = names.union(self.looked_up)
         for name in OF_FUNCTIONS:
             if name in self.names:
                 self.key.append(name)
