@@ -17,7 +17,7 @@ import functools
 import types
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,30 +76,11 @@ _IMPLICIT = words("forward backward setup_context vmap jvp _compiled_call_impl _
 # Steps whose Python asks for the numbers of captured tensors: their keys, as hashes, by their root. Python's
 # numbers in them may be others by now.
 _ASKING: dict[Any, set[int]] = {}
-
-
-class _Named(NamedTuple):
-    """Of a walk: the names that code mentions, what those begin with that it makes, those of attributes that
-    it sets and that hold names, and these names."""
-
-    names: Set[str] = _IMPLICIT
-    prefixes: tuple[str, ...] = ()
-    sets: Set[str] = frozenset()
-    held: Set[str] = frozenset()
-    looked_up: Set[str] = frozenset()
-
-    def walk(self, **how: Any) -> Walk:
-        """One that begins with these names."""
-        sets, held, looked_up = set(self.sets), set(self.held), set(self.looked_up)
-        return Walk(set(self.names), prefixes=self.prefixes, sets=sets, held=held, looked_up=looked_up, **how)
-
-    @staticmethod
-    def by(walk: Walk) -> _Named:
-        """What a walk ended with."""
-        return _Named(walk.names, walk.prefixes, walk.sets, walk.held, walk.looked_up)
-
-
-_NAMES = Bounded[Any, _Named](10_000)  # by the code or class of the step
+# What walks found names by, by the code or class of the step: those that code mentions, what those begin with
+# that it makes, those of attributes that it sets and of such that hold names, and these names.
+_Named = tuple[Set[str], tuple[str, ...], Set[str], frozenset[str], frozenset[str]]
+_NONE: _Named = _IMPLICIT, (), frozenset(), frozenset(), frozenset()
+_NAMES = Bounded[Any, _Named](10_000)
 
 
 def reach(step: Callable[..., Any], given: Sequence[type] = (), *, everything: bool = False) -> Reach:
@@ -122,25 +103,27 @@ def reach(step: Callable[..., Any], given: Sequence[type] = (), *, everything: b
 
 
 def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everything: bool) -> Reach:
-    named, others = _NAMES.get(root, _Named()), patched()
-    anew = named.names is _IMPLICIT
+    named, others = _NAMES.get(root, _NONE), patched()
+    anew = named is _NONE
     while True:
-        walk = named.walk()
+        names, prefixes, sets, held, looked_up = named
+        walk = Walk(set(names), prefixes, held, looked_up, sets=set(sets))
         walk.visit(step)
         for kind in given:
             walk.visit(kind)
         walk.replaced(others)
         set_parts = functions_set(walk.known, not DISTRIBUTIONS.isdisjoint(walk.names))
         walk.replaced(set_parts)
-        found = _Named.by(walk)
-        if any(len(now) > len(before) for now, before in zip(found, named, strict=True)):
-            named = found  # an attribute of a new name may have been passed by
-        elif anew or not walk.complete or named.names - _IMPLICIT <= walk.told:
+        more = len(walk.prefixes) > len(prefixes) or len(walk.sets) > len(sets)
+        more = more or walk.held is not held or walk.looked_up is not looked_up
+        if more or len(walk.names) > len(names):
+            named = walk.names, walk.prefixes, walk.sets, walk.held, walk.looked_up
+            # an attribute of a new name may have been passed by
+        elif anew or not walk.complete or names - _IMPLICIT <= walk.told:
             break
         else:  # code that was reached before, and is not now, named more: what it led to is not the step's
-            named, anew = _Named(), True
+            named, anew = _NONE, True
     _NAMES[root] = named
-    names = named.names
     if changed := walk.held & walk.sets:
         walk.opened(f"the names in '{min(changed)}', which it sets")
     if not DISTRIBUTIONS.isdisjoint(names):  # whether they check their arguments is set for all of them
@@ -156,7 +139,7 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
     if root in _ASKING and hash(but_for_numbers(walk.key)) in _ASKING[root]:
         walk.opened("its Python asks for the numbers of tensors")
     if everything:
-        whole = named.walk(everything=True)
+        whole = Walk(set(names), prefixes, held, looked_up, everything=True)
         for part in (step, *given):
             whole.visit(part)
         whole.open, whole.refused = walk.open, walk.refused

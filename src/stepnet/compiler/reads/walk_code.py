@@ -67,8 +67,11 @@ def _may_call_backward(function: types.FunctionType, known: Facts) -> bool:
     return asked or "backward" in known.globals or (of_autograd and "backward" in known.names)
 
 
-def _is_of_tensors(function: types.FunctionType) -> bool:
-    """Whether its `self` may be a tensor: it is no method, or one that somebody gave to tensors."""
+def _may_ask_tensors(function: types.FunctionType, known: Facts) -> bool:
+    """Whether code may ask a tensor for what `TENSOR_STATE` names: it asks others than its `self`, or is no
+    method, or one that somebody gave to tensors."""
+    if not TENSOR_STATE.intersection(known.names) <= known.of_self:
+        return True
     of_class = "." in function.__qualname__.rpartition("<locals>.")[2]
     return not of_class or any(inside(held) is function for held in vars(Tensor).values())
 
@@ -180,7 +183,8 @@ class CodeWalk(ModuleWalk):
             self.prefixes = tuple({*self.prefixes, *known.prefixes})
             names = names.union(self.found_by_prefix(_OF_TORCH))
         if known.held:
-            self.held |= known.held
+            if not known.held <= self.held:
+                self.held |= known.held
             names = names.union(self.looked_up)
         for name in OF_FUNCTIONS:
             if name in self.names:
@@ -230,8 +234,7 @@ class CodeWalk(ModuleWalk):
             self.refused = self.refused or CALLS_BACKWARD
         if not known.names.isdisjoint(REFLECTION):
             self.opened(f"{function.__name__} looks into the insides of objects")
-        state = TENSOR_STATE.intersection(known.names)
-        if state and (not state <= known.of_self or _is_of_tensors(function)):
+        if not known.names.isdisjoint(TENSOR_STATE) and _may_ask_tensors(function, known):
             self.opened(f"{function.__name__} may ask a tensor for more than its values")
         asks_builtins = known.imports or any(name not in function.__globals__ for name in known.globals)
         if asks_builtins and function.__builtins__ is not vars(builtins):

@@ -29,8 +29,8 @@ class WalkState(abc.ABC):
     names: set[str]  # that attributes are looked up by; grows
     told: set[str] = field(default_factory=set, init=False)  # those of them that this walk met
     prefixes: tuple[str, ...] = ()  # of names that code makes as it runs; grows
-    held: set[str] = field(default_factory=set)  # attributes that hold names which code looks up; grows
-    looked_up: set[str] = field(default_factory=set)  # these names; grows
+    held: frozenset[str] = frozenset()  # attributes that hold names which code looks up; grows
+    looked_up: frozenset[str] = frozenset()  # these names; grows
     everything: bool = False  # visit every attribute of what is met, named or not
     key: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
@@ -83,7 +83,8 @@ class WalkState(abc.ABC):
             return
         texts = content if type(content) in (list, tuple) else [content]
         if all(type(text) is str and may_be_looked_up(text) for text in texts):
-            self.looked_up.update(texts)
+            if not self.looked_up.issuperset(texts):
+                self.looked_up = self.looked_up.union(texts)
             self.named(texts)
         else:
             self.opened(f"what it looks up by the names in '{attribute}'")
