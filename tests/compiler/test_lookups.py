@@ -136,6 +136,52 @@ class Ways:
         step.gain_a = step.gain_b = 2.0
         return step, lambda: setattr(step, "gain_b", 3.0)
 
+    def function_of_torch_that_an_attribute_names():
+        step, _ = _with_mode(lambda self, x: getattr(torch, self.act)(x))
+        step.act = "tanh"
+        return step, lambda: setattr(step, "act", "relu")
+
+    def function_of_torch_that_a_class_names():
+        def scaled(self, x):
+            name = self.act
+            return getattr(torch, name)(x)
+
+        step, _ = _with_mode(scaled)
+        type(step).act = "tanh"
+        return step, lambda: _PATCHES.setattr(torch, "tanh", torch.relu)
+
+    def function_of_mine_that_an_attribute_names():
+        step, _ = _with_mode(lambda self, x: getattr(LIBRARY, self.act)(x))
+        step.act = "doubled"
+        return step, lambda: _PATCHES.setattr(LIBRARY, "doubled", torch.relu)
+
+    def attribute_that_a_list_names():
+        def scaled(self, x):
+            for name in self.order:
+                x = x * getattr(self, name)
+            return x
+
+        step, _ = _with_mode(scaled)
+        step.order, step.one, step.other = ["one", "other"], 2.0, 2.0
+        return step, lambda: setattr(step, "other", 3.0)
+
+    def list_of_names():
+        step, _ = Ways.attribute_that_a_list_names()
+        step.last = 3.0
+        return step, lambda: step.order.append("last")
+
+    def names_in_slots():
+        class Act:
+            __slots__ = ("act", "tanh")
+
+            def of(self, x):
+                return x * getattr(self, self.act)
+
+        step, _ = _with_mode(lambda self, x: self.held.of(x))
+        step.held = Act()
+        step.held.act, step.held.tanh = "tanh", 2.0
+        return step, lambda: setattr(step.held, "tanh", 3.0)
+
     def text_that_format_makes_of_an_object():
         class Size:
             def __str__(self):
@@ -197,6 +243,8 @@ class Ways:
         return step, lambda: _PATCHES.setattr(torch.jit, "is_scripting", lambda: True)
 
 
+LIBRARY = types.ModuleType("mine")
+LIBRARY.doubled = lambda x: x * 2
 _PATCHES = pytest.MonkeyPatch()
 TOLD = """member_of_an_enum attribute_of_a_member members_by_value property_of_an_enum number_that_is_a_member
     attribute_that_may_be_there attribute_that_is_asked_for attribute_by_a_name_that_is_made
@@ -204,7 +252,8 @@ TOLD = """member_of_an_enum attribute_of_a_member members_by_value property_of_a
     attribute_by_a_name_that_percent_makes attribute_by_a_name_that_format_makes
     attribute_by_a_name_that_a_sum_makes attribute_by_names_of_a_loop attribute_by_parts_of_a_loop
     text_that_format_makes_of_an_object default_of_a_tuple_that_is_replaced fields_of_a_tuple
-    whether_torch_compiles"""
+    whether_torch_compiles function_of_torch_that_an_attribute_names function_of_torch_that_a_class_names
+    function_of_mine_that_an_attribute_names attribute_that_a_list_names list_of_names names_in_slots"""
 WAYS = {k: v for k, v in vars(Ways).items() if isinstance(v, types.FunctionType)}
 
 
@@ -256,7 +305,33 @@ def test_names_that_may_be_any_are_not_told():
             name = "gain" + name  # noqa: F821
         return getattr(x, name), h
 
+    def held(content, scaled=lambda self, x: getattr(torch, self.act)(x)):
+        step, _ = _with_mode(scaled)
+        step.act = content
+        return step
+
+    def sets(self, x):
+        self.act = "ta" + "nh"
+        return getattr(torch, self.act)(x)
+
+    def rebound(self, x):
+        self = x
+        return getattr(torch, self.act)(x)
+
+    def of_a_property():
+        step = held("tanh", lambda self, x: getattr(torch, self.name)(x))
+        type(step).name = property(lambda self: self.act[:4])
+        return step
+
     def ways():
+        yield held("tanh", sets)
+        yield held("tanh", rebound)
+        yield held("tanh", lambda self, x: getattr(torch, x.act)(x))
+        yield held("tanh", lambda self, x: getattr(torch, (self if x is None else x).act)(x))
+        yield held("manual_seed")
+        yield held("__dict__")
+        yield held({"tanh": 1}, lambda self, x: [getattr(torch, name)(x) for name in self.act])
+        yield of_a_property()
         yield lambda x, h: (getattr(x, f"{h}_gain"), h)
         yield lambda x, h: (getattr(x, "gain" + h), h)  # h may say what the sum is
         yield lambda x, h: (getattr(x, "gra%s" % h), h)  # noqa: UP031

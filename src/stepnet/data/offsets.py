@@ -119,7 +119,8 @@ class LoD:
                     expected=len(below),
                     remedy="the lengths of an outer level count sequences, those of the last one rows",
                 )
-        return LoD.trusted(tuple(offsets_of(level) for level in own))
+        offsets = [_offsets(level.numpy()) for level in own]
+        return LoD.trusted(tuple(map(index_of, offsets)), int(offsets[-1][-1]))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise FrozenError(f"a LoD is immutable: cannot set '{name}'", remedy="LoD(offsets) makes another")

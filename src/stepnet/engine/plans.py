@@ -140,13 +140,37 @@ def run(
             return _of_itself(loop, entry.y_spec, done, guarded=guarded)
         if not transformed and note is None:
             ready = asked.ready(entry)  # as later calls do, whose numbers are to be the same
+    outputs, ended = _by_plan(entry, ready, loop, reads, sequences, further, find, note)
+    if chooses and reads.open is not None and not transformed:
+        open_steps.note_plan(entry, loop, reads, sequences, runs_at - began, clock() - runs_at)
+    if outputs is not None:
+        return outputs
+    if not ended:
+        more_inner_steps(reads)
+        return run(loop, feeds, backend=backend, warn=warn)
+    if backend != AUTO:
+        naive.run(loop, feeds)  # which tells it
+    _let_rest(entry, loop, reads, warn=warn and backend == AUTO)
+    raise DOES_NOT_HOLD.fresh()
+
+
+def _by_plan(
+    entry: Entry, ready: Ready, loop: Loop, reads: Reads, sequences: Sequences, further: Further | None,
+    find: Find, note: Callable[..., object] | None,
+) -> tuple[dict[str, Any] | None, bool]:  # fmt: skip
+    """The outputs of a plan, None if it does not hold on these rows, which then have drawn no noise; and
+    whether loops inside the step have ended."""
+    assert entry.ready is not None
+    assert entry.compiled is not None
+    assert entry.y_spec is not None
+    guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
     noise = Noise(entry.compiled.draws, reads.reach.generators)
     before = [generator.get_state() for generator in noise.generators]
     # as a warm call gives them: a checkpoint that computes this call again keeps the same
     steps = sequences.steps if further is None and note is None else ()
     call = _call(
         entry, ready, loop, reads, sequences, noise, find,
-        steps=steps, along=not (transformed or random), guarded=guarded,
+        steps=steps, along=further is None and not random, guarded=guarded,
     )  # fmt: skip
     x_rows = [*(contiguous(rows) for rows in sequences.x_rows), *noise.tables(sequences.layout)]
     states = [contiguous(state) for state in sequences.states]
@@ -157,26 +181,18 @@ def run(
     else:
         with _ways_may_raise() if guarded else contextlib.nullcontext():
             out = run_plan(call, x_rows, states, weights)
-        if out is not None and note is not None and as_ever:
+        if out is not None and note is not None and is_as_ever(entry, reads):
             note(entry, sequences.layout, (sequences.x_rows, sequences.states, weights), out, reads=reads)
-    if chooses and reads.open is not None and not transformed:
-        open_steps.note_plan(entry, loop, reads, sequences, runs_at - began, clock() - runs_at)
     n_y = len(entry.ready.plan.y)
     if out is not None and (not guarded or holds(out[n_y - 1], sequences.layout)):
         outputs = _by_name(loop, entry.y_spec, out, n_y, None if steps else sequences)
         if guarded:
             entry.failed = 0
-        return _unguarded(outputs) if guarded else outputs
+        return (_unguarded(outputs) if guarded else outputs), True
     take_out()
     for generator, state in zip(noise.generators, before, strict=True):
         generator.set_state(state)
-    if out is not None and ENDED in entry.y_spec.keys:
-        more_inner_steps(reads)
-        return run(loop, feeds, backend=backend, warn=warn)
-    if backend != AUTO:
-        naive.run(loop, feeds)  # which tells it
-    _let_rest(entry, loop, reads, warn=warn and backend == AUTO)
-    raise DOES_NOT_HOLD.fresh()
+    return None, out is None or ENDED not in entry.y_spec.keys
 
 
 @contextlib.contextmanager

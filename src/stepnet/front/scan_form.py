@@ -148,6 +148,7 @@ class _Raising:
         self.sizes: list[tuple[int, Line]] = []
 
     def form(self) -> ScanForm:
+        """What the loop goes over, what its step is given, carries and gives, and where that is written."""
         program = self.program
         self._tie_sizes()
         end = self._end()
@@ -157,16 +158,8 @@ class _Raising:
         rename = self._sizes() | read_back
         used_lines = [*end[1:], *(line for _, line in writes.values()), *(line for _, line in inputs)]
         used_lines += [line for _, line in fixed]
-        terms = {place for line in used_lines for place, _ in line.terms}
-        counters = {i: by for i, by in self.slopes.items() if i < program.variables and by and i in terms}
         elements = {op.out for op, _ in inputs if isinstance(op, Element)}
-        counted, used = None, self._used_as_numbers(counters, elements)
-        for i in sorted(used & counters.keys()):
-            if counted is None:
-                counted = i
-            else:  # the others are carried
-                del counters[i]
-                used = self._used_as_numbers(counters, elements)
+        counters, counted, used = self._counters(used_lines, elements)
         carried = [i for i in range(program.variables) if i not in counters]
         clocked = not inputs and counted is None
         if (clocked and not (states or carried)) or (self.saved and not inputs):
@@ -205,6 +198,24 @@ class _Raising:
             frozenset(place for place in self.arrays if place in self.slopes), self.numbers, self.sizes,
             self._narrow(),
         )  # fmt: skip
+
+    def _counters(
+        self, lines: Iterable[Line], elements: set[int]
+    ) -> tuple[dict[int, int], int | None, set[int]]:
+        """The counters that lines go along, with how far each counts; the one that the step is given as a
+        number; and what it uses as numbers."""
+        terms = {place for line in lines for place, _ in line.terms}
+        counters = {
+            i: by for i, by in self.slopes.items() if i < self.program.variables and by and i in terms
+        }
+        counted, used = None, self._used_as_numbers(counters, elements)
+        for i in sorted(used & counters.keys()):
+            if counted is None:
+                counted = i
+            else:  # the others are carried
+                del counters[i]
+                used = self._used_as_numbers(counters, elements)
+        return counters, counted, used
 
     def _find_counters(self) -> None:
         """The loop variables that change by the same number in each turn."""

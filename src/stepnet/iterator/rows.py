@@ -113,17 +113,7 @@ class RowLoop:
                 tried.append((call, error.fresh()))  # its frames hold this one
             else:
                 if noting is not None:
-                    replay = None
-                    if not isinstance(body, CallBody):
-                        whose, replay = None, noting.replay(fed, out)
-                    elif known is not None:
-                        whose, replay = known[0].likes, noting.replay(fed, out)
-                    elif noting.reads is not None:
-                        note_closed(body.function, noting.reads.reach)
-                    if replay is not None:
-                        self._replays[like] = whose, replay
-                    for each in noting.noted:
-                        note_run(*each)
+                    self._note(noting, like, fed, out, known)
                 show(call.loop, call.feeds, backend)
                 if kind is not None:
                     self._ran[kind] = number
@@ -131,6 +121,20 @@ class RowLoop:
         call, refusal = tried[0]
         show(call.loop, call.feeds, backend)
         raise refusal.fresh()
+
+    def _note(self, noting: Noting, like: Any, fed: Sequence[Any], out: dict[str, Any], known: Any) -> None:
+        """Keep a run for calls like it, of a body that stays what it is: of no Python, or as a walk told."""
+        body, whose, replay = self.loop.body, None, None
+        if not isinstance(body, CallBody):
+            replay = noting.replay(fed, out)
+        elif known is not None:
+            whose, replay = known[0].likes, noting.replay(fed, out)
+        elif noting.reads is not None:
+            note_closed(body.function, noting.reads.reach)
+        if replay is not None:
+            self._replays[like] = whose, replay
+        for each in noting.noted:
+            note_run(*each)
 
     @staticmethod
     def _from(first: int, calls: Iterator[RowCall]) -> Iterator[tuple[int, RowCall]]:

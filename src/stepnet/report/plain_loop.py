@@ -91,7 +91,7 @@ def _port(name: str, role: Role, leaf: Any, axis: int | None = None) -> Port:
 def recorded(
     record: Loop, feeds: Mapping[str, Any], here: Callable[[], str | None], times: float
 ) -> Recorder:
-    """Run the first step of a loop and record its torch recorder.
+    """Run the first step of a loop and record its calls of torch.
 
     The recording ends at a call that would change a tensor outside, hook onto it or show its memory, and at a
     print or a log. The step is not run at all if that would use up what it reads, such as an iterator.

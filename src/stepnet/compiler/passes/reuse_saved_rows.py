@@ -58,16 +58,18 @@ def read_known_rows(
                 return of if value.kind == "row" else None
         return None
 
-    for node in body.nodes:
+    for node in body.nodes:  # what all results of are at hand need not be made
         names = [known(name) if name else "" for name in node.outputs]
         if None not in names:
             rows.update((name, of) for name, of in zip(node.outputs, names, strict=True) if name and of)
+    # a carried value that is a row of the other run is read there at each step, and carried no more
     changed = (c.parameter for c in loop.carries if c.parameter != c.result)
     rows |= {name: of for name in changed if (of := known(name)) is not None}
     carries = [c for c in loop.carries if c.parameter not in rows]
     ends = [*loop.wanted, *(c.result for c in carries)]
     left = body.with_nodes(n for n in body.nodes if not any(name in rows for name in n.outputs))
     nodes = left.needed(ends)
+    # to read a table costs what cheap arithmetic does: it is worth it for a product
     spared = {id(node) for node in body.nodes}.difference(map(id, nodes))
     if not any(id(n) in spared and not is_cheap(n.op) and n.op not in VIEWS for n in body.nodes):
         return None

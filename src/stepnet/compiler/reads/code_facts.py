@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import builtins
 import dis
+import itertools
 import types
 from collections.abc import Container
 from typing import Any
 
-from .lookups import fills_in, lookups, only_for_checks, operator_of
-from .trust import AMBIENT_NAMES, is_trusted_code, words
+from torch import Tensor
+
+from .lookups import fills_in, is_of_self, loads_self, lookups, only_for_checks, operator_of
+from .trust import AMBIENT_NAMES, is_trusted_code, tells_settings_by_name, words
 
 _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _ATTRIBUTES = frozenset(
@@ -41,7 +44,7 @@ TENSOR_STATE = words(
     is_non_overlapping_and_dense dim_order is_set_to
     retains_grad output_nr is_pinned is_shared is_view _is_view _base _backward_hooks layout names
     is_inference"""
-)
+) & frozenset(dir(Tensor))
 # Of which a trace tells others than a run does.
 BITS = words("is_conj is_neg _is_zerotensor")
 # Builtins whose results follow from their arguments.
@@ -86,15 +89,17 @@ class Facts:
     that no name mentions, too), and of modules imported inside, with a dot before it for each package to go
     up; `stores`, of globals that it binds, and `sets`, of attributes. `around`: those that
     ask for what is around a call. `reads_class`: it reads `__class__` itself, not only by super().
-    `prefixes`: what names of attributes begin with that are made as it runs. `asked`: of globals that code
+    `of_self`: of attributes, those that are asked of its first argument alone, which it calls `self`.
+    `prefixes`: what names of attributes begin with that are made as it runs; `held`: the attributes of self
+    that hold names which it looks up. `asked`: of globals that code
     does nothing with but ask them for attributes, on the spot, the names of these. `told`: builtins of which
     each use is known, though what they give is not their arguments' alone; `checks`: those of them that only
     typeguard is given.
     """
 
     __slots__ = (
-        "around", "asked", "checks", "code", "globals", "imports", "names", "prefixes", "reads_class", "sets",
-        "stores", "told", "trusted",
+        "around", "asked", "checks", "code", "globals", "held", "imports", "names", "of_self",
+        "prefixes", "reads_class", "sets", "stores", "told", "trusted",
     )  # fmt: skip
 
     def __init__(self, code: types.CodeType) -> None:
@@ -107,11 +112,13 @@ class Facts:
         stores: dict[str, None] = {}
         self.sets: set[str] = set()
         self.prefixes: frozenset[str] = frozenset()
+        self.held: frozenset[str] = frozenset()
         self.told: set[str] = set()
         self.checks: set[str] = set()
         untold: set[str] = set()
         self.asked: dict[str, set[str] | None] = {}
         self._scan(code, found, names, imports, stores, untold)
+        self.of_self = self._of_self()
         self.told -= untold
         self.checks -= untold
         self.stores = tuple(stores)
@@ -126,6 +133,7 @@ class Facts:
         looked, checks = lookups(code, steps, _ELSEWHERE), only_for_checks(steps)
         names.update(dict.fromkeys(looked.names))
         self.prefixes |= looked.prefixes
+        self.held |= looked.held
         for place, step in enumerate(steps):
             kind, value = step.opname, step.argval
             names.update(dict.fromkeys(_unnamed(steps, place)))
@@ -159,6 +167,17 @@ class Facts:
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._scan(constant, found, names, imports, stores, untold)
+
+    def _of_self(self) -> frozenset[str]:
+        steps = list(dis.get_instructions(self.code))
+        if not is_of_self(self.code, steps):
+            return frozenset()
+        own, others = set[str](), set[str]()
+        for before, step in itertools.pairwise(steps):
+            if step.opname in _ATTRIBUTES:
+                (own if loads_self(before) and not step.is_jump_target else others).add(step.argval)
+        inside = [facts(c).names for c in self.code.co_consts if isinstance(c, types.CodeType)]
+        return frozenset(own.difference(others, *inside))
 
     def _asks(self, name: str, then: list[dis.Instruction]) -> None:
         """Note what is done with a global that was loaded."""
@@ -237,6 +256,11 @@ def facts(code: types.CodeType) -> Facts:
         _ALIVE.append(code)  # its id stays taken
         _BY_ID[id(code)] = known
     return known
+
+
+def may_be_looked_up(name: str) -> bool:
+    """Whether what code looks up by a name is seen by who looks for names."""
+    return name not in _ELSEWHERE and not tells_settings_by_name(name)
 
 
 def line_that_sets(code: types.CodeType, names: Container[str]) -> tuple[str, int] | None:

@@ -1,7 +1,8 @@
-"""Attributes that code looks up by a text: `getattr(self, "norm", None)`, `getattr(self, f"conv{i}")`.
+"""Attributes that code looks up by a text: `getattr(self, "norm", None)`, `getattr(self, f"conv{i}")`,
+`getattr(torch, self.act)`.
 
-Known from instructions alone: what the second argument is, which ones it may be, or what it begins with,
-whatever runs.
+Known from instructions alone: what the second argument is, which ones it may be, what it begins with, or
+which attribute of the code's own object holds it, whatever runs.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dis
 import re
 import types
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 LOOKING = ("getattr", "hasattr")
 _CALLS = ("CALL", "CALL_FUNCTION")
@@ -20,21 +21,22 @@ _NO_PART = ("PRECALL", "PUSH_NULL", "EXTENDED_ARG", "CACHE", "NOP")
 
 class Lookups(NamedTuple):
     """`at`: which instructions load a function whose lookups are known; `names` are those that are whole,
-    `prefixes` what others begin with."""
+    `prefixes` what others begin with; `held`: the attributes of `self` that hold such texts."""
 
     at: frozenset[int]
     names: frozenset[str]
     prefixes: frozenset[str]
+    held: frozenset[str]
 
 
-NONE = Lookups(frozenset(), frozenset(), frozenset())
+NONE = Lookups(frozenset(), frozenset(), frozenset(), frozenset())
 
 
 def lookups(code: types.CodeType, steps: Sequence[dis.Instruction], elsewhere: Collection[str]) -> Lookups:
     """What code looks up by texts that are known. `elsewhere`: names that no prefix may stand for."""
     if not any(step.argval in LOOKING for step in steps if step.opname == "LOAD_GLOBAL"):
         return NONE
-    at, names, prefixes = set[int](), set[str](), set[str]()
+    at, found = set[int](), {kind: set[str]() for kind in ("whole", "begins", "held")}
     for place, step in enumerate(steps):
         if step.opname not in _CALLS or step.arg not in (2, 3) or _by_name(steps, place):
             continue
@@ -54,16 +56,16 @@ def lookups(code: types.CodeType, steps: Sequence[dis.Instruction], elsewhere: C
         text = _text(code, steps, spans[step.arg - 2])
         if text is None:
             continue
-        found, whole = text
-        if not whole and any(not begins or _begins_any(begins, elsewhere) for begins in found):
+        texts, kind = text
+        if kind == "begins" and any(not begins or _begins_any(begins, elsewhere) for begins in texts):
             continue
         at.add(function)
-        (names if whole else prefixes).update(found)
-    return Lookups(frozenset(at), frozenset(names), frozenset(prefixes))
+        found[kind].update(texts)
+    return Lookups(frozenset(at), *map(frozenset, found.values()))
 
 
-# Texts, and whether each is all of what is looked up, or only what that begins with.
-_Texts = tuple[Collection[str], bool]
+# Texts, and whether each is the whole of what is looked up, what that begins with, or what holds it.
+_Texts = tuple[Collection[str], Literal["whole", "begins", "held"]]
 
 
 def _begins_any(begins: str, names: Collection[str]) -> bool:
@@ -74,7 +76,11 @@ def _text(code: types.CodeType, steps: Sequence[dis.Instruction], span: tuple[in
     first, last = span
     if first == last and steps[first].opname == "LOAD_FAST":
         return _of_local(code, steps, steps[first].argval)
-    return _written(code, steps, span)
+    return _computed(code, steps, span)
+
+
+def _computed(code: types.CodeType, steps: Sequence[dis.Instruction], span: tuple[int, int]) -> _Texts | None:
+    return _written(code, steps, span) or _held(code, steps, *span)
 
 
 def _written(code: types.CodeType, steps: Sequence[dis.Instruction], span: tuple[int, int]) -> _Texts | None:
@@ -83,11 +89,11 @@ def _written(code: types.CodeType, steps: Sequence[dis.Instruction], span: tuple
     if begins.opname != "LOAD_CONST" or type(begins.argval) is not str:
         return None
     if first == last:
-        return (begins.argval,), True
+        return (begins.argval,), "whole"
     if steps[last].opname == "BUILD_STRING":
-        return (begins.argval,), False
+        return (begins.argval,), "begins"
     if fills_in(steps, first):
-        return (begins.argval.partition("{")[0],), False
+        return (begins.argval.partition("{")[0],), "begins"
     if (by := operator_of(steps[last])) not in ("%", "+"):
         return None
     right = _argument(steps, last)
@@ -95,7 +101,29 @@ def _written(code: types.CodeType, steps: Sequence[dis.Instruction], span: tuple
         return None
     if by == "+" and not _is_text(code, steps, right):  # another value may say what the sum is
         return None
-    return (begins.argval.partition("%")[0] if by == "%" else begins.argval,), False
+    return (begins.argval.partition("%")[0] if by == "%" else begins.argval,), "begins"
+
+
+def _held(
+    code: types.CodeType, steps: Sequence[dis.Instruction], first: int | None, last: int
+) -> _Texts | None:
+    """Texts that an attribute of `self` holds, which these two instructions ask for."""
+    asks = steps[last].opname == "LOAD_ATTR" and not steps[last].is_jump_target
+    if not asks or first is None or _before(steps, last) != first:
+        return None
+    return ((steps[last].argval,), "held") if is_of_self(code, steps) and loads_self(steps[first]) else None
+
+
+def is_of_self(code: types.CodeType, steps: Sequence[dis.Instruction]) -> bool:
+    """Whether the first argument of code is its `self`, whatever it does."""
+    first = code.co_varnames[: code.co_argcount][:1] == ("self",)
+    return first and not any("STORE" in step.opname and _is_of(step.argval, "self") for step in steps)
+
+
+def loads_self(step: dis.Instruction) -> bool:
+    """Whether an instruction loads a variable of this name, last."""
+    value = step.argval[-1] if type(step.argval) is tuple else step.argval
+    return value == "self" and step.opname.startswith(("LOAD_FAST", "LOAD_DEREF"))
 
 
 def operator_of(step: dis.Instruction) -> str:
@@ -126,7 +154,8 @@ def _is_text(code: types.CodeType, steps: Sequence[dis.Instruction], span: tuple
     first, last = span
     if first == last and steps[first].opname == "LOAD_FAST":
         store = _sets(code, steps, steps[first].argval)
-        return store is not None and _of_loop(steps, store) is not None
+        looped = None if store is None else _of_loop(code, steps, store)
+        return looped is not None and looped[1] == "whole"
     asks = steps[first].opname == "LOAD_GLOBAL" and steps[first].argval == "str"
     given = _argument(steps, last) if asks and steps[last].opname in _CALLS else None
     if given is not None and steps[last].arg == 1:
@@ -141,10 +170,10 @@ def _of_local(code: types.CodeType, steps: Sequence[dis.Instruction], name: str)
     store = _sets(code, steps, name)
     if store is None:
         return None
-    if (looped := _of_loop(steps, store)) is not None:
+    if (looped := _of_loop(code, steps, store)) is not None:
         return looped
     span = _argument(steps, store)
-    return None if span is None else _written(code, steps, span)
+    return None if span is None else _computed(code, steps, span)
 
 
 def _sets(code: types.CodeType, steps: Sequence[dis.Instruction], name: str) -> int | None:
@@ -157,18 +186,21 @@ def _sets(code: types.CodeType, steps: Sequence[dis.Instruction], name: str) -> 
     return None if steps[store].opname != "STORE_FAST" or code.co_flags & _STARS else store
 
 
-def _of_loop(steps: Sequence[dis.Instruction], store: int) -> _Texts | None:
-    """What a loop sets a variable to, if the texts that it goes through are written at its head."""
+def _of_loop(code: types.CodeType, steps: Sequence[dis.Instruction], store: int) -> _Texts | None:
+    """What a loop sets a variable to, if the texts that it goes through are written at its head, or held by
+    an attribute."""
     looping = _before(steps, store)
     asks = None if looping is None or steps[looping].opname != "FOR_ITER" else _before(steps, looping)
     if asks is None or steps[asks].opname != "GET_ITER" or steps[asks].is_jump_target:
         return None
     over = _before(steps, asks)
-    if over is None or steps[over].opname != "LOAD_CONST":
+    if over is None:
         return None
+    if steps[over].opname != "LOAD_CONST":
+        return _held(code, steps, _before(steps, over), over)
     texts = steps[over].argval
     known = type(texts) is str or (type(texts) is tuple and all(type(text) is str for text in texts))
-    return (tuple(texts), True) if known else None
+    return (tuple(texts), "whole") if known else None
 
 
 _STARS = 0x04 | 0x08  # *args, **kwargs

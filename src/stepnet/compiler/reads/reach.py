@@ -76,9 +76,11 @@ _IMPLICIT = words("forward backward setup_context vmap jvp _compiled_call_impl _
 # Steps whose Python asks for the numbers of captured tensors: their keys, as hashes, by their root. Python's
 # numbers in them may be others by now.
 _ASKING: dict[Any, set[int]] = {}
-# The names that code mentions, and what those begin with that it makes, by the code or class of the step.
-# And those of attributes that it sets.
-_NAMES = Bounded[Any, tuple[Set[str], tuple[str, ...], Set[str]]](10_000)
+# What walks found names by, by the code or class of the step: those that code mentions, what those begin with
+# that it makes, those of attributes that it sets and of such that hold names, and these names.
+_Named = tuple[Set[str], tuple[str, ...], Set[str], frozenset[str], frozenset[str]]
+_NONE: _Named = _IMPLICIT, (), frozenset(), frozenset(), frozenset()
+_NAMES = Bounded[Any, _Named](10_000)
 
 
 def reach(step: Callable[..., Any], given: Sequence[type] = (), *, everything: bool = False) -> Reach:
@@ -101,10 +103,11 @@ def reach(step: Callable[..., Any], given: Sequence[type] = (), *, everything: b
 
 
 def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everything: bool) -> Reach:
-    (names, prefixes, sets), others = _NAMES.get(root, (_IMPLICIT, (), frozenset())), patched()
-    anew = names is _IMPLICIT
+    named, others = _NAMES.get(root, _NONE), patched()
+    anew = named is _NONE
     while True:
-        walk = Walk(set(names), prefixes=prefixes, sets=set(sets))
+        names, prefixes, sets, held, looked_up = named
+        walk = Walk(set(names), prefixes, held, looked_up, sets=set(sets))
         walk.visit(step)
         for kind in given:
             walk.visit(kind)
@@ -112,14 +115,17 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
         set_parts = functions_set(walk.known, not DISTRIBUTIONS.isdisjoint(walk.names))
         walk.replaced(set_parts)
         more = len(walk.prefixes) > len(prefixes) or len(walk.sets) > len(sets)
+        more = more or walk.held is not held or walk.looked_up is not looked_up
         if more or len(walk.names) > len(names):
-            names, prefixes, sets = walk.names, walk.prefixes, walk.sets
+            named = walk.names, walk.prefixes, walk.sets, walk.held, walk.looked_up
             # an attribute of a new name may have been passed by
         elif anew or not walk.complete or names - _IMPLICIT <= walk.told:
             break
         else:  # code that was reached before, and is not now, named more: what it led to is not the step's
-            names, prefixes, sets, anew = _IMPLICIT, (), frozenset(), True
-    _NAMES[root] = names, prefixes, sets
+            named, anew = _NONE, True
+    _NAMES[root] = named
+    if changed := walk.held & walk.sets:
+        walk.opened(f"the names in '{min(changed)}', which it sets")
     if not DISTRIBUTIONS.isdisjoint(names):  # whether they check their arguments is set for all of them
         walk.key += ("_validate_args", Distribution._validate_args)
     beneath = Walk(set(names))
@@ -133,7 +139,7 @@ def _walked(step: Callable[..., Any], given: Sequence[type], root: Any, everythi
     if root in _ASKING and hash(but_for_numbers(walk.key)) in _ASKING[root]:
         walk.opened("its Python asks for the numbers of tensors")
     if everything:
-        whole = Walk(set(names), everything=True, prefixes=prefixes)
+        whole = Walk(set(names), prefixes, held, looked_up, everything=True)
         for part in (step, *given):
             whole.visit(part)
         whole.open, whole.refused = walk.open, walk.refused

@@ -111,7 +111,7 @@ class Survey:
             for name, value in zip(found, values, strict=True)
         )
         found = [same.value for _, same in self.held] + [space.get(name) for space, name in self.others]
-        inner = (item for item in map(_inside, found) if isinstance(item, types.FunctionType))
+        inner = (item for item in map(inside, found) if isinstance(item, types.FunctionType))
         self.functions = [(item, parts(item)) for item in inner if id(item) not in LOOKED_AT]
 
     def _module(self, module: types.ModuleType, names: frozenset[str], seen: set[int]) -> None:
@@ -146,7 +146,7 @@ class Survey:
         space = klass.__dict__
         self._groups.append((space, names, [_beneath(name, space.get(name)) for name in names]))
         self.others += [
-            (space, name) for name in names if name in space and not _is_fixed(_inside(space[name]))
+            (space, name) for name in names if name in space and not _is_fixed(inside(space[name]))
         ]
 
     @property
@@ -191,7 +191,7 @@ _BENEATH = {
 }
 
 
-def _inside(item: Any) -> Any:
+def inside(item: Any) -> Any:
     """The function in a property, a static or a class method."""
     if isinstance(item, property):
         return item.fget
@@ -211,7 +211,7 @@ def _is_fixed(value: Any) -> bool:
 
 def is_put_there(item: Any) -> bool:
     """Whether what a class of torch holds is a function of somebody else's, or one with parts that are."""
-    inner = _inside(item)
+    inner = inside(item)
     return isinstance(inner, types.FunctionType) and (is_foreign(inner) or _has_set_parts(inner))
 
 

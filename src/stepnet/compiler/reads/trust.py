@@ -350,7 +350,7 @@ def tells_settings(value: Any) -> bool:
     name, module = value.__name__, getattr(value, "__module__", None)
     module = module if type(module) is str else ""  # anybody may set it
     if type(value) is types.FunctionType:
-        return _functiontells_settings_by_name(name, value.__qualname__, module)
+        return _function_tells_settings(name, value.__qualname__, module)
     if name in _NOT_AMBIENT or value.__qualname__ != name:
         return False
     of_kernels = module.startswith("torch._C") and tells_settings_by_name(name)
@@ -358,7 +358,7 @@ def tells_settings(value: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _functiontells_settings_by_name(name: str, qualname: str, module: str) -> bool:
+def _function_tells_settings(name: str, qualname: str, module: str) -> bool:
     if name in _NOT_AMBIENT or qualname != name or name == "is_scripting":
         return False
     root, _, rest = module.partition(".")

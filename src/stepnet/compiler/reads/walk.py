@@ -280,6 +280,7 @@ class Walk(TorchModuleWalk):
                 self.refused = self.refused or f"it reads {what}"
         for _, name, held in slot_values(value):
             self.key.append(name)
+            self.looks_up(name, held)
             if held is MISSING:
                 self.key.append(END)
             else:
@@ -292,6 +293,8 @@ class Walk(TorchModuleWalk):
         names = own.keys() if all_of_them or self.everything else self.names
         for name, item in list(own.items()):
             if name in names and name not in but:
+                if self.held:
+                    self.looks_up(name, item)
                 kind = type(item)
                 if kind in PLAIN:  # as `visit` has it
                     self.key += (name, item, kind)

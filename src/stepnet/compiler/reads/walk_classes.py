@@ -60,6 +60,8 @@ class ClassWalk(CodeWalk):
                     continue
                 if name in ("__getattr__", "__getattribute__"):
                     self.opened(f"{klass.__name__}.{name}, which finds attributes by itself")
+                if self.held and not isinstance(item, _DESCRIPTORS):
+                    self.looks_up(name, item)
                 if named or (name[:2] == "__" == name[-2:]):
                     self.key.append(name)
                     self._class_item(item)

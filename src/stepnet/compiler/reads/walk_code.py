@@ -29,7 +29,7 @@ from .code_facts import (
 )
 from .kinds import MISSING, Names
 from .monkeypatches import DISTRIBUTIONS, OF_DISTRIBUTIONS
-from .survey import Same, survey
+from .survey import Same, inside, survey
 from .trust import (
     BY_ITS_CLASS,
     OF_COPIES,
@@ -65,6 +65,15 @@ def _may_call_backward(function: types.FunctionType, known: Facts) -> bool:
     asked = any(names and "backward" in names for names in known.asked.values())
     of_autograd = "autograd" in known.names or "autograd" in known.globals
     return asked or "backward" in known.globals or (of_autograd and "backward" in known.names)
+
+
+def _may_ask_tensors(function: types.FunctionType, known: Facts) -> bool:
+    """Whether code may ask a tensor for what `TENSOR_STATE` names: it asks others than its `self`, or is no
+    method, or one that somebody gave to tensors."""
+    if not TENSOR_STATE.intersection(known.names) <= known.of_self:
+        return True
+    of_class = "." in function.__qualname__.rpartition("<locals>.")[2]
+    return not of_class or any(inside(held) is function for held in vars(Tensor).values())
 
 
 class CodeWalk(ModuleWalk):
@@ -173,6 +182,10 @@ class CodeWalk(ModuleWalk):
         if known.prefixes:
             self.prefixes = tuple({*self.prefixes, *known.prefixes})
             names = names.union(self.found_by_prefix(_OF_TORCH))
+        if known.held:
+            if not known.held <= self.held:
+                self.held |= known.held
+            names = names.union(self.looked_up)
         for name in OF_FUNCTIONS:
             if name in self.names:
                 self.key.append(name)
@@ -221,7 +234,7 @@ class CodeWalk(ModuleWalk):
             self.refused = self.refused or CALLS_BACKWARD
         if not known.names.isdisjoint(REFLECTION):
             self.opened(f"{function.__name__} looks into the insides of objects")
-        if not known.names.isdisjoint(TENSOR_STATE):
+        if not known.names.isdisjoint(TENSOR_STATE) and _may_ask_tensors(function, known):
             self.opened(f"{function.__name__} may ask a tensor for more than its values")
         asks_builtins = known.imports or any(name not in function.__globals__ for name in known.globals)
         if asks_builtins and function.__builtins__ is not vars(builtins):

@@ -51,8 +51,8 @@ class ModuleWalk(WalkState):
         """The attributes of a Python module that code names, and those `within` modules in it, if others."""
         within = names if within is None else within
         kind, space = type(module), vars(module)
-        if self.prefixes:
-            names = {*names, *self.found_by_prefix(space)}
+        if self.prefixes or self.looked_up:
+            names = {*names, *self.looked_up, *self.found_by_prefix(space)}
         trusted = is_trusted_module(module)
         if not trusted and (sets := self.sets.intersection(names)):  # a module of Python's, too
             self.holders.append(Names(space, tuple(sorted(sets))))

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .code_facts import may_be_looked_up
+from .kinds import PLAIN
 from .trust import CACHES, is_installed
 
 LIMIT = 4000  # objects; a step that reaches more is not worth keying
@@ -27,6 +29,8 @@ class WalkState(abc.ABC):
     names: set[str]  # that attributes are looked up by; grows
     told: set[str] = field(default_factory=set, init=False)  # those of them that this walk met
     prefixes: tuple[str, ...] = ()  # of names that code makes as it runs; grows
+    held: frozenset[str] = frozenset()  # attributes that hold names which code looks up; grows
+    looked_up: frozenset[str] = frozenset()  # these names; grows
     everything: bool = False  # visit every attribute of what is met, named or not
     key: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
@@ -72,6 +76,18 @@ class WalkState(abc.ABC):
         found = [name for name in list(space) if isinstance(name, str) and name.startswith(self.prefixes)]
         self.named(found)
         return found
+
+    def looks_up(self, attribute: str, content: Any) -> None:
+        """Look attributes up by the names that an attribute holds, where code does."""
+        if attribute not in self.held or (type(content) in PLAIN and type(content) is not str):
+            return
+        texts = content if type(content) in (list, tuple) else [content]
+        if all(type(text) is str and may_be_looked_up(text) for text in texts):
+            if not self.looked_up.issuperset(texts):
+                self.looked_up = self.looked_up.union(texts)
+            self.named(texts)
+        else:
+            self.opened(f"what it looks up by the names in '{attribute}'")
 
     def opened(self, why: str) -> None:
         """Note what no walk sees the content of."""

@@ -16,7 +16,7 @@ from stepnet.compiler.reads.code_facts import TENSOR_STATE
 # As a TorchFunctionMode is told of them.
 OWN_STATE = frozenset(
     item.__get__ if hasattr(type(item), "__set__") else item
-    for item in (getattr(Tensor, name) for name in TENSOR_STATE if hasattr(Tensor, name))
+    for item in (getattr(Tensor, name) for name in TENSOR_STATE)
 )
 # Not among them: it is the same for all rows of most calls.
 ASKS_FOR_GRADIENT = vars(torch._C.TensorBase)["requires_grad"].__get__

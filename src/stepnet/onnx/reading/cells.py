@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from stepnet.api import recurrent
 from stepnet.data.lod import LoDTensor
@@ -20,21 +21,10 @@ from .elementwise import UNARY, activation
 from .info import Info, Misfit, Run, op
 
 Activation = Callable[[Tensor], Tensor]
-_NAMES = (
-    "Affine",
-    "Celu",
-    "Elu",
-    "HardSigmoid",
-    "LeakyRelu",
-    "ScaledTanh",
-    "Selu",
-    "ThresholdedRelu",
-    *UNARY,
-)
 _MOST_FIT = 64  # shapes of inputs that are remembered
-_CANONICAL = {name.lower(): name for name in _NAMES}
 _ALPHA = {"Affine", "Celu", "Elu", "HardSigmoid", "LeakyRelu", "ScaledTanh", "Selu", "ThresholdedRelu"}
 _BETA = {"Affine", "HardSigmoid", "ScaledTanh"}
+_CANONICAL = {name.lower(): name for name in (*_ALPHA, *UNARY)}
 
 
 def _number(numbers: dict[str, float | None], name: str, default: float) -> float:
@@ -93,7 +83,7 @@ class Cell:
         for name in names:
             known = _CANONICAL.get(str(name).lower())
             if known is None:
-                raise Misfit("no such activation", repr(name), ", ".join(sorted(_NAMES)))
+                raise Misfit("no such activation", repr(name), ", ".join(sorted(_CANONICAL.values())))
             numbers = {}
             if known in _ALPHA:
                 numbers["alpha"] = next(alphas, None)
@@ -109,18 +99,15 @@ class Cell:
         clip = self.clip
         return function if clip is None else lambda x: function(x.clamp(-clip, clip))
 
-    def run(
-        self, step_of: Callable[..., Any], inputs: Sequence[Any], first: Sequence[Any], lengths: Any
-    ) -> Any:
+    def run(self, step_of: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         """Run the steps of all directions.
 
         Args:
             step_of: `step_of(d, inputs)` gives the step of direction d.
-            inputs: of the node.
-            first: the initial states, [directions, batch, hidden] or None.
-            lengths: of the sequences; None: all are whole.
+            inputs: of the node, as ONNX's own recurrences have them.
         """
-        x, r = inputs[0], inputs[2]
+        x, r, lengths = inputs[0], inputs[2], _at(inputs, 4)  # None: all are whole
+        first = [_at(inputs, 5 + k) for k in range(self.states)]
         shapes = [None if value is None else tuple(value.shape) for value in inputs]
         hidden = self.node.get("hidden_size", 0) or None
         traced = instead() is not None or torch.compiler.is_compiling()  # its sizes may be open
@@ -268,17 +255,8 @@ def _weights(inputs: Sequence[Any], d: int) -> tuple[Tensor, Tensor, Tensor | No
     return w, r, *b[d].split(w.shape[0])
 
 
-def _product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    return torch.nn.functional.linear(x, w, b)
-
-
 def _at(inputs: Sequence[Any], index: int) -> Any:
     return inputs[index] if index < len(inputs) else None
-
-
-def _lengths(inputs: Sequence[Any]) -> Any:
-    """Input 4; None where all sequences are as long as x."""
-    return _at(inputs, 4)
 
 
 @op("RNN", inputs=(3, 6))
@@ -291,12 +269,12 @@ def _rnn(node: Info) -> Run:
         (function,) = cell.functions[d]
 
         def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-            h = function(_product(x, w, b) + _product(h, r, c))
+            h = function(linear(x, w, b) + linear(h, r, c))
             return h, h
 
         return step
 
-    return lambda *inputs: cell.run(step_of, inputs, [_at(inputs, 5)], _lengths(inputs))
+    return lambda *inputs: cell.run(step_of, inputs)
 
 
 @op("GRU", inputs=(3, 6))
@@ -314,19 +292,19 @@ def _gru(node: Info) -> Run:
         c_gates, c_new = (None, None) if c is None else (c[: 2 * hidden], c[2 * hidden :])
 
         def step(x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-            x_z, x_r, x_h = _product(x, w, b).chunk(3, -1)
-            h_z, h_r = _product(h, r_gates, c_gates).chunk(2, -1)
+            x_z, x_r, x_h = linear(x, w, b).chunk(3, -1)
+            h_z, h_r = linear(h, r_gates, c_gates).chunk(2, -1)
             z, reset = f(x_z + h_z), f(x_r + h_r)
             if before:
-                new = g(x_h + reset * _product(h, r_new, c_new))
+                new = g(x_h + reset * linear(h, r_new, c_new))
             else:
-                new = g(x_h + _product(reset * h, r_new, c_new))
+                new = g(x_h + linear(reset * h, r_new, c_new))
             h = (1 - z) * new + z * h
             return h, h
 
         return step
 
-    return lambda *inputs: cell.run(step_of, inputs, [_at(inputs, 5)], _lengths(inputs))
+    return lambda *inputs: cell.run(step_of, inputs)
 
 
 @op("LSTM", inputs=(3, 8))
@@ -347,7 +325,7 @@ def _lstm(node: Info) -> Run:
 
         def step(x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             h, c = state
-            i, o, forget, new = (_product(x, w, b) + _product(h, r, c_bias)).chunk(4, -1)
+            i, o, forget, new = (linear(x, w, b) + linear(h, r, c_bias)).chunk(4, -1)
             i = f(peeped(i, c, peep[0]))
             forget = 1 - i if coupled else f(peeped(forget, c, peep[2]))
             c = forget * c + i * g(new)
@@ -356,4 +334,4 @@ def _lstm(node: Info) -> Run:
 
         return step
 
-    return lambda *inputs: cell.run(step_of, inputs, [_at(inputs, 5), _at(inputs, 6)], _lengths(inputs))
+    return lambda *inputs: cell.run(step_of, inputs)

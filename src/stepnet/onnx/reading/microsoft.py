@@ -206,7 +206,7 @@ def _lstm(node: Info) -> Run:
         w, r = matrices(inputs)
         b, lengths, h, c, p = inputs[3:8]
         x = quantised(x) if x.numel() else x
-        return cell.run(step_of, [x, w, r, b, lengths, h, c, p], [h, c], lengths)
+        return cell.run(step_of, [x, w, r, b, lengths, h, c, p])
 
     return run
 
