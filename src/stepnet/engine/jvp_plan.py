@@ -17,7 +17,8 @@ from stepnet.compiler.reads.put_back import Held, put_back
 from stepnet.compiler.rewritten.inner_loops import is_guarded
 from stepnet.compiler.trace.unseen_calls import applied
 from stepnet.data.dtypes import dtype_of
-from stepnet.data.modes import draws_put_back
+from stepnet.data.modes import Around, draws_put_back
+from stepnet.data.tensor_guards import alike
 from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.autograd import run as run_plan
@@ -78,6 +79,15 @@ class Moved(NamedTuple):
         return run_plan(*self[:4]) if out is None else out
 
 
+class _Derivative(NamedTuple):
+    """How derivatives of a plan along directions of a kind run. `sources`: see `_Twin`."""
+
+    entry: Entry
+    sources: list[int | None]
+    repeats: Repeats
+    shared: SharedRows
+
+
 def _pull(
     run: Unrecorded | SharedRun, places: Sequence[int | None], came: Sequence[tuple[Tensor, Tensor]],
     wanted: Sequence[bool],
@@ -97,6 +107,8 @@ def _as_called(method: Callable[Concatenate[RunsAlong, P], T]) -> Callable[Conca
 
     @functools.wraps(method)
     def run(self: RunsAlong, *args: P.args, **kwargs: P.kwargs) -> T:
+        if self.is_as_called:  # small calls wait for this
+            return method(self, *args, **kwargs)
         with self.as_called():
             return method(self, *args, **kwargs)
 
@@ -108,7 +120,8 @@ class RunsAlong:
     """Runs the derivative of a loop on rows that lie as those of a call.
 
     Attributes:
-        loop, ready, sequences, reads: of the call.
+        record: gives the loop, which calls like one before do not ask for.
+        ready, sequences, reads: of the call.
         places: which of the tensors that were found are the plan's weights.
         find: gives the entry of a loop, of what it reads and of its rows.
         check: whether second derivatives by a new plan are held against those of the plain loop.
@@ -120,7 +133,7 @@ class RunsAlong:
         held: where numbers that it reads are others by now, with those that it read.
     """
 
-    loop: Loop
+    record: Callable[[], Loop]
     ready: Ready
     sequences: Sequences
     reads: Reads
@@ -133,6 +146,16 @@ class RunsAlong:
     guarded: bool = False
     seen: list[Reads] = field(default_factory=list)
     held: list[Held] = field(default_factory=list)
+
+    @cached_property
+    def loop(self) -> Loop:
+        """The loop of the call."""
+        return self.record()
+
+    @property
+    def is_as_called(self) -> bool:
+        """Whether all around is set as at the call."""
+        return not self.held and not self.reads.cached and self.ready.around == Around.now()
 
     @contextmanager
     def as_called(self) -> Iterator[None]:
@@ -298,50 +321,69 @@ class RunsAlong:
         # along a weight itself, as `autograd.grad(g, w, w)` asks: each of both has a gradient of its own
         read = {id(t) for t in now.tensors}
         of_weights = [v.view_as(v) if v is not None and id(v) in read else v for v in of_weights]
-        cut = [(p.parameter, v) for p, v in zip(self.loop.slices, directions, strict=False) if v is not None]
-        carried = [
-            (p.parameter, torch.zeros_like(t) if v is None else v)
-            for p, t, v in zip(self.loop.merged, states, of_states, strict=False)
-            if differs(t)
-        ]
-        names = tuple([name for name, _ in (*cut, *carried)])
+        x_along = [v for v in directions[: len(x)] if v is not None]
+        of_floats = [(t, v) for t, v in zip(states, of_states, strict=True) if differs(t)]
+        states_along = [torch.zeros_like(t) if v is None else v for t, v in of_floats]
         beside = self.sequences._replace(
-            x_rows=[contiguous(t) for t in (*x, *(v for _, v in cut))],
-            states=[contiguous(t) for t in (*states, *(v for _, v in carried))],
+            x_rows=[contiguous(t) for t in (*x, *x_along)],
+            states=[contiguous(t) for t in (*states, *states_along)],
         )
-        twin = _Twin(self, beside, names, own, of_weights, noise is not None, whole)
-        signature = twin.looks(now), forward_mode
-        known = self.ready.along.get(signature)
-        entry = None if known is None else known[0].of_size(about_as_many(beside.layout.sequences))
-        if known is None or entry is None:
-            if changed is not None:
-                raise changed.fresh()
-            entry = self._found(twin, own, now, directions, noise, forward_mode)
-            assert entry.ready is not None
-            sources = twin.sources(entry.weights)
-            known = entry, sources, Repeats(), SharedRows(self.ready, entry.ready, sources)
-            numbers = self.reads.inputs is not None  # of which the looks of what is read do not tell
-            if self.check and None not in known[1] and not (entry.unsure or numbers):
-                if len(self.ready.along) >= _MOST_KINDS:
-                    self.ready.along.clear()
-                self.ready.along[signature] = known
-        ready, compiled, places = entry.ready, entry.compiled, entry.weights
+        twin = functools.cache(
+            lambda: _Twin(self, beside, directions, own, of_weights, noise is not None, whole)
+        )
+        size = about_as_many(beside.layout.sequences)
+        kind = tuple([v is None for v in directions]), noise is None, whole, forward_mode, size, settings()
+        given = *beside.x_rows, *beside.states, *now.tensors, *(v for v in of_weights if v is not None)
+        is_like, known = self.ready.along_lately.get(kind, (None, None))
+        if known is None or is_like is None or not is_like(*given):
+            known, is_kept = self._known(twin(), own, now, changed, directions, noise, forward_mode)
+            if is_kept and torch.is_grad_enabled():  # without them `alike` does not see what needs one
+                if len(self.ready.along_lately) >= _MOST_KINDS:
+                    self.ready.along_lately.clear()
+                self.ready.along_lately[kind] = alike(given, any_rows=len(beside.x_rows)), known
+        ready, compiled, places = known.entry.ready, known.entry.compiled, known.entry.weights
         assert ready is not None
         assert compiled is not None
-        guarded = is_guarded(entry.y_spec)
-        given = (*weights, *of_weights)
+        guarded, both = is_guarded(known.entry.y_spec), (*weights, *of_weights)
         used: list[Any] = [
-            twin.found.tensors[place] if k is None else given[k]
-            for k, place in zip(known[1], places, strict=True)
+            twin().found.tensors[place] if k is None else both[k]
+            for k, place in zip(known.sources, places, strict=True)
         ]
-        further = functools.cache(
-            lambda: RunsAlong(
-                twin.loop, ready, beside, twin.found, places, self.find, reader=self.reader, guarded=guarded
-            )
-        )
-        plain = functools.partial(twin.plain, places)
+
+        @functools.cache
+        def further() -> RunsAlong:
+            rows = ready, beside, twin().found, places, self.find
+            return RunsAlong(lambda: twin().loop, *rows, reader=self.reader, guarded=guarded)
+
+        def plain(*tables: Any) -> Any:
+            return twin().plain(places, *tables)
+
         call = Call(ready, beside.layout, compiled.constants, plain, further, guarded, noise=noise)
-        return Moved(call, beside.x_rows, beside.states, used, known[2], known[3])
+        return Moved(call, beside.x_rows, beside.states, used, known.repeats, known.shared)
+
+    def _known(
+        self, twin: _Twin, own: Sequence[Tensor], now: Reads, changed: StepError | None,
+        directions: Sequence[Tensor | None], noise: Sequence[Tensor] | None, forward_mode: bool,
+    ) -> tuple[_Derivative, bool]:  # fmt: skip
+        """How it runs, and whether that is kept. Raises as `__call__`; `changed`: not without it."""
+        signature = twin.looks(now), forward_mode
+        known: _Derivative | None = self.ready.along.get(signature)
+        entry = None if known is None else known.entry.of_size(about_as_many(twin.sequences.layout.sequences))
+        if known is not None and entry is not None:
+            return known._replace(entry=entry), True
+        if changed is not None:
+            raise changed.fresh()
+        entry = self._found(twin, own, now, directions, noise, forward_mode)
+        assert entry.ready is not None
+        sources = twin.sources(entry.weights)
+        known = _Derivative(entry, sources, Repeats(), SharedRows(self.ready, entry.ready, sources))
+        numbers = self.reads.inputs is not None  # of which the looks of what is read do not tell
+        is_kept = self.check and None not in sources and not (entry.unsure or numbers)
+        if is_kept:
+            if len(self.ready.along) >= _MOST_KINDS:
+                self.ready.along.clear()
+            self.ready.along[signature] = known
+        return known, is_kept
 
     def _found(
         self, twin: _Twin, own: Sequence[Tensor], now: Reads, directions: Sequence[Tensor | None],
@@ -475,18 +517,26 @@ class _Twin:
     Attributes:
         of: runs it.
         sequences: what it is given.
-        names: those of its cut and carried parameters that move.
+        ways: a direction for each of x, states and weights; None for one that stays.
         weights, directions: of the plan's weights; None for one that stays.
         noisy, whole: see `loop_along`.
     """
 
     of: RunsAlong
     sequences: Sequences
-    names: Sequence[str]
+    ways: Sequence[Tensor | None]
     weights: Sequence[Tensor]
     directions: Sequence[Tensor | None]
     noisy: bool
     whole: bool
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Those of the loop's cut and carried parameters that move."""
+        loop, n = self.of.loop, len(self.of.ready.plan.x)
+        cut = [p.parameter for p, v in zip(loop.slices, self.ways[:n], strict=False) if v is not None]
+        carried = zip(loop.merged, self.sequences.states, strict=False)
+        return *cut, *(p.parameter for p, t in carried if differs(t))
 
     def looks(self, now: Reads) -> Any:
         """What tells its plan from those of other derivatives of the same plan. `now`: what that reads."""

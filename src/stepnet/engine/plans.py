@@ -253,7 +253,7 @@ def _call(
 ) -> Call:  # fmt: skip
     """The record of a run of a plan. `along`: whether its derivatives along directions have plans, too."""
     assert entry.compiled is not None
-    given = loop, ready, sequences, reads, entry.weights, find
+    given = (lambda: loop), ready, sequences, reads, entry.weights, find
     same = None
     if ready.plan.own_backward:
         same = functools.partial(check_backward, entry.in_backward, lambda: RunsAlong(*given).same_backward())

@@ -133,7 +133,7 @@ class _OfMembers:
         entry, (loop, rows), found, _ = self._parts
         assert entry.ready is not None
         along = self.of.along
-        how = loop, entry.ready, rows, found, entry.weights, along.find
+        how = (lambda: loop), entry.ready, rows, found, entry.weights, along.find
         return Further(RunsAlong(*how, reader=along.reader), [found.tensors[i] for i in entry.weights])
 
 
@@ -198,9 +198,9 @@ def find_transformed(
     if entry.ready is not None:
         if entry.ready.plan.random or entry.ready.plan.paired:
             raise Unsupported("a torch.func transform is active, and the step draws noise or is complex")
-        along = RunsAlong(
-            loop.around(body), entry.ready, beside, read, entry.weights, find, reader=reader, fill=twins.fill
-        )
+        moved = loop.around(body)
+        how = (lambda: moved), entry.ready, beside, read, entry.weights, find
+        along = RunsAlong(*how, reader=reader, fill=twins.fill)
         further = Further(along, [read.tensors[place] for place in entry.weights])
     return entry, reads, sequences, further
 

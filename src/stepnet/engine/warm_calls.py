@@ -255,7 +255,7 @@ class Asked(NamedTuple):
         @functools.cache
         def along() -> RunsAlong:
             given = self.sequences, self.reads, entry.weights, find
-            return RunsAlong(self.loop(), plan, *given, unchanged=self._unchanged)
+            return RunsAlong(self.loop, plan, *given, unchanged=self._unchanged)
 
         constants, plain = entry.compiled.constants, self._plain(entry.weights)
         same = None

@@ -310,7 +310,7 @@ class _PlanCall(torch.autograd.Function):
             if found is not None:
                 guard_inputs(ctx, inputs, found, needed)
                 return (None, None, *found)
-        again, by_address = are_written(ctx.results), None
+        again, by_address, by_names = are_written(ctx.results), None, None
         if by_places is not None:
             direct, layout = by_places
             once = not later and not torch.is_grad_enabled() and not again
@@ -322,14 +322,14 @@ class _PlanCall(torch.autograd.Function):
                 guard_inputs(ctx, inputs, found, needed)
                 return (None, None, *found)
             if not (later or again):
+                by_names = partial(direct.by_names, saved, layout)
                 if not once:
                     by_address = partial(direct.gradients, saved, layout=layout)
-                saved = direct.by_names(saved, layout)
             if not isinstance(ctx.call, Call):
                 _note(ctx, ctx.call(), [], len(needed))
         if again:
             saved = saved[: len(needed)]
-        found = _backward(ctx, saved, grads, needed, later, by_address)
+        found = _backward(ctx, saved, grads, needed, later, by_address, by_names)
         guard_inputs(ctx, inputs, found, needed)
         return (None, None, *found)
 
@@ -409,6 +409,7 @@ def _of_moved(
 def _backward(
     ctx: Any, saved: Sequence[Tensor], grads: Sequence[Tensor | None], needed: Sequence[bool],
     later: Sequence[Moves], by_address: Callable[..., list[Tensor | None] | None] | None,
+    by_names: Callable[[], Sequence[Tensor]] | None,
 ) -> Sequence[Tensor | None]:  # fmt: skip
     """What `_PlanCall.backward` gives, of a run by names.
 
@@ -417,19 +418,20 @@ def _backward(
         later: see `higher_order.Node`; then nothing is read of what is kept.
         by_address: of what comes in and which are needed, the gradients or None; they may be differentiated
             again.
+        by_names: what is saved, as runs by names save it; None: it is so.
     """
     call: Call = ctx.call
     if ctx.memory.written:
         call = call._replace(plain=_written)
-    tensors, kept = saved[: ctx.count], saved[ctx.count :]
+    tensors = saved[: ctx.count]
     if ctx.copied:
         tensors = [rows_in(t, 0, ctx.copied[k]) if k in ctx.copied else t for k, t in enumerate(tensors)]
     needed = _asked_for(ctx, call.ready, call.layout, tensors, needed)
     plain = all(map(is_plain, grads))
     only_once = plain and not later and not torch.is_grad_enabled()
+    n_y, as_rows = len(call.ready.plan.y), False
     if call.steps and not (only_once and call.ready.takes_steps(call.layout)):
-        n_y = len(call.ready.plan.y)
-        kept = (*map(_rows, kept[:n_y]), *kept[n_y:])
+        as_rows = True
         grads = (*(g if g is None else _rows(g) for g in grads[:n_y]), *grads[n_y:])
     if later:
         with of_plain_tensors():
@@ -439,18 +441,23 @@ def _backward(
             parts.append(again(call, tensors, grads, needed))
         return [*map(total, zip(*parts, strict=True))]
 
+    def kept() -> Sequence[Tensor]:
+        found = (saved if by_names is None else by_names())[ctx.count :]
+        return (*map(_rows, found[:n_y]), *found[n_y:]) if as_rows else found
+
     def once(grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         def first() -> list[Tensor | None]:
             found = None if by_address is None else by_address(grads, tuple(needed))
             if found is not None:
                 return found
-            found = _gradients(ctx, tensors, kept, grads, needed)
+            found = _gradients(ctx, tensors, kept(), grads, needed)
             return asked_again(call, found, tensors, grads, needed)
 
         with of_plain_tensors():
             if torch.is_grad_enabled():
-                # hooks would be given it once more
-                rows = KeptRows() if sees_saved_tensors() else KeptRows(kept, ctx.results, ctx.led)
+                # of few rows nobody reads it, and hooks would be given it once more
+                unread = call.ready.is_few(call.layout) or sees_saved_tensors()
+                rows = KeptRows() if unread else KeptRows(kept(), ctx.results, ctx.led)
                 return differentiable(call, first, tensors, grads, needed, ctx, rows)
             return first()
 

@@ -82,6 +82,9 @@ class Ready:
     around: Around = field(default_factory=Around.now, compare=False)  # its calls, which it was made at
     histories: dict[Any, tuple[bool, ...]] = field(default_factory=dict, compare=False)  # see `call.Along`
     along: dict[Any, Any] = field(default_factory=dict, compare=False)  # what runs its derivatives
+    along_lately: dict[Any, Any] = field(
+        default_factory=dict, compare=False
+    )  # and what tells a call like one
     expected: set[Any] = field(default_factory=set, compare=False)  # derivatives whose plans were made early
     members: dict[int, Any] = field(default_factory=dict, compare=False)  # and many calls, by their number
     lately: list[Any] = field(default_factory=list, compare=False)  # runs by places: one `direct.Lately`

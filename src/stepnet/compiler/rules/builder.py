@@ -363,7 +363,25 @@ class Builder:
             if alike and column.shape[-1] == 1:
                 vectors = [self.permute(n, dims) for n in reversed(made.inputs)]
                 return self.emit("matmul", vectors, shape, value.dtype)
+        if (back := self._permuted_back(name, dims)) is not None:
+            return back
         return self.emit("permute", (name,), shape, value.dtype, dims=tuple(dims))
+
+    def _permuted_back(self, name: str, dims: Sequence[int]) -> str | None:
+        """permute(permute(a) + permute(b)) -> a + b, of sums over rows, as a weight's second derivative is.
+        None of others."""
+        node, value = self._made.get(name), self.values[name]
+        if node is None or value.kind != "sum":
+            return None
+        if node.op == "permute":
+            first = node.attr("dims")
+            return node.inputs[0] if [first[d] for d in dims] == [*range(len(dims))] else None
+        if node.op != "add" or any(self.values[n].shape != value.shape for n in node.inputs):
+            return None
+        terms = [self._permuted_back(n, dims) for n in node.inputs]
+        if any(n is None for n in terms):
+            return None
+        return self.emit("add", [n for n in terms if n], [value.shape[d] for d in dims], value.dtype)
 
     def pointwise(self, op: str, operands: Sequence[Any], dtype: str | None = None) -> Ref:
         """A pointwise op over traced tensors and numbers, with torch's broadcasting."""
