@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import stepnet
 from covering import every, few
-from stepnet import LoDTensor, Recurrent, cells, recurrent
+from stepnet import LoDTensor, Recurrent, TensorArray, cells, create_whileloop, recurrent
 from stepnet.errors import LoDError, StepError
 
 F_IN, H = 3, 4
@@ -152,6 +152,43 @@ def test_fully_shard_of_a_cell_that_a_function_calls():
         for p, q in zip(cell.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(p.grad.full_tensor(), q.grad.float(), rtol=0.05, atol=0.05)
             p.grad = q.grad = None
+
+
+class ByFrame(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.GRUCell(F_IN, H)
+
+    def forward(self, x):
+        n = torch.tensor(len(x))
+        states, rows = TensorArray(size=n), TensorArray(unstack_from=x)
+        loop = create_whileloop([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s == n)
+            states.write(s, self.cell(rows.read(s), states.read(s - 1, torch.zeros(2, H))))
+            loop.update(s, s + 1)
+        return states.stack()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("freed", [True, False])
+def test_fully_shard_around_a_frame_and_not_inside(freed):
+    """A frame is run when it is left; weights of what it calls were let go by then, or get no gradient."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    how = {"mesh": init_device_mesh("cpu", (1,)), "reshard_after_forward": freed}
+    x = torch.randn(3, 2, F_IN)
+    alone, net = ByFrame(), ByFrame()
+    net.load_state_dict(alone.state_dict())
+    fully_shard(net, **how)
+    for each in (alone, net):
+        each(x).square().sum().backward()
+    for p, q in zip(net.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+    fully_shard(alone.cell, **how)
+    with pytest.raises(StepError, match=r"weights `fully_shard` spreads(.|\n)*GRUCell"):
+        alone(x)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")

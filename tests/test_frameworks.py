@@ -201,6 +201,10 @@ def in_two_processes(kind: str, rank: int, port: int) -> list[Any]:
     return [p.tolist() for p in bare.parameters()]
 
 
+# DistributedDataParallel that outlives its processes' group may wait for ever as it goes: torch's own.
+KEPT: list[Any] = []
+
+
 def ignite_in_a_process(rank: int) -> list[Any]:
     import ignite.distributed as idist  # pyright: ignore[reportMissingImports]
     from ignite.engine import create_supervised_trainer  # pyright: ignore[reportMissingImports]
@@ -214,6 +218,7 @@ def ignite_in_a_process(rank: int) -> list[Any]:
             prepare_batch=lambda batch, device, non_blocking: batch,
         )  # fmt: skip
         trainer.run(shard(rank), max_epochs=1)
+        KEPT.append(model)
         return [p.tolist() for p in bare.parameters()]
 
 

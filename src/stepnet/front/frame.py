@@ -22,7 +22,7 @@ from .examples import meets_symbolic, no_tensor, packed, read_of
 from .no_turns import ops_of_no_turn
 from .program import Program
 from .recorded import Break, Call, Count, Guard, Op, Read, Write
-from .recorded_mode import Recorded
+from .recorded_mode import Recorded, sharded_refused
 from .step import describe_leaf
 from .symbolic import OPEN, Symbolic, SymbolicNumber, called
 from .template import Shape, ref, resolve
@@ -229,6 +229,7 @@ class Frame:
         with contextlib.ExitStack() as stack:
             stack.enter_context(during(OPEN, program))
             stack.enter_context(during(RECORDER, self._record))
+            stack.enter_context(sharded_refused())
             stack.enter_context(Recorded(program))
             self._until = stack.pop_all()
         return program.parameters

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from stepnet.data.in_graph import is_exporting
@@ -79,6 +81,35 @@ class Recorded(TorchFunctionMode):
             return func(*args, **kwargs)
         with gradients_set(self._around), torch.no_grad() if self._around else torch.enable_grad():
             return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def sharded_refused() -> Iterator[None]:
+    """In this block no module may gather weights that `fully_shard` spreads: the loop runs after it.
+
+    Raises:
+        StepError: one is called, and what is around the frame has not gathered them.
+    """
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)  # slow to import
+    if kind is None or not kind.__subclasses__():
+        yield
+        return
+
+    def refuse(module: Any, _: Any) -> None:
+        if isinstance(module, kind) and module._get_fsdp_state()._training_state.name != "FORWARD":
+            raise StepError(
+                "a frame calls a module whose weights `fully_shard` spreads: they are gathered as the frame "
+                "is written, not when it runs",
+                got=f"{type(module).__name__}, {user_line().short}",
+                remedy="fully_shard the module whose forward holds the frame, and none that the frame calls; "
+                "or stepnet.recurrent, which gathers once for all steps",
+            )
+
+    hook = register_module_forward_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _memory(tensor: Tensor) -> Any:
