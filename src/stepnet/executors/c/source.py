@@ -506,7 +506,7 @@ class _Writer:
         w.enter(nodes, side.lines, lanes)
         body = [text for loop in plan.loops for text in loop_text(w, loop)]
         size = sum(p.value(base).bytes for base in side.lines) * lanes
-        heap = size > _MOST_STACK
+        heap = size + sum(p.value(base).bytes for base in plan.lines) > _MOST_STACK
         self.line_bytes = max(self.line_bytes, size + 64 * len(side.lines) if heap else 0)
         rows = _abreast_rows(side)
         return [

@@ -43,8 +43,10 @@ class Abreast:
     lines: list[str]
 
 
-def abreast(p: Program, function: RowFunction, nodes: list[Node], homes: Mapping[str, list[str]],
-            inputs: Iterable[str], parts: Mapping[str, list[tuple[str, Access]]]) -> Abreast | None:  # fmt: skip
+def abreast(
+    p: Program, function: RowFunction, nodes: list[Node], homes: Mapping[str, list[str]],
+    inputs: Iterable[str], parts: Mapping[str, list[tuple[str, Access]]],
+) -> Abreast | None:  # fmt: skip
     """How the rows of a row function go abreast; None where they had better not, or cannot.
 
     Args:
