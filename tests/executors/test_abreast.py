@@ -151,3 +151,33 @@ def test_short_features_go_abreast(n, abreast):
 def test_cheap_features_do_not():
     """To turn them would take longer than to compute them."""
     assert "sn_abreast(" not in text_of(lambda x, s: (s + x, s + x), 9)
+
+
+CHOICES = {
+    "largest": lambda t: t.max(1)[0],
+    "smallest": lambda t: t.min(2)[0],
+    "place": lambda t: t.gather(1, t.sin().argmax(1, keepdim=True)).squeeze(1),
+    "put": lambda t: t.scatter(2, t.argmin(2, keepdim=True), t.sum(2, keepdim=True)).sum(1),
+    "of more": lambda t: torch.cat([t, t.flip(2)], 1).gather(1, t.argmax(1, keepdim=True)).squeeze(1),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_one_of_few_is_chosen_by_looking_at_all(name):
+    """No call of a pick is left where its index is the place of an extreme; equals, -0.0 and NaN are torch's."""
+
+    def step(x, s):
+        s = CHOICES[name](s[:, :, None] * x[:, None, :])
+        return s, s * 0.5
+
+    x, s = given([2, 4, 0, 3], torch.float64)
+    x.values.data[:3] = torch.tensor([0.0, -0.0, -1.0, 1.0, 1.0])
+    s.data[1] = torch.tensor([-0.0, 0.0, 1.0, 1.0, -0.0])
+    as_the_plain_loop(step, x, s)
+    x.values.data[4, 2] = float("nan")
+    ours, plain = (recurrent(step, x, s, backend=by)[0].values for by in ("c", "naive"))
+    assert torch.equal(ours.isnan(), plain.isnan())
+    assert torch.equal(ours.signbit() & ~ours.isnan(), plain.signbit() & ~plain.isnan())
+    text = explain(step, x, s, source=True, backend="c").source
+    assert "sn_gather" not in text
+    assert "sn_scatter" not in text

@@ -359,6 +359,8 @@ class _LoopText:
             if w.p.value(seen.base).dtype in KINDS:
                 return str(int(number))
             return literal(number, w.real)
+        if seen.base in w.p.places:
+            return f"({self._index(seen)})"
         if seen.base in self.registers:
             return w.c(seen.base)
         alone = seen.base in w.here and w.p.value(seen.base).size == 1 and not w.lanes
@@ -465,9 +467,6 @@ class _LoopText:
             return f"{literal(1, w.real)} / {given[0]}"
         if op == "cast":
             return self._cast(w.p.value(node.inputs[0]).dtype, dtype, given[0])
-        if op == "full":
-            number = node.attr("value")
-            return str(int(number)) if dtype in KINDS else literal(number, w.real)
         raise Unsupported(f"the loop holds '{op}', which generated C does not do", line=node.line)
 
     def _cast(self, source: str, to: str, text: str) -> str:

@@ -168,10 +168,13 @@ class Places:
 
     def is_shared(self, base: str) -> bool:
         """Whether a value is the same in all rows."""
-        return base in self.p.shared or base in self.p.by_row or self.constant(base) is not None
+        p = self.p
+        return base in p.shared or base in p.by_row or base in p.places or self.constant(base) is not None
 
     def constant(self, base: str) -> float | None:
-        """The number a value holds everywhere, if it is made by `full` outside the scan."""
+        """The number a value holds everywhere, if it is made by `full`."""
+        if base in self.p.constants:
+            return self.p.constants[base]
         node = self.outer.get(base)
         return node.attr("value") if node is not None and node.op == "full" else None
 

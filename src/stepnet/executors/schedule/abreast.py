@@ -15,10 +15,12 @@ from stepnet.ir.ops import OPS, SCATTERS, Stage
 
 from .loops import LoopNest, RowFunction, iteration_shape, reads_in_step
 from .program import Program
+from .row_products import PLACES
 from .views import Access, broadcast, collapse, contiguous
 
 _VECTOR = 64  # bytes
-_COSTLY, _ADD_UP = 10, 4  # of a function such as tanh, and of a sum over the lanes of a vector, in other ops
+# A function such as tanh, a search for a place, and a sum over the lanes of a vector, in other ops.
+_COSTLY, _SEARCH, _ADD_UP = 10, 4, 4
 _GAIN, _LEAST = 1.5, 50  # times, and ops of a row, of less of which that is not worth its C
 # What takes memory as a dimension behind its own may have lanes there.
 _ALONG = frozenset({"gather", *SCATTERS, "cumsum", "cumprod", "cumargmax", "cumargmin"})
@@ -85,7 +87,7 @@ def _fits(
         return any(size != 1 for size in iteration_shape(p, node)) and node.output not in parts
     if node.op == "cat":
         return all(base in made for base in bases)
-    return stage is Stage.POINTWISE or node.op in ("full", "sum_rows")
+    return stage is Stage.POINTWISE or node.op == "sum_rows"
 
 
 def _lines(p: Program, function: RowFunction, made: dict[str, Node]) -> list[str]:
@@ -118,7 +120,7 @@ def _work(p: Program, loop: LoopNest, lanes: int) -> float:
     if 0 in shape:
         return 0
     dims, (_, *steps) = collapse(shape, [contiguous(shape), *steps])
-    ops = sum(_COSTLY if OPS[node.op].costly else 1 for node in nodes)
+    ops = sum(_COSTLY if OPS[n.op].costly else _SEARCH if n.op in PLACES else 1 for n in nodes)
     if lanes:
         return ops * prod(dims) / lanes
     last, width = dims[-1] if dims else 1, _VECTOR // ITEM_SIZE[p.real]
