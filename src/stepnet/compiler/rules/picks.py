@@ -75,7 +75,7 @@ def _scattered(b: Builder, op: str, name: str, places: str, source: Any, dim: in
     value, shape = b.values[name], b.values[places].shape
     if not isinstance(source, str):
         source = b.full(source, shape, value.dtype, beside(value.kind))
-    known = _known_inside(b, places, value.shape[dim]) if op == "scatter" else {}
+    known = _known_inside(b, places, value.shape[dim])
     return b.emit(op, (name, places, source), value.shape, value.dtype, dim=dim, **known)
 
 

@@ -11,8 +11,9 @@ time takes longer than to multiply, and threads take turns where no step needs s
 Before: `argmax(x)`; after: `argmax(x, amax(x))`, the first place where x is its largest: a search for the
 largest alone can go through many elements at a time, and so can one for a number that is known.
 
-Before: `gather(x, at)` and `scatter(x, at, v)` with one place along a short dimension, which is known to be
-there; after: a choice by `at == 0, 1, ..` among all elements, which is made where these are made or read.
+Before: `gather(x, at)`, `scatter(x, at, v)`, `scatter_add(x, at, v)` with one place along a short dimension,
+which is known to be there; after: a choice by `at == 0, 1, ..` among all elements, which is made where these
+are made or read.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class _Rewriter:
                 self._reduction(node)
             elif node.op == "matmul" and self._by_row(node):
                 self._product(node)
-            elif node.op in ("gather", "scatter") and self._is_choice(node):
+            elif node.op in ("gather", "scatter", "scatter_add") and self._is_choice(node):
                 self._choice(node)
             else:
                 self._add(node)
@@ -104,8 +105,11 @@ class _Rewriter:
             self.places[along] = self._named(node.output, along, "int32", "shared")
         at = self._new("cast", (index.name,), node.output, index.shape, line, "int32")
         here = self._new("eq", (at, self.places[along]), node.output, shape, line, "bool")
-        if node.op == "scatter":
-            self._add(Node("where", (here, node.inputs[2], value.name), node.outputs, (), line))
+        if node.op != "gather":
+            put = node.inputs[2]
+            if node.op == "scatter_add":
+                put = self._new("add", (value.name, put), node.output, shape, line)
+            self._add(Node("where", (here, put, value.name), node.outputs, (), line))
             return
         other = self._new("full", (), value.name, shape, line, value=float("-inf"))
         chosen = self._new("where", (here, value.name, other), value.name, shape, line)
