@@ -164,7 +164,7 @@ CHOICES = {
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_one_of_few_is_chosen_by_looking_at_all(name):
-    """No call of a pick is left where its index is the place of an extreme; equals, -0.0 and NaN are torch's."""
+    """No call of a pick is left where its index is an extreme's place; equals, -0.0 and NaN are torch's."""
 
     def step(x, s):
         s = CHOICES[name](s[:, :, None] * x[:, None, :])
