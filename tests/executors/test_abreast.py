@@ -132,6 +132,17 @@ def test_an_index_that_names_nothing_is_told_of(found):
         recurrent(step, x, torch.zeros(20, K), backend="c")
 
 
+@pytest.mark.parametrize("names", [("l", "lanes", "r"), ("i0", "h", "h_side")])
+def test_states_may_be_called_as_what_c_counts_by(names, found):
+    def step(x, state):
+        state = {name: spread(x, s).logsumexp(1) for name, s in state.items()}
+        return state, state
+
+    x, s = given([1] * 18, torch.float64)
+    as_the_plain_loop(step, x, wanting({name: s * at for at, name in enumerate(names)}))
+    assert None not in found
+
+
 def text_of(step, n):
     x = LoDTensor.from_lengths(torch.randn(4, n), [[1, 3]])
     return explain(step, x, torch.randn(2, n), source=True, backend="c").source

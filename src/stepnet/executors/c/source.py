@@ -491,7 +491,11 @@ class _Writer:
         written = [*w.pointers.values(), *self._brought()]
 
         def each(head: str, row: str, before: list[str], moves: list[str]) -> list[str]:
-            lines = [f"const int64_t i = i0 + {row} * members;", *(text.strip() for text in before), *moves]
+            lines = [
+                f"const int64_t i = i0 + {row} * members;",
+                *(text.removeprefix(" " * 12) for text in before),
+                *moves,
+            ]
             return [
                 f"            for (int64_t l = 0; l < {head}; ++l) {{",
                 *(f"                {text}" for text in lines),
