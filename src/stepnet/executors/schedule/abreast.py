@@ -121,9 +121,10 @@ def _work(p: Program, loop: LoopNest, lanes: int) -> float:
         return 0
     dims, (_, *steps) = collapse(shape, [contiguous(shape), *steps])
     ops = sum(_COSTLY if OPS[n.op].costly else _SEARCH if n.op in PLACES else 1 for n in nodes)
-    if lanes:
-        return ops * prod(dims) / lanes
-    last, width = dims[-1] if dims else 1, _VECTOR // ITEM_SIZE[p.real]
+    width = _VECTOR // ITEM_SIZE[p.real]
+    if lanes or all(node.op in ("mul", "sum") for node in nodes):  # small products gain nothing (measured)
+        return ops * prod(dims) / width
+    last = dims[-1] if dims else 1
     turns = prod(dims) // last
     summed = sum(not step[-1] for step in steps[len(steps) - len(reduced) :]) if dims else 0
     return turns * (ops * (last // width + (last % width).bit_count()) + _ADD_UP * summed)
