@@ -30,17 +30,7 @@ def _index(b: Builder, index: Ref) -> str:
 
 def gathered(b: Builder, name: str, index: str, dim: int) -> str:
     """Elements of a row value along one of its dimensions."""
-    known = _known_inside(b, index, b.values[name].shape[dim])
-    return b.emit("gather", (name, index), b.values[index].shape, b.values[name].dtype, dim=dim, **known)
-
-
-def _known_inside(b: Builder, index: str, size: int) -> dict[str, Any]:
-    """Says of a pick that its index names one of so many elements, as the place of an extreme does."""
-    node = b.maker(index)
-    if node is None or node.op not in ("argmax", "argmin") or node.attr("dim") is None:
-        return {}
-    places = b.values[node.inputs[0]].shape[node.attr("dim")]
-    return {"inside": True} if 0 < places <= size else {}
+    return b.emit("gather", (name, index), b.values[index].shape, b.values[name].dtype, dim=dim)
 
 
 @rule("gather")
@@ -75,8 +65,7 @@ def _scattered(b: Builder, op: str, name: str, places: str, source: Any, dim: in
     value, shape = b.values[name], b.values[places].shape
     if not isinstance(source, str):
         source = b.full(source, shape, value.dtype, beside(value.kind))
-    known = _known_inside(b, places, value.shape[dim])
-    return b.emit(op, (name, places, source), value.shape, value.dtype, dim=dim, **known)
+    return b.emit(op, (name, places, source), value.shape, value.dtype, dim=dim)
 
 
 rules(_put, {"scatter.src": "scatter", "scatter.value": "scatter", "scatter_add": "scatter_add"})
