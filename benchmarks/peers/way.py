@@ -39,15 +39,19 @@ class Way:
         return [self.x, *self.weights.values()]
 
     def contender(self, training: bool) -> Contender:
-        """Forward alone without recording, or forward and the gradients of x and of all weights."""
+        """Forward alone without recording, or forward and the gradients of x and of all weights, as training
+        has them: in `.grad`, which is empty before."""
 
         def infer() -> Any:
             with torch.no_grad():
                 return (self.forward(),)
 
         def train() -> Any:
+            for leaf in self.leaves:
+                leaf.grad = None
             y = self.forward()
-            return (y, *torch.autograd.grad(y, self.leaves, self.seeds.to(y.dtype)))
+            y.backward(self.seeds.to(y.dtype))
+            return (y, *[leaf.grad for leaf in self.leaves])
 
         return Contender(train if training else infer, self.values)
 

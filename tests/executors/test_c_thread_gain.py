@@ -122,3 +122,44 @@ def test_calls_by_places_have_a_pace(monkeypatch):
     assert len(found) >= 9
     assert None not in found
     assert {*noted[-9:]} == {True, False}
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(
+    ("cell", "sharing"),
+    [(cells.MinGRU, "turns"), (Diagonal, "features"), (cells.LSTM, "members")],
+    ids=["turns", "features", "members"],
+)
+def test_trained_calls_by_places_have_a_pace(cell, sharing, monkeypatch):
+    plans.forget()
+    if sharing == "members":
+        monkeypatch.setattr(placement, "FAR", 0)
+        monkeypatch.setattr(placement, "MEMBER_BYTES", 1 << 10)
+    monkeypatch.setattr(placement, "ALONE", 0)
+    turns, gradients = itertools.cycle([True, False, False]), Direct.gradients
+    noted, found, shared, shared_out = [], [], set(), Placements.shared_out
+    monkeypatch.setattr(Pace, "takes_all", lambda self: next(turns))
+    monkeypatch.setattr(Pace, "note", lambda self, by_all, *_: noted.append(by_all))
+    monkeypatch.setattr(
+        Direct, "gradients", lambda *given, **how: (found.append(out := gradients(*given, **how)), out)[1]
+    )
+    monkeypatch.setattr(
+        Placements, "shared_out", lambda *given: (shared.add((how := shared_out(*given))[0]), how)[1]
+    )
+    torch.manual_seed(0)
+    run, first = Recurrent(cell(96, 96)), {}
+    for lengths in [*[(70, 9)] * 7, *[(66, 12), (80, 5), (70, 9)] * 4]:
+        if lengths not in first:
+            first[lengths] = torch.randn(sum(lengths), 96), None
+        rows, expected = first[lengths]
+        x = rows.clone().requires_grad_()
+        y = run(LoDTensor.from_lengths(x, [lengths]))[0].values
+        out = [y, *torch.autograd.grad(y.sin().sum(), [x, *run.parameters()])]
+        if expected is None:
+            first[lengths] = rows, [t.detach() for t in out]
+        else:
+            assert all(map(torch.equal, out, expected))
+    assert len(found) > 9
+    assert None not in found
+    assert sharing in shared
+    assert {*noted[-9:]} == {True, False}

@@ -81,7 +81,7 @@ class Addressed:
         placed: where rows stand.
         moved: that of other sequences, over as many rows at the most. Raises LookupError: they ask for other
             arguments.
-        by_one: a placement on one thread in place of one that has a pace.
+        by_one: makes the same on one thread, for placements that have a pace. Raises LookupError.
         address: of its function.
         written: the rest of its arguments.
         parts: what `float_parts` is to say at a call; None: it makes no difference.
@@ -89,10 +89,12 @@ class Addressed:
 
     def __init__(
         self, desks: Desks, placed: Placed, moved: Callable[[Layout], Placed],
-        by_one: Callable[[Placed], Placed], address: int, written: Writer, parts: int | None,
+        by_one: Callable[[], Addressed], address: int, written: Writer, parts: int | None,
     ) -> None:  # fmt: skip
         self._desks, self._placed, self._moved, self._written = desks, placed, moved, written
-        self._by_one, self._last, self._rooms = by_one, placed, desks.rooms
+        self._by_one = by_one
+        self._alone: Addressed | None = None
+        self._last, self._rooms = placed, desks.rooms
         self._run, self._address, self._parts = c_few.by_addresses(), address, parts
         self._head, self._count = _head(written)
         self._write = struct.Struct(f"{self._count}q").pack_into
@@ -107,9 +109,13 @@ class Addressed:
         placed = self._last
         if placed.layout is not layout:
             placed = self._last = self._placed if self._placed.layout is layout else self._moved(layout)
-        pace, by_all = placed.pace, True
-        if pace is not None and not (by_all := pace.takes_all()):
-            placed = self._by_one(placed)
+        pace = placed.pace
+        if pace is not None and not pace.takes_all():
+            alone = self._alone = self._alone or self._by_one()
+            began = perf_counter_ns()
+            alone(addresses, layout)
+            pace.note(False, perf_counter_ns() - began, layout.rows)
+            return
         try:
             one = self._idle.pop()
         except IndexError:
@@ -135,7 +141,7 @@ class Addressed:
         began = 0 if pace is None else perf_counter_ns()
         self._run(address)
         if pace is not None:
-            pace.note(by_all, perf_counter_ns() - began, layout.rows)
+            pace.note(True, perf_counter_ns() - began, layout.rows)
         self._rooms.append(room)
         self._idle.append(one)
 

@@ -96,7 +96,7 @@ class Placements:
         layout, shares = placed.layout, 1
         if self._source.program.sums:
             if placed.sharing == "turns":
-                return placed._replace(used=1)
+                return placed._replace(used=1, pace=None)
             if placed.sharing == "members":  # one share has the rows of one member
                 shares = min(placed.used, layout.sequences)
         return self.on(layout, shares, split, alone=True)

@@ -196,14 +196,29 @@ class CScan:
         addresses."""
         parts = float_parts() if self._splits and most >= WORTH_SPLITTING else None
         placed = self.placements.of(layout, torch.get_num_threads(), parts or 0)
+        return self._addressed(placed, most, at, products, parts)
+
+    def _addressed(
+        self, placed: Placed, most: int, at: Places, products: Sequence[str] | None, parts: int | None,
+        by_all: Callable[[Layout], Placed] | None = None,
+    ) -> Addressed:  # fmt: skip
+        """The same by a placement. `by_all`: where it is one on one thread, what places others on all."""
+        layout = placed.layout
         tables = self._tables.of(layout, most, placed.parts)
         known = {self._named.get(table.name, table.name) for table in placed.tables}.union(products or ())
         if not (known >= {*at.made} and self._is_by_addresses(placed, tables)):
             raise LookupError
         code, room = self.placements.code(placed.sharing), 1 << layout.sequences.bit_length()
         w = self._writer(layout, most, tables, at, products, room, placed.parts)
-        others = self._for_others(placed, w, most, parts or 0, room)
-        return Addressed(self._desks, placed, others, self.placements.by_one, code.address, w, parts)
+        if by_all is None:
+            others = self._for_others(placed, w, most, parts or 0, room)
+        else:
+            others = self._for_others_by_one(placed, by_all)
+
+        def by_one() -> Addressed:
+            return self._addressed(self.placements.by_one(placed), most, at, products, parts, others)
+
+        return Addressed(self._desks, placed, others, by_one, code.address, w, parts)
 
     def _is_by_addresses(self, placed: Placed, tables: Sequence[Table]) -> bool:
         """Whether a call takes addresses alone, and what it makes is small."""
@@ -211,8 +226,6 @@ class CScan:
         if self._held or self._may_fail or self.source.program.totals:
             return False
         if placed.parts > 1 and not _ADDED_UP.issuperset(t.dtype for t in tables if t.name in sums):
-            return False
-        if placed.pace is not None and (sums or placed.sharing in ("turns", "features")):
             return False
         return all(math.prod(t.shape) * t.dtype.itemsize < MOST for t in tables)
 
@@ -277,6 +290,19 @@ class CScan:
             other = self.placements.of(layout, torch.get_num_threads(), split)
             fits = not w.of_sequences or layout.sequences <= room
             if layout.rows > most or not fits or _kind(other) != kind:
+                raise LookupError
+            return other
+
+        return for_others
+
+    def _for_others_by_one(
+        self, placed: Placed, by_all: Callable[[Layout], Placed]
+    ) -> Callable[[Layout], Placed]:
+        """The same of a placement on one thread; `by_all`: that of all threads."""
+
+        def for_others(layout: Layout) -> Placed:
+            other = self.placements.by_one(by_all(layout))
+            if _kind(other) != _kind(placed):
                 raise LookupError
             return other
 
