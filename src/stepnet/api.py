@@ -250,7 +250,7 @@ def warm(
         begun = state
         state, out = by_twin(_STEPS, step, lambda of: run_warm(of, step, x, begun, way, pieces, draws))
     if out is None and pieces is None:
-        out = run_folded(_STEPS, step, x, state, Way(*way))
+        state, out = run_folded(_STEPS, step, x, state, Way(*way))
     if out is not None:
         lifting.passed()
     return state, out

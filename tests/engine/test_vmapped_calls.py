@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, jacrev, stack_module_state, vmap
 
 from stepnet import Recurrent, recurrent
-from stepnet.cells import GRU
+from stepnet.cells import GRU, LearnedInitialState
 from stepnet.engine import plans, vmapped_calls
 from stepnet.errors import SlowPathWarning, StepError, Unsupported
 from stepnet.executors import transformed
@@ -287,3 +287,46 @@ def test_vmap_tells_its_own_remedy():
         vmap(call)(torch.ones(2, 4, 5, 3))
     assert caught.value.remedy is None
     assert vmap(call, randomness="same")(torch.ones(2, 4, 5, 3)).shape == (2, 4, 5, 3)
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "not"])
+@pytest.mark.parametrize("learned", [True, False], ids=["learned", "zeros"])
+def test_members_that_begin_by_themselves(learned, recorded, monkeypatch):
+    """They go as those that are given a state."""
+    members = [Recurrent(LearnedInitialState(cell) if learned else cell) for cell in (GRU(3, 4), GRU(3, 4))]
+    for member in members:
+        member.double().requires_grad_(recorded)
+        for t in member.state_dict().values():
+            t.copy_(torch.randn_like(t))
+    weights, _ = stack_module_state(members)  # pyright: ignore[reportArgumentType]
+
+    def one(weights, x):
+        return functional_call(members[0], weights, (x,))
+
+    with torch.set_grad_enabled(recorded):
+        plain = [Recurrent(member.step, backend="naive")(X) for member in members]
+        expected = [torch.stack(of) for of in zip(*plain, strict=True)]
+        for _ in range(3):
+            vmap(one, (0, None))(weights, X)
+        monkeypatch.setattr(plans, "find_transformed", None)
+        found = vmap(one, (0, None))(weights, X)
+    torch.testing.assert_close([*found], expected)
+    if recorded:
+        moved = torch.autograd.grad(found[0].sin().sum(), [*weights.values()])
+        own = torch.autograd.grad(expected[0].sin().sum(), [p for m in members for p in m.parameters()])
+        own = [torch.stack(of) for of in zip(own[: len(moved)], own[len(moved) :], strict=True)]
+        torch.testing.assert_close([*moved], own)
+
+
+def test_a_step_is_asked_once_what_it_begins_with():
+    asked = list[int]()
+
+    class Counts(GRU):
+        def initial_state(self, n):
+            asked.append(n)
+            return super().initial_state(n)
+
+    run = Recurrent(Counts(3, 4, dtype=DTYPE))
+    for _ in range(3):
+        vmap(run)(torch.stack([X, X]))
+    assert len(asked) == 3

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 
 from stepnet.compiler.trace.iteration import code_of, reached
+from stepnet.data.attributes import begins_by_itself
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.modes import autocast_dtype, is_wrapped, nothing_around, sees_saved_tensors
-from stepnet.data.tree import flatten, unflatten
+from stepnet.data.tree import Spec, flatten, unflatten
 from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import Unsupported
 from stepnet.executors.autograd import is_computed_again, run_direct, run_real
@@ -41,19 +42,38 @@ _LARGE = 1 << 21  # multiplications of a call, which then take longer in product
 _lately = Bounded[Any, Lately](512)
 
 
-def run_folded(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any, Any] | None:
-    """y and the final state of a call; None where it is to go the long way: no batch or another transform
-    around, noise, no plan, many small calls with weights of their own that may need gradients."""
+def run_folded(
+    of: Steps, step: Any, x: Any, state: Any, way: Way
+) -> tuple[Any, tuple[Any, Any] | None]:  # fmt: skip
+    """The initial state; y and the final state of a call. None where it is to go the long way: no batch or
+    another transform around, noise, no plan, many small calls with weights of their own that may need
+    gradients."""
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     around = functorch.peek_interpreter_stack()
     if around is None or around.key() != functorch.TransformType.Vmap:
-        return None
-    if type(x) is not Tensor or x.dim() < 3 or way.axis not in (0, 1) or state is None:
-        return None
+        return state, None
+    if type(x) is not Tensor or x.dim() < 3 or way.axis not in (0, 1):
+        return state, None
+    begun, n = state, x.shape[1 - way.axis]
+    if state is None:
+        function = of.wrap(step)
+        if not begins_by_itself(function):
+            return None, None
+        begun = of.boot(function, n)
+    leaves, spec = flatten(begun)
+    if any(type(t) is not Tensor or not t.dim() or t.shape[0] != n for t in leaves):
+        return state, None  # the long way tells what is wrong with it
+    return begun, _folded(of, step, x, leaves, spec, way)
+
+
+def _folded(
+    of: Steps, step: Any, x: Tensor, leaves: Sequence[Tensor], spec: Spec, way: Way
+) -> tuple[Any, Any] | None:
+    """y and the final state. `leaves`, `spec`: the state that it begins with."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     batch: Any = retrieve_current_functorch_interpreter()
     level, k = batch.level(), batch.batch_size()
-    leaves, spec = flatten(state)
-    if k == 0 or any(type(t) is not Tensor or not t.dim() for t in leaves):
+    if k == 0:
         return None
 
     def plain(t: Tensor) -> Batched:
@@ -82,7 +102,7 @@ def run_folded(of: Steps, step: Any, x: Any, state: Any, way: Way) -> tuple[Any,
                 weights = [*map(plain, call.tensors)]
                 return _of_members(call, tables, weights, k, wrapped)
             if all(d is None for _, d in tables):  # nothing of it is in the batch
-                return _run(of, step, x, state, way)
+                return _run(of, step, x, unflatten(spec, leaves), way)
             at = 1 - way.axis  # where x has its sequences
             (rows, d), *more = tables
             wide = unflatten(spec, [_side_by_side(t, d, k, 0) for t, d in more])
