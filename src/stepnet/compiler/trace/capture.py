@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -176,6 +177,7 @@ class _Swap(Replaced):
         answers: Answers,
     ) -> None:  # fmt: skip
         super().__init__(swap)
+        self.asked: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []  # of torch.autograd.grad, by what
         self.followed = followed
         self.answers = answers
         self.masks = Masks(answers)
@@ -216,6 +218,8 @@ class _Swap(Replaced):
             return args[0].clone()
         if func in HOOKS_ON and args[0].is_leaf:  # what the step is given or reads
             raise hooks_on_others()
+        if func is torch.autograd.grad:
+            self.asked.append(args[:2])
         if (noise := noise_of(func, args, kwargs)) is not None:
             return noise
         if self.answers.passes(func, args):
@@ -365,6 +369,7 @@ class _FlatStep:
             numbers.check()
         mode.masks.refuse((y, new))
         results = [t if isinstance(t, Tensor) else torch.as_tensor(t) for t in (*y, *new)]
+        _check_past(mode.asked, rows[self.n_x :], results[len(y) :], mode.bases)
         ways = [_leads_to(t, inputs, mode.bases) for t in results]
         if any(t.requires_grad and not requires for t, (_, requires) in zip(results, ways, strict=True)):
             raise Unsupported("a result requires a gradient for tensors alone that the step makes")
@@ -454,6 +459,27 @@ def _leads_to(
             requires |= more
             cut += others
     return tuple(sorted(reached)), tuple(sorted(requires))
+
+
+def _check_past(
+    asked: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]],
+    states: Sequence[Tensor],
+    new: Sequence[Tensor],
+    bases: Mapping[Any, list[Tensor]],
+) -> None:
+    """Refuse `torch.autograd.grad` by a state, of what depends on a second one that the step makes of the
+    first: at the next step autograd goes that way, too, which is behind what a trace of one step shows."""
+    for outputs, by in asked:
+        first = [i for i, t in enumerate(states) if any(t is other for other in by)]
+        reached = {j for t in outputs if first for j in _leads_to(t, states, bases)[0]}
+        for i, j in itertools.product(first, reached):
+            kept = any(new[i] is t for t in states) and new[j] is not states[j]
+            if i in reached and i != j and (kept or _leads_to(new[j], [new[i]], bases)[0]):
+                raise Unsupported(
+                    "torch.autograd.grad(...) by a state, of what depends on another state, which the step "
+                    "before made of that one: its gradient goes through the step before, too",
+                    remedy="w = w.detach().requires_grad_() before it, or torch.func.grad: this step alone",
+                )
 
 
 class _Nothing(torch.autograd.Function):
