@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from covering import few
 from file_formats import FORMATS, Applied
 from saved_modules import Beside
-from stepnet import TensorArray, create_whileloop
+from stepnet import TensorArray, create_whileloop, while_loop
 from stepnet.errors import IRError
 
 BACKEND = "naive"
@@ -45,6 +45,20 @@ class Defaults(nn.Module):
         with loop.frame() as (s,):
             loop.break_if(s == (x.shape[0] if self.turns is None else self.turns))
             y.write(s, torch.tanh(y.read(s - 1, h) + rows.read(s * self.by + self.first, h)))
+            loop.update(s, s + 1)
+        return y.stack()
+
+
+class Counting(nn.Module):
+    """A loop inside gives its count, which nobody reads, before what is read."""
+
+    def forward(self, x: Tensor, h: Tensor) -> Tensor:
+        rows, y = TensorArray(unstack_from=x), TensorArray()
+        loop = create_whileloop([torch.tensor(0)])
+        with loop.frame() as (s,):
+            loop.break_if(s == x.shape[0])
+            inner = while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, v * 0.5 + h), (0, rows.read(s)))
+            y.write(s, inner[1])
             loop.update(s, s + 1)
         return y.stack()
 
@@ -89,7 +103,7 @@ DEFAULTS = [
 @pytest.mark.parametrize("name", few([*FORMATS], ["openvino"]))
 def test_at_other_lengths(name, tmp_path):
     format, _, file = FORMATS[name]
-    model, h = Beside([*TURNS, *DEFAULTS, Down()]).eval(), torch.randn(3, 2)
+    model, h = Beside([*TURNS, *DEFAULTS, Counting(), Down()]).eval(), torch.randn(3, 2)
     format.save(model, tmp_path / file, (torch.randn(5, 3, 2), h))
     read = format.load(tmp_path / file)
     for steps in (1, 2, 3, 4, 6, 7):
