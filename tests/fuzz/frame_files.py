@@ -1,7 +1,7 @@
-"""Random frames of `create_whileloop`, saved in both formats and read back, at other lengths and batches.
+"""Random frames of `create_whileloop`, saved in both formats and read back, at other lengths.
 
-The programs are those of `fuzz.frames` over dense arrays; what they write is stacked. What no file can hold is
-refused; what is written gives what the loop by hand gives, wherever that runs.
+The programs are those of `fuzz.frames` over dense arrays; what they write is stacked. What no file can hold
+is refused; what is written gives what the loop by hand gives, wherever that runs.
 
 `python -m fuzz.frame_files [first] [count]` runs those of some seeds.
 """
