@@ -41,6 +41,7 @@ fuzz: setup
 	cd tests && ../$(BIN)/python -m fuzz 0 9000 eager && ../$(BIN)/python -m fuzz 9000 1000 auto && \
 		../$(BIN)/python -m fuzz.changes 0 2000 && ../$(BIN)/python -m fuzz.changes 2000 500 auto && \
 		../$(BIN)/python -m fuzz.models 0 2000 && ../$(BIN)/python -m fuzz.frames 0 2000 && \
+		../$(BIN)/python -m fuzz.frame_files 0 1000 && \
 		../$(BIN)/python -m fuzz.orders 0 2000 && ../$(BIN)/python -m fuzz.calls 0 2000 && \
 		../$(BIN)/python -m fuzz.sequences 0 2000 && ../$(BIN)/python -m fuzz.heaps 0 2000 && \
 		../$(BIN)/python -m fuzz.sizes 0 2000 && \

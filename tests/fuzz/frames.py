@@ -193,7 +193,7 @@ class Program:
             ins = [TensorArray(unstack_from=x) for x in rows]
         else:
             ins = [TensorArray.unpack(LoDTensor.from_lengths(x, [self.lengths]))[0] for x in rows]
-        n = self.steps if self.lengths is None else max(self.lengths)
+        n = rows[0].shape[0] - 3 if self.lengths is None else max(self.lengths)
         outs = [TensorArray() for _ in range(self.n_out)]
         if self.filled:
             for out in outs:
@@ -240,11 +240,15 @@ class Program:
 
         given = [*counters, *variables]
         results = as_frame(body, given) if frame else by_hand(body, given)
+        return [*results, *self.written(frame, outs)]
+
+    def written(self, frame: bool, outs: list[TensorArray]) -> list[Tensor]:
+        """What stands in the arrays that a run wrote."""
         if not frame:
             self.places = [sorted(contents_of(out).values) for out in outs]
         elif self.way != "tape":
             assert self.places == [sorted(contents_of(out).values) for out in outs]
-        return [*results, *(a.read(i) for a, at in zip(outs, self.places, strict=True) for i in at)]
+        return [a.read(i) for a, at in zip(outs, self.places, strict=True) for i in at]
 
 
 class _Left(Exception):

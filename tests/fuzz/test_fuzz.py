@@ -12,7 +12,7 @@ from covering import few
 from stepnet import recurrent
 from stepnet.engine import jvp_on_saved_rows
 
-from . import calls, frames, heaps, models, nested, orders, sequences, sizes
+from . import calls, frame_files, frames, heaps, models, nested, orders, sequences, sizes
 from .compare import Declined, check
 from .seeds import held
 from .steps import make_case
@@ -61,6 +61,16 @@ def test_a_seed_is_a_step():
 @pytest.mark.parametrize("seed", few(range(40), (0,)))
 def test_models(seed):
     assert models.difference(seed) is None
+
+
+@pytest.mark.parametrize("seed", few(range(40), (11,)))
+def test_frame_files(seed):
+    assert frame_files.difference(seed) is None
+
+
+def test_a_file_of_a_frame_that_differs_is_told(monkeypatch):
+    monkeypatch.setattr(frames, "by_hand", lambda body, given: [v + 1 for v in frames.as_frame(body, given)])
+    assert "onnx, 1 steps: [0" in str(frame_files.difference(11))
 
 
 FILLED = 975138  # on a tape, an array is filled inside of values whose shape is not known

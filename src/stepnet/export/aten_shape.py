@@ -111,7 +111,11 @@ def _narrow(b: AtenNet, x: Any, dim: int, start: Any, length: Any) -> Any:
         return b.out(x)  # where a view has the sizes that it was asked for
     value, axis = b.out(x), b.axis(x, dim)
     if isinstance(start, int) and isinstance(length, int):
-        return b.emit.slice(value, axis, start, start + length)
+        part = b.emit.slice(value, axis, start, start + length)
+        if isinstance(b.shape(x)[dim], int):
+            return part
+        # of fewer rows a slice gives what there is, where torch raises; a split raises, too
+        return b.emit.split(part, axis, b.emit.ints([length, 0]), 2)[0]
     end = b.emit.call("add", b.size(start), b.size(length))
     return b.emit.slice(value, axis, _bound(b, start), end)
 

@@ -300,7 +300,7 @@ class _Raising:
         }
         used: list[Any] = [*self.updates.values()]
         for op in self.program.ops:
-            if isinstance(op, Call) and op.out not in {*derived, *self.tested}:
+            if isinstance(op, Call) and not _gives_only({*derived, *self.tested}, op):
                 used.append((op.args, op.kwargs))
             elif isinstance(op, Write):
                 used.append(op.value)
@@ -415,7 +415,7 @@ class _Raising:
         for op in self.calls:
             if op.out in rename or op.out in elements:
                 continue
-            if op.out in {*self.lines, *self.tested} - used:
+            if _gives_only({*self.lines, *self.tested} - used, op):
                 continue
             check_takes_no_arrays(op)
             calls.append(op)
@@ -443,13 +443,18 @@ class _Raising:
         for op in self.program.ops:
             if isinstance(op, Write):
                 read.append(op.value)
-            elif isinstance(op, Call) and op.out not in numbers and op.out not in elements:
+            elif isinstance(op, Call) and not _gives_only(numbers, op) and op.out not in elements:
                 read.append((op.args, op.kwargs))
         used = numbers.intersection(places(tuple(read)))
         for op in reversed(self.calls):
             if op.out in used:
                 used |= numbers.intersection(places((op.args, op.kwargs)))
         return used
+
+
+def _gives_only(found: set[int], op: Call) -> bool:
+    """Whether all that a call gives stands at some places: a while loop gives its count and more."""
+    return found.issuperset(range(op.out, op.out + op.count))
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)

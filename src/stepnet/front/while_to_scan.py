@@ -115,8 +115,7 @@ def _bound(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any]) -> Raised:
             raise rule("the values of an array differ in shape or dtype", op)
     held = dict(program.constants)
     for op, line in form.fixed:
-        default = resolve(op.default, program.constants)
-        held[op.out] = _value(op, program.arrays[op.array], line.at(numbers), default)
+        held[op.out] = _fixed(loop, op, line.at(numbers))
     state = _first_state(loop, form, numbers, held)
     if form.counted is not None:
         boot = loop.loop_vars[form.counted]
@@ -144,8 +143,11 @@ def _bound(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any]) -> Raised:
                 joined = Steps(value.expand(steps, *value.shape))
             contents_of(program.arrays[number]).put(low, joined)
         results = list(loop.loop_vars)
+        turned: Any = steps
+        if not _never_negative(steps):  # torch, to which no size is 0, says n - 1 for max(n - 1, 0)
+            turned = torch.full((), steps).clamp(min=0)
         for place, by in form.counters.items():
-            results[place] = results[place] + by * steps
+            results[place] = (results[place] + by * turned).to(results[place].dtype)
         for place, value in zip(form.carried, last, strict=False):
             results[place] = value
         return results
@@ -200,7 +202,7 @@ def _steps(loop: WhileLoop, form: ScanForm, numbers: dict[int, Any]) -> Any:
         raise rule("there are no steps")
     if not isinstance(steps, torch.SymInt):
         _check_range(form, numbers, steps)
-    elif not _surely(steps >= 0):
+    elif not _never_negative(steps):
         steps = torch.sym_max(steps, 0)
     if loop.max_steps is not None and steps > loop.max_steps:
         raise rule("there are more steps than max_steps")
@@ -256,10 +258,8 @@ def _column(loop: WhileLoop, op: Read | Element, first: Any, by: int, steps: Any
     if isinstance(op, Element) and high < 0 and not op.kept:
         low, high = low + whole.shape[0], high + whole.shape[0]
     default = resolve(op.default, loop.program.constants) if isinstance(op, Read) else None
-    if whole is not None and default is not None and isinstance(steps + whole.shape[0], torch.SymInt):
-        inside = _surely(low >= 0) and _surely(high < whole.shape[0])
-        if not inside:
-            return _where_it_is(op, whole, default, torch.arange(steps, device=whole.device) * by + first)
+    if whole is not None and default is not None and not _everywhere(whole, low, high, steps):
+        return _where_it_is(op, whole, default, torch.arange(steps, device=whole.device) * by + first)
     if whole is not None and low >= 0 and high < whole.shape[0]:
         count = high + 1 - low
         part = whole if count == whole.shape[0] else whole.narrow(0, low, count)
@@ -277,15 +277,31 @@ def _column(loop: WhileLoop, op: Read | Element, first: Any, by: int, steps: Any
     return torch.stack(values)
 
 
-def _surely(truth: Any) -> bool:
-    """Whether something holds for all open sizes, also for 0 and 1, which torch takes for granted none is."""
-    if not isinstance(truth, torch.SymBool):
-        return bool(truth)
+def _fixed(loop: WhileLoop, op: Read, place: Any) -> Any:
+    """What a read gives that is the same at every step."""
+    array, default = loop.program.arrays[op.array], resolve(op.default, loop.program.constants)
+    whole = contents_of(array).whole
+    if whole is not None and default is not None and not _everywhere(whole, place, place, 1):
+        return _where_it_is(op, whole, default, torch.full((1,), place, device=whole.device)).squeeze(0)
+    return _value(op, array, place, default)
+
+
+def _everywhere(whole: Tensor, low: Any, high: Any, steps: Any) -> bool:
+    """False if open sizes may be such that a tensor has not all of some places."""
+    if not isinstance(low + high + steps + whole.shape[0], torch.SymInt):
+        return True
+    return _never_negative(low) and _never_negative(whole.shape[0] - 1 - high)
+
+
+def _never_negative(number: Any) -> bool:
+    """True of what is 0 or more for all open sizes, also for 0 and 1, which torch says none is."""
+    if not isinstance(number, torch.SymInt):
+        return number >= 0
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
 
-    asked: Any = truth.node.expr
+    asked = number.node.expr
     few = (asked.subs(dict.fromkeys(asked.free_symbols, size)) for size in (0, 1))
-    return statically_known_true(truth) and all(map(bool, few))
+    return all(found >= 0 for found in few) and statically_known_true(number >= 0)
 
 
 def _where_it_is(op: Read | Element, whole: Tensor, default: Any, at: Tensor) -> Tensor:
