@@ -9,6 +9,7 @@ A = RNG.standard_normal((2, 3, 4)).astype(np.float32)
 I = RNG.integers(-7, 8, (2, 3, 4)).astype(np.int32)
 SHIFTS = RNG.integers(0, 4, (3, 1)).astype(np.int32)
 IMAGE = RNG.standard_normal((2, 8, 4, 6)).astype(np.float32)
+SUMS = np.stack([IMAGE[:, :, 0, 0] + IMAGE[:, :, 0, 1], IMAGE[:, :, 0, 2]], -1)
 SQUARE = (RNG.standard_normal((2, 3, 3)) + 3 * np.eye(3)).astype(np.float32)
 BLOCKS = RNG.standard_normal((2, 12, 6)).astype(np.float32)
 ODD = np.array([[np.inf, -np.inf, np.nan, 1.0]], np.float32)
@@ -325,6 +326,12 @@ CASES = [  # type, inputs, result, version, and attributes
     ("AvgPool", [IMAGE], IMAGE, "opset14",
      {"kernel": "1, 1", "strides": "1, 1", "pads_begin": "0, 0", "pads_end": "0, 1",
       "rounding_type": "ceil_torch", "exclude-pad": "false"}),
+    *(("AvgPool", [IMAGE[:, :, :1, :3]], SUMS[:, :, None] / divisors, "opset1",
+       {"kernel": "1, 2", "strides": "1, 2", "rounding_type": "ceil", "exclude-pad": "false", **pads})
+      for divisors, pads in (
+          ([2, 1], {"pads_begin": "0, 0", "pads_end": "0, 0"}),
+          ([2, 1], {"pads_begin": "0, 1", "pads_end": "0, 1", "auto_pad": "valid"}),
+          ([2, 2], {"pads_begin": "0, 0", "pads_end": "0, 1"}))),
     ("Broadcast", [A[0, :, 0], c([3, 2]), c([0])], np.stack([A[0, :, 0]] * 2, 1), "opset1", {}),
     ("NonZero", [A[0, 0, 0]], [[0]], "opset3", {}),
     ("SegmentMax", [TABLE, c([0, 0, 3, 3]), c(5)],

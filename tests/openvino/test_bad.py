@@ -232,11 +232,14 @@ LAST = {  # a layer that is given [2, 5, 3] and constants
     r"split_lengths does not fit the outputs\n.*3 lengths\n.*2, one for each": lambda net, x: net.add(
         "VariadicSplit", [x, net.const(1), net.const([1, 2, 2])], ["FP32"] * 2, name="last"
     ),
+    r"output port 2 declares 1, but the layer gives a scalar\n.*: +1\n.*: +a scalar": lambda net, x: net.add(
+        "ReduceSum", [x, net.const([0, 1, 2])], name="last", dims=[(1,)]
+    ),
     r"its window is wider than axis 2\n.*a window of 9\n.*at most 5": lambda net, x: net.add(
         "MaxPool", [x], kernel=9, strides=1, pads_begin=1, pads_end=1, name="last"
     ),
-    r"input 1 must be one number, or a list of them\n.*float32\[2, 5, 3\]\n.*one dimension": lambda net, x: (
-        net.add("Broadcast", [x, x], name="last")
+    r"input 1 must be one number, or a list of them\n.*int64\[1, 2\]\n.*one dimension": lambda net, x: (
+        net.add("Broadcast", [x, net.const([[5, 3]])], name="last")
     ),
     r"\[2, 5, 3\] cannot be reshaped to \[4, -1\]\n.*30 numbers\n.*a multiple of 4": lambda net, x: net.add(
         "Reshape", [x, net.const([4, -1])], name="last", special_zero="false"

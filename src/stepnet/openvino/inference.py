@@ -27,7 +27,7 @@ from .element_types import by_name
 from .graph import Graph, Node
 from .layers.row import Misfit
 from .loops import IfRunner, LoopRunner, TensorIteratorRunner
-from .reader import declared_shape, fits, shape_text
+from .reader import declared_shape, fits, shown
 from .records import Layer
 from .table import ROWS
 from .weights import check_bytes
@@ -223,7 +223,7 @@ class Walk:
         """The same of its shape, which the layers that read it do not ask for: they are blamed before it."""
         shape = declared_shape(parameter)
         if shape and _is_misfed(parameter, value):
-            said = {"got": shape_text(tuple(value.shape)), "expected": shape_text(shape)}
+            said = {"got": shown(tuple(value.shape)), "expected": shown(shape)}
             fault = _Fault.at(parameter, "what it is fed has another shape", _differ(shape, value), **said)
             self.faults.setdefault(parameter.where, fault)
 
@@ -232,7 +232,7 @@ class Walk:
         for port, value in zip(layer.outputs, results, strict=False):
             if not isinstance(value, Tensor) or not port.shape or fits(port.shape, value.shape):
                 continue  # () is also what a port has that says no dims
-            got, made = shape_text(port.shape), shape_text(tuple(value.shape))
+            got, made = shown(port.shape), shown(tuple(value.shape))
             what = f"output port {port.id} declares {got}, but the layer gives {made}"
             fault = _Fault.at(layer, what, _differ(port.shape, value), got=got, expected=made)
             self.misdeclared.setdefault(layer.where, fault)
@@ -252,9 +252,9 @@ class Walk:
         _check_kinds(node, given)
         for i in node.values:
             if i < len(given) and given[i].dim() > 1:
-                shown = typed_shape(given[i])
-                what, wanted = f"input {i} must be one number, or a list of them", "at most one dimension"
-                raise _Fault.at(node.layer, what, None, got=shown, expected=wanted)
+                said = {"got": typed_shape(given[i]), "expected": "at most one dimension"}
+                what = f"input {i} must be one number, or a list of them"
+                raise _Fault.at(node.layer, what, None, **said)
         if any(given[i].is_meta for i in node.values if i < len(given) and i not in node.fixed):
             return [UNKNOWN] * len(node.outputs)
         arguments = list(given)
@@ -542,8 +542,8 @@ def _misfed(graph: Graph, arguments: Sequence[Any]) -> str:
     """The Parameters of a body that declare other shapes than come in: the fault of a layer may be theirs."""
     layers = [graph.net.layers[number] for number in graph.net.parameters]
     return "; ".join(
-        f"the Parameter '{shorten(layer.name)}' is fed {shape_text(tuple(value.shape))}"
-        f" and declares {shape_text(declared_shape(layer))}"
+        f"the Parameter '{shorten(layer.name)}' is fed {shown(tuple(value.shape))}"
+        f" and declares {shown(declared_shape(layer))}"
         for layer, value in zip(layers, arguments, strict=True)
         if _is_misfed(layer, value)
     )

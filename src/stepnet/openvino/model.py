@@ -19,7 +19,7 @@ from .element_types import ElementType
 from .graph import Graph, Making
 from .inference import check_shapes
 from .loops import RUNNERS
-from .reader import declared_shape, declared_type, fits, read_net, shape_text
+from .reader import declared_shape, declared_type, fits, read_net, shown
 from .records import Layer, Net, Shape
 from .states import open_states
 from .table import check_supported, is_constant
@@ -195,7 +195,7 @@ def parameter_type(layer: Layer) -> tuple[ElementType, Shape | None]:
         check_bytes(shape, element_type.dtype.itemsize, layer.where)
         port = layer.outputs[0].shape
         if port and not fits(shape, port):
-            said = f"{shape_text(shape)} and {shape_text(port)}"
+            said = f"{shown(shape)} and {shown(port)}"
             raise Broken(f"{layer.where}: its shape and that of its port differ", got=said, expected="one")
     return element_type, shape
 

@@ -311,6 +311,15 @@ def shape_text(shape: Shape | None) -> str:
     return "..." if shape is None else ",".join("?" if size < 0 else str(size) for size in shape)
 
 
+def shown(shape: Shape | None) -> str:
+    """A shape as errors say it.
+
+    >>> shown((-1, 3)), shown(())
+    ('?,3', 'a scalar')
+    """
+    return shape_text(shape) or "a scalar"
+
+
 def shape_from_text(text: str, where: str) -> Shape | None:
     """The shape that an attribute such as `"?,1,3"` gives; "" is a scalar, "..." any rank (None).
 

@@ -133,7 +133,7 @@ ROWS = (
     Row("Gelu", _gelu, (1, 1), takes=(REAL,)),
     Row("PReLU", plain(_prelu), (2, 2)),
     Row("Selu", plain(_selu), (3, 3), takes=(REAL,)),
-    Row("Swish", plain(_swish), (1, 2), values=(1,), takes=(REAL,)),
+    Row("Swish", plain(_swish), (1, 2), values=(1,), kinds={1: REAL}, takes=(REAL,)),
     Row("HardSigmoid", plain(_hard_sigmoid), (3, 3), takes=(REAL,)),
     _one("HSigmoid", lambda x: (x + 3).clamp(0, 6) / 6),
     _one("HSwish", lambda x: x * ((x + 3).clamp(0, 6) / 6)),

@@ -183,7 +183,10 @@ def _avg_pool(layer: Layer, attributes: Attributes) -> Function:
         raise Misfit(
             what, got=f"pads of {pads}, a kernel of {list(window.kernel)}", expected="a wider kernel"
         )
-    return lambda x: mean_pool(window, x, with_padding=not without)
+    # As the reference code of OpenVINO has it, what ceil adds counts only where something is padded.
+    # (same_upper that pads nothing leaves no window incomplete; ceil_torch counts as PyTorch does.)
+    padded = any(pads) if window.auto is None else window.auto != "valid"
+    return lambda x: mean_pool(window, x, with_padding=padded and not without)
 
 
 _AVERAGES = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)

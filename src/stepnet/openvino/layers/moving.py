@@ -13,6 +13,7 @@ from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
 from .row import (
+    BITS,
     NUMBERS,
     Function,
     Misfit,
@@ -215,7 +216,7 @@ def _search_sorted(layer: Layer, attributes: Attributes) -> Function:
 
 ROWS = (
     Row("Roll", plain(_roll), (3, 3), values=(1, 2)),
-    Row("Reverse", _reverse, (2, 2), values=(1,)),
+    Row("Reverse", _reverse, (2, 2), values=(1,), kinds={1: BITS}),
     Row("SpaceToBatch", plain(_space_to_batch), (4, 4), values=(1, 2, 3)),
     Row("BatchToSpace", plain(_batch_to_space), (4, 4), values=(1, 2, 3)),
     Row("DepthToSpace", _depth_to_space, (1, 1)),

@@ -17,7 +17,7 @@ from stepnet.file_model import Aligning, not_in_recordings, suppressed
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, number
+from .row import NUMBERS, Function, Misfit, Row, number
 
 _MOVED = {  # before and after the scale, and the least length of a box
     "asymmetric": (0.0, 0.0, 1.0),
@@ -80,5 +80,12 @@ def _non_max_suppression(layer: Layer, attributes: Attributes) -> Function:
 
 ROWS = (
     Row("ROIAlign", _roi_align, (3, 3)),
-    Row("NonMaxSuppression", _non_max_suppression, (2, 6), (1, 3), values=(2, 3, 4, 5)),
+    Row(
+        "NonMaxSuppression",
+        _non_max_suppression,
+        (2, 6),
+        (1, 3),
+        values=(2, 3, 4, 5),
+        kinds=dict.fromkeys((3, 4, 5), NUMBERS),
+    ),
 )

@@ -11,7 +11,7 @@ from stepnet.file_model import ROUNDED, WHERE, Resizing, put_back, times
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import Function, Misfit, Row, axis_in, by_data, check_size, listed, shape_text
+from .row import NUMBERS, Function, Misfit, Row, axis_in, by_data, check_size, listed, shape_text
 
 _KINDS = {"nearest": "nearest", "linear": "linear", "linear_onnx": "linear", "cubic": "cubic"}
 _PLACES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "tf_half_pixel_for_nn", "align_corners")
@@ -127,7 +127,7 @@ def _padded(x: Tensor, begin: list[int], end: list[int]) -> Tensor:
 
 
 ROWS = (
-    Row("Interpolate", _interpolate, (2, 4), values=(1, 2, 3)),
+    Row("Interpolate", _interpolate, (2, 4), values=(1, 2, 3), kinds=dict.fromkeys((1, 2), NUMBERS)),
     Row("GridSample", _grid_sample, (2, 2)),
     Row("Col2Im", _col2im, (3, 3), values=(1, 2)),
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -47,6 +47,7 @@ class Row:
         outputs: the fewest and the most outputs.
         values: inputs that say a shape, an axis or another plain number: the function gets Python
             numbers or lists for them, not tensors.
+        kinds: which element types those of `values` may be of that need not be whole numbers.
         takes: which element types (see `KINDS`) each input may be of, but those of `values`, and at last all
             behind it; "" for any.
     """
@@ -56,12 +57,15 @@ class Row:
     inputs: tuple[int, int]
     outputs: tuple[int, int] = (1, 1)
     values: tuple[int, ...] = ()
+    kinds: Mapping[int, str] = field(default_factory=dict)
     takes: tuple[str, ...] = ()
 
     def refused(self, index: int, dtype: torch.dtype) -> str | None:
         """What an input must be of, where it is of an element type that the layer does not take."""
-        free = index in self.values or not self.takes
-        kind = "" if free else self.takes[min(index, len(self.takes) - 1)]
+        if index in self.values:
+            kind = self.kinds.get(index, WHOLE)
+        else:
+            kind = self.takes[min(index, len(self.takes) - 1)] if self.takes else ""
         return None if not kind or KINDS[kind](dtype) else kind
 
 

@@ -16,6 +16,7 @@ from stepnet.openvino.records import Layer
 from stepnet.watchers import instead
 
 from .row import (
+    NUMBERS,
     Function,
     Misfit,
     Row,
@@ -278,5 +279,5 @@ ROWS = (
     Row("Broadcast", _broadcast, (2, 3), values=(1, 2)),
     Row("Tile", plain(_tile), (2, 2), values=(1,)),
     Row("ShapeOf", _shape_of, (1, 1)),
-    Row("Range", _range, (3, 3), values=(0, 1, 2)),
+    Row("Range", _range, (3, 3), values=(0, 1, 2), kinds=dict.fromkeys((0, 1, 2), NUMBERS)),
 )
