@@ -142,7 +142,7 @@ def _as_steps(call: Call, out: list[Tensor], kept: Sequence[Tensor] | None = Non
 def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The results of a plan, and all values that it keeps, by name."""
     ready, plan = call.ready, call.ready.plan
-    given = tensors[len(plan.x) : len(plan.x) + len(plan.states)]
+    _, given, _ = plan.parted(tensors)
     values, states = inputs_of(call, tensors)
     values, finals = ready.forward.run(values, states, call.layout, as_it_is=call.as_it_is)
     out = [values[name] for name in plan.y]
@@ -155,15 +155,15 @@ def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[s
 def inputs_of(call: Call, tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What the forward loop reads, and the boot values of its states, by name."""
     ready, plan = call.ready, call.ready.plan
-    n_x, n = len(plan.x), len(plan.x) + len(plan.states)
-    values = dict(zip(ready.rows_and_weights, (*tensors[:n_x], *tensors[n:]), strict=False))
+    x, boots, weights = plan.parted(tensors)
+    values = dict(zip(ready.rows_and_weights, (*x, *weights), strict=False))
     if call.constants:
         values |= call.constants
     if call.noise is not None:
         values |= dict(zip(ready.forward.noise, call.noise, strict=True))
     states = {
         name: t if t.dtype is dtype else t.to(dtype)  # which takes a microsecond to find out
-        for (name, dtype), t in zip(ready.carried_as.items(), tensors[n_x:n], strict=False)
+        for (name, dtype), t in zip(ready.carried_as.items(), boots, strict=False)
     }
     return values, states
 
@@ -350,7 +350,7 @@ def _note(ctx: Any, call: Call, led: list[str], count: int) -> None:
 
 def _save(ctx: Any, ready: Ready, tensors: Sequence[Tensor], kept: Sequence[Tensor] | None) -> None:
     """Save what backward reads. `kept`: besides the inputs; None: it computes all again."""
-    rows = len(ready.plan.x) + len(ready.plan.states)
+    rows = ready.state_places.stop
     of = ((), (), ()) if kept is None else (ready.unread, ready.inert, ready.read_results)
     unread, inert, read = of
     kept, n = kept or (), len(ready.plan.y)

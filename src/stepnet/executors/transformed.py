@@ -523,7 +523,7 @@ def _along(
 
 def _kinds(run: Run, count: int) -> list[str]:
     """For each input whether it has rows (of steps, or of sequences), or is shared by them."""
-    rows = len(run.call.ready.plan.x) + len(run.call.ready.plan.states)
+    rows = run.call.ready.state_places.stop
     return ["row"] * rows + ["shared"] * (count - rows)
 
 
