@@ -43,7 +43,7 @@ from .memory import Memory, are_written, counters
 from .noise import generator_of, noise_of
 from .ready import Ready
 from .recompute_check import checkpointed
-from .replaced_memory import as_they_were, by_saved_leaves
+from .replaced_memory import Moved
 from .saved_tensors import saved as as_saved
 from .tables import EARLIER, into
 
@@ -302,11 +302,11 @@ class _PlanCall(torch.autograd.Function):
         later = ctx.later.pop(ctx.ran, ()) if ctx.later else ()
         inputs, saved, moved = ctx.memory.found(saved, torch.is_grad_enabled())
         if moved:
-            how = _of_moved(ctx, saved, inputs, grads, needed)
+            run = _of_moved(ctx, saved, inputs, grads, needed, moved)
             if torch.is_grad_enabled():
-                found, saved = None, [*as_they_were(*how, moved), *saved[len(needed) :]]
+                found, saved = None, [*run.as_they_were(), *saved[len(needed) :]]
             else:
-                found = by_saved_leaves(*how, moved)
+                found = run.by_saved_leaves()
             if found is not None:
                 guard_inputs(ctx, inputs, found, needed)
                 return (None, None, *found)
@@ -395,15 +395,15 @@ def _forward(ctx: Any, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, .
 
 def _of_moved(
     ctx: Any, were: Sequence[Tensor], now: Sequence[Tensor], grads: Sequence[Tensor | None],
-    needed: Sequence[bool],
-) -> tuple[Call, Sequence[Tensor], Sequence[Tensor], Sequence[Tensor | None], Sequence[bool]]:  # fmt: skip
-    """What `by_saved_leaves` takes."""
+    needed: Sequence[bool], places: Sequence[int],
+) -> Moved:  # fmt: skip
+    """A run whose inputs at these places are in other memory by now."""
     call = ctx.call if isinstance(ctx.call, Call) else ctx.call()
     n, n_y = len(needed), len(call.ready.plan.y)
     were = [rows_in(t, 0, ctx.copied[k]) if k in ctx.copied else t for k, t in enumerate(were[:n])]
     if call.steps:
         grads = (*(g if g is None else _rows(g) for g in grads[:n_y]), *grads[n_y:])
-    return call, were, now[:n], grads, needed
+    return Moved(call, were, now[:n], grads, needed, places)
 
 
 def _backward(
