@@ -50,7 +50,9 @@ from .tables import EARLIER, into
 WORTH_ASKING = 1 << 24  # multiplications that take longer than to ask whether anybody wants what they make
 
 
-def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+def run_plan(
+    call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]
+) -> list[Tensor]:
     """Run a plan. Returns the rows of each y leaf, then the last value of each state."""
     tensors = (*x, *states, *weights)
     paired = call.ready.plan.paired
@@ -80,7 +82,7 @@ def _as_pairs(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def run_real(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> list[Tensor]:
-    """`run`, of x, states and weights that are no complex numbers."""
+    """`run_plan`, of x, states and weights that are no complex numbers."""
     if not (is_recorded() and any(t.requires_grad for t in tensors)):
         out = forward(call, tensors)[0]
         _as_steps(call, out)

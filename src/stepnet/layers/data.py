@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.data.arguments import brief, whole
-from stepnet.data.arguments import name as name_of
+from stepnet.data.arguments import brief, name_of, whole
 from stepnet.data.convert import DEEPEST
 from stepnet.data.lod import LoDTensor
 from stepnet.data.no_graph import refuse_proxies

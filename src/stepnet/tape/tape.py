@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stepnet.data.arguments import name as name_of
+from stepnet.data.arguments import name_of
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import StepnetError, TapeError
 from stepnet.locks import Lock
