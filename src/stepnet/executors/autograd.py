@@ -44,7 +44,7 @@ from .noise import generator_of, noise_of
 from .ready import Ready
 from .recompute_check import checkpointed
 from .replaced_memory import Moved
-from .saved_tensors import saved as as_saved
+from .saved_tensors import as_saved
 from .tables import EARLIER, into
 
 WORTH_ASKING = 1 << 24  # multiplications that take longer than to ask whether anybody wants what they make
