@@ -542,6 +542,7 @@ class Recurrent(nn.Module, Generic[State, Output]):
     def forward(
         self, x: Any = None, state: Any = None, resets: Any = None, *, steps: Any = None, static: Any = None
     ) -> Any:
+        """What `recurrent` gives for the step and these arguments, which are as there."""
         return recurrent(
             self.step, x, state, steps=steps, resets=resets, static=static, reverse=self.reverse,
             level=self.level, axis=self.axis, scopes=self.scopes, backend=self.backend,

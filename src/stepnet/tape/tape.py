@@ -187,7 +187,11 @@ class Tape:
 
     def check_items(self, items: Iterable[TapeItem], where: str | Place, group: Any = UNKNOWN) -> None:
         """Refuse items that are not on this tape, or not in a recurrent group; in that recorded here if none
-        is named."""
+        is named. `where`: what errors begin with.
+
+        Raises:
+            TapeError: one is not.
+        """
         group = self.group if group is UNKNOWN else group
         for item in items:
             found = item.creation
