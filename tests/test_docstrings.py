@@ -71,10 +71,8 @@ def methods(kind: type) -> dict[str, Any]:
 
 def said_of(kind: type, name: str) -> str:
     """The docstring of a method: its own, or that of one of stepnet's that it is in the place of."""
-    found = (
-        getattr(vars(base).get(name), "__doc__", None) for base in kind.__mro__ if "stepnet" in str(base)
-    )
-    return next(filter(None, found), "")
+    own = [vars(base).get(name) for base in kind.__mro__ if base.__module__.startswith("stepnet")]
+    return next(filter(None, (getattr(it, "__doc__", None) for it in own)), "")
 
 
 LIST = listed()
