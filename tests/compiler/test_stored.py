@@ -33,6 +33,7 @@ def _odd(x, h):
     h = torch.cumsum(h + x, -1) * torch.tensor([1.0, -0.5, 2.0], dtype=DTYPE)
     low = torch.searchsorted(torch.tensor([0.0, 1.0], dtype=DTYPE), h.detach().contiguous(), right=True)
     h = torch.where(h > float("inf"), h, torch.div(h, 2.0, rounding_mode="floor") + h)
+    h = h + h.gather(1, h.argmax(1, keepdim=True))
     return {"a": [low, (h, None)], 2: h.topk(2, -1)[0].flip(-1)}, h
 
 

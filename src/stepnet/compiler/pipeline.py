@@ -32,6 +32,7 @@ from .passes.reassociate import reassociate
 from .passes.rerun_for_backward import known_results
 from .passes.rowwise_probe import ROWS, check_opaque
 from .passes.split import Halves, split
+from .passes.sure_picks import say_inside
 from .passes.table_products import multiply_tables
 from .reads.numbers import Lifted
 from .rewritten.inner_loops import MOST, inner_loops
@@ -228,9 +229,12 @@ def finish(
     def regrouped(whole: Joint, graph: Graph) -> Joint:
         return replace(whole, graph=reassociate(graph, signature.state_names))
 
+    sure = say_inside(joint.graph)
+    known = joint if sure is joint.graph else replace(joint, graph=sure)
+
     def apart(*, fuse: bool) -> Joint:
-        graph = early_columns(joint.graph, signature.state_names, fuse=fuse)
-        return joint if graph is joint.graph else regrouped(joint, graph)
+        graph = early_columns(known.graph, signature.state_names, fuse=fuse)
+        return known if graph is known.graph else regrouped(known, graph)
 
     of_torch, of_c = apart(fuse=False), apart(fuse=True)
     if holds_rounded(of_c.graph):  # for torch ops it stays as traced: each cast of a step costs a dispatch

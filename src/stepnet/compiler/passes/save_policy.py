@@ -1,8 +1,9 @@
 """What the forward loop keeps for the backward one: the fewest bytes a row, by a minimum cut.
 
 Every forward value is an edge as wide as its bytes; matmuls, sorts and factors, places of the largest,
-noise, torch calls and sums of large rows are never computed twice, everything else may be. Of equal cuts the
-one nearest to the backward loop is taken, so that gates are kept rather than what they were computed from.
+noise, torch calls, sums of large rows and divisions of whole numbers, of which no vector has one, are never
+computed twice, everything else may be. Of equal cuts the one nearest to the backward loop is taken, so that
+gates are kept rather than what they were computed from.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.graph import Graph, Node
 from stepnet.ir.ops import OPS, RANDOM, Stage
 
 _KEPT_STAGES = (Stage.MATMUL, Stage.WHOLE, Stage.OPAQUE)
 _PICKS = ("embed", "argmax", "argmin")  # places: few, and looked for among many
+_DIVISIONS = ("remainder", "floor_divide")
 _LARGE, _SMALLER = 1024, 16  # elements that a sum is not taken of again, if it is so many times smaller
 
 
@@ -28,6 +31,10 @@ def _is_sum_of_much(graph: Graph, node: Node) -> bool:
         return False
     of, made = (graph.values[name].size for name in (node.inputs[0], node.outputs[0]))
     return of >= max(_LARGE, _SMALLER * made)
+
+
+def _divides_whole_numbers(graph: Graph, node: Node) -> bool:
+    return node.op in _DIVISIONS and graph.values[node.output].dtype in INTEGERS
 
 
 def choose(
@@ -65,7 +72,8 @@ def choose(
         cost = free.get(name, float(max(graph.values[name].bytes, 1)))
         flow.add_edge((name, "in"), (name, "out"), capacity=cost)
         node = nodes.get(name)
-        if node is None or not recomputable(node) or _is_sum_of_much(graph, node):
+        slow = node is not None and (_is_sum_of_much(graph, node) or _divides_whole_numbers(graph, node))
+        if node is None or not recomputable(node) or slow:
             flow.add_edge(source, (name, "in"))
             continue
         for operand in node.inputs:

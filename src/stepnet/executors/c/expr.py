@@ -44,6 +44,7 @@ def _indented(lines: Iterable[str], depth: int = 1) -> list[str]:
 class _LoopText:
     def __init__(self, w: Places, loop: LoopNest) -> None:
         self.w, self.loop = w, loop
+        self.shape = (*loop.shape, w.lanes) if w.lanes else loop.shape
         self.registers: set[str] = set()
         self.used: list[Access] = []
         self.before: dict[int, list[str]] = {}  # what is found before the loop over a merged dimension
@@ -55,16 +56,18 @@ class _LoopText:
         w, loop = self.w, self.loop
         accesses: list[Access] = [self._whole()]
         for node in loop.nodes:
-            if node.op == "embed" and loop.shape:
+            if node.op == "embed" and self.shape:
                 accesses += self._looked_up(node)
             for operand in node.inputs if node.op != "embed" else ():
                 accesses.append(self._read(operand))
             for name in node.outputs:
                 for _, seen in w.parts.get(name, []):
-                    accesses.append(seen)
-                if OPS[node.op].stage is Stage.REDUCE and loop.shape:
+                    accesses.append(self._in_lanes(seen))
+                if OPS[node.op].stage is Stage.REDUCE and self.shape:
                     accesses.append(self._reduced(node))
-        dims, strides = collapse(loop.shape, [a.strides for a in accesses])
+            if node.op == "sum_rows" and w.lanes:
+                accesses.append(self._lane())
+        dims, strides = collapse(self.shape, [a.strides for a in accesses])
         self.dims = dims
         self.by_access = {(a.base, a.offset, a.strides): s for a, s in zip(accesses, strides, strict=True)}
         self.variables = [f"j{k}" for k in range(len(dims))] if len(dims) > 1 else ["j"][: len(dims)]
@@ -76,11 +79,12 @@ class _LoopText:
             self._node(node)
         if not dims:
             return self.body
-        self.early = ends_early(w, loop.nodes, dims, self._read, self._steps, self._reduced)
+        if not w.lanes:
+            self.early = ends_early(w, loop.nodes, dims, self._read, self._steps, self._reduced)
         out: list[str] = []
         for node in reductions:
             if self._in_line(node):
-                size, name = w.p.value(node.output).size, w.c(node.output)
+                size, name = w.p.value(node.output).size * max(w.lanes, 1), w.c(node.output)
                 out += self._loops("j", size, w.p.value(node.output).shape)
                 out.append(f"    {name}_line[j] = {self._start(node)};")
         out += self._nest(0, inside) if self.early is None else self._ended_early(self.early, inside)
@@ -280,7 +284,7 @@ class _LoopText:
 
     def _stored_line(self, node: Node) -> list[str]:
         """Copy such results to where they are read; copies into a `cat` are ops of their own."""
-        c, homes = self.w.c(node.output), self.w.homes.get(node.output, [])
+        c, homes = self.w.c(node.output), [] if self.w.lanes else self.w.homes.get(node.output, [])
         places = [self.w.pointer(node.output, home) for home in homes]
         size = self.w.p.value(node.output).size
         loops = self._loops("j", size, self.w.p.value(node.output).shape)
@@ -305,16 +309,31 @@ class _LoopText:
         return f"sn_{how}imum_{self.w.suffix}({a}, {b})"
 
     def _whole(self) -> Access:
-        return Access.of("", self.loop.shape)
+        return Access.of("", self.shape)
 
     def _reduced(self, node: Node) -> Access:
-        return broadcast(Access.of(node.output, self.w.p.value(node.output).shape), self.loop.shape)
+        seen = Access.of(node.output, self.w.p.value(node.output).shape)
+        return self._in_lanes(broadcast(seen, self.loop.shape))
 
     def _read(self, operand: str) -> Access:
         seen = self.w.p.seen(operand)
+        return self._in_lanes(broadcast(seen, self.loop.shape) if self.loop.shape else seen)
+
+    def _in_lanes(self, seen: Access) -> Access:
+        """An access of one row, of rows abreast: each element stands beside those of the others."""
+        lanes = self.w.lanes
         if not self.loop.shape:
-            return Access(seen.base, seen.offset, (), ())
-        return broadcast(seen, self.loop.shape)
+            seen = Access(seen.base, seen.offset, (), ())
+        if not lanes:
+            return seen
+        if self.w.is_shared(seen.base):
+            return Access(seen.base, seen.offset, self.shape, (*seen.strides, 0))
+        strides = (*(step * lanes for step in seen.strides), 1)
+        return Access(seen.base, seen.offset * lanes, self.shape, strides)
+
+    def _lane(self) -> Access:
+        """Which of the rows abreast is at hand."""
+        return Access("lane", 0, self.shape, (*(0 for _ in self.loop.shape), 1))
 
     def _steps(self, seen: Access) -> tuple[int, ...]:
         """The strides of an access along the merged dimensions."""
@@ -340,9 +359,12 @@ class _LoopText:
             if w.p.value(seen.base).dtype in KINDS:
                 return str(int(number))
             return literal(number, w.real)
+        if seen.base in w.p.places:
+            return f"({self._index(seen)})"
         if seen.base in self.registers:
             return w.c(seen.base)
-        if seen.base in w.here and w.p.value(seen.base).size == 1 and not is_stored(w.made[seen.base]):
+        alone = seen.base in w.here and w.p.value(seen.base).size == 1 and not w.lanes
+        if alone and not is_stored(w.made[seen.base]):
             return w.c(seen.base)
         return w.loaded(seen.base, f"{w.pointer(seen.base, None)}[{self._index(seen)}]")
 
@@ -366,7 +388,11 @@ class _LoopText:
             given = [self._operand(n) for n in node.inputs]
         if node.op == "sum_rows":
             index = self._index(self._whole()) if self.dims else "0"
-            self.body.append(f"{w.c(node.output)}_part[{index}] += {given[0]};")
+            if w.lanes:
+                number = f"{self._index(self._lane())} < lanes ? {given[0]} : 0"
+                self.body.append(f"{w.c(node.output)}_side[{index}] += {number};")
+            else:
+                self.body.append(f"{w.c(node.output)}_part[{index}] += {given[0]};")
             return
         if node.op == "sum_steps":
             index = self._index(self._whole()) if self.dims else "0"
@@ -376,7 +402,7 @@ class _LoopText:
         if OPS[node.op].stage is Stage.REDUCE:
             if node.op in PLACES:
                 given = [self._first(node, *given)]
-            if not self.loop.shape:
+            if not self.shape:
                 self.body.append(f"const {self._kind(node.output)} {name} = {given[0]};")
                 self._store(node, name, self.body.append, None)
             elif self._open_at(node) == len(self.dims):
@@ -412,7 +438,7 @@ class _LoopText:
         """An element of the row of a table that an index names; the row is found once where it can be."""
         w, (table, index) = self.w, node.inputs
         rows, *row = w.p.value(table).shape
-        walk, column = self._looked_up(node) if self.loop.shape else (None, None)
+        walk, column = self._looked_up(node) if self.shape else (None, None)
         at = f"{w.c(node.output)}_row"
         text = f"const int64_t {at} = sn_lookup({self._operand(index, walk)}, {rows}, &wrong);"
         k = len(self.dims)
@@ -441,9 +467,6 @@ class _LoopText:
             return f"{literal(1, w.real)} / {given[0]}"
         if op == "cast":
             return self._cast(w.p.value(node.inputs[0]).dtype, dtype, given[0])
-        if op == "full":
-            number = node.attr("value")
-            return str(int(number)) if dtype in KINDS else literal(number, w.real)
         raise Unsupported(f"the loop holds '{op}', which generated C does not do", line=node.line)
 
     def _cast(self, source: str, to: str, text: str) -> str:
@@ -462,11 +485,11 @@ class _LoopText:
         w = self.w
         text = w.stored(node.output, text)
         index = "0" if seen is None else self._index(seen)
-        for home in w.homes.get(node.output, []):
+        for home in w.homes.get(node.output, []) if not w.lanes else ():
             add(f"{w.pointer(node.output, home)}[{index}] = {text};")
         if node.output in w.lines:
             add(f"{w.c(node.output)}_line[{index}] = {text};")
         for cat, part in w.parts.get(node.output, []):
-            at = self._index(part) if seen is not None else str(part.offset)
-            for home in w.homes[cat]:
+            at = self._index(self._in_lanes(part)) if seen is not None else str(part.offset)
+            for home in w.homes[cat] if not w.lanes else [None]:
                 add(f"{w.pointer(cat, home)}[{at}] = {text};")

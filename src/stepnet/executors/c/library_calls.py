@@ -76,8 +76,9 @@ def spare_bytes(p: Program, node: Node) -> int:
 def call_text(w: Places, node: Node) -> list[str]:
     """The lines of one call, and of copies to other places where its result is kept."""
     p, op = w.p, node.op
-    homes = w.homes[node.output]
+    homes = w.homes[node.output] if not w.lanes else [None]
     to = w.pointer(node.output, homes[0])
+    side, apart = ((w.lanes,), (1,)) if w.lanes else ((), ())  # rows abreast: one more dimension, the last
     given = [_pointer(w, name) for name in node.inputs]
     first = p.value(node.inputs[0])
     suffix = _ELEMENTS[first.dtype][0]
@@ -86,9 +87,10 @@ def call_text(w: Places, node: Node) -> list[str]:
     last: list[object]
     if op == "gather" or op in SCATTERS:
         index, dim = p.value(node.inputs[1]).shape, node.attr("dim")
-        sizes, steps = _numbers((*index, first.shape[dim])), _numbers(contiguous(first.shape))
-        walk = [sizes, len(index), dim, steps]
-        whole = [] if op == "gather" else [first.size]
+        sizes = _numbers((*index, *side, first.shape[dim]))
+        steps = _numbers((*(step * prod(side) for step in contiguous(first.shape)), *apart))
+        walk = [sizes, len(index) + len(side), dim, steps]
+        whole = [] if op == "gather" else [first.size * prod(side)]
         last = [*whole, *walk, *([] if op == "gather" else [list(SCATTERS).index(op)]), "&wrong"]
     elif op in _FACTORS and op != "logcumsumexp":
         n = first.shape[-1]
@@ -101,7 +103,7 @@ def call_text(w: Places, node: Node) -> list[str]:
             last.append("&wrong")
     else:
         dim = node.attr("dim")
-        last = [prod(first.shape[:dim]), first.shape[dim], prod(first.shape[dim + 1 :])]
+        last = [prod(first.shape[:dim]), first.shape[dim], prod((*first.shape[dim + 1 :], *side))]
         if op == "topk":
             last.append(p.value(node.output).shape[dim])
         if op.startswith("cumarg"):
@@ -119,7 +121,8 @@ def call_text(w: Places, node: Node) -> list[str]:
 def _pointer(w: Places, name: str) -> str:
     """Where the elements of an operand begin: they stand one after the other."""
     seen = w.p.seen(name)
-    return f"{w.pointer(seen.base, None)} + {seen.offset}" if seen.offset else w.pointer(seen.base, None)
+    offset = seen.offset * max(w.lanes, 1)
+    return f"{w.pointer(seen.base, None)} + {offset}" if offset else w.pointer(seen.base, None)
 
 
 def _numbers(numbers: Sequence[int]) -> str:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable
 
 from stepnet.executors.schedule import buffers
-from stepnet.executors.schedule.loops import RowFunction
 from stepnet.executors.schedule.program import Program
 from stepnet.ir.agreement import INTEGERS
 from stepnet.ir.graph import ITEM_SIZE, Node
@@ -19,7 +18,8 @@ _LINE = 64  # bytes of a line of the cache
 _MEET = 1024  # bytes: rows so far apart share a sixteenth of the places of the first cache, or fewer
 # What is appended to the name of a value.
 _DERIVED = re.compile(
-    r"_(alike|at|boot|by\d|end|end_least|final|first|line|new|next|now|packed|part|place|row|rows|stride_[knh]|sum|whole)$"
+    r"_(alike|at|boot|by\d|end|end_least|final|first|line|new|next|now|packed|part|place|row|rows|side|stride_[knh]|sum"
+    r"|whole)$"
 )
 
 _STORED_AS = {"bool": "uint8_t", "bfloat16": "uint16_t", "float16": "uint16_t"}
@@ -28,7 +28,7 @@ HALVES = {"bfloat16": "bf16", "float16": "f16"}
 
 class Places:
     """Names and buffers of a scan; `lines`, `here`, `pointers` and the `tables` that it reads or writes are
-    those of the row function at hand.
+    those of the row function at hand, of which `lanes` rows go abreast.
     `features`: of a row, where a thread has those from f0 to f1; `turns`: whether threads take turns, and
     what steps hand on stands in rows of a chunk; `after`: whether the row function comes after a chunk."""
 
@@ -46,15 +46,16 @@ class Places:
         self.parts = buffers.parts(p)
         self.alone = self._alone()
         self.alike: dict[str, tuple[int, ...]] = {}  # memories of which the last lines may be alike
+        self.lanes = 0
         self.lines: set[str] = set()
         self.here: set[str] = set()
         self.pointers: dict[str, str] = {}
         self.tables: dict[str, None] = {}
 
-    def enter(self, nodes: Iterable[Node], function: RowFunction) -> None:
-        """Begin a row function."""
+    def enter(self, nodes: Iterable[Node], lines: Iterable[str], lanes: int = 0) -> None:
+        """Begin a row function: of one row, or of one in each of so many lanes."""
         self.here = {name for node in nodes for name in node.outputs}
-        self.lines, self.pointers, self.tables = set(function.lines), {}, {}
+        self.lines, self.lanes, self.pointers, self.tables = set(lines), lanes, {}, {}
 
     def c(self, value: str) -> str:
         """The C name of a value."""
@@ -165,8 +166,15 @@ class Places:
         self.pointers[name] = f"{const}{kind} *restrict {name} = {at};"
         return name
 
+    def is_shared(self, base: str) -> bool:
+        """Whether a value is the same in all rows."""
+        p = self.p
+        return base in p.shared or base in p.by_row or base in p.places or self.constant(base) is not None
+
     def constant(self, base: str) -> float | None:
-        """The number a value holds everywhere, if it is made by `full` outside the scan."""
+        """The number a value holds everywhere, if it is made by `full`."""
+        if base in self.p.constants:
+            return self.p.constants[base]
         node = self.outer.get(base)
         return node.attr("value") if node is not None and node.op == "full" else None
 

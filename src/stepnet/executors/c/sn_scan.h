@@ -121,6 +121,19 @@ SN_THREADS void sn_run(const sn_pool *pool, const void *arguments, sn_share shar
 /* Short sums of short sums lose fewer digits: what the last steps gave is added up now and then. */
 #define SN_ADD_UP(sum, part, n) \
     for (int64_t j = 0; j < (n); ++j) { (sum)[j] += (part)[j]; (part)[j] = 0; }
+/* So are those of rows that went abreast. */
+#define SN_ADD_SIDES(part, side, n, lanes)                                     \
+    for (int64_t j = 0; j < (n); ++j)                                          \
+        for (int64_t l = 0; l < (lanes); ++l) {                                \
+            (part)[j] += (side)[j * (lanes) + l];                              \
+            (side)[j * (lanes) + l] = 0;                                       \
+        }
+
+/* Of the rows of a member, the first so many go abreast, `lanes` at a time; fewer than `least` that are left do not. */
+SN_INLINE int64_t sn_abreast(int64_t active, int64_t member, int64_t members, int64_t lanes, int64_t least) {
+    const int64_t own = (active - member + members - 1) / members, whole = own / lanes * lanes;
+    return own - whole < least ? whole : own;
+}
 
 /* A row of a table; notes an index that names none. */
 SN_INLINE int64_t sn_lookup(int64_t at, int64_t rows, int64_t *wrong) {

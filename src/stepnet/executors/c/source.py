@@ -15,8 +15,9 @@ from typing import Any
 
 from stepnet.data.dtypes import dtype_of
 from stepnet.errors import Unsupported
+from stepnet.executors.schedule.abreast import Abreast, abreast
 from stepnet.executors.schedule.features import Features
-from stepnet.executors.schedule.loops import row_function
+from stepnet.executors.schedule.loops import RowFunction, row_function
 from stepnet.executors.schedule.over_steps import OverSteps
 from stepnet.executors.schedule.program import Program, program
 from stepnet.executors.schedule.turns import by_turns, waits_for_memory
@@ -110,6 +111,7 @@ class _Writer:
         self.turns, self.alone = turns, turns or features is not None  # alone: no other has rows of a step
         self.w = Places(loop, p, features and features.count, turns)
         self.lying = {name for name in p.matrices if self._may_lie(name)}
+        self.abreast: dict[str, int] = {}  # sums of rows that go abreast, and of how many
         self.line_bytes = self.spare_bytes = 0  # of a thread, for what is too large for its stack
 
     def write(self) -> Source:
@@ -198,16 +200,26 @@ class _Writer:
         """Where a share adds up its sums, and the bytes beside its stack that they take if they are many."""
         p, w, kind, at = self.p, self.w, self.w.real, 0
         size = dtype_of(p.real).itemsize
-        heap = size * sum(p.value(name).size for name in p.sums) > _MOST_STACK
+        lanes = self.abreast
+        heap = size * sum(p.value(name).size * (1 + lanes.get(name, 0)) for name in p.sums) > _MOST_STACK
         found: list[dict[str, Any]] = []
         for name in p.sums:
-            c, n = w.c(name), p.value(name).size
-            part = f"{c}_part[{n}] = {{0}}"
-            if heap:
-                part = f"*restrict const {c}_part = ({kind} *)memset(sn_parts + {at}, 0, {n * size})"
-                at += padded(n * size)
-            found.append({"c": c, "n": n, "type": kind, "part": part})
+            c, n, parts = w.c(name), p.value(name).size, []
+            for part, count in ("part", n), ("side", n * lanes.get(name, 0)):
+                if count and heap:
+                    room = f"({kind} *)memset(sn_parts + {at}, 0, {count * size})"
+                    parts.append(f"*restrict const {c}_{part} = {room}")
+                    at += padded(count * size)
+                elif count or part == "part":
+                    parts.append(f"{c}_{part}[{count}] = {{0}}")
+            found.append({"c": c, "type": kind, "part": ", ".join(parts), "n": n, "add": self._add_up(name)})
         return found, at
+
+    def _add_up(self, name: str) -> str:
+        """What adds the parts of a sum to it."""
+        c, n, lanes = self.w.c(name), self.p.value(name).size, self.abreast.get(name)
+        sides = f"SN_ADD_SIDES({c}_part, {c}_side, {n}, {lanes}) " if lanes else ""
+        return f"{sides}SN_ADD_UP({c}_sum, {c}_part, {n})"
 
     def _rows(self, value: str) -> dict[str, Any]:
         """A buffer of rows: the name of its value in C, elements and bytes of a row, and their type."""
@@ -371,8 +383,7 @@ class _Writer:
         if self.p.sums:
             added.append("            if (r % 64 == 63) {")
             for name in self.p.sums:
-                c = self.w.c(name)
-                added.append(f"                SN_ADD_UP({c}_sum, {c}_part, {self.p.value(name).size})")
+                added.append(f"                {self._add_up(name)}")
             added.append("            }")
         return out, self._row_function(after, added)
 
@@ -426,30 +437,92 @@ class _Writer:
                 f"the values of one row take {size:,} bytes; generated C holds {_MOST_LINES:,}",
                 line=nodes[0].line,
             )
-        w.enter(nodes, plan)
+        side = self._abreast(nodes, plan)
+        before = [] if side is None else self._rows_abreast(nodes, plan, side)
+        w.enter(nodes, plan.lines)
         body = [text for loop in plan.loops for text in loop_text(w, loop)]
-        head = "for (int64_t i = member; i < active; i += members) {"
+        first = "member" if side is None else f"member + {_abreast_rows(side)} * members"
+        head = f"for (int64_t i = {first}; i < active; i += members) {{"
         if w.after:
             head = "for (int64_t r = 0; r < rows; ++r) {"
         elif self.alone:
             head = "for (int64_t i = 0; i < active; ++i) {"
-        heap, at = size > _MOST_STACK, 0
+        heap = size > _MOST_STACK
         room = size + 64 * len(plan.lines)
         self.line_bytes = max(self.line_bytes, room if heap else 0)
         self.spare_bytes = max(self.spare_bytes, *(spare_bytes(self.p, node) for node in nodes))
-        out = [f"        /* row by row: {made} */", f"        {head}"]
+        out = [f"        /* row by row: {made} */", *before, f"        {head}"]
         read = {self.p.base(name) for node in nodes for name in node.inputs}
         if w.after and not read.isdisjoint((*self.p.whole, *self.p.held)):
             out.append("            const int64_t i = chunk_slot[r] % count;")
-        for base in plan.lines:
+        out += self._line_arrays(plan.lines, heap)
+        out += [f"            {text}" for text in w.pointers.values()]
+        return [*out, *self._brought(), *body, *last, "        }"]
+
+    def _line_arrays(self, lines: Sequence[str], heap: bool, lanes: int = 1) -> list[str]:
+        """The arrays of a row function."""
+        w, at, out = self.w, 0, list[str]()
+        for base in lines:
             value, kind, line = self.p.value(base), w.ctype(base), f"{w.c(base)}_line"
             if heap:
                 out.append(f"            {kind} *restrict const {line} = ({kind} *)(sn_lines + {at});")
-                at += -(-value.bytes // 64) * 64
+                at += padded(value.bytes * lanes)
             else:
-                out.append(f"            {kind} {line}[{value.size}] __attribute__((aligned(64)));")
-        out += [f"            {text}" for text in w.pointers.values()]
-        return [*out, *self._brought(), *body, *last, "        }"]
+                out.append(f"            {kind} {line}[{value.size * lanes}] __attribute__((aligned(64)));")
+        return out
+
+    def _abreast(self, nodes: list[Node], plan: RowFunction) -> Abreast | None:
+        """How rows go abreast; not those of a chunk, nor where threads have some features each."""
+        if self.alone:
+            return None
+        read = dict.fromkeys(self.p.base(name) for node in nodes for name in node.inputs)
+        inputs = [base for base in read if not self.w.is_shared(base)]
+        return abreast(self.p, plan, nodes, self.w.homes, inputs, self.w.parts)
+
+    def _rows_abreast(self, nodes: list[Node], plan: RowFunction, side: Abreast) -> list[str]:
+        """The loop over as many rows at a time as there are lanes: turned, computed, turned back."""
+        w, p, lanes = self.w, self.p, side.lanes
+        self.abreast.update((node.output, lanes) for node in nodes if node.op == "sum_rows")
+        w.enter(nodes, ())
+        turned = [(base, w.pointer(base, None)) for base in side.read]
+        read = [*w.pointers.values(), *self._brought()]
+        w.enter(nodes, ())
+        back = [(base, w.pointer(base, home)) for base in side.written for home in w.homes[base]]
+        written = [*w.pointers.values(), *self._brought()]
+
+        def each(head: str, row: str, before: list[str], moves: list[str]) -> list[str]:
+            lines = [
+                f"const int64_t i = i0 + {row} * members;",
+                *(text.removeprefix(" " * 12) for text in before),
+                *moves,
+            ]
+            return [
+                f"            for (int64_t l = 0; l < {head}; ++l) {{",
+                *(f"                {text}" for text in lines),
+                "            }",
+            ]
+
+        def move(base: str, text: str) -> str:
+            return f"for (int64_t j = 0; j < {p.value(base).size}; ++j) {text}"
+
+        to = [move(base, f"{w.c(base)}_line[j * {lanes} + l] = {at}[j];") for base, at in turned]
+        fro = [move(base, f"{at}[j] = {w.c(base)}_line[j * {lanes} + l];") for base, at in back]
+        w.enter(nodes, side.lines, lanes)
+        body = [text for loop in plan.loops for text in loop_text(w, loop)]
+        size = sum(p.value(base).bytes for base in side.lines) * lanes
+        heap = size + sum(p.value(base).bytes for base in plan.lines) > _MOST_STACK
+        self.line_bytes = max(self.line_bytes, size + 64 * len(side.lines) if heap else 0)
+        rows = _abreast_rows(side)
+        return [
+            f"        for (int64_t i0 = member, r = {rows}; r > 0; i0 += {lanes} * members, r -= {lanes}) {{",
+            f"            const int64_t lanes = r < {lanes} ? r : {lanes};",
+            *self._line_arrays(side.lines, heap, lanes),
+            *(f"            {text}" for text in w.pointers.values()),
+            *each(str(lanes), "(l < lanes ? l : lanes - 1)", read, to),
+            *body,
+            *each("lanes", "l", written, fro),
+            "        }",
+        ]
 
     def _brought(self) -> list[str]:
         """The same row of the next step is brought to the cache as this one is computed."""
@@ -464,6 +537,11 @@ class _Writer:
             head = f"if (sn_is_far(&of, a->steps, active, {size})) {{"
             found = [head, *(f"    {text}" for text in found), "}"]
         return [f"            {text}" for text in found]
+
+
+def _abreast_rows(side: Abreast) -> str:
+    """How many of a member's rows go abreast, from the first on."""
+    return f"sn_abreast(active, member, members, {side.lanes}, {side.least})"
 
 
 def _shown(name: str) -> str:

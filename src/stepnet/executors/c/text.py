@@ -11,7 +11,7 @@ _RESERVED = (
     "wrong data pool now auto break case char const continue default do else enum extern goto if inline "
     "long register restrict return short signed sizeof static struct switch typedef union unsigned void "
     "volatile while memcpy memset sense f0 f1 r0 r1 s0 shares sequences space_bytes pack "
-    "first_column run_share size type n k of "
+    "first_column run_share size type n k of i0 l lanes r "
 )
 
 

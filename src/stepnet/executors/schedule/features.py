@@ -74,7 +74,7 @@ class _Steps:
             return (
                 self.apart.issuperset(node.inputs) and outer(p.value(node.output).shape)[1] % self.count == 0
             )
-        if stage not in (Stage.POINTWISE, Stage.REDUCE) and node.op not in (*TOTALS, "full"):
+        if stage not in (Stage.POINTWISE, Stage.REDUCE) and node.op not in TOTALS:
             return False
         shape = iteration_shape(p, node)
         axis, size = outer(shape)

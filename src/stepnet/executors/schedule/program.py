@@ -36,6 +36,8 @@ class Program:
         row_inputs, whole, shared, matrices: values read from outside, of each row, of each sequence, and the
             same for all; matrices only by matmuls.
         by_row: the small ones of the matrices, which are multiplied element by element, and whose they are.
+        places: of these each element is its place along the one dimension, which C counts anyway.
+        constants: the number of each value that `full` makes in the scan, which is written where it is read.
         outputs: row values written to tables.
         sums, totals: results of `sum_rows`, of `sum_steps`.
         early, late: matmuls of rows from outside, and of rows for outside: done for some steps at a time.
@@ -63,6 +65,8 @@ class Program:
     over: list[OverSteps] = field(default_factory=list)
     level: dict[int, int] = field(default_factory=dict)
     by_row: dict[str, str] = field(default_factory=dict)
+    places: set[str] = field(default_factory=set)
+    constants: dict[str, float] = field(default_factory=dict)
 
     @property
     def faults(self) -> list[Node]:
@@ -110,12 +114,13 @@ class _Maker:
         self.nodes: list[Node] = []
         self.access: dict[str, Access] = {}
         self.made: dict[str, Node] = {}
+        self.constants: dict[str, float] = {}
 
     def make(self) -> Program:
         region, loop = self.region, self.loop
         outputs = loop.outputs(region)
         wanted = {*outputs, *(c.result for c in region.carries)}
-        nodes, by_row = in_memory_order(region, self.values, outputs)
+        nodes, by_row, places = in_memory_order(region, self.values, outputs)
         nodes = split_by_slices(nodes, self.values, wanted)
         self.graph = Graph("scan", (), tuple(nodes), (), self.values)
         for node in nodes:
@@ -131,7 +136,7 @@ class _Maker:
                 continue
             source = name
             node = self.made.get(name)
-            if node is None or self._has_no_table(node, taken) or name in rows_out:
+            if node is None or self._has_no_table(node, taken) or name in {*rows_out, *self.constants}:
                 source = self._copy(name)
             renamed[name] = source
             rows_out.append(source)
@@ -144,6 +149,7 @@ class _Maker:
             kind: [n for n in outside if self.values[n].kind == kind]
             for kind in ("row", "sequence", "shared")
         }
+        made_apart = {*by_row, *places}
         result = Program(
             graph=graph,
             nodes=self.nodes,
@@ -152,9 +158,11 @@ class _Maker:
             held=held,
             row_inputs=of_kind["row"],
             whole=of_kind["sequence"],
-            shared=[n for n in of_kind["shared"] if n not in by_row and self._constant(n) is None],
+            shared=[n for n in of_kind["shared"] if n not in made_apart and self._constant(n) is None],
             matrices=matrices,
             by_row=by_row,
+            places=places,
+            constants=self.constants,
             outputs=rows_out,
             sums=sums,
             totals=totals,
@@ -242,6 +250,8 @@ class _Maker:
         p.nodes = [node for node in p.nodes if id(node) not in apart]
 
     def _constant(self, name: str) -> float | None:
+        if name in self.constants:
+            return self.constants[name]
         producer = self.loop.body.producers.get(name)
         return producer.attr("value") if producer is not None and producer.op == "full" else None
 
@@ -275,7 +285,10 @@ class _Maker:
         if OPS[node.op].stage is Stage.WHOLE:
             inputs = tuple(map(self._whole_operand, node.inputs))
             node = Node(node.op, inputs, node.outputs, node.attrs, node.line)
-        self.nodes.append(node)
+        if node.op == "full":
+            self.constants[node.output] = node.attr("value")
+        else:
+            self.nodes.append(node)
         self.made.update((name, node) for name in node.outputs)
 
     def _whole_operand(self, name: str) -> str:
@@ -304,7 +317,7 @@ class _Maker:
 
     def _carried(self, carry: Carry, taken: set[str]) -> Carry:
         node = self.made.get(carry.result)
-        if node is None or node.op == "cat" or (node.op == "matmul" and carry.result in taken):
+        if node is None or node.op in ("cat", "full") or (node.op == "matmul" and carry.result in taken):
             carry = Carry(carry.parameter, self._copy(carry.result))
         taken.add(carry.result)  # a product is written to one place
         return carry

@@ -10,6 +10,10 @@ time takes longer than to multiply, and threads take turns where no step needs s
 
 Before: `argmax(x)`; after: `argmax(x, amax(x))`, the first place where x is its largest: a search for the
 largest alone can go through many elements at a time, and so can one for a number that is known.
+
+Before: `gather(x, at)`, `scatter(x, at, v)`, `scatter_add(x, at, v)` with one place along a short dimension,
+which is known to be there; after: a choice by `at == 0, 1, ..` among all elements, which is made where these
+are made or read.
 """
 
 from __future__ import annotations
@@ -28,15 +32,17 @@ _REDUCTIONS = ("sum", "amax", "amin", *PLACES)
 # Of a weight that is multiplied row by row: its lines, columns, numbers, those of all its heads (measured).
 _LINES, _COLUMNS, _SMALL, _SMALL_HEADS = 8, 12, 64, 1 << 10
 _SHORT = 8  # elements that are not worth a pass over vectors of them
+_FEW = 16  # elements among which one is chosen sooner by looking at all
 
 
 def in_memory_order(
     region: Region, values: dict[str, Value], tables: Collection[str]
-) -> tuple[list[Node], dict[str, str]]:
-    """The nodes of a scan with other nodes for such; and the weights that these read, by the names they have
-    there. `values` takes on what is new. `tables`: the values that are given for all rows."""
+) -> tuple[list[Node], dict[str, str], set[str]]:
+    """The nodes of a scan with other nodes for such; the weights that these read, by the names they have
+    there; and the values that are the places of elements along a dimension. `values` takes on what is new.
+    `tables`: the values that are given for all rows."""
     made = _Rewriter(values, _in_steps(region, tables))
-    return made.run(region.nodes), made.by_row
+    return made.run(region.nodes), made.by_row, {*made.places.values()}
 
 
 def _in_steps(region: Region, tables: Collection[str]) -> set[int]:
@@ -69,6 +75,7 @@ class _Rewriter:
         self.access: dict[str, Access] = {}
         self.out: list[Node] = []
         self.known: dict[tuple[str, str, frozenset[int]], str] = {}  # extremes
+        self.places: dict[tuple[int, ...], str] = {}
 
     def run(self, nodes: Iterable[Node]) -> list[Node]:
         for node in nodes:
@@ -76,9 +83,37 @@ class _Rewriter:
                 self._reduction(node)
             elif node.op == "matmul" and self._by_row(node):
                 self._product(node)
+            elif node.op in ("gather", "scatter", "scatter_add") and self._is_choice(node):
+                self._choice(node)
             else:
                 self._add(node)
         return self.out
+
+    def _is_choice(self, node: Node) -> bool:
+        """Whether a pick is of one place along a short dimension, and of each other, and surely there."""
+        value, index = (self.values[name] for name in node.inputs[:2])
+        dim, real = node.attr("dim"), value.dtype in ("float32", "float64")
+        one = index.shape == (*value.shape[:dim], 1, *value.shape[dim + 1 :]) and value.shape[dim] <= _FEW
+        return ("inside", True) in node.attrs and one and real
+
+    def _choice(self, node: Node) -> None:
+        """The same by a comparison: exact, for nothing is less than -inf, and a NaN stays one."""
+        value, index = (self.values[name] for name in node.inputs[:2])
+        dim, shape, line = node.attr("dim"), value.shape, node.line
+        along = tuple(n if d == dim else 1 for d, n in enumerate(shape))
+        if along not in self.places:
+            self.places[along] = self._named(node.output, along, "int32", "shared")
+        at = self._new("cast", (index.name,), node.output, index.shape, line, "int32")
+        here = self._new("eq", (at, self.places[along]), node.output, shape, line, "bool")
+        if node.op != "gather":
+            put = node.inputs[2]
+            if node.op == "scatter_add":
+                put = self._new("add", (value.name, put), node.output, shape, line)
+            self._add(Node("where", (here, put, value.name), node.outputs, (), line))
+            return
+        other = self._new("full", (), value.name, shape, line, value=float("-inf"))
+        chosen = self._new("where", (here, value.name, other), value.name, shape, line)
+        self._reduction(Node("amax", (chosen,), node.outputs, (("dims", (dim,)),), line))
 
     def _by_row(self, node: Node) -> bool:
         """Whether a product is made row by row: of two values of a row, or of a state and a weight so small
